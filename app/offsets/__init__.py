@@ -1,1 +1,1 @@
-"""Regions: what other regions know, where consumers go on elsewhere, groups that are kept in step there."""
+"""Offsets across clusters: the offset map, positions mapped by it, and groups in offset sync."""

@@ -1,4 +1,4 @@
-"""Two clusters on real brokers that stand for two regions; their changelogs a test writes itself."""
+"""Two clusters on real brokers that stand for two regions; tests write the changelogs themselves."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Regions:
         return client
 
     async def make(self, cluster: str, topic: str, partitions: int = PARTITIONS, **config: str) -> None:
-        """A topic, made anew if it is there."""
+        """Creates a topic; an existing one is recreated."""
         client = await self.client(cluster)
         if await client.partitions(topic) is not None:
             await self.delete(cluster, topic)

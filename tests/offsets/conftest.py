@@ -1,4 +1,4 @@
-"""What tests of groups that are kept in step share."""
+"""Fixtures for tests of offset sync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic, its copy and a group: what is kept in step."""
+"""A topic, its copy and a consumer group for tests of offset sync."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class GroupCase:
 
 
 async def until(condition: Any) -> None:
-    """Waits for what tells nobody."""
+    """Waits for a condition that gives no notice."""
     async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.05)

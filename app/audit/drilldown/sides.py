@@ -299,7 +299,7 @@ class SideFinder:
             await regions.mapper.read()
             self._heard = await regions.mapper.names()
             for one in downstream:
-                found[one] = await regions.tables.into(one.cluster_id, one.name)
+                found[one] = await regions.tables.lines_into(one.cluster_id, one.name)
         except NotRead as error:
             why = f"whether it was copied yet is not known, as the offset map cannot be read: {error}"
             self._notes.append(f"the offset map cannot be read, so equal records are not told apart: {error}")

@@ -22,7 +22,7 @@ from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.commits import CommittedPosition, TopicAndPartition
 from app.kafka.client.topic_logs import topic_logs
 from app.offsets.model.translation import Log
-from app.offsets.sync.remote_progress import seen
+from app.offsets.sync.remote_progress import retrieve_exception
 
 if TYPE_CHECKING:
     from app.kafka.data_clusters import DataCluster
@@ -100,7 +100,7 @@ class ClusterQueries:
     def _start(self, name: str) -> asyncio.Task[DataCluster]:
         if name not in self._reached:
             self._reached[name] = asyncio.create_task(self._reach(name))
-            self._reached[name].add_done_callback(seen)
+            self._reached[name].add_done_callback(retrieve_exception)
         return self._reached[name]
 
     async def cluster(self, name: str) -> DataCluster:
@@ -142,7 +142,7 @@ class ClusterQueries:
         for n in range(0, len(wanted), TOPICS_AT_ONCE):
             some = wanted[n : n + TOPICS_AT_ONCE]
             look = asyncio.create_task(self._find_topics(name, some))
-            look.add_done_callback(seen)
+            look.add_done_callback(retrieve_exception)
             self._looks |= {(name, topic): look for topic in some}
 
     async def _find_topics(self, name: str, topics: Sequence[str]) -> dict[str, FoundTopic]:
@@ -170,7 +170,7 @@ class ClusterQueries:
         at = name, group
         if at not in self._groups:
             self._groups[at] = asyncio.create_task(self._positions(name, group))
-            self._groups[at].add_done_callback(seen)
+            self._groups[at].add_done_callback(retrieve_exception)
         return self._groups[at]
 
     async def _positions(self, name: str, group: str) -> dict[TopicAndPartition, CommittedPosition]:

@@ -27,8 +27,8 @@ from app.kernel.fencing import TrackerRecord
 from app.kernel.job import JobId, Kind
 from app.offsets.model.group_sync import is_own
 from app.offsets.store.records import ROUTES
-from app.offsets.sync.mapper import DestinationTopic, JoinedTopics, NoRoad
-from app.offsets.sync.remote_progress import RemoteReader, reader_of, worked_out
+from app.offsets.sync.mapper import DestinationTopic, JoinedTopics, NotJoined
+from app.offsets.sync.remote_progress import RemoteReader, plan_and_finished, reader_of
 from app.replicate.model.route import Route
 
 if TYPE_CHECKING:
@@ -188,12 +188,12 @@ class ImpactAssessor:
             stood = await self._stood(workload, region, there)
             joined = await self._join(workload, there, stood)
             names = await self._cluster_names()
-        except NoRoad as error:
+        except NotJoined as error:
             return [], [_map_check("warn", str(error))], ""
         except Exception as error:  # noqa: BLE001 - a plan says what it does not know
             why = failed or _error_words(error)
             return [], [_map_check("warn", why)], why
-        resumed, done = await asyncio.to_thread(worked_out, joined, stood.next_offsets, stood.reader)
+        resumed, done = await asyncio.to_thread(plan_and_finished, joined, stood.next_offsets, stood.reader)
         own = {at: position.next_offset for at, position in (await self._own(workload)).items()}
         rows = [row(answer, joined, done, names, own.get(at)) for at, answer in resumed.answers.items()]
         unknown = [one for one in rows if one.why]
@@ -232,7 +232,7 @@ class ImpactAssessor:
         return {} if regions is None else await regions.remote_progress.positions(workload, region)
 
     async def _join(self, workload: Workload, there: str, stood: FormerPositions) -> JoinedTopics:
-        """Raises NoRoad, and whatever says that the cluster here does not answer."""
+        """Raises NotJoined, and whatever says that the cluster here does not answer."""
         regions = self._runtime.regions
         assert regions is not None
         topic, here = workload.metadata.topic, workload.metadata.cluster
@@ -241,9 +241,9 @@ class ImpactAssessor:
                 return (await regions.mapper.join(there, topic, here, topic))[0]
             found = await self._queries.topic(here, topic)
             if found is None:
-                raise NoRoad(f"topic {topic} does not exist in {here}")
+                raise NotJoined(f"topic {topic} does not exist in {here}")
             to = DestinationTopic(found.cluster_id, found.topic_id, found.all_logs())
-            return (await regions.mapper.joined(stood.reader.topic(topic), here, topic, there, to))[0]
+            return (await regions.mapper.join_known(stood.reader.topic(topic), here, topic, there, to))[0]
 
     async def _cluster_names(self) -> Mapping[str, str]:
         regions = self._runtime.regions

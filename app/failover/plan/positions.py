@@ -25,7 +25,7 @@ def row(
     at = max(answer.next_offset, own or 0)
     sources = [_source(told, answer, joined, done, names, at) for told in answer.sources]
     counts = [one.again for one in sources]
-    again = None if answer.again is None or None in counts else sum(count or 0 for count in counts)
+    again = None if answer.reread_messages is None or None in counts else sum(count or 0 for count in counts)
     return PlannedPartition(
         partition=answer.partition, mapped=answer.next_offset, log_end=answer.log.end, again=again,
         passed_over=sum(one.passed_over for one in sources), why=answer.why, sources=sources,
@@ -41,7 +41,7 @@ def _source(
     names: Mapping[str, str],
     at: int,
 ) -> PlannedSource:
-    source, over, again = told.source, 0, told.again
+    source, over, again = told.source, 0, told.reread_messages
     known = done.get(source)
     if again:
         begins = _begins(told, joined, at)

@@ -1,1 +1,1 @@
-"""Offsets across clusters by REST, as metrics and on the command line."""
+"""REST, metrics and command line for offsets across clusters."""

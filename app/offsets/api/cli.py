@@ -1,4 +1,5 @@
-"""offsets map|sync|at-time: where consumers go on in another cluster, and why."""
+"""The commands offsets map, sync and at-time: positions in other clusters, offset sync of groups, offsets
+at a time."""
 
 from __future__ import annotations
 
@@ -38,17 +39,17 @@ TIME_COLUMNS = [
 ]
 NOTES = {
     "": "",
-    "before-start": "the log begins later: older records may have been there",
-    "beyond-end": "no record is that new: the log's end",
-    "window": "the first of its audit window, which begins before",
+    "before-start": "the log begins later; older records may have been deleted",
+    "beyond-end": "no record is that new, so this is the log's end",
+    "window": "the first offset of its audit window, which begins earlier",
 }
 FROM = click.option("--from", "source", metavar="CLUSTER", help="The cluster that was read.")
-TO = click.option("--to", "target", metavar="CLUSTER", help="Where it goes on.")
+TO = click.option("--to", "target", metavar="CLUSTER", help="The cluster where reading continues.")
 
 
 @click.group()
 def offsets() -> None:
-    """Offsets across clusters: mapped from copy to copy, kept in step, found by time.
+    """Offsets across clusters: mapped between copies, synced for groups, found by time.
 
     \b
     switchyard offsets map --group billing --from east-aggregate --to west-aggregate
@@ -59,9 +60,9 @@ def offsets() -> None:
 
 @offsets.command("map")
 @click.option("--group", help="Map the positions of this consumer group.")
-@click.option("--topic", help="Of this topic only; with --offset, the topic that it is of.")
+@click.option("--topic", help="Only this topic; with --offset, the topic of the offsets.")
 @click.option("--offset", "given", metavar="P:OFFSET", multiple=True,
-              help="In place of a group: the next offset of a partition (again: and).")  # fmt: skip
+              help="Instead of a group: the next offset of a partition. May be repeated.")  # fmt: skip
 @FROM
 @TO
 @url_option
@@ -71,11 +72,12 @@ def map_(
     group: str | None, topic: str | None, given: tuple[str, ...], source: str | None, target: str | None,
     url: str | None, output: str,
 ) -> None:  # fmt: skip
-    """Where a reader goes on in another cluster, explained source by source. Changes nothing.
+    """Maps positions into another cluster, explained source by source. Changes nothing.
 
-    NEXT_OFFSET is where it goes on, AGAIN at most how many records it reads once more. The second table says
-    of each source up to where it was read (by a barrier in what was read), and where that is here (by a
-    barrier here), barriers being source=copy. The source with the least offset decides.
+    NEXT_OFFSET is where a reader continues there, AGAIN the most records that it reads again. The second
+    table has a row for each source. READ_UP_TO says how far the source was read, by the offset sync
+    BARRIER_READ. NEXT_OFFSET is that place in the destination, by the offset sync BARRIER_HERE. Offset syncs
+    are printed as source=copy. The source with the least NEXT_OFFSET decides.
 
     \b
     switchyard offsets map --group billing --from east-aggregate --to west-aggregate
@@ -83,36 +85,37 @@ def map_(
     switchyard offsets map --group billing --from east --to west -o json | jq '.topics[].partitions'
     """
     if bool(group) == bool(given) or (given and not topic):
-        raise CommandFailure("say which positions: --group, or --topic with --offset P:OFFSET", EXIT_USAGE)
+        raise CommandFailure("name the positions: --group, or --topic with --offset P:OFFSET", EXIT_USAGE)
     wanted = {"from": _named(source, "--from"), "to": _named(target, "--to"), "group": group, "topic": topic}
     query = [(name, value) for name, value in wanted.items() if value] + [("offset", one) for one in given]
-    told = Client(url).ask("GET", f"/offsets/map?{urlencode(query)}")
-    rows, sources = _mapped(told)
-    emit(rows, PARTITION_COLUMNS, output, whole=told)
+    answer = Client(url).ask("GET", f"/offsets/map?{urlencode(query)}")
+    rows, sources = _mapped(answer)
+    emit(rows, PARTITION_COLUMNS, output, whole=answer)
     if output == "table":
         click.echo()
         emit(sources, SOURCE_COLUMNS, output)
-    for one in told["topics"]:
+    for one in answer["topics"]:
         if one["elsewhere"]:
-            _print(f"{one['to_topic']} has nothing of {', '.join(one['elsewhere'])}: that is not read there")
-    for name, why in told["unmapped"].items():
+            missing = ", ".join(one["elsewhere"])
+            _print(f"{one['to_topic']} has no copies of {missing}, so their records are not read there")
+    for name, why in answer["unmapped"].items():
         _print(f"{name} is not mapped: {why}")
-    for region in told["regions"]:
+    for region in answer["regions"]:
         if region["state"] == "away":
             as_of = f"as of {when(region['read_ms'])}" if region["read_ms"] is not None else "not known"
-            _print(f"region {region['region']} is away, its part of the map is {as_of}: {region['why']}")
+            _print(f"region {region['region']} is away, so its offset map is {as_of}: {region['why']}")
 
 
-def _mapped(told: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _mapped(answer: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     rows: list[dict[str, Any]] = []
     sources: list[dict[str, Any]] = []
-    for topic in told["topics"]:
-        of = {"topic": topic["topic"], "to_topic": topic["to_topic"], "road": topic["road"]}
+    for topic in answer["topics"]:
+        names = {"topic": topic["topic"], "to_topic": topic["to_topic"], "road": topic["road"]}
         for partition in topic["partitions"]:
-            rows.append({**partition, **of, "least": partition["least"] or ""})
+            rows.append({**partition, **names, "least": partition["least"] or ""})
             sources += [
                 {
-                    **of, **one, "partition": partition["partition"],
+                    **names, **one, "partition": partition["partition"],
                     "source": f"{one['cluster']}/{one['topic']}-{one['partition']}",
                     "read": [f"{r['partition']}:{_or_none(r['next_offset'])}" for r in one["readings"]],
                     "barrier_read": [_barrier(r["barrier"]) for r in one["readings"]],
@@ -137,102 +140,102 @@ def _barrier(barrier: dict[str, Any] | None) -> str:
 @click.argument("group", required=False)
 @FROM
 @TO
-@click.option("--topic", help="Only of this topic.")
+@click.option("--topic", help="Only this topic.")
 @act_options
 @guarded
 def sync(
     group: str | None, source: str | None, target: str | None, topic: str | None, execute: bool, yes: bool,
     url: str | None, output: str,
 ) -> None:  # fmt: skip
-    """Commits a group's mapped positions in another cluster; without GROUP shows those that are kept so.
+    """Commits a group's mapped positions in another cluster. Without GROUP, lists the groups in offset sync.
 
-    That is done by routes with spec.offsets, and for every active-passive workload where it is passive.
+    Routes with spec.offsets sync their groups, and so do active-passive workloads where they are passive.
 
-    A group that is consumed there is left alone, and nothing moves backwards, unless the group itself went
-    back where it is mapped from.
+    A group that is consumed in the destination is left alone. A position never moves back, unless the group
+    itself went back in the source cluster.
 
     \b
-    switchyard offsets sync                                              # what is kept in step
-    switchyard offsets sync billing --from east --to west                # what would be committed
+    switchyard offsets sync                                              # the groups in offset sync
+    switchyard offsets sync billing --from east --to west                # the planned commits
     switchyard offsets sync billing --from east --to west --execute --yes
     """
     client = Client(url)
     if group is None:
         if source or target or topic or execute:
             raise CommandFailure("name the group: offsets sync GROUP --from CLUSTER --to CLUSTER", EXIT_USAGE)
-        kept = client.all("/offsets/sync")
-        emit([_kept(row) for row in kept], SYNC_COLUMNS, output, whole=kept)
+        groups = client.all("/offsets/sync")
+        emit([_synced_row(row) for row in groups], SYNC_COLUMNS, output, whole=groups)
         return
-    wish = {"group": group, "from": _named(source, "--from"), "to": _named(target, "--to"), "topic": topic}
-    foreseen = client.ask("POST", "/offsets/sync", wish)
+    request = {"group": group, "from": _named(source, "--from"), "to": _named(target, "--to"), "topic": topic}
+    planned = client.ask("POST", "/offsets/sync", request)
     if not execute:
-        _print_row(foreseen, output)
-        click.echo(f"{group}: {_describe(foreseen)}; {DRY}", err=True)
+        _print_outcome(planned, output)
+        click.echo(f"{group}: {_describe(planned)}; {DRY}", err=True)
         return
-    if foreseen["state"] == "synced":
-        confirm(f"{group}: {_describe(foreseen)}; commit in {target}?", yes)
-    told = client.ask("POST", "/offsets/sync", {**wish, "execute": True})
-    _print_row(told, output)
-    if told["state"] in {"live", "refused", "nothing"}:
-        raise CommandFailure(f"{group} was left alone: {told['why']}", EXIT_PRECONDITION)
-    if told["state"] == "failed":
-        raise CommandFailure(f"{group} was not committed: {told['why']}", EXIT_FAILURE)
-    click.echo(f"{group}: {'committed' if told['done'] else 'it was in step before'}", err=True)
+    if planned["state"] == "synced":
+        confirm(f"{group}: {_describe(planned)}; commit in {target}?", yes)
+    answer = client.ask("POST", "/offsets/sync", {**request, "execute": True})
+    _print_outcome(answer, output)
+    if answer["state"] in {"live", "refused", "nothing"}:
+        raise CommandFailure(f"{group} was left alone: {answer['why']}", EXIT_PRECONDITION)
+    if answer["state"] == "failed":
+        raise CommandFailure(f"{group} was not committed: {answer['why']}", EXIT_FAILURE)
+    click.echo(f"{group}: {'committed' if answer['done'] else 'already in step'}", err=True)
 
 
-def _kept(row: dict[str, Any]) -> dict[str, Any]:
-    whose = {name: row.get(name) or "" for name in ("route", "workload")}
-    return {**row, **whose, "in_step": when(row["good_ms"])}
+def _synced_row(row: dict[str, Any]) -> dict[str, Any]:
+    owner = {name: row.get(name) or "" for name in ("route", "workload")}
+    return {**row, **owner, "in_step": when(row["good_ms"])}
 
 
-def _print_row(told: dict[str, Any], output: str) -> None:
-    rows = [{**row, "commit": "as it is" if row["commit"] is None else row["commit"],
-             "have": _or_none(row["have"])} for row in told["partitions"]]  # fmt: skip
-    emit(rows, SYNCED_COLUMNS, output, whole=told)
-    for name, why in told["unmapped"].items():
+def _print_outcome(outcome: dict[str, Any], output: str) -> None:
+    rows = [{**row, "commit": "unchanged" if row["commit"] is None else row["commit"],
+             "have": _or_none(row["have"])} for row in outcome["partitions"]]  # fmt: skip
+    emit(rows, SYNCED_COLUMNS, output, whole=outcome)
+    for name, why in outcome["unmapped"].items():
         _print(f"{name} is not mapped: {why}")
 
 
-def _describe(told: dict[str, Any]) -> str:
-    count = sum(row["commit"] is not None for row in told["partitions"])
-    return f"{count} partitions" if told["state"] == "synced" else told["why"] or "in step already"
+def _describe(answer: dict[str, Any]) -> str:
+    count = sum(row["commit"] is not None for row in answer["partitions"])
+    return f"{count} partitions" if answer["state"] == "synced" else answer["why"] or "already in step"
 
 
 @offsets.command("at-time")
 @click.argument("topic")
 @click.argument("time")
-@click.option("--cluster", help="In this cluster only.")
+@click.option("--cluster", help="Only in this cluster.")
 @url_option
 @output_option
 @guarded
 def at_time(topic: str, time: str, cluster: str | None, url: str | None, output: str) -> None:
-    """The first offset of a topic, and of its copies, at or after TIME, in every cluster.
+    """The first offset at or after TIME of a topic and its copies, in every cluster.
 
-    TIME is 2h (ago), 2026-01-31T12:00 (UTC where it names no zone), or milliseconds. BY says which time that
-    is of: the records' timestamps, or the event time of their audit plan, as their audit knows it.
+    TIME is 2h (ago), 2026-01-31T12:00 (UTC without a zone), or milliseconds. BY says which time counts: the
+    records' timestamps, or the event time of the topic's audit plan, which the audit knows.
 
     \b
     switchyard offsets at-time orders 2h
     switchyard offsets at-time orders 2026-01-31T12:00+01:00 --cluster east-aggregate -o csv
     """
     query = {"topic": topic, "time": time} | ({"cluster": cluster} if cluster else {})
-    told = Client(url).ask("GET", f"/offsets/at-time?{urlencode(query)}")
+    answer = Client(url).ask("GET", f"/offsets/at-time?{urlencode(query)}")
     rows = [
         {**partition, "cluster": one["cluster"], "topic": one["topic"], "by": one["by"],
          "note": NOTES[partition["note"]],
          "timestamp": "none" if partition["timestamp_ms"] is None else when(partition["timestamp_ms"])}
-        for one in told["topics"]
+        for one in answer["topics"]
         for partition in one["partitions"]
     ]  # fmt: skip
-    emit(rows, TIME_COLUMNS, output, whole=told)
-    for one in told["topics"]:
+    emit(rows, TIME_COLUMNS, output, whole=answer)
+    for one in answer["topics"]:
         if one["why"]:
             _print(f"{one['cluster']}, {one['topic']}: {one['why']}")
-    errors = [one for one in told["topics"] if one["error"]]
+    errors = [one for one in answer["topics"] if one["error"]]
     for one in errors:
-        _print(f"{one['cluster']} is not among them: {one['error']}")
+        _print(f"{one['cluster']} is missing: {one['error']}")
     if errors and not rows:
-        raise CommandFailure("no cluster that answers has the topic", EXIT_UNREACHABLE)
+        raise CommandFailure("no cluster that answered has the topic", EXIT_UNREACHABLE)
 
 
 def _named(cluster: str | None, option: str) -> str:

@@ -1,5 +1,4 @@
-"""Prometheus metrics of groups that are kept in step, by routes or as their workload is passive here; told by
-the leader, which does it."""
+"""Prometheus metrics of offset sync, for routes and for passive workloads; only the leader has values."""
 
 from __future__ import annotations
 
@@ -15,18 +14,18 @@ from app.worker.runtime.service import Runtime
 
 
 def of_offset_sync(runtime: Runtime) -> Iterator[Metric]:
-    """By route: groups by state, how far behind they are, how long a round takes."""
+    """The states of groups, their lag and the duration of rounds, by route and by passive workload."""
     groups = GaugeMetricFamily(
-        "switchyard_offset_sync_groups", "Groups by what became of them in the last round",
+        "switchyard_offset_sync_groups", "Groups by their state after the last round",
         labels=("route", "state"),
     )  # fmt: skip
     lag = GaugeMetricFamily(
         "switchyard_offset_sync_lag_seconds",
-        "Since when some group without members at the destination is not in step",
+        "Longest time since a group without members at the destination was in step",
         labels=("route",),
     )
     took = GaugeMetricFamily(
-        "switchyard_offset_sync_round_seconds", "How long the last round took", labels=("route",)
+        "switchyard_offset_sync_round_seconds", "Duration of the last round", labels=("route",)
     )
     rounds = CounterMetricFamily(
         "switchyard_offset_sync_rounds", "Rounds over all of a route's groups", labels=("route",)
@@ -45,16 +44,16 @@ def of_offset_sync(runtime: Runtime) -> Iterator[Metric]:
 
 def _of_passive(runtime: Runtime) -> Iterator[Metric]:
     state = GaugeMetricFamily(
-        "switchyard_passive_offsets_state", "1 for what became of its offsets, where a workload is passive",
+        "switchyard_passive_offsets_state", "1 for the offset sync state of a workload that is passive here",
         labels=("workload", "state"),
     )  # fmt: skip
     lag = GaugeMetricFamily(
         "switchyard_passive_offsets_lag_seconds",
-        "How long ago the offsets of a workload that is passive here were in step with the active region's",
+        "Time since the offsets of a workload that is passive here were in step with the active region's",
         labels=("workload",),
     )
-    for key, told in runtime.regions.sync.passive_statuses().items() if runtime.regions is not None else ():
-        state.add_metric((key, told.state), 1)
-        if (lag_s := told.lag_s(now_ms())) is not None:
+    for key, status in runtime.regions.sync.passive_statuses().items() if runtime.regions is not None else ():
+        state.add_metric((key, status.state), 1)
+        if (lag_s := status.lag_s(now_ms())) is not None:
             lag.add_metric((key,), lag_s)
     yield from (state, lag)

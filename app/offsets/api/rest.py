@@ -1,9 +1,11 @@
-"""The REST side of offsets across clusters: mapped and explained, committed, found by time."""
+"""The REST handlers for offsets across clusters: mapped and explained, committed, found by time."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -20,7 +22,7 @@ from app.offsets.model.offset_map import Barrier
 from app.offsets.model.translation import CopiedPartition, LineReading, ResumePosition, SourceReading
 from app.offsets.store.tables import NotRead
 from app.offsets.sync.group_syncer import outcome_fields
-from app.offsets.sync.mapper import JoinedTopics, NoRoad
+from app.offsets.sync.mapper import JoinedTopics, NotJoined
 from app.offsets.sync.regions import Regions
 from app.offsets.sync.time_lookup import copies_of
 from app.web.http.forwarding import HOP_HEADER, hand_over
@@ -37,34 +39,35 @@ MAX_OFFSETS = 500
 MAX_NAME_CHARS = 255
 
 FROM = Param("from", TEXT, "the cluster that was read; required")
-TO = Param("to", TEXT, "the cluster where it goes on; required")
+TO = Param("to", TEXT, "the cluster where reading continues; required")
 MAP = (
     FROM,
     TO,
-    Param("topic", TEXT, "the topic that was read; with a group, none means all of its topics"),
+    Param("topic", TEXT, "the topic that was read; for a group, all of its topics if left out"),
     Param("group", TEXT, "a consumer group, whose positions are mapped"),
     Param("offset", repeated({"type": "string", "pattern": "^[0-9]{1,9}:[0-9]{1,18}$"}, MAX_OFFSETS),
-          "P:OFFSET, the next offset of a partition of the topic, in place of a group (again: and)"),
+          "P:OFFSET, the next offset of a partition of the topic, instead of a group; may be repeated"),
 )  # fmt: skip
 TIME = (
     Param("topic", TEXT, "the topic; required"),
-    Param("time", TEXT, "2h (ago), an ISO 8601 time (UTC where it names no zone), or milliseconds; required"),
-    Param("cluster", TEXT, "of this cluster only"),
+    Param("time", TEXT, "2h (ago), an ISO 8601 time (UTC without a zone), or milliseconds; required"),
+    Param("cluster", TEXT, "only this cluster"),
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def offset_errors_as_problems(handler: Handler) -> Handler:
-    """`handler`, with what stands in its way as problems."""
+    """The handler, with errors of offset queries turned into problems of the API."""
 
+    @functools.wraps(handler)
     async def around(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
         except BadQuery as error:
             raise ApiError(400, "Bad request", str(error)) from error
-        except NoRoad as error:
-            raise ApiError(404, "Nothing joins them", str(error)) from error
+        except NotJoined as error:
+            raise ApiError(404, "Not related", str(error)) from error
         except NotRead as error:
             raise ApiError(503, "Offset map not read", str(error)) from error
         except ValueError as error:
@@ -72,20 +75,17 @@ def offset_errors_as_problems(handler: Handler) -> Handler:
         except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
             raise ApiError(502, "Cluster unreachable", str(error) or repr(error)) from error
 
-    around.__name__ = handler.__name__
-    around.__doc__ = handler.__doc__
-    around.__dict__.update(handler.__dict__)
     return around
 
 
 class OffsetRoutes:
-    """Handlers; `api` finds the runtime."""
+    """The handlers; `api` finds the runtime."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
+        """All routes."""
         return [
             web.get("/api/v1/offsets/map", offset_errors_as_problems(self.map_offsets)),
             web.get("/api/v1/offsets/at-time", offset_errors_as_problems(self.offsets_at_time)),
@@ -97,7 +97,7 @@ class OffsetRoutes:
     def _regions(self) -> Regions:
         found: Regions | None = self._api.runtime.regions
         if found is None:
-            raise ApiError(503, "No offset map", "this worker knows of no regions; ask another one")
+            raise ApiError(503, "No offset map", "this worker knows of no regions; ask another worker")
         return found
 
     def _cluster(self, name: Any, what: str) -> str:
@@ -120,9 +120,9 @@ class OffsetRoutes:
         query = request.query
         group, topic, offsets = query.get("group"), query.get("topic"), query.getall("offset", [])
         if bool(group) == bool(offsets):
-            raise BadQuery("say which positions: group=NAME, or topic=NAME with offset=P:OFFSET")
+            raise BadQuery("name the positions: group=NAME, or topic=NAME with offset=P:OFFSET")
         if offsets and not topic:
-            raise BadQuery("topic: name the topic that the offsets are of")
+            raise BadQuery("topic: name the topic of the offsets")
         source, target = self._cluster(query.get("from"), "from"), self._cluster(query.get("to"), "to")
         regions = self._regions
         if group:
@@ -136,16 +136,13 @@ class OffsetRoutes:
         for name, next_offsets in sorted(at.items()):
             try:
                 joined = await regions.mapper.join(source, name, target)
-            except NoRoad as error:
+            except NotJoined as error:
                 if topic:
                     raise
                 unmapped[name] = str(error)
                 continue
             found += [_topic(one, next_offsets, names) for one in joined]
-        known = [
-            {"region": one.region, "state": one.state, "read_ms": one.read_ms, "why": one.why}
-            for _, one in sorted(regions.tables.regions.items())
-        ]
+        known = [asdict(one) for _, one in sorted(regions.tables.regions.items())]
         return json_response(
             {"from": source, "to": target, "group": group, "topics": found, "unmapped": unmapped,
              "regions": known}
@@ -162,13 +159,15 @@ class OffsetRoutes:
             raise ApiError(404, "No such group", f"group {group[:100]!r} has no position in {where[:300]}")
         return found
 
-    # -- keeping in step ---------------------------------------------------------------------------
+    # -- offset sync -----------------------------------------------------------------------------
 
     @described(schemas.Synced, headers=ACTOR, body=schemas.SyncBody, problems=(404, 409, 502))
     async def sync_offsets(self, request: web.Request) -> web.Response:
-        """Commits a group's mapped positions in another cluster; without `execute` says what it would do.
+        """Commits a group's mapped positions in another cluster; without `execute` returns the planned
+        commits.
 
-        Never while the group has members there, and never backwards, but after the group itself went back.
+        Nothing is committed while the group has members there. No position moves back, unless the group
+        itself went back.
         """
         body = await read_body(request, schemas.SyncBody)
         group, execute = _name(body.get("group"), "group"), flag_of(body, "execute")
@@ -178,33 +177,35 @@ class OffsetRoutes:
             raise BadQuery("to: must be another cluster than from")
         regions = self._regions
         if topic is None:
-            await self._positions(group, source, None)  # whether there is such a group
+            await self._positions(group, source, None)  # raises if the group does not exist
         await regions.mapper.read()
 
         def wanted(name: str) -> tuple[str, ...] | None:
             return None if topic in {None, name} else ()
 
-        made = await regions.syncer.sync(
+        outcome = await regions.syncer.sync(
             group, source, target, regions.syncer.views(source, target), wanted=wanted, execute=execute
         )
-        done = execute and made.state == "synced"
+        done = execute and outcome.state == "synced"
         if done:
             await self._record(group, f"in step from {source} to {target}", actor_of(request))
-        answer = {**outcome_fields(made), "from": source, "to": target, "execute": execute, "done": done}
+        answer = {**outcome_fields(outcome), "from": source, "to": target, "execute": execute, "done": done}
         return json_response(answer)
 
     async def _record(self, group: str, detail: str, actor: str) -> None:
         event = OperatorAct(at_ms=now_ms(), subject=group, action="offsets-sync", detail=detail, actor=actor)
         try:
             await self._api.runtime.control.append(event)
-        except Exception as error:  # noqa: BLE001 - it is done; it must not look as if nothing was
-            log.error("an operator's act is not in the control log", act=str(event), error=repr(error))
+        except Exception as error:  # noqa: BLE001 - the commit succeeded, so the answer must not be an error
+            log.error(
+                "an operator's act is done, but not in the control log", act=str(event), error=repr(error)
+            )
 
     @described(Page[schemas.GroupKept], query=PAGE, problems=(502,))
     async def get_offset_syncs(self, request: web.Request) -> web.Response:
-        """Every group that is kept in step, and the last result of each; the leader knows.
+        """Every group in offset sync, with its last result, from the leader.
 
-        A route keeps groups in step, and so does a passive workload here.
+        Routes sync groups, and so do workloads that are passive here.
         """
         runtime = self._api.runtime
         leader, regions = runtime.control.view.leader, self._regions
@@ -212,18 +213,18 @@ class OffsetRoutes:
             return await hand_over(self._api, request, leader)
         rows: list[dict[str, Any]] = []
         for name, kept in sorted(regions.sync.routes.items()):
-            of = {"route": name, "workload": None, "from": kept.source, "to": kept.target}
+            route = {"route": name, "workload": None, "from": kept.source, "to": kept.target}
             if kept.error:
-                rows.append({**of, "group": None, "state": "no-round", "why": kept.error, "at_ms": None,
+                rows.append({**route, "group": None, "state": "no-round", "why": kept.error, "at_ms": None,
                              "good_ms": None})  # fmt: skip
             rows += [
-                {**of, "group": group, "state": one.state, "why": one.why, "at_ms": one.at_ms,
+                {**route, "group": group, "state": one.state, "why": one.why, "at_ms": one.at_ms,
                  "good_ms": kept.good_ms.get(group)}
                 for group, one in sorted(kept.outcomes.items())
             ]  # fmt: skip
         rows += [
-            {"route": None, "workload": key, "from": one.of.source, "to": one.of.target,
-             "group": one.of.group, "state": one.state, "why": one.why, "at_ms": one.at_ms,
+            {"route": None, "workload": key, "from": one.workload.source, "to": one.workload.target,
+             "group": one.workload.group, "state": one.state, "why": one.why, "at_ms": one.at_ms,
              "good_ms": one.good_ms}
             for key, one in regions.sync.passive_statuses().items()
         ]  # fmt: skip
@@ -235,27 +236,27 @@ class OffsetRoutes:
     async def offsets_at_time(self, request: web.Request) -> web.Response:
         """The first offset at or after a time, of a topic and its copies in every cluster.
 
-        By the event time of its audit plan, where that is another than the records' timestamps, or where the
-        cluster does not answer.
+        The audit answers by the event time of the audit plan if that is not the records' timestamps, or if
+        the cluster does not answer.
         """
         query, runtime = request.query, self._api.runtime
         topic = _name(query.get("topic"), "topic")
         if not query.get("time"):
-            raise BadQuery("time: say when, such as 2h (ago), 2026-01-31T12:00 or milliseconds")
+            raise BadQuery("time: name a time, such as 2h (ago), 2026-01-31T12:00 or milliseconds")
         time_ms = parse_when(query["time"], now_ms())
         named = query.get("cluster")
         clusters = [self._cluster(named, "cluster")] if named is not None else sorted(runtime.clusters.specs)
         routes = {name: runtime.catalog.routes.route(name) for name in list(runtime.control.view.routes)}
         names = copies_of(topic, clusters, {name: one for name, one in routes.items() if one is not None})
-        asked = [(cluster, name) for cluster in clusters for name in sorted(names[cluster])]
-        found = await asyncio.gather(*(at_time_in(self._api, request, *one, time_ms) for one in asked))
-        told = [one for one in found if one is not None]
-        if not told:
+        topics = [(cluster, name) for cluster in clusters for name in sorted(names[cluster])]
+        found = await asyncio.gather(*(at_time_in(self._api, request, *one, time_ms) for one in topics))
+        answers = [one for one in found if one is not None]
+        if not answers:
             raise ApiError(404, "No such topic", f"topic {topic[:100]!r} is in none of {', '.join(clusters)}")
-        return json_response({"topic": topic, "time_ms": time_ms, "topics": told})
+        return json_response({"topic": topic, "time_ms": time_ms, "topics": answers})
 
 
-# -- what is asked, and told -----------------------------------------------------------------------------
+# -- requests and answers --------------------------------------------------------------------------------
 
 
 def _name(value: Any, what: str) -> str:
@@ -269,12 +270,12 @@ def _offsets(texts: list[str]) -> dict[int, int]:
     for text in texts:
         partition, _, offset = text.partition(":")
         if not is_number(partition) or not is_number(offset) or int(partition) >= 1 << 31:
-            raise BadQuery(f"offset: {text[:60]!r} is none; write P:OFFSET, as in 0:1042")
+            raise BadQuery(f"offset: {text[:60]!r} is not P:OFFSET, such as 0:1042")
         if int(partition) in found:
-            raise BadQuery(f"offset: partition {partition} stands twice")
+            raise BadQuery(f"offset: partition {partition} is given twice")
         found[int(partition)] = int(offset)
     if len(found) > MAX_OFFSETS:
-        raise BadQuery(f"offset: at most {MAX_OFFSETS} of them")
+        raise BadQuery(f"offset: give at most {MAX_OFFSETS}")
     return found
 
 
@@ -292,18 +293,19 @@ def _partition(answer: ResumePosition, names: Mapping[str, str]) -> dict[str, An
         "partition": answer.partition, "next_offset": answer.next_offset,
         "log_start": answer.log.start, "log_end": answer.log.end,
         "least": None if answer.least is None else _place(answer.least, names),
-        "again": answer.again, "why": answer.why,
-        "sources": [_source(told, names) for told in answer.sources],
+        "again": answer.reread_messages, "why": answer.why,
+        "sources": [_source(source, names) for source in answer.sources],
     }  # fmt: skip
 
 
-def _source(told: SourceReading, names: Mapping[str, str]) -> dict[str, Any]:
-    source = told.source
+def _source(reading: SourceReading, names: Mapping[str, str]) -> dict[str, Any]:
+    source = reading.source
     return {
         "cluster": names.get(source.cluster_id, source.cluster_id), "topic": source.topic,
-        "partition": source.partition, "readings": [_reading(one) for one in told.readings],
-        "region": told.region, "route": told.route, "read_up_to": told.k, "barrier": _barrier(told.barrier),
-        "next_offset": told.x, "again": told.again, "why": told.why,
+        "partition": source.partition, "readings": [_reading(one) for one in reading.readings],
+        "region": reading.region, "route": reading.route, "read_up_to": reading.k,
+        "barrier": _barrier(reading.barrier), "next_offset": reading.x,
+        "again": reading.reread_messages, "why": reading.why,
     }  # fmt: skip
 
 

@@ -1,5 +1,4 @@
-"""What the API takes and answers of offsets across clusters, as `app.web.http.schemas` does of everything
-else."""
+"""Requests and answers of the API for offsets across clusters; `app.web.http.schemas` has all others."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ Text = Annotated[str, Meta(min_length=1, max_length=249)]
 
 
 class SyncBody(Body, kw_only=True, frozen=True):
-    """A group, and the clusters that it is mapped from and committed in. `topic`: of only this one."""
+    """A group, the cluster that it is mapped from, and the one where it is committed. `topic`: only this
+    one."""
 
     group: GroupName
     source: Text = msgspec.field(name="from")
@@ -26,8 +26,8 @@ class SyncBody(Body, kw_only=True, frozen=True):
 
 
 class BarrierTold(TypedDict):
-    """An entry of the offset map: all of the source below `source_end` is below `target_end`, and the rest is
-    not. `age_s`: since it was recorded."""
+    """An offset sync: all of the source below `source_end` is below `target_end`, the rest is not.
+    `age_s`: since it was recorded."""
 
     source_end: int
     target_end: int
@@ -36,8 +36,9 @@ class BarrierTold(TypedDict):
 
 
 class ReadingTold(TypedDict):
-    """How far a source was read, as one partition that was read tells: at `next_offset` the reader was behind
-    `barrier`, and so had all of the source below `read_up_to`; null: `why` says why not."""
+    """How far a source was read, by one partition of the topic that was read. At `next_offset` the reader
+    was behind `barrier`, so it had read all of the source below `read_up_to`; null: not known, because of
+    `why`."""
 
     partition: int
     next_offset: int | None
@@ -49,8 +50,8 @@ class ReadingTold(TypedDict):
 
 
 class SourceTold(TypedDict):
-    """What one source says: it was read below `read_up_to`, the least of its readings; by `barrier` nothing
-    of it from there on lies below `next_offset` here. At most `again` records of it are read again."""
+    """One source's part: it was read below `read_up_to`, the least of its readings. By `barrier`, no later
+    record of it lies below `next_offset` here. At most `again` of its records are read again."""
 
     cluster: str
     topic: str
@@ -66,8 +67,8 @@ class SourceTold(TypedDict):
 
 
 class MappedPartition(TypedDict):
-    """Where to go on in a partition; `least` is the source that held it back. With a `why` that is the log's
-    start, as nothing better is known."""
+    """Where a reader continues in a partition; `least` is the source that decided. With a `why` it is the
+    log's start, because nothing better is known."""
 
     partition: int
     next_offset: int
@@ -80,8 +81,8 @@ class MappedPartition(TypedDict):
 
 
 class MappedTopic(TypedDict):
-    """A topic that was read, and one there. `road`: that one is its copy, has `common` sources with it, or is
-    its source (the way `back`). `elsewhere`: sources of what was read that are not there."""
+    """A topic that was read, and a related topic. `road`: the other topic is its copy, has `common`
+    sources with it, or is its source (`back`). `elsewhere`: sources that the other topic does not have."""
 
     topic: str
     to_topic: str
@@ -91,8 +92,8 @@ class MappedTopic(TypedDict):
 
 
 class RegionKnown(TypedDict):
-    """How well a region's offset map is known here: its own, from a copy, read over there (`remote`), `none`
-    as it has none, or `away`. `read_ms`: as of then, null when it never was read."""
+    """The state of a region's offset map: `own`, `copied` here, `remote` (read in its own cluster), `none`
+    (it has none) or `away`. `read_ms`: when it was last read completely; null: never."""
 
     region: str
     state: Literal["own", "copied", "remote", "none", "away"]
@@ -112,13 +113,13 @@ OffsetMap = TypedDict(
     },
 )
 OffsetMap.__doc__ = (
-    "Positions of one cluster in another; `unmapped` are the group's topics that nothing joins with it."
+    "Positions of one cluster in another; `unmapped`: the group's topics without a related topic, and why."
 )
 
 
 class SyncRow(TypedDict):
-    """One partition there: `have` is the group's position, `mapped` what it should be, `commit` what is
-    committed (null: nothing, and `why`)."""
+    """A partition of the destination: `have` is the group's position, `mapped` the mapped one, `commit`
+    the one to commit (null: none, because of `why`)."""
 
     topic: str
     to_topic: str
@@ -146,8 +147,8 @@ Synced = TypedDict(
     },
 )
 Synced.__doc__ = (
-    "A group that is brought in step, or would be: `synced`; `unchanged`, as it was; `live`, as somebody "
-    "consumes there; `refused`, as it would go back; `failed`; `nothing`, as nothing joins a topic of it."
+    "The outcome for a group, planned or done: `synced`; `unchanged`; `live`: consumed there; `refused`: a "
+    "position would move back; `failed`; `nothing`: no topic of it has a related topic there."
 )
 GroupKept = TypedDict(
     "GroupKept",
@@ -164,9 +165,9 @@ GroupKept = TypedDict(
     },
 )
 GroupKept.__doc__ = (
-    "A group that a route keeps in step, or whose workload is passive here, as of the last round, and when "
-    "it was in step last. `no-round`: of no group, as the route's groups could not be looked at; `away`: of "
-    "a workload, as a cluster or the map does not answer; `starting`: it was not looked at yet."
+    "A group that a route or a passive workload syncs, after the last round. `good_ms`: when it was last in "
+    "step. `no-round`: the route's groups cannot be read; `away`: a cluster or the map is unavailable; "
+    "`starting`: no round yet."
 )
 PassiveSync = TypedDict(
     "PassiveSync",
@@ -180,16 +181,16 @@ PassiveSync = TypedDict(
     },
 )
 PassiveSync.__doc__ = (
-    "How the positions of a workload that is passive here follow those in the active region's cluster: as in "
-    "GroupKept, and how long ago they were in step (null: not since this worker leads)."
+    "How the positions of a workload that is passive here follow the active region's. States: see GroupKept. "
+    "`lag_s`: seconds since they were in step; null: not since this worker leads."
 )
 
 
 class TimePartition(TypedDict):
-    """The first record at or after the time. `beyond-end`: there is none that new, the offset is the log's
-    end (or that of all that was counted); `before-start`: the log begins later, older ones may have been
-    there; `window`: the first of its audit window, which begins before the time. Of the audit's answers there
-    is no timestamp, and nothing of the log where its cluster cannot be asked."""
+    """The first record at or after the time. `beyond-end`: no record is that new, so the offset is the
+    log's end, or the end of all counted records. `before-start`: the log begins later; older records may
+    have been deleted. `window`: the first offset of its audit window, which begins earlier. Offsets from
+    the audit have no timestamp, and no log offsets while the cluster does not answer."""
 
     partition: int
     next_offset: int
@@ -200,8 +201,8 @@ class TimePartition(TypedDict):
 
 
 class TimeTopic(TypedDict):
-    """A topic in a cluster; `error`: why it cannot be asked. `by` which time: the records' timestamps, as the
-    broker tells them, or the event time of their audit plan, as their audit does; `why` that one."""
+    """A topic in a cluster; `error`: why the cluster gave no answer. `by`: the records' timestamps, from
+    the broker, or the event time of their audit plan, from their audit; `why`: the reason for that."""
 
     cluster: str
     topic: str
@@ -212,7 +213,7 @@ class TimeTopic(TypedDict):
 
 
 class AtTime(TypedDict):
-    """Every cluster that has the topic, or a copy of it by a route, or that cannot be asked."""
+    """Every cluster that has the topic or a route's copy of it, or does not answer."""
 
     topic: str
     time_ms: int

@@ -1,8 +1,9 @@
-"""The time index of a topic, as all workers know it, for those that answer by it."""
+"""Offsets at a time, from the cluster or from the audit's time index that all workers hold together."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
     from app.web.console.api import Api
 
 INDEX_PATH = "/api/v1/audit/index"
-CLUSTER_ANSWER_TIMEOUT_S = 8.0  # a cluster's time to tell its offsets at a time
+CLUSTER_ANSWER_TIMEOUT_S = 8.0  # for a cluster to return offsets at a time
 _share = msgspec.json.Decoder(BookShare)
 
 
 def wanted_of(api: Api, topic: str, cluster: str) -> WindowQuery:
-    """A topic's windows, as its cluster's tier."""
+    """A query for the topic's windows at its cluster's tier."""
     return WindowQuery(topic, api.runtime.catalog.audits.tier(cluster) or "other", cluster)
 
 
 async def own_share(api: Api, wanted: WindowQuery) -> BookShare:
-    """What this worker's books know. Raises ValueError: too many windows."""
+    """This worker's part of the index. Raises ValueError: there are too many windows."""
     books = api.runtime.audit_books.books
     next_offsets = {partition: book.next_offset for partition, book in books.items()}
     return await asyncio.to_thread(
@@ -43,16 +44,16 @@ async def own_share(api: Api, wanted: WindowQuery) -> BookShare:
 async def index_of(
     api: Api, request: web.Request, topic: str, cluster: str, topic_id: str | None
 ) -> TimeIndex | None:
-    """Of a topic of a cluster; None: nobody who answers knows of it.
+    """The time index of a topic in a cluster; None: no worker that answered has its audit partition.
 
     Raises:
-        ValueError: it has too many windows.
+        ValueError: There are too many windows.
     """
     path = f"{INDEX_PATH}?{urlencode({'topic': topic, 'cluster': cluster})}"
     shares = [await own_share(api, wanted_of(api, topic, cluster))]
     if not request.headers.get(HOP_HEADER):
-        told = await api.runtime.alerts.auditor.ask(path)
-        shares += [_share.decode(one) for one in told if not isinstance(one, NotKnown)]
+        answers = await api.runtime.alerts.auditor.ask(path)
+        shares += [_share.decode(one) for one in answers if not isinstance(one, NotKnown)]
     if not any(audit_partition(topic) in one.next_offsets for one in shares):
         return None
     return time_index(joined(shares, audit_partition), topic_id)
@@ -61,12 +62,10 @@ async def index_of(
 async def at_time_in(
     api: Api, request: web.Request, cluster: str, topic: str, time_ms: int
 ) -> dict[str, Any] | None:
-    """A topic's first offsets at or after a time, for `TimeTopic`; None: it does not exist there.
-
-    The broker tells them by the records' timestamps. By the event time of their audit plan, where that is
-    another one, or the broker does not answer, their audit tells them.
-    """
-    told: dict[str, Any] = {
+    """A topic's first offsets at or after a time, as `TimeTopic`; None: it does not exist in the cluster. The
+    broker answers by the records' timestamps. The audit answers if the audit plan has another event time, or
+    the cluster does not answer."""
+    answer: dict[str, Any] = {
         "cluster": cluster, "topic": topic, "by": "timestamps", "why": "", "partitions": [], "error": "",
     }  # fmt: skip
     plan, topic_id = api.runtime.catalog.audits.plan_of(cluster, topic), None
@@ -78,28 +77,24 @@ async def at_time_in(
             if by_value:
                 topic_id = (await client.topic_ids([topic])).get(topic)
     except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
-        told["error"] = str(error) or repr(error)
+        answer["error"] = str(error) or repr(error)
         found = []
     if found is None:
         return None
-    told["partitions"] = [
-        {"partition": at.partition, "next_offset": at.next_offset, "timestamp_ms": at.timestamp_ms,
-         "log_start": at.log_start, "log_end": at.log_end, "note": at.note}
-        for at in found
-    ]  # fmt: skip
-    if plan is None or not (by_value or told["error"]):
-        return told
+    answer["partitions"] = [asdict(at) for at in found]
+    if plan is None or not (by_value or answer["error"]):
+        return answer
     try:
         index = await index_of(api, request, topic, cluster, topic_id)
     except ValueError as error:
-        return {**told, "why": f"the index of audit plan {plan.name} cannot be used: {error}"}
+        return {**answer, "why": f"the index of audit plan {plan.name} cannot be used: {error}"}
     if index is None:
-        why = f"not by the event time of audit plan {plan.name}: its index is not known here now"
-        return {**told, "why": why if by_value else ""}
-    why = f"the cluster does not answer: {told['error']}" if told["error"] else ""
+        why = f"not by the event time of audit plan {plan.name}, because no worker has its index now"
+        return {**answer, "why": why if by_value else ""}
+    why = f"the cluster does not answer: {answer['error']}" if answer["error"] else ""
     why = f"by the event time of audit plan {plan.name}" if by_value and not why else why
-    rows = _by_index(index, time_ms, told["partitions"])
-    return {**told, "by": "audit", "why": why, "partitions": rows, "error": "" if rows else told["error"]}
+    rows = _by_index(index, time_ms, answer["partitions"])
+    return {**answer, "by": "audit", "why": why, "partitions": rows, "error": "" if rows else answer["error"]}
 
 
 def _by_index(index: TimeIndex, time_ms: int, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -112,7 +107,7 @@ def _by_index(index: TimeIndex, time_ms: int, known: list[dict[str, Any]]) -> li
             offset, note = at
         elif start is None:
             continue
-        else:  # nothing was counted: all that may be there is older than its windows, or not counted yet
+        else:  # nothing was counted: records may be older than its windows, or not counted yet
             offset, note = start, "before-start" if end > start else "beyond-end"
         if start is not None and offset < start:
             offset, note = start, "before-start"

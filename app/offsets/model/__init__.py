@@ -1,1 +1,1 @@
-"""The offset map, translation of positions, progress by producers' numbers. Pure."""
+"""The pure models of offsets: offset map, translation, group positions, progress and source frontiers."""

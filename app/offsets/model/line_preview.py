@@ -1,14 +1,12 @@
-"""What a line of the offset map will hold, once its table's writer has come as far. Pure.
+"""A preview of an offset map line: the state that the table's writer will write once it has caught up. Pure.
 
-    table's copy   a line, with all barriers up to some time
-    end            barriers of the checkpoint topic since then, by line: `gathered`
-    both           `with_barriers`: the line as the writer will write it
+    table's copy   a line, with all offset syncs up to some time
+    gathered       the line's later offset syncs, read from the checkpoint topic
+    with_barriers  the line as the writer will write it
 
-Nothing here is concluded that the writer will not conclude: it adds the same barriers by the same rules
-(`app.offsets.model.offset_map.after`), and those that it refuses are refused here. Barriers that never came
-here cost precision, as all do that are lost. What was read late or twice changes nothing.
-
-What is gathered of a line is bounded: it bridges the time by which a writer is behind, no more.
+The preview uses the writer's function (`app.offsets.model.offset_map.after`), so it accepts and refuses
+the same offset syncs. A missing one costs precision only; a late or repeated one changes nothing. The
+gathered offset syncs of a line are bounded, because they only bridge the writer's lag.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ import msgspec
 
 from app.offsets.model.offset_map import BarrierItem, OffsetMapLine, after
 
-MAX_ITEMS = 8  # of a line: owners, logs and leader epochs meanwhile
-MAX_BARRIERS = 64  # of each: a minute's, told every second
+MAX_ITEMS = 8  # in a line: one for each owner, log and leader epoch within the writer's lag
+MAX_BARRIERS = 64  # in an item: about a minute's, at one a second
 
 
 def gathered(known: Sequence[BarrierItem], item: BarrierItem) -> list[BarrierItem]:
-    """What was gathered of a line, with `item`: those that say all the same but barriers as one."""
+    """The gathered items of a line, with `item`. Items that differ only in their offset syncs become one."""
     found = list(known)
     before: list[BarrierItem] = [found.pop()] if found and _is_alike(found[-1], item) else []
     barriers = [barrier for one in (*before, item) for barrier in one.barriers]
@@ -37,7 +35,7 @@ def _is_alike(one: BarrierItem, other: BarrierItem) -> bool:
 
 
 def with_barriers(line: OffsetMapLine | None, items: Iterable[BarrierItem]) -> OffsetMapLine | None:
-    """The line with what was gathered of it; None: there is nothing of it."""
+    """The line with its gathered items; None: the line does not exist."""
     for item in items:
         if item.barriers and (line is None or _is_further(line, item)):
             line = after(line, item) or line
@@ -45,13 +43,13 @@ def with_barriers(line: OffsetMapLine | None, items: Iterable[BarrierItem]) -> O
 
 
 def _is_further(line: OffsetMapLine, item: BarrierItem) -> bool:
-    """Whether the writer comes to it after what it has written. Of two logs under one owner nobody can tell
-    which came first."""
-    told, known = (item.epoch, item.lineage, item.losses), (line.epoch, line.lineage, line.losses)
-    if told != known:
-        return told > known
+    """Whether the writer applies the item after what it has written."""
+    new, known = (item.epoch, item.lineage, item.losses), (line.epoch, line.lineage, line.losses)
+    if new != known:
+        return new > known
+    # Two logs under one owner have no known order, so an item of another log does not count.
     is_same = (item.target_topic, item.target_partition) == (line.target_topic, line.target_partition)
     is_same = is_same and not (line.is_of_another(item) or line.target.is_another(item.target))
     last = line.barriers[-1] if line.barriers else None
-    newest = max((one.source_end, one.target_end) for one in item.barriers)  # the last one may have come late
+    newest = max((one.source_end, one.target_end) for one in item.barriers)  # the last one may be late
     return is_same and (last is None or newest >= (last.source_end, last.target_end))

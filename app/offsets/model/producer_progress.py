@@ -1,27 +1,27 @@
-"""A reader's trail through a copy: which producers' records it has finished, for who reads another copy.
+"""A reader's progress in a copy as sequence numbers of producers, for readers of other copies.
 
     batches      |pid 7: 40..49|pid 9: 3..5|pid 7: 50..69|pid 9: 6..8|
     offsets      100           110         113           133         136
     finished     ──────────────────▶ base 112     [120 ... 130)
     progress     pid 7: all below 50, and 57..66       pid 9: all below 5
 
-Every lane writes under a producer id and epoch of its own, and its sequence numbers count its records
-(`app.kafka.records.producer_sequences`). So what was finished can be said without offsets of this copy, which
-mean nothing in another; `app.offsets.model.source_frontier` makes offsets of the sources of it.
+Every lane writes under its own producer id and epoch, and its sequence numbers count its records
+(`app.kafka.records.producer_sequences`). They identify finished records in any copy, unlike offsets.
+`app.offsets.model.source_frontier` turns them into offsets of the sources.
 
 Rules
-1. All that a trail says is certainly finished. What it forgot (more batches than `MOST_SEGMENTS` between base
-   and position, more producers than `MOST_PRODUCERS`, more bytes than `MOST_BYTES`) costs re-reads only.
-2. It sees every batch from where it begins on. What was not seen yet, or not remembered, is a hole: which
-   numbers of a producer lie below the base is not concluded from a batch behind one.
+1. Progress contains finished records only. Records beyond a limit (`MOST_SEGMENTS` batches between base
+   and position, `MOST_PRODUCERS`, `MOST_BYTES`) are left out and cost re-reads only.
+2. Progress sees every batch from its beginning on. A batch that was not seen, or not kept, is a hole. A
+   batch behind a hole does not say which of its producer's numbers lie below the base.
 """
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -31,23 +31,19 @@ from app.kernel.ranges import Range, Snapshot, pack, union, unpack
 
 MOST_SEGMENTS = 8_192
 MOST_PRODUCERS = 64
-MOST_RUNS = 1_024  # of finished offsets above the base: what one note looks at
+MOST_RUNS = 1_024  # finished ranges above the base in a note, at most
 MOST_BYTES = 2_048
 
 _Offset = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class CorruptProgress(ValueError):
-    """Bytes that no trail has written."""
+    """The bytes are not a note of progress."""
 
 
 class FinishedRecords(msgspec.Struct, frozen=True, array_like=True):
-    """What is finished of one producer's records.
-
-    Attributes:
-        sequence: all below it is finished, if `all_below`. The runs count from it.
-        runs: finished ones from there on, as `app.kernel.ranges.pack` does it.
-    """
+    """The finished records of one producer: all numbers below `sequence`, if `all_below`, and `runs`. The
+    runs count from `sequence` and are encoded by `app.kernel.ranges.pack`."""
 
     producer_id: int
     epoch: int
@@ -62,12 +58,13 @@ class FinishedRecords(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FinishedOffsets(msgspec.Struct, frozen=True, array_like=True):
-    """What is finished of one partition: below `base`, and of producers' records; all lies below `reach`.
+    """The finished records of one partition: below offset `base`, and in `producers`, all below `reach`.
 
-    `carried`: the epoch of the region's role (`app.controllog.roles`) under which all that was finished in
-    other regions is known here, or was left out on purpose; -1: of none. `audit`: the successor's who counts
-    what is finished, and nobody else's (`app.audit.pump.consumer_tap`). `risks`: its successor's, too
-    (`app.kafka.records.decode_risks`).
+    Attributes:
+        carried: The epoch of the region's role (`app.controllog.roles`) under which progress of other
+            regions was imported, or left out on purpose; -1: none.
+        audit, risks: For the successor of the audit (`app.audit.pump.consumer_tap`), and of the decoder
+            (`app.kafka.records.decode_risks`).
     """
 
     base: _Offset
@@ -78,7 +75,6 @@ class FinishedOffsets(msgspec.Struct, frozen=True, array_like=True):
     risks: tuple[tuple[_Offset, int], ...] = ()
 
     def to_bytes(self) -> bytes:
-        """For the tracker table."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
@@ -95,38 +91,44 @@ class FinishedOffsets(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(FinishedOffsets)
+_start = attrgetter("start")
 
 
 def with_audit(note: bytes, base: int, audit: bytes) -> bytes:
-    """A note of progress, or none of who has finished all below `base`, with what the audit leaves."""
-    progress = FinishedOffsets.from_bytes(note) if note else FinishedOffsets(base)
-    return msgspec.structs.replace(progress, audit=audit).to_bytes()
+    """The note with the audit's bytes. Without a note, all below `base` is finished. Raises
+    `CorruptProgress`."""
+    return msgspec.structs.replace(_progress(note, base), audit=audit).to_bytes()
 
 
 def audit_of(note: bytes) -> bytes:
-    """The inverse; b"": there is none."""
-    try:
-        return FinishedOffsets.from_bytes(note).audit if note else b""
-    except CorruptProgress:
-        return b""
+    """The audit's bytes in a note; b"": none, or the note cannot be read."""
+    return _readable_progress(note, 0).audit
 
 
 def with_risks(note: bytes, base: int, risks: tuple[tuple[int, int], ...]) -> bytes:
-    """The same, with what may end its successor."""
-    progress = FinishedOffsets.from_bytes(note) if note else FinishedOffsets(base)
-    return msgspec.structs.replace(progress, risks=risks).to_bytes()
+    """The note with decoding risks; otherwise as `with_audit`."""
+    return msgspec.structs.replace(_progress(note, base), risks=risks).to_bytes()
 
 
 def risks_of(note: bytes) -> tuple[tuple[int, int], ...]:
-    """The inverse; (): there are none."""
+    """The decoding risks in a note; (): none, or the note cannot be read."""
+    return _readable_progress(note, 0).risks
+
+
+def _progress(note: bytes, base: int) -> FinishedOffsets:
+    return FinishedOffsets.from_bytes(note) if note else FinishedOffsets(base)
+
+
+def _readable_progress(note: bytes, base: int) -> FinishedOffsets:
+    """The note's progress. A note that cannot be read counts as none."""
     try:
-        return FinishedOffsets.from_bytes(note).risks if note else ()
+        return _progress(note, base)
     except CorruptProgress:
-        return ()
+        return FinishedOffsets(base)
 
 
 class Segment(NamedTuple):
-    """Offsets [start, end) that one producer wrote, the first with `sequence`."""
+    """Offsets [start, end) from one producer; the first record has number `sequence`."""
 
     start: int
     end: int
@@ -135,18 +137,15 @@ class Segment(NamedTuple):
 
 
 class ProducerProgress:
-    """See the module. `base`: where it begins; `note`: a former owner's, of the same log."""
+    """Collects a partition's progress from `base` on; `note` is a former owner's, ignored if unreadable."""
 
     __slots__ = ("_below", "_lost", "_segments")
 
     def __init__(self, base: int, note: bytes = b"") -> None:
-        self._segments: list[Segment] = []  # in the log's order
-        self._below: dict[Producer, int] = {}  # whose numbers below it lie below the base; the last seen last
-        self._lost: Range | None = None  # what was not remembered lies in it
-        progress = FinishedOffsets(base)
-        if note:
-            with contextlib.suppress(CorruptProgress):  # says nothing
-                progress = FinishedOffsets.from_bytes(note)
+        self._segments: list[Segment] = []  # in offset order
+        self._below: dict[Producer, int] = {}  # lower numbers lie below the base; newest last
+        self._lost: Range | None = None  # all holes lie in it
+        progress = _readable_progress(note, base)
         if progress.base <= base:
             self._below = {
                 (one.producer_id, one.epoch): one.sequence
@@ -155,7 +154,7 @@ class ProducerProgress:
             }
 
     def seen(self, start: int, end: int, producer_id: int, epoch: int, sequence: int, base: int) -> None:
-        """A batch of offsets [start, end) was read, its first record numbered `sequence`."""
+        """Takes a batch of offsets [start, end) whose first record has number `sequence`."""
         if producer_id < 0 or sequence < 0 or end <= start:
             return
         segments, producer = self._segments, (producer_id, epoch)
@@ -163,7 +162,7 @@ class ProducerProgress:
         if at and start < segments[-1].end:
             at = bisect_right(segments, start, key=_start)
             if (at and segments[at - 1].end > start) or (at < len(segments) and segments[at].start < end):
-                return  # seen before
+                return  # a repetition
         if at:
             last = segments[at - 1]
             joins = last.producer == producer and last.end == start
@@ -179,12 +178,13 @@ class ProducerProgress:
         segments.insert(at, Segment(start, end, producer, sequence))
 
     def lose(self, start: int, end: int) -> None:
-        """Who wrote offsets [start, end) is not known (any more)."""
+        """Marks offsets [start, end) as a hole: their producers are not known, or not kept."""
         lost = self._lost or (start, end)
         self._lost = min(lost[0], start), max(lost[1], end)
 
     def note(self, snapshot: Snapshot, seen_to: int, carried: int = -1) -> bytes:
-        """`FinishedOffsets`, in at most `MOST_BYTES`. `seen_to`: all from the base to there was seen."""
+        """`FinishedOffsets` as bytes, at most `MOST_BYTES`. `seen_to`: all batches between the base and this
+        offset were seen."""
         base = snapshot.base
         self._forget(base)
         if self._lost is not None:
@@ -217,7 +217,7 @@ class ProducerProgress:
         return _limited(base, reach, found[:MOST_PRODUCERS], carried)
 
     def _forget(self, base: int) -> None:
-        """What lies below the base is a number a producer."""
+        """Replaces the segments below the base by one sequence number per producer."""
         segments, below = self._segments, self._below
         passed = 0
         for segment in segments:
@@ -233,12 +233,8 @@ class ProducerProgress:
             self._lost = None
 
 
-def _start(segment: Segment) -> int:
-    return segment.start
-
-
 def _both(segments: Sequence[Segment], finished: Sequence[Range]) -> Iterator[tuple[Segment, int, int]]:
-    """Where segments and finished offsets overlap."""
+    """The overlaps of segments and finished offsets."""
     at = 0
     for start, end in islice(finished, MOST_RUNS):
         while at < len(segments) and segments[at].end <= start:
@@ -255,7 +251,7 @@ def _packed(runs: list[Range]) -> bytes:
 
 
 def _limited(base: int, reach: int, found: Sequence[FinishedRecords], carried: int) -> bytes:
-    """As many of the producers, and of their runs, as there is room for; the first ones first."""
+    """Keeps as many producers, and of their runs, as fit into `MOST_BYTES`, the first ones first."""
     kept: list[FinishedRecords] = []
     room = MOST_BYTES - 33
     for produced in found:

@@ -1,24 +1,29 @@
-"""Source frontiers: what a reader of one copy has finished, as offsets of the sources; and where that lies in
-another copy, so that it is not delivered again there.
+"""Source frontiers: one copy's finished records as source offsets, and where they lie in another copy.
 
-    copy a:  progress (app.offsets.model.producer_progress)  --stamped barriers of a-->  source A: all below
-    7_120, [7_300, 7_410) copy d:  a fetched batch's header   --stamped barriers of d-->  its records are A's
-    7_090 to 7_139
-                                                                    -> the first 30 of them are passed over
+A consumer of the other copy passes over those records, so they are not delivered again.
 
-A barrier (S, T) with a stamp n of a producer: its records numbered below n have source offsets below S and
-lie below T, the others neither. A lane sends what there is of its source in order, each record once; offsets
-only skip (compaction, control records, what a route leaves out), they never come twice. So the record with
-number s has at least the source offset S + (s - n), by a barrier with n <= s, and at most S - (n - s), by one
-with s < n. Where nothing is skipped between two barriers, both are exact.
+    copy a:  progress (app.offsets.model.producer_progress)
+               ──stamped offset syncs of a──▶  source A: all below 7_120, and [7_300, 7_410) are finished
+    copy d:  the header of a fetched batch
+               ──stamped offset syncs of d──▶  its records are A's 7_090 to 7_139
+                                         ──▶  the first 30 of them are passed over
 
-Finished is a source offset
-- below S + (s - n): all below s of this producer, and all below T, is finished, n <= s
-- from S - (n - s) by a barrier with s <= n, to S + (e - n) by one with n <= e: all of the run [s, e) is
-A record of another copy is passed over if all offsets that it may have are finished.
+An offset sync (S, T) may carry a stamp: number n of a producer. The producer's records with numbers below
+n have source offsets below S and lie below T; its other records do neither. A lane sends its source in
+order, each record once. Source offsets may skip (compaction, control records, records that the route
+leaves out), but they never repeat. So the record with number s has a source offset
+- of at least S + (s - n), by an offset sync with n <= s
+- of at most S - (n - s), by an offset sync with s < n
+Where nothing is skipped between two offset syncs, both are exact.
 
-What is missing (a barrier that was lost or thinned, a producer that was forgotten) costs re-reads, never a
-record: nothing is concluded from its absence. Neither is from what contradicts itself.
+These source offsets are finished (`tests/offsets/model/test_source_frontier.py`):
+- below S + (s - n), with n <= s, if the producer's numbers below s and all offsets below T are finished
+- from S - (n - s), by an offset sync with s <= n, to S + (e - n), by one with n <= e, if the run [s, e) is
+  finished
+A record of another copy is passed over if all of its possible source offsets are finished.
+
+A missing offset sync or producer costs re-reads, never a record: nothing is concluded from an absence or from
+a contradiction.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from app.kafka.records.leader_epochs import ENDLESS, NOWHERE
@@ -44,11 +49,9 @@ _source_end = attrgetter("source_end")
 
 
 class SourceFinished(NamedTuple):
-    """What is finished of a source partition, in offsets of the source that all of `lines` speak of.
-
-    `beyond`: more is, up to there, of which some line does not know yet whether it speaks of the same: it has
-    not read that far, or not since its source has another leader.
-    """
+    """The finished records of a source partition, as offsets that mean the same records in all `lines`.
+    `beyond`: records up to this offset are finished, too, but a line cannot confirm yet that they are the
+    same. It has not read that far, or not since the source has another leader."""
 
     offsets: Snapshot
     lines: tuple[OffsetMapLine, ...]
@@ -56,12 +59,12 @@ class SourceFinished(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Nothing at or above it is finished."""
+        """No offset at or above it is finished."""
         finished = self.offsets.finished
         return finished[-1][1] if finished else self.offsets.base
 
     def of(self, lines: Iterable[OffsetMapLine]) -> SourceFinished | None:
-        """In offsets of the source that those lines speak of; None: of another log."""
+        """The same, limited to offsets on which `lines` agree; None: their source is another log."""
         lines = tuple(lines)
         below = min(mine.agrees_below(line) for mine in self.lines for line in lines)
         if below == NOWHERE:
@@ -77,9 +80,9 @@ def finished(
     """By source partition, what a reader of a copy has certainly finished.
 
     Args:
-        progress: of the reader, by partition of the copy; without a note of it, `FinishedOffsets(next
-        offset)`. read: every line into that copy. One source's may lead to several partitions, its records to
-        any. log: the copy's; lines into another one say nothing.
+        progress: The reader's, by partition of the copy; `FinishedOffsets(next offset)` without a note.
+        read: All lines into the copy. One source may have lines to several partitions.
+        log: The copy's; lines into another log are ignored.
     """
     known: dict[Hashable, SourceFinished] = {}
     unknown: set[Hashable] = set()
@@ -109,7 +112,7 @@ def _finished(line: OffsetMapLine, progress: FinishedOffsets) -> Snapshot:
     newest = next((one.stamp.producer for one in reversed(line.barriers) if one.stamp is not None), None)
     for produced in progress.producers:
         producer = produced.producer_id, produced.epoch
-        # Barriers by how far their stamp is behind `produced.sequence`.
+        # Offset syncs, with the distance of their stamp from `produced.sequence`.
         placed = [
             (distance, barrier)
             for barrier, stamp in marks.get(producer, ())
@@ -136,12 +139,11 @@ def _finished(line: OffsetMapLine, progress: FinishedOffsets) -> Snapshot:
 
 
 def _known_to(line: OffsetMapLine, last: Barrier) -> int:
-    """Up to which offset of the source is certain what a former owner's producer wrote, whose last barrier
-    this is. Behind it the source may have lost what was copied, where a later leader's epoch begins, and have
-    others there."""
+    """The source offset up to which a former owner's producer certainly wrote this source's records. Behind
+    `last`, its last offset sync, a later leader epoch may have other records at the copied offsets."""
     starts = [start.start_offset for start in line.epochs]
     if starts and last.source_end < starts[0]:
-        return last.source_end  # the epochs of that time are not kept
+        return last.source_end  # that time's epochs are not kept
     return min((start for start in starts if start >= last.source_end), default=ENDLESS)
 
 
@@ -154,7 +156,7 @@ def _by_producer(barriers: Sequence[Barrier]) -> dict[Producer, list[tuple[Barri
 
 
 def _in_order(placed: Sequence[tuple[int, Barrier]]) -> bool:
-    """Barriers of one producer: no number goes back, and its sources' offsets move at least as far."""
+    """Whether a producer's numbers never go back, and its source offsets grow at least as much."""
     return all(
         0 <= newer - older <= after.source_end - before.source_end
         for (older, before), (newer, after) in pairwise(placed)
@@ -162,7 +164,7 @@ def _in_order(placed: Sequence[tuple[int, Barrier]]) -> bool:
 
 
 def _common(one: Snapshot, other: Snapshot) -> Snapshot:
-    """What is finished in both."""
+    """The offsets that are finished in both."""
     ours = ((0, one.base), *one.finished)
     theirs = ((0, other.base), *other.finished)
     both = [part for start, end in ours for part in outside(outside(theirs, start, end), start, end)]
@@ -172,7 +174,7 @@ def _common(one: Snapshot, other: Snapshot) -> Snapshot:
 def together(
     readers: Iterable[Mapping[Hashable, SourceFinished]], resumed: Iterable[LineSource]
 ) -> dict[Hashable, SourceFinished]:
-    """By source partition, what any of several readers has finished of the log that `resumed` speaks of."""
+    """By source partition, what any of several readers has finished, as offsets on which `resumed` agrees."""
     readers = list(readers)
     found: dict[Hashable, SourceFinished] = {}
     for name, line in resumed:
@@ -185,17 +187,17 @@ def together(
 
 
 class PassOver:
-    """What of one partition of a copy is not to be delivered: its records are finished in another copy.
+    """The records in one partition of a copy that are finished in another copy, and not delivered again.
 
     Args:
-        done: by source partition (`finished`).
-        resumed: every line into this copy, as known now.
-        log: this copy's; lines into another one say nothing.
+        done: By source partition (`finished`).
+        resumed: All lines into this copy, as known now.
+        log: This copy's; lines into another log are ignored.
 
     Attributes:
-        until: nothing at or above this offset of the partition can be passed over by what is known.
-        lags: a source was finished beyond the newest barrier here: more will be known, once there are others.
-        reached: how far the newest barriers of those sources are, together: as long as it changes, they come.
+        until: No record of the partition at or above this offset can be passed over yet.
+        lags: A source is finished beyond its newest offset sync here, so newer ones will show more.
+        reached: The sum of the newest source ends of lagging lines. While it changes, offset syncs arrive.
     """
 
     __slots__ = ("_ends", "_marks", "_newest", "reached", "until")
@@ -209,7 +211,7 @@ class PassOver:
     ) -> None:
         self.until = self.reached = 0
         self._marks: dict[Producer, _Marks] = {}
-        # Of sources that lag: the lanes that go on, each with where its last stamp lies, and the lines' ends.
+        # For lagging sources: each current lane with the offset of its last stamp, and the lines' ends.
         self._newest: dict[Producer, int] = {}
         self._ends: list[int] = []
         for name, line in resumed:
@@ -220,7 +222,7 @@ class PassOver:
                 continue
             stamped = _by_producer(line.barriers)
             for producer, barriers in stamped.items():
-                # Of two lines that claim the same producer neither can be believed.
+                # Two lines with the same producer contradict each other, so neither counts.
                 claimed = producer in self._marks
                 self._marks[producer] = _Marks([] if claimed else barriers, known.offsets)
             last = max((barriers[-1][0].target_end for barriers in stamped.values()), default=0)
@@ -239,8 +241,8 @@ class PassOver:
         return bool(self._ends)
 
     def may_grow(self, start: int, end: int, producer_id: int, epoch: int) -> bool:
-        """Whether more of a batch of offsets [start, end) may come to be known as finished, once there are
-        newer barriers: of a lane that copies a source that `lags`, or one that has told none yet."""
+        """Whether newer offset syncs may show more of a batch of offsets [start, end) as finished. The
+        batch's lane must copy a source that `lags`, or have no offset sync yet."""
         if not self._ends or producer_id < 0:
             return False
         if (producer_id, epoch) in self._marks:
@@ -248,13 +250,13 @@ class PassOver:
         return start >= min(self._ends)
 
     def ranges(self, start: int, end: int, producer_id: int, epoch: int, sequence: int) -> list[Range]:
-        """What of a batch of offsets [start, end) is finished; its first record is numbered `sequence`."""
+        """The finished ranges of a batch of offsets [start, end) whose first record has number `sequence`."""
         marks = self._marks.get((producer_id, epoch))
         return [] if marks is None else marks.ranges(start, end, sequence)
 
 
 class _Marks:
-    """A producer's barriers, and what is finished of the source that it copies."""
+    """A producer's stamped offset syncs, and the finished offsets of the source that it copies."""
 
     __slots__ = ("_barriers", "_done", "_ends")
 
@@ -271,12 +273,12 @@ class _Marks:
         distance = later(stamp.sequence, sequence)
         if not end - start <= distance <= barrier.target_end - start < NEAR:
             return []
-        highest = barrier.source_end - distance  # of the first record
+        highest = barrier.source_end - distance  # of the record at `start`
         lowest = self._lowest(start, sequence)
         if lowest > highest:
             return []
         found: list[Range] = []
-        first = bisect_right(self._done, highest, key=_end)
+        first = bisect_right(self._done, highest, key=itemgetter(1))
         for done_from, done_to in self._done[first:]:
             if done_from >= highest + end - start:
                 break
@@ -287,7 +289,7 @@ class _Marks:
         return found
 
     def _lowest(self, start: int, sequence: int) -> int:
-        """The least source offset that the record at `start` can have."""
+        """The least source offset that the record at `start` may have."""
         below = bisect_right(self._ends, start) - 1
         if below < 0:
             return 0
@@ -295,7 +297,3 @@ class _Marks:
         distance = later(sequence, stamp.sequence)
         known = 0 <= distance <= start - barrier.target_end < NEAR
         return barrier.source_end + distance if known else 0
-
-
-def _end(span: Range) -> int:
-    return span[1]

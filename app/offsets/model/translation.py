@@ -1,25 +1,29 @@
-"""Where a reader of one cluster's topic goes on in another cluster, and why: source by source.
+"""Translation of a reader's position into another cluster's topic, explained source by source. Pure.
 
-    COPY    the other topic is a copy of the one that was read          x = resume_at(c)
-    COMMON  both are copies, of sources that they share                 `offset_map`: k, x, the least x
-    BACK    the one that was read is a copy of the other                k = read_up_to(c)
+    COPY    the other topic is a copy of the topic that was read      x = resume_at(c)
+    COMMON  both topics are copies, of sources that they share        `offset_map`: k, x, the least x
+    BACK    the topic that was read is a copy of the other one        k = read_up_to(c)
+
+c: the reader's next offset; k: all of a source below it was read; x: the offset where the reader continues.
 
 Rules
-1. A source is a partition of a topic in a cluster, known by the cluster's id: whatever regions call it.
-2. Of a COPY and on the way BACK only the lines between the two topics count: all that the reader read or
-   would have read went through those. Of COMMON ones every source counts that the other topic has, and one of
-   which it is not known how far it was read leads to the log's start.
-3. Offsets are of a log. What is known of another one (a topic made anew, a truncated source) is not known;
-   lines of one source count as far as they agree on it (`OffsetMapLine.agrees_below`).
-4. An answer lies within the log that there is: not before its start, and not behind its end.
-5. What is not known only moves an answer back, to the log's start at the most. Never to its end.
-6. A line without an owner (`offset_map.LineEnd`) holds nobody back where nothing unread of it lies: its
-   copies are not there any more, or all that it copied was read. In the topic that was read another line of
-   the same source partition takes its place once all of its own copies were read.
+1. A source is a partition of a topic in a cluster. The cluster's id identifies it, because regions may
+   give a cluster different names.
+2. For COPY and BACK, only the lines between the two topics count, because all records of the reader pass
+   through them. For COMMON, every source of the other topic counts. If it is not known how far one of them
+   was read, the answer is the log's start.
+3. Offsets belong to a log, so nothing is known about a topic recreated, or a source truncated, since.
+   Lines of one source count as far as they agree on it (`OffsetMapLine.agrees_below`).
+4. An answer lies within the present log, from its start to its end.
+5. Missing knowledge only moves an answer back, at most to the log's start. It never leads to the log's end.
+6. A line without an owner (`offset_map.LineEnd`) holds no reader back where it has no unread copies, because
+   they were deleted or read. In the topic that was read, other lines of the same source partition replace it
+   once all of its own copies were read.
 
-How much is read again, at most, of each source: all from the offset up to which nothing of it lies from the
-answer on, to where the reader was. That is (of a COPY it is known) at the barrier behind which it stood, and
-at most as much further as it had read since: records of the copy, whoever's, or up to the next barrier.
+`reread_messages` is an upper limit for the records of a source that are read again. They begin at the source
+offset below which all copies lie below the answer, and end where the reader was. For COPY that end is known.
+Otherwise it is the offset sync before the reader's position, plus the records read since. It is at most the
+next offset sync.
 
 Source: Uber, Disaster Recovery for Multi-Region Kafka, "offset management service".
 """
@@ -29,7 +33,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
 from operator import attrgetter
@@ -39,19 +43,19 @@ from app.kafka.records.leader_epochs import ENDLESS, NOWHERE
 from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import Barrier, OffsetMapLine
 
-NOT_COMMITTED = "the group has no position in that partition"
-NO_LINE_READ = "nothing is known of its copying into the topic that was read"
-NO_LINE = "nothing is known of its copying into this topic yet"
-BEFORE_GENESIS = "the reader was before the first offset that is known of its copying"
-COPYING_STARTED_LATER = "its copying into this topic began behind what was read"
-RECREATED_READ = "the topic that was read was made anew since"
-RECREATED_SOURCE = "the source was made anew or truncated since"
-RECREATED_HERE = "the topic here was made anew since"
-NOTHING_HERE = "no source's copies are known in this partition"
+NOT_COMMITTED = "the group has no position in this partition"
+NO_LINE_READ = "the offset map has no line from this source into the topic that was read"
+NO_LINE = "the offset map has no line from this source into this topic yet"
+BEFORE_GENESIS = "the reader's position is before the first offset sync of this source"
+COPYING_STARTED_LATER = "copying of this source into this topic began behind the reader's position"
+RECREATED_READ = "the topic that was read was recreated since"
+RECREATED_SOURCE = "the source was recreated or truncated since"
+RECREATED_HERE = "the topic in the destination was recreated since"
+NOTHING_HERE = "the offset map has no line into this partition"
 
 
 class TopicRelation(StrEnum):
-    """How the two topics are joined."""
+    """How the topic that was read and the other topic are related."""
 
     COPY = "copy"
     COMMON = "common"
@@ -59,7 +63,7 @@ class TopicRelation(StrEnum):
 
 
 class CopiedPartition(NamedTuple):
-    """A partition that is copied elsewhere (rule 1)."""
+    """A source (rule 1)."""
 
     cluster_id: str
     topic: str
@@ -67,7 +71,7 @@ class CopiedPartition(NamedTuple):
 
 
 class TopicIdentity(NamedTuple):
-    """A topic as it is now; without a `topic_id` it is not known which of its name it is."""
+    """A topic. Without a `topic_id` it may be any topic that has had this name."""
 
     cluster_id: str
     topic: str
@@ -79,7 +83,7 @@ class TopicIdentity(NamedTuple):
 
 
 class CopiedLine(NamedTuple):
-    """A line, and whose it is."""
+    """A line of the offset map, with its region, route and source."""
 
     region: str
     route: str
@@ -88,7 +92,7 @@ class CopiedLine(NamedTuple):
 
 
 class Log(NamedTuple):
-    """A partition's log as it is now: [start, end)."""
+    """The offsets [start, end) of a partition's present log."""
 
     start: int
     end: int
@@ -96,8 +100,9 @@ class Log(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LineReading:
-    """How far one line tells that its source was read: `k`, or `why` not. At most `more` records of it were
-    read beyond. Without a `line` it is what the reader itself read."""
+    """How far a source was read, by one line: all of it below `k` (None: not known, because of `why`). At
+    most `more` of its records were read beyond. Without a `line`, `k` is the reader's position in the
+    source."""
 
     region: str
     route: str
@@ -112,14 +117,15 @@ class LineReading:
 
 @dataclass(frozen=True, slots=True)
 class SourceReading:
-    """What one source says of one partition of the other topic.
+    """One source's part in the answer for a partition of the other topic.
 
     Attributes:
-        readings: one, or as many as partitions that it is spread over; the least counts.
-        region, route: of the line by which it came here; "" on the way BACK.
-        k: all of the source below it was read. barrier: the one used here. x: where it would go on.
-        why: without an `x`.
-        again: at most so many records of it are read again; None: nobody knows.
+        readings: One for each line by which the source was read; the least counts.
+        region, route: The line into the other topic; "" for BACK.
+        k: All of the source below it was read.
+        barrier: The offset sync used in the other topic.
+        x: Where the reader would continue for this source; None: not known, because of `why`.
+        reread_messages: At most this many of its records are read again; None: not known.
     """
 
     source: CopiedPartition
@@ -130,13 +136,13 @@ class SourceReading:
     barrier: Barrier | None
     x: int | None
     why: str = ""
-    again: int | None = None
+    reread_messages: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePosition:
-    """Where to go on in one partition. `least` is the source that held it back most, `why` is told when that
-    leads to the log's start; `again` sums up over the sources, None when one is not known."""
+    """Where a reader continues in one partition. `least` is the source that decided; `why`: the reason for
+    the log's start. `reread_messages` is the sum over all sources; None: not known for one of them."""
 
     partition: int
     next_offset: int
@@ -144,29 +150,27 @@ class ResumePosition:
     sources: tuple[SourceReading, ...]
     least: CopiedPartition | None
     why: str = ""
-    again: int | None = None
+    reread_messages: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """The answers by partition, and the sources of what was read that the other topic has not."""
+    """The answers by partition, and the sources that the reader read but the other topic does not have."""
 
     relation: TopicRelation
     answers: dict[int, ResumePosition]
-    not_copied: tuple[CopiedPartition, ...] = field(default=())
+    not_copied: tuple[CopiedPartition, ...] = ()
 
     @property
     def next_offsets(self) -> dict[int, int]:
         return {partition: answer.next_offset for partition, answer in self.answers.items()}
 
 
-def roads(
+def related_topics(
     read: TopicIdentity, into_read: Iterable[CopiedLine], from_shared: Iterable[CopiedLine], to: str
 ) -> dict[str, TopicRelation]:
-    """The topics of the cluster `to` (its id) that `read` is joined with, without itself.
-
-    `from_shared`: all lines from `read` itself, and from sources of it.
-    """
+    """The topics of cluster `to` (an id) that are related to `read`, without `read` itself. `from_shared`:
+    all lines from `read` itself, and from its sources."""
     found: dict[str, TopicRelation] = {}
     for copying in from_shared:
         if copying.line.target.cluster_id == to:
@@ -193,14 +197,14 @@ def resume(
     unknown: Mapping[tuple[CopiedPartition, int], str] | None = None,
     incomplete: str = "",
 ) -> ResumePlan:
-    """Where a reader of `read` goes on in `to`.
+    """The positions at which a reader of `read` continues in `to`.
 
     Args:
-        next_offsets: of the reader, by partition of `read`; without one nothing was read.
-        into_read, into_to: every line into the two topics.
-        logs: the partitions of `to`, all of them.
-        unknown: sources that are copied into a partition of `to`, or may be, and of which there is no line.
-        incomplete: why there may be sources into `to` that are not named here; "": there are none.
+        next_offsets: The reader's, by partition of `read`. A partition without one was not read.
+        into_read, into_to: All lines into the two topics.
+        logs: All partitions of `to`.
+        unknown: Sources without a line that are copied, or may be, into a partition of `to`, and why.
+        incomplete: Why `into_to` may lack sources; "": it has all.
     """
     into_read, into_to = list(into_read), list(into_to)
     if relation is TopicRelation.COPY:
@@ -210,27 +214,29 @@ def resume(
         readings = _directly(read, {c.source for c in into_to} | {at[0] for at in unknown}, next_offsets)
     else:
         readings = _by_lines(read, into_read, next_offsets)
-    told: dict[int, list[SourceReading]] = defaultdict(list)
+    by_partition: dict[int, list[SourceReading]] = defaultdict(list)
     if relation is TopicRelation.BACK:
-        for place, found in readings.items():
-            if (place.cluster_id, place.topic) == (to.cluster_id, to.topic):
-                told[place.partition].append(_back(place, found, read, to))
+        for source, found in readings.items():
+            if (source.cluster_id, source.topic) == (to.cluster_id, to.topic):
+                by_partition[source.partition].append(_back(source, found, read, to))
     else:
         for copying in into_to:
             log = logs.get(copying.line.target_partition, Log(0, 0))
-            told[copying.line.target_partition].append(
-                _forth(copying, readings, read, to, relation, log.start)
+            by_partition[copying.line.target_partition].append(
+                _forward(copying, readings, read, to, relation, log.start)
             )
-        for (place, partition), why in (unknown or {}).items():
-            told[partition].append(SourceReading(place, (), "", "", None, None, None, why))
-    shown = incomplete if relation is TopicRelation.COMMON else ""
+        for (source, partition), why in (unknown or {}).items():
+            by_partition[partition].append(SourceReading(source, (), "", "", None, None, None, why))
+    missing = incomplete if relation is TopicRelation.COMMON else ""
     answers = {
-        partition: _answer(partition, log, told.get(partition, []), into_to, shown)
+        partition: _answer(partition, log, by_partition.get(partition, []), into_to, missing)
         for partition, log in sorted(logs.items())
     }
-    there = {one.source for many in told.values() for one in many}
+    in_other = {one.source for many in by_partition.values() for one in many}
     return ResumePlan(
-        relation, answers, tuple(sorted(set(readings) - there)) if relation is not TopicRelation.COPY else ()
+        relation,
+        answers,
+        tuple(sorted(set(readings) - in_other)) if relation is not TopicRelation.COPY else (),
     )
 
 
@@ -241,14 +247,13 @@ _source_end = attrgetter("source_end")
 
 
 def _directly(
-    read: TopicIdentity, places: Iterable[CopiedPartition], next_offsets: Mapping[int, int]
+    read: TopicIdentity, sources: Iterable[CopiedPartition], next_offsets: Mapping[int, int]
 ) -> dict[CopiedPartition, list[LineReading]]:
-    found = {}
-    for place in places:
-        at = next_offsets.get(place.partition)
-        why = NOT_COMMITTED if at is None else ""
-        found[place] = [LineReading("", "", place.partition, at, None, at, 0, why)]
-    return found
+    positions = {source: next_offsets.get(source.partition) for source in sources}
+    return {
+        source: [LineReading("", "", source.partition, at, None, at, 0, NOT_COMMITTED if at is None else "")]
+        for source, at in positions.items()
+    }
 
 
 def _by_lines(
@@ -284,37 +289,39 @@ def _reading(
 def _read_to(
     readings: list[LineReading], to: OffsetMapLine | None, read: TopicIdentity
 ) -> tuple[int | None, str]:
-    """k of a source that goes on by the line `to`, and why it is not known: by all of the readings, or by
-    those that rule 6 leaves, if that is further."""
-    k, why = _least(readings, to)
+    """k of a source for the line `to`, and why it is not known. All readings count, or only those that rule 6
+    keeps, if that leads further."""
+    k, why = _least_k(readings, to)
     by_partition: dict[int, list[LineReading]] = defaultdict(list)
     for reading in readings:
         by_partition[reading.partition].append(reading)
-    left = [one for many in by_partition.values() for one in _left(many, read)]
-    less = None if left == readings else _least(left, to)[0]
-    return (less, "") if less is not None and (k is None or less > k) else (k, why)
+    kept = [one for many in by_partition.values() for one in _without_ended(many, read)]
+    further = None if kept == readings else _least_k(kept, to)[0]
+    return (further, "") if further is not None and (k is None or further > k) else (k, why)
 
 
-def _left(many: list[LineReading], read: TopicIdentity) -> list[LineReading]:
-    """Of readings in one partition those that rule 6 leaves, as of where nothing of the others lies."""
-    at = many[0].next_offset
-    over = [
+def _without_ended(readings: list[LineReading], read: TopicIdentity) -> list[LineReading]:
+    """The readings of one partition that rule 6 keeps, taken where no ended line has copies any more."""
+    at = readings[0].next_offset
+    ended_readings = [
         one
-        for one in many
+        for one in readings
         if one.line is not None and (ended := one.line.ended) is not None
         if at is not None and ended.since <= at and not ended.target.is_another(read.log)
     ]
-    if at is None or not over:
-        return many
-    below = min([at, *(one.line.ended.until for one in over if one.line and one.line.ended)])
-    rest = [one for one in many if one not in over]
-    # One line alone tells of all of the source, but for what lies before its genesis.
-    rest = rest or [max(over, key=lambda one: -1 if one.k is None else one.k)]
-    return [_reading(one.region, one.route, one.line, below, read) for one in rest if one.line is not None]
+    if at is None or not ended_readings:
+        return readings
+    all_read_at = min([at, *(one.line.ended.until for one in ended_readings if one.line and one.line.ended)])
+    rest = [one for one in readings if one not in ended_readings]
+    # One line alone covers all of the source, except for records before its genesis.
+    rest = rest or [max(ended_readings, key=lambda one: -1 if one.k is None else one.k)]
+    return [
+        _reading(one.region, one.route, one.line, all_read_at, read) for one in rest if one.line is not None
+    ]
 
 
-def _least(readings: Iterable[LineReading], to: OffsetMapLine | None) -> tuple[int | None, str]:
-    """k by these readings, and why it is not known: it lies where their lines, and `to`, are of one log."""
+def _least_k(readings: Iterable[LineReading], to: OffsetMapLine | None) -> tuple[int | None, str]:
+    """The least k of the readings, limited to where their lines and `to` agree, and why it is not known."""
     lines = [one.line for one in readings if one.line is not None] + ([] if to is None else [to])
     agreed = min((line.agrees_below(other) for line, other in combinations(lines, 2)), default=ENDLESS)
     if agreed == NOWHERE:
@@ -328,16 +335,16 @@ def _least(readings: Iterable[LineReading], to: OffsetMapLine | None) -> tuple[i
 
 
 def _read_beyond(readings: Iterable[LineReading], begins: int) -> int:
-    """At most so many records of the source from `begins` on were read. What was read beyond a barrier may
-    have any offsets from there on, as the source may skip some."""
+    """At most this many records from `begins` on were read; beyond an offset sync they may have any
+    offsets."""
     below = max(reading.k or 0 for reading in readings)
     return max(0, below - begins) + sum(reading.more for reading in readings)
 
 
-# -- where each goes on --------------------------------------------------------------------------------
+# -- where the reader continues ------------------------------------------------------------------------
 
 
-def _forth(
+def _forward(
     copying: CopiedLine,
     readings: Mapping[CopiedPartition, list[LineReading]],
     read: TopicIdentity,
@@ -345,7 +352,7 @@ def _forth(
     relation: TopicRelation,
     start: int,
 ) -> SourceReading:
-    """`start`: of the log there."""
+    """A source's part for COPY or COMMON. `start`: of the destination's log."""
     region, route, source, line = copying
     mine = readings.get(source, [])
     k, why = _read_to(mine, line, read)
@@ -359,43 +366,43 @@ def _forth(
         barrier = line.barriers[index - 1] if index else None
         why = "" if barrier else COPYING_STARTED_LATER
     x = None if barrier is None else barrier.target_end
-    over = line.ended
-    if over is not None and not over.target.is_another(to.log):  # rule 6
-        is_read = k is not None and k >= over.source_end
-        if (is_read or max(start, -1 if x is None else x) >= over.since) and (x is None or x < over.until):
-            x, why = over.until, ""
+    ended = line.ended
+    if ended is not None and not ended.target.is_another(to.log):  # rule 6
+        is_read = k is not None and k >= ended.source_end
+        if (is_read or max(start, -1 if x is None else x) >= ended.since) and (x is None or x < ended.until):
+            x, why = ended.until, ""
     return SourceReading(source, tuple(mine), region, route, k, barrier, x, why)
 
 
 def _back(
-    place: CopiedPartition, readings: list[LineReading], read: TopicIdentity, to: TopicIdentity
+    source: CopiedPartition, readings: list[LineReading], read: TopicIdentity, to: TopicIdentity
 ) -> SourceReading:
     k, why = _read_to(readings, None, read)
     if any(one.line is not None and one.line.source.is_another(to.log) for one in readings):
         k, why = None, RECREATED_HERE
-    return SourceReading(place, tuple(readings), "", "", k, None, k, why)
+    return SourceReading(source, tuple(readings), "", "", k, None, k, why)
 
 
 def _answer(
-    partition: int, log: Log, told: list[SourceReading], into_to: Iterable[CopiedLine], incomplete: str
+    partition: int, log: Log, readings: list[SourceReading], into_to: Iterable[CopiedLine], incomplete: str
 ) -> ResumePosition:
-    least = min(told, key=lambda one: -1 if one.x is None else one.x, default=None)
+    least = min(readings, key=lambda one: -1 if one.x is None else one.x, default=None)
     why = incomplete or (NOTHING_HERE if least is None else least.why)
     known = -1 if why or least is None or least.x is None else least.x
     at = max(log.start, min(known, max(log.start, log.end)))
     lines = {(c.source, c.region, c.route): c.line for c in into_to if c.line.target_partition == partition}
-    with_again = tuple(_with_again(one, lines.get((one.source, one.region, one.route)), at) for one in told)
-    counts = [one.again for one in with_again]
-    again = None if why or None in counts else sum(count for count in counts if count is not None)
-    return ResumePosition(partition, at, log, with_again, None if least is None else least.source, why, again)
+    sources = tuple(_with_reread(one, lines.get((one.source, one.region, one.route)), at) for one in readings)
+    counts = [one.reread_messages for one in sources]
+    reread = None if why or None in counts else sum(count for count in counts if count is not None)
+    return ResumePosition(partition, at, log, sources, None if least is None else least.source, why, reread)
 
 
-def _with_again(told: SourceReading, line: OffsetMapLine | None, at: int) -> SourceReading:
-    over = None if line is None else line.ended
-    if told.x is not None and over is not None and over.since <= at <= over.until:
-        return replace(told, again=0)
-    if told.x is None or told.k is None:
-        return told
-    # On the way back offsets of the log are the source's own.
+def _with_reread(reading: SourceReading, line: OffsetMapLine | None, at: int) -> SourceReading:
+    ended = None if line is None else line.ended
+    if reading.x is not None and ended is not None and ended.since <= at <= ended.until:
+        return replace(reading, reread_messages=0)
+    if reading.x is None or reading.k is None:
+        return reading
+    # For BACK, the log is the source itself.
     begins = at if line is None else (line.read_up_to(at) or 0)
-    return replace(told, again=_read_beyond(told.readings, begins))
+    return replace(reading, reread_messages=_read_beyond(reading.readings, begins))

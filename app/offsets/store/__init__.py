@@ -1,1 +1,1 @@
-"""Tables of all regions on a worker's disk, with the newest ends of their topics."""
+"""Tables of all regions on a worker's disk, with the tails of their event topics."""

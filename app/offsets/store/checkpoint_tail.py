@@ -1,19 +1,17 @@
-"""The end of a region's checkpoint topic: barriers of the offset map that its table does not hold yet, in the
-store.
+"""The tail of a region's checkpoint topic in the store: offset syncs that the region's table may lack.
 
-    switchyard-west-checkpoints-changelog ─copied─▶ CHECKPOINTS ─┬─▶ `Tables.into`, `Tables.of`
+    switchyard-west-checkpoints-changelog ─copied─▶ CHECKPOINTS ─┬─▶ `RegionTables.lines_into`, `lines_from`
     switchyard-west-checkpoints           ─copied─▶ BARRIERS ────┘
 
-As positions have (`app.offsets.store.tracker_tail`), and for the same reason: a table's writer may be tens of
-seconds behind on a busy machine, and for so long nobody would know where the newest copies lie, so that what
-was finished in another region came again. This region's own topic is read where it is.
+A table's writer may be tens of seconds late on a busy machine. Without the tail, the newest copies would
+have no known source, and records finished in another region would be delivered again. Positions have a
+tail for the same reason (`app.offsets.store.tracker_tail`). This region's own topic is read in place.
 
 Rules
-1. It is read from `MARGIN_MS` before the newest record of the table, or later
-   (`app.offsets.store.tracker_tail`, rule 1). Barriers that are missed so cost precision, nothing else.
-2. What is told of a line is what its writer will make of it (`app.offsets.model.line_preview`), once somebody
-   asks.
-3. What is needed of lines, and that their jobs have no owner any more, the table tells.
+1. The tail begins `MARGIN_MS` before the table's newest record, or later
+   (`app.offsets.store.tracker_tail`, rule 1). A missed offset sync costs precision only.
+2. A query merges the tail into the line as the table's writer will (`app.offsets.model.line_preview`).
+3. Pinned offsets and ends of lines come from the table only.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ from app.offsets.model.offset_map import BarrierItem
 from app.offsets.store.records import ChangelogOrigin, RegionStore
 
 
-def add_to(
+def add_tail(
     store: RegionStore, region: str, records: Mapping[TopicPartition, Iterable[Any]], origin: ChangelogOrigin
 ) -> None:
-    """Adds what was read to the store; `origin`: how far that is. Blocking, as the store."""
+    """Adds events to the store; `origin`: the next offsets behind them. Blocking."""
     items: list[BarrierItem] = []
     for at, read in records.items():
         unreadable = UnreadableRecords(
-            "events of a region's checkpoint topic are passed over", region=region, partition=at.partition
+            "unreadable events of a checkpoint topic are skipped", region=region, partition=at.partition
         )
         for record in read:
             try:

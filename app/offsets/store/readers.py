@@ -1,10 +1,10 @@
-"""Consumers of what regions leave behind, kept open between readings: on a busy machine connecting takes
-longer than reading what has come since.
+"""Consumers of regions' topics, kept open between readings, because connecting to a busy cluster may take
+longer than reading.
 
 Rules
-1. One is used by one reading at a time, and fetches nothing in between.
-2. One whose reading failed is closed, whatever was wrong. So is one that nobody has used for `WARM_READER_S`.
-3. Another topic under the same name has consumers of its own.
+1. A consumer serves one reading at a time, and fetches nothing in between.
+2. A consumer is closed after a failed reading, and when it was not used for `WARM_READER_S`.
+3. A recreated topic has consumers of its own.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from app.kafka.client.consumer_shutdown import stop_consumer
 
 log = structlog.get_logger(__name__)
 
-WARM_READER_S = 30.0  # above what comes again and again
+WARM_READER_S = 30.0  # longer than the intervals of periodic readings
 READER_POLL_MS = 500
 FETCH_BYTES, PARTITION_BYTES = 4 * 1024 * 1024, 1024 * 1024
 READER_STOP_TIMEOUT_S = 3.0
 
 
 class TopicPlace(NamedTuple):
-    """What is read: all partitions of a topic."""
+    """A topic to read with all its partitions."""
 
     cluster: str
     topic: str
@@ -39,12 +39,11 @@ class TopicPlace(NamedTuple):
 
     @property
     def parts(self) -> list[TopicPartition]:
-        """Its partitions."""
         return [TopicPartition(self.topic, partition) for partition in range(self.partitions)]
 
 
 class RegionReaders:
-    """See the module."""
+    """The open consumers by topic."""
 
     def __init__(self, specs: Mapping[str, ClusterSpec]) -> None:
         self._specs = specs
@@ -53,11 +52,11 @@ class RegionReaders:
         self._closed = False
 
     @asynccontextmanager
-    async def of(self, place: TopicPlace) -> AsyncIterator[AIOKafkaConsumer]:
-        """A consumer that is assigned the partitions, and stands anywhere. Raises KafkaError, OSError."""
+    async def consumer_of(self, place: TopicPlace) -> AsyncIterator[AIOKafkaConsumer]:
+        """A consumer with all partitions assigned, at any position. Raises KafkaError, OSError."""
         kept = self._kept.pop(place, None)
         if kept is None:
-            consumer = self._made(place)
+            consumer = self._new_consumer(place)
         else:
             consumer, timer = kept
             timer.cancel()
@@ -78,13 +77,13 @@ class RegionReaders:
             self._kept[place] = consumer, timer
 
     async def close(self) -> None:
-        """Closes those that are kept; those in use are closed after that."""
+        """Closes the idle consumers; those in use close after their reading."""
         self._closed = True
         for place in list(self._kept):
             self._expire(place)
         await asyncio.gather(*self._stopping)
 
-    def _made(self, place: TopicPlace) -> AIOKafkaConsumer:
+    def _new_consumer(self, place: TopicPlace) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
             enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=READER_POLL_MS,
             fetch_max_bytes=FETCH_BYTES, max_partition_fetch_bytes=PARTITION_BYTES,
@@ -104,4 +103,4 @@ async def _stop(consumer: AIOKafkaConsumer) -> None:
         async with asyncio.timeout(READER_STOP_TIMEOUT_S):
             await stop_consumer(consumer)
     except (TimeoutError, KafkaError, OSError) as error:
-        log.warning("a reader of a region's table did not stop in time", error=repr(error))
+        log.warning("a consumer of a region's table did not stop in time; it is abandoned", error=repr(error))

@@ -1,19 +1,19 @@
-"""Records of regions' tables on this worker's disk, and the offset map's lines by what they lead from and to.
+"""Records of regions' tables on this worker's disk, with the offset map by source and by destination.
 
-    o table region                            -> where they were read, and how far: `ChangelogOrigin`
-    c name                                    -> the id of the cluster that is called so here
-    v table region key                        -> the record, as it stands in the changelog
-    v barriers region key                     -> barriers of a line that its record may not hold yet
-    i region key                              -> what a line leads from and to, without its barriers
-    s source-cluster topic partition region key,  t target-cluster topic region key      -> of a line: nothing
+    o table region                            -> `ChangelogOrigin`: the changelog and the next offsets
+    c name                                    -> the cluster's id when it last answered
+    v table region key                        -> the record, as in the changelog
+    v barriers region key                     -> a line's offset syncs from the tail
+    i region key                              -> `_Endpoints` of a line
+    s source-cluster topic partition region key -> nothing; finds lines by source
+    t target-cluster topic region key         -> nothing; finds lines by destination
 
 Rules
-1. It is a copy: what is damaged, or was read of a topic that was made anew, is thrown away and read again.
-2. Records and the offset behind them are written together, and thrown away so: nothing is left out after a
-   kill.
-3. Nothing is kept in memory but what is asked for: a line may have 30 kB, and there may be ten thousand.
+1. The store is a copy. Damaged records, and those of a recreated topic, are deleted and read again.
+2. Records and the offsets behind them are written and deleted in one batch, so a kill leaves no gap.
+3. Memory holds only the results of a query: a line may have 30 kB, and there may be ten thousand.
 
-All of it is blocking, and belongs into a thread.
+All methods block, so they run in a thread.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 from rocksdict import Options, Rdict, WriteBatch
 
 from app.controllog import codec
+from app.controllog.events import RoutePut, WorkloadPut
 from app.kernel.fencing import LogId
 from app.offsets.model.line_preview import gathered, with_barriers
 from app.offsets.model.offset_map import BarrierItem, OffsetMapLine
@@ -37,21 +38,20 @@ from app.offsets.model.translation import CopiedLine, CopiedPartition
 log = structlog.get_logger(__name__)
 
 CHECKPOINTS, ROUTES, TRACKERS = "checkpoints", "definitions", "trackers"
-ENDS = "trackers-end"  # folded of events (`app.offsets.store.tracker_tail`)
-BARRIERS = "barriers"  # of the end of the checkpoint topic (`app.offsets.store.checkpoint_tail`)
+ENDS = "trackers-end"  # the folded tail of the tracker topic (`app.offsets.store.tracker_tail`)
+BARRIERS = "barriers"  # offset syncs in the checkpoint topic's tail (`app.offsets.store.checkpoint_tail`)
 MEMTABLE_BYTES = 4 * 1024 * 1024
-MAX_LINES = 20_000  # of one topic, into or from it: more cannot be held to answer a question
+MAX_LINES = 20_000  # into or from one topic: the most that a query holds in memory
 
-_SEP = b"\0"  # in no name
+_SEP = b"\0"  # no name contains it
+
+P = TypeVar("P", RoutePut, WorkloadPut)
 
 
 class ChangelogOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """The changelog that a region's records were read from, and the next offset of each of its partitions.
-
-    `complete`: it was once read to an end, at `read_ms`. By partition (`app.offsets.store.tracker_tail`):
-    `newest_ms`, of a table that an end goes with, when its newest record was written; `since_ms`, of an end,
-    since when it was read.
-    """
+    """The changelog of a region's records, and the next offset of each partition. `complete`: it was once
+    read to its end, last at `read_ms`. By partition: `newest_ms` is the timestamp of a table's newest record,
+    `since_ms` the time from which a tail has all events (`app.offsets.store.tracker_tail`)."""
 
     cluster: str
     topic_id: str
@@ -62,8 +62,8 @@ class ChangelogOrigin(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: dict[int, int] = {}
 
 
-class _Ends(msgspec.Struct, frozen=True, array_like=True):
-    """What a line leads from and to."""
+class _Endpoints(msgspec.Struct, frozen=True, array_like=True):
+    """A line's source and destination."""
 
     source: CopiedPartition
     target_cluster: str
@@ -74,7 +74,7 @@ class _Ends(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """A line without its barriers, which are passed over unread."""
+    """A line without its offset syncs; the decoder skips those."""
 
     target_topic: str
     target_partition: int
@@ -83,42 +83,37 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class StoreDamaged(RuntimeError):
-    """The database cannot be used any more; it has to be made anew."""
+    """The database cannot be used and has to be rebuilt."""
 
 
 _head = msgspec.json.Decoder(_Head)
 _items = msgspec.json.Decoder(list[BarrierItem])
 _origin = msgspec.json.Decoder(ChangelogOrigin)
-_ends = msgspec.json.Decoder(_Ends)
+_endpoints = msgspec.json.Decoder(_Endpoints)
 
 
 class RegionStore:
-    """See the module.
-
-    Raises:
-        StoreDamaged: (every method) `rebuild` it.
-    """
+    """The database. Every method raises StoreDamaged when it has to be rebuilt (`rebuild`)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._db: Any = None
 
     def open(self) -> None:
-        """Opens the database, or makes one; one that cannot be opened is made anew."""
+        """Opens or creates the database; one that cannot be opened is rebuilt."""
         try:
             self._db = self._opened()
         except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exceptions, and all mean the same here
-            log.warning("the store of regions cannot be opened and is made anew", error=str(error))
+            log.warning("the regions store cannot be opened and is rebuilt", error=str(error))
             self.rebuild()
 
     def rebuild(self) -> None:
-        """Throws everything away."""
+        """Deletes all records."""
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
         self._db = self._opened()
 
     def close(self) -> None:
-        """Closes the database."""
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -135,23 +130,23 @@ class RegionStore:
     # -- writing -----------------------------------------------------------------------------------
 
     def origin(self, table: str, region: str) -> ChangelogOrigin | None:
-        """Where the records are from; None: there are none."""
-        with _Damage():
+        """Where the records come from; None: there are none."""
+        with _damage():
             found = self._db.get(_key(b"o", table, region))
             return None if found is None else _origin.decode(found)
 
     def reset(self, table: str, region: str, origin: ChangelogOrigin) -> None:
-        """Throws the region's records of a table away: they are read anew. Barriers of an end stay true, and
-        go with their table."""
-        with _Damage():
+        """Deletes a table's records and its tail, to read them again. Offset syncs of a tail alone stay:
+        they are true."""
+        with _damage():
             batch = WriteBatch(raw_mode=True)
             prefixes = [] if table == BARRIERS else [_key(b"v", table, region, "")]
             if table == CHECKPOINTS:
                 prefixes += [_key(b"i", region, ""), _key(b"v", BARRIERS, region, "")]
                 for row, value in self._rows(prefixes[1]):
-                    for index in _rows_of(_ends.decode(value), region, row.removeprefix(prefixes[1])):
+                    for index in _index_rows(_endpoints.decode(value), region, row.removeprefix(prefixes[1])):
                         batch.delete(index)
-                batch.delete(_key(b"o", BARRIERS, region))  # its end is read anew, too
+                batch.delete(_key(b"o", BARRIERS, region))  # its tail is read again, too
             for prefix in prefixes:
                 batch.delete_range(prefix, prefix[:-1] + b"\x01")  # a prefix ends with the separator, 0
             batch.put(_key(b"o", table, region), msgspec.json.encode(origin))
@@ -160,24 +155,24 @@ class RegionStore:
     def write(
         self, table: str, region: str, records: Mapping[bytes, bytes | None], origin: ChangelogOrigin
     ) -> None:
-        """The newest record of each key, and how far was read (rule 2)."""
-        with _Damage():
+        """Writes the newest record of each key, and the next offsets (rule 2)."""
+        with _damage():
             batch = WriteBatch(raw_mode=True)
             for key, value in records.items():
                 if _SEP in key:
-                    continue  # nobody's: no name has it
+                    continue  # no key of Switchyard contains it
                 if value is None:
                     self._delete(batch, table, region, key)
                     continue
                 if table == CHECKPOINTS:
                     self._index(batch, region, key, value)
-                batch.put(_key(b"v", table, region) + _SEP + key, value)
+                batch.put(_key(b"v", table, region, key), value)
             batch.put(_key(b"o", table, region), msgspec.json.encode(origin))
             self._db.write(batch)
 
     def add(self, region: str, items: Iterable[BarrierItem], origin: ChangelogOrigin) -> None:
-        """Barriers that the region's table may not hold yet, in order, and how far was read (rule 2)."""
-        with _Damage():
+        """Adds offset syncs from the tail, in order, and the next offsets (rule 2)."""
+        with _damage():
             batch = WriteBatch(raw_mode=True)
             found: dict[bytes, list[BarrierItem]] = {}
             for item in items:
@@ -189,23 +184,24 @@ class RegionStore:
                 found[key] = gathered(found[key], item)
             for key, known in found.items():
                 value = msgspec.json.encode(known)
-                if self._db.get(_key(b"i", region) + _SEP + key) is None:
+                if self._db.get(_key(b"i", region, key)) is None:
                     self._index(batch, region, key, msgspec.json.encode(_head_of(known[-1])))
-                batch.put(_key(b"v", BARRIERS, region) + _SEP + key, value)
+                batch.put(_key(b"v", BARRIERS, region, key), value)
             batch.put(_key(b"o", BARRIERS, region), msgspec.json.encode(origin))
             self._db.write(batch)
 
     def _gathered(self, region: str, key: bytes) -> list[BarrierItem]:
-        stored = self._db.get(_key(b"v", BARRIERS, region) + _SEP + key)
+        stored = self._db.get(_key(b"v", BARRIERS, region, key))
         return [] if stored is None else _items.decode(stored)
 
     def _delete(self, batch: Any, table: str, region: str, key: bytes) -> None:
-        batch.delete(_key(b"v", table, region) + _SEP + key)
-        if table == CHECKPOINTS:
-            batch.delete(_key(b"v", BARRIERS, region) + _SEP + key)
-        if table == CHECKPOINTS and (former := self._db.get(_key(b"i", region) + _SEP + key)) is not None:
-            batch.delete(_key(b"i", region) + _SEP + key)
-            for row in _rows_of(_ends.decode(former), region, key):
+        batch.delete(_key(b"v", table, region, key))
+        if table != CHECKPOINTS:
+            return
+        batch.delete(_key(b"v", BARRIERS, region, key))
+        if (former := self._db.get(_key(b"i", region, key))) is not None:
+            batch.delete(_key(b"i", region, key))
+            for row in _index_rows(_endpoints.decode(former), region, key):
                 batch.delete(row)
 
     def _index(self, batch: Any, region: str, key: bytes, value: bytes) -> None:
@@ -214,55 +210,55 @@ class RegionStore:
             head = _head.decode(value)
             source = CopiedPartition(head.source.cluster_id, topic, int(partition))
             if "\0" in f"{head.source.cluster_id}{head.target.cluster_id}{head.target_topic}":
-                raise ValueError("it has a name that nothing has")
+                raise ValueError("a name contains a null character")
         except (ValueError, msgspec.MsgspecError) as error:
-            # What it led to before still counts: as a line that tells nothing (`_copying`).
+            # Its former endpoints stay, as a line without offset syncs (`_copied_line`).
             log.error("a line of the offset map cannot be read", region=region, key=key, error=str(error))
             return
-        ends = _Ends(
+        ends = _Endpoints(
             source, head.target.cluster_id, head.target_topic, head.target_partition, head.source.topic_id,
             head.target.topic_id,
         )  # fmt: skip
-        at, new = _key(b"i", region) + _SEP + key, msgspec.json.encode(ends)
+        at, new = _key(b"i", region, key), msgspec.json.encode(ends)
         former = self._db.get(at)
         if former == new:
             return
         if former is not None:
-            for row in _rows_of(_ends.decode(former), region, key):
+            for row in _index_rows(_endpoints.decode(former), region, key):
                 batch.delete(row)
         batch.put(at, new)
-        for row in _rows_of(ends, region, key):
+        for row in _index_rows(ends, region, key):
             batch.put(row, b"")
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def into(self, cluster_id: str, topic: str) -> list[CopiedLine]:
+    def lines_into(self, cluster_id: str, topic: str) -> list[CopiedLine]:
         """All lines into a topic. Raises ValueError: there are too many."""
         return self._lines(_key(b"t", cluster_id, topic, ""), skip=3)
 
-    def of(self, cluster_id: str, topic: str) -> list[CopiedLine]:
+    def lines_from(self, cluster_id: str, topic: str) -> list[CopiedLine]:
         """All lines from a topic. Raises ValueError: there are too many."""
         return self._lines(_key(b"s", cluster_id, topic, ""), skip=4)
 
     def _lines(self, prefix: bytes, skip: int) -> list[CopiedLine]:
         found: list[CopiedLine] = []
-        with _Damage():
+        with _damage():
             for row, _ in self._rows(prefix):
                 if len(found) == MAX_LINES:
-                    raise ValueError(f"more than {MAX_LINES} lines of the offset map are of one topic")
+                    raise ValueError(f"a topic has more than {MAX_LINES} lines in the offset map")
                 region, key = row.split(_SEP)[skip:]
-                found.append(self._copying(region.decode(), key))
+                found.append(self._copied_line(region.decode(), key))
         return found
 
-    def _copying(self, region: str, key: bytes) -> CopiedLine:
-        ends = _ends.decode(self._db.get(_key(b"i", region) + _SEP + key))
+    def _copied_line(self, region: str, key: bytes) -> CopiedLine:
+        ends = _endpoints.decode(self._db.get(_key(b"i", region, key)))
         route = key.decode().split("/")[0]
-        line, stored = None, self._db.get(_key(b"v", CHECKPOINTS, region) + _SEP + key)
+        line, stored = None, self._db.get(_key(b"v", CHECKPOINTS, region, key))
         with contextlib.suppress(codec.BadEvent):
             line = None if stored is None else codec.checkpoint_line(stored)
         if line is not None or stored is None:
             further = with_barriers(line, self._gathered(region, key))
-            if further is not None and _leads_there(further, ends):
+            if further is not None and _has_endpoints(further, ends):
                 line = further
         if line is None:
             line = OffsetMapLine(
@@ -273,38 +269,47 @@ class RegionStore:
         return CopiedLine(region, route, ends.source, line)
 
     def record(self, table: str, region: str, key: str) -> bytes | None:
-        """One record."""
-        with _Damage():
+        """One record; None: there is none."""
+        with _damage():
             found: bytes | None = self._db.get(_key(b"v", table, region, key))
             return found
 
     def records(self, table: str, region: str, beginning: str = "") -> Iterable[tuple[str, bytes]]:
-        """Records of a region's table whose keys begin so, one after the other."""
-        with _Damage():
+        """The keys and records of a region's table with this key prefix, in order."""
+        with _damage():
             skip = len(_key(b"v", table, region, ""))
             for row, value in self._rows(_key(b"v", table, region, beginning)):
                 yield row[skip:].decode("utf-8", "replace"), value
 
+    def definitions(self, region: str, kind: type[P], beginning: str) -> Iterator[tuple[str, P]]:
+        """A region's definitions of one kind with this key prefix; unreadable ones are left out."""
+        for key, value in self.records(ROUTES, region, beginning):
+            try:
+                put = codec.control_event(value)
+            except codec.BadEvent:
+                continue
+            if isinstance(put, kind):
+                yield key, put
+
     def cluster_of(self, region: str, route: str, *, target: bool) -> str:
-        """The id of the cluster that a route leads to, or from, as its lines tell it; "" when none does."""
-        with _Damage():
+        """The id of the cluster at the target or source of a route, from its lines; "": it has none."""
+        with _damage():
             for _, value in self._rows(_key(b"i", region, f"{route}/")):
-                ends = _ends.decode(value)
+                ends = _endpoints.decode(value)
                 return ends.target_cluster if target else ends.source.cluster_id
         return ""
 
-    def named(self, cluster: str) -> str:
-        """The id of a cluster when it was last heard; "" when it never was."""
-        with _Damage():
+    def cluster_id(self, cluster: str) -> str:
+        """The id of a cluster when it last answered; "": it never did."""
+        with _damage():
             return (self._db.get(_key(b"c", cluster)) or b"").decode()
 
-    def name(self, cluster: str, cluster_id: str) -> None:
-        """A cluster was heard, and has this id."""
-        with _Damage():
+    def put_cluster_id(self, cluster: str, cluster_id: str) -> None:
+        """Keeps the id of a cluster that answered."""
+        with _damage():
             self._db.put(_key(b"c", cluster), cluster_id.encode())
 
     def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Those whose keys begin with `prefix`."""
         for row, value in self._db.items(from_key=prefix):
             if not row.startswith(prefix):
                 return
@@ -315,32 +320,32 @@ def _head_of(item: BarrierItem) -> _Head:
     return _Head(item.target_topic, item.target_partition, item.source, item.target)
 
 
-def _leads_there(line: OffsetMapLine, ends: _Ends) -> bool:
-    """Of one that leads elsewhere by now the table is going to say so."""
-    leads = line.source.cluster_id, line.target.cluster_id, line.target_topic, line.target_partition
-    return leads == (ends.source.cluster_id, ends.target_cluster, ends.target_topic, ends.target_partition)
+def _has_endpoints(line: OffsetMapLine, ends: _Endpoints) -> bool:
+    """Whether the line still has these endpoints; otherwise the table will soon have the new ones."""
+    of_line = line.source.cluster_id, line.target.cluster_id, line.target_topic, line.target_partition
+    return of_line == (ends.source.cluster_id, ends.target_cluster, ends.target_topic, ends.target_partition)
 
 
-def _key(kind: bytes, *parts: str) -> bytes:
-    return _SEP.join([kind, *(part.encode() for part in parts)])
+def _key(*parts: bytes | str) -> bytes:
+    return _SEP.join(part.encode() if isinstance(part, str) else part for part in parts)
 
 
-def _rows_of(ends: _Ends, region: str, key: bytes) -> list[bytes]:
+def _index_rows(ends: _Endpoints, region: str, key: bytes) -> list[bytes]:
     source = ends.source
     return [
-        _key(b"s", source.cluster_id, source.topic, str(source.partition), region) + _SEP + key,
-        _key(b"t", ends.target_cluster, ends.target_topic, region) + _SEP + key,
+        _key(b"s", source.cluster_id, source.topic, str(source.partition), region, key),
+        _key(b"t", ends.target_cluster, ends.target_topic, region, key),
     ]
 
 
-class _Damage:
-    """Whatever the database raises is damage; what we raise ourselves is not."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, ValueError | StoreDamaged):
-            raise StoreDamaged(f"the store of regions cannot be used: {error}") from error
-        if isinstance(error, msgspec.MsgspecError):
-            raise StoreDamaged(f"the store of regions cannot be read: {error}") from error
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    """Turns errors of the database into StoreDamaged; errors of this module pass."""
+    try:
+        yield
+    except msgspec.MsgspecError as error:  # a ValueError, too
+        raise StoreDamaged(f"the regions store cannot be read: {error}") from error
+    except (ValueError, StoreDamaged):
+        raise
+    except Exception as error:
+        raise StoreDamaged(f"the regions store cannot be used: {error}") from error

@@ -1,22 +1,22 @@
-"""The copied end of another region's tracker topic: folded on top of its table's copy, in the store.
+"""The tail of another region's tracker topic in the store, folded on top of its table's copy.
 
-    switchyard-west-trackers-changelog ─copied─▶ TRACKERS ─┬─▶ `position`, `positions`
+    switchyard-west-trackers-changelog ─copied─▶ TRACKERS ─┬─▶ `positions`
     switchyard-west-trackers           ─copied─▶ ENDS ─────┘
 
-A table's writer may be tens of seconds behind on a busy machine; the topic itself is not. What it says above
-the table is folded here (`app.worker.tracker.fold`, rule 6), and kept by job, with the offset that was read
-to: a worker that begins again goes on there.
+A table's writer may be tens of seconds late on a busy machine, the topic is not. So the topic's newer
+events are folded here (`app.worker.tracker.fold`, rule 6). The folded records are stored by job with the
+next offset, so a restarted worker continues there.
 
 Rules
-1. What is read first, or after more than `MAX_EVENTS` have come, begins `MARGIN_MS` before the newest record
-   of the table's copy, by the time at which it was written, and `MAX_EVENTS` before the end at the most: of
-   what is older the table's copy has to tell. So it is read behind that copy, not beside it: by a time that
-   is hours old it would begin above all that is needed, and never be joined with a region that is lost.
-2. A partition's end and table are joined once the table's copy has come `MARGIN_MS` past the time since
-   which all is read. The margin is for clocks, and for what the table's writer writes late: its records are
-   of all that it has folded by then. That is asked when somebody asks, not when an event was read: what came
-   before they were joined is kept beside, by partition and job, and counts from then on.
-3. A region whose topic is not copied here (an older one) has no end: its table's copy is all there is.
+1. A tail begins `MARGIN_MS` before the newest record of the table's copy, by that record's timestamp, but at
+   most `MAX_EVENTS` before the topic's end. The copy covers older events. The tail begins again when more
+   than `MAX_EVENTS` have come since the last reading. The copy is read first: with one that is hours old, the
+   tail would begin at that limit, too late to be joined with the table of a lost region.
+2. A partition's tail is joined with its table once the copy is `MARGIN_MS` past the time from which the
+   tail has all events. The margin covers clock differences and the writer's delay, because its records
+   cover all events that it has folded. Each query checks this. Records folded before that are kept
+   separately, by partition and job, and count from then on.
+3. A region whose topic is not copied here (an older version) has no tail, only its table's copy.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ from app.worker.tracker.fold import CopyFold, RemoteJobRecord, together
 log = structlog.get_logger(__name__)
 
 MARGIN_MS = 60_000
-MAX_EVENTS = 10_000  # of a partition
+MAX_EVENTS = 10_000  # in a partition's tail, when it begins
 PREFIX = f"{Kind.DISPATCH.value}:"
-EARLY = "early"  # before a key of `ENDS`, with the partition: no job begins so
+EARLY = "early"  # key prefix in `ENDS` of records before the join (rule 2); no job begins with it
 
 
-def goes_on(
+def continues(
     origin: ChangelogOrigin,
     fresh: ChangelogOrigin,
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
 ) -> bool:
-    """Whether what was read of a table, or of its end, is the beginning of what is there now."""
+    """Whether the present log continues the stored offsets of a table or a tail."""
     if (origin.cluster, origin.topic_id) != (fresh.cluster, fresh.topic_id):
         return False
     return all(starts[at] <= origin.next_offsets.get(at.partition, starts[at]) <= ends[at] for at in ends)
 
 
-def lies_far_behind(origin: ChangelogOrigin, ends: Mapping[TopicPartition, int]) -> bool:
-    """Whether so much has come since it was read that it is read anew, from where the table's copy ends."""
+def is_far_behind(origin: ChangelogOrigin, ends: Mapping[TopicPartition, int]) -> bool:
+    """Whether a tail has to begin again, because more than `MAX_EVENTS` have come since it was read."""
     return any(end - origin.next_offsets.get(at.partition, end) > MAX_EVENTS for at, end in ends.items())
 
 
-async def beginning(
+async def tail_beginning(
     fresh: ChangelogOrigin,
     consumer: AIOKafkaConsumer,
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
     table: ChangelogOrigin | None,
 ) -> ChangelogOrigin:
-    """The `fresh` origin with where reading begins, and since when all is read (rule 1). `table`: how far its
-    copy was read: to its end, or this begins later than it could. Raises KafkaError."""
+    """The `fresh` origin with a tail's first offsets, and the times from which it has all events. `table`:
+    the origin of the table's copy, read to its end (rule 1). Raises KafkaError."""
     newest_ms = {} if table is None else table.newest_ms
     wanted = {at: newest_ms[at.partition] - MARGIN_MS for at in ends if at.partition in newest_ms}
     found = await consumer.offsets_for_times(wanted) if wanted else {}
@@ -79,10 +79,10 @@ async def beginning(
     since: dict[int, int] = {}
     for at, end in ends.items():
         start, since_ms = starts[at], at_ms
-        if at in wanted and (lately := found.get(at)) is not None:
-            # Of what was before the first one that there is, nothing is known.
-            start = lately.offset
-            since_ms = wanted[at] if lately.offset > starts[at] else lately.timestamp
+        if at in wanted and (later := found.get(at)) is not None:
+            # Events before the log's first one are not known.
+            start = later.offset
+            since_ms = wanted[at] if later.offset > starts[at] else later.timestamp
         elif at in wanted and end > starts[at]:
             start, since_ms = end, wanted[at]
         if start < end - MAX_EVENTS:
@@ -91,18 +91,18 @@ async def beginning(
     return msgspec.structs.replace(fresh, next_offsets=nexts, since_ms=since)
 
 
-def fold_in(
+def fold_tail(
     store: RegionStore, region: str, records: Mapping[TopicPartition, Iterable[Any]], origin: ChangelogOrigin
 ) -> None:
-    """Folds what was read into the store; `origin`: how far that is. Blocking, as the store."""
+    """Folds events into the store; `origin`: the next offsets behind them. Blocking."""
     table = store.origin(TRACKERS, region)
     changed: dict[bytes, bytes | None] = {}
     for at, read in records.items():
         early = f"{EARLY}/{at.partition}/"
-        known, joined = partial(_copied, store, region, early), _is_joined(at.partition, table, origin)
+        known, joined = partial(_remote_record, store, region, early), _is_joined(at.partition, table, origin)
         fold = CopyFold(PREFIX, known, joined=joined)
         unreadable = UnreadableRecords(
-            "events of a region's tracker topic are passed over", region=region, partition=at.partition
+            "unreadable events of a region's tracker topic are skipped", region=region, partition=at.partition
         )
         for record in read:
             try:
@@ -110,8 +110,8 @@ def fold_in(
             except codec.BadEvent as error:
                 unreadable.add(record.offset, error)
         unreadable.report()
-        told = fold.records() | {early + job: known for job, known in fold.early().items()}
-        changed |= {key.encode(): codec.encode(known) for key, known in told.items()}
+        rows = fold.records() | {early + job: known for job, known in fold.early().items()}
+        changed |= {key.encode(): codec.encode(known) for key, known in rows.items()}
     store.write(ENDS, region, changed, origin)
 
 
@@ -122,13 +122,13 @@ def _is_joined(partition: int, table: ChangelogOrigin | None, origin: ChangelogO
     return table.newest_ms[partition] >= origin.since_ms[partition] + MARGIN_MS
 
 
-def _copied(store: RegionStore, region: str, early: str, job: str) -> RemoteJobRecord:
+def _remote_record(store: RegionStore, region: str, early: str, job: str) -> RemoteJobRecord:
     keys = (TRACKERS, job), (ENDS, job), (ENDS, early + job)
     return RemoteJobRecord(*(_read(store.record(table, region, key), region, job) for table, key in keys))
 
 
 def positions(store: RegionStore, region: str, prefix: str) -> dict[str, TrackerRecord]:
-    """How far a region's jobs are whose names begin so, by all that was read. Blocking."""
+    """By job, the positions of a region's jobs with this name prefix, from table and tail. Blocking."""
     tables, ends = (_records(store, region, table, "", prefix) for table in (TRACKERS, ENDS))
     early: dict[str, TrackerRecord] = {}
     table, end = (store.origin(one, region) for one in (TRACKERS, ENDS))
@@ -139,7 +139,7 @@ def positions(store: RegionStore, region: str, prefix: str) -> dict[str, Tracker
     found: dict[str, TrackerRecord] = {}
     for job in {**tables, **ends}:
         copied = RemoteJobRecord(tables.get(job), ends.get(job), early.get(job))
-        if (known := together(copied, joined=True)) is not None:  # or there is none that came early
+        if (known := together(copied, joined=True)) is not None:  # `early` is empty before the join
             found[job] = known
     return found
 
@@ -147,7 +147,7 @@ def positions(store: RegionStore, region: str, prefix: str) -> dict[str, Tracker
 def _records(
     store: RegionStore, region: str, table: str, before: str, prefix: str
 ) -> dict[str, TrackerRecord]:
-    """By job; `before` stands before it in the key."""
+    """The records by job; `before` precedes the job in their keys."""
     found: dict[str, TrackerRecord] = {}
     for key, value in store.records(table, region, before + prefix):
         job = key.removeprefix(before)
@@ -163,12 +163,12 @@ def _read(value: bytes | None, region: str, job: str) -> TrackerRecord | None:
         JobId.parse(job)
         return codec.tracker_record(value)
     except ValueError as error:
-        log.error("a region's position cannot be read", region=region, job=job, error=str(error))
+        log.error("the position of a region's job cannot be read", region=region, job=job, error=str(error))
         return None
 
 
 def with_newest(origin: ChangelogOrigin, records: Mapping[TopicPartition, Iterable[Any]]) -> ChangelogOrigin:
-    """The origin with the time of the newest record of each partition, which is none that is yet to come."""
+    """The origin with the timestamp of each partition's newest record, at most the present time."""
     newest, at_ms = dict(origin.newest_ms), now_ms()
     for at, read in records.items():
         times = [newest.get(at.partition, 0), *(record.timestamp for record in read)]

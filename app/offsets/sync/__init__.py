@@ -1,1 +1,1 @@
-"""Positions mapped, groups kept in step, what other regions have finished."""
+"""Offset sync between regions: positions mapped and committed, and progress imported from other regions."""

@@ -1,61 +1,51 @@
-"""Which workload of another region consumes a group in a cluster, as that region's control log says.
+"""The workload of another region that consumes a group in a cluster, by that region's control log.
 
-Also one that sleeps, or has committed nothing yet, whom nothing in the cluster shows. With a mode a workload
-runs in the region's own cluster: in that of the active region, or (active/active) in each one's.
+It is found also when it is asleep or has committed nothing, so that the cluster does not show it. An
+active-passive workload runs in the active region's own cluster, an active-active one in each region's own
+cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from app.controllog import codec
 from app.controllog.events import WorkloadPut
 from app.controllog.roles import ACTIVE_PASSIVE
-from app.offsets.store.records import ROUTES, RegionStore
-from app.offsets.store.tables import RegionTables
+from app.offsets.store.records import RegionStore
+from app.offsets.store.tables import RegionAtlas, RegionTables
 
-IsActive = Callable[[str, str], bool]
+IsActive = Callable[[str, str], bool]  # workload and region: it has the role, or is about to get or lose it
 
 
-class GroupOwners:
-    """`is_active(workload, region)`: whether the region has the role, or is about to get or to lose it."""
+async def describe_owner(
+    tables: RegionTables, is_active: IsActive, group: str, cluster: str, topic: str | None
+) -> str:
+    """The workload that consumes the group in the cluster, for people; "": none is known. `topic`: only a
+    workload of this topic counts. Call `RegionTables.read` before. Raises NotRead."""
+    atlas = tables.atlas
 
-    def __init__(self, tables: RegionTables, is_active: IsActive) -> None:
-        self._tables = tables
-        self._is_active = is_active
+    def workloads(store: RegionStore) -> list[tuple[str, WorkloadPut]]:
+        return [
+            (region, put)
+            for region in atlas.regions
+            if region != atlas.region
+            for _, put in store.definitions(region, WorkloadPut, f"workload/{group}/")
+            if topic is None or put.key == f"{group}/{topic}"
+        ]
 
-    async def describe_owners(self, group: str, cluster: str, topic: str | None = None) -> str:
-        """Who consumes it there, of all its topics or of one, in words; "": nobody is known.
-        `RegionTables.read` before. Raises NotRead."""
-        atlas = self._tables.atlas
+    for region, put in await tables.ask(workloads):
+        if _runs(put, region, cluster, atlas, is_active):
+            return f"workload {put.key} of region {region} consumes it there"
+    return ""
 
-        def asked(store: RegionStore) -> list[tuple[str, Mapping[str, Any], str]]:
-            found: list[tuple[str, Mapping[str, Any], str]] = []
-            for region in atlas.regions:
-                if region == atlas.region:
-                    continue
-                for _, value in store.records(ROUTES, region, f"workload/{group}/"):
-                    try:
-                        put = codec.control_event(value)
-                    except codec.BadEvent:
-                        continue  # its positions still show who lives
-                    if isinstance(put, WorkloadPut) and (topic is None or put.key == f"{group}/{topic}"):
-                        found.append((put.key, put.definition, region))
-            return found
 
-        for key, definition, region in await self._tables.ask(asked):
-            if self._runs(key, definition, region, cluster):
-                return f"workload {key} of region {region} consumes it there"
-        return ""
-
-    def _runs(self, key: str, definition: Mapping[str, Any], region: str, cluster: str) -> bool:
-        metadata, spec = definition.get("metadata"), definition.get("spec")
-        if not isinstance(metadata, Mapping) or not isinstance(spec, Mapping):
-            return False
-        mode = spec.get("mode")
-        if mode is None:
-            return bool(metadata.get("cluster") == cluster)
-        if self._tables.atlas.region_of.get(cluster) != region:
-            return False
-        return mode != ACTIVE_PASSIVE or self._is_active(key, region)
+def _runs(put: WorkloadPut, region: str, cluster: str, atlas: RegionAtlas, is_active: IsActive) -> bool:
+    metadata, spec = put.definition.get("metadata"), put.definition.get("spec")
+    if not isinstance(metadata, Mapping) or not isinstance(spec, Mapping):
+        return False
+    mode = spec.get("mode")
+    if mode is None:
+        return bool(metadata.get("cluster") == cluster)
+    if atlas.region_of.get(cluster) != region:
+        return False
+    return mode != ACTIVE_PASSIVE or is_active(put.key, region)

@@ -1,18 +1,20 @@
-"""Groups kept in step again and again: those that `spec.offsets` of routes names, and those of workloads that
-are passive here (`app.offsets.sync.group_syncer` does it for one).
+"""Offset sync of groups in rounds: the groups in routes' `spec.offsets`, and those of passive workloads.
+
+`app.offsets.sync.group_syncer` syncs one group.
 
 Rules
-1. A workload that is active-passive, and active in another region, needs no route that says so: the group's
-   positions in this region's own cluster follow those in the active region's, of the main topic only. Retry
-   topics and dead letters are each region's own.
-2. Such a group may be further here than what is mapped: this region was active once. That is in step, if
-   Switchyard committed that position. Somebody else's is left as it is, too, and told: were this region to
-   become active, what lies between would be passed over, read or not.
-3. While the active region's cluster does not answer, or the map cannot be read, nothing changes, and it is
-   said. One group that fails holds up no other; it is tried again with the next round. Each is told once,
-   until it does well.
-4. The leader does it, while its lease holds. What was done stands with the positions: the next one goes on.
-5. Groups of Switchyard's own (`switchyard-*`) are never meant by a route.
+1. An active-passive workload that is active in another region needs no route for this. Its group's
+   positions in this region's own cluster follow those in the active region's, for the main topic only.
+   Retry topics and dead letter queues belong to each region.
+2. Such a group may be ahead of the mapped position here, because this region was active before. It counts
+   as in step if Switchyard committed that position. Another client's position is left alone, and
+   an incident is reported. If this region became active, it would skip the messages in between, read or not.
+3. While the active region's cluster or the offset map is unavailable, positions stay, and the state says
+   so. One failing group does not delay the others. The next round tries it again. A failure is reported
+   once until the group succeeds.
+4. The leader syncs groups while its lease holds. Its results are in the positions, so the next leader
+   continues.
+5. Routes never sync Switchyard's own groups (`switchyard-*`).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from mode import Service
 
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.clock import now_ms
-from app.offsets.model.group_sync import AHEAD_OF_MAP
+from app.offsets.model.group_sync import BEYOND_MAPPED
 from app.offsets.store.tables import NotRead, ReadableClusters
 from app.offsets.sync.group_syncer import GroupOutcome, GroupState, GroupSyncer, OffsetMapViews, Wanted
 from app.replicate.definition import GroupSync, RouteDefinition
@@ -41,13 +43,16 @@ log = structlog.get_logger(__name__)
 SYNC_POLL_INTERVAL_S = 1.0
 PASSIVE_SYNC_INTERVAL_S = 5.0
 GROUPS_AT_ONCE = 8
-GROUP_SYNC_TIMEOUT_S = 20.0  # one that takes longer is tried again
-ROUND_READ_TIMEOUT_S = 60.0  # reading the map anew may take as long
+GROUP_SYNC_TIMEOUT_S = 20.0  # then the next round tries the group again
+ROUND_READ_TIMEOUT_S = 60.0  # enough to read the offset map from its start
 OWN_GROUP_PREFIX = "switchyard-"
 CLUSTER_ERRORS = (ClusterUnreachable, KafkaError, NotRead, OSError, TimeoutError)
-REMEDY = "it is tried again; offsets map explains the position, offsets sync shows what would be done"
+REMEDY = (
+    "the next round tries again; `switchyard offsets map` explains the position, "
+    "`switchyard offsets sync` shows the planned commits"
+)
 
-FOREIGN = "Switchyard did not commit it; set it back if what lies between was not read"
+FOREIGN = "Switchyard did not commit it; set it back if the messages in between were not read"
 
 PassiveState = Literal[GroupState, "away", "starting"]
 ReportIncident = Callable[[str, str, str, str], None]
@@ -56,8 +61,8 @@ SyncedRoutes = Callable[[], Mapping[str, tuple[RouteDefinition, Route]]]
 
 @dataclass(frozen=True, slots=True)
 class PassiveWorkload:
-    """A workload that is passive here. `source`: the cluster that the active `region` consumes, `target` this
-    region's own. `trouble`: why these cannot be named; then they are ""."""
+    """A workload that is passive here, with the active `region`'s cluster `source` and this region's
+    `target`. `trouble`: why the clusters cannot be named; then both are ""."""
 
     key: str
     group: str
@@ -72,28 +77,27 @@ class PassiveSyncStatus(NamedTuple):
     """How well a passive workload's positions here follow the active region's.
 
     Attributes:
-        of: the workload, the region that is active, and the clusters.
-        state: as of the last round (`GroupState`); "away": a cluster or the map does not answer, nothing
-            changes; "starting": there was no round yet.
-        why: of one that is not in step.
-        at_ms: when it was looked at last. good_ms: when it was in step last, since this worker leads.
+        state: The last round's `GroupState`; "away": a cluster or the offset map is unavailable;
+            "starting": no round yet.
+        why: The reason if it is not in step.
+        at_ms, good_ms: When it was last looked at, and last in step since this worker leads.
     """
 
-    of: PassiveWorkload
+    workload: PassiveWorkload
     state: PassiveState
     why: str
     at_ms: int | None
     good_ms: int | None
 
     def lag_s(self, now_ms: int) -> float | None:
-        """How long ago it was in step last; None: it never was."""
+        """Seconds since it was in step; None: never since this worker leads."""
         return None if self.good_ms is None else max(0, now_ms - self.good_ms) / 1000
 
 
 @dataclass(slots=True)
 class SyncedGroups:
-    """What is kept in step from one cluster to another: a route's groups by their names, or passive workloads
-    by their keys. `good_ms`: when each was last in step; `error`: why there was no round."""
+    """The groups synced from one cluster to another: a route's by name, or passive workloads' by key.
+    `good_ms`: when each was last in step. `error`: why the last round failed."""
 
     name: str
     source: str
@@ -106,7 +110,7 @@ class SyncedGroups:
     error: str = ""
 
     def lag_s(self, at_ms: int) -> float | None:
-        """Since when some group that has no members there was not in step; None: there is no such."""
+        """The longest time, in seconds, since a group without members was in step; None: no such group."""
         waiting = [
             at_ms - self.good_ms.get(name, one.at_ms)
             for name, one in self.outcomes.items()
@@ -115,8 +119,8 @@ class SyncedGroups:
         return max(0, *waiting) / 1000 if waiting else None
 
 
-class _One(NamedTuple):
-    """One group's part of a round."""
+class _GroupPart(NamedTuple):
+    """One group in a round."""
 
     name: str  # in `SyncedGroups.outcomes`
     group: str
@@ -125,8 +129,8 @@ class _One(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What a route, or passive workloads, ask for."""
+class _Sync:
+    """The sync that a route, or the passive workloads of one region, need."""
 
     source: str
     target: str
@@ -136,15 +140,9 @@ class _Wish:
 
 
 class GroupSyncSchedule(Service):
-    """See the module.
-
-    Args:
-        routes: this region's, by name. passive: workloads that are passive here.
-        may_act: whether this worker leads, and its lease holds.
-
-    Attributes: `routes`, `passive` (what became of each route's groups; of the passive workloads, by the
-        active region's cluster), on the leader.
-    """
+    """Runs the rounds while this worker may act (it leads, and its lease holds). `routes` has the results of
+    each route's groups, `passive` those of passive workloads by the active region's cluster. The arguments of
+    these names return this region's routes, and the workloads that are passive here."""
 
     def __init__(
         self,
@@ -164,36 +162,35 @@ class GroupSyncSchedule(Service):
         self._passive = passive
         self._may_act = may_act
         self._report_incident = report_incident
-        self._told: set[tuple[str, str]] = set()
-        self._wishes: dict[str, tuple[RouteDefinition, GroupSync | None]] = {}  # parsed once a change
+        self._reported: set[tuple[str, str]] = set()
+        self._parsed: dict[str, tuple[RouteDefinition, GroupSync | None]] = {}  # parsed once per change
         self._passives: dict[str, PassiveWorkload] = {}
-        self._under_way: dict[tuple[str, str, str], asyncio.Task[None]] = {}
+        self._running: dict[tuple[str, str, str], asyncio.Task[None]] = {}
 
     async def on_stop(self) -> None:
-        for task in self._under_way.values():
+        for task in self._running.values():
             task.cancel()
-        await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def passive_status(self, key: str) -> PassiveSyncStatus | None:
-        """How a workload's positions follow the active region's; None: it is not passive here, or this worker
-        does not lead."""
+        """The status of a workload; None: it is not passive here, or this worker does not lead."""
         one = self._passives.get(key)
         if one is None:
             return None
         kept = self.passive.get(one.source)
-        made = None if kept is None else kept.outcomes.get(key)
-        state: PassiveState = "starting" if made is None else made.state
-        why = "" if made is None else made.why
+        outcome = None if kept is None else kept.outcomes.get(key)
+        state: PassiveState = "starting" if outcome is None else outcome.state
+        why = "" if outcome is None else outcome.why
         if one.trouble:
             state, why = "failed", one.trouble
         elif kept is not None and kept.error:
             state, why = "away", kept.error
-        at_ms = None if made is None else made.at_ms
+        at_ms = None if outcome is None else outcome.at_ms
         return PassiveSyncStatus(one, state, why, at_ms, None if kept is None else kept.good_ms.get(key))
 
     def passive_statuses(self) -> dict[str, PassiveSyncStatus]:
-        """Likewise, of every workload that is passive here."""
-        return {key: told for key in sorted(self._passives) if (told := self.passive_status(key)) is not None}
+        """The status of every workload that is passive here, by key."""
+        return {key: one for key in sorted(self._passives) if (one := self.passive_status(key)) is not None}
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -204,143 +201,144 @@ class GroupSyncSchedule(Service):
             try:
                 self._poll()
             except Exception:
-                log.exception("looking at what is to be kept in step failed; it is tried again")
+                log.exception("finding the groups for offset sync failed; it is tried again in a second")
 
     def _poll(self) -> None:
-        self._under_way = {name: task for name, task in self._under_way.items() if not task.done()}
+        self._running = {name: task for name, task in self._running.items() if not task.done()}
         if not self._may_act():
-            for task in self._under_way.values():
+            for task in self._running.values():
                 task.cancel()
             self.routes.clear()
             self.passive.clear()
             self._passives.clear()
             return
-        self._keep(self.routes, self._of_routes())
-        self._keep(self.passive, self._of_passive())
+        self._start_rounds(self.routes, self._route_syncs())
+        self._start_rounds(self.passive, self._passive_syncs())
 
-    def _of_routes(self) -> dict[str, _Wish]:
+    def _route_syncs(self) -> dict[str, _Sync]:
         defined = self._defined()
         for name, (definition, _) in defined.items():
-            if self._wishes.get(name, (None,))[0] is not definition:
-                self._wishes[name] = definition, definition.offsets
-        for gone in self._wishes.keys() - defined.keys():
-            del self._wishes[gone]
-        wanted = ((name, wish, defined[name][1]) for name, (_, wish) in self._wishes.items())
+            if self._parsed.get(name, (None,))[0] is not definition:
+                self._parsed[name] = definition, definition.offsets
+        for gone in self._parsed.keys() - defined.keys():
+            del self._parsed[gone]
+        wanted = ((name, sync, defined[name][1]) for name, (_, sync) in self._parsed.items())
         return {
-            name: _Wish(route.source, route.target, wish.every_s, (wish, route))
-            for name, wish, route in wanted
-            if wish is not None
+            name: _Sync(route.source, route.target, sync.every_s, (sync, route))
+            for name, sync, route in wanted
+            if sync is not None
         }
 
-    def _of_passive(self) -> dict[str, _Wish]:
+    def _passive_syncs(self) -> dict[str, _Sync]:
         self._passives = {one.key: one for one in self._passive()}
         found: dict[str, list[PassiveWorkload]] = {}
         for one in self._passives.values():
             if one.trouble:
-                self._report("", one.key, f"its offsets do not follow region {one.region}: {one.trouble}")
+                self._report("", one.key, f"offset sync does not follow region {one.region}: {one.trouble}")
             else:
                 found.setdefault(one.source, []).append(one)
         return {
-            source: _Wish(source, many[0].target, PASSIVE_SYNC_INTERVAL_S, passive=tuple(many))
+            source: _Sync(source, many[0].target, PASSIVE_SYNC_INTERVAL_S, passive=tuple(many))
             for source, many in found.items()
         }
 
-    def _keep(self, kept: dict[str, SyncedGroups], wishes: Mapping[str, _Wish]) -> None:
-        for gone in kept.keys() - wishes.keys():
+    def _start_rounds(self, kept: dict[str, SyncedGroups], syncs: Mapping[str, _Sync]) -> None:
+        for gone in kept.keys() - syncs.keys():
             del kept[gone]
-        for name, wish in wishes.items():
+        for name, sync in syncs.items():
             status = kept.get(name)
-            if status is None or (status.source, status.target) != (wish.source, wish.target):
-                status = kept[name] = SyncedGroups(name, wish.source, wish.target)
-            of = ("" if wish.route is None else name, wish.source, wish.target)
-            if time.monotonic() - status.began_s >= wish.every_s and of not in self._under_way:
+            if status is None or (status.source, status.target) != (sync.source, sync.target):
+                status = kept[name] = SyncedGroups(name, sync.source, sync.target)
+            of = ("" if sync.route is None else name, sync.source, sync.target)
+            if time.monotonic() - status.began_s >= sync.every_s and of not in self._running:
                 status.began_s = time.monotonic()
-                self._under_way[of] = asyncio.get_running_loop().create_task(self._round(status, wish))
+                self._running[of] = asyncio.get_running_loop().create_task(self._round(status, sync))
 
-    async def _round(self, status: SyncedGroups, wish: _Wish) -> None:
+    async def _round(self, status: SyncedGroups, sync: _Sync) -> None:
         began_s = time.monotonic()
-        route, name = (status.name, "") if wish.route else ("", status.name)
+        route, name = (status.name, "") if sync.route else ("", status.name)
         try:
-            parts = await self._parts(wish)
+            parts = await self._parts(sync)
             await self._syncer.mapper.read(ROUND_READ_TIMEOUT_S)
-            views = self._syncer.views(wish.source, wish.target)
+            views = self._syncer.views(sync.source, sync.target)
             gate = asyncio.Semaphore(GROUPS_AT_ONCE)
-            await asyncio.gather(*(self._one(status, part, views, gate) for part in parts))
+            await asyncio.gather(*(self._sync_group(status, part, views, gate) for part in parts))
             for gone in status.outcomes.keys() - {part.name for part in parts}:
                 del status.outcomes[gone]
                 status.good_ms.pop(gone, None)
             status.error = ""
         except (*CLUSTER_ERRORS, KeyError) as error:
             status.error = str(error) or repr(error)
-            whose = "the groups of" if wish.route else "the offsets of workloads that are passive here, as of"
-            self._report(route, name, f"{whose} {wish.source} cannot be kept in step: {status.error}")
+            groups = "groups" if sync.route else "groups of passive workloads"
+            self._report(route, name, f"{groups} of cluster {sync.source} cannot be synced: {status.error}")
         except Exception as error:
             status.error = repr(error)
-            log.exception("a round of offset sync failed; the next one starts afresh", of=status.name)
+            log.exception("a round of offset sync failed; the next one starts again", of=status.name)
         else:
-            self._told.discard((route, name))
+            self._reported.discard((route, name))
         finally:
             status.took_s, status.rounds = time.monotonic() - began_s, status.rounds + 1
 
-    async def _parts(self, wish: _Wish) -> list[_One]:
-        """Raises KeyError, ClusterUnreachable, KafkaError: a cluster that is needed does not answer."""
-        if wish.route is None:
-            for name in (wish.source, wish.target):  # not each group is to find out for itself
+    async def _parts(self, sync: _Sync) -> list[_GroupPart]:
+        """The groups of a round. Raises KeyError, ClusterUnreachable, KafkaError: a cluster does not
+        answer."""
+        if sync.route is None:
+            for name in (sync.source, sync.target):  # once for all groups of the round
                 await self._syncer.mapper.tables.reach(name)
-            return [_One(one.key, one.group, topic=one.topic) for one in wish.passive]
-        groups, route = wish.route
+            return [_GroupPart(one.key, one.group, topic=one.topic) for one in sync.passive]
+        groups, route = sync.route
 
         def wanted(topic: str) -> Collection[str]:
             copy = route.destination(topic)
             return () if copy is None else (copy,)
 
-        listed = await (await self._clusters.get(wish.source)).committer.groups()
+        listed = await (await self._clusters.get(sync.source)).committer.groups()
         return [
-            _One(group, group, wanted)
+            _GroupPart(group, group, wanted)
             for group in listed
             if not group.startswith(OWN_GROUP_PREFIX) and groups.groups(group)
         ]
 
-    async def _one(
-        self, status: SyncedGroups, part: _One, views: OffsetMapViews, gate: asyncio.Semaphore
+    async def _sync_group(
+        self, status: SyncedGroups, part: _GroupPart, views: OffsetMapViews, gate: asyncio.Semaphore
     ) -> None:
         async with gate:
             try:
                 async with asyncio.timeout(GROUP_SYNC_TIMEOUT_S):
-                    made = await self._syncer.sync(
+                    outcome = await self._syncer.sync(
                         part.group, status.source, status.target, views, wanted=part.wanted, only=part.topic
                     )
-            except Exception as error:  # noqa: BLE001 - whatever it is of, others are to be kept in step (rule 3)
-                made = GroupOutcome(part.group, "failed", now_ms(), str(error) or repr(error))
+            except Exception as error:  # noqa: BLE001 - one group's error must not stop the others (rule 3)
+                outcome = GroupOutcome(part.group, "failed", now_ms(), str(error) or repr(error))
         route = status.name
         if part.topic is not None:
-            made, route = _of_passive(made, part.topic), ""
-        status.outcomes[part.name] = made
-        if made.is_good:
-            status.good_ms[part.name] = made.at_ms
-            self._told.discard((route, part.name))
-        elif made.state in {"refused", "failed"}:
-            message = f"group {part.group} is not kept in step in {status.target}: {made.why}"
+            outcome, route = _passive_outcome(outcome, part.topic), ""
+        status.outcomes[part.name] = outcome
+        if outcome.is_good:
+            status.good_ms[part.name] = outcome.at_ms
+            self._reported.discard((route, part.name))
+        elif outcome.state in {"refused", "failed"}:
+            message = f"group {part.group} is not in step in {status.target}: {outcome.why}"
             self._report(route, part.name, message)
 
     def _report(self, route: str, name: str, message: str) -> None:
-        """`route` "": of passive workloads, by the workload's key or the active region's cluster."""
-        if (route, name) not in self._told:
-            self._told.add((route, name))
+        """`route` "": `name` is a passive workload's key, or the active region's cluster."""
+        if (route, name) not in self._reported:
+            self._reported.add((route, name))
             with contextlib.suppress(Exception):
                 self._report_incident("offset-sync", "/".join(filter(None, (route, name))), message, REMEDY)
 
 
-def _of_passive(made: GroupOutcome, topic: str) -> GroupOutcome:
-    """Rule 2; and of a topic that nothing joins, that."""
-    if made.state == "nothing":
-        return replace(made, why=made.unmapped.get(topic, made.why))
-    foreign = [row for row in made.rows if row.decision.why == AHEAD_OF_MAP and row.is_foreign]
-    if foreign and made.state in {"synced", "unchanged", "refused"}:
+def _passive_outcome(outcome: GroupOutcome, topic: str) -> GroupOutcome:
+    """A passive workload's outcome by rule 2; without a related topic, with the reason for its topic."""
+    if outcome.state == "nothing":
+        return replace(outcome, why=outcome.unmapped.get(topic, outcome.why))
+    foreign = [row for row in outcome.rows if row.decision.why == BEYOND_MAPPED and row.is_foreign]
+    if foreign and outcome.state in {"synced", "unchanged", "refused"}:
         first, more = foreign[0], f" and {len(foreign) - 1} more" * (len(foreign) > 1)
-        where = f"it is {first.have}, {first.answer.next_offset} mapped"
-        why = f"partition {first.answer.partition}{more}: {AHEAD_OF_MAP} ({where}), and {FOREIGN}"
-        return replace(made, state="refused", why=why)
-    if made.state == "refused" and {row.decision.why for row in made.rows} <= {"", AHEAD_OF_MAP}:
-        return replace(made, state="unchanged", why="")
-    return made
+        where = f"{first.have}, mapped {first.answer.next_offset}"
+        why = f"partition {first.answer.partition}{more}: {BEYOND_MAPPED} ({where}), and {FOREIGN}"
+        return replace(outcome, state="refused", why=why)
+    if outcome.state == "refused" and {row.decision.why for row in outcome.rows} <= {"", BEYOND_MAPPED}:
+        return replace(outcome, state="unchanged", why="")
+    return outcome

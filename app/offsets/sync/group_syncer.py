@@ -1,16 +1,16 @@
-"""Brings a group's positions in step between two clusters; again and again:
-`app.offsets.sync.group_sync_schedule`.
+"""Offset sync of one group: maps its positions from one cluster and commits them in another.
+
+`app.offsets.sync.group_sync_schedule` repeats this for the groups of routes and of passive workloads.
 
 Rules
-1. A group is committed for in one request, or not at all. One that has members at the destination, that a
-   workload of any region consumes there, or whose position there somebody moves
-   (`app.offsets.model.group_sync`, rule 4), is left alone. Beside members that come meanwhile a broker takes
-   no commit; what somebody else committed meanwhile is seen by reading once more, right before the commit. A
-   role that came here meanwhile is seen right before it, too, and before each try, which ends after
-   `COMMIT_TIMEOUT_S`.
-2. What is committed where there is a position already: `app.offsets.model.group_sync`.
-3. Asked for one topic of a group (a workload's), nothing else that the group has there counts: a group may
-   have workloads that are active in different regions. Members count always.
+1. A group's positions are committed in one request or not at all. A group is left alone while
+   it has members at the destination, or a workload of any region consumes it there. So is a group whose
+   positions a client moves there (`app.offsets.model.group_sync`, rule 4). Brokers refuse the commit if a
+   member joins in between. Right before the commit, positions are read again to see other clients' commits.
+   The role is checked again, too, before each try; a try ends after `COMMIT_TIMEOUT_S`.
+2. `app.offsets.model.group_sync` decides over positions that exist.
+3. A sync of one topic (a workload's) ignores the group's other topics, because their workloads may be
+   active in other regions. The group's members always count.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from app.kernel.clock import now_ms
 from app.offsets.model.group_sync import CommitDecision, ForeignCommitWatch, GroupPosition, decide, is_own
 from app.offsets.model.translation import ResumePosition
 from app.offsets.store.tables import ReadableCluster, ReadableClusters
-from app.offsets.sync.group_owners import GroupOwners, IsActive
-from app.offsets.sync.mapper import JoinedTopics, NoRoad, OffsetMapper
+from app.offsets.sync.group_owners import IsActive, describe_owner
+from app.offsets.sync.mapper import JoinedTopics, NotJoined, OffsetMapper
 
-CACHED_LINES = 512  # of the map in memory, for the groups of a round: of a few kilobytes to 30 kB each
+CACHED_LINES = 512  # of the offset map, in memory for a round; a line has up to 30 kB
 COMMIT_TRIES = 10
 COMMIT_TIMEOUT_S = 2.0
 COMMIT_RETRY_INTERVAL_S = 0.5
-CHANGED_MEANWHILE = "its positions there changed while it was looked at; it is looked at again"
+CHANGED_POSITIONS = "its positions there changed during the sync, so the next round tries again"
 
 GroupState = Literal["synced", "unchanged", "live", "refused", "failed", "nothing"]
 Busy = Callable[[str, str, str | None], str]
@@ -44,8 +44,7 @@ Wanted = Callable[[str], Collection[str] | None]
 
 @dataclass(frozen=True, slots=True)
 class PartitionSync:
-    """What becomes of one partition. `have` is the group's position there; `is_foreign`: nothing of
-    Switchyard committed it."""
+    """A partition's result. `have`: the committed position; `is_foreign`: Switchyard did not commit it."""
 
     topic: str
     to_topic: str
@@ -57,10 +56,8 @@ class PartitionSync:
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """What became of a group, or would: `state`, `why` of those that were not synced, and its partitions.
-
-    `unmapped`: its topics that nothing joins with the destination, and why.
-    """
+    """The result for a group, planned or done: its state, the reason if it was not synced, and its
+    partitions. `unmapped`: by topic, why the destination has no related topic."""
 
     group: str
     state: GroupState
@@ -75,33 +72,33 @@ class GroupOutcome:
 
 
 class OffsetMapViews:
-    """The joined topics of a round, as many as `CACHED_LINES` allows."""
+    """The joined topics of one round, cached up to `CACHED_LINES` lines."""
 
     def __init__(self, mapper: OffsetMapper, source: str, target: str) -> None:
         self._mapper = mapper
         self._source = source
         self._target = target
-        self._held: OrderedDict[tuple[str, str | None], list[JoinedTopics]] = OrderedDict()
+        self._cached: OrderedDict[tuple[str, str | None], list[JoinedTopics]] = OrderedDict()
 
     async def join(self, topic: str, to_topic: str | None) -> list[JoinedTopics]:
-        """See `OffsetMapper.join`."""
         key = topic, to_topic
-        if key in self._held:
-            self._held.move_to_end(key)
-            return self._held[key]
+        if key in self._cached:
+            self._cached.move_to_end(key)
+            return self._cached[key]
         found = await self._mapper.join(self._source, topic, self._target, to_topic)
-        self._held[key] = found
+        self._cached[key] = found
         while (
-            len(self._held) > 1
-            and sum(one.lines for many in self._held.values() for one in many) > CACHED_LINES
+            len(self._cached) > 1
+            and sum(one.lines for many in self._cached.values() for one in many) > CACHED_LINES
         ):
-            self._held.popitem(last=False)
+            self._cached.popitem(last=False)
         return found
 
 
 class GroupSyncer:
-    """Maps and commits one group. `busy(group, cluster, topic)` says which workload of this region (that of a
-    topic, or any) consumes it there, or ""; `is_active` see `GroupOwners`; `clock` has monotonic seconds."""
+    """Maps and commits the positions of one group. `busy(group, cluster, topic)` is the workload of this
+    region that consumes it there, or ""; `is_active` as in `group_owners`; `clock` returns monotonic
+    seconds."""
 
     def __init__(
         self,
@@ -114,25 +111,25 @@ class GroupSyncer:
         self.mapper = mapper
         self._clusters = clusters
         self._busy = busy
-        self._owners = GroupOwners(mapper.tables, is_active)
+        self._is_active = is_active
         self._clock = clock
         self._watch = ForeignCommitWatch()
 
     def views(self, source: str, target: str) -> OffsetMapViews:
-        """For several groups; `OffsetMapper.read` before."""
+        """A cache for several groups; call `OffsetMapper.read` before."""
         return OffsetMapViews(self.mapper, source, target)
 
     async def sync(
         self, group: str, source: str, target: str, views: OffsetMapViews, *, wanted: Wanted = lambda _: None,
         only: str | None = None, execute: bool = True,
     ) -> GroupOutcome:  # fmt: skip
-        """Brings a group in step at `target`; without `execute` says what it would do.
+        """Syncs a group to `target`; without `execute` returns the planned result.
 
-        `wanted` says which topics of the destination count for a topic of the source: None all, () none.
-        `only`: a topic that has one name in both; no other counts, nor who consumes another (rule 3).
+        Args:
+            wanted: For a source topic, the destination topics that count; None: all, (): none.
+            only: The single topic that counts, with the same name in both clusters (rule 3).
 
-        Raises:
-            KeyError: no such cluster. ClusterUnreachable, KafkaError, NotRead, NoRoad.
+        Raises KeyError (no such cluster), ClusterUnreachable, KafkaError, NotRead, NotJoined.
         """
         if only is not None:
             wanted = _only(only)
@@ -140,8 +137,8 @@ class GroupSyncer:
         at: dict[str, dict[int, int]] = {}
         for (topic, partition), position in (await from_.committer.positions(group)).items():
             at.setdefault(topic, {})[partition] = position.next_offset
-        have = await self._there(to, group, only)
-        alive = self._observe(target, group, only, have)
+        have = await self._positions(to, group, only)
+        active_client = self._observe(target, group, only, have)
         rows: list[PartitionSync] = []
         unmapped: dict[str, str] = {}
         for topic, next_offsets in sorted(at.items()):
@@ -149,39 +146,39 @@ class GroupSyncer:
             for to_topic in [None] if names is None else sorted(names):
                 try:
                     joined = await views.join(topic, to_topic)
-                except NoRoad as error:
+                except NotJoined as error:
                     unmapped[topic] = str(error)
                     continue
                 for one in joined:
                     rows += _rows(one, next_offsets, have)
-        made = await self._outcome(group, only, to, rows, unmapped, alive)
-        if execute and made.state == "synced":
-            made = await self._carried_out(made, to, only, have)
-        return made
+        outcome = await self._outcome(group, only, to, rows, unmapped, active_client)
+        if execute and outcome.state == "synced":
+            outcome = await self._commit_if_unchanged(outcome, to, only, have)
+        return outcome
 
-    async def _carried_out(
+    async def _commit_if_unchanged(
         self,
-        made: GroupOutcome,
+        outcome: GroupOutcome,
         to: ReadableCluster,
         only: str | None,
         have: Mapping[TopicAndPartition, GroupPosition],
     ) -> GroupOutcome:
-        for left in reversed(range(COMMIT_TRIES)):
-            if (now := await self._there(to, made.group, only)) != have:
-                why = self._observe(to.name, made.group, only, now) or CHANGED_MEANWHILE
-                return replace(made, state="live", why=why)
-            if why := self._busy(made.group, to.name, only):
-                return replace(made, state="live", why=why)  # it has become active here meanwhile
+        for tries_left in reversed(range(COMMIT_TRIES)):
+            if (present := await self._positions(to, outcome.group, only)) != have:
+                why = self._observe(to.name, outcome.group, only, present) or CHANGED_POSITIONS
+                return replace(outcome, state="live", why=why)
+            if why := self._busy(outcome.group, to.name, only):
+                return replace(outcome, state="live", why=why)  # the workload became active here meanwhile
             try:
                 async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                    return await self._commit(made, to)
+                    return await self._commit(outcome, to)
             except (ClusterUnreachable, TimeoutError):
-                if not left:
+                if not tries_left:
                     raise
             await asyncio.sleep(COMMIT_RETRY_INTERVAL_S)
         raise AssertionError("the last try returns or raises")
 
-    async def _there(
+    async def _positions(
         self, to: ReadableCluster, group: str, only: str | None
     ) -> dict[TopicAndPartition, GroupPosition]:
         found = await to.committer.positions(group)
@@ -199,10 +196,10 @@ class GroupSyncer:
         to: ReadableCluster,
         rows: list[PartitionSync],
         unmapped: dict[str, str],
-        alive: str,
+        active_client: str,
     ) -> GroupOutcome:
         state: GroupState = "nothing"
-        why = "" if rows else "it has no position in a topic that is joined with one there"
+        why = "" if rows else "the group has no position in a topic that is related to one there"
         refused = next((row.decision.why for row in rows if row.decision.why), "")
         if rows:
             if any(row.decision.next_offset is not None for row in rows):
@@ -211,27 +208,29 @@ class GroupSyncer:
                 state = "refused" if refused else "unchanged"
             why = refused
             members = await to.committer.members(group)
-            live = self._busy(group, to.name, only)
-            live = live or await self._owners.describe_owners(group, to.name, only)
-            if live := live or (members.words and f"the group {members.words} there"):
-                state, why = "live", live
-            elif alive and state == "synced":
-                state, why = "live", alive
+            consumer = self._busy(group, to.name, only)
+            consumer = consumer or await describe_owner(
+                self.mapper.tables, self._is_active, group, to.name, only
+            )
+            if consumer := consumer or (members.words and f"the group {members.words} there"):
+                state, why = "live", consumer
+            elif active_client and state == "synced":
+                state, why = "live", active_client
         return GroupOutcome(group, state, now_ms(), why, tuple(rows), unmapped)
 
-    async def _commit(self, made: GroupOutcome, to: ReadableCluster) -> GroupOutcome:
+    async def _commit(self, outcome: GroupOutcome, to: ReadableCluster) -> GroupOutcome:
         offsets: dict[TopicAndPartition, int] = {}
         marks: dict[TopicAndPartition, str] = {}
-        for row in made.rows:
+        for row in outcome.rows:
             if row.decision.next_offset is not None:
                 at = row.to_topic, row.answer.partition
                 offsets[at], marks[at] = row.decision.next_offset, row.decision.mark
-        refused = await to.committer.commit(made.group, offsets, marks, tries=1)
+        refused = await to.committer.commit(outcome.group, offsets, marks, tries=1)
         if not refused:
-            return made
+            return outcome
         at, why = next(iter(sorted(refused.items())))
         state: GroupState = "live" if LIVE in why else "failed"
-        return replace(made, state=state, why=f"{at[0]}-{at[1]}: {why}")
+        return replace(outcome, state=state, why=f"{at[0]}-{at[1]}: {why}")
 
 
 def _only(topic: str) -> Wanted:
@@ -244,22 +243,21 @@ def _rows(
     for partition, answer in one.resume(next_offsets).answers.items():
         known = have.get((one.to.topic, partition))
         decision = decide(known, answer, one.read, next_offsets)
-        there = None if known is None else known.next_offset
+        committed = None if known is None else known.next_offset
         is_foreign = known is not None and not is_own(known.metadata)
-        yield PartitionSync(one.read.topic, one.to.topic, answer, there, decision, is_foreign)
+        yield PartitionSync(one.read.topic, one.to.topic, answer, committed, decision, is_foreign)
 
 
-def outcome_fields(made: GroupOutcome) -> dict[str, Any]:
-    """For people."""
+def outcome_fields(outcome: GroupOutcome) -> dict[str, Any]:
     return {
-        "group": made.group, "state": made.state, "why": made.why, "at_ms": made.at_ms,
+        "group": outcome.group, "state": outcome.state, "why": outcome.why, "at_ms": outcome.at_ms,
         "partitions": [
             {
                 "topic": row.topic, "to_topic": row.to_topic, "partition": row.answer.partition,
                 "have": row.have, "mapped": row.answer.next_offset, "commit": row.decision.next_offset,
-                "again": row.answer.again, "why": row.decision.why or row.answer.why,
+                "again": row.answer.reread_messages, "why": row.decision.why or row.answer.why,
             }
-            for row in made.rows
+            for row in outcome.rows
         ],
-        "unmapped": dict(made.unmapped),
+        "unmapped": dict(outcome.unmapped),
     }  # fmt: skip

@@ -1,7 +1,7 @@
-"""Sends barriers of the offset map to the agent that writes them down (`agents.checkpoints`).
+"""Sends offset syncs to the agent that writes the checkpoint table (`agents.checkpoints`).
 
-A line's barriers all go to one partition of the checkpoint topic, in the order of the calls. One that gets
-lost costs precision, nothing else: nobody waits for them, and none is sent again.
+All offset syncs of a line go to one partition of the checkpoint topic, in the order of the calls. A lost
+one costs precision only, so callers need not wait, and none is sent again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Item = TypeVar("Item", BarrierItem, NeedItem, EndedItem)
 
 
 def checkpoint_partition(key: str) -> int:
-    """The partition of the checkpoint topic, and so of its table, in which a line lives."""
+    """A line's partition in the checkpoint topic, and so in its table."""
     return zlib.crc32(key.encode()) % CHECKPOINT_PARTITIONS
 
 
 class BarrierSender(Service):
-    """See the module. Whether this worker may still speak for a job (its lease) is the caller's to check."""
+    """The worker's producer for the checkpoint topic. The caller checks its lease before each call."""
 
     def __init__(
         self,
@@ -53,19 +53,20 @@ class BarrierSender(Service):
         await self._producer.stop()
 
     async def send(self, items: Iterable[BarrierItem]) -> list[asyncio.Future[Any]]:
-        """Sends barriers, as few events as they fit into; the futures end once they stand in the topic.
+        """Sends offset syncs in as few events as possible; each future ends when the broker has an event.
 
         Raises:
-            aiokafka.errors.KafkaError: (a future, too) one was not taken; sending them again is harmless.
+            aiokafka.errors.KafkaError: (also from a future) The broker refused an event. Sending it again
+            is harmless.
         """
         return await self._send(items, codec.barriers_events)
 
     async def ask(self, items: Iterable[NeedItem]) -> list[asyncio.Future[Any]]:
-        """The same of what is asked for of lines."""
+        """Sends pinned offsets of lines; otherwise as `send`."""
         return await self._send(items, codec.needed_events)
 
     async def end(self, items: Iterable[EndedItem]) -> list[asyncio.Future[Any]]:
-        """The same of what is known of lines without an owner."""
+        """Sends ends of lines without an owner; otherwise as `send`."""
         return await self._send(items, codec.ended_events)
 
     async def _send(

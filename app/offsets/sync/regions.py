@@ -1,4 +1,4 @@
-"""What a worker does about other regions: the offset map of all of them, and groups kept in step by it."""
+"""A worker's services for other regions: their tables and routes, offset sync, imported progress."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ from app.offsets.sync.remote_routes import RemoteRoutes
 
 
 class Regions(Service):
-    """See the module.
+    """The services, wired to the worker.
 
     Args:
-        directory: of this worker; the store is a folder of it.
-        routes: this region's that can be read, by name. jobs: all that are assigned.
-        busy, is_active: who consumes a group (`GroupSyncer`).
-        may_act: whether this worker keeps groups in step: the leader, while its lease holds.
-        passive: workloads that are passive here.
-        regions_of, may_come: the regions of a workload, and whether one may come here (`RemoteProgress`).
+        directory: The worker's; the store is a folder in it.
+        routes, jobs: This region's readable routes by name, and all assigned jobs.
+        busy, is_active: Which workload consumes a group (`GroupSyncer`).
+        may_act: Whether this worker syncs groups: it leads, and its lease holds.
+        passive: The workloads that are passive here.
+        regions_of, may_come: A workload's regions, and whether one may become active here (`RemoteProgress`).
 
-    Attributes: `tables`, `mapper`, `remote_routes` (routes of other regions), `syncer`
-        (one group, when somebody asks), `sync` (routes' groups, and those of passive workloads),
-        `remote_progress` (what other regions' readers have finished).
+    `syncer` syncs one group on request, `sync` the groups of routes and of passive workloads.
     """
 
     def __init__(
@@ -75,15 +73,14 @@ class Regions(Service):
         await self.add_runtime_dependency(self.remote_progress)
 
     def passive_sync_fields(self, key: str) -> dict[str, Any] | None:
-        """How the positions of a workload that is passive here follow the active region's, for people
-        (`PassiveSyncStatus`; lag_s: how long ago they were in step); None: it is not passive here, or this
-        worker does not lead."""
-        told = self.sync.passive_status(key)
-        if told is None:
+        """A passive workload's offset sync (`PassiveSync`); None: it is not passive here, or another
+        worker leads."""
+        status = self.sync.passive_status(key)
+        if status is None:
             return None
-        of = {"region": told.of.region, "from": told.of.source, "to": told.of.target}
-        return {**of, "state": told.state, "why": told.why, "lag_s": told.lag_s(now_ms())}
+        workload = status.workload
+        return {"region": workload.region, "from": workload.source, "to": workload.target,
+                "state": status.state, "why": status.why, "lag_s": status.lag_s(now_ms())}  # fmt: skip
 
     async def on_shutdown(self) -> None:
-        """Once nobody asks any more."""
         await self.tables.close()

@@ -1,11 +1,12 @@
-"""What other regions copy, and which cluster is which: so that routes do not loop across regions.
+"""Routes of other regions and the ids of clusters, so that routes do not form loops across regions.
 
 Rules
-1. Other regions' routes are read in the copies of their control logs (`app.offsets.store.tables`): as far as
-   they are known, and as they were. The leader looks every `REMOTE_ROUTES_INTERVAL_S`, whoever is asked to
-   define a route then.
-2. The id of a cluster that routes here name is what it says, or said when it was heard last; that of another
-   region's, what the lines of the route say. `app.replicate.definition_checks.beside_of` has the rest.
+1. Routes of other regions come from the copies of their control logs (`app.offsets.store.tables`). A copy
+   that cannot be read keeps its last known routes. The leader reads them every `REMOTE_ROUTES_INTERVAL_S`;
+   a worker that defines a route reads them at once.
+2. A cluster named by a route here has the id with which it answers, or last answered. A cluster named by
+   another region's route has the id in the lines of that route.
+   `app.replicate.definition_checks.beside_of` has the remaining rules.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
 
-from app.controllog import codec
 from app.controllog.events import RoutePut
 from app.kafka.client.cluster import ClusterUnreachable
 from app.offsets.store.records import ROUTES, RegionStore
@@ -32,11 +32,7 @@ ROUTES_READ_TIMEOUT_S = 5.0
 
 
 class RemoteRoutes(Service):
-    """See the module. `other_regions`: as of the last look.
-
-    Args:
-        ends: the clusters that this region's routes name. may_act: whether this worker leads.
-    """
+    """The routes of other regions, as last read. `ends`: the clusters that this region's routes name."""
 
     def __init__(
         self,
@@ -61,11 +57,11 @@ class RemoteRoutes(Service):
                 try:
                     await self.refresh()
                 except Exception:
-                    log.exception("other regions' routes could not be read, and are read again")
+                    log.exception("reading other regions' routes failed; the next round tries again")
             await self.sleep(REMOTE_ROUTES_INTERVAL_S)
 
     async def refresh(self, also: Collection[str] = ()) -> OtherRegions:
-        """What is known now; `also` are clusters that a new route names. Never waits long."""
+        """Reads the routes and ids again; `also`: clusters that a new route names. Never waits long."""
         tables, atlas = self._tables, self._tables.atlas
         names = {*self._ends(), *also} & self._clusters.specs.keys()
         await asyncio.gather(*(tables.reach(name) for name in names), return_exceptions=True)
@@ -74,16 +70,16 @@ class RemoteRoutes(Service):
             try:
                 await tables.read(ROUTES_READ_TIMEOUT_S, (ROUTES,))
             except (NotRead, ClusterUnreachable, KafkaError, OSError) as error:
-                log.warning("other regions' routes are known as they were", error=str(error))
+                log.warning("other regions' routes cannot be read; the last ones count", error=str(error))
 
-        def asked(store: RegionStore) -> tuple[dict[str, str], list[RemoteRoute]]:
-            ids = {name: store.named(name) for name in sorted(self._clusters.specs)}
+        def known(store: RegionStore) -> tuple[dict[str, str], list[RemoteRoute]]:
+            ids = {name: store.cluster_id(name) for name in sorted(self._clusters.specs)}
             return ids, [found for region in others for found in _routes(store, region)]
 
         try:
-            self.ids, self.routes = await tables.ask(asked)
+            self.ids, self.routes = await tables.ask(known)
         except NotRead as error:
-            log.warning("other regions' routes are known as they were", error=str(error))
+            log.warning("other regions' routes cannot be read; the last ones count", error=str(error))
         else:
             self.other_regions = await asyncio.to_thread(beside_of, self.ids, self.routes)
         return self.other_regions
@@ -91,13 +87,8 @@ class RemoteRoutes(Service):
 
 def _routes(store: RegionStore, region: str) -> list[RemoteRoute]:
     found = []
-    for key, value in store.records(ROUTES, region, "route/"):
-        try:
-            put = codec.control_event(value)
-        except codec.BadEvent:
-            continue
-        if isinstance(put, RoutePut):
-            name = key.removeprefix("route/")
-            ids = [store.cluster_of(region, name, target=target) for target in (False, True)]
-            found.append(RemoteRoute(region, put.definition, *ids))
+    for key, put in store.definitions(region, RoutePut, "route/"):
+        name = key.removeprefix("route/")
+        ids = [store.cluster_of(region, name, target=target) for target in (False, True)]
+        found.append(RemoteRoute(region, put.definition, *ids))
     return found

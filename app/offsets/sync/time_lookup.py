@@ -1,4 +1,4 @@
-"""Which offsets stand for a point in time, in every cluster that has a topic or a copy of it."""
+"""Offsets at a point in time, in every cluster that has a topic or a copy of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ Note = Literal["", "before-start", "beyond-end"]
 
 @dataclass(frozen=True, slots=True)
 class TimeLookup:
-    """The first record of a partition at or after the time: its offset, and timestamp (ms).
-
-    `note`: "beyond-end" when no record is that new (the offset is the log's end, there is no timestamp);
-    "before-start" when the log's first record is newer already: older ones may have been there.
-    """
+    """The first record of a partition at or after the time: its offset and timestamp (ms). `note`:
+    "beyond-end": no record is that new, so the offset is the log's end without a timestamp. "before-start":
+    the log's first record is newer than the time; older records may have been deleted."""
 
     partition: int
     next_offset: int
@@ -30,18 +28,14 @@ class TimeLookup:
 
 
 async def at_time(client: ClusterClient, topic: str, time_ms: int) -> list[TimeLookup] | None:
-    """By partition; None: the topic does not exist there.
-
-    Raises:
-        ClusterUnreachable, KafkaError: some leader does not answer.
-    """
+    """By partition; None: the topic does not exist. Raises ClusterUnreachable, KafkaError."""
     count = await client.partitions(topic)
     if count is None:
         return None
     wanted = [(topic, partition) for partition in range(count)]
     starts = await client.offsets(wanted, EARLIEST)
     found = await offsets_at_time(client, wanted, time_ms)
-    ends = await client.offsets(wanted, LATEST)  # last: what came meanwhile lies before it
+    ends = await client.offsets(wanted, LATEST)  # last, so that they lie behind all offsets found
     for at in wanted:
         if not (at in starts and at in found and at in ends):
             raise ClusterUnreachable(f"{client.name}: the leader of {topic}-{at[1]} does not answer")
@@ -57,7 +51,7 @@ def _at(partition: int, found: tuple[int, int], start: int, end: int, time_ms: i
 
 
 def copies_of(topic: str, clusters: Iterable[str], routes: Mapping[str, Route]) -> dict[str, set[str]]:
-    """The names under which a topic, or a copy of it by these routes, may be found, by cluster."""
+    """By cluster, the names of the topic and of its copies by these routes."""
     found = {cluster: {topic} for cluster in clusters}
     for route in routes.values():
         copy = route.destination(topic)

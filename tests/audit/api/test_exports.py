@@ -198,7 +198,7 @@ def test_where_a_cluster_does_not_answer_its_audit_tells_the_offsets_of_a_time(
     ]
     shell = InProcess(console.url, console.fed, tmp_path)
     table = shell("offsets", "at-time", "orders", "1970-01-01T00:00:02.5", "--cluster", "east")
-    assert (table.returncode, "the first of its audit window" in table.stdout) == (0, True)
+    assert (table.returncode, "the first offset of its audit window" in table.stdout) == (0, True)
     assert "the cluster does not answer" in table.stderr
 
 

@@ -1,4 +1,4 @@
-"""Offsets on the command line: explained source by source, committed after a look, found by time."""
+"""The offsets commands: positions explained by source, commits after a dry run, offsets at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.offsets.console import served
 BETWEEN = ("--from", HERE, "--to", THERE)
 
 
-def test_a_group_is_mapped_kept_in_step_and_what_was_done_is_said(
+def test_a_group_is_mapped_and_synced_and_the_result_is_printed(
     yard: Yard, tmp_path: Path, topic_name: str
 ) -> None:
     with served(yard, tmp_path, topic_name) as at:
@@ -42,7 +42,7 @@ def test_a_group_is_mapped_kept_in_step_and_what_was_done_is_said(
         assert kept[-1] == ",p/t,there,here,p,live,1970-01-01T00:00:00.004Z,<b>somebody</b>"
         times = run("offsets", "at-time", topic_name, "1h")
         assert times.returncode == 0, times.stderr
-        assert "nowhere is not among them" in times.stderr
+        assert "nowhere is missing" in times.stderr
         assert times.stdout.count(topic_name) == 2
         assert run("offsets", "at-time", f"{topic_name}-none", "1h", "--cluster", HERE).returncode == 4
 
@@ -57,7 +57,7 @@ def test_a_group_is_mapped_kept_in_step_and_what_was_done_is_said(
         ("sync", "g", "--from", HERE),
     ],
 )
-def test_what_is_not_said_is_asked_for(shell: Shell, arguments: tuple[str, ...]) -> None:
+def test_a_missing_option_is_named_in_the_error(shell: Shell, arguments: tuple[str, ...]) -> None:
     assert shell("offsets", *arguments).returncode == 2
 
 

@@ -1,4 +1,4 @@
-"""Offsets across clusters over the REST API, as its description says; on real clusters."""
+"""Offsets across clusters over the REST API, checked against its description, on real clusters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from app.controllog.events import OperatorAct
 from app.dev.yard import Yard
-from app.offsets.model.group_sync import AHEAD_OF_MAP
+from app.offsets.model.group_sync import BEYOND_MAPPED
 from tests.offsets.clusters import HERE, NOWHERE, THERE
 from tests.offsets.console import served
 from tests.web.client import Console
@@ -56,7 +56,7 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
             "what was done, once"
         )
         wrong_way = client.ask("POST", SYNC, body={"from": THERE, "to": HERE, "group": at.group}).json()
-        assert (wrong_way["state"], wrong_way["why"]) == ("refused", AHEAD_OF_MAP), (
+        assert (wrong_way["state"], wrong_way["why"]) == ("refused", BEYOND_MAPPED), (
             "the map's answer is not further"
         )
 
@@ -91,17 +91,17 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
 
         refused(400, "group=NAME", "GET", MAP, query=BETWEEN)
         refused(400, "name the topic", "GET", MAP, query={**BETWEEN, "offset": ["0:1"]})
-        refused(400, "stands twice", "GET", MAP, query={**BETWEEN, "topic": "t", "offset": ["0:1", "0:2"]})
+        refused(400, "is given twice", "GET", MAP, query={**BETWEEN, "topic": "t", "offset": ["0:1", "0:2"]})
         refused(400, "there are here, nowhere, there", "GET", MAP, query={"group": "g", "to": THERE})
         refused(404, "there is no cluster 'x'", "GET", MAP, query={"from": "x", "to": THERE, "group": "g"})
         refused(404, "has no position", "GET", MAP, query={**BETWEEN, "group": "nobody"})
-        refused(404, "no barrier joins", "GET", MAP, query={**BETWEEN, "topic": "none", "offset": ["0:1"]})
+        refused(404, "no offset sync relates", "GET", MAP, query={**BETWEEN, "topic": "x", "offset": ["0:1"]})
         refused(404, "is in none of", "GET", AT_TIME, query={"topic": "none", "time": "1h", "cluster": HERE})
         refused(400, "is no time", "GET", AT_TIME, query={"topic": topic_name, "time": "soon"})
         refused(400, "another cluster", "POST", SYNC, body={"from": HERE, "to": HERE, "group": at.group})
         refused(404, "has no position", "POST", SYNC, body={**BETWEEN, "group": "nobody"})
 
 
-def test_a_worker_that_knows_of_no_regions_says_so(console: Console) -> None:
+def test_a_worker_without_regions_answers_503(console: Console) -> None:
     answer = console.ask("GET", f"{MAP}?from=east&to=west&topic=t&offset=0:1")
     assert (answer.status, "knows of no regions" in answer.json["detail"]) == (503, True)

@@ -1,8 +1,8 @@
-"""Sources copied into two aggregates, `a` and `d`, by copiers that get killed: what the offset map is about.
+"""Sources copied into two aggregates, `a` and `d`, by copiers that get killed.
 
-A history is a list of acts, each three small numbers; what cannot be done is passed over. The copiers record
-barriers by the rules of `app.offsets.model.offset_map`, and `lost` tells what a reader of `a` that goes on in
-`d` would never see.
+A history is a list of acts of three small numbers; impossible acts are skipped. The copiers record offset
+syncs by the rules of `app.offsets.model.offset_map`. `lost` returns the records that a reader of `a` would
+never see when it continues in `d`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Log:
 
 @dataclass
 class SourceLog:
-    """A source partition; offsets that are divisible by `hidden` hold nothing that is kept."""
+    """A source partition; offsets divisible by `hidden` have no kept record."""
 
     name: str
     number: int
@@ -43,11 +43,9 @@ class SourceLog:
 
 @dataclass
 class Copier:
-    """Copies a source partition into an aggregate, and records barriers.
-
-    `base` is acknowledged, `saved` of that outlives it, `sent` goes to the destination next, `reached` is
-    what any incarnation may have sent.
-    """
+    """Copies a source partition into an aggregate, and records offset syncs. `base`: acknowledged;
+    `saved`: the base that survives a kill; `sent`: the next offset to send; `reached`: the highest that
+    any incarnation may have sent."""
 
     source: SourceLog
     logs: list[Log]
@@ -117,7 +115,7 @@ class Copier:
             self.record(self.base, self.ends())
 
     def notice(self) -> None:
-        """Its source was made anew."""
+        """Notices that its source was recreated."""
         if self.generation != self.source.generation:
             self.generation = self.source.generation
             self.waiting.clear()
@@ -127,13 +125,13 @@ class Copier:
 
 
 class World:
-    """See the module. `reader` has the next offsets in `a`."""
+    """The sources and aggregates. `reader`: the reader's next offsets in `a`."""
 
     def __init__(
         self, partitions: tuple[int, int, int] = (3, 2, 3), *, spread: bool = False, regions: int = 2
     ) -> None:
-        """`partitions` of each source topic, of `a` and of `d`; `spread`: records go to all of them, not all
-        of a source partition to one."""
+        """`partitions`: of each source topic, of `a` and of `d`. `spread`: a source partition's records go
+        to all partitions, not to one."""
         sources, in_a, in_d = partitions
         self.sources = [
             SourceLog(f"{region}-{number}", number, hidden)
@@ -150,7 +148,7 @@ class World:
         ]
 
     def play(self, acts: list[Act]) -> Iterator[None]:
-        """Does one act after the other."""
+        """Plays the acts in order."""
         for what, who, count in acts:
             copier = self.copiers[who % len(self.copiers)]
             match what:
@@ -183,7 +181,7 @@ class World:
             self.copiers[who % len(self.copiers)].notice()
 
     def settle(self) -> None:
-        """Everything is copied, acknowledged and known to be idle."""
+        """Copies and acknowledges everything, and records that all sources are idle."""
         for copier in self.copiers:
             copier.notice()
             copier.copy(copier.source.end)
@@ -192,7 +190,7 @@ class World:
             copier.idle()
 
     def into(self, logs: list[Log]) -> list[LineSource]:
-        """Every line into an aggregate."""
+        """All lines into an aggregate."""
         return [
             LineSource(copier.source.name, line)
             for copier in self.copiers
@@ -201,8 +199,7 @@ class World:
         ]
 
     def lost(self, resumed: dict[int, int]) -> set[Record]:
-        """What `a` gave or would give the reader, that it has not read, and that `d` has only below where it
-        goes on."""
+        """Records of `a` that the reader has not read, and that `d` has only below the resumed position."""
         read: set[Record | None] = set()
         in_a: set[Record | None] = set()
         for log, next_offset in zip(self.a, self.reader, strict=True):
@@ -219,7 +216,7 @@ class World:
 
 
 def random_history(seed: int, acts: int = 120) -> list[Act]:
-    """A history by chance."""
+    """A random history."""
     chance = random.Random(seed)
     return [(chance.randrange(ACTS - 1), chance.randrange(60), chance.randint(1, 6)) for _ in range(acts)]
 

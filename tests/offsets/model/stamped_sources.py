@@ -1,7 +1,7 @@
 """Sources copied into two aggregates by lanes that stamp their batches, and a reader of the first of them.
 
-A history is a list of acts, each three small numbers; what cannot be done is passed over. `World.delivered`
-is what the reader has finished, as (source, offset); a copy's `written` says which record lies where.
+A history is a list of acts of three small numbers; impossible acts are skipped. `World.delivered` has the
+reader's finished records as (source, offset); a copy's `written` has the record at each offset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEP = 16  # epochs that a successor leaves
 
 @dataclass
 class Batch:
-    """In a log, from offset `start` on."""
+    """A batch in a log, from offset `start` on."""
 
     start: int
     records: list[Record]
@@ -35,7 +35,7 @@ class Batch:
 
 @dataclass
 class Log:
-    """A partition of an aggregate; offsets that no batch has are of nobody."""
+    """A partition of an aggregate; offsets without a batch belong to no lane."""
 
     end: int = 0
     batches: list[Batch] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Log:
 
 @dataclass
 class Flying:
-    """A batch of a lane: [source_start, source_end), in the log once it has landed."""
+    """A lane's batch of [source_start, source_end); it is in the log once it has landed."""
 
     records: list[Record]
     source_start: int
@@ -60,7 +60,7 @@ class Flying:
 
 @dataclass
 class Copier:
-    """Copies a source into a log; every `hidden`th offset of the source holds nothing that is kept."""
+    """Copies a source into a log; every `hidden`th source offset has no kept record."""
 
     name: str
     log: Log
@@ -97,7 +97,7 @@ class Copier:
         self.line = after(self.line, item) or self.line
 
     def copy(self, count: int) -> None:
-        """Sends `count` offsets more."""
+        """Sends `count` further offsets."""
         start, end = self.sent, min(self.end, self.sent + count)
         kept = [(self.name, at) for at in range(start, end) if not self.hidden or at % self.hidden]
         self.sent = end
@@ -110,7 +110,7 @@ class Copier:
         return stamp._replace(sequence=(stamp.sequence + count) % SEQUENCES)
 
     def land(self, count: int) -> None:
-        """So many of what is in flight come into the log, in order."""
+        """Appends `count` batches in flight to the log, in order."""
         for one in self.flying[:count]:
             if one.landed is None:
                 if self.ghosts and one.stamp.producer_id == self.ghosts[0].stamp.producer_id:
@@ -118,13 +118,13 @@ class Copier:
                 one.landed = self.log.append(one.records, one.stamp)
 
     def haunt(self) -> None:
-        """A batch of a former owner comes late."""
+        """Appends a late batch of a former owner."""
         if self.ghosts:
             ghost = self.ghosts.pop(0)
             self.log.append(ghost.records, ghost.stamp)
 
     def acknowledge(self, count: int, *, lost: bool = False) -> None:
-        """So many are acknowledged; `lost`: their barriers do not come."""
+        """Acknowledges `count` batches; `lost`: their offset syncs are lost."""
         while count and self.flying and (landed := self.flying[0].landed) is not None:
             one, count = self.flying.pop(0), count - 1
             self.saved = max(self.saved, one.source_end)
@@ -140,7 +140,7 @@ class Copier:
             self.tell(Barrier(self.end, self.log.end, 0, self.stamp))
 
     def bump(self, doubt: int) -> None:
-        """The lane goes on under its next epoch; what is in doubt is written once more."""
+        """The lane continues under its next epoch, and writes doubtful batches again."""
         first = next((at for at, one in enumerate(self.flying) if one.landed is None), len(self.flying))
         again = self.flying[max(0, first - doubt) :]
         del self.flying[max(0, first - doubt) :]
@@ -152,7 +152,7 @@ class Copier:
             self.stamp = self.behind(self.stamp, len(one.records))
 
     def take_over(self, *, sure: bool) -> None:
-        """Another owner goes on: behind what was found in the log, or from what was saved."""
+        """Another owner continues, behind the copies found in the log or from saved state."""
         self.ghosts = [one for one in self.flying if one.landed is None]
         landed = [one.source_end for one in self.flying if one.landed is not None]
         self.flying.clear()
@@ -166,7 +166,8 @@ class Copier:
 
 
 class World:
-    """See the module. `hidden` of each source; lanes' numbers begin at `sequence` in every epoch."""
+    """The sources, aggregates and reader. `hidden`: by source; `sequence`: the first number of every
+    epoch."""
 
     def __init__(self, hidden: list[int], sequence: int, capacity: int = 1_000) -> None:
         self.a, self.d = Log(), Log()
@@ -181,7 +182,7 @@ class World:
         self._read = 0
 
     def play(self, acts: list[Act]) -> None:
-        """Does one act after the other."""
+        """Plays the acts in order."""
         for what, who, count in acts:
             copier = self.copiers[who % len(self.copiers)]
             match what:
@@ -212,7 +213,7 @@ class World:
                     self.begin_again()
 
     def grow(self, who: int, count: int) -> None:
-        """There is more of a source."""
+        """Appends records to a source."""
         at = who % len(self.into_a)
         for copier in (self.into_a[at], self.into_d[at]):
             copier.end += count
@@ -227,7 +228,7 @@ class World:
             self.tracker.fetched(max(batch.start, self.tracker.end), batch.end)
 
     def finish(self, at: int, count: int) -> None:
-        """It finishes what it has, from some place of its window on."""
+        """The reader finishes records from some place of its window on."""
         start = self.tracker.base + at % max(1, self.tracker.end - self.tracker.base)
         self.tracker.ack_range(start, start + count)
         self.delivered = {record for record, offset in self.in_a() if self.tracker.is_finished(offset)}
@@ -241,7 +242,7 @@ class World:
         return self.trail.note(self.tracker.snapshot(), self.tracker.end)
 
     def begin_again(self) -> None:
-        """Another owner of the reader's job."""
+        """Another owner continues the reader's job."""
         note, snapshot = self.note(), self.tracker.snapshot()
         self.trail = ProducerProgress(snapshot.base, note)
         self.tracker = Tracker(snapshot.base, self.capacity, snapshot)

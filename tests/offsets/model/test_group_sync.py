@@ -1,5 +1,4 @@
-"""A position that is kept in step elsewhere never goes back but after its group, and never passes what the
-map does not know."""
+"""A synced position goes back only after its group, and the offset map's ignorance moves no position."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.kernel.fencing import LogId
 from app.offsets.model.group_sync import (
-    AHEAD_OF_MAP,
+    BEYOND_MAPPED,
     MAX_MARK_BYTES,
     QUIET_GROUP_S,
     CommitDecision,
@@ -53,7 +52,7 @@ def step(
 
 
 @given(st.lists(st.integers(0, 990), min_size=1, max_size=30))
-def test_it_follows_its_group_forwards_and_backwards(positions: list[int]) -> None:
+def test_a_position_follows_its_group_forward_and_back(positions: list[int]) -> None:
     have: GroupPosition | None = None
     for at in positions:
         have, _ = step(have, at)
@@ -66,34 +65,34 @@ def test_it_follows_its_group_forwards_and_backwards(positions: list[int]) -> No
     assert have.next_offset == last // 10 * 12 or have.next_offset <= highest // 10 * 12
 
 
-def test_it_goes_back_only_after_its_group_went_back() -> None:
+def test_a_position_goes_back_only_after_its_group_went_back() -> None:
     have, _ = step(None, 500)
     assert have is not None
     assert have.next_offset == 600
     fewer = EVERY[:20]
-    assert step(have, 500, *fewer)[1] == CommitDecision(None, why=AHEAD_OF_MAP), (
+    assert step(have, 500, *fewer)[1] == CommitDecision(None, why=BEYOND_MAPPED), (
         "the map knows less: it stays"
     )
-    assert step(have, 510, *fewer)[1] == CommitDecision(None, why=AHEAD_OF_MAP)
+    assert step(have, 510, *fewer)[1] == CommitDecision(None, why=BEYOND_MAPPED)
     back, _ = step(have, 400)
     assert back is not None
     assert back.next_offset == 480
 
 
 @pytest.mark.parametrize("metadata", ["", "mine", '["switchyard-offsets"]', '{"a":1}', "\ud800"])
-def test_what_somebody_else_committed_is_passed_and_never_moved_back(metadata: str) -> None:
-    assert step(GroupPosition(700, metadata), 400)[1] == CommitDecision(None, why=AHEAD_OF_MAP)
+def test_a_foreign_position_is_passed_and_never_moved_back(metadata: str) -> None:
+    assert step(GroupPosition(700, metadata), 400)[1] == CommitDecision(None, why=BEYOND_MAPPED)
     assert step(GroupPosition(100, metadata), 400)[1].next_offset == 480
 
 
-def test_a_mark_of_another_log_does_not_let_it_go_back() -> None:
+def test_a_mark_of_another_log_allows_no_move_back() -> None:
     have, _ = step(None, 500)
     assert have is not None
     for other in (READ._replace(topic_id="anew"), READ._replace(cluster_id="n"), READ._replace(topic="x")):
-        assert decide(have, mapped({0: 400}, *EVERY), other, {0: 400}).why == AHEAD_OF_MAP
+        assert decide(have, mapped({0: 400}, *EVERY), other, {0: 400}).why == BEYOND_MAPPED
 
 
-def test_what_the_map_does_not_know_is_the_logs_start_for_who_has_nothing_and_nothing_for_others() -> None:
+def test_without_knowledge_the_logs_start_is_committed_only_for_a_group_without_a_position() -> None:
     unknown = mapped({0: 3}, (5, 5), start=2)
     assert unknown.why
     assert decide(None, unknown, READ, {0: 3}).next_offset == 2
@@ -102,7 +101,7 @@ def test_what_the_map_does_not_know_is_the_logs_start_for_who_has_nothing_and_no
     assert decide(GroupPosition(4, marked.mark), unknown, READ, {0: 3}).next_offset is None
 
 
-def test_what_is_as_it_was_is_not_written_again() -> None:
+def test_an_unchanged_position_is_not_written_again() -> None:
     have, _ = step(None, 500)
     assert step(have, 505)[1] == CommitDecision(None)
 
@@ -114,7 +113,7 @@ def test_a_mark_that_is_too_long_is_written_without_the_way_back() -> None:
     assert (made.next_offset, len(made.mark) < 50) == (0, True)
     have = {("orders", 0): GroupPosition(900, made.mark)}
     assert ForeignCommitWatch().observe("west", "g", have, 0.0) == "", "it is still known for ours"
-    assert decide(have["orders", 0], answer, long, {0: 5}).why == AHEAD_OF_MAP
+    assert decide(have["orders", 0], answer, long, {0: 5}).why == BEYOND_MAPPED
 
 
 STEPS = st.tuples(
@@ -123,7 +122,7 @@ STEPS = st.tuples(
 
 
 @given(st.lists(STEPS, max_size=60))
-def test_no_position_is_moved_within_a_minute_of_its_owners_last_commit_and_any_is_after_that(
+def test_a_foreign_position_moves_only_after_a_minute_without_commits(
     steps: list[tuple[str, int, int]],
 ) -> None:
     watch, have, now_s = ForeignCommitWatch(), dict[tuple[str, int], GroupPosition](), 0
@@ -148,12 +147,12 @@ def test_no_position_is_moved_within_a_minute_of_its_owners_last_commit_and_any_
                 continue
             looked_s = now_s if looked_s is None else looked_s
             if now_s - max(moved_s.values()) < QUIET_GROUP_S:
-                assert "left alone until nobody has moved it" in why
+                assert "left alone until no position has changed" in why
             if now_s - looked_s >= QUIET_GROUP_S:
                 assert why == ""
 
 
-def test_what_a_worker_or_who_keeps_it_in_step_wrote_is_switchyard_s_own_and_nothing_else() -> None:
+def test_only_commits_of_workers_and_offset_sync_are_switchyards_own() -> None:
     kept, _ = step(None, 100)
     assert kept is not None
     long = decide(None, mapped({0: 100}, *EVERY), READ._replace(topic="t" * MAX_MARK_BYTES), {0: 100}).mark
@@ -161,18 +160,16 @@ def test_what_a_worker_or_who_keeps_it_in_step_wrote_is_switchyard_s_own_and_not
     assert not any(map(is_own, ("", "mine", "{}", "[]", '["switchyard-other",1]', "\ud800")))
 
 
-def test_who_commits_there_is_said_as_far_as_it_is_known() -> None:
+def test_the_committing_client_is_named_as_far_as_it_is_known() -> None:
     watch, at = ForeignCommitWatch(), ("orders", 0)
     assert watch.observe("west", "g", {}, 0.0) == ""
     told = watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, 0.0)
-    assert told.startswith("orders-0 was committed there by Switchyard worker west-7; it is left alone")
-    assert "of which 30 s are over" in watch.observe(
-        "west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, 30.0
-    )
+    assert told.startswith("Switchyard worker west-7 committed orders-0 there; the group is left alone")
+    assert "(30 s so far)" in watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, 30.0)
     assert watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, QUIET_GROUP_S) == ""
     again = watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 2))}, QUIET_GROUP_S)
     assert again, "a worker that has nothing to do says every half a minute that it is there"
-    assert "somebody who need not be a member" in watch.observe(
+    assert "a client that need not be a member" in watch.observe(
         "west", "g", {at: GroupPosition(6, "")}, 2 * QUIET_GROUP_S
     )
     assert watch.observe("east", "g", {at: GroupPosition(6, "")}, 9 * QUIET_GROUP_S), (

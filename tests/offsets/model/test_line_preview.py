@@ -1,5 +1,4 @@
-"""What was gathered of the checkpoint topic's end tells of a line what the table's writer is going to write,
-and nothing else."""
+"""Gathered offset syncs give the line that its table's writer will write, and nothing else."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def histories(draw: st.DrawFn) -> list[BarrierItem]:
 
 
 @given(histories(), st.data())
-def test_the_table_and_any_end_that_joins_it_tell_what_its_writer_will_write(
+def test_table_and_tail_give_the_line_that_the_writer_will_write(
     items: list[BarrierItem], data: st.DataObject
 ) -> None:
     written = data.draw(st.integers(0, len(items)))
@@ -75,7 +74,7 @@ def test_the_table_and_any_end_that_joins_it_tell_what_its_writer_will_write(
 
 
 @given(histories(), st.data())
-def test_what_was_not_read_between_table_and_end_costs_barriers_and_tells_no_others(
+def test_a_gap_between_table_and_tail_loses_offset_syncs_and_invents_none(
     items: list[BarrierItem], data: st.DataObject
 ) -> None:
     written = data.draw(st.integers(0, len(items)))
@@ -89,12 +88,12 @@ def test_what_was_not_read_between_table_and_end_costs_barriers_and_tells_no_oth
     assert (told.epoch, told.lineage, told.losses) <= (all_of_it.epoch, all_of_it.lineage, all_of_it.losses)
 
 
-def test_a_barrier_that_comes_late_hides_none_that_came_before_it() -> None:
+def test_a_late_offset_sync_hides_no_earlier_one() -> None:
     items = [an_item((0, 0)), an_item((0, 1)), an_item((0, 2)), an_item((0, 0))]
     assert with_barriers(folded(items[:2]), all_gathered(items)) == folded(items)
 
 
-def test_a_table_that_is_further_is_believed() -> None:
+def test_a_table_that_is_further_counts() -> None:
     items = all_gathered([an_item((5, 5)), an_item((7, 9))])
     line = folded([an_item((5, 5), (7, 9), (20, 30))])
     assert with_barriers(line, items) == line
@@ -102,7 +101,7 @@ def test_a_table_that_is_further_is_believed() -> None:
     assert with_barriers(line, [an_item((50, 60), source=LogId("a", "another"))]) == line
 
 
-def test_barriers_that_were_read_in_other_leader_epochs_are_not_put_together() -> None:
+def test_offset_syncs_of_different_leader_epochs_are_not_merged() -> None:
     first, later = (EpochStart(1, 0),), (EpochStart(1, 0), EpochStart(2, 3))
     items = [an_item((0, 0), epochs=first), an_item((5, 5), epochs=first), an_item((6, 9), epochs=later)]
     found = all_gathered(items)
@@ -110,7 +109,7 @@ def test_barriers_that_were_read_in_other_leader_epochs_are_not_put_together() -
     assert with_barriers(None, found) == folded(items)
 
 
-def test_what_is_gathered_is_bounded_and_the_newest_stays() -> None:
+def test_gathered_items_are_bounded_and_the_newest_stay() -> None:
     many = [an_item((at, at)) for at in range(3 * module.MAX_BARRIERS)]
     (one,) = all_gathered(many)
     assert one.barriers == [many[at].barriers[0] for at in range(2 * module.MAX_BARRIERS, len(many))]

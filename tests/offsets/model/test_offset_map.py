@@ -1,5 +1,4 @@
-"""The offset map: a translated position never passes over what was not read, and goes back no further than it
-must."""
+"""A translated position passes over no unread record, and goes back no further than it must."""
 
 from __future__ import annotations
 
@@ -98,7 +97,7 @@ def losses(passed: Compare = operator.lt, least: Callable[..., int] = min) -> in
 
 
 @given(histories, shapes, st.booleans())
-def test_a_translated_position_never_passes_over_a_record_that_was_not_read(
+def test_a_translated_position_never_passes_over_an_unread_record(
     acts: list[Act], shape: tuple[int, int, int], spread: bool
 ) -> None:
     world = World(shape, spread=spread)
@@ -109,13 +108,15 @@ def test_a_translated_position_never_passes_over_a_record_that_was_not_read(
 
 
 @given(histories.map(lambda acts: [act for act in acts if act[0] != ACTS - 1]), shapes, st.booleans())
-def test_it_is_what_the_design_says(acts: list[Act], shape: tuple[int, int, int], spread: bool) -> None:
+def test_translation_equals_the_reference_rule(
+    acts: list[Act], shape: tuple[int, int, int], spread: bool
+) -> None:
     world = World(shape, spread=spread)
     for _ in world.play(acts):
         assert ours(world) == by_the_book(world)
 
 
-def test_the_design_s_rule_loses_nothing_and_neighbouring_rules_do() -> None:
+def test_the_reference_rule_loses_nothing_and_neighbouring_rules_do() -> None:
     assert losses() == 0
     assert losses(operator.le) > 0
     assert losses(least=max) > 0
@@ -131,7 +132,7 @@ def test_a_record_next_to_be_read_does_not_count_as_read() -> None:
     assert world.lost({0: 1}) == {("east-0", 0, 0)}
 
 
-def test_the_worked_example_of_the_seed_comes_out_as_one() -> None:
+def test_the_worked_example_has_its_result() -> None:
     """Figure 6, in which a position is that of the last message: at 6 in region B's aggregate, then at 1."""
     in_b = [LineSource("A", line((2, 4))), LineSource("B", line((4, 6)))]
     in_a = [LineSource("A", line((2, 2))), LineSource("B", line((4, 8)))]
@@ -143,7 +144,7 @@ def test_the_worked_example_of_the_seed_comes_out_as_one() -> None:
 
 
 @given(histories, shapes, st.booleans())
-def test_once_all_is_copied_and_read_nothing_is_read_again(
+def test_a_reader_of_everything_reads_nothing_again(
     acts: list[Act], shape: tuple[int, int, int], spread: bool
 ) -> None:
     world = World(shape, spread=spread)
@@ -157,7 +158,7 @@ def test_once_all_is_copied_and_read_nothing_is_read_again(
 
 
 @given(histories, shapes)
-def test_of_the_source_that_holds_the_reader_back_no_more_is_read_again_than_barriers_are_apart(
+def test_rereads_of_the_deciding_source_stay_within_the_distance_of_offset_syncs(
     acts: list[Act], shape: tuple[int, int, int]
 ) -> None:
     world = World(shape)
@@ -192,7 +193,7 @@ def chain(*steps: tuple[int, int]) -> list[Barrier]:
 
 
 @given(histories, st.randoms(use_true_random=False), shapes)
-def test_barriers_that_are_missing_only_move_a_position_back(
+def test_missing_offset_syncs_only_move_a_position_back(
     acts: list[Act], chance: object, shape: tuple[int, int, int]
 ) -> None:
     world = World(shape)
@@ -211,7 +212,7 @@ still = st.lists(st.tuples(st.floats(0, 1), st.integers(-1, 1)), max_size=120)
 
 
 @given(steps, st.integers(20, 100), still, still)
-def test_a_line_of_any_length_is_thinned_to_a_bounded_one_that_answers_those_who_lie_still_as_before(
+def test_thinning_bounds_a_line_and_keeps_the_answers_for_readers_at_rest(
     steps: list[tuple[int, int]], times: int, read: list[tuple[float, int]], resumed: list[tuple[float, int]]
 ) -> None:
     full = chain(*(steps * times))
@@ -230,7 +231,7 @@ def test_a_line_of_any_length_is_thinned_to_a_bounded_one_that_answers_those_who
     assert [known.resume_at(at) for at in needs.resumed] == [asked.resume_at(at) for at in needs.resumed]
 
 
-def test_a_reader_that_lies_still_keeps_its_barrier_however_long_the_line_grows() -> None:
+def test_a_reader_at_rest_keeps_its_offset_sync_however_long_the_line_grows() -> None:
     apart, read, resumed = 1_000, 200_000, 300_500
     grown = after(None, item((0, 0)))
     for number in range(1, 20_000):
@@ -249,7 +250,7 @@ def test_a_reader_that_lies_still_keeps_its_barrier_however_long_the_line_grows(
     assert anew.needs == PinnedOffsets(), "of another line nobody asked yet"
 
 
-def test_a_line_that_grows_for_ever_stays_short_and_exact_where_readers_are() -> None:
+def test_a_growing_line_stays_short_and_exact_at_its_readers() -> None:
     """Near the newest all barriers are there, further back some are not."""
     grown: list[Barrier] = []
     apart = 1_000
@@ -263,7 +264,7 @@ def test_a_line_that_grows_for_ever_stays_short_and_exact_where_readers_are() ->
     assert [b.target_end for b in grown[-15:]] == [newest - n * apart for n in range(14, -1, -1)]
 
 
-def test_an_idle_source_does_not_make_its_line_longer() -> None:
+def test_an_idle_source_does_not_lengthen_its_line() -> None:
     grown = after(None, item((0, 0), (10, 10)))
     for end in range(20, 3_000):
         grown = after(grown, item((10, end)))
@@ -273,7 +274,7 @@ def test_an_idle_source_does_not_make_its_line_longer() -> None:
     assert grown.resume_at(10) == 2_999
 
 
-def test_where_lanes_follow_each_other_each_ones_first_stamp_stands() -> None:
+def test_the_first_stamp_of_each_successive_lane_stays() -> None:
     first, last, opened = ProducerStamp(3, 0, 0), ProducerStamp(3, 0, 10), ProducerStamp(7, 0, 0)
     told = item((0, 0), (0, 0, 0, first), (10, 10, 0, last), (10, 10, 0, opened), (10, 10))
     line = after(None, told)
@@ -302,16 +303,14 @@ def fold(start: OffsetMapLine | None, events: list[BarrierItem]) -> OffsetMapLin
 
 
 @given(st.lists(items, max_size=12), st.data())
-def test_events_that_come_again_after_a_kill_change_nothing(
-    events: list[BarrierItem], data: st.DataObject
-) -> None:
+def test_repeated_events_after_a_kill_change_nothing(events: list[BarrierItem], data: st.DataObject) -> None:
     once = fold(None, events)
     again = data.draw(st.integers(0, len(events)))
     assert fold(once, events[again:]) == once
 
 
 @given(st.lists(items, max_size=12))
-def test_the_barriers_of_a_line_never_run_counter_to_each_other(events: list[BarrierItem]) -> None:
+def test_the_offset_syncs_of_a_line_never_decrease(events: list[BarrierItem]) -> None:
     folded = fold(None, events)
     for older, newer in pairwise(folded.barriers if folded else []):
         assert older != newer
@@ -337,7 +336,7 @@ def test_another_log_begins_a_new_line(other: BarrierItem) -> None:
     assert begun.barriers == [Barrier(3, 90)]
 
 
-def test_an_id_that_was_not_known_is_filled_in_and_the_line_goes_on() -> None:
+def test_an_unknown_topic_id_is_filled_in_and_the_line_continues() -> None:
     folded = fold(None, [item((0, 0), log=LogId()), item((5, 5)), item((6, 6), log=LogId())])
     assert folded is not None
     assert (folded.source, len(folded.barriers)) == (LOG, 3)
@@ -360,7 +359,7 @@ FULL = line((0, 0), (10, 10))
     ],
     ids=["made anew", "truncated", "before the genesis", "no line read", "begun later", "no line to go on"],
 )
-def test_what_is_not_known_is_read_from_the_start(read: OffsetMapLine, resumed: OffsetMapLine) -> None:
+def test_an_unknown_source_is_read_from_the_start(read: OffsetMapLine, resumed: OffsetMapLine) -> None:
     assert translate({0: 10}, [LineSource("s", read)], [LineSource("s", resumed)], {0: 3}) == {0: 3}
     assert translate({0: 10}, [LineSource("s", FULL)], [LineSource("s", FULL)], {0: 3}) == {0: 10}
 
@@ -369,7 +368,7 @@ def test_what_is_not_known_is_read_from_the_start(read: OffsetMapLine, resumed: 
     ("next_offsets", "expected"),
     [({0: 10, 1: 30}, 10), ({0: 4, 1: 30}, 4), ({0: 10, 1: 22}, 2), ({0: 10, 1: 3}, 1), ({0: 10}, 1)],
 )
-def test_a_source_that_is_spread_was_read_as_far_as_in_the_least_of_its_partitions(
+def test_a_spread_source_was_read_as_far_as_in_its_least_partition(
     next_offsets: dict[int, int], expected: int
 ) -> None:
     every = [(n, n) for n in range(11)]
@@ -381,15 +380,13 @@ def test_a_source_that_is_spread_was_read_as_far_as_in_the_least_of_its_partitio
         assert translate(next_offsets, lines, [LineSource("s", line(*every))], {0: 1}) == {0: expected}
 
 
-def test_lines_of_one_source_that_disagree_on_its_log_say_nothing() -> None:
+def test_lines_that_disagree_on_their_source_log_count_as_unknown() -> None:
     read = [LineSource("s", FULL), LineSource("s", line((0, 0), (10, 10), partition=1, source_epoch=7))]
     for lines in (read, read[::-1]):
         assert translate({0: 10, 1: 10}, lines, [LineSource("s", FULL)], {0: 3}) == {0: 3}
 
 
-def test_a_source_that_only_one_copy_has_and_a_partition_that_was_never_read_are_read_from_the_start() -> (
-    None
-):
+def test_a_source_of_only_one_copy_and_an_unread_partition_are_read_from_the_start() -> None:
     one, two = LineSource("s", FULL), LineSource("other", FULL)
     assert translate({0: 10}, [one], [one], {0: 3}) == {0: 10}
     assert translate({0: 10}, [one], [one, two], {0: 3}) == {0: 3}
@@ -398,5 +395,5 @@ def test_a_source_that_only_one_copy_has_and_a_partition_that_was_never_read_are
     assert translate({0: 10}, [one], [], {0: 3}) == {0: 3}
 
 
-def test_a_position_that_retention_has_passed_is_the_start_of_the_log() -> None:
+def test_a_position_below_the_log_start_becomes_the_log_start() -> None:
     assert translate({0: 10}, [LineSource("s", FULL)], [LineSource("s", FULL)], {0: 12}) == {0: 12}

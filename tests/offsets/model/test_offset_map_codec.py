@@ -1,4 +1,4 @@
-"""The offset map's barriers and lines as records: all arrive, stay small, and are read back as they were."""
+"""Offset syncs and lines as records: all arrive, stay small, and are read back unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.offsets.model.offset_map import (
 from tests.offsets.model.test_offset_map import FULL, item
 
 
-def test_barriers_of_many_lines_are_split_and_all_of_them_arrive() -> None:
+def test_offset_syncs_of_many_lines_are_split_and_all_arrive() -> None:
     many = [item(*((n, n) for n in range(300))) for _ in range(600)]
     events = codec.barriers_events("w", 7, many)
     assert len(events) > 1
@@ -28,7 +28,7 @@ def test_barriers_of_many_lines_are_split_and_all_of_them_arrive() -> None:
     assert [one for event in events for one in codec.checkpoint_event(event).items] == many
 
 
-def test_what_is_asked_for_of_many_lines_is_split_and_all_of_it_arrives() -> None:
+def test_pinned_offsets_of_many_lines_are_split_and_all_arrive() -> None:
     needs = needs_of(range(10**12, 10**12 + 500), [3])
     assert len(needs.read) == MAX_NEEDS
     many = [NeedItem("r", "t", partition, LogId("c", "u"), needs) for partition in range(1_500)]
@@ -38,7 +38,7 @@ def test_what_is_asked_for_of_many_lines_is_split_and_all_of_it_arrives() -> Non
     assert [one for event in events for one in codec.checkpoint_event(event).items] == many
 
 
-def test_stamps_are_kept_with_their_barriers_and_a_line_full_of_them_is_small() -> None:
+def test_a_line_full_of_stamps_keeps_them_and_stays_small() -> None:
     grown: OffsetMapLine | None = None
     for number in range(3 * MAX_BARRIERS):
         stamp = ProducerStamp(4_000_000 + number // 900, 16, 2**31 - 1 - number)
@@ -56,13 +56,13 @@ def test_stamps_are_kept_with_their_barriers_and_a_line_full_of_them_is_small() 
     assert codec.checkpoint_line(codec.encode(FULL)).barriers == [Barrier(0, 0), Barrier(10, 10)]
 
 
-def test_barriers_from_before_there_were_stamps_are_read() -> None:
+def test_offset_syncs_without_stamps_are_read() -> None:
     old = codec.encode(FULL).replace(b",null]", b"]").replace(b',"ended":null', b"")
     assert b"null" not in old
     assert codec.checkpoint_line(old) == FULL
 
 
-def test_a_line_is_read_back_as_it_was_written_and_what_is_none_is_told() -> None:
+def test_a_line_round_trips_and_other_bytes_are_refused() -> None:
     assert codec.checkpoint_line(codec.encode(FULL)) == FULL
     for broken in (None, b"", b"{}", b"\xff", b"[1]", codec.encode(item((1, 1)))):
         with pytest.raises(codec.BadEvent):

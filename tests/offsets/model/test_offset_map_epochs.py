@@ -1,4 +1,4 @@
-"""Lines of a source that lost its end, which not everybody who copies it has noticed."""
+"""Lines of a source that lost its end, which not every route's replica has noticed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_position_is_mapped_up_to_where_two_lines_agree_on_the_source() -> Non
     assert goes_on_at(FORMER, FORMER, 100) == (100, "")
 
 
-def test_a_line_that_was_begun_anew_agrees_with_those_that_have_read_the_same_since() -> None:
+def test_a_restarted_line_agrees_with_lines_that_have_read_the_source_since() -> None:
     assert BEGUN.agrees_below(SLOW) == SLOW.agrees_below(BEGUN) == ENDLESS
     assert goes_on_at(SLOW, BEGUN, 100) == (180, "")
     assert goes_on_at(BEGUN, SLOW, 180) == (100, "")
@@ -68,7 +68,7 @@ def test_a_line_that_was_begun_anew_agrees_with_those_that_have_read_the_same_si
     assert goes_on_at(FORMER, BEGUN, 100) == (0, RECREATED_SOURCE), "what the source has lost lies before 140"
 
 
-def test_where_no_epochs_are_known_only_truncations_that_were_noticed_count() -> None:
+def test_without_epochs_only_noticed_truncations_count() -> None:
     unknown, begun = line(*TENTHS), line(*TENTHS, source_epoch=5)
     assert unknown.agrees_below(unknown) == begun.agrees_below(begun) == ENDLESS
     assert unknown.agrees_below(begun) == unknown.agrees_below(BEGUN) == NOWHERE
@@ -76,7 +76,7 @@ def test_where_no_epochs_are_known_only_truncations_that_were_noticed_count() ->
 
 
 @pytest.mark.parametrize(("to", "passed"), [(FORMER, [(0, 100)]), (SLOW, [(0, 50)]), (BEGUN, [])])
-def test_what_is_finished_elsewhere_is_passed_over_up_to_where_the_lines_agree(
+def test_finished_records_are_passed_over_up_to_where_the_lines_agree(
     to: OffsetMapLine, passed: list[tuple[int, int]]
 ) -> None:
     stamped = [
@@ -88,7 +88,7 @@ def test_what_is_finished_elsewhere_is_passed_over_up_to_where_the_lines_agree(
         assert PassOver(known, into, 0).ranges(0, 100, 9, 0, 0) == passed
 
 
-def test_a_successor_that_has_read_others_instead_takes_back_what_was_told_of_those() -> None:
+def test_a_successor_that_read_other_records_drops_the_offset_syncs_of_lost_ones() -> None:
     former = after(None, told((0, 0), (50, 50), (70, 70), (80, 80), epochs=[(1, 0), (3, 50)]))
     assert former is not None
     behind = after(former, told((75, 120), epochs=[(1, 0), (3, 50), (5, 72)], job=2, pid=8))
@@ -102,7 +102,7 @@ def test_a_successor_that_has_read_others_instead_takes_back_what_was_told_of_th
     assert [tuple(start) for start in line.epochs] == [(1, 0), (3, 50), (5, 72)]
 
 
-def test_another_leader_alone_takes_nothing_back() -> None:
+def test_another_leader_alone_drops_nothing() -> None:
     former = after(None, told((0, 0), (50, 50), epochs=[(1, 0), (3, 50)]))
     line = after(former, told((80, 80), epochs=[(1, 0), (3, 50), (5, 70)]))
     assert line is not None
@@ -110,7 +110,7 @@ def test_another_leader_alone_takes_nothing_back() -> None:
     assert after(line, told((50, 50), epochs=[(1, 0), (3, 50)])) is None, "late, and once more"
 
 
-def test_epochs_are_read_back_and_records_from_before_there_were_any_are_read() -> None:
+def test_epochs_round_trip_and_records_without_them_are_read() -> None:
     (event,) = codec.barriers_events("w", 7, [told((0, 0), epochs=[(1, 0), (3, 50)])])
     assert codec.checkpoint_event(event).items == [told((0, 0), epochs=[(1, 0), (3, 50)])]
     assert codec.checkpoint_line(codec.encode(FORMER)) == FORMER

@@ -1,5 +1,4 @@
-"""Source frontiers: what is passed over in another copy was finished in this one, and nothing else; and most
-of it is."""
+"""Only records finished in one copy are passed over in another, and most of those are."""
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ def world_of(seed: int) -> World:
 
 
 @given(histories, sources, sequences, st.sampled_from([2, 8_192]), st.data())
-def test_what_was_not_finished_is_never_passed_over_whatever_is_missing(
+def test_an_unfinished_record_is_never_passed_over_whatever_is_missing(
     acts: list[Act], hidden: list[int], sequence: int, remembered: int, chance: st.DataObject
 ) -> None:
     with patch.object(trail_module, "MOST_SEGMENTS", remembered):
@@ -87,7 +86,7 @@ def test_what_was_not_finished_is_never_passed_over_whatever_is_missing(
     assert set(passed(world, some(into_a, chance), some(into_d, chance))) <= whole if acts else True
 
 
-def test_in_hundreds_of_histories_by_chance_nothing_is_lost_and_most_is_passed_over() -> None:
+def test_random_histories_lose_nothing_and_pass_over_most() -> None:
     """Lanes killed, late batches of former owners, epochs begun in doubt, barriers that never come."""
     could = found = 0
     for seed in range(200):
@@ -130,7 +129,7 @@ def moved(barrier: Barrier) -> Barrier:
 
 
 @pytest.mark.parametrize("wrong", ["progress", "stamps"])
-def test_what_is_off_by_one_record_loses_some(wrong: str) -> None:
+def test_an_off_by_one_rule_loses_records(wrong: str) -> None:
     """That is, these histories show it."""
     for seed in range(100):
         world = world_of(seed)
@@ -151,7 +150,7 @@ clean = st.tuples(
 
 
 @given(st.lists(clean, max_size=150), st.integers(1, 4), sequences)
-def test_with_every_barrier_and_no_gap_nothing_finished_is_delivered_again(
+def test_with_every_offset_sync_and_no_gap_nothing_finished_is_redelivered(
     acts: list[Act], count: int, sequence: int
 ) -> None:
     world = World([0] * count, sequence)
@@ -207,7 +206,7 @@ def test_a_frontier_is_exact_between_barriers_however_the_copy_is_interleaved() 
     assert offsets(progress, line((1_060, 165, 60))) == Snapshot(0), "and what is below, one before it"
 
 
-def test_what_a_former_owner_wrote_behind_its_last_barrier_counts_up_to_the_next_leader_s_epoch() -> None:
+def test_a_former_owners_last_records_count_up_to_the_next_leader_epoch() -> None:
     former, successor = line((0, 0, 0), (50, 50, 50)), line((60, 90, 0), pid=PID + 1)
     read, within = trailed(80, batches=[(0, 90, 0)]), trailed(30, (40, 60), batches=[(0, 60, 0)])
     both = msgspec.structs.replace(former, barriers=[*former.barriers, *successor.barriers])
@@ -222,7 +221,7 @@ def test_what_a_former_owner_wrote_behind_its_last_barrier_counts_up_to_the_next
     assert after((7, 51), (8, 70)) == [Snapshot(50), Snapshot(30, ((40, 50),))], "older epochs are not known"
 
 
-def test_where_offsets_were_skipped_what_may_be_another_s_is_not_passed_over() -> None:
+def test_records_with_ambiguous_offsets_are_not_passed_over() -> None:
     progress = trailed(130, (150, 160), batches=[(100, 20, 0), (125, 40, 20)])
     into_a = line((1_000, 100, 0), (1_064, 165, 60))
     assert offsets(progress, into_a) == Snapshot(1_025, ((1_049, 1_055),))
@@ -238,7 +237,7 @@ def test_where_offsets_were_skipped_what_may_be_another_s_is_not_passed_over() -
     assert over.ranges(0, 80, PID, 0, 4) == [], "it contradicts the barriers"
 
 
-def test_what_another_log_was_says_nothing() -> None:
+def test_another_logs_progress_does_not_count() -> None:
     progress = trailed(130, batches=[(100, 40, 0)])
     into_a = line((1_000, 100, 0), (1_040, 140, 40))
     done = finished({0: progress}, [LineSource("s", into_a)])
@@ -252,7 +251,7 @@ def test_what_another_log_was_says_nothing() -> None:
     assert finished({1: progress}, [LineSource("s", into_a)]) == {}
 
 
-def test_two_sources_that_claim_one_producer_are_not_believed() -> None:
+def test_two_sources_with_one_producer_do_not_count() -> None:
     progress = trailed(130, batches=[(100, 40, 0)])
     into_a = line((1_000, 100, 0), (1_040, 140, 40))
     done = finished({0: progress}, [LineSource("s", into_a), LineSource("z", into_a)])
@@ -260,7 +259,7 @@ def test_two_sources_that_claim_one_producer_are_not_believed() -> None:
     assert over.ranges(100, 140, PID, 0, 0) == []
 
 
-def test_of_a_source_in_several_partitions_is_finished_what_is_finished_in_all_of_them() -> None:
+def test_a_source_in_several_partitions_is_finished_where_all_of_them_are() -> None:
     one = trailed(130, (150, 160), batches=[(100, 60, 0)])
     other = trailed(120, (125, 155), batches=[(100, 60, 0)])
     into_a = [line((1_000, 100, 0), (1_060, 160, 60), partition=at) for at in (0, 1)]
@@ -268,7 +267,7 @@ def test_of_a_source_in_several_partitions_is_finished_what_is_finished_in_all_o
     assert done["s"].offsets == Snapshot(1_020, ((1_025, 1_030), (1_050, 1_055)))
 
 
-def test_of_several_readers_all_is_finished_that_any_of_them_has_of_the_log_as_it_is_now() -> None:
+def test_any_readers_finished_records_of_the_present_log_count() -> None:
     lines = [LineSource("s", line((1_000, 100, 0), (1_060, 160, 60)))]
     former = [LineSource("s", line((1_000, 100, 0), (1_060, 160, 60), log=LogId("c", "former")))]
     batches = [(100, 60, 0)]
@@ -280,7 +279,7 @@ def test_of_several_readers_all_is_finished_that_any_of_them_has_of_the_log_as_i
     assert together([], lines) == together(readers, [LineSource("z", lines[0].line)]) == {}
 
 
-def test_of_what_may_become_known_with_newer_barriers_the_reader_is_told_to_wait_for_it() -> None:
+def test_a_reader_waits_where_newer_offset_syncs_may_show_more() -> None:
     """Two looks, one after the other, at the lines into the copy; what was finished is the same."""
     waited = found = 0
     for seed in range(60):
@@ -301,7 +300,7 @@ def test_of_what_may_become_known_with_newer_barriers_the_reader_is_told_to_wait
     assert found > waited / 10 > 10, "and not for much else"
 
 
-def test_a_line_that_does_not_know_its_source_s_leader_yet_lags_though_it_tells_of_nothing_finished() -> None:
+def test_a_line_without_its_sources_present_leader_lags_although_nothing_is_finished() -> None:
     """The source's leader changed while this copy was away: it knows nothing yet of what was read since."""
     first, later = (EpochStart(0, 0),), (EpochStart(0, 0), EpochStart(1, 1_020))
     read = msgspec.structs.replace(line((1_000, 100, 0), (1_060, 160, 60)), epochs=later)
@@ -319,7 +318,7 @@ def test_a_line_that_does_not_know_its_source_s_leader_yet_lags_though_it_tells_
     assert PassOver(done, [LineSource("s", young)], 0).lags, "nor does one that was read in no known epoch"
 
 
-def test_who_has_all_of_a_source_that_was_finished_waits_for_nothing() -> None:
+def test_a_line_with_all_finished_records_waits_for_nothing() -> None:
     progress = trailed(130, batches=[(100, 40, 0)])
     done = finished({0: progress}, [LineSource("s", line((1_000, 100, 0), (1_040, 140, 40)))])
     lags = PassOver(done, [LineSource("s", line((1_000, 100, 0), (1_020, 120, 20)))], 0)
@@ -335,7 +334,7 @@ def test_who_has_all_of_a_source_that_was_finished_waits_for_nothing() -> None:
 # -- the trail -------------------------------------------------------------------------------------
 
 
-def test_a_note_stays_small_and_true_whatever_was_finished() -> None:
+def test_a_note_stays_small_and_true() -> None:
     trail, chance = ProducerProgress(0), random.Random(1)
     for at in range(4_000):
         trail.seen(10 * at, 10 * at + 10, at % 200, 0, at // 200 * 10, 0)
@@ -356,7 +355,7 @@ def test_a_note_stays_small_and_true_whatever_was_finished() -> None:
     assert len(trail.note(Snapshot(40_000), 40_000)) <= trail_module.MOST_BYTES
 
 
-def test_a_successor_s_trail_goes_on_where_the_former_owner_s_ended() -> None:
+def test_a_successors_progress_continues_the_former_owners() -> None:
     trail = ProducerProgress(0)
     trail.seen(0, 10, 1, 0, 0, 0)
     trail.seen(10, 20, 2, 0, 5, 0)
@@ -368,7 +367,7 @@ def test_a_successor_s_trail_goes_on_where_the_former_owner_s_ended() -> None:
     assert FinishedOffsets.from_bytes(went_back.note(Snapshot(3), 3)).producers == []
 
 
-def test_behind_what_was_not_seen_no_number_is_taken_for_the_first_above_the_base() -> None:
+def test_behind_a_hole_no_number_counts_as_the_first_above_the_base() -> None:
     trail = ProducerProgress(0)
     trail.seen(50, 60, 1, 0, 30, 0)
     (found,) = FinishedOffsets.from_bytes(trail.note(Snapshot(0, ((50, 55),)), 20)).producers
@@ -383,7 +382,7 @@ def test_behind_what_was_not_seen_no_number_is_taken_for_the_first_above_the_bas
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_no_trail_wrote_are_refused_and_nothing_else_happens(data: bytes) -> None:
+def test_foreign_bytes_are_refused_as_notes(data: bytes) -> None:
     try:
         progress = FinishedOffsets.from_bytes(data)
     except CorruptProgress:
@@ -398,7 +397,7 @@ def test_damaged_notes_are_refused() -> None:
             FinishedOffsets.from_bytes(broken)
 
 
-def test_a_note_says_under_which_role_all_that_was_finished_elsewhere_was_carried_over() -> None:
+def test_a_note_names_the_role_epoch_of_imported_progress() -> None:
     trail = ProducerProgress(0)
     trail.seen(0, 10, 1, 0, 0, 0)
     assert FinishedOffsets.from_bytes(trail.note(Snapshot(5), 10, carried=66)).carried == 66

@@ -1,8 +1,8 @@
-"""A group goes from region to region and back, by chance: nothing is lost, and what is read again is what
-nobody could know. `tests.offsets.model.simulation.world` says what is checked on the way.
+"""A group moves between regions at random: nothing is lost, and only unknown records are read again.
 
-`SWITCHYARD_HISTORIES=10000 pytest -s tests/offsets/model/test_three_regions.py` plays as many and tells what
-they read again.
+`tests.offsets.model.simulation.world` has the checks.
+`SWITCHYARD_HISTORIES=10000 pytest -s tests/offsets/model/test_three_regions.py` plays that many histories
+and prints what they read again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HISTORIES = int(os.environ.get("SWITCHYARD_HISTORIES", "200"))
 
 
 @dataclass
-class Told:
+class Tally:
     """Of all histories, by failover: records that were finished before and delivered again, those of them
     that no tracker record which had come across knew of, those that frontiers spared, and those again that
     lie behind the last barrier of a lane that has ended."""
@@ -85,9 +85,9 @@ def played(seed: int) -> World:
 
 
 @pytest.mark.timeout(300 + HISTORIES)
-def test_through_any_chain_of_failovers_nothing_is_lost_and_what_is_known_is_not_read_again() -> None:
+def test_any_chain_of_failovers_loses_nothing_and_rereads_no_known_record() -> None:
     """Also: a mapped position never goes back, and what is lost of the map only moves it back."""
-    calm, routes, wild = kinds = Told(), Told(), Told()
+    calm, routes, wild = kinds = Tally(), Tally(), Tally()
     for seed in range(HISTORIES):
         try:
             world = played(seed)
@@ -108,10 +108,10 @@ def test_through_any_chain_of_failovers_nothing_is_lost_and_what_is_known_is_not
 
 
 @pytest.mark.deep(minutes=0.3)
-def test_successors_close_the_lanes_of_former_owners_and_what_those_wrote_last_is_passed_over() -> None:
+def test_successors_close_former_owners_lanes_whose_last_records_are_passed_over() -> None:
     told = {}
     for closes in (False, True):
-        told[closes] = Told()
+        told[closes] = Tally()
         with patch.object(logs, "closing", CLOSING if closes else lambda *_: None):
             for seed in range(0, 300, 3):
                 told[closes].add(played(seed))

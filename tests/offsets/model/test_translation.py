@@ -1,5 +1,5 @@
-"""Where a reader goes on in another cluster: nothing that it had not read is passed over on any of the three
-roads, and the bound of what it reads again holds."""
+"""A translated position passes over no unread record, for all three relations of topics, and re-reads no
+more than it says."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from app.offsets.model.translation import (
     ResumePlan,
     TopicIdentity,
     TopicRelation,
+    related_topics,
     resume,
-    roads,
 )
 from tests.offsets.model.aggregates import ACTS, Act, Copier, Record, World
 from tests.offsets.model.aggregates import Log as Records
@@ -74,11 +74,11 @@ def again_of(resumed: ResumePlan, logs: list[Records], read: set[Record | None])
         seen = {record for record in logs[partition].records[answer.next_offset :] if record in read}
         for told in answer.sources:
             mine = {record for record in seen if record is not None and record[0] == told.source.topic}
-            assert told.again is None or len(mine) <= told.again
+            assert told.reread_messages is None or len(mine) <= told.reread_messages
 
 
 @given(histories, shapes, st.booleans(), st.integers(0, 9))
-def test_of_two_copies_of_common_sources_it_is_what_the_map_translates_and_what_is_read_again_is_bounded(
+def test_between_copies_of_common_sources_rereads_are_bounded(
     acts: list[Act], shape: tuple[int, int, int], spread: bool, start: int
 ) -> None:
     world = played(acts, shape, spread=spread)
@@ -100,7 +100,7 @@ def test_of_two_copies_of_common_sources_it_is_what_the_map_translates_and_what_
 
 
 @given(histories, shapes, st.booleans(), st.floats(0, 1))
-def test_a_reader_of_a_source_passes_over_nothing_unread_in_a_copy_whoever_else_is_copied_there(
+def test_a_reader_of_a_source_passes_over_no_unread_record_in_its_copy(
     acts: list[Act], shape: tuple[int, int, int], spread: bool, share: float
 ) -> None:
     world = played(acts, shape, spread=spread)
@@ -119,7 +119,7 @@ def test_a_reader_of_a_source_passes_over_nothing_unread_in_a_copy_whoever_else_
 
 
 @given(histories, shapes, st.booleans())
-def test_the_way_back_to_a_source_passes_over_nothing_that_was_not_read_in_the_copy(
+def test_the_way_back_to_a_source_passes_over_no_unread_record(
     acts: list[Act], shape: tuple[int, int, int], spread: bool
 ) -> None:
     world = played(acts, shape, spread=spread)
@@ -138,7 +138,7 @@ def test_the_way_back_to_a_source_passes_over_nothing_that_was_not_read_in_the_c
         } <= read
         told = resumed.answers[0].sources
         again = {record for record in read if record and record[:2] == topic_of(source) and record[2] >= at}
-        assert not told or told[0].again is None or len(again) <= told[0].again
+        assert not told or told[0].reread_messages is None or len(again) <= told[0].reread_messages
 
 
 def topic_of(source: object) -> tuple[str, int]:
@@ -164,7 +164,7 @@ def of(*barriers: tuple[int, int], topic: str = "orders", partition: int = 0, **
 READ, TO = TopicIdentity("east", "orders", "s"), TopicIdentity("west", "t", "t")
 
 
-def test_the_worked_example_of_the_seed_comes_out_as_one_and_says_which_source_held_it_back() -> None:
+def test_the_worked_example_names_the_source_that_decided() -> None:
     """Figure 6: at 6 in region B's aggregate, then at 1 in A's; a position is that of the last message."""
     in_b = [of((0, 0), (2, 4), topic="A"), of((0, 0), (4, 6), topic="B")]
     in_a = [of((0, 0), (2, 2), topic="A"), of((0, 0), (4, 8), topic="B")]
@@ -175,14 +175,17 @@ def test_the_worked_example_of_the_seed_comes_out_as_one_and_says_which_source_h
     assert (told["A"].k, told["A"].barrier, told["A"].x) == (2, Barrier(2, 2), 2)
     assert (told["B"].k, told["B"].barrier, told["B"].x) == (4, Barrier(4, 8), 8)
     assert told["A"].readings[0].barrier == Barrier(2, 4)
-    assert (told["A"].again, told["B"].again) == (3, 5)  # three more were read behind A2, one behind B4
+    assert (told["A"].reread_messages, told["B"].reread_messages) == (
+        3,
+        5,
+    )  # three more were read behind A2, one behind B4
 
 
-def test_what_was_read_beyond_a_barrier_counts_as_read_again_also_where_the_source_skips_offsets() -> None:
+def test_records_read_beyond_an_offset_sync_count_as_reread_also_with_skipped_offsets() -> None:
     """5 is not kept; 6 is the record at 4 in both copies, was read, and comes again."""
     read, to = [of((5, 4), (10, 7))], [of((5, 4), (6, 4), (8, 6))]
     found = resume(TopicRelation.COMMON, TO, TO, {0: 5}, read, to, {0: Log(0, 9)}).answers[0]
-    assert (found.next_offset, found.again) == (4, 1)
+    assert (found.next_offset, found.reread_messages) == (4, 1)
 
 
 LINES = [of((0, 0), (10, 15), (20, 30))]
@@ -209,7 +212,7 @@ LINES = [of((0, 0), (10, 15), (20, 30))]
         (TopicRelation.BACK, {"into_read": [of((0, 0), source="other")]}, why.RECREATED_HERE),
     ],
 )
-def test_what_is_not_known_leads_to_the_logs_start_and_says_why(
+def test_missing_knowledge_leads_to_the_logs_start_with_a_reason(
     road: TopicRelation, told: dict[str, object], expected: str
 ) -> None:
     read, to = (
@@ -218,35 +221,37 @@ def test_what_is_not_known_leads_to_the_logs_start_and_says_why(
     at = {} if expected is why.NOT_COMMITTED else {0: 3}
     known: dict[str, object] = {"into_read": LINES, "into_to": LINES, **told}
     found = resume(road, read, to, at, logs={0: Log(2, 99)}, **known).answers[0]  # type: ignore[arg-type]
-    assert (found.next_offset, found.why, found.again) == (2, expected, None)
+    assert (found.next_offset, found.why, found.reread_messages) == (2, expected, None)
     good = {"into_read": LINES, "into_to": LINES}
     assert resume(road, read, to, {0: 16}, logs={0: Log(2, 99)}, **good).answers[0].why == ""  # type: ignore[arg-type]
 
 
-def test_an_answer_lies_within_the_log_that_there_is() -> None:
+def test_an_answer_lies_within_the_present_log() -> None:
     for log, expected in ((Log(0, 99), 30), (Log(40, 99), 40), (Log(0, 25), 25), (Log(5, 5), 5)):
         assert resume(TopicRelation.COPY, READ, TO, {0: 25}, [], LINES, {0: log}).next_offsets == {
             0: expected
         }
 
 
-def test_topics_are_joined_by_what_was_copied_and_a_copy_comes_before_common_sources() -> None:
+def test_a_copy_relation_precedes_common_sources() -> None:
     shared = [
         of((0, 0)),
         replace_target(of((0, 0), topic="other"), "t"),
         replace_target(of((0, 0), topic="x"), "u"),
     ]
-    assert roads(READ, [], shared, "west") == {"t": TopicRelation.COPY, "u": TopicRelation.COMMON}
-    assert roads(READ, [], shared, "north") == {}
-    assert roads(TO, LINES, [], "east") == {"orders": TopicRelation.BACK}
-    assert roads(TO, LINES, shared, "west") == {"u": TopicRelation.COMMON}, "nothing is joined with itself"
+    assert related_topics(READ, [], shared, "west") == {"t": TopicRelation.COPY, "u": TopicRelation.COMMON}
+    assert related_topics(READ, [], shared, "north") == {}
+    assert related_topics(TO, LINES, [], "east") == {"orders": TopicRelation.BACK}
+    assert related_topics(TO, LINES, shared, "west") == {"u": TopicRelation.COMMON}, (
+        "nothing is joined with itself"
+    )
 
 
 def replace_target(copying: CopiedLine, topic: str) -> CopiedLine:
     return copying._replace(line=msgspec.structs.replace(copying.line, target_topic=topic))
 
 
-def test_sources_that_the_other_topic_has_not_are_named() -> None:
+def test_sources_missing_in_the_other_topic_are_named() -> None:
     read = [of((0, 0)), of((0, 0), topic="only-there")]
     assert resume(TopicRelation.COMMON, TO, TO, {0: 0}, read, LINES, {0: Log(0, 9)}).not_copied == (
         CopiedPartition("east", "only-there", 0),
@@ -264,27 +269,27 @@ def ended(copying: CopiedLine, source_end: int, since: int, until: int, target: 
     return copying._replace(line=msgspec.structs.replace(copying.line, ended=known))
 
 
-def test_a_route_that_was_deleted_holds_back_nobody_who_has_read_all_that_it_copied() -> None:
+def test_a_deleted_route_holds_back_no_reader_that_read_all_its_copies() -> None:
     """One of another name has copied all of it again."""
     old, new = of((0, 0), (100, 100)), of((0, 100), (1_000, 1_100))._replace(route="new")
     log = {0: Log(0, 1_100)}
     assert resume(TopicRelation.COPY, READ, TO, {0: 1_000}, [], [old, new], log).next_offsets == {0: 100}
     old = ended(old, 100, 100, 1_100)
     answer = resume(TopicRelation.COPY, READ, TO, {0: 1_000}, [], [old, new], log).answers[0]
-    assert (answer.next_offset, answer.again) == (1_100, 0)
+    assert (answer.next_offset, answer.reread_messages) == (1_100, 0)
     for at in (0, 60, 99):
         answer = resume(TopicRelation.COPY, READ, TO, {0: at}, [], [old, new], log).answers[0]
         assert answer.next_offset == 0, "what was not read lies there"
 
 
-def test_what_a_deleted_route_may_have_copied_behind_its_last_barrier_is_not_passed_over() -> None:
+def test_copies_behind_a_deleted_routes_last_offset_sync_are_not_passed_over() -> None:
     old = ended(of((0, 0), (100, 100)), 150, 180, 1_100)
     log = {0: Log(0, 1_100)}
     assert resume(TopicRelation.COPY, READ, TO, {0: 149}, [], [old], log).next_offsets == {0: 100}
     assert resume(TopicRelation.COPY, READ, TO, {0: 150}, [], [old], log).next_offsets == {0: 1_100}
 
 
-def test_copies_that_retention_has_taken_hold_back_nobody_however_far_they_were_read() -> None:
+def test_deleted_copies_hold_back_no_reader() -> None:
     old = ended(of((0, 0), (100, 100)), ENDLESS, 180, 1_100)
     for positions in ({0: 7}, {}):
         for start, expected in ((179, 179), (180, 1_100)):
@@ -308,7 +313,7 @@ def test_a_source_whose_routes_were_deleted_in_both_regions_holds_back_no_other(
     }
 
 
-def test_another_line_takes_the_place_of_a_deleted_route_s_in_what_was_read() -> None:
+def test_another_line_replaces_a_deleted_routes_line() -> None:
     old, new = of((0, 0), (100, 100)), of((0, 120), (1_000, 1_120), (2_000, 2_120))._replace(route="new")
     here, log = [of((0, 0), (1_000, 1_000), (2_000, 2_000))], {0: Log(0, 2_000)}
     assert resume(TopicRelation.COMMON, TO, TO, {0: 2_120}, [old, new], here, log).next_offsets == {0: 0}
@@ -322,9 +327,7 @@ def test_another_line_takes_the_place_of_a_deleted_route_s_in_what_was_read() ->
     assert found == {0: 1_000}, "what lies behind there is not known: its route may be back"
 
 
-def test_what_is_known_without_an_owner_is_folded_into_the_line_and_goes_with_the_next_owner_s_barrier() -> (
-    None
-):
+def test_a_line_end_is_folded_and_dropped_with_the_next_owners_offset_sync() -> None:
     before = line((0, 0), (100, 100))
     log, source = before.target, before.source
 

@@ -1,13 +1,14 @@
-"""The design's rule for positions from copy to copy, as it stands there (its k_r, x_r and x): what
-`app.offsets.model.translation` is held to.
+"""The reference rule for positions between copies (its k_r, x_r and x), against which
+`app.offsets.model.translation` is tested.
 
-Of a reader whose next offset in one destination is c:
+For a reader with next offset c in one destination:
 
-    k = max S of the line to where it read, with T <= c        all of the source below k was read
-    x = max T of the line to where it goes on, with S <= k     nothing of the source from k on lies below x
+    k = max S of the line to the topic that was read, with T <= c    all of the source below k was read
+    x = max T of the line to the other topic, with S <= k            nothing of the source from k on lies
+    below x
     the least x of all sources; none known, or another lineage: the log's start, never its end
 
-A source that is spread over several partitions was read as far as in the least of them.
+A source spread over several partitions was read as far as in the least of them.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ def translate(
     resumed: Iterable[LineSource],
     log_starts: Mapping[int, int],
 ) -> dict[int, int]:
-    """Where a reader of one copy of a topic goes on in another copy: by partition, next offsets.
+    """By partition, the next offsets in another copy for a reader of one copy of a topic.
 
     Args:
-        next_offsets: of the reader, by partition of the copy that it read; without one nothing was read.
-        read: every line into that copy.
-        resumed: every line into the other copy.
-        log_starts: of the other copy, by partition: all that there are.
+        next_offsets: The reader's, by partition of its copy. A partition without one was not read.
+        read: All lines into that copy.
+        resumed: All lines into the other copy.
+        log_starts: The other copy's, for all of its partitions.
     """
     known: dict[Hashable, tuple[int, OffsetMapLine]] = {}
     unknown: set[Hashable] = set()

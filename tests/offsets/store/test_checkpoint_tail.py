@@ -1,4 +1,4 @@
-"""The end of a region's checkpoint topic tells where copies lie before its table does."""
+"""The tail of a region's checkpoint topic provides offset syncs that its table lacks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def event(*ends: int, route: str = "r") -> bytes:
     return value
 
 
-async def told(stand: Regions, region: str, *values: bytes, ago_s: float = 0.0, cluster: str = HERE) -> None:
+async def send_barriers(
+    stand: Regions, region: str, *values: bytes, ago_s: float = 0.0, cluster: str = HERE
+) -> None:
     at_ms = int((time.time() - ago_s) * 1000)
     await stand.values(cluster, ControlTopics(region).checkpoints.name, 0, *values, timestamp_ms=at_ms)
 
@@ -41,11 +43,11 @@ async def told(stand: Regions, region: str, *values: bytes, ago_s: float = 0.0, 
 async def known(stand: Regions) -> dict[str, int]:
     """Region/route -> the last source end, of all lines into `TOPIC`."""
     await stand.tables.read(30.0)
-    found = await stand.tables.into("d", TOPIC)
+    found = await stand.tables.lines_into("d", TOPIC)
     return {f"{c.region}/{c.route}": c.line.barriers[-1].source_end for c in found}
 
 
-async def test_what_the_tables_do_not_say_yet_is_known_by_barriers_here_and_of_other_regions_copies(
+async def test_offset_syncs_missing_in_a_table_come_from_the_tail_of_its_topic_or_of_its_copy(
     yard: Yard, tmp_path: Path
 ) -> None:
     async with regions(yard, tmp_path) as stand:
@@ -57,15 +59,15 @@ async def test_what_the_tables_do_not_say_yet_is_known_by_barriers_here_and_of_o
         (needed,) = codec.needed_events("w", 1, [NeedItem("r", TOPIC, 0, TARGET, PinnedOffsets([1]))])
         for region, route, end in ((own, "r", 12), (other, "x", 25)):
             await stand.make(HERE, ControlTopics(region).checkpoints.name)
-            await told(stand, region, event(5, route=route), ago_s=OLD_S)
-            await told(stand, region, event(end, route=route), b"no event", needed)
+            await send_barriers(stand, region, event(5, route=route), ago_s=OLD_S)
+            await send_barriers(stand, region, event(end, route=route), b"no event", needed)
         assert await known(stand) == {f"{own}/r": 12, f"{other}/x": 25}
-        await told(stand, own, event(13), event(3, route="young"))
+        await send_barriers(stand, own, event(13), event(3, route="young"))
         assert await known(stand) == {f"{own}/r": 13, f"{own}/young": 3, f"{other}/x": 25}
-        # Another process goes on where this one was; the table comes, further than that.
+        # Another process continues there; the table's copy arrives and is further.
         await stand.tables.close()
         stand.tables = stand.opened()
-        await told(stand, own, event(14))
+        await send_barriers(stand, own, event(14))
         await stand.send(HERE, stand.topic(other), {b"x/orders/0": line(30)})
         assert await known(stand) == {f"{own}/r": 14, f"{own}/young": 3, f"{other}/x": 30}
         origin = await stand.tables.ask(lambda store: store.origin(BARRIERS, own))
@@ -74,14 +76,14 @@ async def test_what_the_tables_do_not_say_yet_is_known_by_barriers_here_and_of_o
 
 
 @pytest.mark.parametrize("first", [CHECKPOINTS, BARRIERS])
-async def test_an_end_that_is_thrown_away_with_its_table_is_read_again_whichever_is_read_first(
+async def test_a_tail_deleted_with_its_table_is_read_again_whichever_is_read_first(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     async with regions(yard, tmp_path) as stand:
         own, tables = stand.own, stand.tables
         await stand.send(HERE, stand.topic(own), {b"r/orders/0": line(10)})
         await stand.make(HERE, ControlTopics(own).checkpoints.name)
-        await told(stand, own, event(12))
+        await send_barriers(stand, own, event(12))
         assert await known(stand) == {f"{own}/r": 12}
         await stand.make(HERE, stand.topic(own), **COMPACTED)
         await stand.send(HERE, stand.topic(own), {b"r/orders/0": line(11)})
@@ -106,21 +108,21 @@ async def test_an_end_that_is_thrown_away_with_its_table_is_read_again_whichever
         assert first_was_read.is_set()
 
 
-async def test_one_that_is_long_is_read_near_its_end_and_one_that_is_not_here_is_not_read(
+async def test_a_long_tail_is_read_near_its_end_and_an_uncopied_one_is_not_read(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with regions(yard, tmp_path) as stand:
         own, other = stand.own, stand.other
         monkeypatch.setattr(ends_module, "MAX_EVENTS", 2)
         await stand.make(HERE, ControlTopics(own).checkpoints.name)
-        await told(stand, own, *(event(at, route=f"r{at}") for at in range(5)))
+        await send_barriers(stand, own, *(event(at, route=f"r{at}") for at in range(5)))
         assert await known(stand) == {f"{own}/r3": 3, f"{own}/r4": 4}
-        await told(stand, own, *(event(at, route=f"r{at}") for at in range(5, 9)))
+        await send_barriers(stand, own, *(event(at, route=f"r{at}") for at in range(5, 9)))
         assert set(await known(stand)) == {f"{own}/r{at}" for at in (3, 4, 7, 8)}, (
             "it is read anew, near its end"
         )
         await stand.make(THERE, stand.topic(other), **COMPACTED)
         await stand.send(THERE, stand.topic(other), {b"x/orders/0": line(20)})
         await stand.make(THERE, ControlTopics(other).checkpoints.name)
-        await told(stand, other, event(25, route="x"), cluster=THERE)
+        await send_barriers(stand, other, event(25, route="x"), cluster=THERE)
         assert (await known(stand))[f"{other}/x"] == 20

@@ -1,4 +1,4 @@
-"""Readers are kept open between readings, and closed when a reading failed or nobody reads any more."""
+"""Consumers stay open between readings and are closed after a failed reading or without use."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
 async def values(
     consumer: AIOKafkaConsumer, place: TopicPlace, since: int, count: int, partition: int = 0
 ) -> list[bytes]:
-    """What stands in a partition from there on."""
+    """The values in a partition from an offset on."""
     consumer.seek(place.parts[partition], since)
     found: list[bytes] = []
     async with asyncio.timeout(ENOUGH_S):
@@ -66,42 +66,42 @@ async def values(
     return found
 
 
-async def test_one_is_kept_between_readings_and_fetches_nothing_there(
+async def test_a_consumer_is_kept_between_readings_and_fetches_nothing_meanwhile(
     bootstrap: str, topic_name: str
 ) -> None:
     async with reading(bootstrap, topic_name) as (readers, place):
         await send(bootstrap, topic_name, b"a", b"b")
-        async with readers.of(place) as first:
+        async with readers.consumer_of(place) as first:
             assert await values(first, place, 0, 2) == [b"a", b"b"]
-            async with readers.of(place) as beside:
+            async with readers.consumer_of(place) as beside:
                 assert beside is not first, "one reads at a time"
         assert first.paused() == set(place.parts)
         await send(bootstrap, topic_name, b"c")
-        async with readers.of(place) as again:
+        async with readers.consumer_of(place) as again:
             assert again in (first, beside)
             assert await values(again, place, 1, 2) == [b"b", b"c"]
-        async with readers.of(place._replace(topic_id="another")) as other:
+        async with readers.consumer_of(place._replace(topic_id="another")) as other:
             assert other not in (first, beside), "the topic was made anew"
 
 
 @pytest.mark.deep(minutes=1.0)
-async def test_one_that_was_kept_while_its_broker_was_killed_reads_on_or_makes_room_for_another(
+async def test_a_kept_consumer_of_a_killed_broker_reads_on_or_is_replaced(
     killable_yard: Yard, topic_name: str
 ) -> None:
     bootstrap = killable_yard.bootstrap("east-regional")
     async with reading(bootstrap, topic_name) as (readers, place):
         await send(bootstrap, topic_name, b"a")
-        async with readers.of(place) as first:
+        async with readers.consumer_of(place) as first:
             assert await values(first, place, 0, 1) == [b"a"]
         await asyncio.to_thread(killable_yard.kill, "east-regional")
         with pytest.raises((KafkaError, OSError, TimeoutError)):
-            await asked(readers, place, 2.0)
+            await read_once(readers, place, 2.0)
         assert is_closed(first), "its reading failed"
         await asyncio.to_thread(killable_yard.up)
         await send(bootstrap, topic_name, b"b")
-        async with readers.of(place) as kept:
+        async with readers.consumer_of(place) as kept:
             assert await values(kept, place, 0, 2) == [b"a", b"b"]
-        # While nobody reads it goes unnoticed.
+        # Between readings the kill goes unnoticed.
         await asyncio.to_thread(killable_yard.kill, "east-regional")
         await asyncio.to_thread(killable_yard.up)
         await send(bootstrap, topic_name, b"c")
@@ -109,40 +109,40 @@ async def test_one_that_was_kept_while_its_broker_was_killed_reads_on_or_makes_r
         async with asyncio.timeout(ENOUGH_S):
             while found is None:
                 with contextlib.suppress(KafkaError, OSError):
-                    async with readers.of(place) as again:
+                    async with readers.consumer_of(place) as again:
                         found = await values(again, place, 1, 2)
         assert found == [b"b", b"c"]
 
 
-async def asked(readers: RegionReaders, place: TopicPlace, patience_s: float) -> None:
-    """As whoever reads a table, who has no more patience than that."""
-    async with asyncio.timeout(patience_s), readers.of(place) as consumer:
+async def read_once(readers: RegionReaders, place: TopicPlace, patience_s: float) -> None:
+    """Reads a table with this patience."""
+    async with asyncio.timeout(patience_s), readers.consumer_of(place) as consumer:
         await consumer.end_offsets(place.parts)
 
 
-async def test_partitions_that_were_added_are_read_by_another_one(bootstrap: str, topic_name: str) -> None:
+async def test_added_partitions_are_read_by_another_consumer(bootstrap: str, topic_name: str) -> None:
     async with reading(bootstrap, topic_name) as (readers, place):
         await send(bootstrap, topic_name, b"a")
-        async with readers.of(place) as first:
+        async with readers.consumer_of(place) as first:
             assert await values(first, place, 0, 1) == [b"a"]
         async with admin(bootstrap) as client:
             await client.create_partitions({topic_name: NewPartitions(total_count=3)})
         await send(bootstrap, topic_name, b"new", partition=2)
         grown = place._replace(partitions=3)
-        async with readers.of(grown) as other:
+        async with readers.consumer_of(grown) as other:
             assert other is not first
             assert sorted(await values(other, grown, 0, 2, partition=2)) == [b"a", b"new"]
             assert await other.end_offsets(grown.parts) == dict(zip(grown.parts, (1, 0, 1), strict=True))
 
 
-async def test_one_that_was_kept_reads_on_where_the_log_begins_now(bootstrap: str, topic_name: str) -> None:
+async def test_a_kept_consumer_reads_on_from_the_new_log_start(bootstrap: str, topic_name: str) -> None:
     async with reading(bootstrap, topic_name) as (readers, place):
         await send(bootstrap, topic_name, b"a", b"b", b"c")
-        async with readers.of(place) as first:
+        async with readers.consumer_of(place) as first:
             assert await values(first, place, 0, 3) == [b"a", b"b", b"c"]
         async with admin(bootstrap) as client:
             await client.delete_records({TopicPartition(topic_name, 0): RecordsToDelete(before_offset=2)})
-        async with readers.of(place) as again:
+        async with readers.consumer_of(place) as again:
             assert again is first
             assert (await again.beginning_offsets(place.parts))[place.parts[0]] == 2
             assert await values(again, place, 0, 1) == [b"c"]
@@ -151,13 +151,13 @@ async def test_one_that_was_kept_reads_on_where_the_log_begins_now(bootstrap: st
 
 async def fail(readers: RegionReaders, place: TopicPlace, used: list[AIOKafkaConsumer]) -> None:
     """A reading that fails half-way."""
-    async with readers.of(place) as consumer:
+    async with readers.consumer_of(place) as consumer:
         used.append(consumer)
         await consumer.end_offsets(place.parts)
         raise KafkaError
 
 
-async def test_one_whose_reading_failed_or_that_nobody_uses_is_closed(
+async def test_a_consumer_is_closed_after_a_failed_reading_or_without_use(
     bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with reading(bootstrap, topic_name) as (readers, place):
@@ -167,14 +167,14 @@ async def test_one_whose_reading_failed_or_that_nobody_uses_is_closed(
         (failed,) = used
         assert is_closed(failed)
         monkeypatch.setattr(module, "WARM_READER_S", 0.05)
-        async with readers.of(place) as left:
+        async with readers.consumer_of(place) as left:
             assert left is not failed
         async with asyncio.timeout(ENOUGH_S):
             while not is_closed(left):  # noqa: ASYNC110 - a task closes it
                 await asyncio.sleep(0.01)
         monkeypatch.undo()
-        async with readers.of(place) as busy:
-            async with readers.of(place) as kept:
+        async with readers.consumer_of(place) as busy:
+            async with readers.consumer_of(place) as kept:
                 pass
             await readers.close()
             assert (is_closed(kept), is_closed(busy)) == (True, False)

@@ -1,4 +1,4 @@
-"""The store of regions' records: lines are found by what they lead from and to, whatever happens to it."""
+"""The regions store finds lines by source and destination, also after kills and damage."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def keys(
 ) -> set[tuple[str, str, CopiedPartition, int]]:
     return {
         (c.region, c.route, c.source, c.line.barriers[-1].source_end if c.line.barriers else -1)
-        for c in store.into(cluster, topic)
+        for c in store.lines_into(cluster, topic)
     }
 
 
-def test_lines_are_found_by_what_they_lead_from_and_to_of_all_regions(store: RegionStore) -> None:
+def test_lines_of_all_regions_are_found_by_source_and_destination(store: RegionStore) -> None:
     records = {b"r/orders/%d" % p: line(partition=p) for p in (0, 1, 10)}
     store.write(CHECKPOINTS, "east", records, ORIGIN)
     store.write(CHECKPOINTS, "west", {b"r/orders/0": line("b"), b"x/other/0": line(topic="orders2")}, ORIGIN)
@@ -59,25 +59,25 @@ def test_lines_are_found_by_what_they_lead_from_and_to_of_all_regions(store: Reg
     assert keys(store) == {("east", "r", p, 9) for p in place} | {
         ("west", "r", CopiedPartition("b", "orders", 0), 9)
     }
-    assert [c.source for c in store.of("a", "orders")] == [place[0], place[1], place[2]]
-    assert [c.route for c in store.of("a", "other")] == ["x"]
-    assert store.of("a", "order") == [], "a name that begins another one is not that one"
+    assert [c.source for c in store.lines_from("a", "orders")] == [place[0], place[1], place[2]]
+    assert [c.route for c in store.lines_from("a", "other")] == ["x"]
+    assert store.lines_from("a", "order") == [], "a name that begins another one is not that one"
     assert store.cluster_of("east", "r", target=True) == "d"
     assert store.cluster_of("east", "r", target=False) == "a"
     assert store.cluster_of("east", "nobody", target=False) == ""
 
 
-def test_a_line_that_leads_elsewhere_now_is_not_found_where_it_was(store: RegionStore) -> None:
+def test_a_line_with_a_new_destination_is_not_found_by_the_old_one(store: RegionStore) -> None:
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line(topic="copies", end=12)}, ORIGIN)
     assert keys(store) == set()
     assert keys(store, topic="copies") == {("east", "r", CopiedPartition("a", "orders", 0), 12)}
     store.write(CHECKPOINTS, "east", {b"r/orders/0": None}, ORIGIN)
     assert keys(store, topic="copies") == set()
-    assert store.of("a", "orders") == []
+    assert store.lines_from("a", "orders") == []
 
 
-def test_a_line_that_cannot_be_read_any_more_still_counts_as_one_that_tells_nothing(
+def test_an_unreadable_line_counts_as_a_line_without_offset_syncs(
     store: RegionStore,
 ) -> None:
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
@@ -86,14 +86,14 @@ def test_a_line_that_cannot_be_read_any_more_still_counts_as_one_that_tells_noth
 
 
 @pytest.mark.parametrize("key", [b"r/orders", b"r/orders/x", b"\xff/a/0", b"r/or\0ders/0", b""])
-def test_strangers_records_are_passed_over(store: RegionStore, key: bytes) -> None:
+def test_records_with_foreign_keys_are_ignored(store: RegionStore, key: bytes) -> None:
     store.write(
         CHECKPOINTS, "east", {key: line(), b"r/orders/0": line(), b"r/o/1": line(topic="a\0b")}, ORIGIN
     )
     assert len(keys(store)) == 1
 
 
-def test_how_far_was_read_stands_with_what_was_read_and_begins_anew_with_nothing(store: RegionStore) -> None:
+def test_next_offsets_are_written_with_their_records_and_reset_with_them(store: RegionStore) -> None:
     assert store.origin(CHECKPOINTS, "east") is None
     store.write(CHECKPOINTS, "west", {b"r/orders/0": line("b")}, ORIGIN)
     records = {b"r/orders/%d" % p: line(partition=p) for p in range(2_500)}
@@ -126,7 +126,7 @@ class Killed:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_who_is_killed_while_it_begins_anew_has_all_that_it_says_it_has(store: RegionStore, at: int) -> None:
+def test_a_kill_during_a_reset_leaves_records_and_offsets_consistent(store: RegionStore, at: int) -> None:
     whole = msgspec.structs.replace(ORIGIN, complete=True, next_offsets={0: 7})
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, whole)
     store._db = Killed(store._db, at)
@@ -137,19 +137,19 @@ def test_who_is_killed_while_it_begins_anew_has_all_that_it_says_it_has(store: R
     assert (store.origin(CHECKPOINTS, "east"), len(keys(store))) in [(whole, 1), (ORIGIN, 0)]
 
 
-def test_a_damaged_store_says_so_and_is_made_anew(store: RegionStore) -> None:
+def test_a_damaged_store_raises_and_is_rebuilt(store: RegionStore) -> None:
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
-    store.name("east", "id-1")
-    assert store.named("east") == "id-1"
+    store.put_cluster_id("east", "id-1")
+    assert store.cluster_id("east") == "id-1"
     store.close()
     with pytest.raises(StoreDamaged):
-        store.named("east")
+        store.cluster_id("east")
     for file in store.path.glob("*"):
         if file.name.startswith(("MANIFEST", "CURRENT")):
             file.write_bytes(b"rubbish")
     store.open()
     assert keys(store) == set()
-    assert store.named("east") == ""
+    assert store.cluster_id("east") == ""
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
     assert len(keys(store)) == 1
     store._db.put(b"i\0east\0r/orders/0", b"rubbish")
@@ -164,7 +164,7 @@ def barriers(*ends: int, route: str = "r", target: str = "d", epoch: int = 1) ->
     )  # fmt: skip
 
 
-def test_what_was_gathered_of_a_line_is_told_with_it_until_the_table_says_otherwise(
+def test_offset_syncs_of_the_tail_are_part_of_their_line_until_the_table_differs(
     store: RegionStore,
 ) -> None:
     place = CopiedPartition("a", "orders", 0)
@@ -188,7 +188,7 @@ def test_what_was_gathered_of_a_line_is_told_with_it_until_the_table_says_otherw
     assert keys(store) == {("east", "r", place, 3)}
 
 
-def test_a_line_that_cannot_be_read_tells_nothing_whatever_was_gathered_of_it(store: RegionStore) -> None:
+def test_an_unreadable_line_has_no_offset_syncs_even_from_the_tail(store: RegionStore) -> None:
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
     store.write(CHECKPOINTS, "east", {b"r/orders/0": b"?"}, ORIGIN)
     store.add("east", [barriers(12)], ORIGIN)

@@ -1,4 +1,4 @@
-"""Regions' tables are read from wherever they are, to their ends, and outlive what they were read from."""
+"""Regions' tables are read from their copies or themselves, to their ends, and outlive their regions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.kernel.fencing import LogId
 from app.offsets.store import tables as module
 from app.offsets.store.records import CHECKPOINTS, ROUTES, TRACKERS
 from app.offsets.store.tables import NotRead, RegionAtlas
-from app.offsets.sync.mapper import NoRoad, OffsetMapper
+from app.offsets.sync.mapper import NotJoined, OffsetMapper
 from tests.offsets.clusters import COMPACTED, HERE, NOWHERE, THERE, Regions, a_line, a_route, put_of, regions
 
 TOPIC = "orders"
@@ -22,7 +22,7 @@ TOPIC = "orders"
 async def known(stand: Regions) -> dict[str, int]:
     """Region/route -> the last source end, of all lines into `TOPIC`."""
     await stand.tables.read(30.0)
-    found = await stand.tables.into("d", TOPIC)
+    found = await stand.tables.lines_into("d", TOPIC)
     return {f"{c.region}/{c.route}": c.line.barriers[-1].source_end for c in found}
 
 
@@ -30,7 +30,7 @@ def line(end: int) -> bytes:
     return a_line(LogId("a", "s"), LogId("d", "t"), TOPIC, 0, (0, 0), (end, end))
 
 
-async def test_other_regions_are_read_here_if_there_is_a_copy_else_there_and_only_what_is_new(
+async def test_a_copy_is_read_before_the_region_itself_and_only_new_records_are_read(
     yard: Yard, tmp_path: Path
 ) -> None:
     async with regions(yard, tmp_path) as stand:
@@ -54,7 +54,7 @@ async def test_other_regions_are_read_here_if_there_is_a_copy_else_there_and_onl
         await stand.send(HERE, other, {b"x/orders/0": line(2)})
         assert (await known(stand))[f"{stand.other}/x"] == 2
         assert stand.tables.regions[stand.other].state == "copied"
-        # Any table is read the same way, when somebody needs it.
+        # Any table is read the same way, on demand.
         trackers = ControlTopics(stand.other).changelog(TRACKERS, 0).name
         await stand.make(THERE, trackers, **COMPACTED)
         await stand.make(HERE, ControlTopics(stand.own).changelog(TRACKERS, 0).name, **COMPACTED)
@@ -64,13 +64,13 @@ async def test_other_regions_are_read_here_if_there_is_a_copy_else_there_and_onl
         assert found[stand.other].state == "remote"
         assert await stand.tables.record(TRACKERS, stand.other, "dispatch:g/t:t:0") == b"2"
         assert stand.tables.regions[stand.other].state == "copied", "of the offset map"
-        # Another process goes on with what this one has read.
+        # Another process continues with these records.
         await stand.tables.close()
         stand.tables = stand.opened()
-        assert await stand.tables.into("d", TOPIC) != []
+        assert await stand.tables.lines_into("d", TOPIC) != []
 
 
-async def test_a_changelog_that_was_made_anew_and_a_damaged_store_are_read_anew(
+async def test_a_recreated_changelog_and_a_damaged_store_are_read_again(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with regions(yard, tmp_path) as stand:
@@ -94,13 +94,13 @@ async def test_a_changelog_that_was_made_anew_and_a_damaged_store_are_read_anew(
         await stand.send(HERE, own, {b"s/orders/0": None})
         assert f"{stand.own}/s" not in await known(stand)
         stand.tables._store._db.put(f"i\0{stand.own}\0r/orders/0".encode(), b"rubbish")
-        with pytest.raises(NotRead, match="made anew"):
-            await stand.tables.into("d", TOPIC)
+        with pytest.raises(NotRead, match="rebuilt"):
+            await stand.tables.lines_into("d", TOPIC)
         assert not stand.tables.regions[stand.own].is_known
         assert await known(stand) == {f"{stand.own}/r": 5, f"{stand.own}/t": 7}
 
 
-async def test_what_was_read_of_a_region_stays_when_it_is_lost_and_one_never_read_is_said_to_be_unknown(
+async def test_records_of_a_lost_region_stay_and_a_region_never_read_is_unknown(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REACH_TIMEOUT_S", 1.0)
@@ -123,17 +123,17 @@ async def test_what_was_read_of_a_region_stays_when_it_is_lost_and_one_never_rea
         assert (unheard.state, unheard.is_known) == ("away", False)
         assert "nowhere" in unheard.why
         mapper = OffsetMapper(stand.tables, stand.clusters, dict, list)
-        assert "region unheard copies here is not known" in mapper._incomplete()
+        assert "region unheard copies here are not known" in mapper._incomplete()
 
 
-async def test_the_id_of_a_cluster_that_is_away_is_known_from_before_or_from_routes_to_it(
+async def test_the_id_of_an_unreachable_cluster_is_its_last_one_or_comes_from_routes(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REACH_TIMEOUT_S", 1.0)
     async with regions(yard, tmp_path) as stand:
         mapper = OffsetMapper(stand.tables, stand.clusters, dict, list)
         await stand.tables.read(30.0)
-        with pytest.raises(NoRoad, match="which cluster it was"):
+        with pytest.raises(NotJoined, match="its id is not known here"):
             await mapper.cluster_id(NOWHERE)
         # As lines and definitions that another region left say.
         log = ControlTopics(stand.own).control.name
@@ -147,6 +147,6 @@ async def test_the_id_of_a_cluster_that_is_away_is_known_from_before_or_from_rou
         assert await mapper.cluster_id(NOWHERE) == "d"
         kept = await stand.tables.ask(lambda store: list(store.records(ROUTES, stand.own)))
         assert [key for key, _ in kept] == ["route/to-nowhere", "route/x"]
-        await stand.tables.ask(lambda store: store.name(NOWHERE, "heard"))
+        await stand.tables.ask(lambda store: store.put_cluster_id(NOWHERE, "heard"))
         assert await mapper.cluster_id(NOWHERE) == "heard"
         assert await mapper.cluster_id(HERE) == (await stand.log_id(HERE, log)).cluster_id

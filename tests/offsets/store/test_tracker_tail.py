@@ -1,4 +1,4 @@
-"""The copied end of a region's tracker topic tells what its table does not yet, and nothing else."""
+"""The tail of a region's tracker topic provides positions that its table lacks, and no others."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def saved(stand: Carrying, base: int, *, worker: str = "w", epoch: int = 3) -> S
     return Snapshots(worker=worker, at_ms=base, items=[SnapshotItem("replicate:r:t:0", 3, b""), item])
 
 
-def asked(stand: Carrying, epoch: int, worker: str) -> Takeover:
+def takeover(stand: Carrying, epoch: int, worker: str) -> Takeover:
     return Takeover(job=str(stand.job()), epoch=epoch, worker=worker, nonce="n", at_ms=1)
 
 
-async def told(stand: Carrying, *events: TrackerEvent | bytes, ago_s: float = 0.0, region: str = "") -> None:
-    """What comes of a region's tracker topic."""
+async def send_events(
+    stand: Carrying, *events: TrackerEvent | bytes, ago_s: float = 0.0, region: str = ""
+) -> None:
+    """Writes events to the copy of a region's tracker topic."""
     topic = ControlTopics(region or stand.other).trackers.name
     values = [event if isinstance(event, bytes) else codec.encode(event) for event in events]
     await stand.stand.values(HERE, topic, 0, *values, timestamp_ms=int((time.time() - ago_s) * 1000))
@@ -52,27 +54,29 @@ async def base(stand: Carrying, region: str = "") -> int:
     return next((record.base for record in found.values()), -1)
 
 
-async def test_what_the_table_does_not_say_yet_is_known_by_its_events_and_zombies_are_not_heard(
+async def test_positions_missing_in_the_table_come_from_its_events_and_zombies_are_refused(
     yard: Yard, tmp_path: Path, topic_name: str
 ) -> None:
     async with carrying(yard, tmp_path, topic_name) as stand:
         await stand.trackers(stand.other, a_record(110))
         assert await base(stand) == 110, "of a region whose events are not copied here"
         await make(stand)
-        await told(stand, saved(stand, 105), ago_s=OLD_S)
-        await told(stand, saved(stand, 120), b"no event", saved(stand, 130))
+        await send_events(stand, saved(stand, 105), ago_s=OLD_S)
+        await send_events(stand, saved(stand, 120), b"no event", saved(stand, 130))
         assert await base(stand) == 130
         found = await stand.carried()
         assert (found.next_offset, found.why) == (20, "")
         assert found.over is not None
         assert found.over.ranges(20, 60, OTHER, 0, 0) == [(20, 45)], "all of its copy below 130 is finished"
-        await told(stand, saved(stand, 150, worker="z", epoch=2), asked(stand, 4, "x"), saved(stand, 160))
+        await send_events(
+            stand, saved(stand, 150, worker="z", epoch=2), takeover(stand, 4, "x"), saved(stand, 160)
+        )
         assert await base(stand) == 130, "of an owner who was deposed before, and of one who was not by then"
-        await told(stand, saved(stand, 140, worker="x", epoch=4))
+        await send_events(stand, saved(stand, 140, worker="x", epoch=4))
         assert await base(stand) == 140
-        # Another process goes on where this one was.
+        # Another process continues there.
         await stand.stand.tables.close()
-        await told(stand, saved(stand, 141, worker="x", epoch=4))
+        await send_events(stand, saved(stand, 141, worker="x", epoch=4))
         assert await base(stand) == 141
         origin = await stand.stand.tables.ask(lambda store: store.origin(ENDS, stand.other))
         assert origin is not None
@@ -80,26 +84,28 @@ async def test_what_the_table_does_not_say_yet_is_known_by_its_events_and_zombie
         # The table comes, further than the events that have come; a former record is no step back.
         await stand.trackers(stand.other, replace(a_record(145, at_ms=200), epoch=4, worker="x"))
         assert await base(stand) == 145
-        await told(stand, saved(stand, 142, worker="x", epoch=4))
+        await send_events(stand, saved(stand, 142, worker="x", epoch=4))
         assert await base(stand) == 145
 
 
-async def test_an_end_that_begins_above_the_table_counts_for_owners_who_asked_within_it(
+async def test_a_tail_above_the_table_counts_only_for_takeovers_within_it(
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with carrying(yard, tmp_path, topic_name) as stand:
         await stand.trackers(stand.other, a_record(110))
         await make(stand)
-        await told(stand, saved(stand, 120))  # the first there is: what was before is not known
+        await send_events(stand, saved(stand, 120))  # the first there is: what was before is not known
         assert await base(stand) == 110
-        await told(stand, asked(stand, 4, "x"), saved(stand, 130), saved(stand, 140, worker="x", epoch=4))
+        await send_events(
+            stand, takeover(stand, 4, "x"), saved(stand, 130), saved(stand, 140, worker="x", epoch=4)
+        )
         assert await base(stand) == 140
         # So it is of one that is longer than what is read of it.
         monkeypatch.setattr(module, "MAX_EVENTS", 2)
         await stand.trackers(stand.third, a_record(110))
         await make(stand, stand.third)
-        await told(stand, saved(stand, 111), ago_s=OLD_S, region=stand.third)
-        await told(stand, *(saved(stand, at) for at in (112, 113, 114)), region=stand.third)
+        await send_events(stand, saved(stand, 111), ago_s=OLD_S, region=stand.third)
+        await send_events(stand, *(saved(stand, at) for at in (112, 113, 114)), region=stand.third)
         assert await base(stand, stand.third) == 110
         origin = await stand.stand.tables.ask(lambda store: store.origin(ENDS, stand.third))
         assert origin is not None
@@ -107,41 +113,41 @@ async def test_an_end_that_begins_above_the_table_counts_for_owners_who_asked_wi
         monkeypatch.setattr(module, "MARGIN_MS", 0)
         await stand.trackers(stand.third, a_record(113))
         assert await base(stand, stand.third) == 114, "what came before it had"
-        await told(stand, saved(stand, 120), region=stand.third)
+        await send_events(stand, saved(stand, 120), region=stand.third)
         assert await base(stand, stand.third) == 120
 
 
 @pytest.mark.parametrize("first", [TRACKERS, ENDS])
-async def test_a_table_and_its_end_may_be_read_in_either_order(
+async def test_a_table_and_its_tail_may_be_read_in_either_order(
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     async with carrying(yard, tmp_path, topic_name) as stand:
         await stand.trackers(stand.other, a_record(110))
         await make(stand)
-        await told(stand, saved(stand, 111))
+        await send_events(stand, saved(stand, 111))
         assert await base(stand) == 110, "of who was deposed before that, for all that is known"
         monkeypatch.setattr(module, "MARGIN_MS", 0)
         await stand.trackers(stand.other, a_record(113))
-        await told(stand, saved(stand, 120))
+        await send_events(stand, saved(stand, 120))
         for table in (first, *({TRACKERS, ENDS} - {first})):
             await stand.stand.tables.read(30.0, (table,), {stand.other})
         assert await base(stand) == 120
 
 
-async def test_an_end_that_lies_far_behind_begins_behind_its_table(
+async def test_a_tail_far_behind_begins_again_after_its_table(
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with carrying(yard, tmp_path, topic_name) as stand:
         await stand.trackers(stand.other, a_record(110))
         await make(stand)
-        await told(stand, saved(stand, 105), ago_s=OLD_S)
+        await send_events(stand, saved(stand, 105), ago_s=OLD_S)
         assert await base(stand) == 110
-        # Nobody reads for long. The region is lost, and its table is not to come any further.
+        # No reading happens for a long time. The region is lost, and its table is not to come any further.
         monkeypatch.setattr(module, "MAX_EVENTS", 2)
         monkeypatch.setattr(module, "MARGIN_MS", 0)
-        await told(stand, *(saved(stand, at) for at in range(111, 118)))
+        await send_events(stand, *(saved(stand, at) for at in range(111, 118)))
         await stand.trackers(stand.other, a_record(117))
-        await told(stand, saved(stand, 120))
+        await send_events(stand, saved(stand, 120))
         follow, end_was_there = stand.stand.tables._follow, asyncio.Event()
 
         async def table_is_slow(region: str, table: str, *words: Any, **more: Any) -> Any:
@@ -157,19 +163,19 @@ async def test_an_end_that_lies_far_behind_begins_behind_its_table(
         assert end_was_there.is_set()
 
 
-async def test_a_topic_that_was_made_anew_is_read_anew(yard: Yard, tmp_path: Path, topic_name: str) -> None:
+async def test_a_recreated_topic_is_read_again(yard: Yard, tmp_path: Path, topic_name: str) -> None:
     async with carrying(yard, tmp_path, topic_name) as stand:
         await stand.trackers(stand.other, a_record(110))
         for at in (120, 115):
             await make(stand)
-            await told(stand, saved(stand, 100), ago_s=OLD_S)
-            await told(stand, saved(stand, at))
+            await send_events(stand, saved(stand, 100), ago_s=OLD_S)
+            await send_events(stand, saved(stand, at))
             assert await base(stand) == at
         await stand.stand.delete(HERE, ControlTopics(stand.other).trackers.name)
         assert await base(stand) == 115, "what was read of it stays"
 
 
-async def test_who_has_patience_waits_until_positions_can_be_read(
+async def test_a_patient_caller_waits_until_positions_can_be_read(
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with carrying(yard, tmp_path, topic_name) as stand:
@@ -190,4 +196,4 @@ async def test_who_has_patience_waits_until_positions_can_be_read(
         left = 10**9
         found = await stand.carrier.imported_progress(stand.job(), stand.workload, 0.1)
         assert found.next_offset == 20, "then by what was read before"
-        assert found.why.endswith("; see that the control cluster answers")
+        assert found.why.endswith("; check that the control cluster answers")

@@ -1,4 +1,4 @@
-"""Groups are kept in step again and again: those of routes, and those of workloads that are passive here."""
+"""Rounds of offset sync for the groups of routes and of passive workloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "REACH_TIMEOUT_S", 1.0)
 
 
-async def test_a_route_keeps_its_groups_in_step_and_one_that_fails_holds_up_no_other_and_is_told_once(
+async def test_a_route_syncs_its_groups_and_a_failing_one_is_reported_once_and_delays_no_other(
     case: GroupCase,
 ) -> None:
     await case.map(*EVERY)
@@ -92,14 +92,14 @@ class Following:
         return self.service.passive_status(self.key)
 
     async def until(self, *states: str) -> PassiveSyncStatus:
-        """What a round says that begins from now on, once that is one of `states`."""
+        """The status of a later round, once it is in one of `states`."""
         for kept in self.service.passive.values():
             kept.outcomes.clear()
         await until(lambda: self.told is not None and self.told.state in states)
         assert self.told is not None
         return self.told
 
-    async def until_there(self, *offsets: int) -> None:
+    async def until_positions(self, *offsets: int) -> None:
         async with asyncio.timeout(120):
             while await self.case.there() != dict(enumerate(offsets)):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
@@ -116,19 +116,19 @@ async def following(case: GroupCase) -> AsyncIterator[Following]:
         await made.service.stop()
 
 
-async def test_the_group_of_a_passive_workload_follows_the_active_one_forth_and_back_unless_it_lives_there(
+async def test_a_passive_workloads_group_follows_the_active_one_forward_and_back_unless_it_is_consumed(
     case: GroupCase,
 ) -> None:
     await case.at(50, 50)
     async with following(case) as follows:
-        await follows.until_there(60, 60)
+        await follows.until_positions(60, 60)
         await case.at(70, 80)
-        await follows.until_there(80, 90)
+        await follows.until_positions(80, 90)
         told = await follows.until("unchanged")
-        assert told.of == follows.passive[0]
+        assert told.workload == follows.passive[0]
         assert told.lag_s((told.good_ms or 0) + 1_500) == 1.5
         await case.at(20, 80)  # an operator reset it, where it is active
-        await follows.until_there(30, 90)
+        await follows.until_positions(30, 90)
 
         # Here meanwhile it has become the active one, and then an ordinary consumer takes part.
         case.busy[follows.key] = "workload of this region consumes it there"
@@ -143,14 +143,14 @@ async def test_the_group_of_a_passive_workload_follows_the_active_one_forth_and_
             assert "reader" in (await follows.until("live")).why
             await asyncio.sleep(1.0)
             assert await case.there() == {0: 30, 1: 90}
-        await follows.until_there(100, 100)
+        await follows.until_positions(100, 100)
         assert follows.troubles == []
         follows.passive = []
         await until(lambda: follows.told is None)
         assert not follows.service.passive
 
 
-async def test_only_its_own_topic_counts_of_what_its_group_consumes_there(case: GroupCase) -> None:
+async def test_other_topics_of_a_passive_workloads_group_do_not_count(case: GroupCase) -> None:
     """Another workload of the group is active in that region; and retry topics are each region's own."""
     stand, retry = case.stand, f"{case.topic}__{case.group}__retry_1"
     there = await case.committer(THERE)
@@ -172,7 +172,7 @@ async def test_only_its_own_topic_counts_of_what_its_group_consumes_there(case: 
     }  # fmt: skip
 
 
-async def test_where_it_was_active_once_and_is_further_nothing_is_amiss(case: GroupCase) -> None:
+async def test_a_group_ahead_because_the_region_was_active_is_in_step(case: GroupCase) -> None:
     there = await case.committer(THERE)
     before = {(case.topic, 0): 95, (case.topic, 1): 95}
     await there.commit(case.group, before, dict.fromkeys(before, stamped("west-1", 1)))
@@ -183,7 +183,7 @@ async def test_where_it_was_active_once_and_is_further_nothing_is_amiss(case: Gr
         assert follows.troubles == []
 
 
-async def test_somebody_else_s_position_that_is_further_is_left_and_told_as_what_would_be_passed_over(
+async def test_a_foreign_position_ahead_stays_and_is_reported(
     case: GroupCase,
 ) -> None:
     there = await case.committer(THERE)
@@ -191,8 +191,8 @@ async def test_somebody_else_s_position_that_is_further_is_left_and_told_as_what
     await case.at(50, 50)
     async with following(case) as follows:
         told = await follows.until("refused")
-        assert "partition 0: the position here is further" in told.why
-        assert "it is 95, 60 mapped" in told.why
+        assert "partition 0: the position here is ahead" in told.why
+        assert "(95, mapped 60)" in told.why
         assert "Switchyard did not commit it" in told.why
         assert (told.good_ms, told.lag_s(0)) == (None, None)
         await until(lambda: follows.service.passive[HERE].rounds >= 3)
@@ -203,12 +203,12 @@ async def test_somebody_else_s_position_that_is_further_is_left_and_told_as_what
         assert (await follows.until("unchanged")).why == ""
 
 
-async def test_while_the_active_region_s_cluster_is_away_nothing_changes_and_it_is_said_once(
+async def test_positions_stay_while_the_active_cluster_is_away_and_one_incident_is_reported(
     case: GroupCase,
 ) -> None:
     await case.at(50, 50)
     async with following(case) as follows:
-        await follows.until_there(60, 60)
+        await follows.until_positions(60, 60)
         follows.passive = [follows.of(NOWHERE)]
         away = await follows.until("away")
         assert (f"cluster {NOWHERE} d" in away.why, away.lag_s(0)) == (True, None), away
@@ -222,7 +222,7 @@ async def test_while_the_active_region_s_cluster_is_away_nothing_changes_and_it_
 
         follows.passive = [follows.of(HERE)]
         await case.at(70, 70)
-        await follows.until_there(80, 80)
+        await follows.until_positions(80, 80)
         follows.passive = [follows.of(NOWHERE)]
         await follows.until("away")
         assert len(follows.troubles) == 2, "it has not done well since it was told"

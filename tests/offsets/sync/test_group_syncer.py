@@ -1,4 +1,4 @@
-"""A group is brought in step between two clusters: what is committed, and when nothing is."""
+"""The offset sync of one group: its commits, and the reasons to commit nothing."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from app.controllog.events import WorkloadDeleted, WorkloadPut
 from app.controllog.topics import ControlTopics
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
-from app.offsets.model.group_sync import AHEAD_OF_MAP, QUIET_GROUP_S, stamped
+from app.offsets.model.group_sync import BEYOND_MAPPED, QUIET_GROUP_S, stamped
 from app.offsets.model.translation import NOTHING_HERE, CopiedPartition
 from app.offsets.sync import group_syncer as sync
 from app.offsets.sync.group_syncer import GroupOutcome, OffsetMapViews
-from app.offsets.sync.mapper import NoRoad, OffsetMapper
+from app.offsets.sync.mapper import NotJoined, OffsetMapper
 from app.offsets.sync.time_lookup import at_time, copies_of
 from app.replicate.model.route import Route
 from tests.offsets.clusters import HERE, THERE, a_line, a_route
 from tests.offsets.group_case import EVERY, GroupCase
 
 
-async def test_a_group_is_brought_in_step_forwards_always_and_back_only_after_it_went_back_itself(
+async def test_a_group_moves_forward_and_back_only_after_it_went_back_itself(
     case: GroupCase,
 ) -> None:
     mapper = case.syncer().mapper
     await mapper.read(30.0)
-    with pytest.raises(NoRoad, match="no barrier joins topic"):
+    with pytest.raises(NotJoined, match="no offset sync relates topic"):
         await mapper.join(HERE, case.topic, THERE)
     await case.map(*EVERY)
     await case.at(55, 100)
     foreseen = await case.sync(execute=False)
     assert (foreseen.state, await case.there()) == ("synced", {})
-    assert [row.answer.again for row in foreseen.rows] == [5, 0]
+    assert [row.answer.reread_messages for row in foreseen.rows] == [5, 0]
     assert (await case.sync()).state == "synced"
     assert await case.there() == {0: 60, 1: 110}
     assert (await case.sync()).state == "unchanged"
     await case.map(*EVERY[:3])  # the map knows less
     refused = await case.sync()
-    assert (refused.state, refused.why, await case.there()) == ("refused", AHEAD_OF_MAP, {0: 60, 1: 110})
+    assert (refused.state, refused.why, await case.there()) == ("refused", BEYOND_MAPPED, {0: 60, 1: 110})
     await case.map(*EVERY)
     await case.at(20, 100)  # an operator reset it
     assert (await case.sync()).state == "synced"
     assert await case.there() == {0: 30, 1: 110}
-    await case.at(90, 100, cluster=THERE)  # somebody consumed there meanwhile
+    await case.at(90, 100, cluster=THERE)  # the group was consumed there meanwhile
     await case.at(5, 100)
-    assert (await case.sync()).rows[0].decision.why == AHEAD_OF_MAP
+    assert (await case.sync()).rows[0].decision.why == BEYOND_MAPPED
     assert (await case.there())[0] == 90
 
 
-async def test_a_group_that_is_consumed_there_is_left_alone(case: GroupCase) -> None:
+async def test_a_group_consumed_in_the_destination_is_left_alone(case: GroupCase) -> None:
     await case.map(*EVERY)
     await case.at(50, 50)
     case.busy[case.group] = "workload g/t consumes it there"
@@ -84,7 +84,7 @@ async def test_a_group_that_is_consumed_there_is_left_alone(case: GroupCase) -> 
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_what_was_not_taken_is_not_sent_again_once_it_is_consumed_there(
+async def test_a_failed_commit_is_not_repeated_once_the_group_is_consumed(
     case: GroupCase, hangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "COMMIT_TIMEOUT_S", 5.0 if not hangs else 2.0)
@@ -115,7 +115,7 @@ async def test_what_was_not_taken_is_not_sent_again_once_it_is_consumed_there(
     assert ((await case.sync()).state, tries) == ("synced", 2), "otherwise it is tried again"
 
 
-async def test_who_commits_there_without_being_a_member_is_left_alone_until_he_has_long_stood_still(
+async def test_a_client_that_commits_without_being_a_member_is_left_alone_until_it_is_at_rest(
     case: GroupCase,
 ) -> None:
     now_s = [0.0]
@@ -135,7 +135,7 @@ async def test_who_commits_there_without_being_a_member_is_left_alone_until_he_h
     await commits(20, stamped("west-1", 1))  # a worker of a region of which nothing is known here
     live = await sync(0)
     assert (live.state, await case.there()) == ("live", {0: 20})
-    assert f"{case.topic}-0 was committed there by Switchyard worker west-1" in live.why
+    assert f"Switchyard worker west-1 committed {case.topic}-0 there" in live.why
     await commits(20, stamped("west-1", 2))  # it has nothing to do
     assert (await sync(QUIET_GROUP_S)).state == "live"
     assert (await sync(QUIET_GROUP_S / 2)).state == "live"
@@ -147,7 +147,7 @@ async def test_who_commits_there_without_being_a_member_is_left_alone_until_he_h
     await case.at(70, 70)
     assert (await sync(1)).state == "synced", "what is ours is no sign of anybody"
 
-    # Somebody commits between the look and the commit.
+    # Another client commits between the two readings of the positions.
     await case.at(90, 90)
     views, join = syncer.views(HERE, THERE), OffsetMapViews.join
 
@@ -161,7 +161,7 @@ async def test_who_commits_there_without_being_a_member_is_left_alone_until_he_h
     assert (made.state, await case.there()) == ("live", {0: 75, 1: 80})
 
 
-async def test_a_group_that_a_workload_of_another_region_consumes_there_is_left_alone_also_while_it_sleeps(
+async def test_a_group_of_another_regions_workload_is_left_alone_even_while_it_sleeps(
     case: GroupCase,
 ) -> None:
     stand, active = case.stand, [case.stand.own]
@@ -204,7 +204,7 @@ async def test_a_group_that_a_workload_of_another_region_consumes_there_is_left_
     assert (await sync(case.topic)).state == "synced", "of this topic nobody consumes there"
 
 
-async def test_a_reader_of_one_aggregate_goes_on_in_another_where_the_source_that_is_furthest_behind_says(
+async def test_between_aggregates_the_source_furthest_behind_decides(
     case: GroupCase,
 ) -> None:
     stand, topic = case.stand, case.topic
@@ -218,7 +218,7 @@ async def test_a_reader_of_one_aggregate_goes_on_in_another_where_the_source_tha
     await copied("east", THERE, (0, 10), (20, 30), (50, 110))
     await case.at(77)
     (first,) = [row for row in (await case.sync()).rows if row.answer.partition == 0]
-    assert (first.answer.next_offset, first.answer.again) == (30, 30)
+    assert (first.answer.next_offset, first.answer.reread_messages) == (30, 30)
     await copied("west", HERE, (0, 0), (3, 60))
     await copied("west", THERE, (0, 10), (2, 12), (4, 90))
     made = await case.sync()
@@ -230,7 +230,7 @@ async def test_a_reader_of_one_aggregate_goes_on_in_another_where_the_source_tha
     assert (await case.there())[0] == 30
 
 
-async def test_a_job_whose_line_is_not_there_yet_is_a_source_that_nobody_knows(case: GroupCase) -> None:
+async def test_a_job_without_a_line_is_an_unknown_source(case: GroupCase) -> None:
     await case.map(*EVERY)
     route = a_route("other", HERE, THERE, "more", rename={"names": {"more": case.topic}})
     mapper = OffsetMapper(
@@ -243,7 +243,7 @@ async def test_a_job_whose_line_is_not_there_yet_is_a_source_that_nobody_knows(c
     assert joined.resume({0: 50, 1: 50}).next_offsets == {0: 60, 1: 60}, "none of theirs was ever read"
 
 
-async def test_a_time_is_found_in_every_cluster_and_what_lies_outside_of_the_log_is_said(
+async def test_a_time_is_found_in_every_cluster_and_times_outside_the_log_are_noted(
     case: GroupCase,
 ) -> None:
     topic, stand = f"{case.topic}-t", case.stand
@@ -271,7 +271,7 @@ async def test_a_time_is_found_in_every_cluster_and_what_lies_outside_of_the_log
     assert await at_time(client, f"{topic}-none", 0) is None
 
 
-def test_copies_are_looked_for_under_the_names_that_routes_give_them() -> None:
+def test_copies_are_found_under_the_names_that_routes_give_them() -> None:
     route = a_route("r", HERE, THERE, "orders", rename="{cluster}.{topic}").route()
     assert isinstance(route, Route)
     assert copies_of("orders", [HERE, THERE], {"r": route}) == {

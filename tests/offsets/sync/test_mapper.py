@@ -1,4 +1,4 @@
-"""The jobs of very many copies are looked through once a change, not once a question."""
+"""The jobs of many copies are searched once per change, not once per query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.offsets.clusters import HERE, THERE, a_route
 TOPICS = 300
 
 
-async def test_what_is_copied_into_a_topic_is_found_among_very_many_jobs_without_looking_through_them_again(
+async def test_copies_into_a_topic_are_found_among_many_jobs_without_a_new_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[str] = []
@@ -32,13 +32,13 @@ async def test_what_is_copied_into_a_topic_is_found_among_very_many_jobs_without
     jobs = [f"replicate:{name}:t{n}:{p}" for name in routes for n in range(TOPICS) for p in range(2)]
     mapper = OffsetMapper(tables, nothing, lambda: dict(routes), lambda: [*jobs, "dispatch:g/t1:t1:0"])
     for n in range(TOPICS):
-        found = mapper._copying()[THERE, f"t{n}"]
+        found = mapper._copies_by_topic()[THERE, f"t{n}"]
         assert {(one.name, topic, p) for one, topic, p in found} == {
             (name, f"t{n}", p) for name in routes for p in range(2)
         }
     assert sorted(made) == ["a", "b"]
     jobs.append("replicate:a:t0:2")
-    assert ("t0", 2) in {(topic, p) for _, topic, p in mapper._copying()[THERE, "t0"]}
+    assert ("t0", 2) in {(topic, p) for _, topic, p in mapper._copies_by_topic()[THERE, "t0"]}
     del routes["b"]
-    assert {one.name for one, _, _ in mapper._copying()[THERE, "t1"]} == {"a"}
-    assert not mapper._copying().get((HERE, "t1"))
+    assert {one.name for one, _, _ in mapper._copies_by_topic()[THERE, "t1"]} == {"a"}
+    assert not mapper._copies_by_topic().get((HERE, "t1"))

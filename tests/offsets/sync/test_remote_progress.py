@@ -1,4 +1,4 @@
-"""What other regions have finished is carried over from copies alone; what is not known is not concluded."""
+"""Progress of other regions is imported from copies alone, and missing knowledge is never concluded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ At = tuple[int, int, int]  # source end, target end, sequence
 
 
 def a_note(base: int, *finished: tuple[int, int], pid: int = PID) -> bytes:
-    """Of a reader of offsets [100, 165) that one lane wrote, but for a marker at 120 to 124."""
+    """The note of a reader of offsets [100, 165) from one lane, with markers at 120 to 124."""
     trail = ProducerProgress(0)
     for start, end, sequence in ((100, 120, 0), (125, 165, 20)):
         trail.seen(start, end, pid, 0, sequence, base)
@@ -80,7 +80,7 @@ class Carrying:
         return await self.carrier.imported_progress(self.job(partition), self.workload)
 
     async def trackers(self, region: str, *records: TrackerRecord | None) -> None:
-        """What the copy of its tracker table says, by partition."""
+        """Writes the copy of the region's tracker table, by partition."""
         topic = ControlTopics(region).changelog(TRACKERS, 0).name
         told = {
             str(self.job(at)).encode(): codec.encode(record)
@@ -109,7 +109,7 @@ async def carrying(yard: Yard, path: Path, topic: str) -> AsyncIterator[Carrying
         yield made
 
 
-async def test_of_a_region_that_is_gone_its_copies_say_where_to_go_on_and_what_to_pass_over(
+async def test_the_copies_of_a_lost_region_say_where_to_continue_and_which_records_to_pass_over(
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables_module, "REACH_TIMEOUT_S", 1.0)
@@ -134,19 +134,19 @@ async def test_of_a_region_that_is_gone_its_copies_say_where_to_go_on_and_what_t
         assert not found.over.lags
         assert found.over.ranges(60, 85, OTHER, 0, 40) == []
         assert found.over.ranges(65, 85, OTHER, 0, 40) == [(70, 80)]
-        # Nothing comes from elsewhere of a topic of this region's own, nor of a workload nobody shares.
+        # No progress is imported for retry topics, nor for a workload of one region.
         retry = stand.job(topic=stand.workload.merge_topic())
         assert await stand.carrier.imported_progress(retry, stand.workload) == ImportedProgress()
         stand.shared = [stand.stand.own]
         assert await stand.carried() == ImportedProgress()
-        # What is of no use here was not kept.
+        # Records of other kinds were not kept.
         kept = await stand.stand.tables.ask(lambda store: list(store.records(TRACKERS, stand.other)))
         assert [job for job, _ in kept] == [str(stand.job())]
         none = await stand.stand.tables.ask(lambda store: store.origin(TRACKERS, stand.stand.own))
         assert none is None, "its own table answers takeovers, and is not read"
 
 
-async def test_of_several_regions_the_furthest_counts_and_what_each_has_finished_above(
+async def test_the_furthest_region_counts_and_the_finished_ranges_of_each(
     yard: Yard, tmp_path: Path, topic_name: str
 ) -> None:
     async with carrying(yard, tmp_path, topic_name) as stand:
@@ -169,7 +169,7 @@ async def test_of_several_regions_the_furthest_counts_and_what_each_has_finished
         assert found.over.ranges(20, 80, OTHER, 0, 0) == [(20, 80)], "by its base alone, without a note"
 
 
-async def test_what_is_not_known_is_told_and_never_taken_for_finished(
+async def test_missing_knowledge_is_named_and_never_counts_as_finished(
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables_module, "REACH_TIMEOUT_S", 1.0)
@@ -188,20 +188,20 @@ async def test_what_is_not_known_is_told_and_never_taken_for_finished(
         await stand.trackers(stand.other, a_record(130), a_record(5))
         of_one = await stand.carried(1)
         assert (of_one.next_offset, of_one.was_read) == (None, True)
-        assert "position is not known here: no source's copies are known in this partition" in of_one.why
+        assert "position is not known here: the offset map has no line into this partition" in of_one.why
         assert (await stand.carried()).why == ""
         await stand.trackers(stand.other, a_record(130, LogId("another", "log"), at_ms=9), a_record(5))
         found = await stand.carried()
         assert (found.next_offset, found.over, found.was_read) == (None, None, True)
-        assert "no barrier joins topic" in found.why
+        assert "no offset sync relates topic" in found.why
 
 
-async def test_many_jobs_that_begin_together_share_readings(
+async def test_jobs_that_begin_together_share_readings(
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with carrying(yard, tmp_path, topic_name) as stand:
         await stand.trackers(stand.other, a_record(130), a_record(5))
-        tables, joined, reads, joins = stand.stand.tables, stand.carrier._mapper.joined, 0, 0
+        tables, joined, reads, joins = stand.stand.tables, stand.carrier._mapper.join_known, 0, 0
         read = tables.read
 
         async def counted(*words: Any) -> Any:
@@ -215,7 +215,7 @@ async def test_many_jobs_that_begin_together_share_readings(
             return await joined(*words)
 
         monkeypatch.setattr(tables, "read", counted)
-        monkeypatch.setattr(stand.carrier._mapper, "joined", counted_joins)
+        monkeypatch.setattr(stand.carrier._mapper, "join_known", counted_joins)
         first = asyncio.create_task(stand.carried())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -225,7 +225,7 @@ async def test_many_jobs_that_begin_together_share_readings(
         assert joins <= 2
 
 
-def test_a_reader_is_where_its_records_say_in_the_log_that_is_the_newest() -> None:
+def test_a_reader_has_the_positions_of_records_of_the_newest_log() -> None:
     jobs = [str(JobId(Kind.DISPATCH, "g/t", "t", at)) for at in range(4)]
     anew = LogId("lost-cluster", "anew")
     records = [

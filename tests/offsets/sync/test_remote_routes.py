@@ -1,5 +1,5 @@
-"""Routes of other regions are known here, as far as their control logs were copied, and no route is deployed
-that would loop with them."""
+"""Routes of other regions are known from copies of their control logs, and no route that loops with them
+is deployed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated lane's owner leaves to its successor, and what that one finds behind it in the log."""
+"""The note that a simulated lane's owner leaves to its successor, and the log's records behind it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from app.replicate.model.copied_index import CopiedIndex
 
 
 class Left(NamedTuple):
-    """As `app.replicate.destination.handover` has it: all of the source below `base` has copies; what was
-    written beyond them lies at or above `floor`, behind `passed` records that are copies of records below the
-    base."""
+    """As in `app.replicate.destination.handover`: all of the source below `base` has copies. Records
+    written beyond them lie from offset `floor` on, behind `passed` copies of records below the base."""
 
     base: int
     floor: int
@@ -21,7 +20,7 @@ class Left(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A batch of the producer's that is in the log: what is left of offsets [start, end)."""
+    """The kept records of a producer's batch in the log, at offsets [start, end)."""
 
     start: int
     end: int
@@ -30,7 +29,7 @@ class Written(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """The barrier behind a former owner's lane."""
+    """The offset sync behind a former owner's lane."""
 
     source_end: int
     target_end: int
@@ -40,12 +39,12 @@ class Closing(NamedTuple):
 def closing(
     left: Left, written: Iterable[Written], source: Iterable[tuple[int, int]], first_sequence: int
 ) -> Closing | None:
-    """What `app.replicate.destination.succession` concludes; None: nothing.
+    """The conclusion of `app.replicate.destination.succession`; None: none is possible.
 
     Args:
-        written: by the producer, from the floor on.
-        source: offset and record of all that is there to copy, from the base on.
-        first_sequence: where epochs begin to count.
+        written: The producer's batches, from the floor on.
+        source: The source's offsets and records, from the base on.
+        first_sequence: The number with which epochs begin.
     """
     stamp = None if left.stamp is None else left.stamp.behind(SEQUENCES - first_sequence)
     tail, prints = ProducerTail(left.floor, stamp), list[int]()

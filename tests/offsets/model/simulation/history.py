@@ -1,5 +1,5 @@
-"""Histories of the simulated regions: acts by chance, each a name and two small numbers; what cannot be done
-is passed over."""
+"""Random histories of the simulated regions: acts of a name and two small numbers. Impossible acts are
+skipped."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ RARELY = [
 
 
 def history(seed: int, acts: int = 220, *, calm: bool = False, routes: bool = False) -> list[Act]:
-    """By chance; `calm`: regions and workers are lost, but logs keep what they have. `routes`: and routes are
-    deleted, and come back."""
+    """A random history. `calm`: regions and workers fail, but logs keep their records. `routes`: routes
+    are deleted and come back."""
     chance = random.Random(seed)
     often = {name: weight for name, weight in OFTEN.items() if not (calm and name in RARELY)}
     often |= ROUTES if routes else {}
@@ -46,7 +46,7 @@ def history(seed: int, acts: int = 220, *, calm: bool = False, routes: bool = Fa
 
 
 def play(world: World, acts: Iterable[Act]) -> None:
-    """Does one act after the other. Raises Broken."""
+    """Plays the acts in order. Raises Broken."""
     for name, who, count in acts:
         world.now += 1
         if name not in _LANE:
@@ -71,7 +71,7 @@ def _produce(world: World, who: int, count: int) -> None:
 
 
 def _flow(world: World, who: int, count: int) -> None:
-    """Much is copied."""
+    """Copies many records."""
     for lane in world.chance.sample(world.lanes, len(world.lanes) // 2):
         if world.works(lane):
             for _ in range(count):
@@ -108,7 +108,7 @@ def _show(world: World, who: int, _count: int) -> None:
 
 
 def _elect(world: World, who: int, _count: int) -> None:
-    """An aggregate log gets another leader, in a clean election one that has what was shown, and no more."""
+    """Gives an aggregate log another leader, in a clean election: it has the log up to the high watermark."""
     topic = world.topics[REGIONS[who % 3]]
     topic.logs[who % len(topic.logs)].elect()
 
@@ -146,16 +146,16 @@ def _compact_source(world: World, who: int, count: int) -> None:
         world.gone({record})
 
 
-def _source_anew(world: World, who: int, _count: int) -> None:
+def _recreate_source(world: World, who: int, _count: int) -> None:
     source = world.sources[who % len(world.sources)]
     before = source.kept()
-    source.make_anew()
+    source.recreate()
     world.gone(before)
 
 
 def _cut(world: World, who: int, count: int) -> None:
-    """A regional log gets another leader, in an unclean election one that has not its end. Lanes notice when
-    they fetch: those that have come further; to the others it is as if nothing had happened."""
+    """Gives a regional log another leader, in an unclean election: it lacks the end. Only lanes that have
+    read further notice it when they fetch."""
     source = world.sources[who % len(world.sources)]
     at = source.end - count + 1
     if at < source.start:
@@ -170,7 +170,7 @@ def _cut(world: World, who: int, count: int) -> None:
     world.gone(before - source.kept())
 
 
-def _copy_anew(world: World, who: int, _count: int) -> None:
+def _recreate_copy(world: World, who: int, _count: int) -> None:
     topic = world.topics[REGIONS[who % 3]]
     if topic.region in world.down:
         return
@@ -179,17 +179,17 @@ def _copy_anew(world: World, who: int, _count: int) -> None:
     topic.anew += 1
     world.lineages[topic.region] += 1
     for log in topic.logs:
-        log.make_anew()
+        log.recreate()
     for lane in world.lanes:
         if lane.target is topic:
-            lane.target_made_anew()
+            lane.target_recreated()
     if world.stint.region == topic.region:
         world.leave()
         world.begin(topic.region)
 
 
 def _delete_route(world: World, who: int, count: int) -> None:
-    """One whose lines have come, of a source all of them or none."""
+    """Deletes a route whose lines have arrived, for a source all of them or none."""
     lanes = [lane for lane in world.route(who) if not lane.gone]
     told = {lane.copying is not None for lane in lanes}
     if (
@@ -204,7 +204,7 @@ def _delete_route(world: World, who: int, count: int) -> None:
 
 
 def _deploy_route(world: World, who: int, count: int) -> None:
-    """It comes back, or one of another name takes its place."""
+    """Deploys a deleted route again, or one with another name."""
     lanes = world.route(who)
     if not all(lane.gone for lane in lanes) or not world.works(lanes[0], gone=True):
         return
@@ -247,20 +247,20 @@ def _save(world: World, who: int, count: int) -> None:
 
 
 def _kill(world: World, _who: int, _count: int) -> None:
-    """Another worker begins where the group is, with what was saved."""
+    """Another worker continues in the group's region, from saved state."""
     world.begin(world.stint.region)
 
 
 def _look_again(world: World, who: int, _count: int) -> None:
-    """More is known by now; what is still undecided waits, or does not any more."""
+    """More may be known now, so undecided records are delivered or wait on."""
     world.look_again()
     for part in world.stint.parts.values():
         part.patient = part.patient and who % 4 > 0
 
 
 def _tell(world: World, who: int, count: int, *, lines: bool = True, trackers: bool = True) -> None:
-    """A region's tables come to others: some of their records."""
-    world.tell_lines()
+    """Copies some records of a region's tables to other regions."""
+    world.publish_lines()
     for here, there in world.line_copies:
         if {here, there} & world.down or world.chance.random() < 0.3:
             continue
@@ -279,7 +279,7 @@ def _go(world: World, to: str, who: int, *, forced: bool) -> None:
     former = world.stint
     if not forced:
         world.save(former, former.parts)
-        world.tell_lines()
+        world.publish_lines()
         world.tracker_copies[to, former.region].update(world.trackers[former.region])
         world.line_copies[to, former.region].update(world.lines[former.region])
     world.leave()
@@ -304,7 +304,7 @@ def _force(world: World, who: int, _count: int) -> None:
 
 
 def _zombie(world: World, who: int, _count: int) -> None:
-    """What goes on in the region that the group has left saves, or ends."""
+    """A pump in the region that the group has left saves, or ends."""
     if world.zombie is not None and who % 2:
         world.save(world.zombie, world.zombie.parts)
     elif world.zombie is not None:
@@ -351,7 +351,7 @@ _LANE: dict[str, Callable[[Lane, int, int], None]] = {
 _ACTS: dict[str, Callable[[World, int, int], None]] = {
     "produce": _produce, "flow": _flow, "idle": _idle, "marker": _marker, "retain": _retain,
     "retain-source": _retain_source, "compact": _compact, "compact-source": _compact_source,
-    "source-anew": _source_anew, "cut": _cut, "copy-anew": _copy_anew,
+    "source-anew": _recreate_source, "cut": _cut, "copy-anew": _recreate_copy,
     "delete-route": _delete_route, "deploy-route": _deploy_route, "look": _look,
     "hide": _hide, "show": _show, "elect": _elect,
     "read": _read, "finish": _finish, "save": _save, "kill": _kill, "look-again": _look_again,

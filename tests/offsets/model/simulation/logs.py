@@ -1,8 +1,8 @@
 """Logs of the simulated regions, and the lanes that copy one into another.
 
-A record is a number, for ever; `SourceLog` says where it was written. Lanes are killed and go on, exactly or
-from what was saved; what they had under way may land late. Their barriers are told by
-`app.replicate.pump.offset_sync_emitter`.
+A record is a number that never changes; `SourceLog` knows where it was written. Killed lanes continue
+exactly or from saved state, and their batches in flight may land late.
+`app.replicate.pump.offset_sync_emitter` emits their offset syncs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOPIC = "orders"
 
 @dataclass
 class SourceLog:
-    """A partition of a regional topic. `cuts`: where it lost its end, one a leader epoch."""
+    """A partition of a regional topic. `cuts`: where it lost its end, one per leader epoch."""
 
     region: str
     partition: int
@@ -73,7 +73,7 @@ class SourceLog:
         del self.records[at:]
         self.cuts.append(at)
 
-    def make_anew(self) -> None:
+    def recreate(self) -> None:
         self.anew += 1
         self.start = 0
         self.records, self.cuts = [], []
@@ -81,7 +81,7 @@ class SourceLog:
 
 @dataclass
 class Batch:
-    """In a log, from offset `start` on; compaction leaves None."""
+    """A batch in a log, from offset `start` on; compaction leaves None."""
 
     start: int
     records: list[int | None]
@@ -97,8 +97,8 @@ def _batch_end(batch: Batch) -> int:
 
 
 class Hidden(NamedTuple):
-    """So many records that a leader has and does not show; `comes` puts them behind what is shown. Of a
-    lane's former owner, or of nobody."""
+    """Records above a leader's high watermark; `comes` moves them below it. They belong to a lane's former
+    owner, or to no lane."""
 
     count: int
     comes: Callable[[], None]
@@ -107,11 +107,9 @@ class Hidden(NamedTuple):
 
 @dataclass
 class CopyLog:
-    """A partition of an aggregate topic; offsets that no batch has are of nobody.
-
-    `end`: the high watermark. `tail`: what its leader has above that, in order. `elections`: clean ones, that
-    lose it.
-    """
+    """A partition of an aggregate topic; offsets without a batch belong to no lane. `end`: the high
+    watermark; `tail`: the leader's records above it, in order; `elections`: clean ones, which lose the
+    tail."""
 
     start: int = 0
     end: int = 0
@@ -123,30 +121,30 @@ class CopyLog:
 
     @property
     def shown(self) -> int:
-        """What a leader tells of its high watermark."""
+        """The high watermark that a leader returns."""
         return self.end
 
     @property
     def leader_end(self) -> int:
-        """Where its log ends."""
+        """The end of the leader's log."""
         return self.end + sum(hidden.count for hidden in self.tail)
 
     def hide(self, count: int) -> None:
-        """Nobody's records come to the leader alone."""
+        """Appends records of no lane to the leader alone."""
         self.tail.append(Hidden(count, partial(self.grow, count)))
 
     def grow(self, count: int) -> None:
-        """By what is nobody's."""
+        """Appends records of no lane."""
         self.end += count
 
     def show(self) -> None:
-        """Replicas have the tail, too."""
+        """Replicates the tail."""
         tail, self.tail = self.tail, []
         for hidden in tail:
             hidden.comes()
 
     def elect(self) -> None:
-        """Another one leads."""
+        """Elects another leader."""
         self.tail = []
         self.elections += 1
 
@@ -158,7 +156,7 @@ class CopyLog:
         return batch
 
     def from_offset(self, offset: int) -> Iterator[Batch]:
-        """Batches with something at or above it."""
+        """The batches with offsets at or above this one."""
         yield from self.batches[bisect_right(self.batches, offset, key=_batch_end) :]
 
     def delete_below(self, start: int) -> None:
@@ -175,13 +173,13 @@ class CopyLog:
             self.batches.remove(batch)
 
     def copies(self) -> Iterator[tuple[int, int, Batch]]:
-        """Record, offset and batch of all that is there."""
+        """The record, offset and batch of every copy."""
         for batch in self.batches:
             for offset, record in enumerate(batch.records, batch.start):
                 if record is not None and offset >= self.start:
                     yield record, offset, batch
 
-    def make_anew(self) -> None:
+    def recreate(self) -> None:
         self.start = self.end = 0
         self.tail = []
         self.batches, self.deleted, self.compacted = [], set(), set()
@@ -189,8 +187,7 @@ class CopyLog:
 
 @dataclass
 class CopyTopic:
-    """A region's aggregate topic. `ids`: the cluster's: the last producer id that was given; `routes`: whose
-    it was."""
+    """A region's aggregate topic. `ids`: the cluster's last producer id; `routes`: the owners of the ids."""
 
     region: str
     logs: list[CopyLog]
@@ -208,7 +205,7 @@ class CopyTopic:
 
 @dataclass
 class Flight:
-    """A batch of a lane: in the log once it has landed. Without records there is nothing to see in it."""
+    """A lane's batch; it is in the log once it has landed. Without records it leaves no trace there."""
 
     copy: VerbatimCopy
     records: list[int]
@@ -218,14 +215,16 @@ class Flight:
 
 
 class Lane:
-    """Copies what of a source `takes` into one partition of an aggregate topic.
+    """Copies the records of a source that `takes` accepts into one partition of an aggregate topic.
 
     Attributes:
-        sent: goes next. base: below it all is acknowledged. saved: as the tracker table knows it.
-        read_epoch: of the source's leader when it was fetched from last. epochs: that were read.
-        line: the checkpoint table's.
-        left: to a successor, if that is saved.
-        route: its name. gone: it was deleted.
+        sent: The next source offset to send.
+        base: All below it is acknowledged.
+        saved: The base in the tracker table.
+        read_epoch: The source leader's epoch at the last fetch; `epochs`: all that were read.
+        line: The line in the checkpoint table.
+        left: The note to a successor, once saved.
+        route: The route's name; `gone`: it was deleted.
     """
 
     def __init__(
@@ -238,8 +237,8 @@ class Lane:
         first_sequence: int,
         generation: int = 0,
     ) -> None:
-        """`pace`: a barrier every so many acts, or records. `first_sequence`: any number will do.
-        `generation`: how often the route was given another name."""
+        """`pace`: the acts, or records, between two offset syncs. `first_sequence`: any number.
+        `generation`: how often the route was renamed."""
         self.source, self.target, self.partition, self.takes = source, target, partition, takes
         self.route = f"{source.region}-to-{target.region}-{generation}"
         self.generation, self.gone = generation, False
@@ -256,7 +255,7 @@ class Lane:
         self._pace, self._first = pace, first_sequence
         self.epochs: Epochs = ()
         self._saved_epochs: Epochs = ()  # with `saved`
-        self._told_in = 0  # the `read_epoch` when the last barrier was told
+        self._recorded_in = 0  # the `read_epoch` at the last offset sync
         self._is_first, self._has_landed, self._drops = True, False, False
         self.left = self._saved_left = Left(self.base, self.log.end)
         self._behind: tuple[tuple[int, LogId, int], int] | None = None  # where the log first ended, and when
@@ -267,15 +266,15 @@ class Lane:
         return self.target.logs[self.partition]
 
     @property
-    def told_to(self) -> int:
-        """Nothing below it is copied again for the first time."""
+    def copied_to(self) -> int:
+        """No record below this offset is copied for the first time any more."""
         told = max((barrier.source_end for barrier in self._barriers()[-1:]), default=0)
         return max(
-            min(self.base, self._cut_since(self.read_epoch)), min(told, self._cut_since(self._told_in))
+            min(self.base, self._cut_since(self.read_epoch)), min(told, self._cut_since(self._recorded_in))
         )
 
     def _cut_since(self, epoch: int) -> int:
-        """From where on the source has other records than it had in that leader epoch."""
+        """The offset from which the source has other records than in that leader epoch."""
         return min(self.source.cuts[epoch:], default=self.source.end)
 
     def _barriers(self) -> list[Barrier]:
@@ -292,15 +291,15 @@ class Lane:
 
     def _new_marks(self) -> OffsetSyncEmitter:
         every, records = self._pace
-        marks = OffsetSyncEmitter(every, records, self._told)
+        marks = OffsetSyncEmitter(every, records, self._record_sync)
         marks.quiet_below = self.quiet_below
         return marks
 
     def _is_unsure(self) -> None:
-        """What may have been sent comes twice."""
+        """Batches in flight may be written twice."""
         self.quiet_below = self._marks.quiet_below = max(self.quiet_below, self.source.end)
 
-    def _told(self, source_end: int, target_end: int, stamp: ProducerStamp | None) -> None:
+    def _record_sync(self, source_end: int, target_end: int, stamp: ProducerStamp | None) -> None:
         if self._drops:
             return
         item = BarrierItem(
@@ -310,12 +309,12 @@ class Lane:
         )  # fmt: skip
         self.line = after(self.line, item) or self.line
         if self._barriers()[-1:] == item.barriers:
-            self._told_in = self.read_epoch
+            self._recorded_in = self.read_epoch
 
     # -- copying -----------------------------------------------------------------------------------
 
     def notice(self, now: int) -> None:
-        """What a fetch tells: the source was made anew, or has lost its end."""
+        """Handles a fetch: the source was recreated, or has lost its end."""
         source = self.source
         if self.topic_id != source.topic_id:
             self._begin_lineage(source.start, 0, now)
@@ -343,7 +342,7 @@ class Lane:
         self._marks = self._new_marks()
 
     def copy(self, count: int, now: int) -> None:
-        """Sends `count` offsets more."""
+        """Sends `count` further offsets."""
         self.notice(now)
         source = self.source
         if source.start > self.sent:  # a gap, which is told
@@ -363,7 +362,7 @@ class Lane:
         self.sent = end
 
     def _pass(self, end: int) -> None:
-        """There is nothing to see up to `end`."""
+        """Skips offsets without records up to `end`."""
         self.sent = end
         if self.flying:
             nothing = Flight(VerbatimCopy(b"", 0, end, end), [], ProducerStamp(0, 0, 0), self.lineage)
@@ -393,7 +392,7 @@ class Lane:
         return stamp
 
     def land(self, count: int) -> None:
-        """So many of what is in flight come into the log, in order."""
+        """Appends `count` batches in flight to the log, in order."""
         for flight in self.flying[:count]:
             if flight.landed is None and flight.records:
                 if self.ghosts and flight.stamp.producer_id == self.ghosts[0].stamp.producer_id:
@@ -402,7 +401,7 @@ class Lane:
                 self._has_landed = True
 
     def haunt(self) -> None:
-        """A batch of a former owner comes late."""
+        """Appends a late batch of a former owner."""
         if not self.ghosts:
             return
         self._comes(self.ghosts.pop(0))
@@ -422,7 +421,7 @@ class Lane:
         return self.producer is not None and self.producer.producer_id == ghost.stamp.producer_id
 
     def acknowledge(self, count: int, now: int, *, drops: bool = False) -> None:
-        """So many are acknowledged; `drops`: their barriers never arrive."""
+        """Acknowledges `count` batches; `drops`: their offset syncs are lost."""
         self._drops = drops
         while count and self.flying and (self.flying[0].landed is not None or not self.flying[0].records):
             flight, count = self.flying.pop(0), count - 1
@@ -446,7 +445,7 @@ class Lane:
         self.saved, self._saved_epochs, self._saved_left = self.base, self.epochs, self.left
 
     def need(self, read: Iterable[int], resumed: Iterable[int]) -> None:
-        """Readers lie still there."""
+        """Pins offsets of readers at rest."""
         needs = needs_of(read, resumed)
         item = NeedItem("route", TOPIC, self.source.partition, self.target.log_id, needs)
         self.line = with_pins(self.line, item) or self.line
@@ -454,7 +453,7 @@ class Lane:
     # -- owners ------------------------------------------------------------------------------------
 
     def bump(self) -> None:
-        """It goes on under its next epoch; what has not landed is written under that."""
+        """Continues under the next producer epoch, which writes the batches again that did not land."""
         if self.stamp is None:
             return
         stamp = self.producer = ProducerStamp(self.stamp.producer_id, self.stamp.epoch + 1, self._first)
@@ -465,8 +464,8 @@ class Lane:
         self.stamp = stamp
 
     def take_over(self, *, sure: bool, closes: bool = True) -> None:
-        """Another owner goes on: behind what is found in the log, or from what was saved. `closes`: it tells
-        where the former one ended, if it can."""
+        """Another owner continues, behind the copies found in the log or from saved state. `closes`: it
+        records the end of the former owner's lane, if that is certain."""
         landed = [flight.copy.source_end for flight in self.flying if flight.landed is not None]
         found_to = max([self.base, *landed])
         if sure and self._cut_since(self.read_epoch) >= found_to:  # else what is found is not in the source
@@ -482,13 +481,13 @@ class Lane:
             self._is_unsure()
 
     def _find(self, found_to: int) -> None:
-        """The log has copies up to there."""
+        """The log has copies up to this source offset."""
         self._move(found_to)
         count = sum(len(batch.records) for batch in self._written())
         self.left = self.left._replace(passed=count)
 
     def _written(self) -> list[Written]:
-        """By its producer, since what was saved."""
+        """Its producer's batches since the saved state."""
         return [
             Written(batch.start, batch.end, batch.stamp, [one for one in batch.records if one is not None])
             for batch in self.log.from_offset(self._saved_left.floor)
@@ -496,7 +495,7 @@ class Lane:
         ]
 
     def close(self) -> None:
-        """Tells where a former owner's lane ended, if that is certain."""
+        """Records the end of a former owner's lane, if that is certain."""
         left = self._saved_left
         if self.log.start > left.floor:
             return
@@ -510,13 +509,13 @@ class Lane:
             self._marks.closed(*found, 0)
 
     def anew(self) -> Lane:
-        """That of a route of another name, which copies all that there is."""
+        """The lane of a route with another name, which copies everything again."""
         return Lane(
             self.source, self.target, self.partition, self.takes, self._pace, self._first, self.generation + 1
         )
 
     def delete(self, *, sure: bool) -> None:
-        """Its route is: what is on its way may come yet."""
+        """Deletes the route; batches in flight may still land."""
         self.take_over(sure=sure, closes=False)
         self.gone = True
 
@@ -525,8 +524,8 @@ class Lane:
         self.close()
 
     def look(self, *, asks_source: bool) -> None:
-        """The leader does, at what its route has left behind, once nothing of it is on its way: as
-        `app.replicate.jobs.orphaned_lines`."""
+        """The leader publishes the end of a deleted route's line, once nothing is in flight
+        (`app.replicate.jobs.orphaned_lines`)."""
         log, line, source_end = self.log, self.line, ENDLESS
         log.tail += [Hidden(len(one.records), partial(self._comes, one), self) for one in self.ghosts]
         self.ghosts.clear()
@@ -542,8 +541,8 @@ class Lane:
         item = EndedItem("route", TOPIC, self.source.partition, line.lineage, line.source, ended)
         self.line = at_end(line, item) or line
 
-    def target_made_anew(self) -> None:
-        """What was copied before is not there any more."""
+    def target_recreated(self) -> None:
+        """The destination topic was recreated; its copies are gone."""
         self.quiet_below = -1
         self._begin_again(self.saved)
         self.left = self._saved_left = Left(self.saved, 0)
@@ -551,7 +550,7 @@ class Lane:
         self.producer = None
 
     def settle(self, now: int) -> None:
-        """All that there is is copied, acknowledged, and known to be at rest."""
+        """Copies and acknowledges everything, and records that the source is idle."""
         self.notice(now)
         self.copy(self.source.end, now)
         self.land(len(self.flying))
@@ -562,7 +561,7 @@ class Lane:
 
 
 def index_at(log: CopyLog, offset: int) -> Batch | None:
-    """The batch that has the offset."""
+    """The batch at this offset."""
     at = bisect_right(log.batches, offset, key=_batch_end)
     found = log.batches[at] if at < len(log.batches) else None
     return found if found is not None and found.start <= offset else None

@@ -1,5 +1,5 @@
-"""A group's reader of one region's copy: tracker, trail and frontiers are the real ones; what
-`app.dispatch.pump` does with them is done here without a clock."""
+"""A group's reader of one region's copy, without a clock: tracker, progress and frontiers are the
+product's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAPACITY = 10_000
 
 @dataclass
 class Saved:
-    """A tracker record; `known`: what is finished by it."""
+    """A tracker record; `known`: the records that it counts as finished."""
 
     record: TrackerRecord
     known: frozenset[int]
@@ -29,10 +29,11 @@ class Part:
     """One partition's pump.
 
     Attributes:
-        snapshot: what it began with. open: delivered and not finished, by offset.
-        shown, left_out: offset, record and batch of what was delivered and was not, as it was read.
-        known: what is finished by what this began with, and what it has finished since.
-        patient: what may yet be found to be finished elsewhere waits.
+        snapshot: Its first snapshot.
+        open: Records delivered and not finished, by offset.
+        shown, left_out: Offset, record and batch of the records delivered, and passed over.
+        known: The records finished before it began, or by it.
+        patient: Records that may turn out to be finished in another region wait.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Part:
         self.patient = False
 
     def read(self, count: int) -> None:
-        """The next `count` batches."""
+        """Reads the next `count` batches."""
         tracker = self.tracker
         for _ in range(count):
             if tracker.end < self.log.start:  # a gap, which is told
@@ -86,7 +87,7 @@ class Part:
             tracker.skip(tracker.end, batch.end)
 
     def finish(self, start: int, count: int, finished: Callable[[int], None]) -> None:
-        """What is delivered of `count` offsets from `start` of the window on."""
+        """Finishes the delivered records among `count` offsets of the window, from `start` on."""
         first = self.tracker.base + start % max(1, self.tracker.end - self.tracker.base)
         for offset in [at for at in self.open if first <= at < first + count]:
             record = self.open.pop(offset)
@@ -103,20 +104,20 @@ class Part:
         )  # fmt: skip
 
     def began_with(self, offset: int) -> bool:
-        """Whether it was finished when this began."""
+        """Whether the offset was finished when this pump began."""
         below = ((0, self.snapshot.base), *self.snapshot.finished)
         return not outside(below, offset, offset + 1)
 
 
 @dataclass
 class Facts:
-    """What a region knows of what was finished in others.
+    """A region's knowledge of records finished in others.
 
     Attributes:
-        positions: in its own copy, by partition; one of each other region where it is known.
-        done: by source. into: the lines into its copy.
-        read_to: by source, below which all was finished, by records and barriers alone.
-        known: what is finished by the records that came across.
+        positions: By partition of its own copy, a position for each other region where it is known.
+        done, into: The finished records by source, and the lines into its copy.
+        read_to: By source, the offset below which all was finished, by records and offset syncs alone.
+        known: The records finished by the tracker records that arrived.
     """
 
     positions: dict[int, list[int]]
@@ -128,13 +129,15 @@ class Facts:
 
 @dataclass
 class Stint:
-    """From one beginning of the group in a region to the next.
+    """The group's time in one region.
 
     Attributes:
-        before: what anybody had finished by then. facts: what is known of it here.
-        again: finished here though it was before; `unknown` of it not even those records knew.
-        passed: records that were not delivered here because they were finished elsewhere.
-        open_ended: delivered again, and what copied them here has told no barrier behind them, nor will.
+        before: Records finished by then in any region.
+        facts: The region's knowledge of them.
+        again: Records finished here a second time; no tracker record here covered the `unknown` ones.
+        passed: Records not delivered here, because they were finished in another region.
+        open_ended: Records delivered again, whose lane has recorded no offset sync behind them, and never
+            will.
     """
 
     region: str

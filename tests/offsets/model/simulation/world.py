@@ -1,15 +1,15 @@
 """Three regions, every regional topic copied into every aggregate one, and a group that reads in one of them.
 
-What must hold is checked as it goes on (`Broken`):
-1. What is passed over, by a mapped position, a snapshot or a frontier, was finished before.
-2. A mapped position never goes back when the reader goes on, and what is not known only moves it back.
-3. Of each source no more is read again than `resume` told, and nothing that barriers and the records that
-   came across cover.
-At the end (`drain`) all that stands in the aggregate where the group is was delivered.
+Promises, checked during a history (`Broken`)
+1. Records passed over by a mapped position, a snapshot or a frontier were finished before.
+2. A mapped position never goes back when the reader advances, and missing knowledge only moves it back.
+3. No source has more re-reads than `resume` says, and none of records covered by offset syncs and tracker
+   records that arrived.
+At the end (`drain`), every record in the group's aggregate was delivered.
 
-Nobody owes what its reader could never have got (`absent`): where the group reads, or once read, all copies
-were deleted before it came there, and no more will come. What an aggregate has is the group's whole truth
-while it reads there: barriers speak of kept records.
+A record that its reader could never get (`absent`) is not owed: where the group reads, or has read, all
+copies were deleted before it arrived, and no more will come. While the group reads an aggregate, its kept
+records are all that exists, because offset syncs are about kept records.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ LineKey = tuple[CopiedPartition, int, str]  # source, the copy's partition, and 
 
 
 class Broken(AssertionError):
-    """A promise is."""
+    """A promise is broken."""
 
 
 class World:
-    """See the module. `keyed`: records go to partitions by key, not to that of the source.
+    """The simulated regions. `keyed`: records go to partitions by key, not by the source's partition.
 
     Attributes:
-        delivered: how often each record was finished. absent: see the module. cut_off: their source has
-            lost them, and gave their offsets to others.
-        lines: the checkpoint table of each region; trackers: its tracker records. line_copies,
-            tracker_copies: by the region that has the copy, and of which.
-        down: regions that do not work now; lost: for good.
-        stint: the group's. zombie: what goes on in a region that the group has left.
+        delivered: How often each record was finished.
+        absent: Records that are not owed (see the module).
+        cut_off: Records that their source has lost, and whose offsets have others.
+        lines, trackers: By region, its checkpoint table and its tracker records.
+        line_copies, tracker_copies: The copies of both, by the region that has the copy and the one it is of.
+        down, lost: Regions that do not work now, and never again.
+        stint, zombie: The group's present stint, and a former one that still runs.
     """
 
     def __init__(self, seed: int) -> None:
@@ -105,7 +106,7 @@ class World:
     # -- what the group is told when it begins ---------------------------------------------------------
 
     def begin(self, region: str, *, fails_over: bool = False) -> Stint:
-        """The group begins in a region, with what is known there."""
+        """The group begins in a region, with the region's knowledge."""
         topic, facts = self.topics[region], self._facts(region)
         parts = {}
         for at, log in enumerate(topic.logs):
@@ -125,7 +126,7 @@ class World:
         return stint
 
     def look_again(self) -> None:
-        """More may be known by now."""
+        """The pumps look for newer knowledge."""
         self.stint.facts = self._facts(self.stint.region)
         self._pass_over(self.stint)
 
@@ -135,7 +136,7 @@ class World:
             part.over = PassOver(stint.facts.done, lines, at, self.topics[stint.region].log_id)
 
     def _facts(self, region: str) -> Facts:
-        self.tell_lines()
+        self.publish_lines()
         topic = self.topics[region]
         into_to = list(self.lines[region].values())
         to = TopicIdentity(topic.log_id.cluster_id, TOPIC, topic.log_id.topic_id)
@@ -196,7 +197,7 @@ class World:
                     raise Broken(f"partition {at}: less is known, {answer} lies behind {resumed.answers[at]}")
 
     def _some(self, lines: list[CopiedLine]) -> list[CopiedLine]:
-        """Barriers were lost."""
+        """The lines without some offset syncs, as if those were lost."""
         return [
             copying._replace(
                 line=msgspec.structs.replace(
@@ -211,7 +212,7 @@ class World:
     def _again(
         self, resumed: ResumePlan, topic: CopyTopic, other: str, bases: dict[int, int], log_id: LogId
     ) -> None:
-        """Promise 3, first half: of what the other region's copy still shows."""
+        """Promise 3, first half, for records that the other region's copy still has."""
         there = self.topics[other]
         if there.log_id != log_id:
             return
@@ -235,11 +236,11 @@ class World:
                         seen.setdefault((source.place, route), set()).add(record)
             for told in answer.sources:
                 count = len(seen.get((told.source, told.route), ()))
-                if not answer.why and told.again is not None and count > told.again:
+                if not answer.why and told.reread_messages is not None and count > told.reread_messages:
                     raise Broken(f"{count} records are read again of {told}, partition {partition}")
 
     def _not_passed(self, stint: Stint) -> None:
-        """Promise 1, for positions: what lies below the base has a copy above it, or was finished."""
+        """Promise 1 for positions: a record below the base has a copy above it, or was finished."""
         below: set[int] = set()
         above: set[int] = set()
         for part in stint.parts.values():
@@ -248,7 +249,7 @@ class World:
         self._was_finished(below - above, stint.region)
 
     def _gaps(self, stint: Stint) -> None:
-        """Where the reader is, retention has taken what lay before; that is told, and it goes on."""
+        """Retention deleted records before the reader's position; the reader skips the gap."""
         for part in stint.parts.values():
             if part.tracker.end <= part.log.start:
                 self.absent |= part.log.deleted - self.delivered.keys()
@@ -260,7 +261,7 @@ class World:
             raise Broken(f"{len(wrong)} records are passed over in {region}, as {one}: {self.where[one]}")
 
     def _covered(self, facts: Facts, partition: int, record: int, batch: Batch) -> bool:
-        """Promise 3, second half: whether it was to be passed over, by the barriers beside its batch."""
+        """Promise 3, second half: whether the offset syncs beside its batch cover the record."""
         source, anew, offset = self.where[record]
         if anew != source.anew or record in self.cut_off or offset >= facts.read_to[source.place]:
             return False
@@ -281,7 +282,7 @@ class World:
         return False
 
     def _is_open_ended(self, stint: Stint, partition: int, batch: Batch) -> bool:
-        """Whether it is of a lane that has ended, and behind the last of its barriers."""
+        """Whether the batch lies behind the last offset sync of a lane that has ended."""
         producer, topic = batch.stamp.producer, self.topics[stint.region]
         lanes = [lane for lane in self.lanes if lane.target is topic and lane.stamp is not None]
         if any(lane.stamp is not None and lane.stamp.producer == producer for lane in lanes):
@@ -324,33 +325,33 @@ class World:
         part.finish(start, count, partial(self._finish, stint))
 
     def save(self, stint: Stint, partitions: Iterable[int]) -> None:
-        """Snapshots come to the region's table."""
+        """Writes snapshots to the region's table."""
         for at in partitions:
             part = stint.parts[at]
             record = part.save(self.lineages[stint.region], self.now)
             self.trackers[stint.region][at] = Saved(record, frozenset(part.known))
 
     def leave(self) -> None:
-        """What the region where the group is cannot give any more, it does not owe."""
+        """Records that the group's region can no longer provide are not owed."""
         region = self.stint.region
         self.absent |= self._missing(region)
         for log in self.topics[region].logs:  # what is copied twice may still be there
             self.absent |= (log.deleted | log.compacted) - self.delivered.keys()
 
     def _missing(self, region: str) -> set[int]:
-        """What was not delivered, has no copy there, and will have none."""
+        """Undelivered records without a copy in the region, now or later."""
         topic = self.topics[region]
         missing = self.where.keys() - self.delivered.keys() - self.absent - topic.present()
         coming: set[int] = set()
         for lane in self.lanes:
             if lane.target is topic and lane.topic_id == lane.source.topic_id and not lane.gone:
-                rest = lane.source.records[max(lane.told_to, lane.source.start) :]
+                rest = lane.source.records[max(lane.copied_to, lane.source.start) :]
                 coming.update(one for one in rest if one is not None and lane.takes(one))
         return missing - coming
 
     def gone(self, records: set[int], compacted: Sequence[str] = ()) -> None:
-        """They are not in their source any more: where the group once read, and they are not, they will not
-        come. `compacted`: or in these regions, where copies that came twice do not count."""
+        """Records that left their source: a region where the group has read them once gets no more copies.
+        `compacted`: also in these regions, where repeated copies do not count."""
         for region in compacted or REGIONS:
             if self.trackers[region] or self.stint.region == region:
                 there = set() if compacted else self.topics[region].present()
@@ -359,7 +360,7 @@ class World:
     # -- the end -----------------------------------------------------------------------------------------
 
     def drain(self) -> set[int]:
-        """The group reads all that there is where it is; what stands there and was never delivered."""
+        """The group reads everything in its region; returns the records there that were never delivered."""
         for lane in self.lanes:
             if self.works(lane):
                 lane.settle(self.now)
@@ -370,26 +371,26 @@ class World:
         return self.topics[self.stint.region].present() - self.delivered.keys() - self.absent
 
     def works(self, lane: Lane, *, gone: bool = False) -> bool:
-        """`gone`: also one whose route was deleted."""
+        """`gone`: also a lane whose route was deleted."""
         down = {lane.target.region, lane.source.region} & self.down
         return not down and (gone or not lane.gone)
 
     def route(self, which: int) -> list[Lane]:
-        """The lanes between two regions, under all names that the route had."""
+        """The lanes between two regions, under all names of the route."""
         one = self.lanes[which % len(self.lanes)]
         ends = one.source.region, one.target
         return [lane for lane in self.lanes if (lane.source.region, lane.target) == ends]
 
     def needed(self) -> None:
-        """Lines learn which barriers the group asks for."""
+        """Pins the offset syncs that the group needs."""
         for lane in self.lanes:
             saved = self.trackers[lane.target.region].get(lane.partition)
             if saved is not None and lane.line is not None:
                 k = lane.line.read_up_to(saved.record.base)
                 lane.need([saved.record.base], [] if k is None else [k])
 
-    def tell_lines(self) -> None:
-        """What lanes have told stands in their region's table: of a source all of them, or none yet."""
+    def publish_lines(self) -> None:
+        """Writes lanes' offset syncs to their region's table: for a source all of them, or none yet."""
         told = [(lane.target.region, _key(lane), lane.copying) for lane in self.lanes]
         silent = {
             (lane.target.region, lane.source.place, lane.route) for lane in self.lanes if lane.copying is None
@@ -418,7 +419,7 @@ def _sources(lines: Iterable[CopiedLine]) -> list[LineSource]:
 def _read_to(
     bases: Mapping[int, int], into_read: list[CopiedLine], into_to: list[CopiedLine], log: LogId
 ) -> dict[CopiedPartition, int]:
-    """By source what was certainly finished, by the design's rule alone: k."""
+    """By source, k by the reference rule alone: all below it was finished."""
     found: dict[CopiedPartition, int] = {}
     unknown: set[CopiedPartition] = set()
     lines_to: dict[CopiedPartition, list[OffsetMapLine]] = {}
