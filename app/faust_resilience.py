@@ -1,22 +1,26 @@
-"""Faust's Kafka clients, which outlast an outage of the control cluster.
+"""Faust's Kafka clients, adapted to survive an outage of the control cluster.
 
-Faust ends the worker when its clients cannot start, when a commit or a question about a changelog fails, and
-gives up recovering its tables for good (without a word) when a step of it takes longer than
-`broker_request_timeout`. All of that comes of a broker that is away for some seconds, or minutes, and heals
-when it is back. Here it waits instead; the data plane goes on by its lease meanwhile, or pauses.
+Faust ends the worker when its clients cannot start, or when a commit or a request about a changelog fails.
+It gives up the recovery of its tables, without a message, when a step takes longer than
+`broker_request_timeout`. An unreachable broker causes all of these, and its return heals them. So these
+clients wait; meanwhile the data plane continues while its lease holds.
 
-And Faust commits although a record of a table's changelog still waits to be sent: its flush gives up after
-0.1 s. A worker that dies then has lost that value, as the event that it came of does not come again. Here
+Faust also commits although a changelog record still waits to be sent: its flush gives up after 0.1 s. If
+the worker then dies, the value is lost, because its event does not come again.
 
-1. a position is committed once all that events before it have changed in tables is in the changelogs;
-2. so is a table recovered, which would get a former value of its own otherwise;
-3. a record that Kafka refuses ends the worker, and nothing is committed from then on, as its value would be
-   lost. So does any other error that aiokafka ends a record with: what a broker's return heals it tries again
-   by itself, for ever, and a record that was sent again from here could overtake, or follow, a later one;
-4. nobody waits for that for ever: a stop, and a revocation, which all of the group wait for, go on after
-   `FLUSH_TIMEOUT_S`. What is not sent by then was not committed either: its events come again. After a
-   revocation it may be sent yet, behind what the next owner of its partition wrote: as with Faust's own
-   clients, a key may show a former value then, until it changes again.
+Rules
+1. A position is committed when the changelogs have all table changes of the events before it.
+2. A table is recovered after such a flush, too; otherwise it would get a former value of its own.
+3. A record that Kafka refuses ends the worker. Nothing is committed from then on, because its value would
+   be lost. Any other error by which aiokafka ends a record does the same. aiokafka itself retries, without
+   a limit, the errors that a broker's return heals. A repetition from here could overtake or follow a
+   later record.
+4. A stop, and a revocation, for which the whole group waits, continue after `FLUSH_TIMEOUT_S`. Records
+   that are unsent by then were not committed, so their events come again. After a revocation such a record
+   may still be sent, behind the next owner's. A key may then show a former value until it changes again,
+   as with Faust's own clients.
+
+Tests: `tests/test_faust_resilience.py`.
 """
 
 from __future__ import annotations
@@ -32,12 +36,7 @@ from typing import Any, cast
 import faust
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.errors import (
-    ConsumerStoppedError,
-    IllegalStateError,
-    KafkaError,
-    ProducerClosed,
-)
+from aiokafka.errors import ConsumerStoppedError, IllegalStateError, KafkaError, ProducerClosed
 from aiokafka.structs import OffsetAndMetadata
 from faust.exceptions import ProducerSendError
 from faust.tables.manager import TableManager
@@ -56,25 +55,24 @@ from app.kafka.fetch.reader_turns import ReaderTurns
 log = structlog.get_logger(__name__)
 
 FLUSH_RETRY_INTERVAL_S = 1.0
-FLUSH_TIMEOUT_S = 5.0  # less than the session's timeout, and than a worker's stop may take (`app.main`)
+FLUSH_TIMEOUT_S = 5.0  # below the session's timeout and the time of a worker's stop (`app.main`)
 FLUSH_POLL_INTERVAL_S = 0.5
 RECOVERY_POLL_INTERVAL_S = 1.0
-# how often it is looked which partitions are active: what was fetched may wait for that
-ACTIVE_PARTITIONS_INTERVAL_S = 0.1
-COMMIT_LATER = (
-    "none, once the control cluster's brokers run: what was not committed comes again, and is known"
+ACTIVE_PARTITIONS_INTERVAL_S = (
+    0.1  # between two checks of the active partitions; fetched records may wait for one
 )
+COMMIT_LATER = "nothing to do if the control cluster's brokers run: events that were not committed come again"
 COMMIT_SEE = (
-    "if it goes on, see what the error names: this worker needs the right to Read its own group and the "
-    "control topics there; until then a worker that starts reads more of them again"
+    "if it happens again, check the error: this worker needs Read permission for its group and the "
+    "control topics; without commits a starting worker reads more of these topics again"
 )
 
 
 class PatientAIOKafkaProducer(AIOKafkaProducer):
-    """Starts whenever its cluster does, and keeps what it was given until then.
+    """Waits for its cluster at the start, and keeps unsent records until the cluster returns.
 
-    aiokafka drops a batch that is older than the request timeout; Faust would go on and commit the event that
-    the lost record of a table's changelog came from.
+    aiokafka drops a batch that is older than the request timeout. Faust would then commit the event whose
+    changelog record was lost.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -82,20 +80,19 @@ class PatientAIOKafkaProducer(AIOKafkaProducer):
         self._message_accumulator._batch_ttl = math.inf
 
     async def start(self) -> None:
-        """Waits for the cluster as long as it takes."""
         await start_patiently(super().start, "Faust's producer")
 
 
 class FlushMarker(asyncio.Future[None]):
-    """Stands in the buffer behind what was put there before; done when all of that was sent."""
+    """A marker in the buffer; done when all entries before it were sent."""
 
 
 class PatientBuffer(ProducerBuffer):
-    """Faust's buffer of what is to be sent, whose flush waits until it is."""
+    """Faust's send buffer, whose flush waits until everything was sent."""
 
     async def flush(self) -> None:
-        """Waits until aiokafka has all that was put before, also what is being sent now. While the buffer
-        does not run nobody sends, and it returns at once."""
+        """Waits until aiokafka has all earlier entries; at once while the buffer, and so sending, is
+        stopped."""
         if self.state == "running":
             mark = FlushMarker()
             self.pending.put_nowait(mark)
@@ -104,12 +101,12 @@ class PatientBuffer(ProducerBuffer):
     async def _send_pending(self, fut: FutureMessage | FlushMarker) -> None:
         if not isinstance(fut, FlushMarker):
             await fut.message.channel.publish_message(fut, wait=False)
-        elif not fut.done():  # who waited may have left
+        elif not fut.done():  # its caller may have been cancelled
             fut.set_result(None)
 
 
 class PatientProducer(driver.Producer):
-    """Sends once the cluster is there again, and is flushed when all is sent."""
+    """Retries while the cluster is unreachable; a flush waits until all records are in the log."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -118,13 +115,15 @@ class PatientProducer(driver.Producer):
         self.buffer.app = self.app
 
     async def flush(self) -> None:
-        """Waits until all that was given before is in the log, or the worker stops: see `flushed`."""
+        """Waits until all earlier records are in the log, or the worker stops: see `flushed`."""
         await self.flushed()
 
     async def flushed(self) -> bool:
-        """Waits until all that was given before is in the log; returns False when the worker ends before
-        that: it waits for `FLUSH_TIMEOUT_S` then, and not at all once it cannot send any more; and ever after
-        a record was refused, for which aiokafka's flush waits no longer."""
+        """Waits until all earlier records are in the log; returns whether they are.
+
+        A stop limits it to `FLUSH_TIMEOUT_S`, or ends it at once if the buffer cannot send any more. After
+        a refused record it returns False for ever, because aiokafka's flush does not wait for that record.
+        """
         flushing, waited_s = asyncio.ensure_future(super().flush()), 0.0
         try:
             while not flushing.done() and waited_s < FLUSH_TIMEOUT_S and not self.should_stop:
@@ -151,12 +150,15 @@ class PatientProducer(driver.Producer):
         headers: Any,
         **options: Any,
     ) -> Any:
-        """Waits for room in the buffer, and for a topic's leaders, as long as it takes. Returns a future,
-        which ends when the record is in the log, or refused: that ends the worker (rule 3).
+        """Waits for room in the buffer and for a topic's leaders, without a timeout.
+
+        Returns a future, which ends when the record is in the log or refused. A refusal ends the worker
+        (rule 3).
 
         Raises:
-            ProducerSendError: the record cannot be sent ever: it is too large, or the like.
-            CancelledError: a stop came first. That is no crash: nothing behind it is committed.
+            ProducerSendError: The record can never be sent; it is too large, for example.
+            CancelledError: A stop came first. Nothing crashes then, and no later position is
+                committed.
         """
         app = cast("PatientApp", self.app)
         headers = [*(headers or ()), *(app.seal.headers(topic, key, value) if app.seal else ())]
@@ -173,11 +175,11 @@ class PatientProducer(driver.Producer):
                 if not heals(error.__cause__):
                     raise
                 log.warning(
-                    "an event cannot be sent yet",
+                    "this worker cannot send an event yet",
                     topic=topic,
                     error=str(error),
                     retry_s=FLUSH_RETRY_INTERVAL_S,
-                    remedy="see that the control cluster's brokers run, and that the topic is there",
+                    remedy="check that the control cluster's brokers run, and that the topic exists",
                 )
             await self.sleep(FLUSH_RETRY_INTERVAL_S)
         raise asyncio.CancelledError(f"a record for {topic} was not sent before the stop")
@@ -186,37 +188,33 @@ class PatientProducer(driver.Producer):
         if sent.cancelled() or (error := sent.exception()) is None:
             return
         is_first, self._refused = not self._refused, True
-        if is_first and not self.app.should_stop:  # a stop ends as it would, only without a commit
+        if is_first and not self.app.should_stop:  # a stop continues, but without a commit
             reason = ProducerSendError(f"a record for {topic} was refused: {error!r}")
             reason.__cause__ = error
             self.add_future(self.crash(reason))
 
 
 class PatientConsumerThread(driver.AIOKafkaConsumerThread):
-    """A failed commit, or question, is no reason to end the worker."""
+    """A failed commit or request does not end the worker."""
 
     async def on_start(self) -> None:
-        """Waits for the cluster as long as it takes."""
         self._consumer = consumer = self._create_consumer(loop=self.thread_loop)
         self.time_started = monotonic()
         await start_patiently(consumer.start, "Faust's consumer", lambda: bool(self.should_stop))
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
-        """Commits what is still assigned here; whether it did. What it did not comes again."""
+        """Commits the positions of assigned partitions; returns whether it did."""
         consumer, assigned, now_s = self._ensure_consumer(), self.assignment(), monotonic()
-        wanted = {
-            driver.ensure_aiokafka_TP(tp): OffsetAndMetadata(offset, "")
-            for tp, offset in offsets.items()
-            if tp in assigned
-        }
-        if not wanted:  # a rebalance has taken all of it while the producer was flushed
+        mine = {tp: offset for tp, offset in offsets.items() if tp in assigned}
+        wanted = {driver.ensure_aiokafka_TP(tp): OffsetAndMetadata(at, "") for tp, at in mine.items()}
+        if not wanted:  # a rebalance took all of them during the flush
             return False
-        self.tp_last_committed_at.update({tp: now_s for tp in offsets if tp in assigned})
+        self.tp_last_committed_at.update(dict.fromkeys(mine, now_s))
         try:
             await consumer.commit(wanted)
         except KafkaError as error:
             log.warning(
-                "positions of the control topics were not committed; they are with what comes there next",
+                "this worker could not commit positions of the control topics; the next commit includes them",
                 error=repr(error), partitions=len(wanted),
                 remedy=COMMIT_LATER if heals(error) else COMMIT_SEE,
             )  # fmt: skip
@@ -230,12 +228,14 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
         timeout: float | None = None,
         max_records: int | None = None,
     ) -> RecordMap:
-        """What has come of the active partitions; {}: nothing did in time. Takes nothing while the flow is
-        stopped, or partitions are being assigned: who asked would drop it.
+        """The records of the active partitions; {}: none came in time.
 
-        Faust's asks aiokafka once. What waits there outlasts a rebalance, takes all partitions for active
-        while none is, and so may take the first records of the changelogs that a recovery has just sought:
-        it would wait for them for ever, or end without them.
+        It takes none while the flow is stopped or partitions are being assigned, because its caller would
+        drop them.
+
+        Faust's version calls aiokafka once. The call survives a rebalance, and treats all partitions as
+        active while none is. So it may take the first changelog records of a new recovery, which then
+        waits for them for ever or ends without them.
         """
         assert isinstance(consumer._fetcher, BoundedFetcher), "installed before consumers are made"
         fetcher: Any = consumer._fetcher
@@ -260,13 +260,12 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
                 try:
                     await asyncio.wait([came], timeout=min(left_s, ACTIVE_PARTITIONS_INTERVAL_S))
                     if came.done():
-                        came.result()  # the right to read it may be missing
+                        came.result()  # raises, if the permission to read is missing
                 finally:
                     came.cancel()
         return {}
 
     def position_now(self, tp: TP) -> int | None:
-        """See `PatientConsumer`."""
         consumer = self._consumer
         subscription = None if consumer is None else consumer._subscription.subscription
         assignment = None if subscription is None else subscription.assignment
@@ -275,58 +274,61 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
         return int(state.position) if state.has_valid_position else None
 
     async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
-        """Where these end. Asked anew from here: a question that waited in the consumer's thread would keep
-        commits and revocations from it."""
-        return await self._answered(partial(super().highwaters, *partitions), "where changelogs end")
+        """The ends of partitions. Retries outside the consumer's thread, which must revoke and commit."""
+        return await self._retried(partial(super().highwaters, *partitions), "ends of changelogs")
 
     async def earliest_offsets(self, *partitions: TP) -> Mapping[TP, int]:
-        """Where these begin."""
-        return await self._answered(partial(super().earliest_offsets, *partitions), "where changelogs begin")
+        return await self._retried(partial(super().earliest_offsets, *partitions), "beginnings of changelogs")
 
-    async def _answered(self, ask: Callable[[], Awaitable[Mapping[TP, int]]], what: str) -> Mapping[TP, int]:
+    async def _retried(
+        self, request: Callable[[], Awaitable[Mapping[TP, int]]], what: str
+    ) -> Mapping[TP, int]:
         while True:
             try:
-                return await ask()
-            except IllegalStateError:  # a rebalance has begun; recovery begins again
+                return await request()
+            except IllegalStateError:  # a rebalance has begun, after which recovery starts again
                 raise
             except KafkaError as error:
                 if not heals(error):
                     raise
                 if self.should_stop:
-                    raise asyncio.CancelledError(f"{what} was not answered before the stop") from error
-                log.warning("the control cluster does not answer; tables wait for it", asked=what,
-                            error=repr(error), retry_s=FLUSH_RETRY_INTERVAL_S)  # fmt: skip
+                    raise asyncio.CancelledError(f"no answer to {what} before the stop") from error
+                log.warning(
+                    "the control cluster does not answer; the tables wait for it",
+                    request=what,
+                    error=repr(error),
+                    retry_s=FLUSH_RETRY_INTERVAL_S,
+                )
             await asyncio.sleep(FLUSH_RETRY_INTERVAL_S)
 
 
 class PatientConsumer(driver.Consumer):
-    """Faust's consumer with that thread, which commits what is finished. It takes turns with whatever else
-    reads control topics: Faust takes 0.1 ms and more for each record."""
+    """Faust's consumer with that thread. It takes turns with the other readers of control topics."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._turns, self._works = ReaderTurns(), False
+        self._turns, self._had_records = ReaderTurns(), False
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> RecordMap:
-        if self._works:
+        if self._had_records:
             await self._turns.wait()
         found: RecordMap = await super()._getmany(active_partitions, timeout)
         self._turns.begin()
-        self._works = bool(found)
+        self._had_records = bool(found)
         return found
 
     async def _commit_offsets(self, offsets: Mapping[TP, int], start_new_transaction: bool = True) -> bool:
-        """Commits once all that was done up to these offsets is in the logs; whether it did. What a rebalance
-        took meanwhile begins where it was committed before, also if it came back.
+        """Commits when all work up to these offsets is in the logs; returns whether it did.
 
-        Instead of Faust's, which flushes once more, so that a rebalance may come before it commits.
+        A partition that a rebalance took meanwhile keeps its former commit, even if it came back. Faust's
+        version flushes once more before it commits, so a rebalance may come in between.
         """
         producer, rebalances = self.app.producer, self.app.rebalancing_count
-        assert isinstance(producer, PatientProducer), "of the same transport"
+        assert isinstance(producer, PatientProducer), "this transport makes it"
         if not await producer.flushed() or self.app.rebalancing_count != rebalances:
             log.info(
-                "positions of the control topics are not committed: a stop, a rebalance, or a record that is "
-                "refused, came before all that was done up to them was written; their events come again",
+                "positions of the control topics are not committed, because a stop, a rebalance or a refused "
+                "record came before all table changes were written; their events come again",
                 partitions=len(offsets),
             )
             return False
@@ -335,12 +337,12 @@ class PatientConsumer(driver.Consumer):
         did_commit = bool(offsets) and await self._commit(offsets)
         if did_commit:
             self.app.tables.on_commit(offsets)
-        self._committed_offset.update(offsets)  # as Faust does: what failed goes with what comes next
+        self._committed_offset.update(offsets)  # as Faust does: the next commit includes failed ones
         self.app.monitor.on_tp_commit(offsets)
         return did_commit
 
     def position_now(self, tp: TP) -> int | None:
-        """From where a partition is read next, as far as that is known; asks and waits for nothing."""
+        """The next offset to read of a partition, if known; sends no request and does not wait."""
         return cast("PatientConsumerThread", self._thread).position_now(tp)
 
     def _new_consumer_thread(self) -> driver.AIOKafkaConsumerThread:
@@ -355,10 +357,7 @@ class PatientTransport(driver.Transport):
 
 
 class PatientApp(faust.App):
-    """A Faust app with these clients.
-
-    Attributes: `seal` (of what is written; None: it has none).
-    """
+    """A Faust app with these clients. `seal` signs the records that it writes; None: they have no seal."""
 
     seal: RecordSeal | None = None
 
@@ -369,28 +368,28 @@ class PatientApp(faust.App):
         return PatientTransport(self.conf.broker_producer, self)
 
     async def _producer_flush(self, logger: Any) -> None:
-        """When partitions are revoked, and at the stop: rule 4."""
+        """Flushes at a revocation and at the stop (rule 4)."""
         producer, is_flushed = self._producer, False
         if not isinstance(producer, PatientProducer) or not producer.buffer.started:
-            return  # which has been given nothing yet
+            return  # nothing was sent yet
         logger.info("Flush producer buffer...")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 is_flushed = await producer.flushed()
         if not is_flushed:
             log.warning(
-                "not all that was written to tables is in the control cluster; a rebalance, or this stop, "
-                "goes on without", waits_s=FLUSH_TIMEOUT_S,
-                remedy="see that its brokers run, and take records; nothing was committed of what is "
-                "missing: its events come again",
-            )  # fmt: skip
+                "a rebalance or this stop continues before all table changes are in the control cluster",
+                waits_s=FLUSH_TIMEOUT_S,
+                remedy="check that its brokers run and accept records; events of missing changes were not "
+                "committed and come again",
+            )
 
 
 class PatientRecovery(Recovery):
-    """Its steps take as long as they take; a rebalance, or the worker's end, ends them.
+    """A recovery whose steps have no timeout; a rebalance or the worker's end stops them.
 
-    Faust counts a partition as recovered once it has the record at its end. Where that cannot be read
-    (`app.kafka.fetch.decoder`), there is none, and it would wait for ever.
+    Faust counts a partition as recovered when it has the record at its end. If that record cannot be read
+    (`app.kafka.fetch.decoder`), Faust would wait for ever.
     """
 
     async def _wait(self, coro: Any, timeout: Any = None) -> None:
@@ -403,13 +402,12 @@ class PatientRecovery(Recovery):
             await self.sleep(RECOVERY_POLL_INTERVAL_S)
             read = self._read_to_the_end() if self.in_recovery else {}
             for tp, highwater in read.items():
-                if before.get(tp) == highwater:  # twice: what was read in between is in the queue by now
+                if before.get(tp) == highwater:  # twice: records read in between are in the queue by now
                     self.active_offsets[tp] = highwater
             before = read
 
     def _read_to_the_end(self) -> dict[TP, int]:
-        """Where partitions end that are read to their end, of which nothing waits, and whose last record is
-        missing."""
+        """The ends of partitions that are read, have nothing queued, and lack their last record."""
         found: dict[TP, int] = {}
         if not self.tables.changelog_queue.empty():
             return found
@@ -428,7 +426,6 @@ class PatientTableManager(TableManager):
 
     @property
     def recovery(self) -> Recovery:
-        """The service that reads changelogs."""
         if self._recovery is None:
             self._recovery = PatientRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
         return self._recovery

@@ -1,7 +1,7 @@
 """Builds the Faust application from the configuration.
 
-Faust is the control plane's stage here: topology, tables, web, commands. The data plane (`Runtime`)
-runs beside it in the same loop and stops before it. `faust -A app worker` loads this through `app.app`.
+Faust runs the control plane: topology, tables, web server, commands. The data plane (`Runtime`) runs
+beside it in the same loop, and stops before it. `faust -A app worker` loads this module through `app.app`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ssl
 import sys
 import threading
 import time
+from functools import cached_property
 from typing import Any
 
 import faust
@@ -50,11 +51,9 @@ from app.worker.runtime.service import Runtime
 log = structlog.get_logger(__name__)
 
 EXIT_INVALID = 3
-CHANNEL_BATCHES = (
-    256  # each at most a fetch response's share of one partition; bytes are bounded by the budget
-)
+CHANNEL_BATCHES = 256  # each at most one partition's part of a fetch response; the budget bounds the bytes
 FAUST_STOP_TIMEOUT_S = 15.0
-FAUST_RECORDS = 100  # at once: Faust takes 0.1 ms and more of the loop for each
+FAUST_RECORDS = 100  # in one turn of the loop: Faust takes at least 0.1 ms for each
 AGENTS = {"audit", "audit_reports", "checkpoints", "control", "dispatch", "replicate", "trackers"}
 TABLES = {
     "activity", "assignments", "audit_plans", "audit_tiers", "audit_windows", "checkpoints", "routes",
@@ -63,11 +62,11 @@ TABLES = {
 
 
 class SwitchyardApp(PatientApp):
-    """The Faust app with Switchyard's runtime beside it.
+    """The Faust app with Switchyard's runtime.
 
-    Attributes: `settings`, `topics_declared` (the region's control topics), `dispatch_channel`,
-    `replicate_channel`, `audit_channel`, `seals`, `place` (of its loopback addresses), `interceptors`,
-    `own_url` (for other workers) and `runtime` (made when the worker starts).
+    Attributes:
+        place: The place of its loopback addresses (`app.worker.members.advertised_address`).
+        own_url: Its URL for other workers.
     """
 
     settings: Settings
@@ -81,7 +80,6 @@ class SwitchyardApp(PatientApp):
     _guard: LoopGuard | None = None
 
     def raw_topic(self, declared: ControlTopic) -> Any:
-        """A declared control topic as a Faust topic of plain bytes."""
         return self.topic(
             declared.name,
             partitions=declared.partitions,
@@ -92,35 +90,27 @@ class SwitchyardApp(PatientApp):
             value_serializer="raw",
         )
 
-    @property
+    @cached_property
     def dispatch_channel(self) -> DataChannel:
-        """Where the fetch services put batches for the dispatch agent."""
-        if not hasattr(self, "_dispatch_channel"):
-            self._dispatch_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
-        return self._dispatch_channel
+        """The fetch services' batches for the dispatch agent."""
+        return DataChannel(self, maxsize=CHANNEL_BATCHES)
 
-    @property
+    @cached_property
     def replicate_channel(self) -> DataChannel:
-        """Where the fetch services put batches for the replicate agent."""
-        if not hasattr(self, "_replicate_channel"):
-            self._replicate_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
-        return self._replicate_channel
+        """The fetch services' batches for the replicate agent."""
+        return DataChannel(self, maxsize=CHANNEL_BATCHES)
 
-    @property
+    @cached_property
     def audit_channel(self) -> DataChannel:
-        """Where the fetch services put batches for the audit agent."""
-        if not hasattr(self, "_audit_channel"):
-            self._audit_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
-        return self._audit_channel
+        """The fetch services' batches for the audit agent."""
+        return DataChannel(self, maxsize=CHANNEL_BATCHES)
 
     async def on_first_start(self) -> None:
-        missing = sorted(AGENTS - {name.rsplit(".", 1)[-1] for name in self.agents}) + sorted(
-            TABLES - set(self.tables)
-        )
+        agents = {name.rsplit(".", 1)[-1] for name in self.agents}
+        missing = sorted(AGENTS - agents) + sorted(TABLES - set(self.tables))
         if missing:
-            # A module that fails to import only makes Faust warn; a worker without its agents is worse
-            # than none.
-            log.critical("agents or tables are missing; see the import error above", missing=missing)
+            # Faust only warns when a module fails to import, but a worker without agents is worse than none.
+            log.critical("agents or tables are missing; the log before has the import error", missing=missing)
             raise SystemExit(1)
         settings = self.settings
         addresses = sum(len(cluster.bootstrap) for cluster in settings.clusters)
@@ -143,22 +133,21 @@ class SwitchyardApp(PatientApp):
             except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
                 if isinstance(error, KafkaError) and not heals(error):
                     raise
-                # Whoever is started before its control cluster, or while that is away, waits for it.
-                log.warning("the control cluster has gone away again; the start waits", why=repr(error))
+                # A worker may start before its control cluster, so it waits.
+                log.warning("the control cluster does not answer; the start waits for it", why=repr(error))
                 await asyncio.sleep(CLUSTER_RETRY_INTERVAL_S)
         await asyncio.to_thread(
             prepare_datadir, worker_directory(settings.data_path, worker_name(settings)), cluster_id,
             self.topics_declared.app_id, ends,
         )  # fmt: skip
-        # Before anything is read or written: what has no seal is no part of any table.
+        # Before the first read: records without a seal must not enter a table.
         bounded_consumer.check_by(self.seals.refuses)
         await self.add_runtime_dependency(self.seals)
         await super().on_first_start()
 
     async def _prepare_topics(self) -> tuple[str, dict[tuple[str, int], int]]:
-        """Creates the control topics that are missing; the control cluster's id, and where the changelogs of
-        tables end. Waits for the cluster as long as it takes. Raises ClusterUnreachable: it went away again.
-        """
+        """Creates missing control topics; returns the cluster's id and the changelogs' ends. Raises
+        ClusterUnreachable."""
         settings = self.settings
         # Certificates and secrets may be files.
         spec = await asyncio.to_thread(cluster_spec, settings, settings.control_cluster_name)
@@ -167,27 +156,17 @@ class SwitchyardApp(PatientApp):
         try:
             cluster_id = await client.cluster_id()
             replication, safe = safe_replication(await client.broker_count())
-            created = await ensure_topics(
-                client,
-                [
-                    TopicSpec(t.name, t.partitions, replication, config={**safe, **t.config})
-                    for t in self.topics_declared.all()
-                ],
-            )
+            declared = self.topics_declared.all()
+            specs = [TopicSpec(t.name, t.partitions, replication, config=safe | t.config) for t in declared]
+            created = await ensure_topics(client, specs)
             if created:
                 log.info("created control topics", topics=created)
             await use_brokers_time(client, self.topics_declared)
             await warn_of_settings(client, self.topics_declared)
             self.seals = self.seal = Seals(self.topics_declared, spec.aiokafka_options())
             await self.seals.learn(client)
-            ends = await client.end_offsets(
-                [
-                    (t.name, p)
-                    for t in self.topics_declared.all()
-                    if t.name.endswith("-changelog")
-                    for p in range(t.partitions)
-                ]
-            )
+            changelogs = [topic for topic in declared if topic.name.endswith("-changelog")]
+            ends = await client.end_offsets([(t.name, p) for t in changelogs for p in range(t.partitions)])
         finally:
             await client.stop()
         return cluster_id, ends
@@ -220,38 +199,31 @@ class SwitchyardApp(PatientApp):
         await super().on_started()
 
     async def started_runtime(self) -> Runtime:
-        """The runtime; agents may get their first events before it is there."""
-        while not hasattr(self, "runtime"):  # noqa: ASYNC110 - made once, where there is no event to wait for
+        """The runtime; waits for it, because agents may get events before it is made."""
+        while not hasattr(self, "runtime"):  # noqa: ASYNC110 - set once, without an event
             await asyncio.sleep(0.05)
         return self.runtime
 
     async def _deliver(self, item: Any) -> None:
-        job, *_ = item.key
-        match job.partition(":")[0]:
-            case Kind.REPLICATE:
-                channel = self.replicate_channel
-            case Kind.AUDIT:
-                channel = self.audit_channel
-            case _:
-                channel = self.dispatch_channel
-        await channel.put(item)
+        channels = {Kind.REPLICATE: self.replicate_channel, Kind.AUDIT: self.audit_channel}
+        await channels.get(item.key[0].partition(":")[0], self.dispatch_channel).put(item)
 
     def _on_rebalance_when_stopped(self) -> None:
-        """Nothing: the consumer's thread stops it. Faust would close its connections from this thread, which
-        is not their loop's: a stop during a rebalance ended with a segmentation fault in libuv now and then.
+        """Does nothing, because the consumer's thread closes its connections itself.
+
+        Faust would close them from this thread, outside their loop. A stop during a rebalance then
+        sometimes ended with a segmentation fault in libuv.
         """
 
     async def crash(self, reason: BaseException) -> None:
-        """What a rebalance that was under way at the stop asks of the consumer's thread, whose loop has been
-        closed since, is no crash: the process would end with a code that says so. Faust's tasks know that.
-        """
+        """A rebalance may call the consumer's thread after its loop has closed; that must not set the exit
+        code."""
         if self.should_stop and isinstance(reason, RuntimeError) and "loop is closed" in str(reason):
-            log.info("a rebalance was left behind at the stop", reason=repr(reason))
+            log.info("the stop interrupted a rebalance", reason=repr(reason))
             return
         await super().crash(reason)
 
     async def start(self) -> None:
-        """Starts everything; why it could not is told at the end."""
         try:
             await super().start()
         except Exception as error:
@@ -263,34 +235,34 @@ class SwitchyardApp(PatientApp):
         super()._crash(reason)
 
     async def on_stop(self) -> None:
-        """Drains first, then stops Faust; a thread ends the process should anything hang."""
+        """Drains, then stops Faust; a thread ends the process if a step hangs."""
         grace_s = self.settings.worker.grace_s
         if self._guard is not None:
-            self._guard.stop()  # the deadline below is enough from here on
+            self._guard.stop()  # the deadline below replaces it
         _end_after(2 * grace_s + FAUST_STOP_TIMEOUT_S + 30.0)
         if hasattr(self, "runtime"):
             await bounded(self.runtime.drain(), 2 * grace_s + 10.0, "drain")
             if not self.runtime.jobs.flowing:
-                # aiokafka's group coordinator may lose its cancellation and never close: nobody waits for it.
+                # aiokafka's group coordinator may lose its cancellation and never close.
                 _end_after(2 * FAUST_STOP_TIMEOUT_S, 0)
         await bounded(super().on_stop(), FAUST_STOP_TIMEOUT_S, "Faust")
         if self._ended_by is not None:
-            # Last, so that it stands where people look first.
+            # The last line, where people look first.
             log.critical(
-                "this worker ends by itself, because of an error that waiting does not heal; others take its "
-                "jobs over", why=repr(self._ended_by),
-                remedy="see to what it names, and start it again; it is told with its traceback above",
-            )  # fmt: skip
+                "this worker ends because of an error that waiting does not heal; its jobs move",
+                why=repr(self._ended_by),
+                remedy="correct the cause, whose traceback is above, and start the worker again",
+            )
 
 
 def _end_after(seconds: float, code: int = 1) -> None:
-    """Ends the process then, should it still be there; with 0 when all jobs were handed over before."""
+    """Ends the process after `seconds`; with code 0 if all jobs were handed over."""
 
     def end() -> None:
         time.sleep(seconds)
         sys.stderr.write(
             f"switchyard: shutdown took more than {seconds:.0f} s; ending the process with {code}. "
-            "What is left behind is told above; a broker that is away is reason enough\n"
+            "The log above names the unfinished steps; an unreachable broker may be the cause\n"
         )
         os._exit(code)
 
@@ -298,24 +270,23 @@ def _end_after(seconds: float, code: int = 1) -> None:
 
 
 def worker_name(settings: Settings) -> str:
-    """The name of this worker's place (not of the process): host and web port unless configured."""
+    """The worker's configured name, else host and web port. It names the place, not the process."""
     return settings.worker.name or f"{os.uname().nodename}-{settings.web.port}"
 
 
 def cluster_spec(settings: Settings, name: str) -> ClusterSpec:
-    """What the Kafka layer needs to know of a configured cluster."""
+    """A configured cluster for the Kafka layer. Reads files."""
     cluster = settings.cluster(name)
     options = security_options(cluster)
     return ClusterSpec(name=name, bootstrap=tuple(cluster.bootstrap), archive=cluster.archive, **options)
 
 
 def cluster_specs(settings: Settings) -> dict[str, ClusterSpec]:
-    """The same of all clusters, by name. Reads files."""
     return {name: cluster_spec(settings, name) for name in settings.cluster_names()}
 
 
 def atlas(settings: Settings) -> RegionAtlas:
-    """The regions as this process is configured: another one's control topics are in its regional cluster."""
+    """The configured regions. Another region's control topics are in its regional cluster."""
     control = {c.region: c.name for c in reversed(settings.clusters) if c.tier == "regional"}
     return RegionAtlas(
         settings.region,
@@ -325,7 +296,7 @@ def atlas(settings: Settings) -> RegionAtlas:
 
 
 def security_options(cluster: Any) -> dict[str, Any]:
-    """The security fields of a `ClusterSpec`, secrets revealed."""
+    """The security fields of a `ClusterSpec`, with plain secrets."""
     security = getattr(cluster, "security", None)
     if security is None or security.protocol == "plaintext":
         return {}
@@ -345,7 +316,6 @@ def security_options(cluster: Any) -> dict[str, Any]:
 
 
 def broker_credentials(spec: ClusterSpec) -> Any:
-    """The same for Faust's own clients."""
     if spec.protocol.startswith("SASL"):
         return faust.SASLCredentials(
             username=spec.username,
@@ -357,11 +327,7 @@ def broker_credentials(spec: ClusterSpec) -> Any:
 
 
 def build() -> SwitchyardApp:
-    """The application for this process's configuration.
-
-    Raises:
-        SystemExit(3): the configuration is invalid; all that is wrong has been printed.
-    """
+    """The application for this process's configuration. Raises SystemExit(3): it is invalid, as printed."""
     try:
         settings = load_settings()
     except InvalidConfiguration as error:
@@ -370,7 +336,7 @@ def build() -> SwitchyardApp:
     configure_logging(settings.logging)
     if settings.sizing is not None:
         log.warning(
-            "switchyard.yaml has sizing, which is ignored: forecasts no longer exist", remedy="remove it"
+            "switchyard.yaml has sizing, which is ignored: there are no forecasts", remedy="remove it"
         )
     open_files.raise_limit()
     bounded_consumer.install()
@@ -406,14 +372,14 @@ def build() -> SwitchyardApp:
         consumer_auto_offset_reset="earliest",
         stream_wait_empty=False,
         producer_linger=0.005,
-        producer_max_request_size=2_000_000,  # as topics take: thousands of clients of a tier are one value
+        producer_max_request_size=2_000_000,  # the topics' limit: a tier's thousands of clients are one value
         table_standby_replicas=0,
         TableManager=PatientTableManager,
         logging_config=logging_config(settings.logging),
         broker_credentials=broker_credentials(control),
     )
     app.settings = settings
-    app.place = loopback_place()  # here, since it reads files: the loop does not run yet
+    app.place = loopback_place()  # reads files, and the loop does not run yet
     app.topics_declared = topics
     attach(faust_cli)
     web: Any = app.web

@@ -456,7 +456,7 @@ async def test_a_question_about_changelogs_is_asked_until_it_is_answered(
         async with a_thread() as thread:
             if stops:
                 thread._stopped.set()
-            return await thread._answered(ask, "where it ends")
+            return await thread._retried(ask, "where it ends")
 
     assert await asked(KafkaTimeoutError(), KafkaTimeoutError(), {tp: 7}) == {tp: 7}
     for final in (IllegalStateError(), TopicAuthorizationFailedError()):

@@ -1,17 +1,18 @@
-"""Which jobs there should be: every partition of every topic of every workload, what routes copy
-(`app.replicate.topics.catalog`), what plans audit (`app.audit.topics.catalog`).
+"""The jobs that there should be: every partition of every topic that workloads read, that routes copy
+(`app.replicate.topics.catalog`) or that plans audit (`app.audit.topics.catalog`).
 
-Read from the data clusters' metadata every `REFRESH_INTERVAL_S` by the leader, which also creates the retry
-topics and the DLQ of a workload when they are missing (`app.dispatch.topics.settings`), records where `start:
-latest` begins, and looks for what waits in topics that are pumped only then
+The leader reads the data clusters' metadata every `REFRESH_INTERVAL_S`. It also creates a workload's
+missing retry topics and DLQ (`app.dispatch.topics.settings`), and records the ends for `start: latest`. It
+looks for messages in topics that have jobs only while messages wait there
 (`app.dispatch.topics.leftovers`).
 
 Rules
-1. What cannot be read now keeps its last known size: not knowing is never a reason to stop a job, nor to wake
-   one that the log says was hibernated.
-2. A cluster that did not answer in time is not waited for until it has: nobody else's jobs wait for it.
-3. What is wrong with a definition costs its own workload only, is told for as long as it stands, and its jobs
-   stay. They begin also where the cluster does not make a retry topic or the DLQ.
+1. A topic that cannot be read now keeps its last known size. Missing knowledge neither stops a job nor
+   wakes one that the log calls hibernated.
+2. Rounds do not wait for a cluster that answered late, until it answers in time again. So it delays no
+   jobs of other clusters.
+3. A wrong definition affects only its own workload, is shown until it is corrected, and its jobs stay.
+   Jobs start even if the cluster refuses to create a retry topic or the DLQ.
 4. A topic that had jobs and vanished is an incident (`app.worker.jobs.vanished_topics`).
 """
 
@@ -34,12 +35,7 @@ from app.dispatch.definition import Workload
 from app.dispatch.push.metadata import SenderRole
 from app.dispatch.topics.hibernation import HibernationTracker
 from app.dispatch.topics.leftovers import TierLeftovers, candidates, is_left, partitions_of
-from app.dispatch.topics.settings import (
-    MAX_PARTITIONS,
-    check_settings,
-    create_topics,
-    grow_topics,
-)
+from app.dispatch.topics.settings import MAX_PARTITIONS, check_settings, create_topics, grow_topics
 from app.failover.topology import Layout
 from app.kafka.client.cluster import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
 from app.kafka.client.needed_settings import SettingsProblem
@@ -61,14 +57,14 @@ from app.worker.jobs.vanished_topics import ExpectedTopic, TopicPresence, Vanish
 log = structlog.get_logger(__name__)
 
 REFRESH_INTERVAL_S = 2.0
-REFRESH_TIMEOUT_S = 0.25  # a round's, with clusters that answered in time before
-CREATE_AGAIN_S = 30.0  # a topic that the cluster did not make
-CHECK_AGAIN_S = 60.0  # settings, which anybody may alter: a request a workload
-UNTIL_THEN = f"it is tried again every {CREATE_AGAIN_S:g} s, and messages that have to go there wait"
+REFRESH_TIMEOUT_S = 0.25  # of a round, for clusters that answered in time before
+CREATE_AGAIN_S = 30.0  # for a topic that the cluster refused to create
+CHECK_AGAIN_S = 60.0  # for settings, which others may alter: one request for each workload
+UNTIL_THEN = f"the leader tries again every {CREATE_AGAIN_S:g} s, and messages for that topic wait"
 
 
 class _MayNotDescribe(Exception):
-    """A topic of a workload."""
+    """A workload's topic may not be described."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic)
@@ -89,54 +85,52 @@ class Catalog:
         self._clusters = clusters
         self._report_incident = report_incident
         self._partitions: dict[tuple[str, str], int] = {}
-        self._ids: dict[tuple[str, str], str] = {}  # of topics, as they were when the count was taken
+        self._ids: dict[tuple[str, str], str] = {}  # of topics, from the time of the count
         self._read_at_s: dict[str, float] = {}
         self._prepared: dict[str, tuple[str, int]] = {}  # etag and partitions of the topic
         self._workloads = DefinitionCache(
-            lambda: control.view.workloads, lambda key, data: local(_parsed(key, data), layout), self._unread
+            lambda: control.view.workloads,
+            lambda key, data: local(_parsed(key, data), layout),
+            lambda key, why: self._report(key, why, "deploy it again"),
         )
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._late: set[str] = set()  # clusters that did not answer in time
-        self._told: set[tuple[str, str]] = set()
-        self._refused: dict[str, TopicRefused] = {}  # workload -> why one of its topics is not made
-        self._create_again_s: dict[str, float] = {}  # workload -> when what it lacks is made
-        # workload -> what is wrong with settings of its topics, and when they are looked at again
+        self._reported: set[tuple[str, str]] = set()  # workload, message
+        self._refused: dict[str, TopicRefused] = {}  # workload -> why one of its topics is not created
+        self._create_again_s: dict[str, float] = {}  # workload -> when its missing topics are tried again
+        # workload -> problems of its topics' settings, and when they are checked again
         self._wrong: dict[str, list[SettingsProblem]] = {}
         self._check_again_s: dict[str, float] = {}
-        self.troubles: dict[str, str] = {}  # workload -> what is wrong now, and the remedy; the leader knows
+        self.troubles: dict[str, str] = {}  # workload -> its problem and the remedy; on the leader
         self._leftovers = TierLeftovers()
         self.hibernation = HibernationTracker()
         self.routes = RoutesCatalog(control, clusters, report_incident)
         self.layout = layout
         self.audits = AuditsCatalog(control, clusters, report_incident, layout)
         self.audits.workload = self.workload
-        self._told_left: set[tuple[str, str]] = set()
-        self._told_unread: set[tuple[str, str, str]] = set()  # workload, topic, the definition's etag
+        self._reported_left: set[tuple[str, str]] = set()  # workload, topic
+        self._reported_unread: set[tuple[str, str, str]] = set()  # workload, topic, the definition's etag
         self.vanished_topics = VanishedTopics(clusters, report_incident)
-        # workload -> how its topic does, since when
-        self._stands: dict[str, tuple[TopicExistence, float]] = {}
-        # Of workloads of several regions (`app.failover.run.role_keeper`): whether they have jobs here, None
-        # while that is not known; and what receivers are told.
+        # workload -> the state of its topic, since when
+        self._states: dict[str, tuple[TopicExistence, float]] = {}
+        # For workloads with a mode (`app.failover.run.role_keeper`): whether they have jobs in this region
+        # (None: not known yet), and the role that receivers get.
         self.runs_here: Callable[[Workload], bool | None] = lambda _: True
         self.sender_role: Callable[[Workload], SenderRole | None] = lambda _: None
 
     def workload(self, key: str) -> Workload | None:
-        """The definition of `key` as it stands in the control log, parsed once a change; with a mode, its
-        cluster is this region's own."""
+        """The definition in the control log; with a mode, its cluster is this region's own."""
         return self._workloads.get(key)
 
     def route(self, name: str) -> RouteDefinition | None:
-        """The definition of route `name` as it stands in the control log, parsed once a change."""
         return self.routes.definition(name)
 
     def partitions(self, cluster: str, topic: str) -> int | None:
-        """Last known number of partitions."""
         return self._partitions.get((cluster, topic))
 
     async def jobs(self) -> set[str]:
-        """Every job there should be now."""
         view = self._control.view
-        held: dict[str, list[str]] = {}  # by all of their name but the partition
+        held: dict[str, list[str]] = {}  # by name without the partition
         slept: dict[str, list[str]] = {}
         owned: set[str] = set()
         for job, assigned in view.assignments.items():
@@ -147,20 +141,17 @@ class Catalog:
                 slept.setdefault(name_of(job), []).append(job)
                 continue
             held.setdefault(prefix, []).append(job)
-        await asyncio.gather(
-            self._refresh_all({name_of(prefix) for prefix in owned}),
-            self.routes.refresh(held),
-            self.audits.refresh(held),
-        )
+        refreshed = self._refresh_all({name_of(prefix) for prefix in owned})
+        await asyncio.gather(refreshed, self.routes.refresh(held), self.audits.refresh(held))
         self.vanished_topics.update([*self.routes.found(held), *self.audits.found(held), *self._found(held)])
         self._leftovers.keep(view.workloads)
         self.hibernation.keep(view.workloads)
-        for known in (self._read_at_s, self._prepared, self._stands, self._refused, self._create_again_s,
+        for known in (self._read_at_s, self._prepared, self._states, self._refused, self._create_again_s,
                       self._wrong, self._check_again_s, self.troubles):  # fmt: skip
             for key in known.keys() - view.workloads.keys():
                 del known[key]
-        self._told = {told for told in self._told if told[0] in view.workloads}
-        self._told_unread = {told for told in self._told_unread if told[0] in view.workloads}
+        self._reported = {entry for entry in self._reported if entry[0] in view.workloads}
+        self._reported_unread = {entry for entry in self._reported_unread if entry[0] in view.workloads}
         wanted: set[str] = set()
         for key in list(view.workloads):
             workload = self.workload(key)
@@ -169,7 +160,7 @@ class Catalog:
                 wanted.update(*(jobs for prefix, jobs in held.items() if name_of(prefix) == key))
                 continue
             if not runs:
-                continue  # another region's: what it has here ends as if it were deleted
+                continue  # it runs in another region: its jobs here end, as if it were deleted
             wanted.update(self._jobs_of(workload, held))
             if workload.spec.hibernate is not None and not self.hibernation.knows(key):
                 wanted.difference_update(slept.get(key, ()))
@@ -178,38 +169,35 @@ class Catalog:
         return wanted
 
     def _found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, TopicPresence]]:
-        """How things stand with workloads' own topics that have, or had, jobs."""
+        """The states of workloads' main topics that have, or had, jobs."""
         assigned = self._control.view.assignments
         for key in list(self._control.view.workloads):
             workload = self.workload(key)
             prefix = "" if workload is None else _prefix(key, workload.metadata.topic)
             if workload is None or not was_held(assigned[job] for job in held.get(prefix, ())):
                 continue
-            state, since_s = self._stands.get(key, ("unknown", 0.0))
+            state, since_s = self._states.get(key, ("unknown", 0.0))
             if state == "absent" and time.monotonic() - since_s < TOPIC_GONE_AFTER_S:
-                state = "unknown"  # a broker that begins may not know it yet
-            yield (
-                prefix,
-                TopicPresence(
-                    ExpectedTopic("workload", key, workload.metadata.cluster, workload.metadata.topic), state
-                ),
-            )
+                state = "unknown"  # a broker that starts may not know it yet
+            metadata = workload.metadata
+            topic = ExpectedTopic("workload", key, metadata.cluster, metadata.topic)
+            yield prefix, TopicPresence(topic, state)
 
-    def _stand(self, key: str, state: TopicExistence) -> None:
-        if self._stands.get(key, ("unknown", 0.0))[0] != state:
-            self._stands[key] = state, time.monotonic()
+    def _set_state(self, key: str, state: TopicExistence) -> None:
+        if self._states.get(key, ("unknown", 0.0))[0] != state:
+            self._states[key] = state, time.monotonic()
 
     def _jobs_of(self, workload: Workload, held: dict[str, list[str]]) -> Iterable[str]:
-        """Every job of one workload; `held`: those that are assigned."""
+        """Every job of one workload; `held`: the assigned ones, by name without the partition."""
         key, cluster, topics = workload.key, workload.metadata.cluster, [*workload.retry_topics()]
         if workload.spec.start == "earliest" or self._control.view.start_parts_of(key):
             topics.insert(0, workload.metadata.topic)
         else:
-            yield from held.get(_prefix(key, workload.metadata.topic), ())  # until it is recorded
+            yield from held.get(_prefix(key, workload.metadata.topic), ())  # until the ends are recorded
         for topic in topics:
             prefix, count = _prefix(key, topic), self._partitions.get((cluster, topic))
             if count is None:
-                yield from held.get(prefix, ())  # never seen (the cluster is away): what is assigned stays so
+                yield from held.get(prefix, ())  # never read (the cluster is unreachable): assigned jobs stay
             else:
                 yield from (f"{prefix}:{partition}" for partition in range(count))
         for topic, partition in self._leftovers.of(key):
@@ -219,7 +207,7 @@ class Catalog:
                 yield from held.get(_prefix(key, topic), ())
 
     async def _refresh_all(self, owned: set[str]) -> None:
-        """Reads what is old, side by side (rule 2). `owned`: workloads of which somebody has a job."""
+        """Reads old topics in parallel (rule 2). `owned`: the workloads with an owned job."""
         now_s = time.monotonic()
         self._reading = {key: task for key, task in self._reading.items() if not task.done()}
         old = []
@@ -241,10 +229,9 @@ class Catalog:
 
     def _is_old(self, workload: Workload, etag: str, now_s: float) -> bool:
         key = workload.key
-        fresh = now_s - self._read_at_s.get(key, float("-inf")) < REFRESH_INTERVAL_S
-        return (
-            not fresh or self._prepared.get(key, ("", 0))[0] != etag or self._lacks_beginning(key, workload)
-        )
+        if now_s - self._read_at_s.get(key, float("-inf")) >= REFRESH_INTERVAL_S:
+            return True
+        return self._prepared.get(key, ("", 0))[0] != etag or self._lacks_beginning(key, workload)
 
     async def _refresh(
         self, workload: Workload, etag: str, claimed: set[tuple[str, str]], is_owned: bool
@@ -252,27 +239,24 @@ class Catalog:
         key, name, began_s = workload.key, workload.metadata.cluster, time.monotonic()
         self._read_at_s[key] = began_s
         if name not in self._clusters.specs:
-            self._report(
-                key,
-                f"cluster {name!r} is not in this worker's configuration",
-                "add it to clusters in switchyard.yaml",
-            )
+            why = f"cluster {name!r} is not in this worker's configuration"
+            self._report(key, why, "add it to clusters in switchyard.yaml")
             return
         try:
             await self._read(workload, etag, claimed, is_owned)
         except _MayNotDescribe as error:
             topic, spec = error.topic, self._clusters.specs[name]
             if topic == workload.metadata.topic:
-                self._stand(key, "denied")
+                self._set_state(key, "denied")
             self._report(
                 key, lacks(spec, "topic", topic, "Describe"),
-                f"{grant(spec, 'topic', topic, 'Describe', 'Read')}; its jobs go on with what is known",
+                f"{grant(spec, 'topic', topic, 'Describe', 'Read')}; its known jobs continue",
             )  # fmt: skip
-        except AUTHORISATION as error:  # to make its topics
+        except AUTHORISATION as error:  # to create its topics
             message, _, remedy = str(error.args[0] if error.args else error).partition("; ")
             self._report(key, message, remedy or f"allow {principal(self._clusters.specs[name])} to")
-        except Exception as error:  # noqa: BLE001 - one cluster's trouble must not stop the others' jobs
-            self._report(key, f"cluster {name} cannot be read: {error}", "its jobs go on with what is known")
+        except Exception as error:  # noqa: BLE001 - a cluster's trouble must not stop the jobs of other clusters
+            self._report(key, f"cluster {name} cannot be read: {error}", "its known jobs continue")
         else:
             if time.monotonic() - began_s < REFRESH_TIMEOUT_S:
                 self._late.discard(name)
@@ -287,12 +271,10 @@ class Catalog:
         dlq = [workload.dlq_topic()] if workload.spec.dlq.enabled else []
         sizes = await _sizes(cluster.client, own, [*passing, *dlq])
         count = sizes.get(topic)
-        self._stand(key, "absent" if count is None else "there")
+        self._set_state(key, "absent" if count is None else "there")
         if count is None:
             self._report(
-                key,
-                f"topic {topic} does not exist in {name}",
-                "create it; the workload starts by itself then",
+                key, f"topic {topic} does not exist in {name}", "create it; the workload then starts"
             )
             return
         if self._lacks_beginning(key, workload):
@@ -307,18 +289,18 @@ class Catalog:
         if began_s >= self._check_again_s.get(key, began_s):
             self._wrong[key] = await self._check_settings(cluster.client, workload, sizes.keys())
             self._check_again_s[key] = began_s + CHECK_AGAIN_S
-        counted = await self._counted(cluster.client, name, {one: sizes[one] for one in own if one in sizes})
+        present = {one: sizes[one] for one in own if one in sizes}
+        counted = await self._counted(cluster.client, name, present)
         left = {other: sizes[other] for other in passing if other in sizes}
-        sleeps = {one: sizes[one] for one in own if one in sizes} if workload.spec.hibernate else {}
-        wanted = partitions_of(sleeps | left)
+        wanted = partitions_of((present if workload.spec.hibernate else {}) | left)
         try:
             backlog = await read_backlog(cluster, workload.metadata.group, wanted)
         finally:
-            # No round sees a part of this only: it wakes nobody who is found asleep in the next line.
+            # Set together, and without an await before the hibernation check: no round sees half of it.
             for one, (size, topic_id) in counted.items():
                 self._partitions[name, one], self._ids[name, one] = size, topic_id
         if self.workload(key) is not workload:
-            return  # it was changed meanwhile: another look is due
+            return  # it changed meanwhile, and is read again
         now_s = time.monotonic()
         self._leftovers.update(workload, etag, left, backlog, now_s)
         self._report_leftovers(key, workload)
@@ -326,44 +308,40 @@ class Catalog:
         self._report_topics(key)
 
     def _report_topics(self, key: str) -> None:
-        """What is wrong with its own topics, for as long as it holds."""
         refused, wrong = self._refused.get(key), self._wrong.get(key, [])
-        stands = {str(refused), *(problem.message for problem in wrong)}
-        self._told = {told for told in self._told if told[0] != key or told[1] in stands}
+        present = {str(refused), *(problem.message for problem in wrong)}
+        self._reported = {entry for entry in self._reported if entry[0] != key or entry[1] in present}
         for problem in wrong:
             self._report(key, problem.message, problem.remedy, kind="topic-settings")
         if refused is not None:
             self._report(key, str(refused), f"{refused.remedy}; {UNTIL_THEN}")
         elif wrong:
-            first, *more = wrong  # the incidents have all of them
-            told = f"; {len(more)} more of its topics are told by incidents topic-settings" if more else ""
-            self.troubles[key] = f"{first.message}; {first.remedy}{told}"
+            first, *more = wrong
+            rest = f"; incidents topic-settings name {len(more)} more of its topics" if more else ""
+            self.troubles[key] = f"{first.message}; {first.remedy}{rest}"
         else:
             self.troubles.pop(key, None)
 
     async def _counted(
         self, client: ClusterClient, name: str, sizes: Mapping[str, int]
     ) -> dict[str, tuple[int, str]]:
-        """Of topics whose count is another than the one known, the new one and the topic's id.
+        """Topic -> (new count, topic id), for the topics whose count changed.
 
-        A topic loses partitions only when it is deleted and made again. A broker that lags behind may tell
-        fewer, too: only another id is believed.
+        A topic loses partitions only when it is recreated. A lagging broker may report fewer, too, so a
+        lower count needs another id.
         """
         other = [topic for topic, size in sizes.items() if self._partitions.get((name, topic)) != size]
         ids = await client.topic_ids(other) if other else {}
-        counted = {topic: (sizes[topic], ids.get(topic, UNKNOWN_ID)) for topic in other}
-        return {
-            topic: (size, topic_id)
-            for topic, (size, topic_id) in counted.items()
-            if size > self._partitions.get((name, topic), 0)
-            or (
-                UNKNOWN_ID not in (known := self._ids.get((name, topic), UNKNOWN_ID), topic_id)
-                and known != topic_id
-            )
-        }
+        counted = {}
+        for topic in other:
+            former, topic_id = self._ids.get((name, topic), UNKNOWN_ID), ids.get(topic, UNKNOWN_ID)
+            is_recreated = UNKNOWN_ID not in (former, topic_id) and former != topic_id
+            if is_recreated or sizes[topic] > self._partitions.get((name, topic), 0):
+                counted[topic] = sizes[topic], topic_id
+        return counted
 
     async def _prepare(self, client: ClusterClient, workload: Workload, partitions: int) -> None:
-        """Makes what is missing of a workload's own topics, and what is there of them large enough."""
+        """Creates a workload's missing topics, and enlarges the existing ones."""
         try:
             created = await create_topics(client, workload, partitions)
         except TopicRefused as error:
@@ -378,38 +356,37 @@ class Catalog:
             self._report_incident(
                 "topic-settings",
                 workload.key,
-                f"its retry topics and DLQ in {client.name} could not be made larger: {error!r}",
-                f"see that each has {min(partitions, MAX_PARTITIONS)} partitions, or allow Switchyard's "
-                "principal to alter its own topics",
+                f"its retry topics and DLQ in {client.name} may lack partitions: {error!r}",
+                f"give each {min(partitions, MAX_PARTITIONS)} partitions, or allow Switchyard's principal to "
+                "alter its own topics",
             )
 
     async def _check_settings(
-        self, client: ClusterClient, workload: Workload, there: Collection[str]
+        self, client: ClusterClient, workload: Workload, existing: Collection[str]
     ) -> list[SettingsProblem]:
-        """Of its own topics that are `there`. What cannot be read now keeps what was known of it; what may
-        not be read is an incident once a definition."""
+        """The problems of its `existing` topics. After a failed read the known ones stay."""
         key = workload.key
         try:
-            wrong, unread = await check_settings(client, workload, there)
+            wrong, unread = await check_settings(client, workload, existing)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as failure:
-            log.info("settings of topics are not known", workload=key, error=repr(failure))
+            log.info("the leader could not read the settings of topics", workload=key, error=repr(failure))
             return self._wrong.get(key, [])
         for topic, error in sorted(unread.items()):
-            told = key, topic, workload.etag()
-            if told in self._told_unread or not isinstance(error, AUTHORISATION):
+            entry = key, topic, workload.etag()
+            if entry in self._reported_unread or not isinstance(error, AUTHORISATION):
                 continue
-            self._told_unread.add(told)
+            self._reported_unread.add(entry)
             altered = ["AlterConfigs"] if topic in workload.retry_topics() else []
             self._report_incident(
                 "topic-settings",
                 key,
-                f"settings of topic {topic} in {client.name} are not checked: {error}",
+                f"the leader cannot check the settings of topic {topic} in {client.name}: {error}",
                 grant(client.spec, "topic", topic, "DescribeConfigs", *altered),
             )
         return [*wrong, *(one for one in self._wrong.get(key, []) if one.topic in unread)]
 
     def _claimed(self) -> set[tuple[str, str]]:
-        """(cluster, topic) of all that workloads are defined to read: nobody's leftovers."""
+        """(cluster, topic) of all topics that workloads read: they are no leftovers."""
         workloads = [self.workload(key) for key in list(self._control.view.workloads)]
         return {
             (workload.metadata.cluster, topic)
@@ -419,7 +396,7 @@ class Catalog:
         }
 
     def _lacks_beginning(self, key: str, workload: Workload) -> bool:
-        """Whether it has to be recorded where the workload begins."""
+        """Whether the ends for `start: latest` are still to be recorded."""
         view = self._control.view
         return workload.spec.start == "latest" and key in view.workloads and not view.start_parts_of(key)
 
@@ -430,47 +407,46 @@ class Catalog:
         ends = await read_ends(client, at)
         if len(ends) < count:
             raise LookupError(f"{count - len(ends)} partitions of {topic} have no leader that answers")
-        begun = StartRecorded(
-            at_ms=now_ms(), key=key, deployment=put.deployment, nonce=uuid4().hex,
-            ends=[ends[one] for one in at], topic_id=topic_id,
+        await self._control.append(
+            StartRecorded(
+                at_ms=now_ms(), key=key, deployment=put.deployment, nonce=uuid4().hex,
+                ends=[ends[one] for one in at], topic_id=topic_id,
+            )
         )  # fmt: skip
-        await self._control.append(begun)
 
     def _report_leftovers(self, key: str, workload: Workload) -> None:
         left = {topic for topic, _ in self._leftovers.of(key) if is_left(workload, topic)}
-        self._told_left = {told for told in self._told_left if told[0] != key or told[1] in left}
+        self._reported_left = {entry for entry in self._reported_left if entry[0] != key or entry[1] in left}
         for topic in sorted(left):
-            if (key, topic) not in self._told_left:
-                self._told_left.add((key, topic))
+            if (key, topic) not in self._reported_left:
+                self._reported_left.add((key, topic))
                 self._report_incident(
                     "retry-tier-removed",
                     key,
                     f"messages still wait in {topic}, whose retry tier is no longer defined",
-                    "nothing to do: they are delivered without delay, and its jobs end when it is empty",
+                    "nothing to do: its jobs deliver them without delay, and end when it is empty",
                 )
-
-    def _unread(self, key: str, why: str) -> None:
-        self._report(key, why, "deploy it again")
 
     def _report(self, key: str, message: str, remedy: str, *, kind: str = "workload-trouble") -> None:
         self.troubles[key] = f"{message}; {remedy}"
-        if (key, message) not in self._told:
-            self._told.add((key, message))
+        if (key, message) not in self._reported:
+            self._reported.add((key, message))
             self._report_incident(kind, key, message, remedy)
 
 
 def _parsed(key: str, definition: Mapping[str, Any]) -> Workload:
-    """Raises ValueError: it is another workload's, or its jobs have no names (`app.kernel.job`)."""
+    """Raises ValueError: it is another workload's, or its jobs have no valid names (`app.kernel.job`)."""
     workload = Workload.from_wire(definition)
     if workload.key != key:
-        raise ValueError(f"it is of {workload.key!r}, and stands under {key!r}")
+        raise ValueError(f"the definition under {key!r} is one of {workload.key!r}")
     for topic in (workload.metadata.topic, *workload.retry_topics(), *candidates(workload)):
         JobId(Kind.DISPATCH, key, topic, 0)
     return workload
 
 
 def local(workload: Workload, layout: Layout | None) -> Workload:
-    """With a mode it reads this region's own cluster. Raises ValueError: there is none, or several."""
+    """The workload on this region's cluster, if it has a mode. Raises ValueError: there is none, or
+    several."""
     if workload.spec.mode is None or layout is None:
         return workload
     try:
@@ -482,16 +458,12 @@ def local(workload: Workload, layout: Layout | None) -> Workload:
 
 
 def _prefix(key: str, topic: str) -> str:
-    """All of a job's name but the partition; both were checked."""
     return f"{Kind.DISPATCH.value}:{key}:{topic}"
 
 
 async def _sizes(client: ClusterClient, own: Sequence[str], others: Sequence[str] = ()) -> dict[str, int]:
-    """Partition counts of those topics that exist, in one request.
-
-    Raises:
-        ClusterUnreachable; _MayNotDescribe: one of `own`. KafkaError: it is not to be had otherwise.
-    """
+    """The partition counts of existing topics, in one request. Raises _MayNotDescribe, ClusterUnreachable,
+    KafkaError: for `own` topics."""
     found: dict[str, int] = {}
     for code, topic, _, partitions in (await client.metadata([*own, *others])).topics:
         if code and code not in TOPIC_UNKNOWN and not partitions and topic in own:

@@ -47,7 +47,7 @@ class Region:
         self.topic = topic
         self.view = ControlState()
         self.options: dict[str, Any] = {"bootstrap_servers": bootstrap}
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.clusters = DataClusters(
             {"east": ClusterSpec("east", (bootstrap,))}, self._nowhere, ByteBudget(1 << 20)
         )
@@ -58,7 +58,7 @@ class Region:
     def restart(self) -> None:
         """Another leader, who knows nothing yet."""
         log: Any = SimpleNamespace(view=self.view, append=self.append)
-        self.catalog = Catalog(log, self.clusters, lambda *trouble: self.told.append(trouble[2]))
+        self.catalog = Catalog(log, self.clusters, lambda *trouble: self.reported.append(trouble[2]))
 
     async def append(self, *events: AnyControlEvent) -> int:
         for event in events:
@@ -137,8 +137,8 @@ async def test_a_removed_retry_tier_is_pumped_until_it_is_empty(region: Region) 
     await region.send(tier, partition=1)
     await region.deploy(retry=[])
     assert await region.jobs() == {region.topic: {0, 1}, tier: {1}}
-    assert [told for told in region.told if "no longer defined" in told] == region.told
-    assert len(region.told) == 1
+    assert [reported for reported in region.reported if "no longer defined" in reported] == region.reported
+    assert len(region.reported) == 1
     await region.commit(tier, 1, 2)
     assert tier in await region.jobs()
     await region.commit(tier, 1, 3)
@@ -147,7 +147,7 @@ async def test_a_removed_retry_tier_is_pumped_until_it_is_empty(region: Region) 
     assert (await region.jobs())[tier] == {1}
 
 
-async def test_a_new_leader_stops_no_job_of_a_removed_tier_before_it_has_looked(
+async def test_a_new_leader_keeps_jobs_of_a_removed_tier_until_it_has_read_it(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = f"{region.topic}__billing__retry_4"
@@ -171,9 +171,7 @@ async def test_the_topic_of_another_workload_is_nobodys_removed_tier(region: Reg
 
 
 @pytest.mark.parametrize("name", ["merge_topic", "delayed_topic"])
-async def test_what_was_merged_back_or_is_due_far_ahead_is_pumped_while_something_waits(
-    region: Region, name: str
-) -> None:
+async def test_merged_and_delayed_messages_have_jobs_while_any_wait(region: Region, name: str) -> None:
     await region.deploy()
     assert await region.jobs() == {region.topic: {0, 1}}
     workload = region.catalog.workload(f"billing/{region.topic}")
@@ -183,7 +181,7 @@ async def test_what_was_merged_back_or_is_due_far_ahead_is_pumped_while_somethin
     assert await region.jobs() == {region.topic: {0, 1}}
     await region.send(merged, partition=1)
     assert await region.jobs() == {region.topic: {0, 1}, merged: {1}}
-    assert region.told == []
+    assert region.reported == []
     await region.commit(merged, 1, 3)
     assert await region.jobs() == {region.topic: {0, 1}}
 
@@ -221,7 +219,7 @@ async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_
     await region.deploy(start="latest")
     await region.jobs()
     assert [begun.ends for begun in region.view.start_parts_of(key)] == [[0, 8, 0, 0]]
-    assert region.told == []
+    assert region.reported == []
 
 
 async def test_retry_topics_keep_messages_for_twice_the_longest_delay_and_existing_ones_are_raised(
@@ -237,7 +235,7 @@ async def test_retry_topics_keep_messages_for_twice_the_longest_delay_and_existi
     assert int(found["max.message.bytes"]) == COPY_MAX_BYTES
     assert found["segment.ms"] == "3600000"
     assert (await region.settings(second))["retention.ms"] == "-1"
-    assert region.told == []
+    assert region.reported == []
     made = await region.settings(f"{region.topic}__billing__dlq")
     assert (int(made["max.message.bytes"]), made["min.insync.replicas"]) == (COPY_MAX_BYTES, "1")
 
@@ -251,10 +249,10 @@ async def test_retry_topics_and_the_dlq_grow_with_the_topic_up_to_their_most(reg
         await expand(client, {region.topic: partitions})
         await until(region.jobs, {region.topic: {*range(partitions)}, first: {*range(wanted)}})
         await until(lambda: client.partitions(dlq), wanted)
-    assert region.told == []
+    assert region.reported == []
 
 
-async def test_a_topic_that_is_made_again_with_fewer_partitions_leaves_no_jobs_of_the_others(
+async def test_a_topic_recreated_with_fewer_partitions_loses_the_other_jobs(
     region: Region,
 ) -> None:
     client = await region.client()
@@ -269,9 +267,7 @@ async def test_a_topic_that_is_made_again_with_fewer_partitions_leaves_no_jobs_o
     await until(region.jobs, {region.topic: {0, 1}})
 
 
-async def test_a_broker_that_lags_behind_takes_no_jobs_away(
-    region: Region, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lagging_broker_removes_no_jobs(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
     await region.deploy()
     assert await region.jobs() == {region.topic: {0, 1}}
     actual = module._sizes
@@ -310,7 +306,7 @@ async def test_a_sleeping_workload_wakes_when_letters_are_merged_back(region: Re
     assert asleep == {}
 
 
-async def test_a_new_leader_wakes_nobody_of_whom_it_cannot_know_yet(
+async def test_a_new_leader_wakes_no_workload_that_it_has_not_read(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 0.0)
@@ -323,7 +319,7 @@ async def test_a_new_leader_wakes_nobody_of_whom_it_cannot_know_yet(
     assert await region.catalog.jobs() == {homeless.job}
 
 
-async def test_a_cluster_that_does_not_answer_is_not_waited_for_by_the_jobs_of_others(
+async def test_an_unanswering_cluster_delays_no_jobs_of_other_clusters(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -345,7 +341,7 @@ async def test_a_cluster_that_does_not_answer_is_not_waited_for_by_the_jobs_of_o
             task.cancel()
 
 
-async def test_a_topic_that_the_cluster_does_not_make_is_told_in_its_words_until_it_is_made(
+async def test_a_topic_that_the_cluster_refuses_is_reported_with_its_error_until_it_exists(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CREATE_AGAIN_S", 0.0)
@@ -359,31 +355,33 @@ async def test_a_topic_that_the_cluster_does_not_make_is_told_in_its_words_until
     await region.append(put(workload.to_wire()))
     jobs = {region.topic: {0, 1}, tier: {0, 1}}
     assert await region.jobs() == await region.jobs() == jobs, "they flow, and what can be made is made"
-    (told,) = region.told
-    assert told == str(refused)
-    assert told.startswith(f"cluster east does not create topic {dlq}: ")
-    assert told.endswith(f"collides with existing topic: {other} (InvalidTopicError, error 17)")
-    assert region.catalog.troubles[key].startswith(f"{told}; choose another name; it is tried again every")
+    (reported,) = region.reported
+    assert reported == str(refused)
+    assert reported.startswith(f"cluster east does not create topic {dlq}: ")
+    assert reported.endswith(f"collides with existing topic: {other} (InvalidTopicError, error 17)")
+    assert region.catalog.troubles[key].startswith(
+        f"{reported}; choose another name; the leader tries again every"
+    )
     await region.delete(other)
     await until(region.jobs, jobs)
     assert await client.partitions(dlq) == 2
-    assert (len(region.told), region.catalog.troubles) == (1, {})
+    assert (len(region.reported), region.catalog.troubles) == (1, {})
 
 
-async def test_a_setting_that_the_cluster_refuses_is_told_in_its_words(
+async def test_a_refused_setting_is_reported_with_the_clusters_error(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "safe_replication", lambda _: (5, {}))  # there is one broker
     monkeypatch.setattr(topics, "VISIBLE_TRIES", 2)
     await region.deploy()
     assert await region.jobs() == {region.topic: {0, 1}}
-    (told,) = region.told
-    assert "does not create topic" in told
-    assert "InvalidReplicationFactorError, error 38" in told
-    assert "cannot be read" not in told
+    (reported,) = region.reported
+    assert "does not create topic" in reported
+    assert "InvalidReplicationFactorError, error 38" in reported
+    assert "cannot be read" not in reported
 
 
-async def test_topics_of_its_own_that_somebody_deletes_are_made_again(
+async def test_a_deleted_retry_topic_or_dlq_is_created_again(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CREATE_AGAIN_S", 0.0)
@@ -395,10 +393,10 @@ async def test_topics_of_its_own_that_somebody_deletes_are_made_again(
         await until(region.jobs, jobs)
         assert await (await region.client()).partitions(topic) == 2
         assert int((await region.settings(topic))["max.message.bytes"]) == COPY_MAX_BYTES
-    assert (region.told, region.catalog.troubles) == ([], {})
+    assert (region.reported, region.catalog.troubles) == ([], {})
 
 
-async def test_own_topics_that_somebody_made_otherwise_are_told_with_what_they_need_and_left_as_they_are(
+async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_and_kept(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHECK_AGAIN_S", 0.0)
@@ -421,7 +419,7 @@ async def test_own_topics_that_somebody_made_otherwise_are_told_with_what_they_n
     short = f"retention.ms is 1000, but must be {7 * DAY_MS} or more (otherwise waiting records expire)"
     enough = 1_048_588 + COPY_HEADERS_BYTES  # what its topic takes, and headers
     tiny = small.format(1000, enough)
-    assert region.told == [  # once each
+    assert region.reported == [  # once each
         f"topic {delayed} in east: {tiny}",
         f"topic {dlq} in east: {compacted.format('compact,delete')}, {tiny}, {short}",
         f"topic {merged} in east: {compacted.format('compact')}, {small.format(1048588, enough)}",
@@ -431,8 +429,8 @@ async def test_own_topics_that_somebody_made_otherwise_are_told_with_what_they_n
         f"kafka-configs.sh --bootstrap-server {region.options['bootstrap_servers']} --alter --topic {delayed}"
     )
     assert region.catalog.troubles[f"billing/{region.topic}"] == (
-        f"{region.told[0]}; alter it: {command} --add-config max.message.bytes={enough}; "
-        "3 more of its topics are told by incidents topic-settings"
+        f"{region.reported[0]}; alter it: {command} --add-config max.message.bytes={enough}; "
+        "incidents topic-settings name 3 more of its topics"
     )
     found = await region.settings(dlq)
     assert {name: found[name.replace("_", ".")] for name in bad} == bad, "it is somebody's"
@@ -446,18 +444,18 @@ async def test_own_topics_that_somebody_made_otherwise_are_told_with_what_they_n
         return region.catalog.troubles
 
     await until(troubles, {})
-    assert len(region.told) == 4
+    assert len(region.reported) == 4
 
 
 @pytest.mark.parametrize("key", ["bad key:0", "", "billing/another", "billing/" + "x" * 600])
-async def test_a_workload_under_a_key_that_is_none_costs_itself_only_and_is_told(
+async def test_a_workload_under_an_invalid_key_affects_only_itself_and_is_reported(
     region: Region, key: str
 ) -> None:
     await region.append(msgspec.structs.replace(put(definition("billing", region.topic)), key=key))
     await region.append(put(definition("other", region.topic)))
     assert await region.jobs() == {region.topic: {0, 1}}
-    (told,) = region.told
-    assert "stands under" in told
+    (reported,) = region.reported
+    assert "the definition under" in reported
 
 
 async def test_jobs_of_a_definition_that_cannot_be_read_stay(region: Region) -> None:
@@ -466,6 +464,6 @@ async def test_jobs_of_a_definition_that_cannot_be_read_stay(region: Region) -> 
     newer.definition["spec"]["ordering"] = "by-a-newer-version"
     await region.append(newer, assigned(job))
     assert await region.catalog.jobs() == await region.catalog.jobs() == {job}
-    (told,) = region.told
-    assert "cannot be read" in told
-    assert told in region.catalog.troubles[newer.key]
+    (reported,) = region.reported
+    assert "cannot be read" in reported
+    assert reported in region.catalog.troubles[newer.key]

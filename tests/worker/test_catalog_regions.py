@@ -47,7 +47,7 @@ async def test_an_active_passive_workload_has_jobs_where_it_is_active_and_on_tha
     assert await catalog.jobs() == set()
 
 
-async def test_while_it_is_not_known_where_it_is_active_what_runs_goes_on() -> None:
+async def test_running_jobs_continue_while_the_active_region_is_unknown() -> None:
     west = FakeRegion("west", failover(), workload())
     job = min(JOBS)
     west.log.view.assignments[job] = assigned(job)
@@ -62,7 +62,7 @@ async def test_an_active_active_workload_has_jobs_in_every_region(active: str) -
     assert await catalog_of(west).jobs() == JOBS
 
 
-async def test_a_workload_whose_cluster_this_region_lacks_is_told_with_the_remedy() -> None:
+async def test_a_workload_whose_cluster_this_region_lacks_is_reported_with_the_remedy() -> None:
     west = FakeRegion("west", failover(), workload())
     assert west.failovers.layout is not None
     sites = {name: site for name, site in SITES.items() if name != "west-aggregate"}

@@ -142,4 +142,4 @@ class SealedSources(Service):
         layout = self._catalog.layout
         is_own = layout is not None and layout.own == region  # its workers tell of it themselves
         if region in self._seals and not is_own:
-            self._unsealed.tell(self._seals[region].take_refused(), time.monotonic())
+            self._unsealed.report(self._seals[region].take_refused(), time.monotonic())

@@ -1,4 +1,4 @@
-"""workload pause|resume|reset, tracker skip|stash: what operators do by hand. Dry runs until --execute."""
+"""The commands workload pause|resume|reset and tracker skip|stash. They are dry runs without --execute."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ def act_options(command: Any) -> Any:
     for option in (
         output_option,
         url_option,
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--execute", is_flag=True, help="Do it; else it is only said what would be."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+        click.option("--execute", is_flag=True, help="Do it; without it the command only shows the effect."),
     ):
         command = option(command)
     return command
 
 
-def _partition_option(command: Any) -> Any:
-    return click.option(
-        "--partition", type=click.IntRange(0), multiple=True, help="Of the main topic only (again: and)."
-    )(command)
+_partition_option = click.option(
+    "--partition", type=click.IntRange(0), multiple=True, help="A partition of the main topic (repeatable)."
+)
 
 
 # -- workload ----------------------------------------------------------------------------------------
@@ -52,7 +51,7 @@ def _partition_option(command: Any) -> Any:
 @act_options
 @guarded
 def pause(name: str, partition: tuple[int, ...], **options: Any) -> None:
-    """Stops delivering; what was read waits, commits stay true.
+    """Stops delivery; fetched messages wait, and commits stay true.
 
     \b
     switchyard workload pause billing/orders --execute
@@ -67,7 +66,7 @@ def pause(name: str, partition: tuple[int, ...], **options: Any) -> None:
 @act_options
 @guarded
 def resume(name: str, partition: tuple[int, ...], **options: Any) -> None:
-    """Delivers again, from where it was paused.
+    """Resumes delivery where it was paused.
 
     \b
     switchyard workload resume billing/orders --execute --yes
@@ -87,7 +86,7 @@ def _pause(
 ) -> None:
     client, path = Client(url), workload_path(name)
     chosen = ", ".join(map(str, partition))
-    what = f"partition {chosen} of {name}" if partition else f"all of {name}, its retry topics too"
+    what = f"partition {chosen} of {name}" if partition else f"all of {name} and its retry topics"
     if not execute:
         body = client.ask("GET", path)
         topic = name.partition("/")[2]
@@ -97,17 +96,21 @@ def _pause(
         click.echo(f"{verb} {what}; {DRY}", err=True)
         return
     confirm(f"{verb.capitalize()} {what}?", yes)
-    told = client.ask("POST", f"{path}/{verb}", {"partitions": list(partition)})
-    emit([told], ["key", "changed", "all", "partitions"], output, whole=told)
-    if not told["changed"]:
-        click.echo("it was so before", err=True)
+    answer = client.ask("POST", f"{path}/{verb}", {"partitions": list(partition)})
+    emit([answer], ["key", "changed", "all", "partitions"], output, whole=answer)
+    if not answer["changed"]:
+        click.echo(f"nothing changed: it was {verb}d before", err=True)
 
 
 @click.command()
 @click.argument("name", metavar="GROUP/TOPIC")
 @click.option("--to", type=click.Choice(["earliest", "latest"]), help="An end of the log.")
-@click.option("--at", metavar="TIME", help="The first message since: 2h (ago), 2026-01-31T12:00 (UTC), ms.")
-@click.option("--offset", "offsets", metavar="P:OFFSET", multiple=True, help="Of one partition (again: and).")
+@click.option(
+    "--at", metavar="TIME", help="The first message since then: 2h (ago), 2026-01-31T12:00 (UTC), ms."
+)
+@click.option(
+    "--offset", "offsets", metavar="P:OFFSET", multiple=True, help="An offset of one partition (repeatable)."
+)
 @_partition_option
 @act_options
 @guarded
@@ -115,7 +118,7 @@ def reset(
     name: str, to: str | None, at: str | None, offsets: tuple[str, ...], partition: tuple[int, ...],
     execute: bool, yes: bool, url: str | None, output: str,
 ) -> None:  # fmt: skip
-    """Moves the position: back to deliver again, forward to pass over. Retry topics keep what they hold.
+    """Moves the position: back to deliver again, forward to skip. Retry topics keep their messages.
 
     \b
     switchyard workload reset billing/orders --at 2h                  # from, to, how many
@@ -129,10 +132,10 @@ def reset(
     what = f"{skipped} offsets of {name} are skipped, {again} are delivered again"
 
     def act() -> dict[str, Any]:
-        # What was shown is what is done, wherever the log ends by now.
+        # The offsets shown, even if the log has grown since.
         offsets = {str(row["partition"]): row["to"] for row in rows}
-        told: dict[str, Any] = client.ask("POST", path, {"offsets": offsets, "execute": True})
-        return told
+        answer: dict[str, Any] = client.ask("POST", path, {"offsets": offsets, "execute": True})
+        return answer
 
     reset_as_shown(foreseen, what, RESET_COLUMNS, act, execute=execute, yes=yes, output=output)
 
@@ -141,22 +144,20 @@ def reset_as_shown(
     foreseen: dict[str, Any], what: str, columns: list[str], act: Callable[[], dict[str, Any]], *,
     execute: bool, yes: bool, output: str,
 ) -> None:  # fmt: skip
-    """Shows what a reset would do; or asks, lets `act` do it, and tells what became of it."""
+    """Shows what a reset would do; or asks for confirmation, calls `act`, and prints the result."""
     rows = foreseen["partitions"]
     if not execute:
         emit(rows, columns, output, whole=foreseen)
         click.echo(f"{what}; {DRY}", err=True)
         return
     confirm(f"Reset {len(rows)} partitions: {what}?", yes)
-    told = act()
-    why = ["why"] if any(row.get("why") for row in told["partitions"]) else []
-    emit(told["partitions"], [*columns, "done", *why], output, whole=told)
-    click.echo(f"{told['done']} of {len(rows)} partitions were reset", err=True)
-    if not told["done"]:
-        raise CommandFailure(
-            "nothing was reset; the column why says what stood in the way", EXIT_PRECONDITION
-        )
-    if told["done"] < len(rows):
+    answer = act()
+    why = ["why"] if any(row.get("why") for row in answer["partitions"]) else []
+    emit(answer["partitions"], [*columns, "done", *why], output, whole=answer)
+    click.echo(f"{answer['done']} of {len(rows)} partitions were reset", err=True)
+    if not answer["done"]:
+        raise CommandFailure("nothing was reset; the column why gives the reasons", EXIT_PRECONDITION)
+    if answer["done"] < len(rows):
         raise SystemExit(EXIT_PARTIAL)
 
 
@@ -164,14 +165,14 @@ def _wanted(
     to: str | None, at: str | None, offsets: tuple[str, ...], partition: tuple[int, ...]
 ) -> dict[str, Any]:
     if sum(map(bool, (to, at, offsets))) != 1 or (offsets and partition):
-        raise CommandFailure("say where to, once: --to, --at (both with --partition) or --offset", EXIT_USAGE)
+        raise CommandFailure("say where to: --to, --at (both with --partition) or --offset", EXIT_USAGE)
     if not offsets:
         return {"partitions": list(partition), **({"to": to} if to else {"at": at})}
     found: dict[str, int] = {}
     for text in offsets:
         if (match := re.fullmatch(r"([0-9]{1,9}):([0-9]{1,18})", text)) is None or match[1] in found:
             raise CommandFailure(
-                f"--offset {text!r}: write P:OFFSET, as in 0:1042, once a partition", EXIT_USAGE
+                f"--offset {text!r}: write P:OFFSET, as 0:1042, each partition once", EXIT_USAGE
             )
         found[match[1]] = int(match[2])
     return {"offsets": found}
@@ -184,7 +185,7 @@ def _offsets_arguments(command: Any) -> Any:
     for option in (
         guarded,
         act_options,
-        click.option("--reason", default="", help="Why; for the activity, and the dead letter."),
+        click.option("--reason", default="", help="The reason, for the activity and the dead letter."),
         click.option("--topic", help="A retry topic of the workload (default: its main topic)."),
         click.argument("offsets", metavar="OFFSET|FROM-BEFORE...", nargs=-1, required=True),
         click.argument("partition", type=click.IntRange(0)),
@@ -197,7 +198,7 @@ def _offsets_arguments(command: Any) -> Any:
 @click.command()
 @_offsets_arguments
 def skip(**options: Any) -> None:
-    """Finishes messages without delivering them; they are not kept anywhere.
+    """Finishes messages without delivering them; no copy is kept.
 
     \b
     switchyard tracker skip billing/orders 3 1042 --reason "bug 17"
@@ -209,7 +210,7 @@ def skip(**options: Any) -> None:
 @click.command()
 @_offsets_arguments
 def stash(**options: Any) -> None:
-    """Moves messages into the dead letter queue, from where dlq merge brings them back.
+    """Moves messages into the dead letter queue; dlq merge delivers them again.
 
     \b
     switchyard tracker stash billing/orders 3 1042 --reason "bug 17" --execute --yes
@@ -234,9 +235,9 @@ def _end(
         _emit_ended(foreseen, output)
         raise CommandFailure(f"nothing to {verb}", EXIT_PRECONDITION)
     confirm(f"{verb.capitalize()} {many}?", yes)
-    told = client.ask("POST", path, {**body, "execute": True})
-    _emit_ended(told, output)
-    if told["counts"]["pending"] or told["counts"]["refused"]:
+    answer = client.ask("POST", path, {**body, "execute": True})
+    _emit_ended(answer, output)
+    if answer["counts"]["pending"] or answer["counts"]["refused"]:
         raise SystemExit(EXIT_PARTIAL)
 
 
@@ -250,9 +251,9 @@ def _ranges(texts: tuple[str, ...]) -> list[list[int]]:
     return found
 
 
-def _emit_ended(told: dict[str, Any], output: str) -> None:
-    groups = [("ended", told["ended"]), ("under way", told["pending"]), *told["refused"].items()]
+def _emit_ended(answer: dict[str, Any], output: str) -> None:
+    groups = [("ended", answer["ended"]), ("in flight", answer["pending"]), *answer["refused"].items()]
     rows = [{"offsets": sum(end - start for start, end in spans), "what": what,
              "ranges": [f"[{start},{end})" for start, end in spans[:20]]}
             for what, spans in groups if spans]  # fmt: skip
-    emit(rows, ["offsets", "what", "ranges"], output, whole=told)
+    emit(rows, ["offsets", "what", "ranges"], output, whole=answer)

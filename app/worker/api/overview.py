@@ -1,13 +1,13 @@
-"""What the console shows, from what workers say of themselves: pure.
+"""The console's overview, from the workers' heartbeats and the control log. Pure.
 
 Rules
-1. Unknown stays unknown (None), it never becomes 0: a lag that nobody has measured is not a lag of none.
-2. Everything is read once, into `JobsOverview`: what it costs grows with the jobs, not with workloads times
-   jobs, because it is computed in the loop that also pushes messages and renews the lease.
+1. Unknown stays unknown (None) and never becomes 0: a lag that no worker measured is not zero.
+2. `JobsOverview` reads everything once, because it runs in the loop that also pushes messages and renews
+   the lease. So its cost grows with the jobs, not with workloads times jobs.
 3. A status counts only from the worker that the control log names as the owner, under its epoch.
-4. A workload sleeps when the log says of all its jobs that they were let go for it, or when it may sleep and
-   had none yet: it waits for nothing, and what is not known of it makes no sum over the region unknown. So it
-   is with one that is passive here: what other regions' jobs left in the log is none of its own.
+4. A workload sleeps when the log says that all its jobs were released for that, or when it may sleep and
+   had no job yet. It waits for nothing, so its unknown values make no sum of the region unknown. The same
+   holds for a workload that is passive here: jobs that another region left in the log do not count.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from app.replicate.view import copying_fields, copying_sums
 
 ASLEEP = "hibernated"  # the state of a sleeping workload's jobs
 RESTING = {ThroughputBound.HIBERNATED, ThroughputBound.PASSIVE}
+COUNTS = ("in_flight", "unfinished", "delivered", "retried", "dead_lettered", "passed_over")
+QUEUES = ("ready", "behind", "postponed", "backoff", "outgoing")
 BREAKER_ORDER = {"closed": 0, "half-open": 1, "open": 2}
 MAX_SHOWN_TROUBLES = 5  # of a workload, in one line of a table
 
@@ -53,7 +55,6 @@ def lag_s(status: JobStatus, now_ms: int) -> float | None:
 def partition(
     status: JobStatus, worker: str, held: Assignment | None, now_ms: int, wish: str | None = None
 ) -> dict[str, Any]:
-    """One job as the console shows it."""
     job = JobId.parse(status.job)
     return {
         "job": status.job,
@@ -67,17 +68,7 @@ def partition(
         "high_watermark": _known(status.high_watermark),
         "lag_messages": lag_messages(status),
         "lag_s": lag_s(status, now_ms),
-        "in_flight": status.in_flight,
-        "unfinished": status.unfinished,
-        "delivered": status.delivered,
-        "retried": status.retried,
-        "dead_lettered": status.dead_lettered,
-        "passed_over": status.passed_over,
-        "ready": status.ready,
-        "behind": status.behind,
-        "postponed": status.postponed,
-        "backoff": status.backoff,
-        "outgoing": status.outgoing,
+        **{name: getattr(status, name) for name in (*COUNTS, *QUEUES)},
         "due_in_s": None if status.due_ms < 0 else (status.due_ms - now_ms) / 1000,
         "tracker_used": status.used,
         "tracker_capacity": status.capacity,
@@ -94,23 +85,29 @@ def _known(offset: int) -> int | None:
 
 
 def _sum(values: Iterable[float | int | None]) -> Any:
-    """The sum, or None when a part of it is unknown or there is no part."""
-    listed = list(values)
-    return (
-        None
-        if not listed or any(value is None for value in listed)
-        else sum(v for v in listed if v is not None)
-    )
+    """The sum; None without values, or when one is unknown."""
+    known: list[Any] = list(values)
+    return None if not known or None in known else sum(known)
 
 
 class JobsOverview:
-    """Every job's owner and status, by workload; see rule 2.
+    """Every job's owner and status, by workload (rule 2).
 
-    Attributes: `live` (worker -> its heartbeat), `state` (the control log's fold), `now_ms`, `region` (this
-        one; "" knows of no others), `returned` (it has just come back, and acts by no role yet).
+    `region` "" knows of no other regions. `returned`: this region has just come back, and acts by no role
+    yet.
     """
 
-    __slots__ = ("_held", "_receivers", "_told", "_troubles", "live", "now_ms", "region", "returned", "state")
+    __slots__ = (
+        "_held",
+        "_receivers",
+        "_statuses",
+        "_troubles",
+        "live",
+        "now_ms",
+        "region",
+        "returned",
+        "state",
+    )
 
     def __init__(
         self,
@@ -126,7 +123,7 @@ class JobsOverview:
         self.now_ms = now_ms
         self.region = region
         self.returned = returned
-        self._told: dict[str, JobStatus] = {}
+        self._statuses: dict[str, JobStatus] = {}
         self._held: dict[str, list[str]] = {}
         self._receivers: dict[str, list[tuple[str, WorkloadStatus]]] = {}
         self._troubles = {one.key: one.why for beat in live.values() for one in beat.troubles}
@@ -136,17 +133,17 @@ class JobsOverview:
             for status in beat.jobs:
                 held = state.assignments.get(status.job)
                 if held is not None and held.worker == worker and held.epoch == status.epoch:
-                    self._told[status.job] = status
+                    self._statuses[status.job] = status
             for receiver in beat.workloads:
                 self._receivers.setdefault(receiver.key, []).append((worker, receiver))
 
     def statuses(self, key: str) -> list[JobStatus]:
-        """Every job of a workload; one without a live owner is waiting, and nothing of it is known."""
-        return [self._told.get(job) or self._waiting(job) for job in self._jobs_of(key)]
+        """Every job of a workload; one without a live owner waits, and its values are unknown."""
+        return [self._statuses.get(job) or self._waiting(job) for job in self._jobs_of(key)]
 
     def _jobs_of(self, key: str) -> list[str]:
-        """Owned jobs, and those that wait for an owner. What was let go for good, with a retry tier that is
-        no longer defined, stays in the log for its epoch only."""
+        """Jobs with or without an owner; not those of a removed retry tier, which the log keeps for the
+        epoch."""
         jobs, put = self._held.get(key, []), self.state.workloads.get(key)
         if key in self.state.routes:
             return [job for job in jobs if not is_gone(self.state.assignments[job])]
@@ -166,41 +163,40 @@ class JobsOverview:
         if not held.worker and held.reason.startswith(HIBERNATED):
             return JobStatus(job=job, epoch=held.epoch, state=ASLEEP)
         if not held.worker:
-            trouble = f"nobody owns it: {held.reason}" if held.reason else "nobody owns it"
+            trouble = f"no worker owns it: {held.reason}" if held.reason else "no worker owns it"
         elif held.worker in self.live:
             trouble = "its worker has not taken it over yet"
         else:
-            trouble = "its worker is not heard; it moves within seconds"
+            trouble = "its worker is silent; the job moves within seconds"
         return JobStatus(job=job, epoch=held.epoch, state="waiting", trouble=trouble)
 
     def partitions(self, key: str) -> list[dict[str, Any]]:
-        """Every job of a workload as the console shows it, in order of topic and partition."""
+        """Every job of a workload for the console, by topic and partition."""
         shown = []
         for status in sorted(self.statuses(key), key=lambda status: JobId.parse(status.job)):
             held, wish = self.state.assignments[status.job], self.state.wishes.get(status.job)
-            told = partition(status, held.worker, held, self.now_ms, wish.worker if wish else None)
-            shown.append(told | copying_fields(status) if key in self.state.routes else told)
+            fields = partition(status, held.worker, held, self.now_ms, wish.worker if wish else None)
+            shown.append(fields | copying_fields(status) if key in self.state.routes else fields)
         return shown
 
     def _reported_by(self, key: str, jobs: Sequence[JobStatus]) -> list[WorkerStatus]:
-        """What each worker says of the workload and of those of its jobs that it owns."""
+        """Each worker's status of the workload, with the jobs that it owns."""
         owned: dict[str, list[JobStatus]] = {}
         for job in jobs:
             owned.setdefault(self.state.assignments[job.job].worker, []).append(job)
-        told = sorted(self._receivers.get(key, ()), key=lambda entry: entry[0])
-        return [(worker, of, owned.get(worker, [])) for worker, of in told]
+        reports = sorted(self._receivers.get(key, ()), key=lambda entry: entry[0])
+        return [(worker, status, owned.get(worker, [])) for worker, status in reports]
 
     def flow(self, put: WorkloadPut) -> WorkloadFlow:
-        """Why a workload does not go faster, with all the numbers."""
+        """The workload's flow: the bound of its throughput, with all the numbers."""
         jobs = self.statuses(put.key)
-        told = self._reported_by(put.key, jobs)
-        flow = workload_flow(put.definition, told, _without_owner(jobs), len(jobs), self.now_ms)
+        reports = self._reported_by(put.key, jobs)
+        flow = workload_flow(put.definition, reports, _without_owner(jobs), len(jobs), self.now_ms)
         if (known := self._beyond_workers(put, jobs)) is None:
             return flow
         return msgspec.structs.replace(flow, bound=str(known.bound), why=known.why)
 
     def receivers(self, key: str) -> list[tuple[str, WorkloadStatus]]:
-        """What each worker says of the workload's receivers."""
         return self._receivers.get(key, [])
 
     def hibernated(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> str | None:
@@ -215,7 +211,7 @@ class JobsOverview:
         return role_fields(self.state, put, self.region, returned=self.returned)
 
     def _beyond_workers(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> ThroughputDiagnosis | None:
-        """Rule 4; or why it has no job yet, where that is known."""
+        """Rule 4; or why a workload has no job yet, if known."""
         if not jobs and (why := self._passive_why(put)):
             return passive(why)
         if not jobs and put.key in self._troubles:
@@ -230,11 +226,11 @@ class JobsOverview:
             return hibernated(why)
         spec = put.definition.get("spec")
         if isinstance(spec, dict) and spec.get("hibernate") and self.state.term:
-            return hibernated("nothing has come for it yet; it wakes with the first message")
+            return hibernated("no message has come for it yet; it wakes with the first one")
         return None
 
     def workload(self, put: WorkloadPut) -> dict[str, Any]:
-        """One workload as the console shows it; sums over its partitions and retry tiers."""
+        """One workload for the console; sums over its partitions and retry tiers."""
         jobs = self.statuses(put.key)
         receivers = [receiver for _, receiver in self._receivers.get(put.key, ())]
         sleeps, known = self._sleeps(put, jobs), self._beyond_workers(put, jobs)
@@ -242,7 +238,6 @@ class JobsOverview:
         pace, _ = slowest(self._reported_by(put.key, jobs), waiting, len(jobs), self.now_ms)
         pace = known or pace
         metadata = _mapping(put.definition.get("metadata"))
-        ages = [lag_s(job, self.now_ms) for job in jobs]
         return {
             "key": put.key,
             "group": metadata.get("group"),
@@ -256,29 +251,25 @@ class JobsOverview:
             "why": pace.why,
             "hibernated": sleeps.why if sleeps else None,
             "role": self._role(put),
-            "lag_messages": _sum(lag_messages(job) for job in jobs),
-            "lag_s": _greatest(ages),
-            "lag_s_at_least": max((age for age in ages if age is not None), default=None),
-            "in_flight": sum(job.in_flight for job in jobs),
-            "unfinished": sum(job.unfinished for job in jobs),
-            "delivered": sum(job.delivered for job in jobs),
-            "retried": sum(job.retried for job in jobs),
-            "dead_lettered": sum(job.dead_lettered for job in jobs),
-            "passed_over": sum(job.passed_over for job in jobs),
+            **self._lags(jobs),
+            **{name: sum(getattr(job, name) for job in jobs) for name in COUNTS},
             "stashed": sum(receiver.stashed for receiver in receivers),
             "breaker": _worst(receivers),
             "held": sum(receiver.held for receiver in receivers),
-            "troubles": [*self._trouble(put.key), *_troubles(jobs)],
+            "troubles": [*filter(None, [self._troubles.get(put.key)]), *_troubles(jobs)],
         }
 
-    def _trouble(self, key: str) -> list[str]:
-        return [self._troubles[key]] if key in self._troubles else []
+    def _lags(self, jobs: Sequence[JobStatus]) -> dict[str, Any]:
+        ages: list[Any] = [lag_s(job, self.now_ms) for job in jobs]
+        return {
+            "lag_messages": _sum(lag_messages(job) for job in jobs),
+            "lag_s": None if not ages or None in ages else max(ages),
+            "lag_s_at_least": max((age for age in ages if age is not None), default=None),
+        }
 
     def route(self, put: RoutePut) -> dict[str, Any]:
-        """One route as the console shows it; sums over its partitions."""
         jobs = self.statuses(put.key)
         metadata, spec = (_mapping(put.definition.get(part)) for part in ("metadata", "spec"))
-        ages = [lag_s(job, self.now_ms) for job in jobs]
         return {
             "name": put.key,
             "from": spec.get("from"),
@@ -289,9 +280,7 @@ class JobsOverview:
             "partitions": len(jobs),
             "waiting": _without_owner(jobs),
             "paused": ALL in self.state.paused.get(put.key, ()),
-            "lag_messages": _sum(lag_messages(job) for job in jobs),
-            "lag_s": _greatest(ages),
-            "lag_s_at_least": max((age for age in ages if age is not None), default=None),
+            **self._lags(jobs),
             "copied": sum(job.delivered for job in jobs),
             **copying_sums(jobs),
             "unfinished": sum(job.unfinished for job in jobs),
@@ -308,20 +297,14 @@ def _without_owner(jobs: Iterable[JobStatus]) -> int:
 
 
 def _workload_of(job: str) -> str:
-    # Not JobId.parse: it checks every character, and this runs for every job of the region.
+    # Not JobId.parse, which checks every character: this runs for every job of the region.
     return job.split(":", 2)[1]
 
 
 def _troubles(jobs: Iterable[JobStatus]) -> list[str]:
-    """Each trouble once, and only the first few: a thousand partitions of one dead broker are one trouble."""
     found = sorted({job.trouble for job in jobs if job.trouble})
     more = len(found) - MAX_SHOWN_TROUBLES
     return found[:MAX_SHOWN_TROUBLES] + ([f"and {more} more"] if more > 0 else [])
-
-
-def _greatest(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known and len(known) == len(values) else None
 
 
 def _worst(receivers: Sequence[WorkloadStatus]) -> str:
@@ -332,7 +315,7 @@ def _worst(receivers: Sequence[WorkloadStatus]) -> str:
 def workers(
     state: ControlState, heard: Mapping[str, tuple[float, Heartbeat]], live: Iterable[str], now_s: float
 ) -> list[dict[str, Any]]:
-    """Every worker heard lately, the dead too."""
+    """Every worker with a recent heartbeat, also the dead ones."""
     alive = set(live)
     return [
         {
@@ -369,7 +352,6 @@ def overview(
     *,
     returned: bool = False,
 ) -> dict[str, Any]:
-    """Everything the first page shows."""
     jobs = JobsOverview(state, live, now_ms, region, returned=returned)
     listed = [jobs.workload(put) for _, put in sorted(state.workloads.items())]
     routes = [jobs.route(put) for _, put in sorted(state.routes.items())]
@@ -395,13 +377,5 @@ def overview(
     }
 
 
-def incident(told: IncidentRecord) -> dict[str, Any]:
-    """An incident as JSON."""
-    return {
-        "at_ms": told.at_ms,
-        "worker": told.worker,
-        "kind": told.kind,
-        "subject": told.subject,
-        "message": told.message,
-        "remedy": told.remedy,
-    }
+def incident(record: IncidentRecord) -> dict[str, Any]:
+    return msgspec.structs.asdict(record)

@@ -1,7 +1,8 @@
-"""The REST side of what operators do by hand: pause, resume, reset; skip and stash of single offsets.
+"""The REST calls of operators' acts: pause, resume, reset; skip and stash of single offsets.
 
-Resets, skips and stashes look first (200, what would be) and act only with `"execute": true`. Who is asked
-does not matter: what only an owner may do is handed to it, marked so that it is not handed on again.
+Resets, skips and stashes answer with a forecast (200), and act only with `"execute": true`. Any worker
+takes the request. It forwards an act to the job's owner, with a mark that keeps the owner from forwarding
+it again.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
     from app.web.console.api import Api
 
 PARTITIONS_AT_ONCE = 16
-MAX_PARTITIONS = 256  # reset by one request; more are asked for in several
+MAX_PARTITIONS = 256  # reset by one request
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def acting(handler: Handler) -> Handler:
-    """`handler`, with what stands in an act's way as problems."""
+    """`handler`, with the errors of an act as problem responses."""
 
     @functools.wraps(handler)
     async def around(request: web.Request) -> web.Response:
@@ -60,7 +61,7 @@ def acting(handler: Handler) -> Handler:
         except BadQuery as error:
             raise ApiError(400, "Bad request", str(error)) from error
         except LookupError as error:
-            raise ApiError(503, "Partition away", str(error)) from error
+            raise ApiError(503, "Partition unreachable", str(error)) from error
 
     return around
 
@@ -68,25 +69,24 @@ def acting(handler: Handler) -> Handler:
 async def reset_by(
     api: Api, request: web.Request, worker: str, body: Mapping[str, Any]
 ) -> list[dict[str, Any]] | str:
-    """What became of the partitions that `worker` is asked to reset; or why nothing did."""
+    """The results of the partitions that `worker` resets; or why nothing was reset."""
     try:
         status, content = await ask_worker(api, request, worker, body)
-        told = orjson.loads(content)
-        return list(told["partitions"]) if status == 200 else str(told["detail"])
+        answer = orjson.loads(content)
+        return list(answer["partitions"]) if status == 200 else str(answer["detail"])
     except ApiError as error:
         return error.detail
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return f"{worker} did not answer as it should"
+        return f"{worker} gave an answer that this worker cannot read"
 
 
 class OperatorRoutes:
-    """Handlers; `api` finds workloads and the runtime."""
+    """The handlers; `api` finds workloads and the runtime."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
         workload = "/api/v1/workloads/{group}/{topic}"
         tracker = workload + "/partitions/{partition}/tracker"
         return [
@@ -101,7 +101,7 @@ class OperatorRoutes:
 
     @described(schemas.PausedNow, headers=ACTOR, body=request_bodies.PauseBody, problems=(404, 409))
     async def pause(self, request: web.Request) -> web.Response:
-        """Pauses a workload, or some `partitions` of its topic; what was polled waits."""
+        """Pauses a workload, or some `partitions` of its topic; fetched messages wait."""
         return await self._pause(request, paused=True)
 
     @described(schemas.PausedNow, headers=ACTOR, body=request_bodies.PauseBody, problems=(404, 409))
@@ -114,17 +114,17 @@ class OperatorRoutes:
         wanted = self._chosen(workload, await read_body(request, request_bodies.PauseBody))
         changed = await self._api.operators.pause(workload.key, wanted or [ALL], paused, actor_of(request))
         now = self._api.runtime.control.view.paused.get(workload.key, set())
-        told = {"key": workload.key, "changed": changed, "all": ALL in now, "partitions": sorted(now - {ALL})}
-        return json_response(told)
+        return json_response(
+            {"key": workload.key, "changed": changed, "all": ALL in now, "partitions": sorted(now - {ALL})}
+        )
 
     def _chosen(self, workload: Workload, body: Mapping[str, Any]) -> list[int]:
-        """The partitions that a body names; empty: none, so all are meant."""
+        """The partitions that a body names; empty: all."""
         wanted = partitions_of(body)
         self._check(workload, wanted)
         return sorted(set(wanted))
 
     def _partitions(self, workload: Workload) -> list[int]:
-        """Those of the main topic, as far as they are known."""
         prefix = f"{Kind.DISPATCH}:{workload.key}:{workload.metadata.topic}:"
         held = self._api.runtime.control.view.assignments
         return sorted(int(job.removeprefix(prefix)) for job in held if job.startswith(prefix))
@@ -134,7 +134,7 @@ class OperatorRoutes:
         if unknown := sorted(set(wanted) - set(known)):
             raise ApiError(
                 404, "No such partition",
-                f"{workload.metadata.topic} has no partition {unknown[0]} that anybody ever owned; "
+                f"{workload.metadata.topic} has no partition {unknown[0]} that a worker ever owned; "
                 f"there are {len(known)}",
             )  # fmt: skip
 
@@ -150,7 +150,7 @@ class OperatorRoutes:
 
         async def foresee(partition: int) -> PositionMove:
             async with gate:
-                job = _main_job(workload, partition)
+                job = JobId(Kind.DISPATCH, workload.key, workload.metadata.topic, partition)
                 return await self._api.operators.foresee_reset(job, wanted[partition], at_ms=at_ms)
 
         moves = dict(zip(wanted, await asyncio.gather(*map(foresee, wanted)), strict=True))
@@ -164,7 +164,7 @@ class OperatorRoutes:
         return json_response(answer)
 
     def _wanted(self, workload: Workload, body: Mapping[str, Any]) -> tuple[dict[int, int], bool]:
-        """Partition -> where to; and whether that is a time. Raises BadQuery, ApiError."""
+        """Partition -> target; and whether the target is a time. Raises BadQuery, ApiError."""
         if sum(name in body for name in ("to", "at", "offsets")) != 1:
             raise BadQuery('say where to: {"to": "earliest"}, {"to": "latest"}, {"at": "2h"} '
                            'or {"offsets": {"0": 1042}}')  # fmt: skip
@@ -175,25 +175,29 @@ class OperatorRoutes:
             where = end_of(body)
             found = dict.fromkeys(self._chosen(workload, body) or self._partitions(workload), where)
         if not 0 < len(found) <= MAX_PARTITIONS:
-            raise ApiError(409, "Not so many", f"{len(found)} partitions; name 1 to {MAX_PARTITIONS} of them")
+            raise ApiError(
+                409,
+                "Bad number",
+                f"{len(found)} partitions; name 1 to {MAX_PARTITIONS} of them",
+            )
         return dict(sorted(found.items())), "at" in body
 
     async def _reset_all(
         self, request: web.Request, workload: Workload, moves: Mapping[int, PositionMove]
     ) -> dict[int, dict[str, Any]]:
-        """Every partition by its owner; what became of each."""
+        """Resets each partition on its owner; returns the result of each."""
         runtime = self._api.runtime
-        elsewhere: dict[str, dict[int, int]] = {}
+        by_owner: dict[str, dict[int, int]] = {}
         here: list[int] = []
         for partition, move in moves.items():
             held = runtime.control.view.owner(move.job)
             if held is None or held.worker == runtime.worker or request.headers.get(HOP_HEADER):
                 here.append(partition)
             else:
-                elsewhere.setdefault(held.worker, {})[partition] = move.to
+                by_owner.setdefault(held.worker, {})[partition] = move.to
         results = await asyncio.gather(
             *(self._reset_here(request, partition, moves[partition]) for partition in here),
-            *(self._reset_there(request, worker, offsets) for worker, offsets in elsewhere.items()),
+            *(self._reset_there(request, worker, offsets) for worker, offsets in by_owner.items()),
         )
         return {row["partition"]: row for rows in results for row in rows}
 
@@ -240,7 +244,7 @@ class OperatorRoutes:
         runtime, execute = self._api.runtime, flag_of(body, "execute")
         held = runtime.control.view.owner(job)
         if held is None:
-            raise ApiError(404, "No such partition", f"nobody owns {job}; GET the workload to see them")
+            raise ApiError(404, "No such partition", f"no worker owns {job}; GET the workload for its jobs")
         if held.worker != runtime.worker and not request.headers.get(HOP_HEADER):
             return await hand_over(self._api, request, held.worker, body)
         operators = self._api.operators
@@ -260,7 +264,3 @@ class OperatorRoutes:
             return str(JobId(Kind.DISPATCH, workload.key, topic, int(text) if is_number(text) else -1))
         except ValueError as error:
             raise BadQuery(f"{text[:40]!r} of {topic[:80]!r} is no partition: {error}") from error
-
-
-def _main_job(workload: Workload, partition: int) -> JobId:
-    return JobId(Kind.DISPATCH, workload.key, workload.metadata.topic, partition)

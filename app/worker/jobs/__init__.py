@@ -1,1 +1,1 @@
-"""What all kinds of jobs share: the pump as others see it, where it starts, topics as they are."""
+"""Common parts of all kinds of jobs: the pump's interface, start positions, the state of topics."""

@@ -1,12 +1,12 @@
-"""Jobs that fail again and again begin again later and later, and give up at last the batch at which they do.
+"""Delays the restarts of a job that fails again and again, and gives up the batch at which it fails.
 
-A record may do to a worker what its authors did not think of. Then it does that to its own job only, seldom,
-and an incident says so. Pure.
+A record may trigger an error that its authors did not foresee. The error then stops only its own job,
+seldom, and an incident reports it. Pure.
 
 Rules
-1. Failures count together while they are at the same batch, or at none, under the same epoch, and no further
-   apart than `FORGET_AFTER_S`.
-2. Only failures at a batch give it up. It stays so under this epoch, however many others follow.
+1. Failures count together if they are at the same batch (or all at none), under the same epoch, and at
+   most `FORGET_AFTER_S` apart.
+2. Only failures at a batch give a batch up. It stays given up under this epoch, whatever else fails.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-MOST_FAILURES = 3  # at one batch: then it is given up
-MOST_GIVEN_UP = 1_000  # batches of a job that are remembered
+MOST_FAILURES = 3  # at one batch, which is then given up
+MOST_GIVEN_UP = 1_000  # batches of a job
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0
 FORGET_AFTER_S = 300.0
 NOWHERE = -1
@@ -23,28 +23,22 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """A job failed `count` times in a row at offset `at` (a batch's first), or `NOWHERE`.
-
-    It may begin again at `again_s` (monotonic).
-    """
+    """A job failed `count` times in a row at offset `at` (a batch's first) or `NOWHERE`; monotonic times."""
 
     epoch: int
     at: int
     count: int
     why: str
     failed_s: float
-    again_s: float
+    retry_at_s: float
 
     @property
     def words(self) -> str:
-        """For people."""
         where = "" if self.at == NOWHERE else f" at offset {self.at}"
         return f"its job failed {self.count} times{where}: {self.why}"
 
 
 class JobFailures:
-    """See the module; of one worker."""
-
     def __init__(self) -> None:
         self._last: dict[str, JobFailure] = {}
         self._given_up: dict[str, tuple[int, dict[int, str]]] = {}  # job -> epoch, batches and why
@@ -52,7 +46,7 @@ class JobFailures:
     def failed(
         self, job: str, epoch: int, at: int, why: str, now_s: float, first_delay_s: float | None = None
     ) -> JobFailure:
-        """It failed once more. A failure of one moment counts once."""
+        """Counts a failure, and returns its series. Two failures of one moment count once."""
         former = self._last.get(job)
         if former is not None and former.failed_s == now_s:
             return former
@@ -69,21 +63,18 @@ class JobFailures:
         return failure
 
     def may_begin(self, job: str, epoch: int, now_s: float) -> bool:
-        """Whether it may begin again."""
         failure = self._last.get(job)
-        return failure is None or failure.epoch != epoch or now_s >= failure.again_s
+        return failure is None or failure.epoch != epoch or now_s >= failure.retry_at_s
 
     def given_up(self, job: str, epoch: int) -> Mapping[int, str]:
-        """The batches that it is not to be tried with again, by base offset, and why."""
+        """The base offsets of the batches that the job does not try again, and why."""
         of_epoch, given_up = self._given_up.get(job, (epoch, {}))
         return given_up if of_epoch == epoch else {}
 
     def forget(self, job: str) -> None:
-        """It begins with another log."""
         self._last.pop(job, None)
         self._given_up.pop(job, None)
 
     def keep(self, jobs: Collection[str]) -> None:
-        """Forgets all other jobs."""
         self._last = {job: failure for job, failure in self._last.items() if job in jobs}
         self._given_up = {job: given_up for job, given_up in self._given_up.items() if job in jobs}

@@ -1,11 +1,9 @@
-"""What the job manager, checkpoints, meter and heartbeats use of a pump, whatever it pumps for."""
+"""The interface of a pump for the job manager, checkpoints, meter and heartbeats, for every kind of job."""
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from app.controllog.codec import JobStatus
 from app.kafka.data_clusters import DataCluster
@@ -18,19 +16,18 @@ from app.worker.jobs.start_position import StartPosition
 
 
 class StartPostponed(LookupError):
-    """A job cannot start now, and what is in its way passes by itself, as a change of its definition does: it
-    is shown, and nobody is told."""
+    """A job cannot start now, for a reason that ends by itself; the status shows it, without an incident."""
 
 
 class Pump(Protocol):
-    """A job that flows here. `app.dispatch.pump.partition`, `app.replicate.pump.partition` and
-    `app.audit.pump.partition` are such.
+    """A job that runs on this worker: `app.dispatch.pump.partition`, `app.replicate.pump.partition` or
+    `app.audit.pump.partition`.
 
     Attributes:
-        job, epoch, lineage: whose, under which assignment, and since which log.
-        trouble: what others have found out about it; "" for none.
-        snapshot_version: the `version` that the tracker table has; -1: it has to learn of this pump.
-        high_watermark: where its partition ends, as last heard.
+        job, epoch, lineage: The job, its assignment's epoch, and its log's lineage.
+        trouble: A problem that another object found with it; "" for none.
+        snapshot_version: The `version` in the tracker table; -1: the table does not know this pump.
+        high_watermark: The end of its partition, as last read.
     """
 
     job: JobId
@@ -44,65 +41,59 @@ class Pump(Protocol):
 
     @property
     def base(self) -> int:
-        """Everything below it is finished: what may be committed."""
+        """The offset to commit: everything below it is finished."""
         ...
 
     @property
     def version(self) -> int:
-        """Grows whenever snapshot or note change."""
+        """Grows with each change of snapshot or note."""
         ...
 
     @property
     def note(self) -> bytes:
-        """What the tracker table keeps for the successor, beside the snapshot."""
+        """The owner's note to its successor in the tracker table, beside the snapshot."""
         ...
 
     @property
     def commits_to(self) -> tuple[str, str]:
-        """Cluster and group that the base is committed to."""
+        """The cluster and the group of its commits."""
         ...
 
-    def snapshot(self) -> Snapshot:
-        """All that is finished."""
-        ...
+    def snapshot(self) -> Snapshot: ...
 
-    def status(self) -> JobStatus:
-        """What the heartbeat says of it."""
-        ...
+    def status(self) -> JobStatus: ...
 
-    def accept(self, fetched: FetchedBatches) -> None:
-        """Takes what was fetched."""
-        ...
+    def accept(self, fetched: FetchedBatches) -> None: ...
 
     def skip(self, gap: LogGap) -> None:
-        """The log lost these offsets."""
+        """Passes over offsets that the log lost."""
         ...
 
     @property
-    def is_busy(self) -> bool:
-        """Something of it is on its way."""
-        ...
+    def is_busy(self) -> bool: ...
 
-    def stop_intake(self) -> None:
-        """Begins nothing new."""
-        ...
+    def stop_intake(self) -> None: ...
 
     async def drain(self, grace_s: float) -> bool:
-        """Waits for what is on its way; whether all of it ended."""
+        """Waits for what is in flight; returns whether all of it ended."""
         ...
 
     def close(self) -> None:
-        """Nothing of it counts from now on."""
+        """From now on nothing of this pump counts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StartedJob:
-    """A job that is this worker's now, and what it flows by; its fetching `leaves_bytes` to others, and
-    begins behind what was written in `last_epoch` of its leader, or before (-1: not known); at `next_offset`,
-    unless that is where it has come (None). `lingers_s`: where little comes, it is
-    fetched so much later, and more at once. `counts`: it follows others that read or write there, by the
-    headers that `heads` takes of batches."""
+    """A job that this worker now owns, and how to fetch for it.
+
+    Attributes:
+        leaves_bytes: The part of the fetch memory that it leaves to other jobs.
+        last_epoch: The leader epoch of the last record before the start; -1: not known.
+        next_offset: Where fetching begins, if not at the snapshot's base.
+        lingers_s: How long fetching waits for more where records are rare.
+        counts, heads: The counts of other readers or writers that it follows, by batch headers.
+    """
 
     pump: Pump
     start: StartPosition
@@ -116,20 +107,12 @@ class StartedJob:
 
     @property
     def reads_from(self) -> int:
-        """Where its fetching begins."""
         return self.start.snapshot.base if self.next_offset is None else self.next_offset
 
     def fetch(self) -> None:
-        """Its fetching begins."""
         job = self.pump.job
         self.cluster.fetch.add(
             (str(job), self.pump.epoch), job.topic, job.partition, self.reads_from,
             self.start.log.topic_id, self.leaves_bytes, self.last_epoch, self.lingers_s, self.counts,
             self.heads,
         )  # fmt: skip
-
-
-def together(*kinds: Mapping[str, Any]) -> Mapping[str, Pump]:
-    """Pumps of several kinds by job, as they are when it is looked into."""
-    maps: list[Any] = [*kinds]
-    return ChainMap(*maps)

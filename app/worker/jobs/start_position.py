@@ -1,21 +1,20 @@
-"""Where a job begins: what the tracker table, Kafka's group and the topic itself say of it.
+"""Where a workload's job starts, by the tracker table, the group's commit and the topic.
 
 Rules
-1. The table's snapshot and the group's commit are both facts about one log, so their join is true. In a later
-   lineage the commit may still be of the one before; there the snapshot alone counts.
-2. A log with other ids is another log (the topic was made anew, or the workload went to another cluster):
-   a new lineage begins at the start of what is there, and neither snapshot nor commit is believed. That may
-   deliver twice what somebody copied over; it loses nothing.
-3. A new lineage on a log that the workload was moved to (`app.dispatch.move.mover`) begins where that move
-   says, as often as it is tried until the table knows it; what the group committed there before does not
-   count.
-4. Without any position a topic of the workload's own begins at its start, and the main topic as `start` says.
-   `latest` are the ends that were recorded when it was deployed (`StartRecorded`): what came since is
-   delivered, and partitions that were added since begin at their start.
-5. What readers of other regions' copies have finished (`app.dispatch.jobs.remote_progress_import`) is a fact
-   about this log, too, and joined with the others, unless the topic was made anew since that was looked up.
-   Where they have come is not passed over by `latest`, nor is what they may have read where that is not
-   known.
+1. The table's snapshot and the group's commit are facts about one log, so their join is true. In a later
+   lineage the commit may be of the former one; there only the snapshot counts.
+2. A log with other ids is another log: the topic was recreated, or the workload moved to another cluster.
+   A new lineage then starts at the log's beginning, and neither snapshot nor commit counts. Messages may
+   come twice then, but none is lost.
+3. A move to another cluster (`app.dispatch.move.mover`) names the start on the new log. It holds at each
+   attempt until the table knows the new lineage; the group's earlier commit there does not count.
+4. Without any position the workload's own topics start at their beginning, and the main topic as `start`
+   says. `latest` means the ends recorded at the deployment (`StartRecorded`): later messages are
+   delivered, and partitions added since start at their beginning.
+5. The progress of readers of other regions' copies (`app.dispatch.jobs.remote_progress_import`) is a fact
+   about this log, too. It joins the others, unless the topic was recreated since the lookup. `latest`
+   never skips records after that progress. If the progress is not known, `latest` skips none that those
+   readers may have read.
 """
 
 from __future__ import annotations
@@ -38,9 +37,11 @@ ReportIncident = Callable[[str, str, str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class LineageReset:
-    """A flowing job begins again at `next_offset`, in a new lineage: its log was truncated or made anew, as
-    `reason` says, or (without one) an operator reset it, who needs not be told. `source_epoch`: of a replica,
-    the leader epoch in which its log was truncated; None: it was not."""
+    """A running job starts again at `next_offset`, in a new lineage.
+
+    `reason`: why, if its log was truncated or recreated; an operator's reset has none, and needs no
+    incident. `source_epoch`: the leader epoch in which a replica's source was truncated; None: it was not.
+    """
 
     epoch: int
     lineage: int
@@ -51,9 +52,12 @@ class LineageReset:
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """`snapshot` says what is finished; `known`: the table holds exactly this already; `is_first`: nothing of
-    this log was ever copied; `gap`: a route stops here, before anything else is fetched; `begun_anew`: the
-    log of a replica was deleted and made anew."""
+    """Where a job starts.
+
+    `known`: the tracker table has exactly this. `is_first`: no record of this log was ever copied. `gap`:
+    a route stops there before it fetches anything. `begun_anew`: a replica's log was deleted and
+    recreated.
+    """
 
     snapshot: Snapshot
     lineage: int
@@ -70,31 +74,27 @@ async def find_start_position(
     cluster: DataCluster,
     answer: TakeoverAnswer,
     *,
-    begun: StartRecorded | None,
+    recorded: StartRecorded | None,
     reset: LineageReset | None,
     report_incident: ReportIncident,
     carried: ImportedProgress | None = None,
 ) -> StartPosition:
-    """See the module.
-
-    Raises:
-        LookupError: what it needs to know cannot be known yet. KafkaError, ClusterUnreachable.
-    """
-    # Read before any offset: should the topic be made anew in between, the fetch sees another id.
+    """Raises LookupError: a fact is not known yet. KafkaError, ClusterUnreachable."""
+    # Read before any offset: if the topic is recreated in between, the fetch sees another id.
     present = await log_id(job, cluster)
     if reset is not None:
         if reset.reason:
             _report_reset(job, reset.reason, answer.log, present, reset.next_offset, report_incident)
         return StartPosition(Snapshot(reset.next_offset), reset.lineage, present, known=False)
     mapped = None
-    if begun is not None:
-        mapped = begun.mapped(job.topic, job.partition, present.cluster_id, present.topic_id)
+    if recorded is not None:
+        mapped = recorded.mapped(job.topic, job.partition, present.cluster_id, present.topic_id)
     if mapped is not None and (answer.log.is_another(present) or not answer.snapshot):
         return StartPosition(Snapshot(mapped), answer.lineage + 1, present, known=False)
     if answer.log.is_another(present):
         start = await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST)
         moved = answer.log.cluster_id and present.cluster_id and answer.log.cluster_id != present.cluster_id
-        why = "the workload went to another cluster" if moved else "the topic was deleted and made anew"
+        why = "the workload went to another cluster" if moved else "the topic was deleted and recreated"
         _report_reset(job, why, answer.log, present, start, report_incident)
         return StartPosition(Snapshot(start), answer.lineage + 1, present, known=False)
     log = answer.log.filled_in(present)
@@ -106,31 +106,31 @@ async def find_start_position(
         if committed is not None and committed >= 0:
             snapshot = snapshot.merge(Snapshot(committed)) if snapshot else Snapshot(committed)
     if carried is not None and carried.next_offset is not None and not carried.log.is_another(present):
-        elsewhere = Snapshot(carried.next_offset)
-        snapshot = elsewhere if snapshot is None else snapshot.merge(elsewhere)
+        remote = Snapshot(carried.next_offset)
+        snapshot = remote if snapshot is None else snapshot.merge(remote)
     if snapshot is None and carried is not None and carried.was_read:
         snapshot = Snapshot(await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST))
     if snapshot is None:
-        snapshot = Snapshot(await _first_offset(job, workload, cluster, begun, present))
-    # That it was looked up is to be known, too.
+        snapshot = Snapshot(await _first_offset(job, workload, cluster, recorded, present))
+    # With imported progress the table must learn that it was looked up.
     return StartPosition(snapshot, answer.lineage, log, known and carried is None)
 
 
 def _report_reset(
     job: JobId, why: str, former: LogId, present: LogId, next_offset: int, report_incident: ReportIncident
 ) -> None:
-    ids = f": its position was of {former}, what is there now is of {present}"
+    ids = f": its position was of {former}, the log is now {present}"
     report_incident(
         "log-begun-anew",
         str(job),
         f"{job.topic}-{job.partition}: {why}{ids if former.is_another(present) else ''}; "
         f"delivery begins at {next_offset}",
-        "expect duplicates of what was there before; nothing that is there now is passed over",
+        "expect duplicates of messages that the former log had; no message of the present log is skipped",
     )
 
 
 async def log_id(job: JobId, cluster: DataCluster) -> LogId:
-    """Which log the job's topic is now. Raises LookupError: it does not exist. KafkaError: it may not be
+    """The ids of the job's log. Raises LookupError: there is no topic. KafkaError: it may not be
     described."""
     topic_ids = await cluster.client.topic_ids([job.topic])
     if job.topic not in topic_ids:
@@ -140,25 +140,24 @@ async def log_id(job: JobId, cluster: DataCluster) -> LogId:
 
 
 async def _first_offset(
-    job: JobId, workload: Workload, cluster: DataCluster, begun: StartRecorded | None, present: LogId
+    job: JobId, workload: Workload, cluster: DataCluster, recorded: StartRecorded | None, present: LogId
 ) -> int:
     if job.topic == workload.metadata.topic and workload.spec.start == "latest":
-        if begun is None:
-            raise LookupError("the leader has not recorded yet where `start: latest` begins")
-        of_another = LogId(topic_id=begun.topic_id).is_another(present)
-        if job.partition < len(begun.ends) and not of_another:
-            return begun.ends[job.partition]
+        if recorded is None:
+            raise LookupError("the leader has not recorded the ends for `start: latest` yet")
+        of_another = LogId(topic_id=recorded.topic_id).is_another(present)
+        if job.partition < len(recorded.ends) and not of_another:
+            return recorded.ends[job.partition]
     return await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST)
 
 
 def read_snapshot(job: JobId, data: bytes, report_incident: ReportIncident) -> Snapshot | None:
-    """What the table knows; None when that is nothing, or cannot be read."""
+    """The table's snapshot; None when there is none, or it cannot be read."""
     if not data:
         return None
     try:
         return Snapshot.from_bytes(data)
     except CorruptSnapshot as error:
-        report_incident(
-            "snapshot-corrupt", str(job), str(error), "the job starts from Kafka's commit; expect duplicates"
-        )
+        remedy = "the job starts from Kafka's commit; expect duplicates"
+        report_incident("snapshot-corrupt", str(job), str(error), remedy)
         return None

@@ -1,13 +1,12 @@
-"""What is known of the topics of one cluster that routes read or write: sizes and settings, as last seen.
+"""The topics of one cluster that routes and audits use: their sizes and settings, as last read.
 
 Rules
-1. What grew is believed at once. What became smaller, or is not there, is believed once it has been so for
-   `TOPIC_GONE_AFTER_S`: a broker that begins, or lags behind the others, may answer with less than there is.
-2. Settings are read anew every `SETTINGS_INTERVAL_S`, those of a topic just found at once,
-   `TOPICS_PER_REQUEST` topics in a look. What may not be read is not known, which is not the same as a
-   default.
-3. A list of all topics leaves out those that may not be described, as if they were not there. Those that are
-   expected are asked for by name, which tells the two apart.
+1. A larger size counts at once. A smaller size or a missing topic counts after `TOPIC_GONE_AFTER_S`,
+   because a broker that starts, or lags behind, may not know all topics.
+2. Settings are read every `SETTINGS_INTERVAL_S`, those of a new topic at once, `TOPICS_PER_REQUEST` topics
+   at a time. Settings that may not be read are unknown; they are not the defaults.
+3. A list of all topics omits those that may not be described. So the inventory requests expected topics by
+   name: the answer then tells a missing topic from a forbidden one.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from app.replicate.model.destination_topic import SETTINGS, TopicState
 
 TOPIC_GONE_AFTER_S = 10.0
 SETTINGS_INTERVAL_S = 30.0
-TOPICS_PER_REQUEST = 400  # an answer takes a tenth of a millisecond for each
+TOPICS_PER_REQUEST = 400  # the answer takes 0.1 ms for each
 
-TopicExistence = Literal["there", "absent", "denied", "unknown"]  # of a topic that was expected
+TopicExistence = Literal["there", "absent", "denied", "unknown"]  # of an expected topic
 
 AUTHORISATION = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
 NEVER_S = float("-inf")
 
 
 class ClusterTopics:
-    """See the module.
+    """The sizes and settings of one cluster's topics.
 
     Attributes:
-        sizes: partitions of every topic there is, as far as it was asked for.
-        names: changes when a topic comes or goes.
-        version: changes with whatever is known.
-        listed_at_s, read_at_s: when its sizes were last read, and anything to the end, in monotonic seconds.
-        took_s: how long it took to list it.
-        stale: it was changed by us since.
-        denied: topics that may not be described; of those that were asked for by name, or expected.
+        sizes: Topic -> number of partitions, for the requested topics.
+        names: Changes when a topic comes or goes.
+        version: Changes with every change.
+        listed_at_s, read_at_s: When the sizes were last read, and when everything was; monotonic seconds.
+        took_s: How long the last list took.
+        stale: Whether this worker has changed topics since.
+        denied: The requested or expected topics that may not be described.
     """
 
     def __init__(self) -> None:
@@ -54,8 +53,8 @@ class ClusterTopics:
         self.took_s = 0.0
         self.stale = True
         self.denied: frozenset[str] = frozenset()
-        self._missing_since_s: dict[str, float] = {}  # of those expected
-        self._asked: frozenset[str] | None = frozenset()
+        self._missing_since_s: dict[str, float] = {}  # expected topics
+        self._requested: frozenset[str] | None = frozenset()
         self._less_since_s: dict[str, float] = {}
         self._states: dict[str, TopicState] = {}
         self._described_s: dict[str, float] = {}
@@ -63,12 +62,10 @@ class ClusterTopics:
 
     @property
     def listed(self) -> bool:
-        """Whether it ever was."""
         return self.listed_at_s != NEVER_S
 
     def state(self, topic: str) -> TopicState | None:
-        """The topic as it is; None: it is not there, or not described yet. The same object while nothing
-        changed. One whose settings may not be read has none at all."""
+        """The topic as described; None: missing or not yet. Settings that may not be read are empty."""
         return self._states.get(topic)
 
     @property
@@ -77,20 +74,15 @@ class ClusterTopics:
         return self._unread
 
     def knows(self, *topics: str) -> bool:
-        """Whether it is known which of `topics` are there."""
-        return self._asked is None or all(topic in self.sizes or topic in self._asked for topic in topics)
+        known = self._requested
+        return known is None or all(topic in self.sizes or topic in known for topic in topics)
 
     def is_gone(self, topic: str) -> bool:
-        """Whether a topic that was expected, or was there, is not there any more (rule 1)."""
-        since_s = self._missing_since_s.get(topic)
-        return (
-            topic not in self.sizes
-            and since_s is not None
-            and self.listed_at_s - since_s >= TOPIC_GONE_AFTER_S
-        )
+        """Whether an expected or former topic does not exist any more (rule 1)."""
+        since_s = self._missing_since_s.get(topic, float("inf"))
+        return topic not in self.sizes and self.listed_at_s - since_s >= TOPIC_GONE_AFTER_S
 
     def stands(self, topic: str) -> TopicExistence:
-        """How things stand with a topic that was expected."""
         if not self.listed:
             return "unknown"
         if topic in self.denied:
@@ -100,11 +92,11 @@ class ClusterTopics:
         return "absent" if self.is_gone(topic) else "unknown"
 
     def lacks(self, topics: Set[str]) -> bool:
-        """Whether any of `topics` is there and was not described."""
+        """Whether any of `topics` exists and is not described."""
         return not self.sizes.keys().isdisjoint(topics - self._states.keys())
 
     def forget(self, topics: Iterable[str]) -> None:
-        """They were changed: they are read again at once."""
+        """Reads these topics again at once, because they were changed."""
         for topic in topics:
             self._described_s.pop(topic, None)
         self.stale = True
@@ -119,20 +111,20 @@ class ClusterTopics:
         relist: bool = True,
         expected: Set[str] = frozenset(),
     ) -> None:
-        """Reads the sizes of `topics` (None: of all there are), with `relist`, then the settings of those
-        `described`. `expected` are topics that should be there, as they have jobs.
+        """Reads the sizes of `topics` (None: of all), if `relist`, then the settings of `described()`.
+
+        `expected` are topics that should exist, because they have jobs.
 
         Raises:
-            ClusterUnreachable, KafkaError, NotImplementedError: it cannot be read now.
+            ClusterUnreachable, KafkaError, NotImplementedError: The cluster cannot be read now.
         """
         self.stale = False
         if relist:
             await self._list(client, topics, expected, now_s)
         wanted = {topic for topic in described() if topic in self.sizes}
         at_s = {topic: self._described_s.get(topic, NEVER_S) for topic in wanted}
-        old = sorted(
-            (topic for topic in wanted if now_s - at_s[topic] >= SETTINGS_INTERVAL_S), key=at_s.__getitem__
-        )
+        old = [topic for topic in wanted if now_s - at_s[topic] >= SETTINGS_INTERVAL_S]
+        old.sort(key=at_s.__getitem__)
         if old:
             self.settings(await describe(client, old[:TOPICS_PER_REQUEST], SETTINGS), now_s)
         for topic in [topic for topic in self._states if topic not in wanted]:
@@ -159,9 +151,9 @@ class ClusterTopics:
                 expected=expected,
             )
             self.took_s = time.monotonic() - began_s
-        asked = None if topics is None else frozenset(topics)
-        self.version += asked != self._asked
-        self._asked, self.listed_at_s = asked, now_s
+        requested = None if topics is None else frozenset(topics)
+        self.version += requested != self._requested
+        self._requested, self.listed_at_s = requested, now_s
 
     def update_sizes(
         self,
@@ -170,14 +162,10 @@ class ClusterTopics:
         unsure: Collection[str] = (),
         expected: Collection[str] = (),
     ) -> None:
-        """Takes in what was read; of `unsure` topics it is not known how large they are."""
+        """Takes the read sizes; those of `unsure` topics are not known."""
         self.grown(sizes)
-        before = self._missing_since_s
-        self._missing_since_s = {
-            topic: before.get(topic, now_s)
-            for topic in expected
-            if topic not in self.sizes and topic not in unsure
-        }
+        before, missing = self._missing_since_s, set(expected) - self.sizes.keys() - set(unsure)
+        self._missing_since_s = {topic: before.get(topic, now_s) for topic in missing}
         for topic, known in list(self.sizes.items()):
             count = sizes.get(topic, 0)
             if count >= known or topic in unsure:
@@ -190,7 +178,7 @@ class ClusterTopics:
                     self._missing_since_s[topic] = NEVER_S
 
     def grown(self, sizes: Mapping[str, int]) -> None:
-        """These have been made, or made larger: nobody has to see that first."""
+        """Takes the sizes of topics that were created or enlarged; no list has to confirm them."""
         for topic, count in sizes.items():
             if count > self.sizes.get(topic, 0):
                 self.names += topic not in self.sizes
@@ -215,19 +203,18 @@ class ClusterTopics:
         self._unread.pop(topic, None)
 
     def settings(self, found: Mapping[str, TopicSettings | KafkaError], now_s: float) -> None:
-        """Takes in settings, or why they cannot be read."""
-        for topic, told in found.items():
+        for topic, read in found.items():
             if topic not in self.sizes:
                 continue
-            if isinstance(told, KafkaError) and not isinstance(told, AUTHORISATION):
-                continue  # it may be in the making: it is asked for again at once
+            if isinstance(read, KafkaError) and not isinstance(read, AUTHORISATION):
+                continue  # Kafka may still create the topic: the next round reads it again
             self._described_s[topic] = now_s
             self._unread.pop(topic, None)
-            if isinstance(told, KafkaError):
-                self._unread[topic] = str(told)
+            if isinstance(read, KafkaError):
+                self._unread[topic] = str(read)
                 state = TopicState(self.sizes[topic])
             else:
-                state = TopicState(self.sizes[topic], told.config, told.own)
+                state = TopicState(self.sizes[topic], read.config, read.own)
             if state != self._states.get(topic):
                 self._states[topic] = state
                 self.version += 1

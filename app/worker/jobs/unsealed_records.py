@@ -1,4 +1,5 @@
-"""Records of control topics that were refused for want of a seal, as incidents (`app.controllog.seals`)."""
+"""Incidents of records in control topics that were refused because they lack a seal
+(`app.controllog.seals`)."""
 
 from __future__ import annotations
 
@@ -10,29 +11,28 @@ from app.kernel.repeated_trouble import RepeatedTrouble
 from app.worker.jobs.start_position import ReportIncident
 
 REMEDY = (
-    "see who else writes to that topic, and withdraw their permission (docs/permissions.md); if it is a "
-    "worker of an earlier version, update it"
+    "find the writer and withdraw its permission (docs/permissions.md); if it is a worker of an earlier "
+    "version, update it"
 )
 
 
 class UnsealedRecords:
-    """Tells of each topic at once, then seldom (`app.kernel.repeated_trouble`)."""
+    """Reports each topic at once, then seldom (`app.kernel.repeated_trouble`)."""
 
     def __init__(self, report_incident: ReportIncident) -> None:
         self._report_incident = report_incident
-        self._of = defaultdict[str, RepeatedTrouble](RepeatedTrouble)
+        self._troubles = defaultdict[str, RepeatedTrouble](RepeatedTrouble)
 
-    def tell(self, refused: Iterable[Refused], now_s: float) -> None:
-        """So much was refused since the last call."""
+    def report(self, refused: Iterable[Refused], now_s: float) -> None:
         for one in refused:
             where = f"offset {one.offset} of partition {one.partition}"
-            self._of[one.topic].record(where, one.count)
-        for topic, trouble in self._of.items():
+            self._troubles[one.topic].record(where, one.count)
+        for topic, trouble in self._troubles.items():
             if (due := trouble.due(now_s)) is not None:
                 count, where = due
                 self._report_incident(
                     "unsealed", topic,
-                    f"{count} records without a worker's seal do not count, the last at {where}: somebody "
-                    "else wrote them",
+                    f"{count} records without a worker's seal do not count, the last at {where}: another "
+                    "program wrote them",
                     REMEDY,
                 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Who lives: heartbeats, processes that ended, addresses, requests between workers."""
+"""Which workers live: heartbeats, ended processes, addresses, requests between workers."""

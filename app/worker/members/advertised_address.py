@@ -1,4 +1,4 @@
-"""The address by which other workers reach this one, and the place that its loopback addresses belong to."""
+"""The address by which other workers reach this one, and the place within which loopback addresses work."""
 
 from __future__ import annotations
 
@@ -14,30 +14,26 @@ from app.config.web_address import Web, bracketed
 
 CONNECT_S = 5.0
 BOOT_ID, NET = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
-# What a worker that listens there can be reached by: a socket on :: takes IPv6 only (asyncio sees to it).
+# Peers reach a worker that listens there by this family only: asyncio makes a socket on :: take IPv6 alone.
 FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104 - compared, not bound
 
 
 def loopback_place() -> str:
-    """A name for what 127.0.0.1 means to this process; processes share it exactly when they share loopback.
+    """A name for the host or container to which 127.0.0.1 belongs; processes share it if they share loopback.
 
-    Linux: the network namespace of this boot. Elsewhere the host's name. Reads files: not for the loop.
+    It hashes the boot id and the network namespace, or the host's name where there are none. Reads files.
     """
     try:
-        told = f"{BOOT_ID.read_text().strip()} {os.readlink(NET)}"  # noqa: PTH115 - no file has that name
+        identity = f"{BOOT_ID.read_text().strip()} {os.readlink(NET)}"  # noqa: PTH115 - no file has that name
     except OSError:
-        told = socket.gethostname()
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+        identity = socket.gethostname()
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 async def own_url(web: Web, port: int, bootstrap: Sequence[str]) -> str:
-    """The URL by which other workers reach this one, which listens on `port`.
-
-    It is as configured; or with the local address of a connection to the first broker that takes one.
-
-    Raises:
-        OSError: no broker of `bootstrap` (host:port) took a connection; or none of the right family did.
-    """
+    """The URL for other workers: configured, or with the local address of a connection to the first broker
+    that accepts one. Raises OSError: no broker of `bootstrap` (host:port) did, or none of the right
+    family."""
     if web.advertise is not None and "://" in web.advertise:
         return web.advertise
     if web.advertised:
@@ -58,6 +54,6 @@ async def own_url(web: Web, port: int, bootstrap: Sequence[str]) -> str:
                 await writer.wait_closed()
         return f"http://{bracketed(found)}:{port}"
     raise OSError(
-        f"no broker takes a connection that shows the address of this worker, which listens on "
-        f"{web.host or 'every address'}; set web.advertise if this goes on ({'; '.join(failed)})"
+        f"no broker accepted a connection, which would show this worker's address; it listens on "
+        f"{web.host or 'every address'}; set web.advertise if this happens again ({'; '.join(failed)})"
     )

@@ -1,8 +1,8 @@
 """Refuses a loopback address to a worker that is not alone on its machine's loopback.
 
-A loopback URL means another process on another host: answers would be missing there, or be somebody else's.
-A worker that starts so ends as soon as it hears a worker from elsewhere. One that runs already when the first
-such worker comes goes on, since its jobs flow, and reports an incident.
+On another host a loopback URL leads to another process: answers would be missing, or come from a wrong
+worker. A worker that starts with one ends as soon as it hears a worker of another host. A worker that
+already runs jobs when the first such worker starts keeps them, and reports an incident.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from app.worker.members.membership import DRAINING, Members
 log = structlog.get_logger(__name__)
 
 LOOPBACK_POLL_INTERVAL_S = 0.5
-# workers send a heartbeat every half second, and the tail of heartbeats begins within seconds
+# workers send a heartbeat every half second, and this one starts to read them within seconds
 HEARTBEATS_GRACE_S = 10.0
 REMEDY = (
     "set web.host to an address that other hosts reach (0.0.0.0: every one), or web.advertise to the address "
@@ -34,9 +34,9 @@ class NotReachable(Exception):
 
 
 def apart(place: str, url: str, beats: Mapping[str, Heartbeat]) -> str:
-    """A running worker that a worker at `place` hears and that does not reach its loopback `url`; or "".
+    """A running worker on another host than `place`, which cannot reach the loopback `url`; "" for none.
 
-    Workers whose place is not known are of an older version: nothing is known of them.
+    Workers without a place are of an older version; they do not count.
     """
     try:
         host = urlsplit(url).hostname or ""
@@ -49,7 +49,7 @@ def apart(place: str, url: str, beats: Mapping[str, Heartbeat]) -> str:
 
 
 class LoopbackCheck(Service):
-    """See the module. `place` is this worker's, as in its heartbeats."""
+    """`place`: this worker's, as in its heartbeats."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class LoopbackCheck(Service):
 
     @Service.task
     async def _check(self) -> None:
-        started_s, told = time.monotonic(), False
+        started_s, is_reported = time.monotonic(), False
         while not self.should_stop:
             now_s = time.monotonic()
             other = apart(self._place, self._url(), self._members.live(now_s))
@@ -74,7 +74,7 @@ class LoopbackCheck(Service):
             if other and now_s - started_s < HEARTBEATS_GRACE_S:
                 log.critical(why, remedy=REMEDY)
                 raise NotReachable(f"{why}; {REMEDY}")
-            if other and not told:
+            if other and not is_reported:
                 self._report_incident("loopback-address", self._url(), why, f"{REMEDY}; then start it again")
-            told = bool(other)
+            is_reported = bool(other)
             await self.sleep(LOOPBACK_POLL_INTERVAL_S)

@@ -1,10 +1,10 @@
-"""Who lives: every worker's heartbeats, as every worker hears them.
+"""The workers that live, by their heartbeats, which every worker reads.
 
-`Members` keeps the last heartbeat of each worker and *when it was heard* on the local monotonic
-clock; a worker unheard for `dead_after_s` is dead, and so is one whose process is known to have ended
-(`app.worker.members.sentinel`) unless its heartbeats go on. `Heartbeats` sends this worker's own and renews
-its lease (`app.kernel.lease`) whenever the control cluster has acknowledged one and the control log was read
-to its end after that.
+`Members` keeps each worker's last heartbeat and when it came, on the local monotonic clock. A worker is
+dead after `dead_after_s` without a heartbeat. It is also dead when its process is known to have ended
+(`app.worker.members.sentinel`), until further heartbeats come.
+`Heartbeats` sends this worker's own. It renews the lease (`app.kernel.lease`) when the control cluster has
+acknowledged a heartbeat and this worker has then read the control log to its end.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ log = structlog.get_logger(__name__)
 FORGET_WORKER_AFTER_S = 3600.0
 SWEEP_INTERVAL_S = 10.0
 MAX_SILENT = 1_000
-STRAY_HEARTBEAT_S = 1.0  # a heartbeat that was under way when its sender died is heard by then
-DRAINING = "draining"  # the state of a worker that was asked to stop
-STOPPED = "stopped"  # the state in a worker's last heartbeat: dead at once, without waiting
+DIVIDED = ("jobs", "workloads", "needs", "troubles")  # the lists that the parts of a heartbeat divide
+STRAY_HEARTBEAT_S = 1.0  # a heartbeat in flight when its sender died arrives within this time
+DRAINING = "draining"  # the state of a worker that stops
+STOPPED = "stopped"  # the state in a worker's last heartbeat: it is dead at once
 
 
 class Members:
-    """The last heartbeat of every worker, and when it was heard (monotonic seconds).
+    """Each worker's last heartbeat, and when it came (monotonic seconds).
 
-    At most `MAX_SILENT` workers that no longer live are remembered, and those for `FORGET_WORKER_AFTER_S`.
+    It keeps at most `MAX_SILENT` workers that no longer live, each for `FORGET_WORKER_AFTER_S`.
     """
 
     def __init__(self, dead_after_s: float) -> None:
@@ -52,22 +53,21 @@ class Members:
         self._swept_s = float("-inf")
 
     def observe(self, beat: Heartbeat, now_s: float) -> None:
-        """Takes one heartbeat in, or a part of one."""
         if beat.parts > 1:
             beat = self._joined(beat)
         else:
             self._parts.pop(beat.worker, None)
-        self.heard.pop(beat.worker, None)  # so that they stand in the order in which they were heard
+        self.heard.pop(beat.worker, None)  # keeps the order of arrival
         self.heard[beat.worker] = (now_s, beat)
         if now_s - self._refused.get(beat.worker, now_s) > STRAY_HEARTBEAT_S:
             del self._refused[beat.worker]
-            log.warning("a worker that was taken for dead goes on sending heartbeats", worker=beat.worker)
+            log.warning("a worker that was taken for dead still sends heartbeats", worker=beat.worker)
         if now_s - self._swept_s > SWEEP_INTERVAL_S:
             self._swept_s = now_s
             self._forget(now_s)
 
     def _joined(self, beat: Heartbeat) -> Heartbeat:
-        """All parts together once they have come; until then what was said before of jobs and receivers."""
+        """The whole heartbeat once all its parts are here; until then the former jobs and receivers."""
         before = [part for part in self._parts.get(beat.worker, []) if part.at_ms == beat.at_ms]
         parts = [part for part in before if part.part != beat.part] + [beat]
         self._parts[beat.worker] = parts
@@ -75,28 +75,21 @@ class Members:
         if len(parts) < beat.parts:
             last = self.heard.get(beat.worker)
             if last is None:
-                return msgspec.structs.replace(whole, jobs=[], workloads=[], needs=[], troubles=[], read=0)
-            former = last[1]  # what it had read by then, too: its needs are of that time
-            return msgspec.structs.replace(
-                whole, jobs=former.jobs, workloads=former.workloads, needs=former.needs,
-                troubles=former.troubles, read=former.read,
-            )  # fmt: skip
+                return msgspec.structs.replace(whole, **{name: [] for name in DIVIDED}, read=0)
+            # `read` is also the former: the needs are of that time.
+            former = {name: getattr(last[1], name) for name in (*DIVIDED, "read")}
+            return msgspec.structs.replace(whole, **former)
         return msgspec.structs.replace(
-            whole,
-            jobs=[status for part in parts for status in part.jobs],
-            workloads=[status for part in parts for status in part.workloads],
-            needs=[need for part in parts for need in part.needs],
-            troubles=[trouble for part in parts for trouble in part.troubles],
+            whole, **{name: [entry for part in parts for entry in getattr(part, name)] for name in DIVIDED}
         )
 
     def refuse(self, worker: str, now_s: float) -> None:
-        """Its process has ended, as far as can be seen; if it is still heard after `STRAY_HEARTBEAT_S`, it
-        lives."""
+        """Its port shows that the process has ended, until a heartbeat after `STRAY_HEARTBEAT_S`."""
         if worker in self.heard:
             self._refused[worker] = now_s
 
     def live(self, now_s: float) -> dict[str, Heartbeat]:
-        """Workers heard within `dead_after_s` that have neither said goodbye nor ended."""
+        """Workers with a heartbeat within `dead_after_s` that have neither said goodbye nor ended."""
         return {
             worker: beat
             for worker, (heard_s, beat) in self.heard.items()
@@ -104,21 +97,20 @@ class Members:
         }
 
     def ended(self, worker: str) -> bool:
-        """Whether it said goodbye, or its process was seen to have ended: more than mere silence."""
+        """Whether it said goodbye or its process was seen to end: more than silence."""
         found = self.heard.get(worker)
         return worker in self._refused or (found is not None and found[1].state == STOPPED)
 
     def silent_s(self, worker: str, now_s: float) -> float:
-        """For how long `worker` has not been heard; infinite when never or after its goodbye."""
+        """Seconds since the last heartbeat; infinite without one, or after the goodbye."""
         found = self.heard.get(worker)
         return float("inf") if found is None or found[1].state == STOPPED else now_s - found[0]
 
     def _forget(self, now_s: float) -> None:
         live = self.live(now_s)
         silent = [worker for worker in self.heard if worker not in live]
-        gone = set(silent[:-MAX_SILENT]) | {
-            w for w in silent if now_s - self.heard[w][0] >= FORGET_WORKER_AFTER_S
-        }
+        old = {worker for worker in silent if now_s - self.heard[worker][0] >= FORGET_WORKER_AFTER_S}
+        gone = old.union(silent[:-MAX_SILENT])
         for worker in gone:
             del self.heard[worker]
             self._parts.pop(worker, None)
@@ -126,7 +118,7 @@ class Members:
 
 
 class Heartbeats(Service):
-    """Sends `compose()` every `interval_s` and hears everybody's."""
+    """Sends `compose()` every `interval_s`, and reads every worker's heartbeats."""
 
     def __init__(
         self,
@@ -141,7 +133,7 @@ class Heartbeats(Service):
         host_clock: HostClock,
         seal: RecordSeal | None = None,
     ) -> None:
-        """`read_control(timeout_s)` returns once all that stands in the control log by now was read here."""
+        """`read_control(timeout_s)` returns when the control log is read up to its present end."""
         super().__init__()
         self.topic = topic
         self.members = members
@@ -151,12 +143,12 @@ class Heartbeats(Service):
         self._read_control = read_control
         self.host_clock = host_clock
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=False)
-        # One attempt a beat: a beat that waited in a retry queue would renew nothing of worth.
+        # One attempt each: a heartbeat delayed by retries renews almost nothing.
         self._producer = ReplaceableProducer(
             "heartbeats", kafka_options, enable_idempotence=False, seal=seal, request_timeout_ms=5_000
         )
-        self._back_s = float("-inf")  # when the first heartbeat after a lapse was sent
-        self._unreadable = UnreadableRecords("records of the heartbeat topic are no heartbeats")
+        self._back_s = float("-inf")  # when the first heartbeat after a lapsed lease was sent
+        self._unreadable = UnreadableRecords("the heartbeat topic has records that are no heartbeats")
 
     async def on_start(self) -> None:
         await self._producer.start_patiently()
@@ -180,13 +172,11 @@ class Heartbeats(Service):
             try:
                 await self.beat()
             except Exception:
-                log.exception(
-                    "a heartbeat failed; this worker pauses when its lease ends, unless a next one goes"
-                )
+                log.exception("a heartbeat failed; without another this worker pauses when its lease ends")
             await self.sleep(max(0.05, self.interval_s - (time.monotonic() - started_s)))
 
     async def beat(self) -> bool:
-        """Sends one heartbeat and renews the lease by it; returns whether it did."""
+        """Sends one heartbeat and renews the lease; returns whether the lease was renewed."""
         sent_s, sent_ms = time.monotonic(), self.host_clock.steady_ms()
         try:
             async with asyncio.timeout(self.lease.duration_s):
@@ -196,27 +186,23 @@ class Heartbeats(Service):
         except (KafkaError, TimeoutError, OSError) as error:
             if isinstance(error, InvalidTimestampError):
                 self.host_clock.refused(error)
-            log.warning(
-                "no heartbeat could be sent; this worker pauses when its lease ends",
-                error=repr(error),
-                lease_left_s=round(self.lease.expires_at_s - time.monotonic(), 2),
-            )
+            self._warn("the control cluster took no heartbeat; this worker pauses when its lease ends", error)
             return False
         self.host_clock.acknowledged(acknowledged[-1], sent_ms)
         try:
-            # No longer than this: heartbeats go on, and the next one asks again.
+            # Bounded: the next heartbeat is due, and reads the log again.
             await self._read_control(self.lease.duration_s / 2)
         except (KafkaError, ClusterUnreachable, TimeoutError, OSError) as error:
-            log.warning(
-                "the control log was not read to its end; this worker pauses when its lease ends",
-                error=repr(error),
-                lease_left_s=round(self.lease.expires_at_s - time.monotonic(), 2),
-            )
+            self._warn("this worker pauses when its lease ends: it could not read the control log", error)
             return False
         if self.lease.lapsed(sent_s) and not 0 < sent_s - self._back_s < self.members.dead_after_s:
-            # A leader that had not heard it for long may be giving its jobs away just now: by the next
-            # heartbeat it has heard this one, and what it wrote before is read.
+            # A leader without its heartbeats may be reassigning its jobs now. When the next heartbeat is
+            # acknowledged, the leader knows this one, and this worker has read the leader's decisions.
             self._back_s = sent_s
             return False
         self.lease.renewed(sent_s)
         return True
+
+    def _warn(self, event: str, error: BaseException) -> None:
+        left_s = self.lease.expires_at_s - time.monotonic()
+        log.warning(event, error=repr(error), lease_left_s=round(left_s, 2))

@@ -1,8 +1,8 @@
-"""How workers ask each other: by the URL in the heartbeat, with the id of the worker that is meant.
+"""Requests from one worker to another, by the URL in its heartbeat.
 
-A URL may lead to another worker: a wrong `web.advertise`, an address that has been given away. So each
-request names its worker (`INTENDED_WORKER_HEADER`), which another one refuses; each answer names the worker
-that gave it (`WORKER_HEADER`).
+A URL may lead to another worker: `web.advertise` may be wrong, or the address may have a new owner. So
+each request names its worker (`INTENDED_WORKER_HEADER`), and any other worker refuses it. Each answer
+names its worker, too (`WORKER_HEADER`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from app.controllog.codec import Heartbeat
 
 INTENDED_WORKER_HEADER = "X-Switchyard-For"
 WORKER_HEADER = "X-Switchyard-Worker"
-REMEDY = "correct web.advertise on its host, or what else stands at that address"
-MAX_ANSWER_BYTES = 128 * 1024 * 1024  # a share of a hundred thousand audit windows is a quarter of it
+REMEDY = "correct web.advertise on its host, or move the other process from that address"
+MAX_ANSWER_BYTES = 128 * 1024 * 1024  # four times the share of a hundred thousand audit windows
 
 
 class PeerUnreachable(Exception):
-    """A worker gave no answer; why, with its address and the remedy."""
+    """A worker gave no answer; says why, with its address and the remedy."""
 
 
 async def ask_peer(
@@ -32,11 +32,8 @@ async def ask_peer(
     data: bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
-    """Status and content of the answer of the worker that sent `beat`.
-
-    Raises:
-        PeerUnreachable: it does not answer within `patience_s`, or somebody else does, or with too much.
-    """
+    """The status and content of the answer by the worker that sent `beat`. Raises PeerUnreachable: none
+    came within `patience_s`, another process answered, or the answer was too large."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=patience_s)) as session,
@@ -53,12 +50,12 @@ async def ask_peer(
                 content += chunk
                 if len(content) > MAX_ANSWER_BYTES:
                     raise PeerUnreachable(
-                        f"{beat.worker} at {beat.url} answers more than {MAX_ANSWER_BYTES} bytes"
+                        f"{beat.worker} at {beat.url} sends more than {MAX_ANSWER_BYTES} bytes"
                     )
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise PeerUnreachable(f"{beat.worker} at {beat.url} does not answer: {error!r}") from error
-    # A worker of an older version, which heartbeats without `place` show, does not name itself.
+    # A worker of an older version, whose heartbeats have no place, does not name itself.
     if by != beat.worker and (by or beat.place):
-        found = f"the worker {by[:200]} answers" if by else "something that is not this worker answers"
+        found = f"worker {by[:200]} answers" if by else "another process answers"
         raise PeerUnreachable(f"{beat.worker} announces {beat.url}, where {found}; {REMEDY}")
     return answer.status, bytes(content)

@@ -1,17 +1,18 @@
-"""Notices at once that a worker's process has ended: its port, which answered, refuses.
+"""Notices at once that a worker's process has ended: its port answered before, and now refuses.
 
-The leader keeps a connection to every worker's web port, so does the next in line, and everybody to the
-leader's. When one ends, a new one is tried: a refusal says that nothing listens there any more.
+The leader keeps a connection to each worker's web port, and so does the next in line. Every worker keeps
+one to the leader's. When it ends, the sentinel connects again: a refusal shows that no process listens
+there any more.
 
 Rules
-1. A refusal counts only after the very same worker has told its id at that address (`GET /health/live`), or
-   when another one tells its own there now. An address that means something else here (another host's
-   loopback) never becomes believable, and changes nothing.
-2. Silence, resets and timeouts say nothing: a process that is frozen or cut off is dead after `dead_after_s`.
-3. It is a hint. A worker that goes on sending heartbeats lives (`Members.refuse`), for example when only its
-   web server has ended, or when a firewall refuses in its name. Should its jobs have moved meanwhile, it lets
-   them go as soon as it reads that, and at the end of its lease if it cannot read; its epoch is fenced
-   either way. So all that a wrong refusal can cost is deliveries that come twice, bounded by the lease.
+1. A refusal, or another worker's id, counts only after the same worker gave its id at that address
+   (`GET /health/live`). An address that means another process here (another host's loopback) never gives
+   that id, so it changes nothing.
+2. Silence, resets and timeouts do not count. A frozen or unreachable process is dead after `dead_after_s`.
+3. The result is a hint: a worker whose heartbeats continue lives (`Members.refuse`). Perhaps only its web
+   server ended, or a firewall refuses for it. If its jobs moved meanwhile, it releases them when it reads
+   that, or else when its lease ends. Its epoch is fenced anyway, so a wrong result costs only duplicate
+   deliveries until the lease ends.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from app.worker.members.membership import Members
 
 log = structlog.get_logger(__name__)
 
-PEER_POLL_INTERVAL_S = 0.25  # how often it looks whom to watch
+PEER_POLL_INTERVAL_S = 0.25  # between two choices of whom to watch
 IDENTITY_TIMEOUT_S = 5.0
-PORT_CLOSE_DELAY_S = 0.02  # a process that ends closes its connections a moment before its port, or after it
+PORT_CLOSE_DELAY_S = 0.02  # an ending process closes its connections shortly before its port, or after it
 CONNECT_RETRY_INTERVAL_S = 2.0
 MAX_BODY_BYTES = 4 * 1024
 
 
 class Sentinel(Service):
-    """See the module. `on_death` is called once `members` has been told."""
+    """`on_death` is called after `members` knows of the death."""
 
     def __init__(
         self, worker: str, members: Members, leader: Callable[[], str], on_death: Callable[[], None]
@@ -74,14 +75,13 @@ class Sentinel(Service):
         return live - {self.worker}
 
     async def _watch(self, worker: str, url: str) -> None:
-        """Ends when the worker's process has."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or 80
         except ValueError:
-            return  # not an address: nothing is known of it here
+            return  # not an address
         if parts.scheme != "http":
-            return  # something else ends TLS there, and its port says nothing of the process
+            return  # a proxy ends TLS there, so its port does not show whether the process runs
         known = False
         while True:
             pause_s = CONNECT_RETRY_INTERVAL_S
@@ -103,7 +103,7 @@ class Sentinel(Service):
                         return
                     if found == worker:
                         known, pause_s = True, PORT_CLOSE_DELAY_S
-                        await reader.read(1)  # nothing more comes until the end
+                        await reader.read(1)  # returns when the connection ends
                 except (OSError, TimeoutError, ValueError, EOFError):
                     pause_s = PORT_CLOSE_DELAY_S if known else CONNECT_RETRY_INTERVAL_S
                 finally:
@@ -111,26 +111,22 @@ class Sentinel(Service):
             await asyncio.sleep(pause_s)
 
     def _dead(self, worker: str, why: str) -> None:
-        log.warning("a worker's process has ended", worker=worker, why=why)
+        log.warning("a worker's process has ended; its jobs move", worker=worker, why=why)
         self._members.refuse(worker, time.monotonic())
         self._on_death()
 
 
 async def _identify_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> str:
-    """The id of the worker at the other end; "" when it tells none. The connection stays open.
-
-    Raises:
-        OSError, EOFError, ValueError: it gave no answer, or none that can be read.
-    """
+    """The id of the worker at the other end, or ""; the connection stays open. Raises OSError, EOFError,
+    ValueError."""
     writer.write(f"GET /health/live HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     await writer.drain()
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError as error:
         raise ValueError("too long a head") from error
-    length = next(
-        (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
-    )
+    lines = head.lower().split(b"\r\n")
+    length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
     if not 0 <= length <= MAX_BODY_BYTES:
         raise ValueError("too long a body")
     body = orjson.loads(await reader.readexactly(length))

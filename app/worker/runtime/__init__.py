@@ -1,1 +1,1 @@
-"""What a worker runs beside Faust: its jobs, snapshots, commits, operators' acts, watchdogs."""
+"""The services of a worker beside Faust: its jobs, snapshots, commits, operators' acts, watchdogs."""

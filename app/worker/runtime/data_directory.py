@@ -1,8 +1,9 @@
-"""A worker's data directory: its own, of this cluster and application, and never ahead of the changelog.
+"""A worker's data directory: used by one process, of this cluster and application, and never ahead of the
+changelogs.
 
-Faust dies with `ConsistencyError` on a store that is ahead of its changelog (after kill -9) or that comes
-from somewhere else, and two workers in one directory lock each other out. The tables are copies of their
-changelogs, so the answer is always the same: what does not fit is deleted and rebuilt.
+Faust raises `ConsistencyError` for a store that is ahead of its changelog (after a kill -9) or comes from
+another cluster. Two workers in one directory lock each other out. The tables are copies of their
+changelogs, so a store that does not fit is deleted and rebuilt.
 """
 
 from __future__ import annotations
@@ -33,24 +34,18 @@ class DirectoryInUse(RuntimeError):
 
 
 def worker_directory(root: Path, worker: str) -> Path:
-    """Where the worker of this name keeps its tables."""
+    """The directory of this worker's tables."""
     return root / "workers" / worker
 
 
 def prepare_datadir(
     directory: Path, cluster_id: str, app_id: str, changelog_ends: Mapping[tuple[str, int], int]
 ) -> None:
-    """Locks the directory for this process, and deletes what in it cannot be trusted.
-
-    Args:
-        changelog_ends: (changelog topic, partition) -> end offset.
-
-    Raises:
-        DirectoryInUse: another live worker has it.
-    """
+    """Locks the directory for this process, and deletes the stores that do not fit `changelog_ends`, by
+    (changelog topic, partition). Raises DirectoryInUse: another live worker has it."""
     directory.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    with contextlib.suppress(PermissionError):  # somebody else's, who gave it to us as it is
-        directory.chmod(PRIVATE_FOLDER)  # also one that an older version made
+    with contextlib.suppress(PermissionError):  # another user owns it, and set its mode
+        directory.chmod(PRIVATE_FOLDER)  # an older version may have made it
     (directory / LOCK_FILE).touch(mode=PRIVATE_FILE)
     lock = (directory / LOCK_FILE).open("w")
     try:
@@ -58,7 +53,7 @@ def prepare_datadir(
     except BlockingIOError:
         lock.close()
         raise DirectoryInUse(
-            f"another worker runs in {directory}; give this one its own worker.name or web.port"
+            f"another worker runs in {directory}; set another worker.name or web.port"
         ) from None
     _held.append(lock)  # held until the process ends
     owner = {"cluster_id": cluster_id, "app_id": app_id}
@@ -70,9 +65,7 @@ def prepare_datadir(
         (directory / OWNER_FILE).write_text(json.dumps(owner))
     for store in directory.glob("**/*.db"):
         if store.is_dir() and not _fits(store, app_id, changelog_ends):
-            log.warning(
-                "a local table is ahead of its changelog or unreadable; it is rebuilt", store=store.name
-            )
+            log.warning("a local table does not fit its changelog; the worker rebuilds it", store=store.name)
             shutil.rmtree(store)
 
 
@@ -84,7 +77,7 @@ def _read_owner(directory: Path) -> object:
 
 
 def _fits(store: Path, app_id: str, changelog_ends: Mapping[tuple[str, int], int]) -> bool:
-    """Whether the store of one partition can be opened and lies within its changelog."""
+    """Whether one partition's store opens and lies within its changelog."""
     table, _, partition = store.stem.rpartition("-")
     if not partition.isdigit():
         return True
@@ -99,5 +92,5 @@ def _fits(store: Path, app_id: str, changelog_ends: Mapping[tuple[str, int], int
             database.close()
         return stored is None or int(stored) < end
     except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exceptions, and all mean the same here
-        log.warning("a local table cannot be opened", store=str(store), error=str(error))
+        log.warning("this worker cannot open a local table", store=str(store), error=str(error))
         return False

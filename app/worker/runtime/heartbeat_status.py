@@ -1,9 +1,11 @@
-"""What a worker's heartbeat says of its jobs and of the receivers."""
+"""A worker's heartbeat: the status of its jobs, its workloads and their receivers."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -22,12 +24,13 @@ from app.worker.jobs.pump import Pump
 
 MAX_TROUBLE_CHARS = 800  # in every heartbeat
 MAX_TROUBLES = 1_000  # in every heartbeat, of workloads
-MAX_HEADS = 100  # in every heartbeat, of all workloads together: those that have stood longest
-EMPTYING = "its retry tier is no longer defined: what waits here is delivered, then the job ends"
+MAX_HEADS = 100  # in every heartbeat, of all workloads: the oldest ones
+UNMEASURED: Mapping[str, Any] = {}
+EMPTYING = "its retry tier is no longer defined: it delivers the waiting messages, then the job ends"
 
 
 def apply_fetch_state(pumps: Iterable[Pump], services: Sequence[FetchService]) -> None:
-    """What fetching has found out since: where the partitions end, and that they are fetched again."""
+    """Takes the ends of partitions from the fetch services, and clears the fetch troubles that are over."""
     for pump in pumps:
         key = str(pump.job), pump.epoch
         for service in services:
@@ -40,21 +43,18 @@ def job_statuses(
     pumps: Iterable[Pump],
     mine: Mapping[str, Assignment],
     troubles: Mapping[str, str],
-    loads: Mapping[str, Load] | None = None,
-    rates: Mapping[str, JobRates] | None = None,
+    loads: Mapping[str, Load] = UNMEASURED,
+    rates: Mapping[str, JobRates] = UNMEASURED,
 ) -> list[JobStatus]:
-    """Every job of the worker; `troubles` says what keeps those without a pump from starting."""
+    """Every job of the worker; `troubles`: job -> why it has no pump yet."""
     found = {str(pump.job): _status(pump) for pump in pumps}
-    for job, load in (loads or {}).items():
-        if job in found:
-            found[job] = msgspec.structs.replace(found[job], load=load)
-    for job, rate in (rates or {}).items():
-        if job in found:
+    for job in found.keys() & loads.keys():
+        found[job] = msgspec.structs.replace(found[job], load=loads[job])
+    for job, rate in rates.items():
+        if (status := found.get(job)) is not None:
+            copying = status.copying and msgspec.structs.replace(status.copying, rate=_rate(rate.finishing))
             arriving, ceiling = _rate(rate.arriving), _rate(rate.ceiling)
-            found[job] = msgspec.structs.replace(found[job], arriving=arriving, ceiling=ceiling)
-            if (copying := found[job].copying) is not None:
-                copying = msgspec.structs.replace(copying, rate=_rate(rate.finishing))
-                found[job] = msgspec.structs.replace(found[job], copying=copying)
+            found[job] = msgspec.structs.replace(status, arriving=arriving, ceiling=ceiling, copying=copying)
     for job, held in mine.items():
         if job not in found:
             trouble = troubles.get(job, "")[:MAX_TROUBLE_CHARS]
@@ -81,7 +81,7 @@ def _status(pump: Pump) -> JobStatus:
 def _replica_status(pump: ReplicaPump) -> JobStatus:
     status, copying = pump.status(), pump.copying()
     copying = msgspec.structs.replace(copying, halted=copying.halted[:MAX_TROUBLE_CHARS])
-    # No other trouble hides why it goes on no more.
+    # A halted copy comes before any other trouble.
     return msgspec.structs.replace(status, trouble=copying.halted or status.trouble, copying=copying)
 
 
@@ -97,11 +97,9 @@ def _dispatch_status(pump: DispatchPump) -> JobStatus:
 
 
 def workload_statuses(
-    runtimes: Mapping[str, WorkloadRuntime],
-    pumps: Iterable[DispatchPump],
-    budget: ByteBudget,
+    runtimes: Mapping[str, WorkloadRuntime], pumps: Iterable[DispatchPump], budget: ByteBudget
 ) -> list[WorkloadStatus]:
-    """The workloads and their receivers as seen from here; `budget` is the memory for what is fetched."""
+    """The workloads and receivers as this worker sees them; `budget`: the memory for fetched batches."""
     now_s, budget_used = time.monotonic(), budget.used_bytes / max(1, budget.capacity_bytes)
     heads, more = _heads(pumps, now_s)
     return [
@@ -111,7 +109,6 @@ def workload_statuses(
 
 
 def workload_troubles(troubles: Mapping[str, str]) -> list[WorkloadTrouble]:
-    """Of workloads, by key: what is wrong beyond their jobs."""
     some = sorted(troubles.items())[:MAX_TROUBLES]
     return [WorkloadTrouble(key=key, why=why[:MAX_TROUBLE_CHARS]) for key, why in some]
 
@@ -147,13 +144,10 @@ def _workload(
 
 
 def _heads(pumps: Iterable[DispatchPump], now_s: float) -> tuple[dict[str, list[HeadStatus]], dict[str, int]]:
-    """By workload the heads that hold a partition back, the oldest first, and how many are left out."""
+    """Workload -> the heads that hold a partition back, the oldest first, and how many are omitted."""
     found = [(pump.job.name, head) for pump in pumps if (head := candidate(pump, now_s)) is not None]
-    more: dict[str, int] = {}
     found.sort(key=lambda entry: -1.0 if entry[1].age_s is None else entry[1].age_s, reverse=True)
     kept: dict[str, list[HeadStatus]] = {}
     for key, head in found[:MAX_HEADS]:
         kept.setdefault(key, []).append(head)
-    for key, _ in found[MAX_HEADS:]:
-        more[key] = more.get(key, 0) + 1
-    return kept, more
+    return kept, Counter(key for key, _ in found[MAX_HEADS:])

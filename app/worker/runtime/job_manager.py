@@ -1,25 +1,27 @@
-"""This worker's jobs: started when assigned, fenced when taken away, drained when asked for.
+"""This worker's jobs: it starts them when assigned, fences them when they move, drains them when released.
 
     assigned -> takeover -> join(table's snapshot, Kafka's commit) -> fetch from there -> flow
     released by the leader -> drain -> last snapshot -> commit -> `Released`
-    assigned to somebody else -> closed at once: nothing of it counts any more
+    assigned to another worker -> closed at once: nothing of it counts any more
 
 Rules
 1. A pump exists only under the epoch that the control log names for this worker.
-2. Where it begins says `app.worker.jobs.start_position`; what it has finished lasts by
-   `app.worker.runtime.progress_saver`.
-3. How it comes to flow says `app.worker.runtime.job_starter`; asked for, it is let go although it cannot.
-4. A job's failure is that job's: the others flow on.
-5. A job that went elsewhere is closed at the moment that is read, before the lease can be renewed.
-6. What a worker that stops is given all the same, it gives back.
-7. What is to rest (`app.dispatch.jobs.pause_controller`) does so at the moment that is read, and before the
-   lease of a worker that lay still can be renewed.
+2. `app.worker.jobs.start_position` says where a job starts, `app.worker.runtime.progress_saver` how its
+   progress is saved.
+3. `app.worker.runtime.job_starter` says how a job starts. A job that cannot start is released when the
+   leader asks for it.
+4. A job's failure stops only this job.
+5. A job that moved is closed when this worker reads the new assignment, before it can renew its lease.
+6. A stopping worker gives back the jobs that it is still assigned.
+7. A paused workload (`app.dispatch.jobs.pause_controller`) stops when this worker reads the pause. A
+   suspended worker reads it before it can renew its lease.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -53,9 +55,9 @@ from app.replicate.jobs.controller import ReplicaController
 from app.replicate.pump.partition import ReplicaPump
 from app.worker.catalog import Catalog
 from app.worker.jobs.failures import MOST_FAILURES, NOWHERE, JobFailures
-from app.worker.jobs.pump import Pump, together
+from app.worker.jobs.pump import Pump
 from app.worker.jobs.start_position import LineageReset, ReportIncident
-from app.worker.runtime.heartbeat_status import apply_fetch_state, job_statuses, workload_statuses
+from app.worker.runtime.heartbeat_status import UNMEASURED, apply_fetch_state, job_statuses, workload_statuses
 from app.worker.runtime.job_starter import START_RETRY_S, JobStarter
 from app.worker.runtime.progress_saver import ProgressSaver
 from app.worker.tracker.client import TrackerClient
@@ -66,7 +68,7 @@ STOPPED = "its worker stopped"
 
 
 class JobManager(Service):
-    """Reconciles the pumps of this worker with the control log."""
+    """Reconciles this worker's pumps with the control log."""
 
     def __init__(
         self, worker: str, control: ControlLog, catalog: Catalog, clusters: DataClusters,
@@ -82,7 +84,8 @@ class JobManager(Service):
             control, catalog, clusters, lease, report_incident, barriers, self._failures
         )
         self.audits = AuditController(catalog.audits, clusters, report_incident, self.pumps, schemas)
-        self.flowing: Mapping[str, Pump] = together(self.pumps, self.replicas.pumps, self.audits.pumps)
+        pumps: list[Any] = [self.pumps, self.replicas.pumps, self.audits.pumps]
+        self.flowing: Mapping[str, Pump] = ChainMap(*pumps)
         self.runtimes: dict[str, WorkloadRuntime] = {}
         self.draining = False
         self.pause_controller = PauseController(control, catalog, self.pumps)
@@ -96,8 +99,8 @@ class JobManager(Service):
         self._changed = asyncio.Event()
         self._shares: tuple[int, dict[str, WorkerShare]] = -1, {}  # as of this offset of the control log
         self._work: dict[str, asyncio.Task[None]] = {}
-        self._starting: set[str] = set()  # those of `_work` that start a job
-        self._leaving: set[str] = set()  # their release is on its way into the log
+        self._starting: set[str] = set()  # the jobs of `_work` that start
+        self._leaving: set[str] = set()  # their releases are being written to the log
         self.remote_progress_import = RemoteProgressImport(
             control, catalog, self.pumps, self.replicas.pumps, report_incident
         )
@@ -120,10 +123,10 @@ class JobManager(Service):
             await self.add_runtime_dependency(part)
         self._changed.set()
 
-    # -- what the fetch services deliver, through the agents of the kinds of jobs ------------------
+    # -- batches of the fetch services, through the agents -----------------------------------------
 
     def hand_to_pump(self, item: FetchedBatches | LogGap | FetchIncident) -> None:
-        """Hands a fetched batch (or what was told instead) to its pump. Never raises."""
+        """Hands a fetched batch, a gap or a fetch incident to its pump. Never raises."""
         job, epoch, *part = item.key
         pump: Pump | None = self.flowing.get(job)
         if part:
@@ -142,25 +145,24 @@ class JobManager(Service):
                 case LogGap() if isinstance(pump, ReplicaPump):
                     self.replicas.skip(pump, item)
                 case LogGap() if item.begun_anew:
-                    # Offsets mean something else now: the job starts over in a new lineage.
-                    self.restart_in_new_lineage(
-                        pump, pump.lineage + 1, item.resume_offset(pump.base), item.reason
-                    )
+                    # The offsets belong to another log now, so the job starts in a new lineage.
+                    next_offset = item.resume_offset(pump.base)
+                    self.restart_in_new_lineage(pump, pump.lineage + 1, next_offset, item.reason)
                 case LogGap():
                     pump.skip(item)
                     self._report_incident(
                         "offsets-lost",
                         job,
                         f"offsets [{item.start}, {item.end}) of {item.topic}-{item.partition} "
-                        f"are gone from the log before they were read: {item.reason}",
-                        "lengthen the topic's retention, or look at why the consumer was that far behind",
+                        f"were deleted before they were read: {item.reason}",
+                        "lengthen the topic's retention, or find out why the consumer was that far behind",
                     )
                 case FetchIncident():
                     pump.trouble = f"fetch: {item.message}"
                     self._report_incident("fetch-trouble", job, item.message, item.remedy)
         except Exception as error:
             # A programming error stops this job loudly, and only this job.
-            log.exception("a pump failed; its job stops here and starts again", job=job)
+            log.exception("a pump failed; its job stops and starts again", job=job)
             self._note_failure(job, pump.epoch, NOWHERE, error)
             self._close(job)
             if isinstance(item, FetchedBatches):
@@ -168,10 +170,9 @@ class JobManager(Service):
             self._changed.set()
 
     def _begin_faulty_again(self) -> None:
-        """Workloads' jobs that cannot get past a batch."""
         for job, pump in list(self.pumps.items()):
             if (fault := pump.fault) is not None and job not in self._work:
-                log.error("a job cannot get past a batch; it begins again", job=job, exc_info=fault.error)
+                log.error("a job fails at a batch; it starts again", job=job, exc_info=fault.error)
                 self._note_failure(job, pump.epoch, fault.at, fault.error)
                 self._restart_soon(job, pump)
 
@@ -181,19 +182,18 @@ class JobManager(Service):
         if failure.count == MOST_FAILURES:
             self._report_incident(
                 "job-fails", job, failure.words,
-                "report it as an error of Switchyard; the worker's log has it. "
-                + ("It is tried again, less and less often" if at == NOWHERE else
+                "report it as an error of Switchyard; the worker's log has the traceback. "
+                + ("The worker tries again, less and less often" if at == NOWHERE else
                    "The batch goes to the dead letter queue as it is"),
             )  # fmt: skip
 
     def restart_in_new_lineage(
         self, pump: Pump, lineage: int, next_offset: int, reason: str = "", source_epoch: int | None = None
     ) -> None:
-        """Ends this pump; the job begins again, in another lineage (`app.worker.jobs.start_position`)."""
+        """Ends this pump; the job starts again in another lineage (`app.worker.jobs.start_position`)."""
         self._failures.forget(str(pump.job))
-        self._starter.resets[str(pump.job)] = LineageReset(
-            pump.epoch, lineage, next_offset, reason, source_epoch
-        )
+        reset = LineageReset(pump.epoch, lineage, next_offset, reason, source_epoch)
+        self._starter.resets[str(pump.job)] = reset
         self._close(str(pump.job))
         self._changed.set()
 
@@ -205,14 +205,14 @@ class JobManager(Service):
             self.pause_controller.reconcile()
             self.share_limits()
         except Exception:
-            log.exception("what is no longer to flow here could not be stopped, and is stopped again")
+            log.exception("the worker could not stop jobs that moved or paused; it tries again")
         self._changed.set()
 
     def _close_moved(self) -> None:
         for job, pump in list(self.flowing.items()):
             held = self._control.view.assignments.get(job)
             if held is None or held.worker != self.worker or held.epoch != pump.epoch:
-                log.warning("job was moved away; it is closed here", job=job, epoch=pump.epoch)
+                log.warning("a job moved to another worker; it is closed here", job=job, epoch=pump.epoch)
                 self._end_task(job)
                 self._close(job)
 
@@ -228,7 +228,7 @@ class JobManager(Service):
             try:
                 self._reconcile()
             except Exception:
-                log.exception("reconciling the jobs failed and is tried again")
+                log.exception("the worker could not reconcile its jobs; it tries again")
                 await self.sleep(START_RETRY_S)
 
     def _reconcile(self) -> None:
@@ -244,7 +244,7 @@ class JobManager(Service):
             return
         for job, held in mine.items():
             if held.release and job in self._starting:
-                self._end_task(job)  # it may never come to be: the leader must not wait for that
+                self._end_task(job)  # it may never start, and the leader must not wait for that
             if job in self._work:
                 continue
             if held.release:
@@ -279,12 +279,11 @@ class JobManager(Service):
             task.cancel()
 
     def _close(self, job: str) -> None:
-        """Nothing of this job counts here from now on."""
         self.flowing[job].close()
         self._drop(job)
 
     def _drop(self, job: str) -> None:
-        """Forgets a pump that was closed or released; its runtime goes with the last one."""
+        """Forgets a closed or released pump; its runtime ends with the last one."""
         pump = self.flowing.get(job)
         self.pumps.pop(job, None)
         self.progress_saver.forget(job)
@@ -306,13 +305,13 @@ class JobManager(Service):
         for pump in self.pumps.values():
             if pump.runtime is runtime:
                 pump.tracker.capacity = runtime.workload.spec.tracker.capacity
-                pump.refill()  # what waited for a delay that is shorter now, or gone, looks again
+                pump.refill()  # a delay may be shorter now, or gone
         if reordered:
             self._restart_all(runtime)
         runtime.send()
 
     def _restart_all(self, runtime: WorkloadRuntime) -> None:
-        """Another order, or another cluster, is not for what is under way."""
+        """Messages in flight must not follow another order or cluster."""
         for job, pump in list(self.pumps.items()):
             if pump.runtime is runtime:
                 self._restart_soon(job, pump)
@@ -322,14 +321,14 @@ class JobManager(Service):
             self._spawn(job, self._restart(pump))
 
     async def _restart(self, pump: Pump) -> None:
-        """Begins the job again from what it has finished."""
+        """Starts the job again from its finished offsets."""
         await pump.drain(self._grace_s)
-        await self.progress_saver.saved(pump)  # or not: nothing wakes a drained pump
+        await self.progress_saver.try_save(pump)  # in either case: a drained pump cannot continue
         if self.flowing.get(str(pump.job)) is pump:
             self._close(str(pump.job))
 
     def share_limits(self) -> None:
-        """Takes the shares of limits into force that the control log names, as far as it was read."""
+        """Applies the shares of limits that the control log names, as far as it was read."""
         view = self._control.view
         if self._shares[0] != view.next_offset:
             self._shares = view.next_offset, shares_of(view, self.worker)
@@ -337,8 +336,8 @@ class JobManager(Service):
         for key, runtime in self.runtimes.items():
             try:
                 runtime.shared(self._shares[1].get(key, NOTHING))
-            except ValueError:  # of a definition that says what cannot be: the others' jobs go on
-                log.exception("a workload's limits cannot be set", workload=key)
+            except ValueError:  # a wrong definition must not stop the other workloads
+                log.exception("the worker cannot set a workload's limits", workload=key)
 
     # -- one job ---------------------------------------------------------------------------------
 
@@ -370,16 +369,15 @@ class JobManager(Service):
             ended = await pump.drain(self._grace_s)
             await self.progress_saver.save([pump])
             if not ended:
-                log.warning("what was under way at the end of the grace time was cut off", job=job)
+                log.warning("messages in flight at the end of the grace time were abandoned", job=job)
             pump.close()
             self._drop(job)
-        await self._control.append(
-            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason=reason)
-        )
+        release = Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason=reason)
+        await self._control.append(release)
         log.info("job released", job=job, epoch=held.epoch)
 
     async def drain_all(self) -> None:
-        """SIGTERM: every job finishes what is in flight within the grace time, saves and lets go."""
+        """SIGTERM: each job finishes what is in flight within the grace time, saves, and is released."""
         self.draining = True
         for job in list(self._work):
             if job not in self.flowing:
@@ -389,7 +387,7 @@ class JobManager(Service):
         releases = [*self._work.values()]
         for pump in pumps:
             pump.stop_intake()
-        # One job that hangs holds up no other.
+        # Idle jobs first, and each busy one by itself: a job that hangs delays no other.
         await self._let_go([str(pump.job) for pump in pumps if not pump.is_busy])
 
         async def finish(pump: Pump) -> None:
@@ -401,13 +399,13 @@ class JobManager(Service):
             await asyncio.wait(releases, timeout=self._grace_s)
 
     def _give_back(self) -> None:
-        """What was given to this worker and will not start here any more."""
+        """Releases the jobs assigned to this worker that will not start here."""
         mine = self._control.view.owned_by(self.worker)
         for job in mine.keys() - self.flowing.keys() - self._work.keys() - self._leaving:
             self._spawn(job, self._release(job, mine[job], STOPPED))
 
     async def _let_go(self, jobs: Iterable[str]) -> None:
-        """Saves what these jobs have finished and gives them back."""
+        """Saves the progress of these jobs and releases them."""
         pumps = [self.flowing[job] for job in jobs if job in self.flowing]
         await self.progress_saver.save(pumps)
         mine = self._control.view.owned_by(self.worker)
@@ -429,20 +427,17 @@ class JobManager(Service):
     # -- state -----------------------------------------------------------------------------------
 
     def statuses(
-        self, loads: Mapping[str, Load] | None = None, rates: Mapping[str, JobRates] | None = None
+        self, loads: Mapping[str, Load] = UNMEASURED, rates: Mapping[str, JobRates] = UNMEASURED
     ) -> list[JobStatus]:
-        """What the heartbeat says of this worker's jobs; the rest was measured
-        (`app.worker.runtime.meter`)."""
+        """The jobs' statuses for the heartbeat, with measured loads and rates."""
         apply_fetch_state(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
         mine = self._control.view.owned_by(self.worker)
         return job_statuses(self.flowing.values(), mine, self._starter.troubles, loads, rates)
 
     def needs(self, now_s: float) -> list[LimitNeed]:
-        """What this worker needs of the limits that are divided; `now_s` in monotonic seconds."""
         found = [runtime.need(now_s) for runtime in self.runtimes.values()]
         found += [route.need(now_s) for route in self.replicas.routes.values()]
         return [need for need in found if need is not None]
 
     def workload_statuses(self) -> list[WorkloadStatus]:
-        """What the heartbeat says of the receivers as seen from here."""
         return workload_statuses(self.runtimes, self.pumps.values(), self._clusters.budget)

@@ -1,10 +1,10 @@
-"""Logging: structlog for Switchyard, the same handlers for Faust and aiokafka, in one format.
+"""Logging: structlog for Switchyard and the same handlers for Faust and aiokafka, in one format.
 
-`console` for people (colour only on a terminal), `json` for machines. Faust gets the dict config, so that
-its own set-up (which turns the root logger to DEBUG for some levels) does not apply.
+`console` is for people (colour only on a terminal), `json` for machines. Faust gets the dict config,
+because its own set-up turns the root logger to DEBUG for some levels.
 
-Records and peers choose some of the words. So control characters are escaped, which could drive a terminal or
-forge a line, and a flood of warnings becomes a bounded number of lines that count the rest.
+Records and peers choose parts of the messages. Control characters could drive a terminal or forge a
+line, so they are escaped. A flood of warnings becomes a bounded number of lines that count the rest.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ import structlog
 
 
 class LoggingSettings(Protocol):
-    """What the configuration says of logging."""
-
     @property
     def level(self) -> str: ...
     @property
     def format(self) -> str: ...
 
 
-# A filter holds for its own logger only, not for those below it: the ones that storm, by name.
+# A filter applies to its own logger only, not to those below it. These are the ones that storm.
 NOISY = (
     "aiokafka",
     "aiokafka.client",
@@ -39,48 +37,28 @@ NOISY = (
     "aiokafka.producer.sender",
     "faust.transport.drivers.aiokafka",
 )
-QUIET_S = 5.0  # of the client libraries' messages of one kind, one this often
-
-
-class OncePerWhile(logging.Filter):
-    """Lets one message of a kind (logger and template) through every `every_s`; the next tells how many were
-    left out. While a broker is away, the Kafka client says the same thing thousands of times a minute."""
-
-    def __init__(self, every_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._every_s = every_s
-        self._clock = clock
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is to be logged."""
-        kind = (record.name, str(record.msg)[:200])
-        now_s = self._clock()
-        last_s, left_out = self._seen.get(kind, (float("-inf"), 0))
-        if now_s - last_s < self._every_s:
-            self._seen[kind] = (last_s, left_out + 1)
-            return False
-        if len(self._seen) > MAX_KINDS:
-            self._seen.clear()
-        self._seen[kind] = (now_s, 0)
-        if left_out:
-            record.msg = f"{record.getMessage()} ({left_out} more like this were left out)"
-            record.args = ()
-        return True
-
-
+QUIET_S = 5.0  # for one message of a kind by these: without a broker they log thousands a minute
 MAX_KINDS = 10_000
 FLOOD_WINDOW_S = 10.0
-# warnings and errors in `FLOOD_WINDOW_S`; a worker in trouble says less
+# warnings and errors in `FLOOD_WINDOW_S`; a worker in trouble logs fewer
 MOST_OF_A_KIND, MOST_OF_ALL = 20, 500
 
 
 class FloodFilter(logging.Filter):
-    """Lets so many warnings and errors of a kind, and of all kinds, through in `FLOOD_WINDOW_S`. The next of
-    a kind tells how many were left out: a bad record each millisecond fills no disk."""
+    """Passes a bounded number of warnings and errors, of each kind and of all, in `window_s`.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    The next one of a kind counts those left out, so a bad record every millisecond fills no disk.
+    """
+
+    def __init__(
+        self,
+        window_s: float = FLOOD_WINDOW_S,
+        most_of_a_kind: int = MOST_OF_A_KIND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__()
+        self._window_s = window_s
+        self._most_of_a_kind = most_of_a_kind
         self._clock = clock
         self._began_s = float("-inf")
         self._passed: dict[tuple[str, str], int] = {}
@@ -88,15 +66,14 @@ class FloodFilter(logging.Filter):
         self._all = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is to be logged."""
         if record.levelno < logging.WARNING:
             return True
         now_s, kind = self._clock(), _kind_of(record)
-        if now_s - self._began_s >= FLOOD_WINDOW_S:
+        if now_s - self._began_s >= self._window_s:
             self._began_s, self._all = now_s, 0
             self._passed.clear()
         passed = self._passed.get(kind, 0)
-        if passed >= MOST_OF_A_KIND or self._all >= MOST_OF_ALL:
+        if passed >= self._most_of_a_kind or self._all >= MOST_OF_ALL:
             if kind in self._left_out or len(self._left_out) < MAX_KINDS:
                 self._left_out[kind] = self._left_out.get(kind, 0) + 1
             return False
@@ -108,7 +85,7 @@ class FloodFilter(logging.Filter):
 
 
 def _kind_of(record: logging.LogRecord) -> tuple[str, str]:
-    """Logger and template: structlog's records are mappings, whose event is a constant of the code."""
+    """Logger and template; a structlog record's message is a mapping with a constant event."""
     said: Any = record.msg
     return record.name, str(said.get("event", "") if isinstance(said, dict) else said)[:200]
 
@@ -123,9 +100,9 @@ def _add_left_out(record: logging.LogRecord, left_out: int) -> None:
 
 
 def escape_controls(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor for terminals: nothing that a record or a peer said moves the cursor or begins a line.
+    """A processor for terminals: text from a record or a peer cannot move the cursor or begin a line.
 
-    The text of an exception keeps its own lines, indented so that none looks like a line of the log.
+    An exception's text keeps its lines, indented so that none looks like a line of the log.
     """
     for name, value in event.items():
         if name in ("exception", "stack"):
@@ -158,7 +135,6 @@ _SHARED: list[Any] = [
 
 
 def logging_config(settings: LoggingSettings) -> dict[str, Any]:
-    """A `logging.config.dictConfig` for the whole process."""
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if settings.format == "json"
@@ -188,7 +164,10 @@ def logging_config(settings: LoggingSettings) -> dict[str, Any]:
             }
         },
         "root": {"handlers": ["stderr"], "level": settings.level.upper()},
-        "filters": {"once": {"()": OncePerWhile}, "flood": {"()": FloodFilter}},
+        "filters": {
+            "once": {"()": FloodFilter, "window_s": QUIET_S, "most_of_a_kind": 1},
+            "flood": {"()": FloodFilter},
+        },
         "loggers": {
             **{name: {"level": "WARNING", "filters": ["once"]} for name in NOISY},
             "kafka": {"level": "WARNING"},
@@ -201,7 +180,6 @@ def logging_config(settings: LoggingSettings) -> dict[str, Any]:
 
 
 def configure_logging(settings: LoggingSettings) -> None:
-    """Puts `settings` in force for this process."""
     logging.config.dictConfig(logging_config(settings))
     structlog.configure(
         processors=[

@@ -1,13 +1,14 @@
-"""Tells of an event loop that stands still often, each time too short for the loop guard to end the process.
+"""Reports an event loop that often stands still, each time too briefly for the loop guard to end the process.
 
-Heartbeats, probes and deliveries come late then, and leases may lapse, while each single stop looks harmless.
+Heartbeats, probes and deliveries are then late, and leases may lapse, although each stop looks harmless.
 
 Rules
-1. A timer looks how late it comes. The worker is not ready, and says so in an incident, once the loop has
-   stood still for `BUSY_SHARE` of the last `WINDOW_S`. It is ready again below that; the next incident comes
-   after it was below `CALM_SHARE`.
-2. Only time in which its thread took CPU counts: one that was paused, or got no core, did not stand still. So
-   what waits without CPU (a slow disk, a name server) is not seen here: the loop guard sees long waits.
+1. A timer measures how late it runs. The worker is not ready, and reports an incident, when the loop has
+   stood still for `BUSY_SHARE` of the last `WINDOW_S`. Below that it is ready again. The next incident
+   needs a time below `CALM_SHARE`.
+2. Only time in which the loop's thread used CPU counts. A paused process, or one that got no core, did not
+   stand still. So this watch does not see waits without CPU (a slow disk, a name server); the loop guard
+   sees the long ones.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from mode import Service
 WINDOW_S, BUCKET_S = 60.0, 5.0
 BUSY_SHARE, CALM_SHARE = 0.5, 0.25
 LOOP_SAMPLE_INTERVAL_S = 0.1
-LEAST_S = 0.02  # a timer that comes so late is on time
+MIN_LATE_S = 0.02  # a timer that is less late is on time
 REMEDY = (
-    "see in the lines before what it reads or serves; if it goes on, ask for its stacks some times "
-    "(kill -PROF), and give it fewer jobs, or more CPU"
+    "the log lines before say what the worker reads or serves; if it happens again, print its stacks a few "
+    "times (kill -PROF), and give it fewer jobs or more CPU"
 )
 
 Report = Callable[[str, str, str, str], None]  # an incident: kind, subject, message, remedy
 
 
 class LoopBusy(NamedTuple):
-    """How long the loop stood still within `WINDOW_S`, and the longest time of those; seconds."""
+    """The time for which the loop stood still within `WINDOW_S`, and the longest single stop; seconds."""
 
     still_s: float
     longest_s: float
@@ -51,11 +52,10 @@ class LoopStops:
     __slots__ = ("_buckets",)
 
     def __init__(self) -> None:
-        self._buckets: deque[tuple[float, LoopBusy]] = deque()  # when each began
+        self._buckets: deque[tuple[float, LoopBusy]] = deque()  # with their starts
 
     def record(self, now_s: float, late_s: float) -> None:
-        """A timer came so late, now."""
-        if late_s < LEAST_S:
+        if late_s < MIN_LATE_S:
             return
         if not self._buckets or now_s - self._buckets[-1][0] >= BUCKET_S:
             self._buckets.append((now_s, LoopBusy(0.0, 0.0)))
@@ -63,7 +63,7 @@ class LoopStops:
         self._buckets[-1] = began_s, LoopBusy(still_s + late_s, max(longest_s, late_s))
 
     def within_window(self, now_s: float) -> LoopBusy:
-        """Those of the window that ends now."""
+        """The stops of the window that ends at `now_s`."""
         while self._buckets and now_s - self._buckets[0][0] >= WINDOW_S:
             self._buckets.popleft()
         found = [stops for _, stops in self._buckets]
@@ -72,21 +72,20 @@ class LoopStops:
 
 
 class LoopWatch(Service):
-    """See the module. `subject`: of the incident."""
+    """`subject`: of the incident."""
 
     def __init__(self, subject: str, report: Report) -> None:
         super().__init__()
         self._subject = subject
         self._report = report
         self._stops = LoopStops()
-        self._has_told = False
+        self._is_reported = False
 
     def stops(self, now_s: float) -> LoopBusy:
-        """How long it stood still lately."""
         return self._stops.within_window(now_s)
 
     def trouble(self, now_s: float) -> LoopBusy | None:
-        """The same, if that is why this worker is not ready."""
+        """The stops if they make this worker not ready, else None."""
         busy = self.stops(now_s)
         return busy if busy.still_s >= BUSY_SHARE * WINDOW_S else None
 
@@ -96,17 +95,16 @@ class LoopWatch(Service):
             due_s, used_s = time.monotonic() + LOOP_SAMPLE_INTERVAL_S, time.thread_time()
             await asyncio.sleep(LOOP_SAMPLE_INTERVAL_S)
             now_s = time.monotonic()
-            # What was used before it was due held nobody up.
+            # CPU used before the timer was due delayed nothing.
             beyond_s = max(0.0, time.thread_time() - used_s - LOOP_SAMPLE_INTERVAL_S)
             self.look(now_s, min(now_s - due_s, beyond_s))
 
     def look(self, now_s: float, late_s: float) -> None:
-        """A timer came so late."""
         self._stops.record(now_s, late_s)
         busy = self.stops(now_s)
         if busy.still_s < CALM_SHARE * WINDOW_S:
-            self._has_told = False
-        elif busy.still_s >= BUSY_SHARE * WINDOW_S and not self._has_told:
-            self._has_told = True
+            self._is_reported = False
+        elif busy.still_s >= BUSY_SHARE * WINDOW_S and not self._is_reported:
+            self._is_reported = True
             words = f"{busy}: its heartbeats, probes and deliveries come late, and its jobs may move"
             self._report("loop-busy", self._subject, words, REMEDY)

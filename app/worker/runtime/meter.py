@@ -1,8 +1,7 @@
-"""What this worker takes and has, and each of its jobs' share: measured, smoothed, told in heartbeats.
+"""Measures the worker's capacity and use and each job's share, smoothed, for heartbeats.
 
-The process is measured as a whole, and shared out by the work that the jobs did (`app.kernel.load`). What it
-takes besides (the interpreter, Faust, its tables) is nobody's: `IDLE_CPU`, and its memory before the
-first job.
+The process is measured as a whole, and its use is divided by the work of the jobs (`app.kernel.load`). The
+interpreter, Faust and its tables belong to no job: `IDLE_CPU`, and the memory before the first job.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from app.replicate.pump.partition import ReplicaPump
 from app.worker.jobs.pump import Pump
 
 SAMPLE_S = 2.0
-IDLE_CPU = 0.03  # cores that a worker without jobs takes
-FULL = 0.9  # of the cpu that it has: a worker that is near it is what its jobs wait for
-CORES = 1.0  # one event loop: more cores than this a worker cannot use, however many there are
+IDLE_CPU = 0.03  # cores that a worker without jobs uses
+FULL = 0.9  # of its CPU: above it, the worker limits its jobs
+CORES = 1.0  # one event loop cannot use more
 MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class Meter:
-    """Measures the process it runs in.
+    """Measures its own process.
 
     Attributes:
-        capacity: what the worker has: as configured, else as found on this machine.
-        used: what the process took between the last two samples.
-        loads: job -> its smoothed load.
-        rates: job -> what arrives for it, and what it was seen to carry.
+        capacity: The worker's capacity as configured, else the machine's.
+        used: The use of the process between the last two samples.
     """
 
     def __init__(self, cpu: float | None, memory: int | None, network: int | None) -> None:
         self.capacity = Load(
-            cpu or min(CORES, _cores()), memory or _memory_bytes(), network or _network_bytes_per_s()
+            cpu or min(CORES, len(os.sched_getaffinity(0))),
+            memory or _memory_bytes(),
+            network or _network_bytes_per_s(),
         )
         self.used = Load()
         self.loads: dict[str, Load] = {}
@@ -52,7 +51,7 @@ class Meter:
         self._idle = Load(IDLE_CPU, self._process.memory_info().rss)
 
     def sample(self, pumps: Mapping[str, Pump], now_s: float) -> None:
-        """Measures again unless that was less than `SAMPLE_S` ago; costs a fraction of a millisecond."""
+        """Measures, unless the last sample is less than `SAMPLE_S` old; takes a fraction of a millisecond."""
         passed_s = now_s - self._at_s
         if passed_s < SAMPLE_S:
             return
@@ -85,7 +84,7 @@ def _sample_rates(rates: JobRates, pump: Pump, finished: float, full: bool, now_
 
 
 def work_of(pump: Pump) -> JobWork:
-    """What a pump has done since it began; what it read it sent on, too."""
+    """A pump's work since it started. Dispatch sends the bytes that it reads, so they count twice."""
     if isinstance(pump, ReplicaPump | AuditPump):
         return pump.work()
     assert isinstance(pump, DispatchPump), "there are no others"
@@ -96,22 +95,18 @@ def work_of(pump: Pump) -> JobWork:
 
 
 def _short(load: Load) -> Load:
-    """Without digits that nobody needs in every heartbeat."""
+    """Rounded, because every heartbeat has it."""
     return Load(round(load.cpu_cores, 4), round(load.memory_bytes), round(load.network_bytes_per_s))
 
 
 def _since(before: JobWork | None, now: JobWork) -> JobWork:
-    if before is None or now.bytes < before.bytes:  # another pump of the same job
+    if before is None or now.bytes < before.bytes:  # a new pump of the job
         return now
     return JobWork(now.bytes - before.bytes, now.messages - before.messages, now.calls - before.calls)
 
 
-def _cores() -> float:
-    return float(len(os.sched_getaffinity(0)))
-
-
 def _memory_bytes() -> int:
-    """The machine's memory, or what the container may have of it."""
+    """The machine's memory, or the container's limit."""
     total = int(psutil.virtual_memory().total)
     for path in MEMORY_LIMITS:
         try:
@@ -124,7 +119,7 @@ def _memory_bytes() -> int:
 
 
 def _network_bytes_per_s() -> float:
-    """The fastest interface's rate, when one tells it."""
+    """The fastest interface's rate, if it gives one."""
     speeds = [stats.speed for name, stats in psutil.net_if_stats().items() if name != "lo" and stats.isup]
     megabits_per_s = max(speeds, default=0)
     return megabits_per_s * 125_000 or DEFAULT_WORKER.network_bytes_per_s

@@ -1,10 +1,10 @@
-"""How many files a worker may have open: as many as the system lets it, and it is told where they run out.
+"""The limit of open files: a worker raises it at the start, and reports when few are left.
 
-Each connection is a file. A process that may open no more answers no probe, connects to no broker and no
-receiver, and its tables cannot be written: all of that looks like other troubles.
+Each connection is a file. A process that may open no more answers no probe, connects to no broker or
+receiver, and cannot write its tables. All of that looks like other troubles.
 
     start:  the soft limit becomes the hard one; below what the configuration needs the worker ends
-    later:  less than FEW more can be opened -> an incident, and not ready
+    later:  fewer than LOW_FREE can be opened -> an incident, and the worker is not ready
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ from mode import Service
 
 log = structlog.get_logger(__name__)
 
-# Measured: a worker of one region with two brokers has 236 open (200 are its tables'), 261 with twelve
-# workloads.
-LEAST = 300
-OF_A_BROKER = 20  # connections: of fetches, producers, followers, and to receivers
-FEW, AGAIN_ENOUGH = 32, 64  # that can be opened yet: told below the first, until above the second
+# Measured: a worker of one region with two brokers has 236 open (200 by its tables), 261 with 12 workloads.
+BASE_FILES = 300
+FILES_PER_BROKER = 20  # connections: of fetches, producers, followers, and to receivers
+LOW_FREE, CLEAR_FREE = 32, 64  # free files: reported below the first, until above the second
 LOOK_INTERVAL_S = 5.0
-ADVISED = 65_536
-MOST = 1 << 20  # above it, programs that close all they may have open take long to start
-TRIED = (MOST, 1 << 16, 10_240)  # macOS calls the hard limit unlimited, and refuses more than the kernel's
+RECOMMENDED = 65_536
+HIGHEST = 1 << 20  # above it, programs that close every possible file take long to start
+CANDIDATES = (HIGHEST, 1 << 16, 10_240)  # macOS: an unlimited hard limit, yet the kernel refuses more
 OPEN_FILES = Path("/dev/fd")  # of this process, on Linux and macOS
 
 Report = Callable[[str, str, str], None]  # kind, message, remedy
 
 
 def raise_limit() -> int:
-    """The soft limit becomes the hard one, as far as the system lets it. Returns what it is then."""
+    """Raises the soft limit to the hard one, as far as the system allows. Returns the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in TRIED:
+    for wanted in CANDIDATES:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         if soft == resource.RLIM_INFINITY or soft >= most:
             break
@@ -51,14 +50,12 @@ def raise_limit() -> int:
 
 
 def limit() -> int:
-    """How many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def remedy(needed: int) -> str:
-    """What an operator does about it."""
-    most = max(needed, ADVISED)
+    most = max(needed, RECOMMENDED)
     return (
         f"raise the limit before it starts: `ulimit -n {most}` in its shell, LimitNOFILE={most} in a systemd "
         f"unit, --ulimit nofile={most} for a container"
@@ -66,8 +63,8 @@ def remedy(needed: int) -> str:
 
 
 def too_few(addresses: int) -> str:
-    """Why this process may open too few files for a worker with so many bootstrap addresses; "": it may."""
-    needed, most = LEAST + OF_A_BROKER * addresses, limit()
+    """Why the limit is too low for a worker with so many bootstrap addresses; "" if it is not."""
+    needed, most = BASE_FILES + FILES_PER_BROKER * addresses, limit()
     if most >= needed:
         return ""
     return (
@@ -77,7 +74,7 @@ def too_few(addresses: int) -> str:
 
 
 def count() -> int:
-    """How many are open now; all, where not even that can be looked up. Lists a folder."""
+    """The number of open files; the limit, if even the listing cannot open one. Lists a folder."""
     try:
         return sum(1 for _ in OPEN_FILES.iterdir())
     except OSError as error:
@@ -87,11 +84,7 @@ def count() -> int:
 
 
 class OpenFilesWatch(Service):
-    """See the module.
-
-    Attributes:
-        trouble: that hardly any more can be opened; "" while there is room.
-    """
+    """`trouble`: says that few files can be opened; "" while there is room."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()
@@ -105,20 +98,19 @@ class OpenFilesWatch(Service):
             try:
                 self.see(await asyncio.to_thread(count), limit())
                 was_blind = False
-            except OSError as error:  # of all of the host, it may be
+            except OSError as error:  # such as the limit of the whole host
                 if not was_blind:
-                    log.warning("open files cannot be counted", why=str(error))
+                    log.warning("this worker cannot count its open files", why=str(error))
                 was_blind = True
             await self.sleep(LOOK_INTERVAL_S)
 
     def see(self, opened: int, most: int) -> None:
-        """So many are open, of so many that may be."""
-        if most - opened > AGAIN_ENOUGH:
+        if most - opened > CLEAR_FREE:
             self.trouble = ""
-        if self.trouble or most - opened >= FEW:
+        if self.trouble or most - opened >= LOW_FREE:
             return
         self.trouble = (
-            f"{opened} of {most} files that this worker may have open are open: soon it connects to nothing "
+            f"{opened} of {most} files that this worker may have open are open: soon it cannot connect "
             "(Too many open files, errno 24)"
         )
         self._report("open-files", self.trouble, remedy(2 * most))

@@ -1,14 +1,14 @@
-"""What operators do by hand: pause and resume, skip, stash, reset. Each act stands in the control log.
+"""Operators' acts: pause and resume, skip, stash, reset. The control log records each act.
 
 Rules
-1. Offsets are acted on by the job's owner only, under its epoch and while its lease holds.
-2. A pause is an event of the control log: every worker heeds it from where it reads it, and any may write it.
-3. A skipped message is finished as if it were acknowledged, a stashed one once its copy in the DLQ is safe.
-   What waits, for its turn in an order or for its time, is ended at once, and those behind it go on in order.
-   What cannot be ended now is told with the reason; nothing is kept for later.
-   Of a route only what it cannot copy can be skipped: anything else it goes on to copy.
-4. A reset starts the job over in a new lineage, which replaces what the former one saved. It is told as done
-   only once the tracker table's log and the group's commit follow it; until then it may be asked for again.
+1. Only a job's owner acts on its offsets, under its epoch and while its lease holds.
+2. A pause is an event of the control log. Each worker obeys it when it reads it, and any worker may write it.
+3. A skipped message finishes as if it were acknowledged, a stashed one when its copy in the DLQ is safe. A
+   message that waits for its turn or its time ends at once, and the messages behind it continue in order.
+   The answer names the offsets that cannot end now, with the reason; the worker does not try them later.
+   A route copies what it can; only the other offsets can be skipped.
+4. A reset starts the job in a new lineage, which replaces the former one's progress. It counts as done
+   when the tracker topic and the group's commit have followed; until then an operator may repeat it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from app.worker.runtime.job_manager import JobManager
 
 log = structlog.get_logger(__name__)
 
-OFFSETS_PER_TURN = 16  # looked for before the loop is given back: each may be looked for in a long queue
-SETTLE_TIMEOUT_S = 3.0  # calls that were given up answer, copies are taken
-RESET_DRAIN_TIMEOUT_S = 3.0  # what is in flight at a reset is waited for so long; it may be delivered again
-RESET_FOLLOW_TIMEOUT_S = 6.0  # table and commit follow a reset within this, or it is told as not done
+OFFSETS_PER_TURN = 16  # of the event loop: each one may need the search of a long queue
+SETTLE_TIMEOUT_S = 3.0  # for answers to abandoned calls, and for copies
+RESET_DRAIN_TIMEOUT_S = 3.0  # for messages in flight; later ones may be delivered again
+RESET_FOLLOW_TIMEOUT_S = 6.0  # for table and commit to follow a reset; after this it counts as not done
 SETTLE_POLL_INTERVAL_S, FOLLOW_POLL_INTERVAL_S = 0.02, 0.2
 
 FINISHED, NOT_READ, COPYING = "already finished", "not read yet", "its copy is on its way"
@@ -47,15 +47,15 @@ ENDING, MOVED = "is being ended already", "its job moved meanwhile"
 
 
 class OperationRefused(Exception):
-    """The act is not possible as things stand."""
+    """The act is not possible in the present state."""
 
 
 class NotHere(OperationRefused):
-    """Not by this worker, or not now: the job moves, or its worker may not act at the moment."""
+    """This worker cannot act now: the job moves, or its lease does not hold."""
 
 
 class OperatorActions:
-    """See the module. Holds nothing: made where it is needed."""
+    """The acts on the jobs of one worker. It has no state of its own."""
 
     def __init__(self, jobs: JobManager, control: ControlLog) -> None:
         self._jobs = jobs
@@ -64,25 +64,21 @@ class OperatorActions:
     # -- pause and resume ------------------------------------------------------------------------
 
     async def pause(self, key: str, partitions: Iterable[int], paused: bool, actor: str) -> bool:
-        """Pauses or resumes partitions of a workload's main topic, `ALL` for all and its retry topics too.
+        """Pauses or resumes partitions of the main topic; `ALL` includes the retry topics. Returns whether
+        that changes anything.
 
-        Returns whether that changes anything. That all go on is written in any case: a worker that read a
-        compacted log may know of a pause that others have forgotten.
-
-        Raises:
-            OperationRefused: single partitions cannot be resumed while the whole workload is paused.
+        A resume of all is always written: a worker that read a compacted log may know of a pause that the
+        others have forgotten. Raises OperationRefused: the whole workload is paused.
         """
         now = self._control.view.paused.get(key, set())
         wanted = set(partitions)
         if ALL in wanted:
             wanted = {ALL}
-            moving = key in self._control.view.moves  # a move pauses too, and ends by either word
+            moving = key in self._control.view.moves  # a move pauses, too; a pause or a resume ends it
             changing = wanted if moving or (ALL not in now if paused else now) else set()
         else:
             if not paused and ALL in now:
-                raise OperationRefused(
-                    "the whole workload is paused; resume it, then pause single partitions"
-                )
+                raise OperationRefused("the whole workload is paused: resume it, then pause partitions")
             changing = wanted - now if paused else wanted & now
         events = [
             Paused(at_ms=now_ms(), key=key, partition=partition, paused=paused, actor=actor)
@@ -95,8 +91,8 @@ class OperatorActions:
     # -- single offsets --------------------------------------------------------------------------
 
     def foresee(self, job: str, ranges: Sequence[Range]) -> EndedOffsets:
-        """What `skip` and `stash` would end now. Raises Refused."""
-        pump, _ = self._mine(job)
+        """The offsets that `skip` and `stash` would end now. Raises OperationRefused."""
+        pump = self._mine(job)
         can: list[int] = []
         refused: dict[str, list[int]] = {}
         for offset in offsets_of(ranges):
@@ -107,12 +103,12 @@ class OperatorActions:
         return EndedOffsets(runs(can), (), {reason: runs(found) for reason, found in refused.items()})
 
     async def skip(self, job: str, ranges: Sequence[Range], actor: str, why: str = "") -> EndedOffsets:
-        """Finishes messages without delivering them. Raises Refused."""
+        """Finishes messages without delivering them. Raises OperationRefused."""
         return await self._end(job, ranges, Action.ACK, "skip", actor, why)
 
     async def stash(self, job: str, ranges: Sequence[Range], actor: str, why: str = "") -> EndedOffsets:
-        """Moves messages into the DLQ. Raises Refused."""
-        pump, _ = self._mine(job)
+        """Moves messages into the DLQ. Raises OperationRefused."""
+        pump = self._mine(job)
         if not pump.runtime.policy.dlq_enabled:
             raise OperationRefused("the workload has no DLQ; enable dlq, or skip")
         return await self._end(job, ranges, Action.DLQ, "stash", actor, why)
@@ -120,21 +116,21 @@ class OperatorActions:
     async def _end(
         self, job: str, ranges: Sequence[Range], action: Action, verb: str, actor: str, why: str
     ) -> EndedOffsets:
-        pump, _ = self._mine(job)
-        told = f"{'skipped' if action is Action.ACK else 'stashed'} by {actor}" + (f": {why}" if why else "")
-        decision = DeliveryDecision(action, None, 0.0, told)
+        pump = self._mine(job)
+        because, verbed = f": {why}" if why else "", "skipped" if action is Action.ACK else "stashed"
+        decision = DeliveryDecision(action, None, 0.0, f"{verbed} by {actor}{because}")
         done: list[int] = []
         refused: dict[str, list[int]] = {}
-        here = True
+        is_mine = True
         for at, offset in enumerate(offsets_of(ranges)):
             if at % OFFSETS_PER_TURN == 0:
                 await asyncio.sleep(0)
-                here = self._is_mine(job, pump)
-            reason = why_not(pump, offset) if here else MOVED
-            if not reason and pump.finish_by_operator(offset, decision):
+                is_mine = self._is_mine(job, pump)
+            refusal = why_not(pump, offset) if is_mine else MOVED
+            if not refusal and pump.finish_by_operator(offset, decision):
                 done.append(offset)
             else:
-                refused.setdefault(reason or ENDING, []).append(offset)
+                refused.setdefault(refusal or ENDING, []).append(offset)
         pending = await self._settle(pump, done)
         ended = EndedOffsets(
             runs(offset for offset in done if offset not in pending),
@@ -147,7 +143,6 @@ class OperatorActions:
 
     @staticmethod
     async def _settle(pump: DispatchPump, offsets: Iterable[int]) -> set[int]:
-        """Those of `offsets` that are not finished although there was time for it."""
         left, until_s = set(offsets), time.monotonic() + SETTLE_TIMEOUT_S
         while left and not pump.closed:
             left = {offset for offset in left if not _part(pump, offset).tracker.is_finished(offset)}
@@ -159,35 +154,25 @@ class OperatorActions:
     # -- what a route cannot copy ------------------------------------------------------------------
 
     def foresee_pass(self, job: str, start: int, end: int) -> tuple[tuple[Range, ...], str]:
-        """What of [start, end) cannot be copied and waits, so that `pass_over` would leave it out, and why it
-        waits.
-
-        Raises:
-            OperationRefused: nothing of it waits, or not all that waits together lies in it. NotHere.
-        """
+        """The offsets of [start, end) that `pass_over` would skip, and why. Raises OperationRefused,
+        NotHere."""
         pump = self._replica(job)
         if not pump.stuck:
-            raise OperationRefused(
-                f"nothing of {job} waits for anybody: only what cannot be copied can be skipped"
-            )
+            raise OperationRefused(f"{job} needs no skip: only records that cannot be copied can be skipped")
         found = _within(pump, start, end)
         if not found:
             (first, before), *_ = pump.stuck
-            raise OperationRefused(f"[{first}, {before}) waits, all of it together: skip that, or more")
+            raise OperationRefused(f"[{first}, {before}) waits as a whole: skip at least these offsets")
         return found, pump.status().trouble
 
     async def pass_over(
         self, job: str, start: int, end: int, actor: str, reason: str = ""
     ) -> tuple[Range, ...]:
-        """Leaves out what of [start, end) cannot be copied; what of it can be is. Returns what was left out.
-
-        Raises:
-            OperationRefused: see `foresee_pass`; or it is not certain that it will last, and may be asked for
-            again.
-        """
+        """Skips the offsets of [start, end) that cannot be copied; returns them. Raises OperationRefused,
+        also if the result may be lost; the operator may then repeat the act."""
         self.foresee_pass(job, start, end)
         passed: list[Range] = []
-        follow: tuple[int, int] | None = None  # the lineage that begins, and where
+        follow: tuple[int, int] | None = None  # the new lineage, and its start
         until_s = time.monotonic() + SETTLE_TIMEOUT_S
         while time.monotonic() < until_s:
             try:
@@ -195,12 +180,12 @@ class OperatorActions:
             except NotHere:
                 if not passed:
                     raise
-                break  # it begins anew behind what was left out: what was done is recorded
-            anew_at, lineage = pump.intake.new_lineage_at, pump.lineage + 1
+                break  # the job starts again behind the skipped offsets; the log records them
+            new_lineage_at, lineage = pump.intake.new_lineage_at, pump.lineage + 1
             done = [stuck for stuck in _within(pump, start, end) if pump.finish_by_operator(*stuck)]
             passed += done
-            if anew_at is not None and pump.halted is None:
-                follow = lineage, anew_at
+            if new_lineage_at is not None and pump.halted is None:
+                follow = lineage, new_lineage_at
                 break
             if not done and pump.base >= end:
                 break
@@ -214,19 +199,16 @@ class OperatorActions:
         return passed_over
 
     def _replica(self, job: str) -> ReplicaPump:
-        return cast("ReplicaPump", self._flowing(job)[0])
+        return cast("ReplicaPump", self._flowing(job))
 
     # -- reset -----------------------------------------------------------------------------------
 
     async def foresee_reset(self, job: JobId, wanted: int, *, at_ms: bool = False) -> PositionMove:
-        """Where a reset to `wanted` leads: an offset, EARLIEST or LATEST, or (with `at_ms`) a time.
-
-        Any worker can tell.
+        """The move of a reset to an offset, EARLIEST, LATEST, or (`at_ms`) a time; any worker can answer.
 
         Raises:
-            OperationRefused: there is no such workload, or route.
-            LookupError: the partition has no leader that answers now.
-            app.kafka.client.cluster.ClusterUnreachable: the cluster does not answer.
+            OperationRefused: There is no such workload or route.
+            LookupError, ClusterUnreachable: The partition's leader, or the cluster, does not answer.
         """
         home, group = self._read_as(job)
         cluster = await self._jobs._clusters.get(home)
@@ -247,7 +229,6 @@ class OperatorActions:
         return PositionMove(str(job), committed, to, note)
 
     def _read_as(self, job: JobId) -> tuple[str, str]:
-        """The cluster that a job reads, and as which group. Raises Refused."""
         catalog = self._jobs._catalog
         if job.kind is Kind.REPLICATE:
             route = catalog.route(job.name)
@@ -260,20 +241,15 @@ class OperatorActions:
         return workload.metadata.cluster, workload.metadata.group
 
     async def reset(self, job: str, wanted: int, actor: str) -> PositionMove:
-        """Begins the job again at an offset (see `foresee_reset`). Messages in flight have a short time to
-        end; copies in retry topics stay there and are delivered from there.
-
-        Raises:
-            OperationRefused: not now, or it is not certain that it will last; asking again is harmless.
-            LookupError, ClusterUnreachable: see `foresee_reset`.
-        """
+        """Starts the job again at an offset. Raises as `foresee_reset` does, and OperationRefused: it is
+        not possible now, or the result may be lost; repeating it is harmless."""
         self._flowing(job)
         if JobId.parse(job).name in self._control.view.moves:
             raise OperationRefused(
-                "the workload is being moved to another cluster; wait for that, or resume it first"
+                "the workload is moving to another cluster; wait for the move, or resume the workload first"
             )
         move = await self.foresee_reset(JobId.parse(job), wanted)
-        pump, _ = self._flowing(job)
+        pump = self._flowing(job)
         move = PositionMove(job, pump.base, move.to, move.note)
         lineage = pump.lineage + 1
         await self._renew(pump, lineage, move.to)
@@ -282,42 +258,41 @@ class OperatorActions:
         return move
 
     async def _lasts(self, job: str, action: str, lineage: int, to: int, detail: str, actor: str) -> None:
-        """Waits until the job's new lineage outlives the worker. Raises NotHere: that is not certain."""
+        """Waits until the new lineage survives this worker's end. Raises NotHere: that is not certain."""
         held = self._control.view.owner(job)
         try:
             async with asyncio.timeout(RESET_FOLLOW_TIMEOUT_S):
                 await self._follow(job, -1 if held is None else held.epoch, lineage, to)
         except TimeoutError:
             await self._record(job, action, f"{detail}; not certain: table or commit lag behind", actor)
-            told = f"{job} begins anew at {to} ({action}), but that is not safe yet; ask again"
-            raise NotHere(told) from None
+            why = f"{job} starts again at {to} ({action}), but that is not safe yet; ask again"
+            raise NotHere(why) from None
 
     async def _renew(self, pump: Pump, lineage: int, offset: int) -> None:
         jobs, job = self._jobs, str(pump.job)
         if job in jobs._work:
             raise NotHere(f"{job} is being started or released; ask again in a moment")
 
-        begun = False
+        is_saved = False
 
-        async def begin_anew() -> None:
-            nonlocal begun
+        async def restart() -> None:
+            nonlocal is_saved
             await pump.drain(RESET_DRAIN_TIMEOUT_S)
-            # Should the worker end before the new lineage is known.
-            begun = await jobs.progress_saver.saved(pump)
+            # The worker may end before the table knows the new lineage.
+            is_saved = await jobs.progress_saver.try_save(pump)
             if jobs.flowing.get(job) is not pump or pump.closed:
                 return
-            if begun:
+            if is_saved:
                 jobs.restart_in_new_lineage(pump, lineage, offset)
             else:
-                jobs._close(job)  # nothing wakes a drained pump: it begins again from what is saved
+                jobs._close(job)  # a drained pump cannot continue: the job starts from its saved position
 
-        jobs._spawn(job, begin_anew())
+        jobs._spawn(job, restart())
         await asyncio.wait([jobs._work[job]])
-        if not begun or jobs.flowing.get(job) is pump:
-            raise NotHere(f"{job} could not be stopped, and goes on; the worker's log says why")
+        if not is_saved or jobs.flowing.get(job) is pump:
+            raise NotHere(f"{job} could not be stopped, and continues; the worker's log says why")
 
     async def _follow(self, job: str, epoch: int, lineage: int, to: int) -> None:
-        """Until the new lineage is in the tracker's log, and the group's commit is one of it."""
         while True:
             pump = self._jobs.flowing.get(job)
             held = self._control.view.owner(job)
@@ -327,52 +302,50 @@ class OperatorActions:
                 (home, group), at = pump.commits_to, (pump.job.topic, pump.job.partition)
                 cluster = await self._jobs._clusters.get(home)
                 committed = (await cluster.committer.committed(group, [at])).get(at)
-                # A commit of the former lineage that lies in here is true of this one too.
+                # A commit of the former lineage within this range is true of the new one, too.
                 if committed is not None and to <= committed <= pump.base:
                     return
             await asyncio.sleep(FOLLOW_POLL_INTERVAL_S)
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _mine(self, job: str) -> tuple[DispatchPump, int]:
-        """The same, of a workload's job. Raises NotHere."""
-        pump, epoch = self._flowing(job)
-        return cast("DispatchPump", pump), epoch  # whoever asks has made sure of the job's kind
+    def _mine(self, job: str) -> DispatchPump:
+        return cast("DispatchPump", self._flowing(job))  # the caller knows the kind of the job
 
-    def _flowing(self, job: str) -> tuple[Pump, int]:
-        """The job's pump and epoch (rule 1). Raises NotHere."""
+    def _flowing(self, job: str) -> Pump:
+        """The job's pump (rule 1). Raises NotHere."""
         jobs, held = self._jobs, self._control.view.owner(job)
         pump = jobs.flowing.get(job)
         if held is None or held.worker != jobs.worker:
-            raise NotHere(f"{job} belongs to {held.worker if held else 'nobody'} now; ask again")
+            raise NotHere(f"{job} belongs to {held.worker if held else 'no worker'} now; ask again")
         if pump is None or pump.epoch != held.epoch or pump.closed or pump.draining or jobs.draining:
             raise NotHere(f"{job} is starting or stopping; ask again in a moment")
         if not jobs._lease.holds(time.monotonic()):
             raise NotHere("this worker's lease does not hold; ask again in a moment")
-        return pump, held.epoch
+        return pump
 
     def _is_mine(self, job: str, pump: DispatchPump) -> bool:
         try:
-            return self._mine(job)[0] is pump
+            return self._mine(job) is pump
         except NotHere:
             return False
 
     async def _record(self, subject: str, action: str, detail: str, actor: str) -> None:
-        """The act is done: should the log not take the record, it is told in the worker's log instead."""
+        """If the control log fails, the worker's log has the act, because it is done already."""
         event = OperatorAct(at_ms=now_ms(), subject=subject, action=action, detail=detail, actor=actor)
         try:
             await self._control.append(event)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not look as if nothing was done
-            log.error("an operator's act is not in the control log", act=str(event), error=repr(error))
+        except Exception as error:  # noqa: BLE001 - after any error the act must not look undone
+            log.error("the control log has no record of an operator's act", act=str(event), error=repr(error))
 
 
 def _within(pump: ReplicaPump, start: int, end: int) -> tuple[Range, ...]:
-    """What cannot be copied and lies in [start, end) as a whole."""
+    """The ranges that cannot be copied and lie wholly in [start, end)."""
     return tuple(stuck for stuck in pump.stuck if start <= stuck[0] and stuck[1] <= end)
 
 
 def why_not(pump: DispatchPump, offset: int) -> str:
-    """Why a message cannot be ended now; "" when it can."""
+    """Why a message cannot be ended now; "" if it can."""
     pump = _part(pump, offset)
     tracker = pump.tracker
     if tracker.is_finished(offset):
@@ -383,6 +356,6 @@ def why_not(pump: DispatchPump, offset: int) -> str:
 
 
 def _part(pump: DispatchPump, offset: int) -> DispatchPump:
-    """The pump that has the message: while a job catches up, what lies behind has one of its own."""
+    """The pump that has the message: during a catch-up the backlog has a pump of its own."""
     backlog = pump.backlog
     return backlog.pump if backlog is not None and offset < backlog.end else pump

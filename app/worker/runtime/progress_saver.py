@@ -1,18 +1,18 @@
-"""What this worker's jobs have finished, made to last: snapshots to the tracker table, commits to Kafka.
+"""Saves the progress of this worker's jobs: snapshots to the tracker table, commits to Kafka.
 
 Rules
-1. Commits are made only while the lease holds. Snapshots always: the tracker topic's order fences those of
-   an older epoch, and a worker that waits for its lease and dies has saved what it had finished.
-2. A snapshot is sent at most every `SNAPSHOT_INTERVAL_S` a job, when something changed; none is larger than
-   `MAX_SNAPSHOT_BYTES`: the newest of what was finished is left out, and may come twice after a crash.
-   They stand in the topic in the order in which they were taken: the last one of a job says it all. A
-   partition of the topic that takes nothing holds up those of its own jobs only.
-3. A commit is made when the base moved, and every `RECOMMIT_INTERVAL_S` anyway: it heals what a zombie set
-   back, and tells other regions that the group is alive (`app.offsets.model.group_sync`).
-4. Copies of other regions' bookkeeping are saved every `BOOKKEEPING_INTERVAL_S` while they flow: a position
-   saved here is a record there, and regions that copy each other's would hardly come to rest.
-5. Clusters are committed to side by side: one that is away holds up its own groups only. `unanswered` says
-   since when one has answered no commit; a refusal is an answer.
+1. Commits need the lease. Snapshots do not, because the order of the tracker topic fences older epochs. So
+   a worker that dies while it waits for its lease has saved its finished offsets.
+2. A changed job sends a snapshot at most every `SNAPSHOT_INTERVAL_S`, of at most `MAX_SNAPSHOT_BYTES`. A
+   larger one omits the newest finished offsets, which may come twice after a crash. A job's snapshots stay
+   in order in the topic, so its last one has everything. A partition of the topic that accepts nothing
+   delays only its own jobs.
+3. A commit follows a move of the base, and comes every `RECOMMIT_INTERVAL_S` anyway. It corrects a
+   zombie's commit, and shows other regions that the group is alive (`app.offsets.model.group_sync`).
+4. Copies of other regions' control topics are saved every `BOOKKEEPING_INTERVAL_S` while they flow. Each
+   save here is a record to copy there, so regions that copy each other's would hardly come to rest.
+5. Clusters are committed to in parallel, so an unreachable one delays only its own groups. `unanswered`
+   says since when a cluster has answered no commit; a refusal is an answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 SNAPSHOT_INTERVAL_S = 0.1
 BOOKKEEPING_INTERVAL_S = 15.0
-SNAPSHOTS_PER_S = 1_000  # of all jobs together: what the table's writers take without falling behind
+SNAPSHOTS_PER_S = 1_000  # of all jobs together: the table's writers keep up with that
 MAX_SNAPSHOT_BYTES = 512 * 1024  # in base64 it fits an event, an answer and a changelog record of 1 MB
 COMMIT_INTERVAL_S = 0.5
 COMMIT_TIMEOUT_S = 5.0
@@ -49,12 +49,12 @@ RECOMMIT_INTERVAL_S = 30.0
 
 
 class ProgressSaver(Service):
-    """See the module.
+    """Sends snapshots and commits of the pumps.
 
     Attributes:
-        worker: whose commits these are.
-        unanswered: cluster -> (since when, a group of it) while it answers no commit; monotonic seconds.
-        round_at_s: when the last round of commits ended.
+        worker: The worker that the commits name.
+        unanswered: Cluster -> (since when, one of its groups) while it answers no commit; monotonic seconds.
+        round_at_s: When the last round of commits ended.
     """
 
     def __init__(
@@ -78,37 +78,36 @@ class ProgressSaver(Service):
         self._logs: dict[str, LogId] = {}
         self._committed: dict[str, tuple[int, float]] = {}
         self._cut: set[str] = set()
-        self._kept: dict[str, float] = {}  # when those of rule 4 were saved
-        # By partition of the tracker topic; the rounds are those of `_snapshots`.
+        self._saved_at_s: dict[str, float] = {}  # for the jobs of rule 4
+        # By partition of the tracker topic; the rounds of `_snapshots`.
         self._in_order = defaultdict[int, asyncio.Lock](asyncio.Lock)
         self._rounds: dict[int, asyncio.Task[bool]] = {}
 
     def track(self, pump: Pump, log_id: LogId, *, known: bool) -> None:
-        """A pump starts, on the log with this id; unless `known`, the table learns of it at once."""
+        """A pump starts on this log; unless `known`, the table learns of it at once."""
         self._logs[str(pump.job)] = log_id
         if not known:
             pump.snapshot_version = -1
 
     def forget(self, job: str) -> None:
-        """The job is no longer here."""
         self._logs.pop(job, None)
         self._committed.pop(job, None)
-        self._kept.pop(job, None)
+        self._saved_at_s.pop(job, None)
         self._cut.discard(job)
 
     async def save(self, pumps: Iterable[Pump]) -> None:
-        """The last snapshot and commit of jobs that are let go."""
+        """Sends the last snapshot and commit of jobs that end here."""
         pumps = list(pumps)
         await self._snapshot(pumps)
         if pumps and self._lease.holds(time.monotonic()):
             await self._commit(pumps)
 
-    async def saved(self, pump: Pump) -> bool:
-        """The same, of one job; whether that could be done."""
+    async def try_save(self, pump: Pump) -> bool:
+        """The same for one job; returns whether it succeeded."""
         try:
             await self.save([pump])
-        except Exception as error:  # noqa: BLE001 - whatever it is: its caller goes on
-            log.warning("a job's last snapshot was not taken", job=str(pump.job), error=repr(error))
+        except Exception as error:  # noqa: BLE001 - after any error its caller continues
+            log.warning("a job's last snapshot was not saved", job=str(pump.job), error=repr(error))
             return False
         return True
 
@@ -125,10 +124,10 @@ class ProgressSaver(Service):
                 if not self.should_stop and await self._round(began_s):
                     self._lease.saved(began_s, interval_s)
             except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
-                log.warning("a round of snapshots failed and is made again", error=repr(error))
+                log.warning("a round of snapshots failed; the next one repeats it", error=repr(error))
 
     async def _round(self, now_s: float) -> bool:
-        """Sends what is due; whether all that was finished by now is saved. Who is late is not waited for."""
+        """Sends the due snapshots; returns whether all progress is saved. Late partitions delay no others."""
         is_late = bool(self._rounds)
         due: dict[int, list[Pump]] = defaultdict(list)
         for pump in list(self._pumps.values()):
@@ -137,18 +136,18 @@ class ProgressSaver(Service):
                 if partition not in self._rounds and self._is_due(pump, now_s):
                     due[partition].append(pump)
         for partition, pumps in due.items():
-            self._rounds[partition] = asyncio.get_running_loop().create_task(self._taken(partition, pumps))
+            self._rounds[partition] = asyncio.get_running_loop().create_task(self._try_send(partition, pumps))
         if self._rounds:
             await asyncio.wait(self._rounds.values(), timeout=MAX_LATE_S)
         ended = [partition for partition, task in self._rounds.items() if task.done()]
-        taken = [self._rounds.pop(partition).result() for partition in ended]
-        return all(taken) and not is_late and not self._rounds
+        saved = [self._rounds.pop(partition).result() for partition in ended]
+        return all(saved) and not is_late and not self._rounds
 
-    async def _taken(self, partition: int, pumps: list[Pump]) -> bool:
+    async def _try_send(self, partition: int, pumps: list[Pump]) -> bool:
         try:
             await self._send(partition, pumps)
         except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
-            log.warning("snapshots were not taken and are sent again", error=repr(error))
+            log.warning("snapshots were not saved; the next round repeats them", error=repr(error))
             return False
         return True
 
@@ -157,18 +156,18 @@ class ProgressSaver(Service):
             task.cancel()
 
     def _is_due(self, pump: Pump, now_s: float) -> bool:
-        """Rule 4, of one that has something to save. What a replica waits for is saved at once."""
+        """Rule 4, for a pump with unsaved progress. A snapshot that a replica awaits is sent at once."""
         job = str(pump.job)
         flows = isinstance(pump, ReplicaPump) and pump.snapshot_version >= 0 and not pump.awaits_snapshot
         if not flows or not pump.job.topic.startswith(BOOKKEEPING):
             return True
-        if now_s - self._kept.get(job, float("-inf")) < BOOKKEEPING_INTERVAL_S:
+        if now_s - self._saved_at_s.get(job, float("-inf")) < BOOKKEEPING_INTERVAL_S:
             return False
-        self._kept[job] = now_s
+        self._saved_at_s[job] = now_s
         return True
 
     async def _snapshot(self, pumps: Iterable[Pump]) -> None:
-        """Raises what stood in the way of any, once all others are taken."""
+        """Sends all snapshots; then raises the first error."""
         found: dict[int, list[Pump]] = defaultdict(list)
         for pump in pumps:
             found[tracker_partition(str(pump.job))].append(pump)
@@ -178,7 +177,6 @@ class ProgressSaver(Service):
                 raise error
 
     async def _send(self, partition: int, pumps: Iterable[Pump]) -> None:
-        """Snapshots of jobs that live in one partition of the tracker topic."""
         items: list[SnapshotItem] = []
         sent: list[tuple[Pump, int]] = []
         async with self._in_order[partition]:
@@ -188,8 +186,8 @@ class ProgressSaver(Service):
                     packed, log_id = self._packed(job, pump.snapshot()), self._logs.get(job, LogId())
                     items.append(SnapshotItem(job, pump.epoch, packed, pump.lineage, log_id, pump.note))
                     sent.append((pump, version))
-            taken = await self._trackers.send_snapshots(items) if items else []
-        await asyncio.gather(*taken)
+            writes = await self._trackers.send_snapshots(items) if items else []
+        await asyncio.gather(*writes)
         for pump, version in sent:
             pump.snapshot_version = max(version, pump.snapshot_version)
 
@@ -199,9 +197,9 @@ class ProgressSaver(Service):
             self._cut.add(job)
             self._report_incident(
                 "snapshot-cut", job,
-                "more was finished out of order than a snapshot holds; the newest of it would be delivered "
-                "again after a crash",
-                "see what blocks the partition, or lower the tracker's capacity",
+                "a snapshot cannot hold all offsets that finished out of order; after a crash the newest "
+                "ones are delivered again",
+                "find out what blocks the partition, or lower the tracker's capacity",
             )  # fmt: skip
         return packed
 
@@ -212,14 +210,14 @@ class ProgressSaver(Service):
         while not self.should_stop:
             await self.sleep(COMMIT_INTERVAL_S)
             if not self._lease.holds(time.monotonic()):
-                self.unanswered.clear()  # what it may not do, it does not fail at
+                self.unanswered.clear()  # it sends no commit, so none is unanswered
                 self.round_at_s = time.monotonic()
                 continue
             try:
                 await self._commit([p for p in self._pumps.values() if not p.closed])
                 self.round_at_s = time.monotonic()
             except Exception as error:  # noqa: BLE001 - the next round commits the same and more
-                log.warning("offsets were not committed and are committed again", error=repr(error))
+                log.warning("a round of commits failed; the next one repeats it", error=repr(error))
 
     async def _commit(self, pumps: list[Pump]) -> None:
         now_s = time.monotonic()
@@ -229,17 +227,12 @@ class ProgressSaver(Service):
             last, at_s = self._committed.get(job, (-1, 0.0))
             if base != last or now_s - at_s > RECOMMIT_INTERVAL_S:
                 rounds[pump.commits_to][pump.job.topic, pump.job.partition] = base
-        tried = {name for name, _ in rounds}
-        self.unanswered = {name: since for name, since in self.unanswered.items() if name in tried}
-        answered = await asyncio.gather(
-            *(self._commit_group(*at, offsets, pumps, now_s) for at, offsets in rounds.items())
-        )
-        for (name, group), came in zip(rounds, answered, strict=True):
-            if not came:
-                self.unanswered.setdefault(name, (now_s, group))
-        for (name, _), came in zip(rounds, answered, strict=True):
-            if came:
-                self.unanswered.pop(name, None)
+        commits = (self._commit_group(*at, offsets, pumps, now_s) for at, offsets in rounds.items())
+        answered = await asyncio.gather(*commits)
+        alive = {name for (name, _), has_answered in zip(rounds, answered, strict=True) if has_answered}
+        self.unanswered = {
+            name: self.unanswered.get(name, (now_s, group)) for name, group in rounds if name not in alive
+        }
 
     async def _commit_group(
         self,
@@ -249,17 +242,21 @@ class ProgressSaver(Service):
         pumps: list[Pump],
         now_s: float,
     ) -> bool:
-        """Commits, and tells the pumps; returns whether the cluster answered."""
+        """Commits, and updates the pumps; returns whether the cluster answered."""
         answered = True
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 cluster = await self._clusters.get(cluster_name)
-                beside = dict.fromkeys(offsets, stamped(self.worker, now_ms()))
-                errors = await cluster.committer.commit(group, offsets, beside)
+                metadata = dict.fromkeys(offsets, stamped(self.worker, now_ms()))
+                errors = await cluster.committer.commit(group, offsets, metadata)
         except Exception as error:  # noqa: BLE001 - the next round commits the same and more
-            log.warning("a group's offsets were not committed and are committed again", group=group,
-                        cluster=cluster_name, error=repr(error))  # fmt: skip
-            errors = dict.fromkeys(offsets, f"cluster {cluster_name} takes no commit now")
+            log.warning(
+                "a cluster did not answer a commit; the next round repeats it",
+                group=group,
+                cluster=cluster_name,
+                error=repr(error),
+            )
+            errors = dict.fromkeys(offsets, f"cluster {cluster_name} accepts no commit now")
             answered = False
         for pump in pumps:
             at = (pump.job.topic, pump.job.partition)
@@ -270,7 +267,7 @@ class ProgressSaver(Service):
                 if pump.trouble != trouble:
                     pump.trouble = trouble
                     message, _, remedy = refused.partition("; ")
-                    again = "it is tried again every second"
+                    again = "the worker tries again every second"
                     remedy = f"{remedy}; {again}" if remedy else again
                     self._report_incident("commit-refused", str(pump.job), message, remedy)
             else:
@@ -281,7 +278,7 @@ class ProgressSaver(Service):
 
 
 def limited(snapshot: Snapshot, most_bytes: int = MAX_SNAPSHOT_BYTES) -> tuple[bytes, bool]:
-    """The snapshot in at most `most_bytes`, and whether the newest of it had to be left out for that."""
+    """The snapshot in at most `most_bytes`, and whether its newest offsets were omitted."""
     packed, cut = snapshot.to_bytes(), False
     while len(packed) > most_bytes:
         cut = True

@@ -1,4 +1,4 @@
-"""What other regions' part of a worker (`app.offsets`) needs to know of this one: routes, jobs, consumers."""
+"""Connects the services of other regions (`app.offsets`) with this worker's routes, jobs and consumers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_regions(
     passive: Callable[[], Sequence[PassiveWorkload]],
     regions_of: Callable[[Workload], Sequence[str]],
 ) -> Regions:
-    """Of the worker that has these; `directory` is its own."""
+    """The region services of a worker; `directory` is the worker's own."""
 
     def routes() -> dict[str, tuple[RouteDefinition, Route]]:
         found = {}
@@ -44,14 +44,14 @@ def make_regions(
             if key.startswith(f"{group}/") and (workload := catalog.workload(key)) is not None:
                 metadata = workload.metadata
                 if catalog.runs_here(workload) is False:
-                    continue  # another region's: here its group is to be kept in step
+                    continue  # another region's: this region keeps its group in step
                 if (metadata.group, metadata.cluster) == (group, cluster):
                     return f"workload {key} consumes it there"
         return ""
 
     def is_active(key: str, region: str) -> bool:
         role = control.view.roles.of(key)
-        if role is None:  # not known yet: it may be
+        if role is None:  # not known yet, so it may be active
             return True
         return role.region == region or (role.state == MOVING and role.previous == region)
 
@@ -63,15 +63,12 @@ def make_regions(
             if one is not None
         )
 
-    def jobs() -> list[str]:
-        return list(control.view.assignments)
-
     return Regions(
         atlas,
         clusters,
         directory,
         routes=routes,
-        jobs=jobs,
+        jobs=lambda: list(control.view.assignments),
         busy=busy,
         may_act=may_act,
         report_incident=report_incident,

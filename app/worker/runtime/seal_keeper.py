@@ -1,10 +1,10 @@
-"""When seals begin, and what is told of records without one (`app.controllog.seals`).
+"""Starts seals, and reports records without one (`app.controllog.seals`).
 
 Rules
-1. The leader lets seals begin once all workers write them that were heard in the last minute: one that has
-   said goodbye may write yet. Nobody hears a worker of an earlier version that comes later: what it writes
-   has no seal.
-2. What all workers read the leader tells; of the other topics, whoever reads them.
+1. The leader starts seals when all workers with a heartbeat in the last minute write them; a stopping
+   worker may still write. A worker of an earlier version that starts later does not count, because its
+   heartbeats have no seal.
+2. The leader reports the topics that all workers read; every other topic is reported by its readers.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from app.worker.members.membership import Members
 log = structlog.get_logger(__name__)
 
 POLL_INTERVAL_S = 1.0
-FORMER_S = 60.0  # a worker that has said goodbye, or paused, writes no more after this
-TELL_AFTER_S = 600.0  # a roll-out takes minutes
+FORMER_S = 60.0  # a worker that stopped or was paused writes nothing after this
+REPORT_AFTER_S = 600.0  # a roll-out takes minutes
 
 
 class SealKeeper(Service):
-    """See the module. `leads`: whether this worker leads, and may act."""
+    """`leads`: whether this worker leads, and may act."""
 
     def __init__(
         self,
@@ -63,21 +63,20 @@ class SealKeeper(Service):
             await self.sleep(POLL_INTERVAL_S)
             try:
                 now_s = time.monotonic()
-                self.tell(now_s)
+                self.report(now_s)
                 await self._begin(now_s)
             except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
-                log.warning("seals do not begin yet", error=repr(error), retry_s=POLL_INTERVAL_S)
+                log.warning("the leader cannot start seals yet", error=repr(error), retry_s=POLL_INTERVAL_S)
             except Exception:
-                log.exception("looking after seals failed and is tried again")
+                log.exception("the seal keeper failed; it tries again")
 
-    def tell(self, now_s: float) -> None:
-        """Rule 2."""
-        refused = self._seals.take_refused()
-        is_mine = self._leads()
-        self._unsealed.tell([one for one in refused if is_mine or one.topic not in self._read_by_all], now_s)
+    def report(self, now_s: float) -> None:
+        left_to_leader = set() if self._leads() else self._read_by_all
+        self._unsealed.report(
+            [one for one in self._seals.take_refused() if one.topic not in left_to_leader], now_s
+        )
 
     async def _begin(self, now_s: float) -> None:
-        """Rule 1."""
         if not self._seals.missing or not self._leads():
             self._leads_since_s = None
             return
@@ -85,27 +84,24 @@ class SealKeeper(Service):
             self._leads_since_s = now_s
         leads_for_s = now_s - self._leads_since_s
         if leads_for_s < self._members.dead_after_s:
-            return  # others may not have been heard yet
-        former = sorted(
-            worker
-            for worker, (heard_s, beat) in self._members.heard.items()
-            if beat.seals < VERSION and now_s - heard_s < FORMER_S
-        )
+            return  # heartbeats of other workers may not have come yet
+        heard = [(at_s, beat) for at_s, beat in self._members.heard.values() if beat.seals < VERSION]
+        former = sorted(beat.worker for at_s, beat in heard if now_s - at_s < FORMER_S)
         if not former and self._worker in self._members.live(now_s):
             if self._seals.has_key:
                 await self._seals.begin(self._client, self._worker)
             elif not self._has_warned:
                 self._has_warned = True
                 log.warning(
-                    "control topics have no seals: brokers before Kafka 2.8 tell no topic ids",
-                    remedy="see docs/permissions.md for who may write there",
+                    "control topics have no seals, because brokers before Kafka 2.8 give no topic ids",
+                    remedy="docs/permissions.md says which principals may write there",
                 )
-        elif former and leads_for_s > TELL_AFTER_S:
+        elif former and leads_for_s > REPORT_AFTER_S:
             self._waits.record(", ".join(former[:5]))
             if self._waits.due(now_s) is not None:
                 self._report_incident(
                     "seals-wait", self._worker,
                     f"control topics have no seals yet: {len(former)} workers of an earlier version run, "
                     f"among them {', '.join(former[:5])}",
-                    "update them: until then whoever may write to the control topics is believed",
+                    "update them: until then every principal that may write to the control topics is trusted",
                 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""What a worker runs beside Faust: the control log, heartbeats, leadership, its jobs.
+"""The runtime: a worker's services beside Faust, such as control log, heartbeats, leadership and jobs.
 
-Started before Faust's tables have recovered, stopped before Faust stops: none of it waits for a
-consumer group. Every step of the way down is bounded in time.
+It starts before Faust's tables have recovered and stops before Faust stops, so it waits for no consumer
+group. Every step of its stop has a timeout.
 """
 
 from __future__ import annotations
@@ -76,24 +76,24 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 0.5
 LEASE_S = 2.0
-DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before anybody takes its jobs
+DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before its jobs are reassigned
 MAX_KEPT_INCIDENTS = 500
 GOODBYE_TIMEOUT_S = 2.0
 INCIDENT_TIMEOUT_S = 10.0
 CONTROL_READ_TIMEOUT_S = 5.0
-# Batches, futures and answers come by the thousand and go by themselves: seldom is anything found among them.
+# Batches, futures and answers come by the thousand and need no collector, so it runs seldom.
 GC_THRESHOLDS = 50_000, 20, 20
 
 assert DEAD_AFTER_S > LEASE_S + HEARTBEAT_S
 
 
 class Runtime(Service):
-    """See the module.
+    """Builds and runs a worker's services.
 
-    Attributes: `worker` (this process's id, never used twice), `control`, `members`, `jobs`, `lease`,
-    `region` (its name), `incidents` (the latest, oldest first), `regions` (None without an atlas and a
-    directory), `failover`,
-    `audit_books`, `alerts`.
+    Attributes:
+        worker: This process's id, which is never used twice.
+        incidents: The latest incidents, oldest first.
+        regions: The services of other regions; None without an atlas and a directory.
     """
 
     _jumps = 0  # terms and epochs that were refused
@@ -122,136 +122,147 @@ class Runtime(Service):
     ) -> None:
         super().__init__()
         self.meter, self.group, self.schemas = meter, group, schemas
-        self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
+        worker = self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
         self._started_s = time.monotonic()
         self.url, self._place = url, place
-        self.lease, self.members = Lease(LEASE_S), Members(DEAD_AFTER_S)
-        self.presence = Presence(self.worker, lambda: self.lease.expires_at_s - LEASE_S)
+        lease, members = self.lease, self.members = Lease(LEASE_S), Members(DEAD_AFTER_S)
+        self.presence = Presence(worker, lambda: lease.expires_at_s - LEASE_S)
         self.incidents: deque[IncidentRecord] = deque(maxlen=MAX_KEPT_INCIDENTS)
         self.draining, self._state = False, "running"
-        self._topics = topics
-        self._options = control_options = control_spec.aiokafka_options()
-        self._grace_s = grace_s
-        self._incident_producer = ReplaceableProducer("incidents", self._options, enable_idempotence=False)
+        self._topics, self.region, self._grace_s = topics, topics.region, grace_s
+        options, report = control_spec.aiokafka_options(), self.report_incident
+        self._incident_producer = ReplaceableProducer("incidents", options, enable_idempotence=False)
         self._pending: set[asyncio.Task[Any]] = set()
-        self._unreadable = UnreadableRecords("records of the incidents topic are no incidents")
-        self.control = ControlLog(topics.control.name, control_options, seals)
+        self._unreadable = UnreadableRecords("the incidents topic has records that are no incidents")
+        control = self.control = ControlLog(topics.control.name, options, seals)
         self.clusters = DataClusters(
             clusters, deliver, ByteBudget(memory_budget_bytes), may_append=self._may_act
         )
-        self.region, self.catalog = (
-            topics.region,
-            Catalog(self.control, self.clusters, self.report_incident, layout),
-        )
-        self._control_client = ClusterClient(control_spec)
+        catalog = self.catalog = Catalog(control, self.clusters, report, layout)
+        client = self._control_client = ClusterClient(control_spec)
         self.failover = FailoverParticipant(
-            self.control, self._control_client, control_options, layout, self.catalog.workload,
+            control,
+            client,
+            options,
+            layout,
+            catalog.workload,
             leads=lambda: self.leader.leads,
-            on_news=lambda: self.leader.start_round(),  # noqa: PLW0108 - the leader comes later
-            report_incident=self.report_incident,
+            on_news=lambda: self.leader.start_round(),  # noqa: PLW0108 - the leader is made later
+            report_incident=report,
             presence=self.presence,
             live=self._present,
-        )  # fmt: skip
-        self.failover.runs.arrived = lambda asked: FailoverPlanner(self).arrived(asked)
-        self.catalog.runs_here = self.failover.keeper.runs_here
-        self.catalog.sender_role = self.failover.keeper.sender_role
-        self.trackers = TrackerClient(self.worker, topics, control_options, seals)
-        self.barriers = BarrierSender(topics, control_options, self.worker, seals)
+        )
+        self.failover.runs.arrived = lambda positions: FailoverPlanner(self).arrived(positions)
+        catalog.runs_here = self.failover.keeper.runs_here
+        catalog.sender_role = self.failover.keeper.sender_role
+        self.trackers = TrackerClient(worker, topics, options, seals)
+        self.barriers = BarrierSender(topics, options, worker, seals)
         self.jobs = JobManager(
-            self.worker,
-            self.control,
-            self.catalog,
+            worker,
+            control,
+            catalog,
             self.clusters,
             self.trackers,
-            self.lease,
-            self.report_incident,
+            lease,
+            report,
             grace_s=grace_s,
             interceptors=interceptors,
             barriers=self.barriers,
             schemas=schemas,
         )
-        self.jobs.pause_controller.report_incident = self.report_incident
-        self.audit_sender = AuditSender(
-            topics, control_options, SealKey(self._control_client, topics.control.name)
-        )
+        self.jobs.pause_controller.report_incident = report
+        self.audit_sender = AuditSender(topics, options, SealKey(client, topics.control.name))
         self.jobs.audits.sender = self.audit_sender
         self.audit_books = AuditBooks(
-            topics.audit.name, self._control_client, self.audit_sender,
-            Margin(topics.audit.name, control_options, self._control_client),
-            self.catalog.audits.bounds_of, self.report_incident,
-            lambda: self.leader.leads, self.catalog.audits.oddity_of, self.audit_sender.key,
-        )  # fmt: skip
-        self.watchdog, self.save_watch, self.loop_watch, self.open_files = self._watchdogs()
+            topics.audit.name,
+            client,
+            self.audit_sender,
+            Margin(topics.audit.name, options, client),
+            catalog.audits.bounds_of,
+            report,
+            lambda: self.leader.leads,
+            catalog.audits.oddity_of,
+            self.audit_sender.key,
+        )
+        self.watchdog = Watchdog(
+            self.jobs.progress_saver, lambda: not self.jobs.flowing or not self._may_act(), self._answers
+        )
+        self.save_watch = SaveWatch(
+            self.trackers.topic,
+            self.trackers.writes,
+            self._may_act,
+            self.trackers.probe,
+            self._others_save,
+            self._report_and_wait,
+        )
+        self.loop_watch = LoopWatch(worker, report)
+        self.open_files = OpenFilesWatch(self._report_own)
         self.heartbeats = Heartbeats(
-            topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
-            lease=self.lease, interval_s=HEARTBEAT_S,
-            read_control=partial(self.control.read_to_end, self._control_client),
+            topics.heartbeats.name,
+            options,
+            compose=self._compose,
+            members=members,
+            lease=lease,
+            interval_s=HEARTBEAT_S,
+            read_control=partial(control.read_to_end, client),
             host_clock=HostClock(clock, self._report_own),
             seal=seals,
-        )  # fmt: skip
-        self.follower = TrackerFollower(
-            self.worker, topics, control_options, self.members, self._control_client, seals
         )
+        self.follower = TrackerFollower(worker, topics, options, members, client, seals)
         self.leader = Leader(
-            self.worker,
-            self.control,
-            self.members,
-            self.lease,
-            self.catalog.jobs,
-            PlacementInputs(
-                self.catalog.workload, self.report_incident, self.catalog.vanished_topics.why_gone
-            ),
-            lambda: self.catalog.hibernation.asleep,
+            worker,
+            control,
+            members,
+            lease,
+            catalog.jobs,
+            PlacementInputs(catalog.workload, report, catalog.vanished_topics.why_gone),
+            lambda: catalog.hibernation.asleep,
             self.failover.step,
-            LimitDivider(self.catalog.workload, self.catalog.route),
+            LimitDivider(catalog.workload, catalog.route),
         )
-        self.needed = PinnedOffsetSyncs(
-            self.control, self.catalog, self.clusters, self.barriers,
-            lambda: self.leader.leads and self._may_act(),
-        )  # fmt: skip
-        self.sentinel = Sentinel(
-            self.worker, self.members, lambda: self.control.view.leader, self.leader.start_round
+        self.needed = PinnedOffsetSyncs(control, catalog, self.clusters, self.barriers, self._may_lead)
+        self.sentinel = Sentinel(worker, members, lambda: control.view.leader, self.leader.start_round)
+        self.loopback_check = LoopbackCheck(self._place, url, members, report)
+        self.seal_keeper = (
+            None
+            if seals is None
+            else SealKeeper(seals, client, worker, members, self._may_lead, report, topics)
         )
-        self.loopback_check = LoopbackCheck(self._place, url, self.members, self.report_incident)
-        self.seal_keeper = None if seals is None else SealKeeper(
-            seals, self._control_client, self.worker, self.members,
-            lambda: self.leader.leads and self._may_act(), self.report_incident, topics,
-        )  # fmt: skip
         self.alerts = AlertMonitor(
-            self.control,
-            RegionQuery(
-                self.worker, self.audit_books, self.catalog.audits,
-                lambda: self.members.live(time.monotonic()),
-            ),
-            lambda: self.leader.leads and self._may_act(), self.report_incident, topics.region,
+            control,
+            RegionQuery(worker, self.audit_books, catalog.audits, lambda: members.live(time.monotonic())),
+            self._may_lead,
+            report,
+            topics.region,
             refuses_local=refuses_local_alerts,
-        )  # fmt: skip
+        )
         self.regions: Regions | None = None
         self.ended: OrphanedLines | None = None
         if atlas is not None and directory is not None:
             self.regions = make_regions(
                 atlas,
                 directory,
-                self.control,
-                self.catalog,
+                control,
+                catalog,
                 self.clusters,
-                lambda: self.leader.leads and self._may_act(),
-                self.report_incident,
+                self._may_lead,
+                report,
                 self.failover.keeper.passive,
                 self.failover.derived_routes.regions_of,
             )
             self.jobs.remote_progress_import.remote_progress = self.regions.remote_progress
-            tables = self.regions.tables
             self.ended = OrphanedLines(
-                self.control, clusters.keys(), tables.reach, own_lines(tables), self.barriers,
-                partial(self.control.read_to_end, self._control_client, CONTROL_READ_TIMEOUT_S),
-                lambda: self.leader.leads and self._may_act(),
-            )  # fmt: skip
-            others = self.regions.remote_routes
-            self.catalog.routes.other_regions = lambda: others.other_regions
-        self._incident_tail = TopicTail(
-            topics.incidents.name, control_options, self._on_incidents, from_start=True
-        )
+                control,
+                clusters.keys(),
+                self.regions.tables.reach,
+                own_lines(self.regions.tables),
+                self.barriers,
+                partial(control.read_to_end, client, CONTROL_READ_TIMEOUT_S),
+                self._may_lead,
+            )
+            remote_routes = self.regions.remote_routes
+            catalog.routes.other_regions = lambda: remote_routes.other_regions
+        self._incident_tail = TopicTail(topics.incidents.name, options, self._on_incidents, from_start=True)
 
     async def on_start(self) -> None:
         self.control.on_change(self._report_jumps)
@@ -277,12 +288,13 @@ class Runtime(Service):
             self.save_watch,
             self.open_files,
             self.loop_watch,
+            self.regions,
+            self.ended,
+            self.seal_keeper,
         ):
-            await self.add_runtime_dependency(service)
-        for other in (self.regions, self.ended, self.seal_keeper):
-            if other is not None:
-                await self.add_runtime_dependency(other)
-        # Faust's stores collect the whole heap at every rebalance, in the loop: what is here by now stays.
+            if service is not None:
+                await self.add_runtime_dependency(service)
+        # Faust's stores collect the whole heap at every rebalance, in the loop; this exempts present objects.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -295,7 +307,7 @@ class Runtime(Service):
             self.schemas.start_refresh()
 
     async def drain(self) -> None:
-        """SIGTERM: stops fetching, lets in-flight finish, commits, hands over, says goodbye."""
+        """SIGTERM: finishes the messages in flight, commits, releases the jobs, says goodbye."""
         if self.draining:
             return
         self.draining = True
@@ -311,7 +323,7 @@ class Runtime(Service):
         await bounded(self.clusters.stop(), 10.0, "data clusters")
 
     async def on_shutdown(self) -> None:
-        """Last of all: heartbeats and followers ask by these until they have stopped."""
+        """Last, because heartbeats and followers use these clients until they have stopped."""
         self.schemas.close()
         await bounded(self._control_client.stop(), TAIL_STOP_TIMEOUT_S, "client of the control cluster")
         await self._incident_producer.stop()
@@ -320,9 +332,9 @@ class Runtime(Service):
         now_s = time.monotonic()
         self.meter.sample(self.jobs.flowing, now_s)
         self.presence.update(now_s)
-        # what others may have taken over rests before this can renew the lease
+        # Pauses and moves that other workers rely on apply before this heartbeat can renew the lease.
         self.jobs.pause_controller.reconcile()
-        self.jobs.share_limits()  # as of `read`: the leader gives others what this worker gave up by then
+        self.jobs.share_limits()  # as of `read`: the leader then divides what this worker gave up
         return Heartbeat(
             worker=self.worker,
             at_ms=now_ms(),
@@ -348,42 +360,36 @@ class Runtime(Service):
     # -- incidents -------------------------------------------------------------------------------
 
     def report_incident(self, kind: str, subject: str, message: str, remedy: str) -> None:
-        """Something a person must know: logged, and kept in the incidents topic for every console."""
+        """Logs an incident, and writes it to the incidents topic for every console."""
         log.warning(message, incident=kind, subject=subject, remedy=remedy)
         incident = IncidentRecord(
             at_ms=now_ms(), worker=self.worker, kind=kind, subject=subject, message=message, remedy=remedy
         )
-        task = asyncio.get_running_loop().create_task(self._publish(incident))
+        topic, event = self._topics.incidents.name, codec.encode(incident)
+        sent = self._incident_producer.send_and_wait(topic, event, partition=0)
+        task = asyncio.get_running_loop().create_task(bounded(sent, INCIDENT_TIMEOUT_S, "incident"))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
     def _report_own(self, kind: str, message: str, remedy: str) -> None:
         self.report_incident(kind, self.worker, message, remedy)
 
-    async def _tell_others(self, kind: str, message: str, remedy: str) -> None:
-        """Reports an incident about this worker; it stands in the topic then, unless that takes nothing."""
+    async def _report_and_wait(self, kind: str, message: str, remedy: str) -> None:
+        """Waits until the incident is in the topic, or `INCIDENT_TIMEOUT_S`."""
         self.report_incident(kind, self.worker, message, remedy)
         await asyncio.wait(list(self._pending), timeout=INCIDENT_TIMEOUT_S)
 
     def _report_jumps(self) -> None:
-        """The leader tells of the first, second, fourth ... term or epoch that cannot be."""
+        """The leader reports the first, second, fourth ... refused term or epoch."""
         if not (jump := self.control.take_jump()):
             return
         self._jumps += 1
         if self.leader.leads and self._jumps.bit_count() == 1:
             self.report_incident(
                 "term-refused", self.control.topic,
-                f"{jump} names a term or an epoch that cannot be; it does not count",
-                "see who else writes to that topic, and withdraw their permission",
+                f"{jump} names an impossible term or epoch; it does not count",
+                "find the program that writes to that topic, and withdraw its permission",
             )  # fmt: skip
-
-    async def _publish(self, incident: IncidentRecord) -> None:
-        event = codec.encode(incident)
-        await bounded(
-            self._incident_producer.send_and_wait(self._topics.incidents.name, event, partition=0),
-            INCIDENT_TIMEOUT_S,
-            "incident",
-        )
 
     def _on_incidents(self, records: list[Any]) -> None:
         for record in records:
@@ -392,27 +398,17 @@ class Runtime(Service):
             except codec.BadEvent as error:
                 self._unreadable.add_for_later(record.offset, error)
 
-    # -- watchdog --------------------------------------------------------------------------------
-
-    def _watchdogs(self) -> tuple[Watchdog, SaveWatch, LoopWatch, OpenFilesWatch]:
-        trackers = self.trackers
-        saves = SaveWatch(
-            trackers.topic, trackers.writes, self._may_act, trackers.probe,
-            self._others_save, self._tell_others,
-        )  # fmt: skip
-        watchdog = Watchdog(self.jobs.progress_saver, self._may_not_commit, self._answers)
-        loop_watch = LoopWatch(self.worker, self.report_incident)
-        return watchdog, saves, loop_watch, OpenFilesWatch(self._report_own)
-
-    def _may_not_commit(self) -> bool:
-        return not self.jobs.flowing or not self._may_act()
+    # -- state -----------------------------------------------------------------------------------
 
     def _present(self) -> set[str]:
-        """The workers that live, by the names that count for whether the region goes on."""
+        """The live workers, by the names that count for the region's presence."""
         return {beat.presence for beat in self.members.live(time.monotonic()).values() if beat.presence}
 
     def _may_act(self) -> bool:
         return self.lease.holds(time.monotonic())
+
+    def _may_lead(self) -> bool:
+        return self.leader.leads and self._may_act()
 
     def _others_save(self) -> bool:
         others = self.members.live(time.monotonic()).values()

@@ -1,9 +1,10 @@
 """Ends a worker that looks alive and does nothing: a restart heals more, and its jobs move at once.
 
-It ends when the lease holds and jobs are here, but for `STALLED_AFTER_S`
-- no round of commits came to an end, or
-- a cluster answered no commit, although it answers a new connection that asks the same. A cluster that is
-  away for everybody is no reason: a restart would not bring it back, and would stop the flow of the others.
+It ends when the lease holds, jobs are here, and for `STALLED_AFTER_S`
+- no round of commits ended, or
+- a cluster answered no commit, although it answers the same request on a new connection. A cluster that
+  answers no connection is no reason: a restart would not help, and would stop the jobs of the other
+  clusters.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ Answers = Callable[[str, str], Awaitable[bool]]  # cluster, group -> whether a n
 
 
 async def answers(spec: ClusterSpec, group: str) -> bool:
-    """Whether the cluster tells a group's commits to a connection made for this."""
+    """Whether the cluster returns a group's commits on a new connection."""
     client = ClusterClient(spec)
     try:
         await client.start(timeout_s=WATCHDOG_POLL_INTERVAL_S)
         await OffsetCommitter(client).committed(group, [])
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is away for a new connection too
-        log.warning("a cluster answers no commit, nor a new connection", cluster=spec.name, error=repr(error))
+    except Exception as error:  # noqa: BLE001 - any error means that a new connection fails, too
+        log.warning("a cluster answers no commit and no new connection", cluster=spec.name, error=repr(error))
         return False
     finally:
         await client.stop()
@@ -43,12 +44,12 @@ async def answers(spec: ClusterSpec, group: str) -> bool:
 
 
 def end_process() -> None:
-    """At once: what hangs would hang a tidy end too."""
+    """Ends at once: a tidy end could hang, too."""
     os._exit(EXIT_STALLED)
 
 
 class Watchdog(Service):
-    """See the module."""
+    """`idle`: whether this worker has no commits to make. `end`: ends the process."""
 
     def __init__(
         self,
@@ -74,18 +75,19 @@ class Watchdog(Service):
             await self.sleep(self._look_s)
             if not self.should_stop and (why := await self.stalled(time.monotonic())):
                 log.critical(
-                    "commits stand still; this worker ends, its jobs move", why=why,
-                    remedy="start it again, as a supervisor does; if it recurs, see to the cluster it names",
-                )  # fmt: skip
+                    "commits stand still; this worker ends, and its jobs move",
+                    why=why,
+                    remedy="start it again, as a supervisor does; if it recurs, check the named cluster",
+                )
                 self._end()
 
     async def stalled(self, now_s: float) -> str:
-        """Why the worker has to end; "" when it need not."""
+        """Why the worker must end; "" if it need not."""
         if self._idle():
             return ""
         if now_s - self._progress_saver.round_at_s > self._stall_s:
             return f"no round of commits ended in {self._stall_s:.0f} s"
         for cluster, (since_s, group) in list(self._progress_saver.unanswered.items()):
             if now_s - since_s > self._stall_s and await self._answers(cluster, group):
-                return f"{cluster} answers, but no commit came through in {self._stall_s:.0f} s"
+                return f"{cluster} answers, but no commit succeeded in {self._stall_s:.0f} s"
         return ""

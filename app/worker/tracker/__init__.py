@@ -1,1 +1,1 @@
-"""The tracker topic: takeovers and snapshots, asked, answered, folded."""
+"""The tracker topic: takeovers and snapshots are sent to it, folded and answered."""

@@ -1,10 +1,10 @@
-"""Talking to the tracker topic: takeovers and snapshots.
+"""Sends takeovers and snapshots to the tracker topic, and waits for the answers to takeovers.
 
-The answer comes from whoever follows the job's partition (`app.worker.tracker.follower`), several times as
-a rule, on a topic of our own that exists beforehand and that every worker reads from its end: Faust's `ask`
-takes 45 s for its first reply, and the table's HTTP route is wrong during rebalances.
-A takeover is asked again every `TAKEOVER_RETRY_INTERVAL_S` until it is answered: the same epoch by the same
-worker is granted again, so asking twice changes nothing.
+Every follower of the job's partition (`app.worker.tracker.follower`) answers, so several answers come as a
+rule. They come on a topic of their own, which exists beforehand and which each worker reads from its end.
+Faust's `ask` takes 45 s for its first reply, and the table's HTTP route is wrong during rebalances.
+The client repeats a takeover every `TAKEOVER_RETRY_INTERVAL_S` until an answer comes. A repetition changes
+nothing, because the same epoch is granted to the same worker again.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ PROBE_TIMEOUT_S = 5.0
 
 
 def tracker_partition(job: str) -> int:
-    """The partition of the tracker topic, and so of its table, in which `job` lives."""
+    """The partition of the tracker topic, and of its table, that has `job`."""
     return zlib.crc32(job.encode()) % TRACKER_PARTITIONS
 
 
 class TrackerClient(Service):
-    """Asks for takeovers and sends snapshots on behalf of `worker`."""
+    """Takes jobs over and sends snapshots for `worker`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class TrackerClient(Service):
         self._seal = seal
         self._producer = ReplaceableProducer("tracker events", kafka_options, seal=seal)
         self._waiting: dict[str, asyncio.Future[TakeoverAnswer]] = {}
-        self._unreadable = UnreadableRecords("records of the answers topic are no answers")
+        self._unreadable = UnreadableRecords("the answers topic has records that are no answers")
         self._tail = TopicTail(topics.answers.name, kafka_options, self._on_answers, from_start=False)
 
     async def on_start(self) -> None:
@@ -85,43 +85,35 @@ class TrackerClient(Service):
                 waiting.set_result(answer)
 
     async def takeover(self, job: str, epoch: int, *, over: int = -1) -> TakeoverAnswer:
-        """Takes `job` over under `epoch`; waits as long as it takes (the caller may cancel). `over`: as in
-        `Takeover`.
-
-        Raises:
-            aiokafka.errors.KafkaError: the tracker topic did not take the question.
-        """
+        """Takes `job` over, without a timeout; the caller may cancel. `over`: see `Takeover`. Raises
+        KafkaError."""
         nonce = secrets.token_hex(8)
         answer: asyncio.Future[TakeoverAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[nonce] = answer
-        asked = 0
+        attempts = 0
         try:
             while True:
                 event = Takeover(
                     job=job, epoch=epoch, worker=self.worker, nonce=nonce, at_ms=now_ms(), over=over
                 )
                 await (await self._send(tracker_partition(job), codec.encode(event), job.encode()))
-                asked += 1
+                attempts += 1
                 try:
                     return await asyncio.wait_for(asyncio.shield(answer), TAKEOVER_RETRY_INTERVAL_S)
                 except TimeoutError:
-                    if asked % 20 == 0:
+                    if attempts % 20 == 0:
                         log.warning(
-                            "no answer to a takeover yet; nobody follows its partition of the tracker topic",
+                            "a takeover has no answer yet: no worker follows its tracker partition",
                             job=job,
                             epoch=epoch,
-                            asked=asked,
+                            attempts=attempts,
                         )
         finally:
             del self._waiting[nonce]
 
     async def send_snapshots(self, items: Iterable[SnapshotItem]) -> list[asyncio.Future[Any]]:
-        """Sends snapshots, as few events as they fit into; they will stand in the tracker topic in the order
-        of these calls. The futures end once they do.
-
-        Raises:
-            aiokafka.errors.KafkaError: (a future, too) one was not taken; sending them again is harmless.
-        """
+        """Sends snapshots in few events, in the order of these calls; a future ends when its event is in
+        the topic. Raises KafkaError, also in a future: sending them again is harmless."""
         by_partition: dict[int, list[SnapshotItem]] = defaultdict(list)
         for item in items:
             by_partition[tracker_partition(item.job)].append(item)
@@ -136,29 +128,34 @@ class TrackerClient(Service):
         try:
             sent = await self._producer.send(self.topic, event, key=key, partition=partition)
         except asyncio.CancelledError:
-            self.writes.left(partition)
+            self.writes.abandoned(partition)
             raise
         except Exception as error:
             self.writes.ended(partition, time.monotonic(), error)
             raise
-        sent.add_done_callback(partial(self._answered, partition))
+        sent.add_done_callback(partial(self._record_outcome, partition))
         return sent
 
-    def _answered(self, partition: int, answer: asyncio.Future[Any]) -> None:
-        if answer.cancelled():
-            self.writes.left(partition)
+    def _record_outcome(self, partition: int, sent: asyncio.Future[Any]) -> None:
+        if sent.cancelled():
+            self.writes.abandoned(partition)
         else:
-            self.writes.ended(partition, time.monotonic(), answer.exception())
+            self.writes.ended(partition, time.monotonic(), sent.exception())
 
     async def probe(self, timeout_s: float = PROBE_TIMEOUT_S) -> ProbeFailure | None:
-        """What a connection made for this meets when it writes an event to each partition; None: nothing."""
+        """Writes an event to each partition through a new connection; returns the first failure, or None."""
         producer = ReplaceableProducer(
-            "a look at the tracker topic", self._options,
-            enable_idempotence=False, seal=self._seal, request_timeout_ms=round(timeout_s * 1000),
-        )  # fmt: skip
+            "a probe of the tracker topic",
+            self._options,
+            enable_idempotence=False,
+            seal=self._seal,
+            request_timeout_ms=round(timeout_s * 1000),
+        )
         event, partition = codec.encode(Snapshots(worker=self.worker, at_ms=now_ms(), items=[])), 0
         try:
-            async with asyncio.timeout(2 * timeout_s):  # the producer's own ends first, with a broker's words
+            async with asyncio.timeout(
+                2 * timeout_s
+            ):  # the producer's timeout ends first, with the broker's error
                 await producer.start()
                 for partition in range(TRACKER_PARTITIONS):
                     await producer.send_and_wait(self.topic, event, partition=partition)

@@ -1,9 +1,9 @@
-"""Answers takeovers: follows some partitions of the tracker topic and folds them in memory.
+"""Answers takeovers: each worker follows some partitions of the tracker topic and folds them in memory.
 
-Each partition is followed by a few workers (`followers`, of those that live), each of which answers. So a
-takeover waits for nobody's rebalance, table or backlog: Faust's agent writes down what is folded here, for
-those who begin to follow, for Spark and for people, and may be seconds behind. `app.worker.tracker.fold` says
-why it is safe.
+Each partition has a few followers among the live workers (`followers`), and each of them answers. So a
+takeover waits for no rebalance, table or backlog. Faust's agent writes the folded rows to the table, for
+new followers, for Spark and for people, and may be seconds behind. `app.worker.tracker.fold` says why this
+is safe.
 """
 
 from __future__ import annotations
@@ -35,20 +35,15 @@ from app.worker.tracker.fold import TrackerFold, followers
 
 log = structlog.get_logger(__name__)
 
-PARTITIONS_POLL_INTERVAL_S = 0.5  # how often it looks what it should follow
-MARGIN_S = 60.0  # what the table's writer has committed had arrived in the changelog by then, or never will
-MARGIN_EVENTS = 1_000  # when none is as new as that: the topic is idle, or a clock is wrong
-WRITTEN_S = (
-    600.0  # a partition of which the table is written here is followed for so long after the last time
-)
-FOLD_INTERVAL_S = 0.02  # what comes within this time is folded together: events come from every worker
+PARTITIONS_POLL_INTERVAL_S = 0.5  # between two choices of what to follow
+MARGIN_S = 60.0  # rows of committed events arrive in the changelog within this time, or never
+MARGIN_EVENTS = 1_000  # where no event is that new: the topic is idle, or a clock is wrong
+WRITTEN_S = 600.0  # a partition whose table is written here is followed for this long after the last write
+FOLD_INTERVAL_S = 0.02  # events of this time are folded together: they come from every worker
 
 
 class TrackerFollower(Service):
-    """See the module.
-
-    Attributes: `folds` (partition of the tracker topic -> what is known of it).
-    """
+    """`folds`: partition of the tracker topic -> its fold."""
 
     def __init__(
         self,
@@ -67,12 +62,12 @@ class TrackerFollower(Service):
         self._options = kafka_options
         self._members = members
         self._groups = OffsetCommitter(client)
-        self._beginning: dict[int, asyncio.Task[TrackerFold]] = {}
-        self._again_s: dict[int, float] = {}  # when a beginning that failed is tried again
+        self._starting: dict[int, asyncio.Task[TrackerFold]] = {}
+        self._retry_at_s: dict[int, float] = {}  # for partitions whose start failed
         self._written_s: dict[int, float] = {}
         self._progress = asyncio.Event()
         self._unreadable = [
-            UnreadableRecords("tracker events are passed over", partition=partition)
+            UnreadableRecords("the tracker topic has unreadable events", partition=partition)
             for partition in range(topics.trackers.partitions)
         ]
         self._producer = ReplaceableProducer(
@@ -83,12 +78,12 @@ class TrackerFollower(Service):
         await self._producer.start_patiently()
 
     async def on_stop(self) -> None:
-        for task in self._beginning.values():
+        for task in self._starting.values():
             task.cancel()
         await self._producer.stop()
 
     async def folded(self, partition: int, offset: int) -> TrackerFold:
-        """The fold of a partition, once the event at `offset` is in it; followed from now on."""
+        """The fold of a partition with the event at `offset`; the worker follows it from now on."""
         while True:
             self._written_s[partition] = time.monotonic()
             fold = self.folds.get(partition)
@@ -104,11 +99,13 @@ class TrackerFollower(Service):
                 await self._follow()
             except (KafkaError, OSError, TimeoutError) as error:
                 log.warning(
-                    "the tracker topic cannot be followed", error=repr(error), retry_s=TAIL_RETRY_INTERVAL_S
+                    "this worker cannot follow the tracker topic",
+                    error=repr(error),
+                    retry_s=TAIL_RETRY_INTERVAL_S,
                 )
             except Exception:
-                # A mistake must not end the answers for good; the records are read anew.
-                log.exception("following the tracker topic failed; it begins afresh")
+                # A programming error must not end the answers; the records are read again.
+                log.exception("following the tracker topic failed; this worker reads it again from the table")
                 self.folds.clear()
             await self.sleep(TAIL_RETRY_INTERVAL_S)
 
@@ -134,7 +131,7 @@ class TrackerFollower(Service):
                     await self._fold(consumer, at, records)
                 for partition in followed & self.folds.keys():
                     self._pass_over(partition, await consumer.position(self._at(partition)))
-                if sum(map(len, found.values())) < TAKEN_RECORDS:  # or it lies behind
+                if sum(map(len, found.values())) < TAKEN_RECORDS:  # else it is behind, and reads on
                     await self.sleep(FOLD_INTERVAL_S)
         finally:
             await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the tracker topic")
@@ -145,78 +142,73 @@ class TrackerFollower(Service):
     # -- what to follow --------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        """Begins to follow what falls to this worker, and ends what no longer does."""
-        for partition, task in list(self._beginning.items()):
+        for partition, task in list(self._starting.items()):
             if task.done():
-                del self._beginning[partition]
+                del self._starting[partition]
                 if task.cancelled():
                     continue
                 if (error := task.exception()) is None:
                     self.folds[partition] = task.result()
                 else:
-                    log.warning("a partition of the tracker table cannot be read yet", partition=partition,
-                                error=repr(error), retry_s=TAIL_RETRY_INTERVAL_S)  # fmt: skip
-                    self._again_s[partition] = time.monotonic() + TAIL_RETRY_INTERVAL_S
-        live = self._members.live(time.monotonic())
+                    log.warning(
+                        "this worker cannot read a partition of the tracker table yet",
+                        partition=partition,
+                        error=repr(error),
+                        retry_s=TAIL_RETRY_INTERVAL_S,
+                    )
+                    self._retry_at_s[partition] = time.monotonic() + TAIL_RETRY_INTERVAL_S
+        now_s = time.monotonic()
+        live = self._members.live(now_s)
         if self.worker not in live:
-            return  # just started, or paused: what it knows of the others is worth nothing
-        written = {p for p, at_s in self._written_s.items() if time.monotonic() - at_s < WRITTEN_S}
+            return  # it just started, or was paused: it does not know the other workers
+        written = {p for p, at_s in self._written_s.items() if now_s - at_s < WRITTEN_S}
         for partition in range(self._topics.trackers.partitions):
             mine = partition in written or self.worker in followers(partition, live)
             if not mine:
                 self.folds.pop(partition, None)
-                if (begun := self._beginning.pop(partition, None)) is not None:
-                    begun.cancel()
-            elif (
-                partition not in self.folds
-                and partition not in self._beginning
-                and time.monotonic() >= self._again_s.get(partition, 0.0)
+                if (starting := self._starting.pop(partition, None)) is not None:
+                    starting.cancel()
+            elif partition not in self.folds | self._starting and now_s >= self._retry_at_s.get(
+                partition, 0.0
             ):
-                self._beginning[partition] = asyncio.get_running_loop().create_task(
-                    self._start_partition(partition)
-                )
+                self._starting[partition] = asyncio.create_task(self._start_partition(partition))
 
     async def _start_partition(self, partition: int) -> TrackerFold:
-        """What the table's changelog says of a partition; first of all, up to where its writer has come."""
+        """Reads the table writer's committed offset before the changelog (rule 3 of `fold`)."""
         at = self._at(partition)
-        committed = (await self._groups.committed(self._topics.app_id, [(at.topic, partition)])).get(
-            (at.topic, partition)
-        )
+        committed = (await self._groups.committed(self._topics.app_id, [at])).get(at)
         changelog = TopicPartition(self._topics.changelog("trackers", 0).name, partition)
         consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="earliest", **self._options)
         await consumer.start()
         try:
             consumer.assign([changelog])
             start = (await consumer.beginning_offsets([at]))[at]
-            base = min(committed or 0, (await consumer.end_offsets([at]))[at])  # a position may lie
-            place = at.topic, partition
+            base = min(committed or 0, (await consumer.end_offsets([at]))[at])  # a commit may be wrong
             since_ms = now_ms() - int(MARGIN_S * 1000)
-            lately = (await offsets_at(self._client, [place], since_ms)).get(place, -1)
+            lately = (await offsets_at(self._client, [at], since_ms)).get(at, -1)
             fold = TrackerFold(max(start, min(base, lately) if lately >= 0 else base - MARGIN_EVENTS))
             end = (await consumer.end_offsets([changelog]))[changelog]
             upto = (await consumer.end_offsets([at]))[at]
             await consumer.seek_to_beginning(changelog)
             while await consumer.position(changelog) < end:
                 unreadable = UnreadableRecords(
-                    "records of the tracker table cannot be read", partition=partition
+                    "the tracker table has unreadable records", partition=partition
                 )
                 for record in (await consumer.getmany(changelog, timeout_ms=500)).get(changelog, []):
                     self._restore(fold, record, upto, unreadable)
                 unreadable.report()
         finally:
-            await bounded(
-                stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the tracker table's changelog"
-            )
+            await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the tracker's changelog")
         return fold
 
     def _restore(self, fold: TrackerFold, record: Any, upto: int, unreadable: UnreadableRecords) -> None:
-        """`upto`: where the tracker topic ended later. A record of beyond is of another topic, or forged."""
+        """`upto`: a later end of the topic. A row beyond it is forged, or of a former topic."""
         if record.key is None or record.value is None:
             return
         try:
             found = codec.tracker_record(record.value)
             if found.offset >= upto:
-                found = msgspec.structs.replace(found, offset=-1)  # or no event would ever change it
+                found = msgspec.structs.replace(found, offset=-1)  # else no event would ever change it
             fold.restore(record.key.decode(), found)
         except (codec.BadEvent, UnicodeDecodeError) as error:
             unreadable.add(record.offset, error)
@@ -224,7 +216,7 @@ class TrackerFollower(Service):
     # -- folding ---------------------------------------------------------------------------------
 
     def _pass_over(self, partition: int, position: int) -> None:
-        """What stands between the last event and the reader's position, if it was read and does not count."""
+        """Advances the fold over records that were read and do not count."""
         fold = self.folds[partition]
         start = fold.next_offset
         if position > start and was_passed_over(self._topics.trackers.name, partition, start, position):
@@ -237,11 +229,16 @@ class TrackerFollower(Service):
         records = [record for record in records if fold is not None and record.offset >= fold.next_offset]
         if fold is None or not records:
             return
-        if records[0].offset > fold.next_offset:  # else what lies between holds no record that can be read
+        if records[0].offset > fold.next_offset:  # deleted, unless the records between cannot be read
             start = (await consumer.beginning_offsets([at]))[at]
             if start > fold.next_offset:
-                log.error("events of the tracker topic are gone before they were read; it is read anew",
-                          partition=at.partition, since=fold.next_offset, present=start)  # fmt: skip
+                log.error(
+                    "events of the tracker topic were deleted before this worker read them; it starts again "
+                    "from the table",
+                    partition=at.partition,
+                    since=fold.next_offset,
+                    present=start,
+                )
                 del self.folds[at.partition]
                 return
         for record in records:
@@ -259,6 +256,6 @@ class TrackerFollower(Service):
 
 
 def _report_refusal(sent: asyncio.Future[Any]) -> None:
-    """The worker asks again. If its answer is refused each time, the log says why its job waits."""
+    """The worker repeats its takeover; if each answer is refused, this line says why its job waits."""
     if not sent.cancelled() and (error := sent.exception()) is not None:
-        log.warning("an answer to a takeover was not written; its job waits", error=repr(error))
+        log.warning("the answer to a takeover was not written; its job waits", error=repr(error))

@@ -1,7 +1,7 @@
-"""Since when each partition of the tracker topic has taken nothing of what this worker writes.
+"""Since when each partition of the tracker topic has accepted no event from this worker. Pure.
 
-Pure. Any success ends the trouble of its partition, so a topic that is slow is no trouble. So does silence:
-whoever wanted to write tries again within a second, or has given up.
+Any success ends a partition's trouble, so a slow topic is no trouble. So does silence: a sender tries
+again within a second, or has given up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORGET_AFTER_S = 5.0
 
 @dataclass(slots=True)
 class WriteTrouble:
-    """`since_s`: monotonic. `why`: the last answer; "" while there was none."""
+    """`since_s`: monotonic. `why`: the last error; "" while none came."""
 
     partition: int
     since_s: float
@@ -33,18 +33,16 @@ class _Partition:
 
 
 class WriteHealth:
-    """See the module."""
-
     def __init__(self) -> None:
         self._partitions: dict[int, _Partition] = {}
 
     def began(self, partition: int, now_s: float) -> None:
-        """An event is written; `ended` is called later."""
+        """A write begins; `ended` or `abandoned` follows."""
         state = self._partitions.setdefault(partition, _Partition(WriteTrouble(partition, now_s)))
         state.waiting += 1
 
     def ended(self, partition: int, now_s: float, error: BaseException | None = None) -> None:
-        """It was taken, or failed by this error."""
+        """The write was accepted, or failed with `error`."""
         state = self._partitions[partition]
         state.waiting -= 1
         if error is not None:
@@ -55,12 +53,12 @@ class WriteHealth:
         else:
             del self._partitions[partition]
 
-    def left(self, partition: int) -> None:
-        """Nobody waits any more for what becomes of it."""
+    def abandoned(self, partition: int) -> None:
+        """The sender was cancelled; the outcome is not known."""
         self._partitions[partition].waiting -= 1
 
     def begin_again(self, now_s: float) -> None:
-        """What was before does not count: the whole cluster was away."""
+        """Forgets the past: the whole cluster was unreachable."""
         for partition, state in list(self._partitions.items()):
             if state.waiting:
                 state.trouble = WriteTrouble(partition, now_s)
@@ -68,7 +66,6 @@ class WriteHealth:
                 del self._partitions[partition]
 
     def trouble(self, now_s: float) -> WriteTrouble | None:
-        """The oldest that stands."""
         for partition, state in list(self._partitions.items()):
             if not state.waiting and now_s - state.failed_s > FORGET_AFTER_S:
                 del self._partitions[partition]
@@ -77,7 +74,7 @@ class WriteHealth:
 
 
 class ProbeFailure(NamedTuple):
-    """What a new connection met. `is_refusal`: it gets the same answer however often it tries."""
+    """The failure of a new connection. `is_refusal`: every repetition gets the same answer."""
 
     partition: int
     why: str
@@ -85,6 +82,5 @@ class ProbeFailure(NamedTuple):
 
     @classmethod
     def of(cls, partition: int, error: BaseException) -> ProbeFailure:
-        """The failure that this error ended."""
         is_refusal = isinstance(error, KafkaError) and not heals(error)
         return cls(partition, str(error) or repr(error), is_refusal)

@@ -150,7 +150,7 @@ class Stage:
             workload,
             await self.clusters.get(workload.metadata.cluster),
             answer,
-            begun=self.log.view.start_of(self.key),
+            recorded=self.log.view.start_of(self.key),
             reset=None,
             report_incident=lambda kind, *_: self.told.append(kind),
         )

@@ -30,7 +30,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         yield InProcess(url, fed, tmp_path)
 
 
-def test_pausing_is_a_dry_run_until_told_and_asks_until_told(shell: Shell) -> None:
+def test_pausing_is_a_dry_run_without_execute_and_asks_without_yes(shell: Shell) -> None:
     look = shell("workload", "pause", NAME)
     assert (look.returncode, "flowing" in look.stdout, "dry run" in look.stderr) == (0, True, True)
     asks = shell("workload", "pause", NAME, "--execute")
@@ -44,14 +44,14 @@ def test_a_partition_is_paused_and_all_is_resumed(shell: Shell) -> None:
     )
     assert json.loads(ended.stdout)["partitions"] == [1]
     assert shell("workload", "resume", NAME, "--execute", "--yes").returncode == 0
-    assert "so before" in shell("workload", "resume", NAME, "--execute", "--yes").stderr
+    assert "it was resumed before" in shell("workload", "resume", NAME, "--execute", "--yes").stderr
     events = [event for event in shell.fed.control.appended if isinstance(event, Paused)]
     assert [(event.partition, event.paused) for event in events] == [(1, True), (-1, False), (-1, False)]
     assert events[0].actor == "ann (command line)"
 
 
 @pytest.mark.parametrize("verb", ["skip", "stash"])
-def test_a_look_at_offsets_says_what_would_be_and_why_not(shell: Shell, verb: str) -> None:
+def test_a_dry_run_names_the_offsets_that_would_end_and_why_others_would_not(shell: Shell, verb: str) -> None:
     look = shell("tracker", verb, NAME, "0", "104-108", "119-121", "-o", "csv")
     assert look.returncode == 0, look.stderr
     assert list(csv.reader(io.StringIO(look.stdout)))[1:] == [
@@ -76,18 +76,18 @@ def test_nothing_to_end_is_a_failed_precondition(shell: Shell) -> None:
         (["workload", "reset", NAME, "--to", "earliest", "--at", "2h"], 2, "say where to"),
         (["workload", "reset", NAME, "--offset", "0:1", "--partition", "0"], 2, "say where to"),
         (["workload", "reset", NAME, "--offset", "0"], 2, "P:OFFSET"),
-        (["workload", "reset", NAME, "--offset", "0:1", "--offset", "0:2"], 2, "once a partition"),
+        (["workload", "reset", NAME, "--offset", "0:1", "--offset", "0:2"], 2, "each partition once"),
         (["workload", "pause", "orders"], 2, "group/topic"),
         (["workload", "pause", "no/such", "--execute", "--yes"], 4, "no workload no/such"),
         (["workload", "pause", NAME, "--partition", "9", "--execute", "--yes"], 4, "no partition 9"),
         (["tracker", "skip", NAME, "0", "x"], 2, "1042"),
         (["tracker", "skip", NAME, "0"], 2, "OFFSET"),
-        (["tracker", "stash", NAME, "9", "1"], 4, "nobody owns"),
+        (["tracker", "stash", NAME, "9", "1"], 4, "no worker owns"),
         (["tracker", "stash", NAME, "1", "1"], 7, "starting or stopping"),
         (["tracker", "stash", NAME, "0", "1", "--url", "http://127.0.0.1:1"], 7, "no worker answers"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_has_its_words_and_its_exit_code(
+def test_each_error_has_its_text_and_exit_code(
     shell: Shell, arguments: list[str], code: int, words: str
 ) -> None:
     ended = shell(*arguments)

@@ -78,15 +78,15 @@ def stranger() -> Iterator[str]:
     thread.join(10)
 
 
-def test_what_is_no_worker_at_all_gives_no_answer_for_it(console: Console) -> None:
+def test_a_process_that_is_no_worker_gives_no_answer(console: Console) -> None:
     with stranger() as url:
         of_another(console, url, place="another host")
         answer = console.ask("GET", TRACKER)
         assert answer.status == 502
-        assert "not this worker" in answer.json["detail"]
+        assert "another process answers" in answer.json["detail"]
 
 
-def test_the_answer_of_a_worker_of_an_older_version_counts() -> None:
+def test_the_answer_of_an_older_version_counts() -> None:
     with stranger() as url:
         assert asyncio.run(ask_peer(beat(worker="worker-b", url=url), "/", 10.0)) == (200, b"{}")
 

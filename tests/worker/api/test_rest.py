@@ -78,7 +78,7 @@ def test_single_partitions_are_paused_and_not_resumed_out_of_a_paused_workload(o
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "reset"])
-def test_what_is_not_there_is_not_found_and_nothing_is_written(orders: Console, verb: str) -> None:
+def test_a_missing_workload_is_not_found_and_nothing_is_written(orders: Console, verb: str) -> None:
     body = {"partitions": [7]} | ({"to": "earliest"} if verb == "reset" else {})
     problem(orders.ask("POST", f"{PATH}/{verb}", body), 404, "no partition 7")
     problem(orders.ask("POST", f"/api/v1/workloads/no/such/{verb}", body), 404, "no workload no/such")
@@ -118,9 +118,7 @@ def test_what_is_not_there_is_not_found_and_nothing_is_written(orders: Console, 
         (f"{PATH}/partitions/x/tracker/skip", {"ranges": [[0, 1]]}, "no partition"),
     ],
 )  # fmt: skip
-def test_a_request_that_means_nothing_is_told_what_it_should_be(
-    orders: Console, path: str, body: Any, word: str
-) -> None:
+def test_an_invalid_request_gets_the_valid_form(orders: Console, path: str, body: Any, word: str) -> None:
     problem(orders.ask("POST", path, body), 400, word)
     assert not orders.fed.control.appended
 
@@ -143,7 +141,7 @@ class HeldPump(FakePump):
         self.runtime = type("Runtime", (), {"ordered": False})()
 
 
-def test_a_look_says_which_offsets_would_be_ended_and_changes_nothing(orders: Console) -> None:
+def test_a_forecast_names_the_offsets_that_would_end_and_changes_nothing(orders: Console) -> None:
     orders.fed.jobs.pumps[job(0)] = HeldPump()
     told = orders.ask("POST", SKIP, {"ranges": [[104, 112], [118, 122]]}).json
     assert told == {
@@ -158,7 +156,7 @@ def test_a_look_says_which_offsets_would_be_ended_and_changes_nothing(orders: Co
     assert not orders.fed.control.appended
 
 
-def test_what_belongs_to_another_worker_is_handed_to_it_once_with_who_asked(orders: Console) -> None:
+def test_a_request_for_another_workers_job_is_forwarded_once_with_its_actor(orders: Console) -> None:
     there = FakeRuntime()
     there.worker = "worker-b"
     there.jobs.worker, there.jobs.draining, there.jobs._lease = "worker-b", False, there.lease
@@ -175,12 +173,12 @@ def test_what_belongs_to_another_worker_is_handed_to_it_once_with_who_asked(orde
         problem(orders.ask("POST", SKIP, {"ranges": [[105, 106]]}), 503, "belongs to worker-c")
 
 
-def test_a_partition_whose_owner_is_away_or_starting_is_asked_for_again(orders: Console) -> None:
+def test_a_request_for_a_silent_or_starting_owner_says_to_ask_again(orders: Console) -> None:
     body = {"ranges": [[1, 2]], "execute": True}
     problem(orders.ask("POST", SKIP, body), 503, "starting or stopping")
     orders.fed.apply(assigned(job(0), "worker-b", epoch=2))
     problem(orders.ask("POST", SKIP, body), 503, "sends no heartbeats")
-    problem(orders.ask("POST", f"{PATH}/partitions/9/tracker/stash", body), 404, "nobody owns")
+    problem(orders.ask("POST", f"{PATH}/partitions/9/tracker/stash", body), 404, "no worker owns")
 
 
 # -- reset -----------------------------------------------------------------------------------------
@@ -233,7 +231,7 @@ class OfOneFetch:
         return found
 
 
-def test_a_reset_is_foreseen_by_whoever_is_asked_and_kept_within_the_log(log_of_50: Any) -> None:
+def test_any_worker_foresees_a_reset_and_keeps_it_within_the_log(log_of_50: Any) -> None:
     ask, path, middle_ms = log_of_50.ask, log_of_50.path, log_of_50.fed.middle_ms
 
     def where(body: Any) -> list[tuple[int, int, str]]:
@@ -251,7 +249,7 @@ def test_a_reset_is_foreseen_by_whoever_is_asked_and_kept_within_the_log(log_of_
     assert not log_of_50.fed.control.appended
 
 
-def test_a_partition_that_cannot_be_reset_now_is_told_and_the_answer_counts_none(log_of_50: Any) -> None:
+def test_a_partition_that_cannot_be_reset_is_named_and_not_counted(log_of_50: Any) -> None:
     log_of_50.fed.jobs.draining = False
     told = log_of_50.ask("POST", log_of_50.path, {"to": "earliest", "execute": True}).json
     assert (told["execute"], told["done"]) == (True, 0)
@@ -268,7 +266,7 @@ def test_a_partition_that_cannot_be_reset_now_is_told_and_the_answer_counts_none
 # -- who, and the buttons --------------------------------------------------------------------------
 
 
-def test_who_asks_can_always_be_written_down() -> None:
+def test_any_actor_can_be_recorded() -> None:
     class Request:
         headers = {"X-Switchyard-Actor": "ann\udcff" + "x" * 500}
         remote = None

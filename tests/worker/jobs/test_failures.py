@@ -25,9 +25,9 @@ def test_a_job_that_fails_at_one_batch_waits_longer_each_time_and_the_batch_is_g
         assert failure.count == count
         assert list(failures.given_up("j", EPOCH)) == [7] * (count >= MOST_FAILURES)
         assert not failures.may_begin("j", EPOCH, now_s)
-        assert failures.may_begin("j", EPOCH, failure.again_s)
-        waits.append(failure.again_s - now_s)
-        now_s = failure.again_s
+        assert failures.may_begin("j", EPOCH, failure.retry_at_s)
+        waits.append(failure.retry_at_s - now_s)
+        now_s = failure.retry_at_s
     assert waits[:3] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
     assert max(waits) == waits[-1] == MOST_DELAY_S
     assert failures.may_begin("another", EPOCH, 0.0)
@@ -41,17 +41,17 @@ def test_a_job_that_fails_at_one_batch_waits_longer_each_time_and_the_batch_is_g
     assert failures.given_up("j", EPOCH) == {}
 
 
-def test_what_fails_at_no_batch_waits_and_gives_nothing_up() -> None:
+def test_a_failure_without_a_batch_waits_and_gives_nothing_up() -> None:
     failures = JobFailures()
     for now_s in range(5):
         failure = failures.failed("j", EPOCH, NOWHERE, "boom", now_s, first_delay_s=2.0)
-    assert failure.again_s == 4 + MOST_DELAY_S
+    assert failure.retry_at_s == 4 + MOST_DELAY_S
     assert failures.given_up("j", EPOCH) == {}
     failures.forget("j")
     assert failures.may_begin("j", EPOCH, 4)
 
 
-def test_what_failed_long_ago_does_not_count() -> None:
+def test_an_old_failure_does_not_count() -> None:
     failures = JobFailures()
     failures.failed("j", EPOCH, 7, "boom", 0.0)
     assert failures.failed("j", EPOCH, 7, "boom", FORGET_AFTER_S - 1).count == 2

@@ -31,7 +31,7 @@ class Place:
     def __init__(self, cluster: DataCluster, topic: str) -> None:
         self.cluster, self.topic = cluster, topic
         self.job = JobId(Kind.DISPATCH, f"{GROUP}/{topic}", topic, 0)
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     async def make(self, messages: int) -> None:
         """The topic, with so many messages."""
@@ -78,14 +78,14 @@ class Place:
         }
 
         def tell(kind: str, _subject: str, message: str, _remedy: str) -> None:
-            self.told.append(f"{kind}: {message}")
+            self.reported.append(f"{kind}: {message}")
 
         return await find_start_position(
             self.job,
             Workload.from_wire(definition),
             self.cluster,
             answer,
-            begun=begun,
+            recorded=begun,
             reset=reset,
             report_incident=tell,
             carried=carried,
@@ -116,10 +116,10 @@ async def test_table_and_group_are_joined_and_the_present_ids_adopted(place: Pla
     old = await place.begin(5)
     assert (old.snapshot.base, old.log, old.known, old.lineage) == (7, await place.log(), False, 0)
     assert (await place.begin(9, log=await place.log())).known
-    assert place.told == []
+    assert place.reported == []
 
 
-async def test_a_topic_made_anew_is_delivered_from_its_start_although_it_reaches_the_old_position(
+async def test_a_recreated_topic_is_delivered_from_its_start_although_it_reaches_the_old_position(
     place: Place,
 ) -> None:
     former = await place.log()
@@ -128,36 +128,36 @@ async def test_a_topic_made_anew_is_delivered_from_its_start_although_it_reaches
     found = await place.begin(100, log=former, lineage=2)
     assert (found.snapshot, found.lineage, found.known) == (Snapshot(0), 3, False)
     assert found.log == await place.log()
-    assert "made anew" in place.told[0]
-    assert former.topic_id in place.told[0]
-    assert found.log.topic_id in place.told[0]
+    assert "recreated" in place.reported[0]
+    assert former.topic_id in place.reported[0]
+    assert found.log.topic_id in place.reported[0]
     # Once the table knows, nothing of it is told again, and the group's old commit is still not believed.
     again = await place.begin(0, log=found.log, lineage=3)
-    assert (again.snapshot.base, again.known, len(place.told)) == (0, True, 1)
+    assert (again.snapshot.base, again.known, len(place.reported)) == (0, True, 1)
 
 
-async def test_a_workload_deployed_anew_in_another_cluster_begins_at_the_start_there(place: Place) -> None:
+async def test_a_workload_moved_by_a_deployment_starts_at_the_new_logs_beginning(place: Place) -> None:
     elsewhere = LogId("another-cluster", "another-topic")
     await place.commit(4)
     found = await place.begin(8, log=elsewhere, start="latest")
     assert (found.snapshot.base, found.lineage) == (0, 1)
-    assert "went to another cluster" in place.told[0]
+    assert "went to another cluster" in place.reported[0]
 
 
-async def test_a_job_that_found_its_log_made_anew_while_it_flowed_begins_where_it_found_it(
+async def test_a_running_job_restarts_where_it_found_its_log_recreated(
     place: Place,
 ) -> None:
     await place.commit(9)
     found = await place.begin(9, log=LogId("", "gone"), reset=LineageReset(1, 5, 3, "it was made anew"))
     assert (found.snapshot.base, found.lineage, found.log) == (3, 5, await place.log())
-    assert "it was made anew" in place.told[0]
-    assert "topic id gone" in place.told[0]
-    assert found.log.topic_id in place.told[0]
+    assert "it was made anew" in place.reported[0]
+    assert "topic id gone" in place.reported[0]
+    assert found.log.topic_id in place.reported[0]
 
 
 async def test_a_reset_is_no_incident(place: Place) -> None:
     found = await place.begin(9, log=await place.log(), reset=LineageReset(1, 5, 3))
-    assert (found.snapshot.base, found.lineage, place.told) == (3, 5, [])
+    assert (found.snapshot.base, found.lineage, place.reported) == (3, 5, [])
 
 
 async def test_latest_is_where_the_topic_ended_when_it_was_deployed(place: Place) -> None:
@@ -166,7 +166,7 @@ async def test_latest_is_where_the_topic_ended_when_it_was_deployed(place: Place
         await place.begin(start="latest")
 
 
-async def test_latest_does_not_count_for_a_partition_that_was_added_nor_for_a_topic_made_anew(
+async def test_latest_does_not_apply_to_an_added_partition_or_a_recreated_topic(
     place: Place,
 ) -> None:
     assert (await place.begin(start="latest", begun=begun(place))).snapshot.base == 0
@@ -174,7 +174,7 @@ async def test_latest_does_not_count_for_a_partition_that_was_added_nor_for_a_to
     assert (await place.begin(start="latest", begun=of_another)).snapshot.base == 0
 
 
-async def test_where_a_workload_was_moved_to_it_begins_as_mapped_until_the_table_knows_of_it(
+async def test_a_moved_workload_starts_at_the_mapped_offset_until_the_table_knows_it(
     place: Place,
 ) -> None:
     present = await place.log()
@@ -190,7 +190,7 @@ async def test_where_a_workload_was_moved_to_it_begins_as_mapped_until_the_table
             )  # fmt: skip
     # What the table knows of this log counts, from then on.
     assert (await place.begin(7, log=present, lineage=1, begun=at)).snapshot == Snapshot(7)
-    assert place.told == [], "a move is no incident"
+    assert place.reported == [], "a move is no incident"
 
 
 async def test_a_mapped_position_is_of_one_log_only(place: Place) -> None:
@@ -203,7 +203,7 @@ async def test_a_mapped_position_is_of_one_log_only(place: Place) -> None:
     assert (await place.begin(8, log=LogId("old", "old"), begun=retry)).snapshot.base == 4
 
 
-async def test_what_other_regions_have_finished_is_joined_and_latest_passes_over_nothing_they_have_not(
+async def test_progress_of_other_regions_is_joined_and_latest_skips_nothing_unfinished(
     place: Place,
 ) -> None:
     present, seven, unknown = (
@@ -222,7 +222,7 @@ async def test_what_other_regions_have_finished_is_joined_and_latest_passes_over
         assert (await place.begin(start="latest", begun=latest, carried=carried)).snapshot.base == base
     reset = await place.begin(9, log=present, reset=LineageReset(1, 5, 3), carried=seven)
     assert reset.snapshot.base == 3, "an operator asked for it"
-    assert place.told == []
+    assert place.reported == []
 
 
 async def test_a_corrupt_snapshot_gives_way_to_the_groups_commit(place: Place) -> None:
@@ -234,20 +234,20 @@ async def test_a_corrupt_snapshot_gives_way_to_the_groups_commit(place: Place) -
          "metadata": {"group": GROUP, "topic": place.topic, "cluster": "east"},
          "spec": {"target": {"address": "h:1"}}}
     )  # fmt: skip
-    told: list[str] = []
+    reported: list[str] = []
     found = await find_start_position(
         place.job,
         workload,
         place.cluster,
         answer,
-        begun=None,
+        recorded=None,
         reset=None,
-        report_incident=lambda *t: told.append(t[0]),
+        report_incident=lambda *t: reported.append(t[0]),
     )
-    assert (found.snapshot.base, found.known, told) == (4, False, ["snapshot-corrupt"])
+    assert (found.snapshot.base, found.known, reported) == (4, False, ["snapshot-corrupt"])
 
 
-async def test_a_job_of_a_topic_that_is_not_there_waits(place: Place) -> None:
+async def test_a_job_of_a_missing_topic_waits(place: Place) -> None:
     place.job = JobId(Kind.DISPATCH, place.job.name, f"{place.topic}-not", 0)
     with pytest.raises(LookupError, match="does not exist"):
         await place.begin(5)

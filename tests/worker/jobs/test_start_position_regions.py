@@ -59,7 +59,7 @@ async def begin(carried: ImportedProgress, base: int | None = None) -> StartPosi
         workload,
         cluster,
         answer,
-        begun=begun,
+        recorded=begun,
         reset=None,
         report_incident=lambda *_: None,
         carried=carried,
@@ -67,14 +67,14 @@ async def begin(carried: ImportedProgress, base: int | None = None) -> StartPosi
 
 
 @pytest.mark.parametrize("log", [HERE, LogId("west-id"), LogId()])
-async def test_of_this_log_as_far_as_is_known_what_is_finished_elsewhere_counts(log: LogId) -> None:
+async def test_progress_of_other_regions_counts_unless_it_is_of_another_log(log: LogId) -> None:
     carried = ImportedProgress(70, was_read=True, log=log)
     assert (await begin(carried)).snapshot == Snapshot(70)
     assert (await begin(carried, 9)).snapshot == Snapshot(70)
 
 
 @pytest.mark.parametrize("log", [LogId("west-id", "before"), LogId("another", "t")])
-async def test_where_the_topic_was_made_anew_since_that_was_looked_up_it_says_nothing_of_it(
+async def test_progress_of_other_regions_does_not_count_for_a_topic_recreated_since(
     log: LogId,
 ) -> None:
     carried = ImportedProgress(70, was_read=True, log=log)

@@ -8,7 +8,7 @@ from app.kafka.client.topic_configs import TopicSettings
 from app.worker.jobs.topic_inventory import SETTINGS_INTERVAL_S, TOPIC_GONE_AFTER_S, ClusterTopics
 
 
-def test_a_broker_that_lags_behind_takes_away_neither_topics_nor_partitions() -> None:
+def test_a_lagging_broker_removes_neither_topics_nor_partitions() -> None:
     topics = ClusterTopics()
     topics.update_sizes({"orders": 2, "refunds": 1}, 0.0)
     topics.update_sizes({"orders": 4}, 1.0)
@@ -20,7 +20,7 @@ def test_a_broker_that_lags_behind_takes_away_neither_topics_nor_partitions() ->
     assert topics.sizes == {"orders": 4, "refunds": 1}
 
 
-def test_what_is_gone_for_long_is_gone() -> None:
+def test_a_topic_missing_for_long_is_gone() -> None:
     topics = ClusterTopics()
     topics.update_sizes({"orders": 4, "refunds": 1}, 0.0)
     names = topics.names
@@ -30,7 +30,7 @@ def test_what_is_gone_for_long_is_gone() -> None:
     assert topics.names != names
 
 
-def test_a_topic_whose_size_is_not_told_is_not_gone() -> None:
+def test_a_topic_of_unknown_size_is_not_gone() -> None:
     topics = ClusterTopics()
     topics.update_sizes({"orders": 4}, 0.0)
     for at_s in (1.0, 1.0 + TOPIC_GONE_AFTER_S):

@@ -16,7 +16,7 @@ from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.replicate.topics import catalog as topics_catalog
 from app.worker import catalog as module
 from app.worker.jobs import topic_inventory
-from app.worker.jobs.vanished_topics import MOST_TOLD, ExpectedTopic, TopicPresence, VanishedTopics
+from app.worker.jobs.vanished_topics import MAX_REPORTED, ExpectedTopic, TopicPresence, VanishedTopics
 from tests.audit.topics.test_catalog import ByHand
 from tests.kafka.acls import DESCRIBE, DESCRIBE_CONFIGS, READ, TOPIC, Acls, spec_of
 from tests.replicate.topics.test_catalog import TwoClusters
@@ -97,7 +97,7 @@ async def test_a_topic_of_a_pattern_that_is_deleted_is_an_incident_until_it_is_t
     assert incidents(two) == [("topic-returned", "mirror")]
 
 
-async def test_what_an_operator_takes_out_of_a_route_is_no_incident_also_when_it_is_deleted_then(
+async def test_a_topic_removed_from_its_route_is_no_incident_when_it_is_deleted(
     two: TwoClusters,
 ) -> None:
     for topic in ("orders", "refunds", "kept"):
@@ -226,7 +226,7 @@ def test_thousands_of_topics_that_vanish_at_once_are_few_incidents_and_all_are_s
     ]
     vanished.update(all_of_them)
     assert len(vanished.of) == 5_000
-    assert len(told) == MOST_TOLD + 1
-    assert f"{5_000 - MOST_TOLD} more topics" in told[-1][2]
+    assert len(told) == MAX_REPORTED + 1
+    assert f"{5_000 - MAX_REPORTED} more topics" in told[-1][2]
     vanished.update(all_of_them)
-    assert len(told) == MOST_TOLD + 1, "told once"
+    assert len(told) == MAX_REPORTED + 1, "told once"

@@ -1,4 +1,4 @@
-"""A worker's clock that is wrong is told, in words and once."""
+"""A wrong clock of a worker is reported once, in words."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.kernel.test_clock import NOW_MS
 
 
 class Case:
-    """A host whose clock can be set, and what is told of it."""
+    """A host whose clock can be set, with the reported incidents."""
 
     def __init__(self) -> None:
-        self.ahead_ms, self.told = 0, list[tuple[str, str, str]]()
+        self.ahead_ms, self.reported = 0, list[tuple[str, str, str]]()
         self.host = HostClock(
-            Clock(lambda: NOW_MS + self.ahead_ms, lambda: 5), lambda *words: self.told.append(words)
+            Clock(lambda: NOW_MS + self.ahead_ms, lambda: 5), lambda *words: self.reported.append(words)
         )
 
     def beat(self, ahead_ms: int, timestamp_type: int = 1) -> str:
@@ -39,24 +39,24 @@ class Case:
         (0, ""),
     ],
 )
-def test_it_is_told_in_words(ahead_ms: int, words: str) -> None:
+def test_a_wrong_clock_is_described_in_words(ahead_ms: int, words: str) -> None:
     assert Case().beat(ahead_ms) == words
 
 
-def test_it_is_an_incident_once_until_it_is_right_again() -> None:
+def test_a_wrong_clock_is_one_incident_until_it_is_right() -> None:
     case = Case()
     for ahead_ms in (6_000, 60_000, 3_000, 7_000):
         assert case.beat(ahead_ms)
-    assert [kind for kind, *_ in case.told] == ["clock"]
-    assert "6s ahead" in case.told[0][1]
-    assert "NTP" in case.told[0][2]
+    assert [kind for kind, *_ in case.reported] == ["clock"]
+    assert "6s ahead" in case.reported[0][1]
+    assert "NTP" in case.reported[0][2]
     assert case.beat(1_000) == ""
     assert case.host.ahead_s == 1.0
     case.beat(-6_000)
-    assert len(case.told) == 2
+    assert len(case.reported) == 2
 
 
-def test_a_topic_that_keeps_its_writers_time_tells_nothing() -> None:
+def test_a_topic_with_create_time_gives_no_time() -> None:
     case = Case()
     assert case.beat(7_200_000, timestamp_type=0) == ""
     assert case.host.ahead_s is None

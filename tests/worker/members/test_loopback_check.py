@@ -32,11 +32,11 @@ def test_a_loopback_address_does_not_reach_a_worker_on_another_host(url: str) ->
 
 
 @given(st.dictionaries(st.text(max_size=3), st.sampled_from([HERE, ""])))
-def test_workers_that_share_loopback_or_do_not_say_may_keep_it(places: dict[str, str]) -> None:
+def test_workers_that_share_loopback_or_have_no_place_may_keep_it(places: dict[str, str]) -> None:
     assert apart(HERE, LOOPBACK, {w: beat(w, place) for w, place in places.items()}) == ""
 
 
-def test_any_other_address_and_a_neighbour_that_drains_are_no_reason() -> None:
+def test_another_address_or_a_draining_neighbour_is_no_reason() -> None:
     beats = {"b": beat("b", THERE)}
     assert apart(HERE, "http://10.0.0.7:6066", beats) == ""
     assert apart(HERE, "http://[", beats) == ""
@@ -44,15 +44,15 @@ def test_any_other_address_and_a_neighbour_that_drains_are_no_reason() -> None:
     assert apart(HERE, LOOPBACK, {"b": beat("b", THERE, DRAINING)}) == ""
 
 
-def service(members: Members, told: list[str]) -> LoopbackCheck:
-    return LoopbackCheck(HERE, lambda: LOOPBACK, members, lambda kind, *_: told.append(kind))
+def service(members: Members, reported: list[str]) -> LoopbackCheck:
+    return LoopbackCheck(HERE, lambda: LOOPBACK, members, lambda kind, *_: reported.append(kind))
 
 
-def test_a_worker_that_starts_so_ends_with_the_remedy() -> None:
+def test_a_starting_worker_with_a_loopback_address_ends_with_the_remedy() -> None:
     async def run() -> None:
-        members, told = Members(1e9), list[str]()
+        members, reported = Members(1e9), list[str]()
         members.observe(beat("b", THERE), time.monotonic())
-        watching = service(members, told)
+        watching = service(members, reported)
         await watching.start()
         async with asyncio.timeout(60):
             while not watching.crashed:  # noqa: ASYNC110 - its own task changes it
@@ -65,20 +65,22 @@ def test_a_worker_that_starts_so_ends_with_the_remedy() -> None:
     asyncio.run(run())
 
 
-def test_one_that_runs_already_goes_on_and_tells_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_worker_with_a_loopback_address_continues_and_reports_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loopback_check, "HEARTBEATS_GRACE_S", 0.0)
     monkeypatch.setattr(loopback_check, "LOOPBACK_POLL_INTERVAL_S", 0.01)
 
     async def run() -> None:
-        members, told = Members(1e9), list[str]()
+        members, reported = Members(1e9), list[str]()
         members.observe(beat("b", THERE), time.monotonic())
-        watching = service(members, told)
+        watching = service(members, reported)
         await watching.start()
         async with asyncio.timeout(60):
-            while not told:  # noqa: ASYNC110 - its own task changes it
+            while not reported:  # noqa: ASYNC110 - its own task changes it
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert told == ["loopback-address"]
+        assert reported == ["loopback-address"]
         assert not watching.crashed
         await watching.stop()
 
@@ -107,7 +109,7 @@ def test_the_address_is_the_one_by_which_a_broker_is_reached(broker: str, listen
         assert asyncio.run(own_url(Web(host=listens), 7000, bootstrap)) == url
 
 
-def test_what_is_configured_needs_no_broker() -> None:
+def test_a_configured_address_needs_no_broker() -> None:
     everywhere = "0.0.0.0"  # noqa: S104
     assert asyncio.run(own_url(Web(host="10.0.0.7"), 7000, [])) == "http://10.0.0.7:7000"
     assert (

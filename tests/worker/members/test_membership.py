@@ -29,9 +29,7 @@ def assigned(worker: str, epoch: int) -> Assignment:
     return Assignment(at_ms=0, job=JOB, worker=worker, epoch=epoch, term=1, reason="")
 
 
-async def test_a_lease_is_renewed_only_behind_what_was_assigned_meanwhile(
-    bootstrap: str, topic_name: str
-) -> None:
+async def test_a_lease_is_renewed_only_after_the_control_log_is_read(bootstrap: str, topic_name: str) -> None:
     spec, beats = ClusterSpec("east", (bootstrap,)), f"{topic_name}-beats"
     client, lease = ClusterClient(spec), Lease(LEASE_S)
     mine, others = (ControlLog(topic_name, spec.aiokafka_options()) for _ in range(2))

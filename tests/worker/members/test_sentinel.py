@@ -62,11 +62,11 @@ async def kill(made: asyncio.subprocess.Process) -> None:
 
 
 class Watched:
-    """What a sentinel at "me", which leads, has told."""
+    """A sentinel of the leader "me", with the deaths that it reported."""
 
     def __init__(self) -> None:
         self.members = Members(dead_after_s=1e9)
-        self.told = asyncio.Event()
+        self.reported = asyncio.Event()
 
     @property
     def live(self) -> set[str]:
@@ -78,7 +78,7 @@ async def watching(*beats: Heartbeat, leader: str = "me") -> AsyncIterator[Watch
     watched = Watched()
     for one in beats:
         watched.members.observe(one, time.monotonic())
-    sentinel = Sentinel("me", watched.members, lambda: leader, watched.told.set)
+    sentinel = Sentinel("me", watched.members, lambda: leader, watched.reported.set)
     await sentinel.start()
     try:
         yield watched
@@ -91,31 +91,31 @@ async def soon(event: asyncio.Event) -> None:
         await event.wait()
 
 
-async def test_a_killed_process_is_dead_without_any_wait() -> None:
+async def test_a_killed_process_is_dead_at_once() -> None:
     port = free_port()
     other = await process(port, "other")
     async with watching(beat("me", 1), beat("other", port)) as watched:
         await says(other, "answered")
         assert watched.live == {"me", "other"}
         await kill(other)
-        await soon(watched.told)
+        await soon(watched.reported)
         assert watched.live == {"me"}
 
 
-async def test_another_worker_at_the_same_port_says_that_the_former_has_ended() -> None:
+async def test_another_worker_at_the_port_shows_that_the_former_ended() -> None:
     port = free_port()
     former = await process(port, "other", "ends")
     async with watching(beat("me", 1), beat("other", port)) as watched:
         await says(former, "answered")
-        assert not watched.told.is_set()
+        assert not watched.reported.is_set()
         await kill(former)
         latter = await process(port, "latter")
-        await soon(watched.told)
+        await soon(watched.reported)
         await kill(latter)
         assert "other" not in watched.live
 
 
-async def test_a_refusal_is_not_believed_before_that_worker_has_answered_there() -> None:
+async def test_a_refusal_counts_only_after_the_worker_answered_there() -> None:
     port = free_port()
     stranger = await process(port, "stranger")  # for example this host's own worker, at another's loopback
     async with watching(beat("me", 1), beat("other", port), beat("never", free_port())) as watched:
@@ -123,18 +123,18 @@ async def test_a_refusal_is_not_believed_before_that_worker_has_answered_there()
         await kill(stranger)
         await asyncio.sleep(3.0)
         assert watched.live == {"me", "other", "never"}
-        assert not watched.told.is_set()
+        assert not watched.reported.is_set()
 
 
-async def test_connections_that_end_say_nothing_while_the_port_answers() -> None:
+async def test_ended_connections_do_not_count_while_the_port_answers() -> None:
     port = free_port()
     other = await process(port, "other", "ends")
     async with watching(beat("me", 1), beat("other", port)) as watched:
         for _ in range(30):
             await says(other, "answered")
-        assert not watched.told.is_set()
+        assert not watched.reported.is_set()
         await kill(other)
-        await soon(watched.told)
+        await soon(watched.reported)
 
 
 async def test_a_follower_watches_the_leader_and_the_next_in_line_watches_all() -> None:
@@ -149,14 +149,14 @@ async def test_a_follower_watches_the_leader_and_the_next_in_line_watches_all() 
         for _ in range(2):  # both of them
             await says(leader, "answered")
         await kill(third)
-        await soon(next_in_line.told)
-        assert not follower.told.is_set()
+        await soon(next_in_line.reported)
+        assert not follower.reported.is_set()
         await kill(leader)
-        await soon(follower.told)
+        await soon(follower.reported)
         assert follower.live == {"me", "a", "z"}
 
 
-def test_heartbeats_that_go_on_overrule_a_refusal_and_one_that_was_under_way_does_not() -> None:
+def test_continued_heartbeats_overrule_a_refusal_but_one_in_flight_does_not() -> None:
     members = Members(dead_after_s=3.0)
     members.observe(beat("w", 1), 0.0)
     members.refuse("w", 0.1)

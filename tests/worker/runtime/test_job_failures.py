@@ -26,7 +26,7 @@ BEFORE = 2 * READY_LOW  # so many are decoded only when those before them are se
 
 
 @pytest.mark.parametrize("has_queue", [True, False])
-async def test_batches_that_nobody_foresaw_cost_themselves_only(
+async def test_unforeseen_batches_affect_no_other_batch(
     monkeypatch: pytest.MonkeyPatch, has_queue: bool
 ) -> None:
     register, broken = MessageIntake._register, 0
@@ -48,7 +48,7 @@ async def test_batches_that_nobody_foresaw_cost_themselves_only(
     taken, begun, log = list[bytes | None](), list[DispatchPump](), Log()
     async with (
         dispatch_rig(lambda one: taken.append(one.value)) as stand,
-        managed(log, Away("east")) as (jobs, told),
+        managed(log, Away("east")) as (jobs, reported),
     ):
         stand.run(dlq={"enabled": has_queue})
 
@@ -74,7 +74,7 @@ async def test_batches_that_nobody_foresaw_cost_themselves_only(
         await until(lambda: wanted <= set(taken))
         assert (broken, len(begun)) == (2 * MOST_FAILURES, 2 * MOST_FAILURES + 1)
         assert set(taken) == wanted
-        failures = [one for one in told if one.startswith("its job")]
+        failures = [one for one in reported if one.startswith("its job")]
         for at, words in zip(starts[1:3], failures, strict=True):
             assert words.startswith(f"its job failed {MOST_FAILURES} times at offset {at}: ZeroDivisionError")
         if not has_queue:

@@ -111,7 +111,7 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_job_whose_definition_cannot_be_read_is_tried_calmly_and_says_why() -> None:
+async def test_a_job_with_an_unreadable_definition_is_tried_each_second_and_says_why() -> None:
     log, looks = Log(), 0
     async with managed(log, Away("east")) as (jobs, told):
         lookup = jobs._catalog.workload
@@ -133,7 +133,7 @@ async def test_a_job_whose_definition_cannot_be_read_is_tried_calmly_and_says_wh
         assert "no definition" in jobs.statuses()[0].trouble
 
 
-async def test_a_job_that_cannot_start_is_let_go_when_the_leader_asks_for_it() -> None:
+async def test_a_job_that_cannot_start_is_released_when_the_leader_asks() -> None:
     log = Log()
     log.apply(put(definition()), assigned())
     async with managed(log, Away("east")) as (jobs, told):
@@ -186,7 +186,7 @@ async def test_a_job_of_a_cluster_that_is_not_configured_here_says_so() -> None:
         assert clusters.tries == 0
 
 
-async def test_a_job_given_under_another_epoch_while_it_cannot_start_is_let_go_under_that() -> None:
+async def test_a_job_that_cannot_start_is_released_under_its_latest_epoch() -> None:
     log = Log()
     log.apply(put(definition()), assigned())
     async with managed(log, Away("east")) as (_, told):
@@ -199,7 +199,7 @@ async def test_a_job_given_under_another_epoch_while_it_cannot_start_is_let_go_u
         assert released.epoch == 2
 
 
-async def test_what_a_worker_that_stops_is_given_all_the_same_it_gives_back_and_never_starts() -> None:
+async def test_a_stopping_worker_releases_new_jobs_without_starting_them() -> None:
     log, clusters = Log(), Away("east")
     log.apply(put(definition()))
     async with managed(log, clusters) as (jobs, _):
@@ -211,7 +211,7 @@ async def test_what_a_worker_that_stops_is_given_all_the_same_it_gives_back_and_
         assert clusters.tries == 0
 
 
-async def test_what_could_not_start_before_the_worker_stops_is_given_back_once() -> None:
+async def test_a_job_that_could_not_start_is_released_once_at_the_stop() -> None:
     log = Log()
     log.apply(put(definition()), assigned())
     async with managed(log, Away("east")) as (jobs, told):
@@ -221,7 +221,7 @@ async def test_what_could_not_start_before_the_worker_stops_is_given_back_once()
         assert log.view.owner(JOB) is None
 
 
-async def test_a_job_that_went_elsewhere_is_closed_at_the_moment_that_is_read() -> None:
+async def test_a_moved_job_is_closed_when_the_assignment_is_read() -> None:
     log, closed = Log(), []
     async with managed(log, Away("east")) as (jobs, _):
         log.apply(assigned())

@@ -15,7 +15,6 @@ from app.worker.runtime.log_setup import (
     MOST_OF_A_KIND,
     MOST_OF_ALL,
     FloodFilter,
-    OncePerWhile,
     configure_logging,
 )
 
@@ -24,9 +23,9 @@ def record(text: str, *arguments: object) -> logging.LogRecord:
     return logging.LogRecord("aiokafka.client", logging.ERROR, __file__, 1, text, arguments, None)
 
 
-def test_a_storm_of_one_kind_becomes_a_line_now_and_then_that_counts_the_rest() -> None:
+def test_repeated_messages_become_one_line_that_counts_the_rest() -> None:
     now_s = 0.0
-    quiet = OncePerWhile(5.0, clock=lambda: now_s)
+    quiet = FloodFilter(5.0, 1, clock=lambda: now_s)
     passed = 0
     for _ in range(1_000):
         passed += quiet.filter(record("Unable connect to node %s", 1))
@@ -37,8 +36,8 @@ def test_a_storm_of_one_kind_becomes_a_line_now_and_then_that_counts_the_rest() 
     assert again.getMessage() == "Unable connect to node 1 (999 more like this were left out)"
 
 
-def test_another_kind_is_not_held_back() -> None:
-    quiet = OncePerWhile(5.0, clock=lambda: 0.0)
+def test_a_message_of_another_kind_passes() -> None:
+    quiet = FloodFilter(5.0, 1, clock=lambda: 0.0)
     assert quiet.filter(record("one"))
     assert quiet.filter(record("another"))
 
@@ -64,7 +63,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n2031-01-01 [info] all is well\x9b1m\u202e\u2028end"
 
 
-def test_what_a_record_or_a_peer_says_drives_no_terminal_and_forges_no_line(said: io.StringIO) -> None:
+def test_text_of_records_and_peers_drives_no_terminal_and_forges_no_line(said: io.StringIO) -> None:
     log = structlog.get_logger("app.tried")
     log.warning("a header is not heeded", problem=HOSTILE, of=[HOSTILE], more=HOSTILE.encode())
     logging.getLogger("other.library").warning("peer says %s", HOSTILE)
@@ -97,7 +96,7 @@ def flooding(text: str, level: int = logging.WARNING) -> logging.LogRecord:
     return found
 
 
-def test_the_next_line_counts_what_a_flood_left_out_and_other_kinds_go_on() -> None:
+def test_the_next_line_counts_the_left_out_ones_and_other_kinds_pass() -> None:
     now_s = 0.0
     flood = FloodFilter(clock=lambda: now_s)
     assert sum(flood.filter(flooding("bad")) for _ in range(1_000)) == MOST_OF_A_KIND

@@ -66,7 +66,7 @@ def test_a_call_that_never_gives_pythons_lock_back_ends_the_process_too() -> Non
     assert process.returncode in {EXIT_STALLED, -signal.SIGPROF}
 
 
-def test_a_process_that_was_paused_for_longer_than_its_limit_goes_on() -> None:
+def test_a_process_paused_beyond_the_limit_continues() -> None:
     process = started("await asyncio.sleep(0.5)", limit_s=2.0)
     try:
         assert process.stdout is not None
@@ -82,7 +82,7 @@ def test_a_process_that_was_paused_for_longer_than_its_limit_goes_on() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.booleans()), max_size=50))
-def test_only_time_that_was_looked_at_counts_and_a_beat_ends_it(looks: list[tuple[float, bool]]) -> None:
+def test_only_checked_time_counts_and_a_beat_resets_it(looks: list[tuple[float, bool]]) -> None:
     stillness, now_s, beats, since = LoopStall(1.0), 0.0, 0, 0
     for passed_s, has_beaten in looks:
         now_s, beats = now_s + passed_s, beats + has_beaten

@@ -16,52 +16,52 @@ ENOUGH_S = 120
 
 
 def watch() -> tuple[LoopWatch, list[tuple[str, ...]]]:
-    told: list[tuple[str, ...]] = []
-    return LoopWatch("w", lambda *incident: told.append(incident)), told
+    reported: list[tuple[str, ...]] = []
+    return LoopWatch("w", lambda *incident: reported.append(incident)), reported
 
 
-def test_a_loop_that_stands_still_more_than_half_of_the_time_is_told_once_until_it_was_calm() -> None:
-    it, told = watch()
+def test_a_loop_busy_for_half_of_the_time_is_reported_once_until_it_was_calm() -> None:
+    it, reported = watch()
     now_s = 100.0
     for _ in range(500):  # each of them far too short for anybody to notice
         now_s += 0.4
         it.look(now_s, 0.3)
     assert it.trouble(now_s) is not None
-    (incident,) = told
+    (incident,) = reported
     assert incident[:2] == ("loop-busy", "w")
     assert "the event loop stood still for 30 of the last 60 s, at most 0.3 s at a time" in incident[2]
     now_s += WINDOW_S * (1 - CALM_SHARE)
     it.look(now_s, 0.0)
     assert it.trouble(now_s) is None
     it.look(now_s + 40, 40.0)
-    assert len(told) == 2, "one long one"
+    assert len(reported) == 2, "one long one"
 
 
-def test_a_loop_with_much_to_do_that_comes_round_is_not_told() -> None:
-    it, told = watch()
+def test_a_loop_with_much_work_in_short_turns_is_not_reported() -> None:
+    it, reported = watch()
     for at in range(10_000):
         it.look(100.0 + 0.115 * at, 0.015)
-    assert not told
+    assert not reported
 
 
-async def test_work_that_gives_the_loop_away_too_rarely_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_that_yields_too_rarely_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WINDOW_S", 1.0)
-    it, told = watch()
+    it, reported = watch()
     await it.start()
     try:
         async with asyncio.timeout(ENOUGH_S):
-            while not told:
+            while not reported:
                 began_s = time.process_time()
                 while time.process_time() < began_s + 0.3:
                     pass
                 await asyncio.sleep(0)
     finally:
         await it.stop()
-    assert told[0][0] == "loop-busy"
+    assert reported[0][0] == "loop-busy"
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), max_size=50))
-def test_no_more_counts_than_the_window_has_nor_what_lies_before_it(looks: list[tuple[float, float]]) -> None:
+def test_only_stops_within_the_window_count(looks: list[tuple[float, float]]) -> None:
     stops, now_s = LoopStops(), 0.0
     for passed_s, late_s in looks:
         now_s += passed_s

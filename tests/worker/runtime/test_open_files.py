@@ -1,4 +1,4 @@
-"""How many files a worker may have open is raised, and told in words where it is too little."""
+"""A worker raises its limit of open files, and reports a limit that is too low."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from app.worker.runtime.open_files import LEAST, OF_A_BROKER, OpenFilesWatch
+from app.worker.runtime.open_files import BASE_FILES, FILES_PER_BROKER, OpenFilesWatch
 
 
 def limited(soft: int, hard: int, code: str) -> str:
@@ -29,16 +29,16 @@ def test_the_soft_limit_becomes_the_hard_one(soft: int, hard: int, then: int) ->
     assert limited(soft, hard, "print(open_files.raise_limit(), open_files.limit())") == f"{then} {then}"
 
 
-def test_what_is_too_little_is_told_with_the_number_and_the_command() -> None:
+def test_a_low_limit_is_reported_with_the_number_and_the_command() -> None:
     words = limited(256, 256, "print(open_files.too_few(4))")
     assert "may have 256 files open" in words
-    assert f"needs about {LEAST + 4 * OF_A_BROKER} with the 4 bootstrap addresses" in words
+    assert f"needs about {BASE_FILES + 4 * FILES_PER_BROKER} with the 4 bootstrap addresses" in words
     assert "ulimit -n 65536" in words
-    enough = LEAST + 4 * OF_A_BROKER
+    enough = BASE_FILES + 4 * FILES_PER_BROKER
     assert limited(enough, enough, "print(open_files.too_few(4))") == ""
 
 
-def test_all_are_counted_also_where_no_more_can_be_opened() -> None:
+def test_open_files_are_counted_when_no_more_can_be_opened() -> None:
     fill = """
 held = []
 try:
@@ -53,9 +53,9 @@ print(full, open_files.count())
     assert limited(100, 100, one_more) == "1"
 
 
-def test_it_is_told_once_until_there_is_room_again() -> None:
-    told: list[tuple[str, str, str]] = []
-    watch = OpenFilesWatch(lambda *words: told.append(words))
+def test_few_free_files_are_reported_once_until_there_is_room() -> None:
+    reported: list[tuple[str, str, str]] = []
+    watch = OpenFilesWatch(lambda *words: reported.append(words))
     for opened, is_full in (
         (100, False),
         (968, False),
@@ -66,8 +66,8 @@ def test_it_is_told_once_until_there_is_room_again() -> None:
     ):
         watch.see(opened, 1_000)
         assert bool(watch.trouble) is is_full, opened
-    assert [kind for kind, *_ in told] == ["open-files"]
-    assert "969 of 1000 files" in told[0][1]
-    assert "ulimit -n" in told[0][2]
+    assert [kind for kind, *_ in reported] == ["open-files"]
+    assert "969 of 1000 files" in reported[0][1]
+    assert "ulimit -n" in reported[0][2]
     watch.see(1_000, 1_000)
-    assert len(told) == 2
+    assert len(reported) == 2

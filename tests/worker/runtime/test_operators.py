@@ -95,7 +95,7 @@ async def test_a_skipped_message_is_finished_and_everything_behind_it_is_committ
         assert act.detail == "7: 1 ended (bug 17)"
 
 
-async def test_a_stashed_message_is_in_the_dlq_with_who_and_why() -> None:
+async def test_a_stashed_message_is_in_the_dlq_with_actor_and_reason() -> None:
     async with dispatch_rig(Hangs(7)) as stand:
         office = await stuck_at(stand, 7)
         ended = await office.operators.stash(office.job, [(7, 8)], "ann", "bug 17")
@@ -105,7 +105,7 @@ async def test_a_stashed_message_is_in_the_dlq_with_who_and_why() -> None:
         assert headers["switchyard-reason"] == b"stashed by ann: bug 17"
 
 
-async def test_what_cannot_be_ended_is_told_with_the_reason_and_stays_as_it_is() -> None:
+async def test_offsets_that_cannot_end_are_named_with_the_reason_and_stay() -> None:
     async with dispatch_rig(Hangs(7), ordering="partition") as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(30))
@@ -124,7 +124,7 @@ async def test_what_cannot_be_ended_is_told_with_the_reason_and_stays_as_it_is()
 @pytest.mark.parametrize("verb", ["skip", "stash"])
 @pytest.mark.parametrize("contract", ["unary", "stream"])
 @pytest.mark.parametrize(("ordering", "keys"), [("key", 2), ("partition", 0)])
-async def test_what_waits_for_its_turn_is_ended_at_once_and_those_behind_it_come_in_order(
+async def test_a_message_waiting_for_its_turn_ends_at_once_and_the_next_ones_stay_in_order(
     ordering: str, keys: int, contract: str, verb: str
 ) -> None:
     stuck = Hangs(0)
@@ -147,7 +147,7 @@ async def test_what_waits_for_its_turn_is_ended_at_once_and_those_behind_it_come
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
-async def test_what_waits_for_its_time_is_ended_at_once_and_the_others_of_its_key_go_on(
+async def test_a_message_waiting_for_its_time_ends_at_once_and_its_key_continues(
     ordering: str,
 ) -> None:
     async with dispatch_rig(lambda _: None, ordering=ordering) as stand:
@@ -165,7 +165,7 @@ async def test_what_waits_for_its_time_is_ended_at_once_and_the_others_of_its_ke
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
-async def test_what_waits_for_the_workloads_delay_is_ended_at_once(ordering: str) -> None:
+async def test_a_message_waiting_for_the_workloads_delay_ends_at_once(ordering: str) -> None:
     async with dispatch_rig(lambda _: None, ordering=ordering, delay="1h") as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(9, keys=3))
@@ -174,7 +174,7 @@ async def test_what_waits_for_the_workloads_delay_is_ended_at_once(ordering: str
         assert (pump.tracker.base, stand.seen) == (9, [])
 
 
-async def test_of_two_who_end_a_message_at_once_one_is_told_that_it_is_being_ended() -> None:
+async def test_a_second_operator_learns_that_a_message_is_being_ended() -> None:
     async with dispatch_rig(Hangs(*range(9)), target={"contract": "stream"}) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(9))
@@ -185,7 +185,7 @@ async def test_of_two_who_end_a_message_at_once_one_is_told_that_it_is_being_end
         assert (first.ended, second.refused) == (((2, 3),), {ENDING: ((2, 3),)})
 
 
-async def test_a_stash_that_the_dlq_does_not_take_is_told_as_under_way(monkeypatch: Any) -> None:
+async def test_a_stash_that_the_dlq_refuses_counts_as_in_flight(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "SETTLE_TIMEOUT_S", 0.3)
     async with dispatch_rig(Hangs(7)) as stand:
         office = await stuck_at(stand, 7)
@@ -199,7 +199,7 @@ async def test_a_stash_that_the_dlq_does_not_take_is_told_as_under_way(monkeypat
         assert stand.copied.values("__dlq") == [b"7"]
 
 
-async def test_offsets_are_ended_by_the_owner_only_under_its_epoch_and_lease() -> None:
+async def test_only_the_owner_ends_offsets_under_its_epoch_and_lease() -> None:
     async with dispatch_rig(Hangs(7)) as stand:
         office = await stuck_at(stand, 7)
         acts = [office.operators.skip, office.operators.stash]
@@ -219,7 +219,7 @@ async def test_offsets_are_ended_by_the_owner_only_under_its_epoch_and_lease() -
         assert (office.pump.tracker.base, office.acts) == (7, [])
 
 
-async def test_an_owner_that_loses_the_job_on_the_way_says_what_it_did_not_do(monkeypatch: Any) -> None:
+async def test_an_owner_that_loses_the_job_names_the_offsets_it_did_not_end(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "SETTLE_TIMEOUT_S", 0.2)
     async with dispatch_rig(Hangs(*range(100))) as stand:
         pump = stand.pump()
@@ -240,7 +240,7 @@ async def test_an_owner_that_loses_the_job_on_the_way_says_what_it_did_not_do(mo
         assert len(office.acts) == 1
 
 
-async def test_while_a_job_catches_up_a_message_of_its_backlog_is_ended_too() -> None:
+async def test_a_message_of_the_backlog_ends_during_a_catch_up() -> None:
     async with dispatch_rig(Hangs(7)) as stand:
         office = await stuck_at(stand, 7)
         main = office.pump.split(30)
@@ -282,7 +282,7 @@ async def test_many_offsets_do_not_hold_the_loop(monkeypatch: Any) -> None:
         assert turns >= 2_000 // module.OFFSETS_PER_TURN
 
 
-async def test_pauses_are_written_only_when_they_change_something_and_that_all_go_on_always() -> None:
+async def test_pauses_are_written_when_they_change_something_and_a_resume_of_all_always() -> None:
     async with dispatch_rig(Hangs()) as stand:
         stand.pump()
         office = Office(stand)
@@ -303,7 +303,7 @@ async def test_pauses_are_written_only_when_they_change_something_and_that_all_g
         ]  # fmt: skip
 
 
-async def test_what_was_polled_waits_while_paused_and_comes_once_afterwards() -> None:
+async def test_fetched_messages_wait_while_paused_and_are_delivered_once() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         pump.pause(True)

@@ -117,7 +117,7 @@ def case(stage: DemoStage, worker: Process, topic_name: str) -> Iterator[Case]:
     http("DELETE", made.url)
 
 
-def test_a_topic_made_anew_loses_nothing_although_it_reaches_the_old_position(case: Case) -> None:
+def test_a_recreated_topic_loses_nothing_although_it_reaches_the_old_position(case: Case) -> None:
     case.create()
     first, second = some(100, f"{case.topic}-first"), some(300, f"{case.topic}-second")
     case.send(first)
@@ -130,13 +130,13 @@ def test_a_topic_made_anew_loses_nothing_although_it_reaches_the_old_position(ca
     case.create()
     case.send(second)
     case.wait_delivered(second)
-    told = case.wait_incident("anew")
-    assert told.count("topic id") == 2
-    assert "unknown" not in told
+    reported = case.wait_incident("recreated")
+    assert reported.count("topic id") == 2
+    assert "unknown" not in reported
 
 
 @pytest.mark.deep(minutes=0.4)
-def test_a_workload_deployed_again_on_another_cluster_begins_at_the_start_there(case: Case) -> None:
+def test_a_workload_deployed_to_another_cluster_starts_at_its_beginning(case: Case) -> None:
     case.create()
     case.create(cluster=REGIONAL)
     here, there = some(300, f"{case.topic}-here"), some(500, f"{case.topic}-there")
@@ -170,7 +170,7 @@ def test_messages_of_a_removed_retry_tier_are_delivered_and_its_jobs_end(case: C
 
 
 @pytest.mark.deep(minutes=0.3)
-def test_latest_does_not_pass_over_what_comes_to_partitions_that_are_added(case: Case) -> None:
+def test_latest_skips_no_message_of_an_added_partition(case: Case) -> None:
     case.create()
     case.send(some(50, f"{case.topic}-before"))
     case.deploy(start="latest")
@@ -183,11 +183,11 @@ def test_latest_does_not_pass_over_what_comes_to_partitions_that_are_added(case:
     assert not {message.id for message in some(50, f"{case.topic}-before")} & ids
 
 
-def test_a_worker_whose_interceptors_cannot_be_used_ends_with_3_and_says_why(yard: Yard) -> None:
+def test_a_worker_with_invalid_interceptors_ends_with_3_and_the_reason(yard: Yard) -> None:
     with make_stage(yard) as other:
         other.settings["interceptors"] = ["no.such:thing", "app.controllog.topics:not_there"]
         process = other.worker(wait=False)
         assert process.popen.wait(ENOUGH_S) == 3, process.tail()
-        told = process.log.read_text()
-        assert "no module no" in told
-        assert "app.controllog.topics has no not_there" in told
+        reported = process.log.read_text()
+        assert "no module no" in reported
+        assert "app.controllog.topics has no not_there" in reported

@@ -38,7 +38,7 @@ class Slow:
         return []
 
 
-async def test_of_two_savers_of_a_job_the_one_that_knows_more_has_the_last_word() -> None:
+async def test_the_later_snapshot_of_a_job_wins() -> None:
     lease, pump, trackers = Lease(1e9), a_pump(), Slow()
     lease.renewed(time.monotonic())
     pump.epoch, pump.lineage = 1, 0
@@ -56,7 +56,7 @@ async def test_of_two_savers_of_a_job_the_one_that_knows_more_has_the_last_word(
     assert pump.snapshot_version == 7
 
 
-async def test_without_a_lease_what_was_finished_is_saved_all_the_same_and_nothing_is_committed() -> None:
+async def test_without_a_lease_snapshots_are_saved_and_nothing_is_committed() -> None:
     lease, pump, trackers = Lease(1e9), a_pump(), Slow()
     trackers.go.set()
     pump.epoch, pump.lineage, pump.version = 1, 0, 3
@@ -90,7 +90,7 @@ class Half:
         return [future]
 
 
-async def test_a_tracker_partition_that_takes_nothing_holds_up_its_own_jobs_only(
+async def test_a_stuck_tracker_partition_delays_only_its_own_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_LATE_S", 0.5)
@@ -141,7 +141,7 @@ class Copy(ReplicaPump):
         return 1
 
 
-async def test_copies_of_bookkeeping_are_saved_rarely_but_what_they_wait_for_at_once() -> None:
+async def test_copied_control_topics_are_saved_rarely_but_awaited_snapshots_at_once() -> None:
     none: Any = None
     pumps: dict[str, Any] = {name: Copy.__new__(Copy) for name in ("copy", "orders")}
     for name, topic in (("copy", "switchyard-west-trackers-changelog"), ("orders", "orders")):

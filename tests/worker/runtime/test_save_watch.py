@@ -44,7 +44,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONFIRM_S", 0.01)
 
 
-async def test_a_worker_ends_when_a_new_connection_writes_and_its_own_still_does_not() -> None:
+async def test_a_worker_ends_when_only_a_new_connection_can_write() -> None:
     stand = Stand(None, others_save=False)
     await stand.watch.look()
     told, ended = stand.words
@@ -53,14 +53,14 @@ async def test_a_worker_ends_when_a_new_connection_writes_and_its_own_still_does
     assert "partition 3 of trackers" in told
 
 
-async def test_a_worker_goes_on_when_its_topic_heals_while_it_is_looked_at() -> None:
+async def test_a_worker_continues_when_its_topic_heals_during_the_probe() -> None:
     stand = Stand(None)
     stand.heals_meanwhile = True
     await stand.watch.look()
     assert stand.words == []
 
 
-async def test_a_worker_that_is_refused_ends_where_others_can_save() -> None:
+async def test_a_refused_worker_ends_when_other_workers_can_save() -> None:
     stand = Stand(REFUSED)
     await stand.watch.look()
     told, ended = stand.words
@@ -72,7 +72,7 @@ async def test_a_worker_that_is_refused_ends_where_others_can_save() -> None:
 
 
 @pytest.mark.parametrize(("met", "others_save"), [(REFUSED, False), (STUCK, True), (STUCK, False)])
-async def test_a_worker_that_could_be_helped_by_nobody_says_so_once_and_goes_on(
+async def test_a_worker_that_no_restart_helps_reports_once_and_continues(
     met: ProbeFailure, others_save: bool
 ) -> None:
     stand = Stand(met, others_save=others_save)
@@ -89,7 +89,7 @@ async def test_a_worker_that_could_be_helped_by_nobody_says_so_once_and_goes_on(
     assert len(stand.words) == 2, "the next time is told again"
 
 
-async def test_nothing_is_told_of_seconds_or_while_the_cluster_is_away() -> None:
+async def test_short_troubles_and_outages_of_the_cluster_are_not_reported() -> None:
     short = Stand(REFUSED, ago_s=20.0)
     await short.watch.look()
     away = Stand(REFUSED)

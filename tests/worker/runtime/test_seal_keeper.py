@@ -1,4 +1,4 @@
-"""When seals begin, and what is told of records without one."""
+"""Seals start when all workers write them, and records without one are reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.controllog.topics import ControlTopics
 from app.kafka.client.cluster import ClusterClient
 from app.kernel.clock import now_ms
 from app.worker.members.membership import STOPPED, Members
-from app.worker.runtime.seal_keeper import FORMER_S, TELL_AFTER_S, SealKeeper
+from app.worker.runtime.seal_keeper import FORMER_S, REPORT_AFTER_S, SealKeeper
 from tests.controllog.test_seals import at, region, started, until
 
 
@@ -21,7 +21,7 @@ class Keeper:
     """A keeper, workers of two versions, and a clock by hand."""
 
     def __init__(self, seals: Seals, client: ClusterClient, topics: ControlTopics) -> None:
-        self.told: list[tuple[str, ...]] = []
+        self.reported: list[tuple[str, ...]] = []
         self.members, self.leads = Members(3.0), True
         self.made = SealKeeper(
             seals,
@@ -29,13 +29,13 @@ class Keeper:
             "new",
             self.members,
             lambda: self.leads,
-            lambda *told: self.told.append(told),
+            lambda *reported: self.reported.append(reported),
             topics,
         )
 
     def hear(self, worker: str, now_s: float, **fields: Any) -> None:
-        told = {"state": "running", **fields}
-        beat = Heartbeat(worker=worker, at_ms=now_ms(), started_ms=0, url="", term=0, **told)
+        reported = {"state": "running", **fields}
+        beat = Heartbeat(worker=worker, at_ms=now_ms(), started_ms=0, url="", term=0, **reported)
         self.members.observe(beat, now_s)
 
 
@@ -47,17 +47,17 @@ async def test_seals_begin_once_no_worker_of_an_earlier_version_lives(
         started(topics, options, client) as seals,
     ):
         keeper, start_s = Keeper(seals, client, topics), time.monotonic()
-        for second in range(int(TELL_AFTER_S) + 10):
+        for second in range(int(REPORT_AFTER_S) + 10):
             keeper.hear("new", start_s + second, seals=VERSION)
             keeper.hear("old", start_s + second)
             await keeper.made._begin(start_s + second)
-        assert [kind for kind, *_ in keeper.told] == ["seals-wait"]
-        assert "among them old" in keeper.told[0][2]
-        keeper.hear("new", start_s + TELL_AFTER_S + 10, seals=VERSION)
-        keeper.hear("old", start_s + TELL_AFTER_S + 10, state=STOPPED)
-        await keeper.made._begin(start_s + TELL_AFTER_S + FORMER_S)
+        assert [kind for kind, *_ in keeper.reported] == ["seals-wait"]
+        assert "among them old" in keeper.reported[0][2]
+        keeper.hear("new", start_s + REPORT_AFTER_S + 10, seals=VERSION)
+        keeper.hear("old", start_s + REPORT_AFTER_S + 10, state=STOPPED)
+        await keeper.made._begin(start_s + REPORT_AFTER_S + FORMER_S)
         assert await client.end_offsets([(topics.seals.name, 0)]) == {(topics.seals.name, 0): 0}
-        later_s = start_s + TELL_AFTER_S + 10 + FORMER_S
+        later_s = start_s + REPORT_AFTER_S + 10 + FORMER_S
         keeper.hear("new", later_s, seals=VERSION)
         keeper.leads = False
         await keeper.made._begin(later_s)
@@ -69,7 +69,7 @@ async def test_seals_begin_once_no_worker_of_an_earlier_version_lives(
         await until(lambda: not seals.missing)
 
 
-async def test_what_all_read_is_told_by_the_leader_alone(
+async def test_only_the_leader_reports_topics_that_all_workers_read(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
@@ -82,6 +82,9 @@ async def test_what_all_read_is_told_by_the_leader_alone(
             keeper.leads = leads
             for topic in (topics.heartbeats, topics.trackers):
                 assert seals.refuses(at(topic.name, 5))
-            keeper.made.tell(0.0)
-        assert [subject for _, subject, *_ in keeper.told] == [topics.trackers.name, topics.heartbeats.name]
-        assert "1 records without a worker's seal" in keeper.told[0][2]
+            keeper.made.report(0.0)
+        assert [subject for _, subject, *_ in keeper.reported] == [
+            topics.trackers.name,
+            topics.heartbeats.name,
+        ]
+        assert "1 records without a worker's seal" in keeper.reported[0][2]

@@ -63,7 +63,7 @@ async def until(condition: Any) -> None:
 
 
 @pytest.mark.deep(minutes=0.4)
-async def test_every_step_of_a_stop_is_bounded_while_the_control_cluster_is_away(
+async def test_each_step_of_a_stop_has_a_timeout_while_the_control_cluster_is_unreachable(
     killable_yard: Yard, topic_name: str
 ) -> None:
     name = "east-regional"

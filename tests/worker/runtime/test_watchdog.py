@@ -59,10 +59,10 @@ def made(clusters: Clusters) -> ProgressSaver:
 
 
 def watching(checkpoints: ProgressSaver, *, reachable: bool = True, idle: bool = False) -> Watchdog:
-    async def told(_cluster: str, _group: str) -> bool:
+    async def reported(_cluster: str, _group: str) -> bool:
         return reachable
 
-    return Watchdog(checkpoints, lambda: idle, told, lambda: None, stall_s=60.0)
+    return Watchdog(checkpoints, lambda: idle, reported, lambda: None, stall_s=60.0)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def commits(checkpoints: ProgressSaver, clusters: Clusters) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_worker_whose_commits_all_fail_ends_when_its_cluster_is_there_for_others() -> None:
+async def test_a_worker_whose_commits_all_fail_ends_when_its_cluster_answers_a_new_connection() -> None:
     clusters = Clusters()
     clusters.error = OSError("nothing comes through")
     checkpoints = made(clusters)
@@ -97,7 +97,7 @@ async def test_a_worker_whose_commits_all_fail_ends_when_its_cluster_is_there_fo
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_commit_that_comes_through_or_is_refused_ends_the_wait() -> None:
+async def test_an_accepted_or_refused_commit_ends_the_wait() -> None:
     clusters = Clusters()
     clusters.error = OSError("nothing comes through")
     checkpoints = made(clusters)
@@ -110,19 +110,19 @@ async def test_a_commit_that_comes_through_or_is_refused_ends_the_wait() -> None
     await checkpoints.stop()
 
 
-async def test_commits_that_never_come_round_end_a_worker() -> None:
+async def test_a_worker_ends_when_no_round_of_commits_ends() -> None:
     checkpoints = made(Clusters())
     assert "no round" in await watching(checkpoints).stalled(checkpoints.round_at_s + 61.0)
 
 
-async def test_a_cluster_that_nobody_reaches_answers_no_new_connection(
+async def test_an_unreachable_cluster_answers_no_new_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.worker.runtime.watchdog.WATCHDOG_POLL_INTERVAL_S", 0.1)
     assert not await answers(ClusterSpec("none", ("127.0.0.1:1",)), "g")
 
 
-async def test_a_cluster_that_is_there_answers_a_new_connection(bootstrap: str) -> None:
+async def test_a_running_cluster_answers_a_new_connection(bootstrap: str) -> None:
     assert await answers(ClusterSpec("east", (bootstrap,)), "g")
 
 

@@ -243,7 +243,9 @@ TestAnyReaderAnswers.settings = settings(max_examples=as_profile(60), stateful_s
 
 
 @given(st.sets(st.text("abcdef", min_size=1), min_size=1, max_size=8), st.integers(0, 31))
-def test_a_worker_that_goes_leaves_to_others_only_what_it_followed(workers: set[str], partition: int) -> None:
+def test_a_leaving_worker_changes_the_followers_of_its_own_partitions_only(
+    workers: set[str], partition: int
+) -> None:
     chosen = followers(partition, workers)
     assert len(chosen) == min(FOLLOWERS, len(workers))
     for gone in workers:
@@ -259,7 +261,7 @@ def test_partitions_are_spread_over_the_workers() -> None:
     assert min(counts.values()) > 0.3 * 64 * FOLLOWERS / len(workers)
 
 
-def test_of_records_that_were_written_without_their_offsets_the_furthest_counts() -> None:
+def test_of_rows_without_offsets_the_furthest_counts() -> None:
     old = TrackerRecord(epoch=1, worker="a", base=1_000_000)
     anew = TrackerRecord(epoch=1, worker="a", base=500, lineage=1)
     now = TrackerRecord(epoch=2, worker="b", base=900, lineage=1)

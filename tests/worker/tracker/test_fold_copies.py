@@ -179,7 +179,7 @@ def saved(worker: str, epoch: int, base: int, job: str = JOBS[0]) -> Snapshots:
     )
 
 
-def test_before_the_table_has_come_that_far_only_owners_count_who_asked_within_the_end() -> None:
+def test_before_the_copies_overlap_only_takeovers_within_the_end_count() -> None:
     known = TrackerRecord(epoch=1, worker="a", base=3, snapshot=Snapshot(3).to_bytes(), offset=10**9)
     later = saved("a", 1, 7)
     assert fold(later, joined=False, known=known) == {}, "b may have taken it over before the end begins"
@@ -191,7 +191,7 @@ def test_before_the_table_has_come_that_far_only_owners_count_who_asked_within_t
     assert (found.epoch, found.worker, found.base) == (2, "b", 5)
 
 
-def test_what_came_too_early_counts_once_the_table_has_come_and_knows_its_owner_no_other() -> None:
+def test_an_early_snapshot_counts_once_the_table_knows_its_owner() -> None:
     job, early = JOBS[0], Table()
     for events in ([saved("a", 1, 7)], [saved("b", 2, 5), saved("a", 1, 9)], [saved("a", 1, 11)]):
         copied = RemoteJobRecord(early=early.get(job))
@@ -212,13 +212,13 @@ def test_what_came_too_early_counts_once_the_table_has_come_and_knows_its_owner_
     assert together(RemoteJobRecord(early=early[job]), joined=True) is None
 
 
-def test_other_jobs_than_those_that_are_meant_are_passed_over() -> None:
+def test_jobs_with_another_prefix_are_ignored() -> None:
     asked = Takeover(job=OTHERS, epoch=1, worker="a", nonce="", at_ms=0)
     assert fold(asked, saved("a", 1, 5, OTHERS), joined=True) == {}
 
 
 @given(st.integers(0, 9), st.integers(0, 9))
-def test_of_another_log_or_a_snapshot_that_cannot_be_read_the_table_is_believed(one: int, other: int) -> None:
+def test_the_tables_row_counts_over_another_log_or_a_corrupt_snapshot(one: int, other: int) -> None:
     table = TrackerRecord(
         epoch=1, worker="a", base=one, snapshot=Snapshot(one).to_bytes(), cluster_id="c", topic_id="t"
     )

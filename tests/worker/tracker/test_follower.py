@@ -89,7 +89,7 @@ async def test_a_position_beyond_the_end_of_the_tracker_topic_keeps_no_takeover_
         assert (await taken(asking, 2)).snapshot == saved
 
 
-async def test_a_record_of_an_event_beyond_the_end_is_changed_by_the_events_that_follow(
+async def test_a_row_of_an_offset_beyond_the_end_is_changed_by_later_events(
     client: ClusterClient, topics: ControlTopics, bootstrap: str
 ) -> None:
     """Or whoever takes over later gets what stood there for ever, and delivers anew."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from app.worker.tracker.write_health import FORGET_AFTER_S, ProbeFailure, WriteHealth
 
 
-def test_the_oldest_trouble_stands_with_the_last_answer() -> None:
+def test_the_oldest_trouble_has_its_last_error() -> None:
     health = WriteHealth()
     health.began(3, 1.0)
     health.began(5, 2.0)
@@ -24,7 +24,7 @@ def test_the_oldest_trouble_stands_with_the_last_answer() -> None:
     assert (trouble.partition, trouble.since_s, trouble.why) == (5, 2.0, "")
 
 
-def test_a_topic_that_is_slow_is_no_trouble() -> None:
+def test_a_slow_topic_is_no_trouble() -> None:
     health = WriteHealth()
     for at in range(100):
         health.began(0, at)
@@ -34,7 +34,7 @@ def test_a_topic_that_is_slow_is_no_trouble() -> None:
         assert trouble is None or at + 0.9 - trouble.since_s <= 1.0
 
 
-def test_what_nobody_writes_any_more_is_no_trouble() -> None:
+def test_a_partition_without_writes_is_no_trouble() -> None:
     health = WriteHealth()
     health.began(0, 0.0)
     health.ended(0, 1.0, MessageSizeTooLargeError())
@@ -55,11 +55,11 @@ def test_an_outage_of_the_whole_cluster_does_not_count() -> None:
     trouble = health.trouble(101.0)
     assert trouble is not None
     assert (trouble.partition, trouble.since_s) == (0, 100.0)
-    health.left(0)
+    health.abandoned(0)
     assert health.trouble(101.0) is None
 
 
-def test_only_an_answer_that_stays_the_same_is_a_refusal() -> None:
+def test_only_a_permanent_error_is_a_refusal() -> None:
     assert ProbeFailure.of(0, MessageSizeTooLargeError()).is_refusal
     for error in (NotEnoughReplicasError(), KafkaTimeoutError(), OSError(), TimeoutError()):
         assert not ProbeFailure.of(0, error).is_refusal
@@ -77,7 +77,7 @@ def test_a_trouble_is_no_older_than_the_last_success_of_its_partition(writes: li
         elif how == "failed":
             health.ended(partition, now_s, MessageSizeTooLargeError())
         else:
-            health.left(partition)
+            health.abandoned(partition)
         trouble = health.trouble(now_s)
         assert trouble is None or trouble.since_s >= taken_s.get(trouble.partition, 0.0)
         assert how != "failed" or trouble is not None
