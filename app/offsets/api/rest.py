@@ -67,7 +67,7 @@ def offset_errors_as_problems(handler: Handler) -> Handler:
         except BadQuery as error:
             raise ApiError(400, "Bad request", str(error)) from error
         except NotJoined as error:
-            raise ApiError(404, "Not related", str(error)) from error
+            raise ApiError(404, "Nothing joins them", str(error)) from error
         except NotRead as error:
             raise ApiError(503, "Offset map not read", str(error)) from error
         except ValueError as error:

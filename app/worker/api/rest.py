@@ -61,7 +61,7 @@ def acting(handler: Handler) -> Handler:
         except BadQuery as error:
             raise ApiError(400, "Bad request", str(error)) from error
         except LookupError as error:
-            raise ApiError(503, "Partition unreachable", str(error)) from error
+            raise ApiError(503, "Partition away", str(error)) from error
 
     return around
 
@@ -177,7 +177,7 @@ class OperatorRoutes:
         if not 0 < len(found) <= MAX_PARTITIONS:
             raise ApiError(
                 409,
-                "Bad number",
+                "Not so many",
                 f"{len(found)} partitions; name 1 to {MAX_PARTITIONS} of them",
             )
         return dict(sorted(found.items())), "at" in body
