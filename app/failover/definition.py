@@ -1,14 +1,12 @@
-"""`Failover`: regions that share topics, and between which workloads move. The shape of its definition.
+"""The `Failover` definition: regions that share topics, and that workloads can move between.
 
-    kind: Failover
-    metadata: {name: orders, owner: platform}
-    spec:
+    kind: Failover metadata: {name: orders, owner: platform} spec:
       regions: [east, west]                   # in order of priority: workloads begin in the first
       topics: [orders, 'payments\\..*']        # as in a Route
       exclude: ['.*\\.test']
 
-It is deployed with the same text in every region. From it each region derives the routes that lead into it
-(`app.failover.topology`), and where a workload with a mode begins (`app.controllog.roles`).
+Every region gets the same text. Each region derives from it the routes that lead into the region
+(`app.failover.topology`), and the first region of a workload with a mode (`app.controllog.roles`).
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ from app.controllog.roles import MAX_REGIONS
 from app.failover.topology import RESERVED, DerivedRoute, Failover
 from app.replicate.definition import MAX_RECORDS, Entry, Limits, RouteDefinition
 
-PREFIX = "failover:"  # no workload's nor route's key begins with it
-MAX_NAME_CHARS = 80  # with two regions' names, a route's name of at most 200 is made of it
+PREFIX = "failover:"  # the key of no workload or route begins with it
+MAX_NAME_CHARS = 80  # with the names of two regions it becomes a route's name, of at most 200
 
 
 def _name(value: object) -> object:
     if isinstance(value, str) and (len(value) > MAX_NAME_CHARS or value.startswith(RESERVED)):
         raise ValueError(
-            f"not a name for it; use at most {MAX_NAME_CHARS} characters, and no {RESERVED} at the beginning"
+            f"not a valid name; use at most {MAX_NAME_CHARS} characters, and do not begin with {RESERVED}"
         )
     return value
 
@@ -48,15 +46,18 @@ Regions = Annotated[tuple[RegionName, ...], BeforeValidator(_regions), Len(2, MA
 
 
 class FailoverMetadata(Model):
-    """The definition's identity (its name) and its owner."""
+    """The name, which identifies the definition, and its owner."""
 
     name: Annotated[AnyName, BeforeValidator(_name)]
     owner: str = Field("", max_length=200)
 
 
 class FailoverSpec(Model):
-    """Which regions, in order of priority, and which topics they share: each region's aggregate cluster gets
-    what is written in any region's regional one. `limits` are those of each route made of it."""
+    """The regions in order of priority, and the topics that they share.
+
+    Each region's aggregate cluster gets the records that producers write to any region's regional cluster.
+    `limits` apply to each derived route.
+    """
 
     regions: Regions
     topics: Annotated[tuple[Entry, ...], Len(1, MAX_LISTED)]
@@ -65,7 +66,7 @@ class FailoverSpec(Model):
 
 
 class FailoverDefinition(Named):
-    """Regions that share topics, and between which workloads move."""
+    """Regions that share topics, and that workloads can move between."""
 
     api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
     prefix: ClassVar[str] = PREFIX
@@ -74,17 +75,18 @@ class FailoverDefinition(Named):
     spec: FailoverSpec
 
     def failover(self) -> Failover:
-        """What routes and roles are derived from."""
+        """The part that routes and roles are derived from."""
         return Failover(self.name, self.spec.regions, self.spec.topics, self.spec.exclude)
 
 
 def route_definition(derived: DerivedRoute, made_by: FailoverDefinition) -> RouteDefinition:
-    """The definition of a derived route."""
+    """The definition of a derived route, with the limits and owner of the failover definition."""
     limits = made_by.spec.limits.model_dump(mode="json", by_alias=True, exclude_none=True)
     checkpoint: dict[str, Any] = {}
     if derived.is_control:
-        limits = {"priority": "high"}  # little, and what others go by when a region is lost
-        checkpoint = {"every": "1h", "records": MAX_RECORDS}  # nobody maps positions in them
+        limits = {"priority": "high"}  # they are few, and other regions need them when this one is lost
+        # no consumer moves between copies of control topics
+        checkpoint = {"every": "1h", "records": MAX_RECORDS}
     start = "latest" if derived.from_end else "earliest"
     return RouteDefinition.model_validate(
         {

@@ -1,4 +1,4 @@
-"""What no single field of a failover definition shows: regions there are not, topics that nobody shares."""
+"""Checks of a failover definition that no single field shows: unknown regions, topics that nothing shares."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ REGIONS: Path_ = ("spec", "regions")
 def failover_checks(
     document: Document, definition: FailoverDefinition | None, layout: Layout | None
 ) -> Iterator[ConfigProblem]:
-    """All of it; `definition` is None when a field is wrong, `layout` has the regions there are, if known."""
+    """The problems of a definition that was parsed.
+
+    `definition` is None when a field is wrong: then there are none. Without a `layout` the regions are not
+    checked.
+    """
     if definition is None:
         return
     for index, region in enumerate(definition.spec.regions if layout is not None else ()):
-        assert layout is not None, "asked of none otherwise"
+        assert layout is not None, "without a layout the loop is empty"
         at: Path_ = (*REGIONS, index)
         if region not in layout.names:
             yield problem_at(document, at, "no such region", suggest(region, layout.names))
@@ -36,15 +40,15 @@ def failover_checks(
                 yield problem_at(document, at, message, remedy)
     if layout is not None and layout.own not in definition.spec.regions:
         yield problem_at(
-            document, REGIONS, f"this region, {layout.own}, is not among them",
-            "nothing is copied here by it, unless it is added", "warning",
+            document, REGIONS, f"this region, {layout.own}, is not in the list",
+            "add it, or this region copies nothing by this definition", "warning",
         )  # fmt: skip
     failover = definition.failover()
     for index, topic in enumerate(definition.spec.topics):
         if topic.startswith((RESERVED, "__")):
             yield problem_at(
-                document, (*TOPICS, index), "is a topic of one cluster's own",
-                "leave it out; what regions need of each other's control topics is copied by itself",
+                document, (*TOPICS, index), "is an internal topic of one cluster",
+                "leave it out; Switchyard copies the control topics that other regions need by itself",
             )  # fmt: skip
     try:
         words = LanguageTable()
@@ -52,7 +56,7 @@ def failover_checks(
         if words.shortest(route.domain(words)) is None:
             remedy = "exclude less, or name a topic that is not internal"
             yield problem_at(
-                document, TOPICS, "no topic is shared: all of them are excluded, or internal", remedy
+                document, TOPICS, "the regions share no topic: every topic is excluded or internal", remedy
             )
     except TooComplicated as error:
         message, _, remedy = str(error).rpartition("; ")

@@ -1,21 +1,22 @@
-"""Regions and what is copied between them, derived from `Failover` definitions. Pure.
+"""Derives from `Failover` definitions which routes a region runs. Pure.
 
     east-regional ──┬──▶ east-aggregate     producers write to their region's regional cluster; each region's
-                    └──▶ west-aggregate     aggregate cluster has what was written in all of them
+                    └──▶ west-aggregate     aggregate cluster collects the records of all regions
     west-regional ──┬──▶ west-aggregate
                     └──▶ east-aggregate
 
 Rules
-1. Each region runs the routes that lead into it, and no others: of every pair of regions (a region and itself
-   too) exactly one region has the route, whoever deploys the definitions and in whatever order.
-2. Names stay: routes lead from regional clusters into aggregate ones only, so none of them can loop, and a
-   record has the same topic everywhere.
-3. What a region needs of another one once that is lost (its control log, positions, offset map) is copied
-   into its own control cluster, under the same names, once however many definitions name the two.
-4. Events of which only the end is of use there (`app.worker.tracker.fold`, rule 6) are copied by a route of
-   their own, from the end that they have when it is made: a region that was there for long has gigabytes.
-5. What cannot be derived, because this region's configuration lacks a cluster, is told by its name: what runs
-   under that name goes on.
+1. Each region runs the routes that lead into it, and no others. So for every pair of regions, and for a
+   region with itself, exactly one region has the route. It does not matter who deploys the definitions, or in
+   which order.
+2. Topics keep their names. Routes lead from regional to aggregate clusters only, so they cannot loop.
+3. When a region is lost, others need its control log, positions and offset map. A control route copies them
+   into the other region's control cluster under the same names. There is one for a pair of regions, however
+   many definitions name the pair.
+4. Other regions need only the latest of some control events (`app.worker.tracker.fold`, rule 6). An old
+   region has gigabytes of them, so a route of their own copies them from the end of the log.
+5. A route whose cluster is not configured here is reported in `Derivation.unknown`. A route that already runs
+   under this name continues.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from functools import cached_property
 from app.replicate.model.route import Route
 
 REGIONAL, AGGREGATE = "regional", "aggregate"
-RESERVED = "switchyard-"  # what no definition's name begins with: routes of control topics do
+RESERVED = "switchyard-"  # begins the names of control routes, and of no definition
 CONFIGURE = "give each region one regional and one aggregate cluster under clusters in switchyard.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A cluster's place."""
+    """The region and tier of a cluster."""
 
     region: str
     tier: str
@@ -41,12 +42,13 @@ class Site:
 
 @dataclass(frozen=True)
 class Layout:
-    """The clusters of all regions as this one is configured.
+    """The clusters of all regions, as this region configures them.
 
     Attributes:
-        own: the region that this is.
-        sites: every cluster's place, by its name.
-        control: the cluster with this region's control topics; others have theirs in their regional one.
+        own: this region.
+        sites: the place of every cluster, by cluster name.
+        control: the cluster with this region's control topics. Other regions keep theirs in their regional
+            cluster.
     """
 
     own: str
@@ -54,10 +56,10 @@ class Layout:
     control: str
 
     def cluster(self, region: str, tier: str) -> str:
-        """The one cluster of the tier in the region.
+        """The region's only cluster of the tier.
 
         Raises:
-            LookupError: there is none, or several; what to do comes behind a semicolon.
+            LookupError: the region has none, or several. The remedy follows a semicolon.
         """
         found = sorted(name for name, site in self.sites.items() if site == Site(region, tier))
         if len(found) != 1:
@@ -67,7 +69,11 @@ class Layout:
         return found[0]
 
     def local(self, cluster: str) -> str:
-        """This region's cluster of the same tier as `cluster`, which is any region's. Raises LookupError."""
+        """This region's cluster of the same tier as `cluster`, which may belong to any region.
+
+        Raises:
+            LookupError: `cluster` is not configured, or `Layout.cluster` finds none.
+        """
         site = self.sites.get(cluster)
         if site is None:
             raise LookupError(f"cluster {cluster} is not configured here; add it to switchyard.yaml")
@@ -75,13 +81,13 @@ class Layout:
 
     @property
     def names(self) -> list[str]:
-        """Every region there is, sorted."""
+        """The names of all regions, sorted."""
         return sorted({site.region for site in self.sites.values()})
 
 
 @dataclass(frozen=True)
 class Failover:
-    """What a `Failover` definition says: which regions, in order of priority, and which topics they share."""
+    """The part of a `Failover` definition that routes and roles are derived from."""
 
     name: str
     regions: tuple[str, ...]
@@ -89,7 +95,7 @@ class Failover:
     exclude: tuple[str, ...] = ()
 
     def shares(self, topic: str) -> bool:
-        """Whether the topic is copied between its regions. Raises what `Route` raises."""
+        """Whether the regions share the topic. Raises the same errors as `Route`."""
         return self._route.destination(topic) is not None
 
     @cached_property
@@ -99,13 +105,13 @@ class Failover:
 
 @dataclass(frozen=True, slots=True)
 class DerivedRoute:
-    """A route that a region has to run.
+    """A route that this region has to run.
 
     Attributes:
-        name, source, target, topics, exclude: the route's.
-        made_by: the definition that it is derived from, the first one of several.
-        region: where its records come from.
-        is_control: it copies control topics. from_end: only what is written once it was made.
+        made_by: the definition that it is derived from; the first by name, if several need it.
+        region: the region of the source.
+        is_control: whether it copies control topics.
+        from_end: whether it begins at the end of its source (rule 4).
     """
 
     name: str
@@ -119,17 +125,18 @@ class DerivedRoute:
     from_end: bool = False
 
     def route(self) -> Route:
-        """For the proofs about routes. Raises what `Route` raises."""
+        """The model that the checks of routes use. Raises the same errors as `Route`."""
         return Route(self.name, self.source, self.target, self.topics, self.exclude)
 
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """What follows from all definitions.
+    """The result of `derive`.
 
     Attributes:
-        routes: those to run, by name.
-        unknown: names of routes to run that cannot be derived now, each with the definition and the reason.
+        routes: the routes to run, by name.
+        unknown: the routes that cannot be derived now, by name: the definition, and the reason with its
+            remedy.
     """
 
     routes: Mapping[str, DerivedRoute]
@@ -142,8 +149,11 @@ def derive(
     control_topics: Callable[[str], Sequence[str]],
     control_events: Callable[[str], Sequence[str]],
 ) -> Derivation:
-    """The routes that region `layout.own` has to run. Of a region, `control_topics` names those that the
-    others need, `control_events` those of which they need the end (rule 4)."""
+    """The routes that region `layout.own` has to run.
+
+    `control_topics` names the control topics of a region that other regions need, `control_events` those of
+    which they need the latest events only (rule 4).
+    """
     routes: dict[str, DerivedRoute] = {}
     unknown: dict[str, tuple[str, str]] = {}
     own = layout.own
@@ -187,12 +197,16 @@ def control_route(source: str, target: str) -> str:
 
 
 def events_route(source: str, target: str) -> str:
-    """The name of the route that copies control events (rule 4); no `control_route` into the same region has
-    it, whatever regions are called."""
+    """The name of the route that copies control events (rule 4).
+
+    Its end keeps it apart from every `control_route` into the same region, whatever the regions are called.
+    """
     return f"{control_route(source, target)}.events"
 
 
 def governing(failovers: Iterable[Failover], topic: str) -> Failover | None:
-    """The definition that says between which regions a workload of `topic` moves: the first by name of those
-    that share the topic. The same in every region that has the same definitions."""
+    """The definition that says between which regions a workload of `topic` moves; None: there is none.
+
+    It is the first by name of those that share the topic, so regions with the same definitions agree.
+    """
     return next((f for f in sorted(failovers, key=lambda f: f.name) if f.shares(topic)), None)

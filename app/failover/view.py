@@ -1,4 +1,4 @@
-"""Which region is active (or primary) for a workload, as its page and the list of workloads show it: pure."""
+"""The role of a workload, as its page and the list of workloads show it. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from app.controllog.state import ControlState
 
 
 class Role(TypedDict):
-    """Of a workload with a mode: the region that is active (or primary) for it, under which epoch, and since
-    when; null and `unknown` until that is recorded. `by` and `reason` are of the last decision."""
+    """The active (or primary) region of a workload with a mode, under which epoch and since when.
+
+    The fields are null and `state` is `unknown` until a role is recorded. `by` and `reason` belong to the
+    last decision.
+    """
 
     mode: Literal["active-active", "active-passive"]
     region: str | None
@@ -26,8 +29,10 @@ class Role(TypedDict):
 def role_fields(
     state: ControlState, put: WorkloadPut, region: str, *, returned: bool = False
 ) -> dict[str, Any] | None:
-    """A `Role`, as `region` knows it; None: the workload has no mode. `returned`: the region has just come
-    back, and acts by no role yet."""
+    """A `Role`, as `region` knows it; None: the workload has no mode.
+
+    `returned`: the region has just returned and does not act by its roles yet.
+    """
     spec = put.definition.get("spec")
     mode = spec.get("mode") if isinstance(spec, dict) else None
     if mode is None:
@@ -45,12 +50,12 @@ def role_fields(
     }
 
 
-def passive_why(told: dict[str, Any] | None, region: str) -> str:
-    """Why the workload has no jobs in `region`, of its `role_fields` there; "": it should have some."""
-    if told is None or told["mode"] != ACTIVE_PASSIVE or told["active_here"] or told["region"] is None:
+def passive_why(role: dict[str, Any] | None, region: str) -> str:
+    """Why the workload has no jobs in `region`; "": it should have some. `role`: its `role_fields` there."""
+    if role is None or role["mode"] != ACTIVE_PASSIVE or role["active_here"] or role["region"] is None:
         return ""
-    if told["state"] == "moving":
-        return f"its role is moving to region {told['region']}"
-    if told["region"] == region:
-        return f"region {region} has just come back, and has not heard yet what others decided"
-    return f"region {told['region']} is active for it"
+    if role["state"] == "moving":
+        return f"its role is moving to region {role['region']}"
+    if role["region"] == region:
+        return f"region {region} has just returned, and has not read yet what others decided"
+    return f"region {role['region']} is active for it"

@@ -55,10 +55,15 @@ def test_a_sound_one_has_no_warning_and_comes_back_from_the_wire() -> None:
         ("spec/regions", ["east", "east"], "spec.regions", "names a region twice; name each once"),
         ("spec/regions", ["east", "wset"], "spec.regions.1", "no such region; did you mean west?"),
         ("spec/topics", [], "spec.topics", "1"),
-        ("spec/topics", ["switchyard-east-control"], "spec.topics.0", "of each other's control topics"),
-        ("spec/exclude", [".*"], "spec.topics", "no topic is shared"),
+        (
+            "spec/topics",
+            ["switchyard-east-control"],
+            "spec.topics.0",
+            "the control topics that other regions need",
+        ),
+        ("spec/exclude", [".*"], "spec.topics", "the regions share no topic"),
         ("spec/topics", ["(", "orders"], "spec.topics.0", "is not closed"),
-        ("metadata/name", "switchyard-orders", "metadata.name", "no switchyard- at the beginning"),
+        ("metadata/name", "switchyard-orders", "metadata.name", "do not begin with switchyard-"),
         ("metadata/name", "n" * 81, "metadata.name", "at most 80 characters"),
         ("spec/region", ["east"], "spec.region", "did you mean regions?"),
     ],
@@ -81,7 +86,7 @@ def test_a_region_without_one_cluster_of_each_tier_is_told() -> None:
 def test_a_region_that_is_not_named_may_have_it_and_is_told_that_it_gets_nothing() -> None:
     _, warnings = parse_failover(FAILOVER, layout=Layout("north", REGIONS.sites, "x"))
 
-    assert [warning.message for warning in warnings] == ["this region, north, is not among them"]
+    assert [warning.message for warning in warnings] == ["this region, north, is not in the list"]
 
 
 def test_derived_routes_are_definitions_that_anybody_could_have_deployed() -> None:

@@ -1,4 +1,4 @@
-"""failover status: which region is active for which workload, and how lately the others were heard."""
+"""The command group `failover`, and `failover status`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = [
 
 @click.group()
 def failover() -> None:
-    """Regions: where workloads with a mode are active, and how they become active in another one.
+    """Regions: where workloads with a mode are active, and how to move them to another region.
 
     \b
     switchyard failover status
@@ -43,10 +43,10 @@ def failover() -> None:
 @output_option
 @guarded
 def status(url: str | None, output: str) -> None:
-    """The region of each workload with a mode: since when, by whom, and which others have let go.
+    """The active region of each workload with a mode: since when, by whom, and the regions that released it.
 
-    Above the table stands how old the newest word of each other region is that came here, and, when this
-    one has just returned, that it acts for nothing yet.
+    The lines above the table say when each other region was last heard. If this region has just returned,
+    they say that it acts for no workload yet.
 
     \b
     switchyard failover status
@@ -58,12 +58,12 @@ def status(url: str | None, output: str) -> None:
         if returned := whole.get("returned"):
             since_ms = returned["since_ms"]
             since = "" if since_ms is None else f" (since {when(since_ms)})"
-            told = f"it has just returned{since}: {returned['why']}; {returned['remedy']}"
-            click.echo(printable(told), err=True)
+            words = f"it has just returned{since}: {returned['why']}; {returned['remedy']}"
+            click.echo(printable(words), err=True)
         for seen in whole["regions"]:
             if not seen["own"]:
                 age_s = seen["copy_age_s"]
-                age = "no message from it yet" if age_s is None else f"last heard {age_s:.1f} s ago"
+                age = "no report from it yet" if age_s is None else f"last heard {age_s:.1f} s ago"
                 click.echo(f"region {printable(seen['region'])}: {age}", err=True)
     emit([_row(role) for role in whole["roles"]], COLUMNS, output, whole=whole)
 
@@ -80,13 +80,13 @@ def _row(role: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _offsets(told: dict[str, Any] | None) -> str:
-    """How positions here follow the active region's, of a workload that is passive here."""
-    if not told:
+def _offsets(sync: dict[str, Any] | None) -> str:
+    """How the positions here follow the active region, for a workload that is passive here."""
+    if not sync:
         return ""
-    age = "" if told["lag_s"] is None else f"in step {told['lag_s']:.0f} s ago"
-    said = [age] if told["state"] in {"synced", "unchanged"} else [told["state"], told["why"], age]
-    return "; ".join(filter(None, said))
+    age = "" if sync["lag_s"] is None else f"in step {sync['lag_s']:.0f} s ago"
+    parts = [age] if sync["state"] in {"synced", "unchanged"} else [sync["state"], sync["why"], age]
+    return "; ".join(filter(None, parts))
 
 
 for verb in cli_runs.VERBS:

@@ -1,4 +1,4 @@
-"""failover plan|execute|abort|failback|drill|runs|show: workloads become active in another region."""
+"""failover plan|execute|abort|failback|drill|runs|show: move workloads to another region."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ ROWS = ["workload", "from_region", "stage", "epoch", "waits_for", "note"]
 RUNS = ["id", "to", "state", "forced", "workloads", "by", "made", "took_s", "back_of", "reason", "result"]
 DRILLED = ["workload", "partition", "committed", "first_record", "took_ms", "again", "lag", "error"]
 RUN_POLL_INTERVAL_S = 0.2
-SHOW_WAIT_AFTER_S = 3.0  # what is waited for is told then
+SHOW_WAIT_AFTER_S = 3.0  # a shorter wait is not printed
 ENDED = {"done", "aborted"}
 
 TO = click.option(
-    "--to", metavar="REGION", required=True, help="The region that becomes active; ask its worker."
+    "--to",
+    metavar="REGION",
+    required=True,
+    help="The region that becomes active; send the command to a worker there.",
 )
 WORKLOADS = click.option("--workload", "workloads", metavar="GROUP/TOPIC", multiple=True,
-                         help="Only this one (again: and); else all that are active elsewhere.")  # fmt: skip
-FORCE = click.option("--force", is_flag=True, help="Active at once, without waiting for the region that had "
-                     "it: for one that is lost.")  # fmt: skip
+                         help="Only this workload; repeatable. Default: all of other regions.")  # fmt: skip
+FORCE = click.option("--force", is_flag=True, help="Do not wait for the former region to stop: use it when "
+                     "that region is lost.")  # fmt: skip
 REASON = click.option("--reason", default="", help="Why, for the activity log.")
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
 
@@ -57,12 +60,11 @@ YES = click.option("--yes", is_flag=True, help="Do not ask.")
 def plan(to: str, workloads: tuple[str, ...], force: bool, reason: str, url: str | None, output: str) -> None:
     """What it means to make workloads active in REGION, partition by partition. Changes nothing.
 
-    NEXT_OFFSET is where it goes on in this region's topic. Of what lies behind it at most AGAIN records were
-    read before; of those PASSED_OVER are known to be finished, and are not delivered again. NOT_HERE are
-    records that are not copied yet, of which UNREACHABLE cannot be until their cluster answers: at least so
-    many, as what was written there since it last answered is not known. LAG is here and waits to be
-    delivered. Sources and barriers: -o json. Below stands what was checked. Exit code 5: something is in the
-    way.
+    Delivery continues at NEXT_OFFSET of this region's topic. From there on at most AGAIN records were read
+    before; PASSED_OVER of them are known to be finished, and are not delivered again. NOT_HERE records are
+    not copied yet, and UNREACHABLE of them are in clusters that do not answer. Both are lower bounds, because
+    producers may have written more since. LAG records are here and wait for delivery. For sources and offset
+    syncs use -o json. The checks follow. Exit code 5: a check blocks the failover.
 
     \b
     switchyard failover plan --to west
@@ -82,10 +84,10 @@ def plan(to: str, workloads: tuple[str, ...], force: bool, reason: str, url: str
 @output_option
 @guarded
 def failback(failover_id: str | None, force: bool, reason: str, url: str | None, output: str) -> None:
-    """Plans to take back what a failover took away; asked of the region that gets it. Changes nothing.
+    """Plans to take back the workloads that a failover took away. Changes nothing.
 
-    ID is of the failover, in whichever region it was; without one it is the last that took something away
-    from here. What it plans is carried out by failover execute.
+    Send it to the region that gets them back. ID is the failover, in whichever region it ran; by default the
+    last one that took workloads away from here. failover execute carries the plan out.
 
     \b
     switchyard failover failback
@@ -111,8 +113,8 @@ def execute(
 ) -> None:
     """Carries out a planned failover, and follows it until it is done.
 
-    It is refused when the plan has expired, when a role has changed since, or when something is in the way.
-    One that waits for a region that is lost goes on with --force. Ctrl-C ends the watching, not the failover.
+    It is refused when the plan has expired, when a role has changed since, or when a check blocks it. If it
+    waits for a lost region, run it again with --force. Ctrl-C stops following; the failover continues.
 
     \b
     switchyard failover execute failover-3f9a2c11
@@ -121,31 +123,30 @@ def execute(
     """
     client = Client(url)
     if dry_run:
-        told = client.ask("POST", "/failover/execute", {"id": failover_id, "force": force, "dry_run": True})
-        emit(_rows(told), ROWS, output, whole=told)
-        for why in told["in_the_way"]:
-            _print(f"in the way: {why}")
-        if told["in_the_way"]:
-            raise CommandFailure("it may not begin", EXIT_PRECONDITION)
-        _print("it may begin; nothing was changed")
+        answer = client.ask("POST", "/failover/execute", {"id": failover_id, "force": force, "dry_run": True})
+        emit(_rows(answer), ROWS, output, whole=answer)
+        for why in answer["in_the_way"]:
+            _print(f"blocked: {why}")
+        if answer["in_the_way"]:
+            raise CommandFailure("the failover cannot begin", EXIT_PRECONDITION)
+        _print("the failover can begin; nothing was changed")
         return
     if not yes:
         run = client.ask("GET", _path(failover_id))
         how = (
-            "at once, whoever still acts"
+            "at once, while another region may still deliver"
             if force or run["forced"]
-            else "once the region that has it has let go"
+            else "once their region has stopped"
         )
         confirm(f"{run['workloads']} workloads become active in {run['to']}, {how}?", yes)
-    told = client.ask("POST", "/failover/execute", {"id": failover_id, "force": force})
+    run = client.ask("POST", "/failover/execute", {"id": failover_id, "force": force})
     if not no_wait:
-        told = _follow(client, told)
-    emit(_rows(told), ROWS, output, whole=told)
-    if told["state"] == "aborted":
-        raise CommandFailure(f"{told['id']} was aborted: {told['result']}", EXIT_FAILURE)
+        run = _follow(client, run)
+    emit(_rows(run), ROWS, output, whole=run)
+    if run["state"] == "aborted":
+        raise CommandFailure(f"{run['id']} was aborted: {run['result']}", EXIT_FAILURE)
     _print(
-        f"{told['id']} is {told['state']}"
-        + (f" after {told['took_s']:.1f} s: {told['result']}" * (not no_wait))
+        f"{run['id']} is {run['state']}" + (f" after {run['took_s']:.1f} s: {run['result']}" * (not no_wait))
     )
 
 
@@ -157,7 +158,7 @@ def execute(
 @output_option
 @guarded
 def abort(failover_id: str, reason: str, yes: bool, url: str | None, output: str) -> None:
-    """Ends a failover: what is under way goes back to where it was, what is active already stays.
+    """Ends a failover. Workloads that are moving go back; those that are active here already stay.
 
     \b
     switchyard failover abort failover-3f9a2c11 --reason "east has recovered"
@@ -167,13 +168,14 @@ def abort(failover_id: str, reason: str, yes: bool, url: str | None, output: str
         run = client.ask("GET", _path(failover_id))
         moving = [row for row in run["rows"] if row["stage"] in {"releasing", "positions", "activating"}]
         active = [row for row in run["rows"] if row["stage"] == "active"]
-        confirm(f"{len(moving)} workloads go back, {len(active)} that are active in {run['to']} stay?", yes)
-    told = client.ask("POST", "/failover/abort", {"id": failover_id, "reason": reason})
-    emit(_rows(told), ROWS, output, whole=told)
-    stays = [row["workload"] for row in told["rows"] if row["stage"] == "active"]
+        question = f"{len(moving)} workloads go back, and {len(active)} that are active in {run['to']} stay?"
+        confirm(question, yes)
+    run = client.ask("POST", "/failover/abort", {"id": failover_id, "reason": reason})
+    emit(_rows(run), ROWS, output, whole=run)
+    stays = [row["workload"] for row in run["rows"] if row["stage"] == "active"]
     _print(
-        f"{told['id']} is aborted"
-        + (f"; active in {told['to']} already, and stays: {', '.join(stays)}" * bool(stays))
+        f"{run['id']} is aborted"
+        + (f"; active in {run['to']} already, and stays so: {', '.join(stays)}" * bool(stays))
     )
 
 
@@ -185,12 +187,12 @@ def abort(failover_id: str, reason: str, yes: bool, url: str | None, output: str
 @output_option
 @guarded
 def drill(to: str, workloads: tuple[str, ...], force: bool, url: str | None, output: str) -> None:
-    """Rehearses a failover with shadow groups, which are deleted in the end; touches nothing else.
+    """Rehearses a failover with shadow groups, deletes them at the end, and changes nothing else.
 
-    Per partition: commits the position where it would go on, reads it back, and reads the first record from
-    there. TOOK_MS is from the command to read to that record. Should the worker be killed meanwhile, a group
-    switchyard-drill-... stays until the next drill, which deletes those older than ten minutes. Exit code 5:
-    something is in the way of the failover; 1: a partition did not do well, or not all of them are known.
+    For each partition it commits the position where delivery would continue, reads it back, and reads the
+    first record from there. TOOK_MS is the time from the request to that record. If the worker is killed
+    meanwhile, groups named switchyard-drill-... remain; the next drill deletes those older than ten minutes.
+    Exit code 5: a check blocks the failover. Exit code 1: a partition failed, or not all of them are known.
 
     \b
     switchyard failover drill --to west
@@ -198,35 +200,38 @@ def drill(to: str, workloads: tuple[str, ...], force: bool, url: str | None, out
     switchyard failover drill --to west --workload billing/orders -o json
     """
     client = Client(url)
-    begun = client.ask("POST", "/failover/drill", {"to": to, "workloads": list(workloads), "force": force})
-    told = watch(client, begun, "drill again")["progress"]
+    operation = client.ask(
+        "POST", "/failover/drill", {"to": to, "workloads": list(workloads), "force": force}
+    )
+    drilled = watch(client, operation, "drill again")["progress"]
     rows = [
-        {**row, "again": _or(row["again"]), "lag": _or(row["lag"]),
-         "committed": _or(row["committed"], "none"), "first_record": _or(row["offset"], "none yet"),
-         "took_ms": _or(row["took_ms"], "-")}
-        for row in told["partitions"]
+        {**row, "again": _shown(row["again"]), "lag": _shown(row["lag"]),
+         "committed": _shown(row["committed"], "none"), "first_record": _shown(row["offset"], "none yet"),
+         "took_ms": _shown(row["took_ms"], "-")}
+        for row in drilled["partitions"]
     ]  # fmt: skip
-    emit(rows, DRILLED, output, whole=told)
-    for check in told["checks"]:
+    emit(rows, DRILLED, output, whole=drilled)
+    for check in drilled["checks"]:
         if check["level"] != "ok":
             _print(f"{check['level']}: {check['of']}: {check['detail']}; {check['remedy']}")
-    _say_what_is_unknown(told["unknown"])
-    if told["blocked"]:
-        what = f"the failover is blocked, by {told['blocked']} preconditions; see above"
+    _print_unknown(drilled["unknown"])
+    if drilled["blocked"]:
+        what = f"checks that block the failover: {drilled['blocked']}; see above"
         raise CommandFailure(what, EXIT_PRECONDITION)
-    if told["failed"]:
-        raise CommandFailure(
-            f"{told['failed']} of {told['looked_at']} partitions did not do well", EXIT_FAILURE
-        )
-    if told["unknown"] or told["looked_at"] < told["of"]:
-        tried = f"{told['looked_at']} of {told['of']} known partitions were tried, and did well"
-        raise CommandFailure(f"{tried}; of {len(told['unknown'])} workloads not all is known", EXIT_FAILURE)
-    if not told["workloads"]:
-        _print("nothing to rehearse: no active-passive workload is among them, the others run here already")
+    if drilled["failed"]:
+        raise CommandFailure(f"{drilled['failed']} of {drilled['looked_at']} partitions failed", EXIT_FAILURE)
+    if drilled["unknown"] or drilled["looked_at"] < drilled["of"]:
+        tried = f"{drilled['looked_at']} of {drilled['of']} known partitions succeeded"
+        unknown = len(drilled["unknown"])
+        raise CommandFailure(f"{tried}; {unknown} workloads are not fully known", EXIT_FAILURE)
+    if not drilled["workloads"]:
+        _print("nothing to rehearse: these workloads are active-active, and run here already")
         return
-    slowest = max((row["took_ms"] for row in told["partitions"] if row["took_ms"] is not None), default=None)
+    slowest = max(
+        (row["took_ms"] for row in drilled["partitions"] if row["took_ms"] is not None), default=None
+    )
     first = f"; the slowest first record came after {slowest:.0f} ms" if slowest is not None else ""
-    _print(f"{told['looked_at']} partitions would go on as planned{first}")
+    _print(f"{drilled['looked_at']} partitions would continue as planned{first}")
 
 
 @click.command()
@@ -241,7 +246,7 @@ def runs(url: str | None, output: str) -> None:
     switchyard failover runs -o json | jq '.[] | select(.state == "executing")'
     """
     found = Client(url).all("/failover/runs")
-    rows = [{**run, "made": when(run["made_ms"]), "took_s": _or(run["took_s"], "")} for run in found]
+    rows = [{**run, "made": when(run["made_ms"]), "took_s": _shown(run["took_s"], "")} for run in found]
     emit(rows, RUNS, output, whole=found)
 
 
@@ -251,102 +256,99 @@ def runs(url: str | None, output: str) -> None:
 @output_option
 @guarded
 def show(failover_id: str, url: str | None, output: str) -> None:
-    """One failover: how far each workload is, what that waits for, and the plan as it was read.
+    """One failover: the stage of each workload, what it waits for, and the plan.
 
     \b
     switchyard failover show failover-3f9a2c11
     switchyard failover show failover-3f9a2c11 -o json | jq '.rows[] | {workload, stage, waits_for}'
     """
-    told = Client(url).ask("GET", _path(failover_id))
-    emit(_rows(told), ROWS, output, whole=told)
-    if output == "table" and told["plan"] is not None:
+    run = Client(url).ask("GET", _path(failover_id))
+    emit(_rows(run), ROWS, output, whole=run)
+    if output == "table" and run["plan"] is not None:
         click.echo()
-        emit(_partitions(told["plan"]), PARTITIONS, output)
+        emit(_partitions(run["plan"]), PARTITIONS, output)
         click.echo()
-        emit(_checks(told["plan"]), CHECKS, output)
-        if told["plan"]["left_out"]:
-            _print(told["plan"]["left_out"])
-    for row in _waiting(told):
+        emit(_checks(run["plan"]), CHECKS, output)
+        if run["plan"]["left_out"]:
+            _print(run["plan"]["left_out"])
+    for row in _waiting(run):
         _print(f"{row['workload']} waits for {row['waits_for']}: {row['remedy']}")
-    _print(_describe(told))
+    _print(_describe(run))
 
 
 # -- following -----------------------------------------------------------------------------------------
 
 
-def _follow(client: Client, told: dict[str, Any]) -> dict[str, Any]:
-    """Until it has ended. Raises Failure: nobody can be asked any more."""
+def _follow(client: Client, run: dict[str, Any]) -> dict[str, Any]:
+    """Polls the failover until it has ended. Raises CommandFailure when the API does not answer."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
-    said: dict[str, tuple[str, float]] = {}
+    printed: dict[str, tuple[str, float]] = {}
     try:
         with bar:
-            task = bar.add_task(printable(told["id"]), total=told["workloads"])
-            while told["state"] not in ENDED:
+            task = bar.add_task(printable(run["id"]), total=run["workloads"])
+            while run["state"] not in ENDED:
                 time.sleep(RUN_POLL_INTERVAL_S)
-                told = client.ask("GET", _path(told["id"]))
-                waiting = _waiting(told)
+                run = client.ask("GET", _path(run["id"]))
+                waiting = _waiting(run)
                 first = waiting[0]["waits_for"] if waiting else ""
-                what = f"{told['id']}: waits for {first}" if first else told["id"]
-                ready = sum(row["stage"] in {"active", "taken", "gone"} for row in told["rows"])
+                what = f"{run['id']}: waits for {first}" if first else run["id"]
+                ready = sum(row["stage"] in {"active", "taken", "gone"} for row in run["rows"])
                 bar.update(task, completed=ready, description=printable(what)[:100])
-                _say_what_is_waited_for(waiting, said)
+                _print_long_waits(waiting, printed)
     except CommandFailure as failure:
         raise CommandFailure(
-            f"{failure}. It goes on; see failover show {told['id']}", failure.code
+            f"{failure}. The failover continues; see failover show {run['id']}", failure.code
         ) from failure
     except KeyboardInterrupt:
-        _print(f"\n{told['id']} goes on without you; see failover show {told['id']}, or failover abort it")
+        _print(f"\n{run['id']} continues; see failover show {run['id']}, or end it with failover abort")
         raise SystemExit(EXIT_PARTIAL) from None
-    return told
+    return run
 
 
-def _waiting(told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Its workloads that wait for something; or itself, when only its end does."""
-    end = {"workload": told["id"], "waits_for": told.get("waits_for"), "remedy": told.get("remedy")}
-    return [row for row in (*told["rows"], end) if row["waits_for"]]
+def _waiting(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The workloads that wait for something, or the failover itself, when only its end does."""
+    end = {"workload": run["id"], "waits_for": run.get("waits_for"), "remedy": run.get("remedy")}
+    return [row for row in (*run["rows"], end) if row["waits_for"]]
 
 
-def _say_what_is_waited_for(waiting: Iterable[dict[str, Any]], said: dict[str, tuple[str, float]]) -> None:
-    """Once each, of what takes long; numbers that change stand in brackets."""
+def _print_long_waits(waiting: Iterable[dict[str, Any]], printed: dict[str, tuple[str, float]]) -> None:
+    """Prints each long wait once. Numbers that change are in brackets, and do not count as a new wait."""
     for row in waiting:
-        what, since_s = said.get(row["workload"], ("", 0.0))
+        what, since_s = printed.get(row["workload"], ("", 0.0))
         now = row.get("stage", "") + row["waits_for"].partition(" (")[0]
         if what != now:
-            said[row["workload"]] = now, time.monotonic()
+            printed[row["workload"]] = now, time.monotonic()
         elif since_s and time.monotonic() - since_s > SHOW_WAIT_AFTER_S:
-            said[row["workload"]] = what, 0.0
+            printed[row["workload"]] = what, 0.0
             _print(f"{row['workload']} waits for {row['waits_for']}; {row['remedy']}")
 
 
 # -- showing -------------------------------------------------------------------------------------------
 
 
-def _show_plan(told: dict[str, Any], output: str) -> None:
-    plan = told["plan"]
-    emit(_partitions(plan), PARTITIONS, output, whole=told)
+def _show_plan(run: dict[str, Any], output: str) -> None:
+    plan = run["plan"]
+    emit(_partitions(plan), PARTITIONS, output, whole=run)
     if output == "table":
         click.echo()
         emit(_checks(plan), CHECKS, output)
-    _say_what_is_unknown(one for one in plan["workloads"] if one["why"])
+    _print_unknown(one for one in plan["workloads"] if one["why"])
     total = plan["totals"]
     as_of = f", as of {when(total['as_of_ms'])}" if total.get("as_of_ms") is not None else ""
     _print(
-        f"{told['id']}: {told['workloads']} workloads, {total['partitions']} partitions; read again at most "
-        f"{_or(total['again'])}, of which {total['passed_over']} are passed over; not here yet "
+        f"{run['id']}: {run['workloads']} workloads, {total['partitions']} partitions; read again at most "
+        f"{_shown(total['again'])}, of which {total['passed_over']} are skipped as finished; not here yet "
         f"{_at_least(total['not_replicated'])} ({_at_least(total['unreachable'])} unreachable){as_of}; "
-        f"to be delivered {_or(total['lag'])}"
+        f"to deliver {_shown(total['lag'])}"
     )
     if any(check["level"] == "blocked" for check in _all_checks(plan)):
-        raise CommandFailure(f"plan {told['id']} is blocked; see the checks above", EXIT_PRECONDITION)
-    force = " (forced)" * told["forced"]
-    _print(
-        f"it may be carried out until {when(told['expires_ms'])}{force}: "
-        f"switchyard failover execute {told['id']}"
-    )
+        raise CommandFailure(f"plan {run['id']} is blocked; see the checks above", EXIT_PRECONDITION)
+    force = " (forced)" * run["forced"]
+    _print(f"execute it before {when(run['expires_ms'])}{force}: switchyard failover execute {run['id']}")
 
 
-def _say_what_is_unknown(found: Iterable[dict[str, Any]]) -> None:
+def _print_unknown(found: Iterable[dict[str, Any]]) -> None:
     for one in found:
         _print(f"{one['workload']}: its partitions are not known: {one['why']}")
 
@@ -358,9 +360,9 @@ def _at_least(count: int | None) -> str:
 def _partitions(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {**row, "workload": one["workload"], "from_region": one["region"],
-         "next_offset": _or(row["next_offset"]), "again": _or(row["again"]),
-         "not_here_at_least": _or(row["not_replicated"]), "unreachable_at_least": _or(row["unreachable"]),
-         "lag": _or(row["lag"])}
+         "next_offset": _shown(row["next_offset"]), "again": _shown(row["again"]),
+         "not_here_at_least": _shown(row["not_replicated"]),
+         "unreachable_at_least": _shown(row["unreachable"]), "lag": _shown(row["lag"])}
         for one in plan["workloads"]
         for row in one["partitions"]
     ]  # fmt: skip
@@ -377,26 +379,26 @@ def _checks(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**check, "check": check["name"]} for check in found]
 
 
-def _rows(told: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{**row, "from_region": row["region"], "epoch": _or(row["epoch"], "-")} for row in told["rows"]]
+def _rows(run: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**row, "from_region": row["region"], "epoch": _shown(row["epoch"], "-")} for row in run["rows"]]
 
 
-def _describe(told: dict[str, Any]) -> str:
-    words = [f"{told['id']} to {told['to']} is {told['state']}{', forced' * told['forced']}, by {told['by']}"]
-    if told["took_s"] is not None:
-        words.append(f"{told['took_s']:.1f} s since it began" if told["state"] not in ENDED else
-                     f"it took {told['took_s']:.1f} s")  # fmt: skip
-    return "; ".join([*words, *filter(None, (told["reason"], told["result"]))])
+def _describe(run: dict[str, Any]) -> str:
+    words = [f"{run['id']} to {run['to']} is {run['state']}{', forced' * run['forced']}, by {run['by']}"]
+    if run["took_s"] is not None:
+        words.append(f"{run['took_s']:.1f} s since it began" if run["state"] not in ENDED else
+                     f"it took {run['took_s']:.1f} s")  # fmt: skip
+    return "; ".join([*words, *filter(None, (run["reason"], run["result"]))])
 
 
-def _or(value: Any, other: str | None = None) -> Any:
+def _shown(value: Any, other: str | None = None) -> Any:
     return (other or "unknown") if value is None and other != "" else ("" if value is None else value)
 
 
 def _path(failover_id: str) -> str:
     if not failover_id or "/" in failover_id:
         raise CommandFailure(
-            f"{failover_id!r} names no failover; write its id, as failover runs tells it", EXIT_USAGE
+            f"{failover_id!r} names no failover; write its id, as failover runs shows it", EXIT_USAGE
         )
     return f"/failover/{quote(failover_id, safe='')}"
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of roles, told by the leader: over all regions one is active for a workload, not two."""
+"""Prometheus metrics of roles, from the leader: over all regions, one is active for a workload."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.worker.runtime.service import Runtime
 
 
 def of_roles(runtime: Runtime) -> Iterator[Metric]:
-    """Of every workload with a mode whose role is known here."""
+    """The metrics of every workload with a mode whose role is known here."""
     active = GaugeMetricFamily(
         "switchyard_workload_active", "1 where this region acts as the workload's active (or primary) one",
         labels=("workload", "region"),

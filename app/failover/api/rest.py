@@ -1,4 +1,4 @@
-"""The REST side of regions: failover definitions, and which region is active for which workload."""
+"""REST handlers for failover definitions, and for the roles of workloads."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from app.web.console.api import Api
 
 PUT = put_answers("definition")
-LEADER_ANSWER_TIMEOUT_S = 1.0  # a leader that does not answer within this is not waited for
+LEADER_ANSWER_TIMEOUT_S = 1.0  # then this worker answers itself
 DETAIL = {200: AnswerDoc({JSON: failover_schemas.FailoverDetail}, headers=("ETag",))}
 
 
 class FailoverRoutes:
-    """Handlers; `api` finds the runtime."""
+    """The handlers. `api` has the runtime."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
+        """All routes of these handlers."""
         one = "/api/v1/failovers/{name}"
         return [
             web.get("/api/v1/failover", self.get_status),
@@ -62,48 +62,47 @@ class FailoverRoutes:
         ]
 
     @property
-    def _side(self) -> FailoverParticipant:
+    def _participant(self) -> FailoverParticipant:
         return self._api.runtime.failover
 
     # -- reading -----------------------------------------------------------------------------------
 
     @described(failover_schemas.FailoverStatus)
     async def get_status(self, request: web.Request) -> web.Response:
-        """The active region of each workload with a mode, and when the other regions' reports came last."""
+        """The active region of each workload with a mode, and the age of the other regions' last reports."""
         runtime = self._api.runtime
         leader = runtime.control.view.leader
         if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):
-            with contextlib.suppress(ApiError):  # without its leader a region still tells all but `offsets`
+            with contextlib.suppress(ApiError):  # without the leader only `offsets` are missing
                 answer = await hand_over(self._api, request, leader, patience_s=LEADER_ANSWER_TIMEOUT_S)
                 if answer.status == 200:
                     return answer
-        side, own, at_ms = self._side, self._api.region, now_ms()
-        heard = side.last_pulse_ms()
+        participant, own, at_ms = self._participant, self._api.region, now_ms()
+        heard = participant.last_pulse_ms()
         regions: list[dict[str, Any]] = [{"region": own, "own": True, "copy_age_s": None}]
-        for region in sorted(side.derived_routes.others()):
+        for region in sorted(participant.derived_routes.others()):
             at = heard.get(region)
             age_s = None if at is None else max(0.0, round((at_ms - at) / 1000, 1))
             regions.append({"region": region, "own": False, "copy_age_s": age_s})
-        roles = [self._role(workload) for workload in side.keeper.moded()]
+        roles = [self._role(workload) for workload in participant.keeper.moded()]
         roles.sort(key=lambda role: str(role["workload"]))
         return json_response({
             "region": own, "returned": self._returned(), "regions": regions, "roles": roles,
         })  # fmt: skip
 
     def _returned(self) -> dict[str, Any] | None:
-        """Of a region that acts for nothing yet."""
-        if not self._side.keeper.has_just_returned():
+        """Why this region acts for no workload yet, if it has just returned."""
+        if not self._participant.keeper.has_just_returned():
             return None
         last = self._api.runtime.control.view.pulses.get(self._api.region)
-        others = ", ".join(sorted(self._side.derived_routes.others()))
+        others = ", ".join(sorted(self._participant.derived_routes.others()))
         return {
             "since_ms": (last.returned_ms if last is not None else 0) or None,
-            "why": "it lay still, and has not heard yet what others decided meanwhile: it acts for no "
-            "workload of several regions",
-            "remedy": f"it goes on by itself once {others} answered, or nothing came from there for "
-            f"{UNHEARD_S:.0f} s, after {MAX_WAIT_FOR_REGIONS_S:.0f} s at the latest; if it stays so: see "
-            "that a leader is "
-            "there (worker list), and its log",
+            "why": "it lay still, and has not read yet what other regions decided meanwhile. Until then it "
+            "acts for no workload that other regions share",
+            "remedy": f"it continues once {others} answered, or was silent for {UNHEARD_S:.0f} s, at the "
+            f"latest after {MAX_WAIT_FOR_REGIONS_S:.0f} s; if not, check that the region has a leader "
+            "(worker list), and read its log",
         }
 
     def _role(self, workload: Workload) -> dict[str, Any]:
@@ -116,14 +115,14 @@ class FailoverRoutes:
             "epoch": None if role is None else role.epoch,
             "state": "unknown" if role is None else role.state,
             "active_here": roles.is_active(key, self._api.region)
-            and not self._side.keeper.has_just_returned(),
+            and not self._participant.keeper.has_just_returned(),
             "previous": "" if role is None else role.previous,
             "since_ms": None if role is None else role.at_ms,
             "by": "" if role is None else role.actor,
             "reason": "" if role is None else role.reason,
             "plan": "" if role is None else role.plan,
-            "regions": list(self._side.derived_routes.regions_of(workload)),
-            "released": {region: told.epoch for region, told in sorted(roles.released(key).items())},
+            "regions": list(self._participant.derived_routes.regions_of(workload)),
+            "released": {region: event.epoch for region, event in sorted(roles.released(key).items())},
             "offsets": None if regions is None else regions.passive_sync_fields(key),
         }
 
@@ -136,7 +135,7 @@ class FailoverRoutes:
 
     @described(answers=DETAIL, problems=(404,))
     async def get_failover(self, request: web.Request) -> web.Response:
-        """One failover definition, and the routes that this region has by it."""
+        """One failover definition, and the routes that this region derives from it."""
         put = self._put_of(request)
         return json_response(self._detail(put), headers={"ETag": f'"{put.etag}"'})
 
@@ -166,23 +165,29 @@ class FailoverRoutes:
         problems=(409, 412, 422),
     )  # fmt: skip
     async def put_failover(self, request: web.Request) -> web.Response:
-        """Defines or changes regions that share topics; 201, or 200 when it was there. Deploy the same in all
-        of them. `?dry_run=true` only checks."""
+        """Creates or changes regions that share topics: 201, or 200 if the definition existed.
+
+        Deploy the same definition in all of them. `?dry_run=true` only checks it.
+        """
         dry_run, body = flag(request, "dry_run"), await read_definition(request)
         failover, warnings = await asyncio.to_thread(
-            parse_failover, body.data, layout=self._side.derived_routes.layout, file=body.file, node=body.node
+            parse_failover,
+            body.data,
+            layout=self._participant.derived_routes.layout,
+            file=body.file,
+            node=body.node,
         )
         check_address(request, failover.name)
         view, catalog = self._api.runtime.control.view, self._api.runtime.catalog
         current = view.failovers.get(failover.key)
         expected = condition(request, current)
-        known = {key: found.definition for key, found in self._side.derived_routes.all().items()}
+        known = {key: found.definition for key, found in self._participant.derived_routes.all().items()}
         by_hand = [
             route for name, put in list(view.routes.items())
             if not put.made_by and (route := catalog.routes.route(name)) is not None
         ]  # fmt: skip
         planned = plan({}, [failover], failovers=known)
-        conflicts = await asyncio.to_thread(self._side.derived_routes.conflicts, failover, by_hand)
+        conflicts = await asyncio.to_thread(self._participant.derived_routes.conflicts, failover, by_hand)
         planned = DefinitionsPlan(planned.changes, (*planned.conflicts, *conflicts), planned.warnings)
         answer = await define(
             self._api, request, FailoverPut, failover, current, expected, planned, dry_run=dry_run
@@ -191,16 +196,16 @@ class FailoverRoutes:
 
     @described(http_schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
     async def delete_failover(self, request: web.Request) -> web.Response:
-        """Deletes a failover definition, and the routes that follow from it here; roles stay as they are."""
+        """Deletes a failover definition, and the routes that this region derives from it. Roles stay."""
         put = self._put_of(request)
         return await delete(self._api, request, put)
 
 
 def refuse_derived(put: Any) -> None:
-    """Raises ApiError: the route is made by a failover definition, and would be put back."""
+    """Raises ApiError when a failover definition made the route: the leader would restore it."""
     if put is not None and put.made_by:
         raise ApiError(
             409, "Derived",
-            f"route {put.key} is made by failover definition {put.made_by}, and is kept as that says; change "
+            f"route {put.key} is made by failover definition {put.made_by}, which would restore it; change "
             f"{put.made_by} instead (GET /api/v1/failovers/{put.made_by})",
         )  # fmt: skip

@@ -1,7 +1,7 @@
-"""The REST side of failovers: plan, execute, abort, failback, drill, and how far each is.
+"""REST handlers for failovers: plan, execute, abort, failback, drill, and the progress of each.
 
-A plan changes nothing but that it is known, and expires. Any worker of the region that the workloads come to
-may be asked; its leader carries out what was begun.
+A plan is only recorded, and expires. Any worker of the region that workloads move to accepts these requests.
+Its leader carries the failover out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def run_errors_as_problems(handler: Handler) -> Handler:
-    """`handler`, with what stands in its way as problems."""
+    """`handler`, with the errors of plans and requests as problems."""
 
     @functools.wraps(handler)
     async def around(request: web.Request) -> web.Response:
@@ -53,13 +53,13 @@ def run_errors_as_problems(handler: Handler) -> Handler:
 
 
 class FailoverRunRoutes:
-    """Handlers; `api` finds the runtime."""
+    """The handlers. `api` has the runtime."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
+        """All routes of these handlers."""
         return [
             web.post("/api/v1/failover/plan", run_errors_as_problems(self.plan_failover)),
             web.post("/api/v1/failover/execute", run_errors_as_problems(self.execute_failover)),
@@ -67,7 +67,9 @@ class FailoverRunRoutes:
             web.post("/api/v1/failover/failback", run_errors_as_problems(self.plan_failback)),
             web.post("/api/v1/failover/drill", run_errors_as_problems(self.drill_failover)),
             web.get("/api/v1/failover/runs", self.get_failover_runs),
-            web.get("/api/v1/failover/{id:failover-[^/]+}", self.get_failover_run),  # not plan, execute, ...
+            web.get(
+                "/api/v1/failover/{id:failover-[^/]+}", self.get_failover_run
+            ),  # not "plan", "execute", ...
         ]
 
     # -- reading -----------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ class FailoverRunRoutes:
 
     @described(schemas_runs.RunDetail, problems=(404,))
     async def get_failover_run(self, request: web.Request) -> web.Response:
-        """One failover: how far each workload is, and the plan as it was made."""
+        """One failover: the stage of each workload, and the plan."""
         return json_response(self._detail(self._of(request.match_info["id"])))
 
     def _of(self, name: Any) -> FailoverRun:
@@ -91,8 +93,8 @@ class FailoverRunRoutes:
         if run is None:
             raise ApiError(
                 404, "No such failover",
-                f"region {self._api.region} has no failover {str(name)[:100]!r}; it is known where its "
-                "workloads come to, and GET /api/v1/failover/runs lists them",
+                f"region {self._api.region} has no failover {str(name)[:100]!r}; ask the region that its "
+                "workloads move to, or list this region's: GET /api/v1/failover/runs",
             )  # fmt: skip
         return run
 
@@ -118,7 +120,7 @@ class FailoverRunRoutes:
         }  # fmt: skip
 
     def _named(self, run: FailoverRun, waits_for: str) -> str:
-        """With who the leader is, and whether he is heard, if it is he who is waited for."""
+        """`waits_for`, with the leader's name and the age of its last heartbeat."""
         runtime, whose = self._api.runtime, leader_of(run)
         if not (name := runtime.control.view.leader):
             return waits_for.replace(whose, f"{whose} (there is none)")
@@ -130,9 +132,9 @@ class FailoverRunRoutes:
 
     @described(schemas_runs.RunDetail, headers=ACTOR, body=schemas_runs.MoveTo, problems=(409,))
     async def plan_failover(self, request: web.Request) -> web.Response:
-        """The effects, partition by partition, of making workloads active in this region; keeps the plan.
+        """Plans to make workloads active in this region: the effects, partition by partition.
 
-        It may be executed for ten minutes, as long as no role changes meanwhile.
+        The plan may be executed for ten minutes, as long as no role changes meanwhile.
         """
         body = await read_body(request, schemas_runs.MoveTo)
         to, keys = body.get("to"), _keys(body)
@@ -170,17 +172,19 @@ class FailoverRunRoutes:
 
     @described(schemas_runs.Executed, headers=ACTOR, body=schemas_runs.ExecuteBody, problems=(404, 409, 412))
     async def execute_failover(self, request: web.Request) -> web.Response:
-        """Begins a planned failover. With `force`, one that waits for the former region stops waiting."""
+        """Begins a planned failover. `force` ends the wait for the former region, also later."""
         body = await read_body(request, schemas_runs.ExecuteBody)
         run = self._of(_id(body))
         force, dry_run = flag_of(body, "force") or run.forced, flag_of(body, "dry_run")
         if run.state in {DONE, ABORTED}:
-            what = f"failover {run.id} is {run.state}: {run.result or run.reason}; plan another one"
+            what = f"failover {run.id} is {run.state}: {run.result or run.reason}; make another plan"
             raise ApiError(409, "It has ended", what)
         in_the_way: list[str] = []
         if run.state == PLANNED:
             if is_expired(run, now_ms()):
-                raise ApiError(412, "Expired", f"plan {run.id} has expired; plan again, and read it")
+                raise ApiError(
+                    412, "Expired", f"plan {run.id} has expired; plan again, and read the new plan"
+                )
             in_the_way = FailoverPlanner(self._api.runtime).in_the_way(run, forced=force)
         if in_the_way and not dry_run:
             raise ApiError(412, "Not as planned", ". ".join(in_the_way))
@@ -192,16 +196,16 @@ class FailoverRunRoutes:
                 began_ms=run.began_ms or at_ms, plan=None,
             ))  # fmt: skip
             self._api.runtime.failover.on_news()
-        told = {
+        answer = {
             **self._detail(self._of(run.id)),
             "in_the_way": in_the_way,
             "changed": changed and not dry_run,
         }
-        return json_response(told)
+        return json_response(answer)
 
     @described(schemas_runs.RunDetail, headers=ACTOR, body=schemas_runs.AbortBody, problems=(404, 409))
     async def abort_failover(self, request: web.Request) -> web.Response:
-        """Ends a failover: what is under way goes back to where it was, what is active here stays."""
+        """Ends a failover. Workloads that are moving go back; those that are active here stay."""
         body = await read_body(request, schemas_runs.AbortBody)
         run, reason = self._of(_id(body)), reason_of(body)
         _refuse_done(run)
@@ -211,15 +215,15 @@ class FailoverRunRoutes:
                 plan=None, result="aborted before it was begun" if run.state == PLANNED else "aborted",
             ))  # fmt: skip
             self._api.runtime.failover.on_news()
-            _refuse_done(self._of(run.id))  # the word that it is came before
+            _refuse_done(self._of(run.id))  # the leader's record may have come first
         return json_response(self._detail(self._of(run.id)))
 
     @described(answers=STARTED, headers=ACTOR, body=schemas_runs.DrillBody, problems=(409,))
     async def drill_failover(self, request: web.Request) -> web.Response:
-        """Rehearses it with shadow groups: commits the positions, reads them back and the first records.
+        """Rehearses a failover with shadow groups: commits positions, reads them and the first records back.
 
-        Its `progress` tells what became of each partition, what is in the way of the failover itself, and
-        what is not known of it.
+        Its `progress` has the result of each partition, the checks that block the failover, and what is
+        unknown.
         """
         runtime = self._api.runtime
         body = await read_body(request, schemas_runs.DrillBody)
@@ -229,23 +233,24 @@ class FailoverRunRoutes:
         force, planner = flag_of(body, "force"), FailoverPlanner(runtime)
         chosen = planner.choose(to, keys)
         if runtime.draining:
-            raise ApiError(503, "Stopping", "this worker stops; ask another one")
+            raise ApiError(503, "Stopping", "this worker stops; ask another worker")
         name = f"drill-{uuid.uuid4().hex[:8]}"
 
-        async def work(tell: Any) -> dict[str, Any]:
+        async def work(report_progress: Any) -> dict[str, Any]:
             plan: Plan = await planner.plan(chosen, forced=force)
-            told = await Drill(runtime, name.removeprefix("drill-"), plan, forced=force).run(tell)
-            ok = told["looked_at"] - told["failed"]
-            detail = f"{len(chosen)} workloads to {to}: {ok} of {told['of']} partitions as planned"
-            if told["blocked"]:
-                detail += f", {told['blocked']} preconditions in the way"
-            if told["unknown"]:
-                detail += f", of {len(told['unknown'])} workloads not all is known"
+            drill = Drill(runtime, name.removeprefix("drill-"), plan, forced=force)
+            drilled = await drill.run(report_progress)
+            ok = drilled["looked_at"] - drilled["failed"]
+            detail = f"{len(chosen)} workloads to {to}: {ok} of {drilled['of']} partitions as planned"
+            if drilled["blocked"]:
+                detail += f", {drilled['blocked']} checks block it"
+            if drilled["unknown"]:
+                detail += f", {len(drilled['unknown'])} workloads not fully known"
             act = OperatorAct(
                 at_ms=now_ms(), subject=name, action="failover-drill", detail=detail, actor=actor
             )
             await runtime.control.append(act)
-            return told
+            return drilled
 
         op = self._api.dlq_tools.operations.start(name, "drill", to, actor, work)
         return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
@@ -261,14 +266,14 @@ def _keys(body: Mapping[str, Any]) -> list[str]:
 def _id(body: Mapping[str, Any]) -> str:
     name = body.get("id")
     if not isinstance(name, str) or not name:
-        raise BadQuery("id: missing; POST /api/v1/failover/plan first, and give the id it tells")
+        raise BadQuery("id: missing; POST /api/v1/failover/plan first, and use the id of its answer")
     return name
 
 
 def _refuse_done(run: FailoverRun) -> None:
     if run.state == DONE:
         what = f"failover {run.id} is done: {run.result}"
-        remedy = "to take its workloads back, ask for a failback in the region that had them"
+        remedy = "to move its workloads back, plan a failback in the region that had them"
         raise ApiError(409, "It has ended", f"{what}; {remedy}")
 
 

@@ -1,4 +1,4 @@
-"""What the API answers of regions: roles, failover definitions."""
+"""The API's answers about regions: roles, and failover definitions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from app.web.http.schemas import Deployed
 
 
 class WorkloadRole(TypedDict):
-    """Which region is active (or primary) for a workload with a mode; null and `unknown` until it is
-    recorded.
+    """The active (or primary) region of a workload with a mode; null and `unknown` until it is recorded.
 
-    `released`: the epoch that each other region has heard of and let go for. `since_ms`, `by` and `reason`
-    are of the last decision, `plan` the failover that made it, "" for none. `offsets` says how positions here
-    follow the active region's; null where it is not passive, and when this region's leader does not answer.
+    `released`: the epoch that each other region has read and released the workload for. `since_ms`, `by` and
+    `reason` belong to the last decision. `plan` is the failover that made it, "" for none. `offsets` says how
+    the positions here follow the active region; null if the workload is not passive here, or this region's
+    leader does not answer.
     """
 
     workload: str
@@ -34,8 +34,11 @@ class WorkloadRole(TypedDict):
 
 
 class RegionSeen(TypedDict):
-    """A region, and how old (seconds, by its own clock) the newest word is that came here of its control log;
-    null when none did, and of this region."""
+    """A region, and the age (seconds, by its own clock) of the newest record of its control log that arrived
+    here.
+
+    The age is null for this region, and for one of which nothing has arrived.
+    """
 
     region: str
     own: bool
@@ -43,8 +46,10 @@ class RegionSeen(TypedDict):
 
 
 class Returned(TypedDict):
-    """A region that lay still, and acts for nothing of several regions until it has heard the others.
-    `since_ms`: since its leader says so; null: no leader has said so yet."""
+    """A region that lay still, and acts for no shared workload until it has heard the others.
+
+    `since_ms`: when its leader first said so; null: no leader has said so yet.
+    """
 
     since_ms: int | None
     why: str
@@ -52,7 +57,7 @@ class Returned(TypedDict):
 
 
 class FailoverStatus(TypedDict):
-    """Regions and roles as this one knows them. `returned`: null of a region that goes on."""
+    """Regions and roles, as this region knows them. `returned`: null, unless it has just returned."""
 
     region: str
     returned: Returned | None
@@ -61,7 +66,7 @@ class FailoverStatus(TypedDict):
 
 
 class FailoverDetail(TypedDict):
-    """A failover definition as PUT takes it back, and the routes that this region has by it."""
+    """A failover definition in the form that PUT accepts, and the routes that this region derives from it."""
 
     name: str
     definition: dict[str, Any]

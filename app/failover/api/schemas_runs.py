@@ -1,4 +1,4 @@
-"""What the API takes and answers of failover plans and runs."""
+"""The API's requests and answers about failover plans and runs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from app.web.http.request_bodies import Body, Reason
 RunId = Annotated[str, Meta(min_length=1, max_length=80, description="the failover's id")]
 Keys = Annotated[
     list[Annotated[str, Meta(min_length=1, max_length=512)]],
-    Meta(max_length=2_000, description="group/topic; none: all that are active elsewhere and may be here"),
+    Meta(
+        max_length=2_000,
+        description="group/topic; none: all that are active in other regions and may be active here",
+    ),
 ]
 Force = Annotated[
     bool,
-    Meta(description="active at once, without waiting for the region that had it: for one that is lost"),
+    Meta(description="do not wait for the former region to stop: for a region that is lost"),
 ]
 RunState = Literal["planned", "expired", "executing", "done", "aborted"]
 
 
 class MoveTo(Body, kw_only=True, frozen=True):
-    """Which workloads become active in region `to`, whose worker is asked."""
+    """The workloads that become active in region `to`. The request goes to a worker of that region."""
 
     to: Annotated[str, Meta(min_length=1, max_length=100)]
     workloads: Keys = []
@@ -31,7 +34,7 @@ class MoveTo(Body, kw_only=True, frozen=True):
 
 
 class DrillBody(Body, kw_only=True, frozen=True):
-    """As of a plan; `force`: the rehearsed failover is to be a forced one."""
+    """As for a plan. `force`: rehearse a forced failover."""
 
     to: Annotated[str, Meta(min_length=1, max_length=100)]
     workloads: Keys = []
@@ -39,8 +42,10 @@ class DrillBody(Body, kw_only=True, frozen=True):
 
 
 class ExecuteBody(Body, kw_only=True, frozen=True):
-    """A planned failover, or one that is being carried out and is to be forced. `dry_run`: only whether it
-    may."""
+    """A failover that is planned, or one that executes and becomes forced.
+
+    `dry_run`: only check whether it may begin.
+    """
 
     id: RunId
     force: Force = False
@@ -48,14 +53,14 @@ class ExecuteBody(Body, kw_only=True, frozen=True):
 
 
 class AbortBody(Body, kw_only=True, frozen=True):
-    """A failover that is planned, or being carried out."""
+    """A failover that is planned or executes."""
 
     id: RunId
     reason: Reason = ""
 
 
 class FailbackBody(Body, kw_only=True, frozen=True):
-    """The failover that took workloads away from here, in whichever region it was; none: the last one."""
+    """The failover that took workloads away from here, in whichever region it ran; default: the last."""
 
     id: RunId | UnsetType = UNSET
     force: Force = False
@@ -63,8 +68,10 @@ class FailbackBody(Body, kw_only=True, frozen=True):
 
 
 class RunRow(TypedDict):
-    """How far a workload is. `region` had it when it was planned. `waits_for`: "" when nothing is waited for;
-    `remedy` is what can be done about it."""
+    """The stage of a workload. `region` had it when the failover was planned.
+
+    `waits_for` is "" when it waits for nothing; `remedy` says what to do about it.
+    """
 
     workload: str
     region: str
@@ -79,8 +86,10 @@ class RunRow(TypedDict):
 
 
 class Run(TypedDict):
-    """A failover to this region. `by` and `reason` are of its last state; `took_s` is from the command to its
-    end, or until now. `result` says what became of it."""
+    """A failover to this region. `by` and `reason` belong to its last state.
+
+    `took_s` is the time from its start to its end, or until now. `result` is its outcome.
+    """
 
     id: str
     to: str
@@ -99,8 +108,10 @@ class Run(TypedDict):
 
 
 class RunDetail(Run):
-    """With how far each workload is, and the plan as it was read; null when it is not kept any more.
-    `waits_for`: once nothing of it is under way, what the word that it has ended waits for; else ""."""
+    """A failover with the stage of each workload, and its plan; null: the plan is no longer kept.
+
+    `waits_for` is what the record of its end waits for, once no workload is moving; else "".
+    """
 
     waits_for: str
     remedy: str
@@ -109,7 +120,7 @@ class RunDetail(Run):
 
 
 class Executed(RunDetail):
-    """`in_the_way`: why it may not begin (of a dry run); `changed`: whether it was begun, or is forced."""
+    """`in_the_way`: why it may not begin (dry run). `changed`: whether it began or became forced."""
 
     in_the_way: list[str]
     changed: bool

@@ -1,1 +1,1 @@
-"""What a failover would do: positions, impact, checks; and drills."""
+"""Plans of failovers: positions, impact, checks; and drills."""

@@ -1,10 +1,10 @@
-"""What a failover plan asks of clusters: each thing once, however many workloads want to know it.
+"""Asks clusters for what one failover plan needs: each topic and each group once, for all workloads together.
 
 Rules
-1. Topics are asked for together: all that were announced (`expect`), as many at once as a broker answers in a
-   moment. So a plan of thousands of workloads asks a cluster some dozen times, not some times for each.
-2. A group is asked for once, all of it.
-3. What has not answered when the time is over is not known.
+1. A query describes up to `TOPICS_AT_ONCE` of the topics that were announced with `expect`. So a plan of
+   thousands of workloads takes some dozen queries in a cluster.
+2. A query reads all positions of a group at once.
+3. An answer that does not arrive before `until_s` is unknown.
 """
 
 from __future__ import annotations
@@ -28,17 +28,23 @@ if TYPE_CHECKING:
     from app.kafka.data_clusters import DataCluster
     from app.worker.runtime.service import Runtime
 
-# a cluster's time to answer: above `tables.REACH_TIMEOUT_S`, which remembers who is away
+# above `tables.REACH_TIMEOUT_S`, after which the tables remember that a cluster is away
 CLUSTER_ANSWER_TIMEOUT_S = 5.5
 TOPICS_AT_ONCE = 300
-TOPIC_QUERIES_AT_ONCE = 2  # of a cluster
+TOPIC_QUERIES_AT_ONCE = 2  # in a cluster
 GROUPS_AT_ONCE = 32
+
+Positions = dict[TopicAndPartition, CommittedPosition]
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTopic:
-    """A topic as it is now. `logs`: of those of its `count` partitions whose leaders answer; `error`: why it
-    cannot be described."""
+    """A topic as it is now, with `count` partitions.
+
+    Attributes:
+        logs: the logs of the partitions whose leaders answered.
+        error: why the topic cannot be described.
+    """
 
     topic: str
     cluster: str
@@ -49,7 +55,7 @@ class FoundTopic:
     error: KafkaError | None = None
 
     def all_logs(self) -> dict[int, Log]:
-        """Of all partitions. Raises ClusterUnreachable: some leader does not answer."""
+        """The logs of all partitions. Raises ClusterUnreachable when a leader does not answer."""
         if silent := [partition for partition in range(self.count) if partition not in self.logs]:
             raise ClusterUnreachable(
                 f"{self.cluster}: the leaders of {len(silent)} partitions of {self.topic} do not answer"
@@ -58,7 +64,7 @@ class FoundTopic:
 
 
 class ClusterQueries:
-    """See the module; of one plan. `until_s`: when its time is over, by the monotonic clock."""
+    """The queries of one plan, and their answers. `until_s` (monotonic) is when its time is over."""
 
     def __init__(self, runtime: Runtime, until_s: float) -> None:
         self._runtime = runtime
@@ -66,34 +72,34 @@ class ClusterQueries:
         self._reached: dict[str, asyncio.Task[DataCluster]] = {}
         self._expected: defaultdict[str, set[str]] = defaultdict(set)
         self._expected_groups: defaultdict[str, set[str]] = defaultdict(set)
-        self._looks: dict[tuple[str, str], asyncio.Task[dict[str, FoundTopic]]] = {}
-        self._looking: defaultdict[str, asyncio.Semaphore] = defaultdict(
+        self._topic_queries: dict[tuple[str, str], asyncio.Task[dict[str, FoundTopic]]] = {}
+        self._topic_slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(TOPIC_QUERIES_AT_ONCE)
         )
-        self._groups: dict[tuple[str, str], asyncio.Task[dict[TopicAndPartition, CommittedPosition]]] = {}
-        self._asking = asyncio.Semaphore(GROUPS_AT_ONCE)
+        self._group_queries: dict[tuple[str, str], asyncio.Task[Positions]] = {}
+        self._group_slots = asyncio.Semaphore(GROUPS_AT_ONCE)
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no time left."""
+        """Whether no time is left."""
         return time.monotonic() >= self._until_s
 
     def left_s(self, most_s: float = CLUSTER_ANSWER_TIMEOUT_S) -> float:
-        """The time that one question may take; 0: what does not answer at once is not known."""
+        """The time for one query; 0: only an answer that is already known counts."""
         return max(0.0, min(most_s, self._until_s - time.monotonic()))
 
     def expect(self, name: str, topics: Iterable[str], groups: Iterable[str] = ()) -> None:
-        """These are going to be asked for."""
+        """Announces topics and groups of a cluster, so that `start` asks for them together."""
         self._expected[name].update(topics)
         self._expected_groups[name].update(groups)
 
     def start(self) -> None:
-        """Begins to ask for all that is expected."""
+        """Starts all announced queries in the background."""
         for name in self._expected:
             self._start(name)
-            self._find_all(name)
+            self._query_topics(name)
             for group in sorted(self._expected_groups[name]):
-                self._ask_for(name, group)
+                self._query_group(name, group)
 
     # -- clusters ------------------------------------------------------------------------------------
 
@@ -104,7 +110,7 @@ class ClusterQueries:
         return self._reached[name]
 
     async def cluster(self, name: str) -> DataCluster:
-        """Raises whatever says that it does not answer in time."""
+        """The connected cluster. Raises an error when it does not answer in time."""
         return await asyncio.shield(self._start(name))
 
     async def _reach(self, name: str) -> DataCluster:
@@ -118,37 +124,37 @@ class ClusterQueries:
             raise ClusterUnreachable(f"cluster {name} does not answer") from error
 
     async def answers(self, name: str) -> bool:
-        """Whether it does in time."""
+        """Whether the cluster answers in time."""
         try:
             await self.cluster(name)
-        except Exception:  # noqa: BLE001 - that is what is asked
+        except Exception:  # noqa: BLE001 - any error means that it does not answer
             return False
         return True
 
     # -- topics --------------------------------------------------------------------------------------
 
     async def topic(self, name: str, topic: str) -> FoundTopic | None:
-        """A topic of a cluster; None: it does not exist. Raises whatever says that this cannot be known."""
-        if (name, topic) not in self._looks:
+        """A topic; None: it does not exist. Raises an error when the cluster does not answer in time."""
+        if (name, topic) not in self._topic_queries:
             self._expected[name].add(topic)
-            self._find_all(name)
-        found = (await asyncio.shield(self._looks[name, topic])).get(topic)
+            self._query_topics(name)
+        found = (await asyncio.shield(self._topic_queries[name, topic])).get(topic)
         if found is not None and found.error is not None:
             raise found.error
         return found
 
-    def _find_all(self, name: str) -> None:
-        wanted = sorted(topic for topic in self._expected[name] if (name, topic) not in self._looks)
+    def _query_topics(self, name: str) -> None:
+        wanted = sorted(topic for topic in self._expected[name] if (name, topic) not in self._topic_queries)
         for n in range(0, len(wanted), TOPICS_AT_ONCE):
             some = wanted[n : n + TOPICS_AT_ONCE]
-            look = asyncio.create_task(self._find_topics(name, some))
-            look.add_done_callback(retrieve_exception)
-            self._looks |= {(name, topic): look for topic in some}
+            query = asyncio.create_task(self._describe_topics(name, some))
+            query.add_done_callback(retrieve_exception)
+            self._topic_queries |= {(name, topic): query for topic in some}
 
-    async def _find_topics(self, name: str, topics: Sequence[str]) -> dict[str, FoundTopic]:
+    async def _describe_topics(self, name: str, topics: Sequence[str]) -> dict[str, FoundTopic]:
         client = (await self.cluster(name)).client
-        async with self._looking[name], asyncio.timeout(self.left_s(2 * CLUSTER_ANSWER_TIMEOUT_S)):
-            # Before the logs: should a topic be made anew in between, its positions are of another one.
+        async with self._topic_slots[name], asyncio.timeout(self.left_s(2 * CLUSTER_ANSWER_TIMEOUT_S)):
+            # Ids first: a topic that is recreated in between then keeps the old id, which no offset sync has.
             ids = await client.topic_ids(topics)
             cluster_id, logs = await topic_logs(client, topics)
         return {
@@ -163,17 +169,17 @@ class ClusterQueries:
     # -- groups --------------------------------------------------------------------------------------
 
     async def positions(self, name: str, group: str) -> Mapping[TopicAndPartition, CommittedPosition]:
-        """All that a group has committed. Raises whatever says that this cannot be known."""
-        return await asyncio.shield(self._ask_for(name, group))
+        """All committed positions of a group. Raises an error when the cluster does not answer in time."""
+        return await asyncio.shield(self._query_group(name, group))
 
-    def _ask_for(self, name: str, group: str) -> asyncio.Task[dict[TopicAndPartition, CommittedPosition]]:
+    def _query_group(self, name: str, group: str) -> asyncio.Task[Positions]:
         at = name, group
-        if at not in self._groups:
-            self._groups[at] = asyncio.create_task(self._positions(name, group))
-            self._groups[at].add_done_callback(retrieve_exception)
-        return self._groups[at]
+        if at not in self._group_queries:
+            self._group_queries[at] = asyncio.create_task(self._positions(name, group))
+            self._group_queries[at].add_done_callback(retrieve_exception)
+        return self._group_queries[at]
 
-    async def _positions(self, name: str, group: str) -> dict[TopicAndPartition, CommittedPosition]:
+    async def _positions(self, name: str, group: str) -> Positions:
         committer = (await self.cluster(name)).committer
-        async with self._asking, asyncio.timeout(self.left_s()):
+        async with self._group_slots, asyncio.timeout(self.left_s()):
             return await committer.positions(group)

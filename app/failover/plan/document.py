@@ -1,4 +1,4 @@
-"""What a failover plan says, for the control log, the API and people."""
+"""The contents of a failover plan, for the control log, the API and people."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from typing import Any, Literal
 
 import msgspec
 
-MAX_KEPT_BYTES = 300_000  # of a plan in the control log; of a larger one some is left out (`kept`)
-MAX_RECORD_BYTES = 1_000_000  # of a run with its plan: a producer takes no more than 1,048,576
+MAX_KEPT_BYTES = 300_000  # of a plan in the control log; `kept` leaves parts of a larger one out
+MAX_RECORD_BYTES = 1_000_000  # of a run with its plan; a producer's limit is 1,048,576
 MAX_DETAIL_CHARS = 200
-LASTING = frozenset({"topic", "regions"})  # checks that nobody makes again before the plan is carried out
+LASTING = frozenset({"topic", "regions"})  # checks that `FailoverPlanner.in_the_way` does not repeat
 
 Level = Literal["ok", "warn", "blocked"]
 
 
 class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all here. Null is not known."""
+    """The base of all parts of a plan. A null number is not known."""
 
 
 class Check(PlanPart, frozen=True, kw_only=True):
-    """A precondition; `remedy` of one that is not ok. `may_force`: what it blocks may be forced."""
+    """A precondition. A check that is not `ok` has a `remedy`.
+
+    `may_force`: a forced failover runs although this check blocks.
+    """
 
     name: str
     level: Level
@@ -30,9 +33,12 @@ class Check(PlanPart, frozen=True, kw_only=True):
 
 
 class Unreplicated(PlanPart, frozen=True, kw_only=True):
-    """What of a source partition has not been copied here: `records` at least, as the copy's job said at
-    `as_of_ms`; there are more of them when its cluster has not answered since. Not `reachable` until `region`
-    returns."""
+    """Records of a source partition that are not copied here yet.
+
+    `records` is at least this many, as the job of the copy reported at `as_of_ms`. Producers may have written
+    more since then. Without `reachable` its cluster does not answer, and the records arrive once `region`
+    returns.
+    """
 
     route: str
     cluster: str
@@ -43,9 +49,12 @@ class Unreplicated(PlanPart, frozen=True, kw_only=True):
 
 
 class PlannedSource(PlanPart, frozen=True, kw_only=True):
-    """What one source says of a partition (`app.offsets.model.translation`): read below `read_up_to`, so that
-    nothing of it is missed from `next_offset` on; `again` are read again at most, of which `passed_over` are
-    known to be finished and are not delivered."""
+    """The position in one source of a partition (`app.offsets.model.translation`).
+
+    The group has read the source up to `read_up_to`, so from `next_offset` on it misses none of its records.
+    At most `again` of them are read again; `passed_over` of these are known to be finished, and are not
+    delivered.
+    """
 
     cluster: str
     topic: str
@@ -58,11 +67,14 @@ class PlannedSource(PlanPart, frozen=True, kw_only=True):
 
 
 class PlannedPartition(PlanPart, frozen=True, kw_only=True):
-    """A partition here. `mapped` is where the region that is left is, in offsets of this one; `own` what the
-    group has committed here, `next_offset` the higher of the two. `own_is_foreign`: nothing of Switchyard
-    committed it. `least` is the source that held it back. `lag` is what is here to be delivered,
-    `not_replicated` what at least is not here yet (`Unreplicated`); `unreachable` is the part of it whose
-    cluster does not answer."""
+    """The position in a partition here.
+
+    `mapped` is the other region's position, in offsets of this partition. `own` is the group's commit here,
+    and `next_offset` the higher of the two. `own_is_foreign`: another program than Switchyard made that
+    commit. `least` is the source that limits `mapped`. `lag` counts the records here that are still to be
+    delivered. `not_replicated` counts those that are not here yet, at least (`Unreplicated`), and
+    `unreachable` those of clusters that do not answer.
+    """
 
     partition: int
     mapped: int | None = None
@@ -82,7 +94,7 @@ class PlannedPartition(PlanPart, frozen=True, kw_only=True):
 
 
 class PlannedWorkload(PlanPart, frozen=True, kw_only=True):
-    """A workload: where it is active, and under which epoch; `why` of one whose partitions are not known."""
+    """A workload, with its active region and epoch. `why` says why its partitions are not known."""
 
     workload: str
     mode: str
@@ -94,8 +106,10 @@ class PlannedWorkload(PlanPart, frozen=True, kw_only=True):
 
 
 class Totals(PlanPart, frozen=True, kw_only=True):
-    """Sums over all partitions; null when one is not known. `not_replicated` and `unreachable` are what at
-    least is not here, as of `as_of_ms`, the oldest of what they are made of."""
+    """Sums over all partitions; null when the number of one partition is not known.
+
+    `not_replicated` and `unreachable` are lower bounds, as of `as_of_ms`: the oldest report among them.
+    """
 
     partitions: int
     again: int | None
@@ -107,7 +121,10 @@ class Totals(PlanPart, frozen=True, kw_only=True):
 
 
 class Plan(PlanPart, frozen=True, kw_only=True):
-    """All of it; `checks` are of the regions. `left_out`: what was too much to be kept."""
+    """A whole plan. `checks` are those of the regions.
+
+    `left_out` says which parts the control log does not keep, because the plan is too large.
+    """
 
     at_ms: int
     checks: list[Check]
@@ -117,11 +134,11 @@ class Plan(PlanPart, frozen=True, kw_only=True):
 
 
 def totals(workloads: Iterable[PlannedWorkload]) -> Totals:
-    """Of all partitions of active-passive workloads' positions, and of what all have to deliver."""
+    """The sums over the partitions of all workloads."""
     found = list(workloads)
     rows = [row for one in found for row in one.partitions]
     known = not any(one.why for one in found)
-    told_ms = [route.as_of_ms for row in rows for route in row.routes if route.as_of_ms is not None]
+    reported_ms = [route.as_of_ms for row in rows for route in row.routes if route.as_of_ms is not None]
 
     def add(values: list[int | None]) -> int | None:
         return sum(value or 0 for value in values) if known and None not in values else None
@@ -133,25 +150,27 @@ def totals(workloads: Iterable[PlannedWorkload]) -> Totals:
         not_replicated=add([row.not_replicated for row in rows]),
         unreachable=add([row.unreachable for row in rows]),
         lag=add([row.lag for row in rows]),
-        as_of_ms=min(told_ms, default=None),
+        as_of_ms=min(reported_ms, default=None),
     )
 
 
 def blocked(checks: Iterable[Check], *, forced: bool) -> list[Check]:
-    """Those that stand in the way."""
+    """The checks that block the failover."""
     return [one for one in checks if one.level == "blocked" and not (forced and one.may_force)]
 
 
 def all_checks(plan: Plan) -> list[tuple[str, Check]]:
-    """Of all of it (""), and of each workload."""
+    """The checks of the regions, under "", and of each workload, under its key."""
     found = [("", check) for check in plan.checks]
     return found + [(one.workload, check) for one in plan.workloads for check in one.checks]
 
 
 def kept(plan: Plan, most_bytes: int = MAX_KEPT_BYTES) -> dict[str, Any] | None:
-    """What the control log keeps of it: without sources; of one that has more than `most_bytes` then also
-    without partitions, checks that are ok, details, and in the end without workloads. What is in the way of
-    carrying it out stays, at least as a word that something is. None: not even that fits."""
+    """The part of a plan that the control log keeps, at most `most_bytes`; None: the least part is longer.
+
+    The sources are left out. Until the plan fits, partitions, checks that are ok, details, and workloads
+    follow. The blocking checks in `LASTING` always stay, at least as a summary.
+    """
     for reduce in (_without_sources, _without_partitions, _without_ok, _without_details, _without_workloads):
         plan = reduce(plan)
         if len(msgspec.json.encode(plan)) <= most_bytes:
@@ -161,8 +180,8 @@ def kept(plan: Plan, most_bytes: int = MAX_KEPT_BYTES) -> dict[str, Any] | None:
 
 
 def _left_out(plan: Plan, what: str, workloads: list[PlannedWorkload]) -> Plan:
-    told = f"too large to be kept with {what}: failover plan showed them"
-    return msgspec.structs.replace(plan, workloads=workloads, left_out=told)
+    left_out = f"the plan was too large to keep {what}; the output of failover plan had them"
+    return msgspec.structs.replace(plan, workloads=workloads, left_out=left_out)
 
 
 def _without_sources(plan: Plan) -> Plan:
@@ -184,7 +203,7 @@ def _without_ok(plan: Plan) -> Plan:
         msgspec.structs.replace(one, checks=[check for check in one.checks if check.level != "ok"])
         for one in plan.workloads
     ]
-    what = "its partitions, and what was checked and is well"
+    what = "its partitions, and the checks that are ok"
     return _left_out(plan, what, [one for one in rows if one.checks or one.why])
 
 
@@ -200,7 +219,7 @@ def _without_details(plan: Plan) -> Plan:
         )
         for one in plan.workloads
     ]  # fmt: skip
-    what = "its partitions, and what is not in the way"
+    what = "its partitions, and the checks that do not block it"
     return _left_out(plan, what, [one for one in rows if one.checks])
 
 
@@ -212,14 +231,14 @@ def _without_workloads(plan: Plan) -> Plan:
         (key, first), count = lasts[0], len({key for key, _ in lasts})
         checks.append(Check(
             name="topic", level="blocked", may_force=all(check.may_force for _, check in lasts),
-            detail=f"something is in the way of {count} workloads, the first of them {key}: {first.detail}",
-            remedy="mend that, and plan again; failover plan shows each",
+            detail=f"{count} workloads are blocked, the first of them {key}: {first.detail}",
+            remedy="remove the cause, and plan again; failover plan shows each",
         ))  # fmt: skip
     return _left_out(msgspec.structs.replace(plan, checks=checks), "its workloads", [])
 
 
 def lasting(plan: Plan | None, *, forced: bool) -> list[tuple[str, Check]]:
-    """What stood in the way of all of it ("") or of a workload, and nobody looks at again."""
+    """The blocking checks in `LASTING`, of the regions ("") and of workloads."""
     if plan is None:
         return []
     return [
@@ -230,7 +249,7 @@ def lasting(plan: Plan | None, *, forced: bool) -> list[tuple[str, Check]]:
 
 
 def read(kept: dict[str, Any] | None) -> Plan | None:
-    """What `kept` made; None when it cannot be read."""
+    """The plan that `kept` wrote; None when it cannot be read."""
     if kept is None:
         return None
     try:

@@ -1,13 +1,13 @@
-"""Rehearses a failover with shadow groups, and touches nothing else.
+"""Rehearses a failover with shadow groups, and changes nothing else.
 
     the plan's positions --commit--> switchyard-drill-<ms>-<id>-<group> --read back--> the first record there
 
 Rules
-1. A shadow group has the workload's group's name in its own, and nobody's: it is deleted in the end, whatever
-   became of the drill. What a worker leaves that is killed meanwhile the next drill deletes, by the time in
-   the name: a shadow group is of use for seconds.
-2. What is read is thrown away: no receiver gets it.
-3. It tells all that the plan tells of the failover itself: what is in its way, and what could not be known.
+1. A shadow group has a name of its own, which ends in the workload's group, so no consumer uses it. The drill
+   deletes it, also after an error. If the worker is killed meanwhile, a later drill deletes the group by the
+   time in its name: a shadow group is of use for seconds only.
+2. The drill discards the records that it reads. No receiver gets them.
+3. The result has the plan's checks and unknown parts too, so it says what would block the failover itself.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-FIRST_RECORD_TIMEOUT_S = 10.0  # a partition's time to give its first record
+FIRST_RECORD_TIMEOUT_S = 10.0  # for all partitions of a workload
 CONSUMER_STOP_TIMEOUT_S = 5.0
 DRILL_TRIES = 3
 PREFIX = "switchyard-drill-"
-LEFTOVER_MS = 600_000  # far above a shadow group's time, and what clocks differ by
+LEFTOVER_MS = 600_000  # far above the life of a shadow group, and the difference of clocks
 
 ReportProgress = Callable[[dict[str, Any]], None]
 
 
 class DrilledPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one partition.
+    """The result for one partition.
 
     Attributes:
-        committed: the position, as it was read back from the shadow group; None: there was none to commit.
-        offset: of the first record from there on; None: there is none yet, or `error`.
-        took_ms: from the command to read it, to its arrival.
+        committed: the position, read back from the shadow group; None: the plan has none.
+        offset: the offset of the first record from there on; None: there is none yet, or `error` says why.
+        took_ms: from the request for the record to its arrival.
         again, lag: as planned.
     """
 
@@ -66,34 +66,34 @@ class DrilledPartition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drill:
-    """Of one plan; `forced`: of a failover that is to be."""
+    """Rehearses one plan. `forced`: the rehearsed failover is a forced one."""
 
     def __init__(self, runtime: Runtime, name: str, plan: Plan, *, forced: bool = False) -> None:
         self._runtime = runtime
         self._name = name
         self._plan = plan
         self._forced = forced
-        self._found: list[DrilledPartition] = []
+        self._results: list[DrilledPartition] = []
         self._swept: set[str] = set()
 
     async def run(self, report_progress: ReportProgress) -> dict[str, Any]:
-        """What became of all partitions, one workload after the other."""
+        """Rehearses one workload after the other; returns the last progress."""
         report_progress(self._progress())
         for planned in self._plan.workloads:
             workload = self._runtime.catalog.workload(planned.workload)
             if workload is None or planned.mode != ACTIVE_PASSIVE:
-                continue  # one that is active here already goes on where it is
+                continue  # a workload that runs here already keeps its positions
             try:
-                self._found += await self._workload(workload, planned)
-            except Exception as error:  # noqa: BLE001 - what cannot be drilled is the finding
+                self._results += await self._workload(workload, planned)
+            except Exception as error:  # noqa: BLE001 - an error is the drill's result
                 why = str(error) or repr(error)
-                self._found += [_drilled(workload, row, error=why) for row in planned.partitions]
+                self._results += [_result(workload, row, error=why) for row in planned.partitions]
             report_progress(self._progress())
         return self._progress()
 
     def _progress(self) -> dict[str, Any]:
-        rows = [msgspec.to_builtins(one) for one in self._found]
-        failed = sum(bool(one.error) for one in self._found)
+        rows = [msgspec.to_builtins(one) for one in self._results]
+        failed = sum(bool(one.error) for one in self._results)
         rehearsed = [one for one in self._plan.workloads if one.mode == ACTIVE_PASSIVE]
         checks = all_checks(self._plan)
         unknown = [{"workload": one.workload, "why": one.why} for one in self._plan.workloads if one.why]
@@ -118,29 +118,29 @@ class Drill:
         try:
             refused = await cluster.committer.commit(group, wanted) if wanted else {}
             if refused:
-                raise ClusterUnreachable(f"group {group} takes no commit: {next(iter(refused.values()))}")
+                raise ClusterUnreachable(f"group {group} refused the commit: {next(iter(refused.values()))}")
             back = await cluster.committer.committed(group, list(wanted)) if wanted else {}
             spec = self._runtime.clusters.specs[name]
             first = await _first_records(spec.aiokafka_options(), back, rows)
         finally:
             await self._delete(cluster.client, group)
         return [
-            _looked_at(workload, row, back.get((topic, row.partition)), first.get(row.partition))
+            _read_partition(workload, row, back.get((topic, row.partition)), first.get(row.partition))
             for row in planned.partitions
         ]
 
     async def _sweep(self, cluster: DataCluster) -> None:
-        """Deletes what drills have left in a cluster, once."""
+        """Deletes the shadow groups that earlier drills left in a cluster; once per drill and cluster."""
         if cluster.name in self._swept:
             return
         self._swept.add(cluster.name)
         try:
             listed = await cluster.committer.groups()
         except ClusterUnreachable as error:
-            log.warning("what drills may have left is not known", cluster=cluster.name, error=str(error))
+            log.warning("cannot list shadow groups of earlier drills", cluster=cluster.name, error=str(error))
             return
         for group in leftovers(listed, now_ms()):
-            log.info("a shadow group that a drill has left is deleted", cluster=cluster.name, group=group)
+            log.info("deleting a shadow group of an earlier drill", cluster=cluster.name, group=group)
             await self._delete(cluster.client, group)
 
     async def _delete(self, client: Any, group: str) -> None:
@@ -149,7 +149,7 @@ class Drill:
                 await delete_group(client, group)
             except ClusterUnreachable as error:
                 if not left:
-                    log.warning("a drill's shadow group stays", group=group, error=str(error),
+                    log.warning("cannot delete the shadow group of a drill", group=group, error=str(error),
                                 remedy="kafka-consumer-groups.sh --delete --group")  # fmt: skip
                 await asyncio.sleep(0.5)
             else:
@@ -157,7 +157,7 @@ class Drill:
 
 
 def leftovers(groups: Iterable[str], at_ms: int) -> list[str]:
-    """Shadow groups of drills that ended long ago, whatever became of them."""
+    """The shadow groups of drills that ended long ago."""
     found = []
     for group in groups:
         made_ms = group.removeprefix(PREFIX).partition("-")[0]
@@ -171,7 +171,7 @@ async def _first_records(
     back: Mapping[tuple[str, int], int | None],
     rows: Mapping[int, PlannedPartition],
 ) -> dict[int, tuple[int, float]]:
-    """By partition, the first record's offset and how long it took to get it; none where none came."""
+    """Partition -> its first record's offset, and how long (ms) it took. A silent partition is left out."""
     at = {
         TopicPartition(*place): offset
         for place, offset in back.items()
@@ -201,7 +201,7 @@ async def _first_records(
     return found
 
 
-def _looked_at(
+def _read_partition(
     workload: Workload, row: PlannedPartition, committed: int | None, first: tuple[int, float] | None
 ) -> DrilledPartition:
     error = ""
@@ -213,10 +213,10 @@ def _looked_at(
             f"no record came from {committed} on within {FIRST_RECORD_TIMEOUT_S:.0f} s, though the "
             f"log ends at {end}"
         )
-    return _drilled(workload, row, committed, first, error)
+    return _result(workload, row, committed, first, error)
 
 
-def _drilled(
+def _result(
     workload: Workload,
     row: PlannedPartition,
     committed: int | None = None,

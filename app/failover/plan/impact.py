@@ -1,5 +1,6 @@
-"""What a failover would mean for one workload's partitions: where they go on, what is read again, what is not
-here yet. See `app.failover.plan.planner`.
+"""Assesses a failover for one workload: where partitions continue, what is read again, what is not copied.
+
+`app.failover.plan.planner` chooses the workloads and makes the other checks.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-MAX_MISSING = 3  # partitions that are named
-NO_TIME = "there was no time left to look; plan fewer workloads at once to see it"
+MAX_MISSING = 3  # partitions in one message
+NO_TIME = "the time for the plan was over; plan fewer workloads at once"
 
 
 class FormerPositions(NamedTuple):
-    """Where the region that is left was: by partition, and the group's commits if its cluster told them."""
+    """The positions in the region that the workload leaves, by partition.
+
+    `committed` are the commits of its group; None: its cluster did not answer.
+    """
 
     next_offsets: dict[int, int]
     committed: dict[int, int] | None
@@ -49,7 +53,7 @@ class FormerPositions(NamedTuple):
 
 
 class CopyProgress(NamedTuple):
-    """A copy into a partition: what its job said last, and when; None: nobody tells of it."""
+    """The last report of a copy into a partition, and its time; None: no worker reports the job."""
 
     route: Route
     status: JobStatus | None
@@ -57,8 +61,10 @@ class CopyProgress(NamedTuple):
 
 
 class ImpactAssessor:
-    """Of one plan: what it needs is asked once. `until_s`: what is not known by then, by the monotonic clock,
-    is not known."""
+    """Assesses the workloads of one plan; every query is made once.
+
+    `until_s` (monotonic): an answer that has not arrived by then is unknown.
+    """
 
     def __init__(self, runtime: Runtime, until_s: float) -> None:
         self._runtime = runtime
@@ -68,7 +74,7 @@ class ImpactAssessor:
         self._names: Mapping[str, str] | None = None
 
     def start_queries(self, moving: Iterable[tuple[Workload, str]]) -> None:
-        """Begins to ask the clusters of workloads that are going to be looked at, each with its region."""
+        """Starts the queries about workloads, each with the region that it leaves."""
         for workload, region in moving:
             metadata = workload.metadata
             self._queries.expect(metadata.cluster, [metadata.topic], [metadata.group])
@@ -84,14 +90,14 @@ class ImpactAssessor:
         assert layout is not None
         return layout.cluster(region, layout.sites[workload.metadata.cluster].tier)
 
-    # -- all of it -----------------------------------------------------------------------------------
+    # -- assessment ---------------------------------------------------------------------------------
 
     async def assess(
         self, workload: Workload, region: str, failed: str
     ) -> tuple[list[PlannedPartition], list[Check], str]:
-        """Partitions, what there is to say beforehand, and why the partitions are not known.
+        """The partitions, the checks, and why the partitions are not known ("": they are).
 
-        `failed`: why the offset map is not known, or only as it was.
+        `failed`: why the offset map is unknown or old; "": it is current.
         """
         regions = await self._definitions.same_regions(workload, region)
         try:
@@ -99,17 +105,15 @@ class ImpactAssessor:
         except LookupError as error:
             check = Check(name="clusters", level="warn", detail=str(error), remedy="configure it")
             return [], [regions, check], str(error)
-        topic, (rows, checks, why), more = await asyncio.gather(
-            self._topic(workload), self._rows(workload, region, there, failed),
+        topic, (rows, checks, why), more_checks = await asyncio.gather(
+            self._topic(workload), self._mapped_partitions(workload, region, there, failed),
             asyncio.gather(self._definition(workload, region), self._left_behind(workload, there)),
         )  # fmt: skip
-        checks += [*more, regions]
+        checks += [*more_checks, regions]
         name, here = workload.metadata.topic, workload.metadata.cluster
         if isinstance(topic, str):
             level = "blocked" if "does not exist" in topic else "warn"
-            remedy = (
-                "see that its route has made it (route list)" if level == "blocked" else "see its brokers"
-            )
+            remedy = "check its route (route list)" if level == "blocked" else "check its brokers"
             checks.append(Check(name="topic", level=level, detail=topic, remedy=remedy))  # type: ignore[arg-type]
             return [], checks, why or topic
         checks.append(
@@ -117,16 +121,16 @@ class ImpactAssessor:
         )
         known = {row.partition: row for row in rows}
         ends = {partition: log.end for partition, log in topic.logs.items()}
-        own = await self._own(workload)
+        own = await self._own_positions(workload)
         made = [
-            await self._joined(workload, known.get(at, PlannedPartition(partition=at)), own, ends)
+            await self._planned_partition(workload, known.get(at, PlannedPartition(partition=at)), own, ends)
             for at in sorted(ends)
         ]
         if workload.spec.mode == ACTIVE_PASSIVE:
             checks += passed_by(made, workload.metadata.group, name)
         return made, checks + away(made), why
 
-    async def _joined(
+    async def _planned_partition(
         self,
         workload: Workload,
         row: PlannedPartition,
@@ -148,7 +152,7 @@ class ImpactAssessor:
         )  # fmt: skip
 
     async def _topic(self, workload: Workload) -> FoundTopic | str:
-        """Here, with all its logs; or why that is not known."""
+        """The topic here with the logs of all partitions, or why it is not known."""
         topic, name = workload.metadata.topic, workload.metadata.cluster
         try:
             found = await self._queries.topic(name, topic)
@@ -156,15 +160,15 @@ class ImpactAssessor:
                 return f"topic {topic} does not exist in {name}"
             found.all_logs()
         except Exception as error:  # noqa: BLE001 - a plan says what it does not know
-            return f"{name} does not say where topic {topic} ends: {_error_words(error)}"
+            return f"{name} does not report where topic {topic} ends: {_error_words(error)}"
         return found
 
-    async def _own(self, workload: Workload) -> dict[int, CommittedPosition]:
-        """What the group has committed here."""
+    async def _own_positions(self, workload: Workload) -> dict[int, CommittedPosition]:
+        """The group's commits here."""
         try:
             return await self._committed(workload, workload.metadata.cluster)
         except Exception as error:  # noqa: BLE001
-            log.info("where the group is here is not known", workload=workload.key, error=repr(error))
+            log.info("cannot read the group's own positions", workload=workload.key, error=repr(error))
             return {}
 
     async def _committed(self, workload: Workload, name: str) -> dict[int, CommittedPosition]:
@@ -174,27 +178,27 @@ class ImpactAssessor:
 
     # -- positions -----------------------------------------------------------------------------------
 
-    async def _rows(
+    async def _mapped_partitions(
         self, workload: Workload, region: str, there: str, failed: str
     ) -> tuple[list[PlannedPartition], list[Check], str]:
         if workload.spec.mode != ACTIVE_PASSIVE:
-            return [], [], ""  # it runs here: it goes on where it is
+            return [], [], ""  # it runs here already, and keeps its positions
         regions = self._runtime.regions
         if regions is None:
             return [], [_map_check("warn", failed)], failed
         try:
             if self._queries.is_over:
                 raise TimeoutError(NO_TIME)
-            stood = await self._stood(workload, region, there)
-            joined = await self._join(workload, there, stood)
+            former = await self._former_positions(workload, region, there)
+            joined = await self._join(workload, there, former)
             names = await self._cluster_names()
         except NotJoined as error:
             return [], [_map_check("warn", str(error))], ""
         except Exception as error:  # noqa: BLE001 - a plan says what it does not know
             why = failed or _error_words(error)
             return [], [_map_check("warn", why)], why
-        resumed, done = await asyncio.to_thread(plan_and_finished, joined, stood.next_offsets, stood.reader)
-        own = {at: position.next_offset for at, position in (await self._own(workload)).items()}
+        resumed, done = await asyncio.to_thread(plan_and_finished, joined, former.next_offsets, former.reader)
+        own = {at: position.next_offset for at, position in (await self._own_positions(workload)).items()}
         rows = [row(answer, joined, done, names, own.get(at)) for at, answer in resumed.answers.items()]
         unknown = [one for one in rows if one.why]
         if unknown or failed:
@@ -202,16 +206,16 @@ class ImpactAssessor:
             check = _map_check("warn", "; ".join(part for part in (first, failed) if part))
         else:
             check = Check(name="offset-map", level="ok", detail=f"complete for {len(rows)} partitions")
-        where = "its cluster and the copy of its trackers" if stood.committed is not None else (
+        where = "its cluster and the copy of its trackers" if former.committed is not None else (
             f"the copy of its trackers; {there} does not answer")  # fmt: skip
         at = Check(name="positions", level="ok", detail=f"region {region}'s positions are from {where}")
-        if not stood.next_offsets:
+        if not former.next_offsets:
             detail = f"no position of region {region} is known here"
-            remedy = "all of the log is read, or from this region's own position on"
+            remedy = "delivery begins at the log's start, or at this region's own position"
             at = Check(name="positions", level="warn", detail=detail, remedy=remedy)
         return rows, [check, at], ""
 
-    async def _stood(self, workload: Workload, region: str, there: str) -> FormerPositions:
+    async def _former_positions(self, workload: Workload, region: str, there: str) -> FormerPositions:
         records = await self._records(workload, region)
         reader = reader_of(records.items())
         found = dict(reader.next_offsets) if reader is not None else {}
@@ -219,10 +223,8 @@ class ImpactAssessor:
         try:
             at = await self._committed(workload, there)
             committed = {partition: position.next_offset for partition, position in at.items()}
-        except Exception as error:  # noqa: BLE001 - of a region that is lost the copies are enough
-            log.info(
-                "a group's positions elsewhere are those that were copied", cluster=there, error=repr(error)
-            )
+        except Exception as error:  # noqa: BLE001 - for a lost region the copies are enough
+            log.info("cannot read a group's positions; the copies count", cluster=there, error=repr(error))
         for partition, next_offset in (committed or {}).items():
             found[partition] = max(next_offset, found.get(partition, 0))
         return FormerPositions(found, committed, reader)
@@ -231,19 +233,19 @@ class ImpactAssessor:
         regions = self._runtime.regions
         return {} if regions is None else await regions.remote_progress.positions(workload, region)
 
-    async def _join(self, workload: Workload, there: str, stood: FormerPositions) -> JoinedTopics:
-        """Raises NotJoined, and whatever says that the cluster here does not answer."""
+    async def _join(self, workload: Workload, there: str, former: FormerPositions) -> JoinedTopics:
+        """Raises NotJoined, and any error of a cluster that does not answer."""
         regions = self._runtime.regions
         assert regions is not None
         topic, here = workload.metadata.topic, workload.metadata.cluster
         async with asyncio.timeout(self._queries.left_s(2 * CLUSTER_ANSWER_TIMEOUT_S)):
-            if stood.reader is None:
+            if former.reader is None:
                 return (await regions.mapper.join(there, topic, here, topic))[0]
             found = await self._queries.topic(here, topic)
             if found is None:
                 raise NotJoined(f"topic {topic} does not exist in {here}")
             to = DestinationTopic(found.cluster_id, found.topic_id, found.all_logs())
-            return (await regions.mapper.join_known(stood.reader.topic(topic), here, topic, there, to))[0]
+            return (await regions.mapper.join_known(former.reader.topic(topic), here, topic, there, to))[0]
 
     async def _cluster_names(self) -> Mapping[str, str]:
         regions = self._runtime.regions
@@ -252,11 +254,11 @@ class ImpactAssessor:
         return self._names or {}
 
     async def missing(self, workload: Workload, region: str, failed: str) -> Missing:
-        """Which of the region's positions have not come here."""
+        """Which of the region's last positions have not arrived here."""
         try:
             committed = await self._committed(workload, self.there(workload, region))
             records = await self._records(workload, region)
-        except Exception as error:  # noqa: BLE001 - it is asked again
+        except Exception as error:  # noqa: BLE001 - the next round asks again
             return Missing(f"{COMING.words} ({failed or _error_words(error)})", None)
         bases = {JobId.parse(job).partition: record.base for job, record in records.items()}
         behind = sum(max(0, at.next_offset - max(0, bases.get(it, 0))) for it, at in committed.items())
@@ -271,11 +273,13 @@ class ImpactAssessor:
         words = f"they are {behind:,} offsets behind: {', '.join(late[:MAX_MISSING])}{more}"
         return Missing(f"{COMING.words} ({words})", behind)
 
-    # -- what is not here yet --------------------------------------------------------------------------
+    # -- missing records ------------------------------------------------------------------------------
 
     async def _unreplicated(self, workload: Workload, partition: int) -> list[Unreplicated]:
-        """By source cluster, as the jobs of the routes into the cluster here say it: at least so much, since
-        a job knows its source's end as of the last fetch."""
+        """The records that are not copied yet, by source cluster, as the routes' jobs report them.
+
+        The counts are lower bounds: a job knows the end of its source as of its last fetch.
+        """
         here, topic = workload.metadata.cluster, workload.metadata.topic
         layout = self._runtime.failover.derived_routes.layout
         found = []
@@ -292,8 +296,10 @@ class ImpactAssessor:
         return found
 
     def _copying(self) -> Mapping[tuple[str, str, int], list[CopyProgress]]:
-        """What is copied into each partition of a cluster; None is told of a job that nobody tells of, as it
-        has no owner, or one who has just begun."""
+        """The copies into each partition of a cluster.
+
+        A job without an owner, or with one that has just begun, has no report: its status is None.
+        """
         if self._copies is None:
             self._copies = {}
             prefix, names = f"{Kind.REPLICATE.value}:", {}
@@ -315,7 +321,7 @@ class ImpactAssessor:
                 self._copies.setdefault(into, []).append(CopyProgress(route, status, at_ms))
         return self._copies
 
-    # -- beforehand --------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------------
 
     async def _definition(self, workload: Workload, region: str) -> Check:
         regions, etag = self._runtime.regions, workload.etag()
@@ -324,24 +330,24 @@ class ImpactAssessor:
             try:
                 record = await regions.tables.record(ROUTES, region, f"workload/{workload.key}")
                 theirs = None if record is None else codec.control_event(record)
-            except Exception as error:  # noqa: BLE001 - then it is not known
-                log.info(
-                    "another region's definition cannot be read", workload=workload.key, error=repr(error)
-                )
+            except Exception as error:  # noqa: BLE001 - the check then says so
+                log.info("cannot read another region's definition", workload=workload.key, error=repr(error))
         put = self._runtime.control.view.workloads.get(workload.key)
         etag = etag if put is None else put.etag
         if not isinstance(theirs, WorkloadPut):
-            return Check(name="definition", level="ok", detail=f"region {region}'s is not known here")
+            return Check(
+                name="definition", level="ok", detail=f"the definition in region {region} is not known here"
+            )
         if theirs.etag == etag:
             return Check(name="definition", level="ok", detail=f"the same as in region {region}")
         return Check(
             name="definition", level="warn",
-            detail=f"region {region} has another one ({theirs.etag}, here {etag})",
-            remedy="deploy the same file in both; this region's counts here",
+            detail=f"the definition in region {region} differs ({theirs.etag}, here {etag})",
+            remedy="deploy the same file in both regions; this region's definition counts here",
         )  # fmt: skip
 
     async def _left_behind(self, workload: Workload, there: str) -> Check:
-        """Retry topics and dead letters are the region's own."""
+        """Counts the messages in retry topics and the DLQ, which stay in their region."""
         if workload.spec.mode != ACTIVE_PASSIVE:
             return Check(name="left-behind", level="ok", detail="each region has retry topics of its own")
         letters = workload.dlq_topic() if workload.spec.dlq.enabled else ""
@@ -357,10 +363,10 @@ class ImpactAssessor:
                     else:
                         waiting += max(0, logged.end - max(logged.start, 0 if at is None else at.next_offset))
         except Exception as error:  # noqa: BLE001
-            detail = f"what waits for retry in {there} cannot be counted: {_error_words(error)}"
-            remedy = "it stays there, and is delivered once that region is active again"
+            detail = f"cannot count the messages that wait for retry in {there}: {_error_words(error)}"
+            remedy = "they stay there, and are delivered once that region is active again"
             return Check(name="left-behind", level="warn", detail=detail, remedy=remedy)
-        detail = f"{waiting} messages wait for retry in {there}, {dead} dead letters lie there"
+        detail = f"{waiting} messages wait for retry in {there}, which also has {dead} dead letters"
         if not waiting and not dead:
             return Check(name="left-behind", level="ok", detail=detail)
         return Check(name="left-behind", level="warn", detail=detail,
@@ -368,13 +374,13 @@ class ImpactAssessor:
 
 
 def _topics_left(workload: Workload) -> list[str]:
-    """Retry topics and dead letters."""
+    """The retry topics and the DLQ."""
     letters = [workload.dlq_topic()] if workload.spec.dlq.enabled else []
     return [*workload.retry_topics(), *letters]
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    """None when one is not known."""
+    """None when one count is not known."""
     found = list(counts)
     return None if None in found else sum(count or 0 for count in found)
 
@@ -382,7 +388,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 def _map_check(level: Any, why: str) -> Check:
     return Check(
         name="offset-map", level=level, detail=why or "it is not known",
-        remedy="more is read again, nothing is lost; see offsets map, and that the routes run (route list)",
+        remedy="more is read again, nothing is lost; see offsets map, and check the routes (route list)",
     )  # fmt: skip
 
 

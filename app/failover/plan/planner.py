@@ -1,10 +1,10 @@
-"""Plans failovers: which workloads, whether they may, and what that would mean for every partition.
+"""Plans failovers: which workloads move, what blocks them, and what the move means for every partition.
 
 Rules
-1. A plan is made in the region that is to become active, and needs nothing of the other one: what cannot be
-   known without it is said to be unknown.
-2. All of it takes `PLAN_TIMEOUT_S` at the most; what has not answered by then is not known.
-3. Making one changes nothing.
+1. The region that is to become active makes the plan, and needs no answer of the other region. The plan says
+   what is unknown without it.
+2. A plan takes at most `PLAN_TIMEOUT_S`. An answer that has not arrived by then is unknown.
+3. A plan changes nothing.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PLAN_TIMEOUT_S = 10.0  # below what a client waits
+PLAN_TIMEOUT_S = 10.0  # below the timeout of a client
 MAP_READ_TIMEOUT_S = 6.0
 PLAN_EXPIRES_MS = 10 * 60_000
 MAX_WORKLOADS = 2_000
 WORKLOADS_AT_ONCE = 8
 OLD_COPY_S = 5.0  # a copied control log is usually two seconds old at the most
-UNHEARD_S = 15.0  # above which a region is taken for away
+UNHEARD_S = 15.0  # a region that is silent for longer counts as away
 
 
 class PlanRefused(Exception):
-    """There is nothing to plan, or not here; says what to do."""
+    """This region cannot plan it, or no workload would move; says what to do."""
 
 
 class FailoverPlanner:
-    """See the module; of one request."""
+    """Plans one request."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -66,18 +66,18 @@ class FailoverPlanner:
         self._view = runtime.control.view
         self.own = self._participant.keeper.own
 
-    # -- which -------------------------------------------------------------------------------------
+    # -- workloads ---------------------------------------------------------------------------------
 
     def choose(self, to: str, keys: Sequence[str] = ()) -> list[RunWorkload]:
-        """The workloads that move: those named, or all that are active elsewhere and may be here.
+        """The workloads that move: the named ones, or all that may run here and are active in another region.
 
         Raises:
-            PlanRefused: it is not this region's to plan, or there is nothing.
+            PlanRefused: another region has to plan it, or nothing would move.
         """
         if to != self.own:
             raise PlanRefused(
-                f"to: failing over to region {to} is decided there, where nothing else is needed; "
-                f"give the command to a worker of {to} (this is one of {self.own})"
+                f"to: a worker of region {to} has to plan this; send the command to a worker of {to} "
+                f"(this worker is in {self.own})"
             )
         moded = {workload.key: workload for workload in self._participant.keeper.moded()}
         found: list[RunWorkload] = []
@@ -91,7 +91,7 @@ class FailoverPlanner:
             if to not in regions:
                 why = f"may not be active in {to}: no Failover definition of its topic names that region"
             elif role is None:
-                why = "has no role yet; ask again in some seconds, and see failover status"
+                why = "has no role yet; try again in some seconds, and see failover status"
             elif role.region == to:
                 why = f"is {role.state} in {to} already; see failover status"
             if why and named:
@@ -108,8 +108,9 @@ class FailoverPlanner:
         return found
 
     def went_away(self, name: str | None) -> tuple[str, list[str]]:
-        """A failover that took workloads away from here, and those that may come back from it: by its name,
-        or the last one. Roles say so, in whichever region it was.
+        """A failover that took workloads away from here, with the keys of those that it can give back.
+
+        It is the last one, or `name`. The roles name the failover, whichever region carried it out.
 
         Raises:
             PlanRefused: there is none.
@@ -119,25 +120,25 @@ class FailoverPlanner:
             for workload in self._participant.keeper.moded()
             if (role := self._participant.keeper.highest(workload.key)) is not None
             and role.plan and role.region != self.own and role.previous == self.own
-            and self._view.runs.get(role.plan) is None  # one of ours that was aborted took nothing away
+            and self._view.runs.get(role.plan) is None  # our aborted failovers took nothing away
         ]  # fmt: skip
         if not lost:
             raise PlanRefused(
-                "no failover took a workload away from here; failover plan moves any, by its name"
+                "no failover took a workload away from here; to move a workload, name it to failover plan"
             )
         wanted = name or max(lost, key=lambda role: role.at_ms).plan
         keys = [role.key for role in lost if role.plan == wanted]
         if not keys:
             known = ", ".join(sorted({role.plan for role in lost}))
             raise PlanRefused(
-                f"id: no workload of failover {wanted[:100]} is to come back here; there are {known}"
+                f"id: failover {wanted[:100]} took no workload away from here; these did: {known}"
             )
         return wanted, keys
 
-    # -- whether -----------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------
 
     def region_checks(self, chosen: Sequence[RunWorkload], *, forced: bool) -> list[Check]:
-        """Preconditions of the regions, at once."""
+        """The checks of the regions. They read only what this worker knows."""
         live = self._runtime.members.live(time.monotonic())
         able = [beat for beat in live.values() if beat.state != DRAINING]
         detail = f"{len(able)} workers live here" + (
@@ -149,9 +150,9 @@ class FailoverPlanner:
                        remedy="start one")
         ]  # fmt: skip
         if self._participant.keeper.has_just_returned():
-            detail = f"region {self.own} has just come back, and has not heard yet what others decided"
+            detail = f"region {self.own} has just returned, and has not read yet what others decided"
             found.append(Check(name="returned", level="blocked", detail=detail,
-                               remedy="it takes some seconds; ask again"))  # fmt: skip
+                               remedy="that takes some seconds; try again"))  # fmt: skip
         heard, at_ms = self._participant.last_pulse_ms(), now_ms()
         for region in sorted({one.region for one in chosen}):
             at = heard.get(region)
@@ -160,7 +161,10 @@ class FailoverPlanner:
         return found
 
     def workload_checks(self, one: RunWorkload, run: str = "") -> list[Check]:
-        """Those of a workload that need no answer from anywhere; `run` is the one that asks."""
+        """The checks of a workload that need no answer of a cluster or region.
+
+        `run`: the failover that asks; it does not block itself.
+        """
         key = one.key
         found: list[Check] = []
         other = self._view.runs.executing(key)
@@ -184,13 +188,15 @@ class FailoverPlanner:
         return found
 
     def in_the_way(self, run: FailoverRun, *, forced: bool) -> list[str]:
-        """Why a planned run may not begin now."""
+        """Why a planned failover may not begin now."""
         why: list[str] = []
         for one in run.workloads:
             role = self._participant.keeper.highest(one.key)
             if role is None or (role.epoch, role.region) != (one.epoch, one.region):
                 now = "unknown" if role is None else f"{role.region}'s under epoch {role.epoch}"
-                why.append(f"{one.key} was {one.region}'s under epoch {one.epoch}, and is {now}; plan again")
+                why.append(
+                    f"{one.key} was {one.region}'s under epoch {one.epoch}, now it is {now}; plan again"
+                )
             why += [f"{one.key}: {c.detail}; {c.remedy}" for c in self.workload_checks(one, run.id)
                     if c.level == "blocked"]  # fmt: skip
         checks = blocked(self.region_checks(run.workloads, forced=forced), forced=forced)
@@ -199,26 +205,26 @@ class FailoverPlanner:
             why.append(f"{of}{': ' * bool(of)}{check.detail}; {check.remedy or 'plan again, and read it'}")
         return why
 
-    # -- what --------------------------------------------------------------------------------------
+    # -- the plan ----------------------------------------------------------------------------------
 
     async def plan(self, chosen: Sequence[RunWorkload], *, forced: bool) -> Plan:
-        """What moving them would mean."""
+        """Plans the workloads."""
         until_s = time.monotonic() + PLAN_TIMEOUT_S
-        looker = ImpactAssessor(self._runtime, until_s)
-        self._begin(looker, chosen)
+        assessor = ImpactAssessor(self._runtime, until_s)
+        self._start_queries(assessor, chosen)
         failed = await self._read_tables()
         gate = asyncio.Semaphore(WORKLOADS_AT_ONCE)
 
         async def one(planned: RunWorkload) -> PlannedWorkload:
             async with gate:
-                return await self._workload(planned, looker, failed)
+                return await self._workload(planned, assessor, failed)
 
         found = list(await asyncio.gather(*(one(planned) for planned in chosen)))
         checks = self.region_checks(chosen, forced=forced)
         return Plan(at_ms=now_ms(), checks=checks, workloads=found, totals=totals(found))
 
-    def _begin(self, assessor: ImpactAssessor, chosen: Sequence[RunWorkload]) -> None:
-        """Asks the clusters meanwhile: of one that is lost it takes a while to know."""
+    def _start_queries(self, assessor: ImpactAssessor, chosen: Sequence[RunWorkload]) -> None:
+        """Starts the queries early: a lost cluster is known only after a timeout."""
         if self._participant.derived_routes.layout is None:
             return
         found = ((self._runtime.catalog.workload(planned.key), planned.region) for planned in chosen)
@@ -241,7 +247,7 @@ class FailoverPlanner:
         )  # fmt: skip
 
     async def _read_tables(self) -> str:
-        """Why the offset map is not known, or only as it was; "" when it is."""
+        """Reads the offset map; returns why it is unknown or old, "": it is current."""
         regions = self._runtime.regions
         if regions is None:
             return "this worker has no offset map"
@@ -254,25 +260,25 @@ class FailoverPlanner:
         self, to: str, chosen: list[RunWorkload], plan: Plan, *, forced: bool, actor: str, reason: str,
         name: str, back_of: str = "",
     ) -> FailoverRun:  # fmt: skip
-        """The run, as it is planned, with what is kept of the plan.
+        """The planned failover, with the part of the plan that the control log keeps.
 
         Raises:
-            PlanRefused: it is more than the control log takes at once.
+            PlanRefused: it does not fit into one record of the control log.
         """
         at_ms = now_ms()
         run = FailoverRun(
             at_ms=at_ms, id=name, to=to, workloads=chosen, state=PLANNED, forced=forced, actor=actor,
             reason=reason, made_ms=at_ms, expires_ms=at_ms + PLAN_EXPIRES_MS, back_of=back_of,
         )  # fmt: skip
-        told = kept(plan, min(MAX_KEPT_BYTES, MAX_RECORD_BYTES - len(codec.encode(run))))
-        if told is None:
+        kept_plan = kept(plan, min(MAX_KEPT_BYTES, MAX_RECORD_BYTES - len(codec.encode(run))))
+        if kept_plan is None:
             raise PlanRefused(f"{len(chosen)} workloads are too many for one plan; name some of them")
-        return msgspec.structs.replace(run, plan=told)
+        return msgspec.structs.replace(run, plan=kept_plan)
 
     # -- last positions ----------------------------------------------------------------------------
 
     async def arrived(self, workloads: list[tuple[Workload, str]]) -> dict[str, Missing]:
-        """What of the last positions of workloads has not come here (`app.failover.run.runner`)."""
+        """Which last positions of the workloads have not arrived here (`app.failover.run.runner`)."""
         regions, failed = self._runtime.regions, "this worker has no offset map"
         if regions is not None:
             failed = await _failed(
@@ -280,43 +286,43 @@ class FailoverPlanner:
                     {region for _, region in workloads}, MAP_READ_TIMEOUT_S
                 )
             )
-        looker = ImpactAssessor(self._runtime, time.monotonic() + MAP_READ_TIMEOUT_S)
-        found = await asyncio.gather(*(looker.missing(*one, failed) for one in workloads))
+        assessor = ImpactAssessor(self._runtime, time.monotonic() + MAP_READ_TIMEOUT_S)
+        found = await asyncio.gather(*(assessor.missing(*one, failed) for one in workloads))
         return {workload.key: why for (workload, _), why in zip(workloads, found, strict=True)}
 
 
 async def _failed(*readings: Awaitable[object]) -> str:
-    """The first of what failed: a plan says what it does not know; "" if none did."""
+    """The first error of the readings, as text; "": all succeeded."""
     ended = await asyncio.gather(*readings, return_exceptions=True)
     return next((str(one) or repr(one) for one in ended if isinstance(one, BaseException)), "")
 
 
 def _check_heard(region: str, age_s: float | None, *, forced: bool) -> Check:
     age = (
-        f"nothing was heard of region {region}"
+        f"no report of region {region} has arrived"
         if age_s is None
-        else f"region {region} was heard {age_s:.1f} s ago"
+        else f"the last report of region {region} is {age_s:.1f} s old"
     )
     if forced and (age_s is None or age_s > OLD_COPY_S):
-        detail = f"{age}: it is not asked to let go; should it live, it acts until it hears"
-        remedy = "see that it is lost, or cannot reach its receivers"
+        detail = f"{age}: it is not asked to stop. If it runs, it delivers until it reads the new epoch"
+        remedy = "make sure that it is lost, or cannot reach its receivers"
         return Check(name="heard", level="warn", detail=detail, remedy=remedy)
     if age_s is None or age_s > UNHEARD_S:
         return Check(
-            name="heard", level="blocked", detail=f"{age}, so that it would be waited for in vain",
-            remedy="if it is lost, plan with --force; else see its route switchyard-"
+            name="heard", level="blocked", detail=f"{age}, so the failover would wait in vain",
+            remedy="if it is lost, plan with --force; else check its route switchyard-"
             f"{region}-to-... (route list)", may_force=True,
         )  # fmt: skip
     if forced:
-        remedy = "leave --force out: it then lets go first, and nothing is delivered twice"
-        detail = f"{age}: it lives, and acts until it hears of this"
+        remedy = "plan without --force: then it stops first, and nothing is delivered twice"
+        detail = f"{age}: it runs, and delivers until it reads the new epoch"
         return Check(name="heard", level="warn", detail=detail, remedy=remedy)
     if age_s > OLD_COPY_S:
-        remedy = "its control log comes late: see route list"
+        remedy = "the copy of its control log is late; see route list"
         return Check(name="heard", level="warn", detail=age, remedy=remedy)
     return Check(name="heard", level="ok", detail=age)
 
 
 def is_expired(run: FailoverRun, at_ms: int) -> bool:
-    """Whether it may not be begun any more."""
+    """Whether the plan is too old to be executed."""
     return run.state == PLANNED and at_ms > run.expires_ms

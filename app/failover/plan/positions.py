@@ -1,5 +1,6 @@
-"""Where partitions go on, as a failover plan shows it: answers of the offset map, and what is known to be
-finished of what would be read again. Pure.
+"""Turns answers of the offset map into partitions and checks of a failover plan. Pure.
+
+It takes off the messages that the other region has finished.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ def row(
     names: Mapping[str, str],
     own: int | None = None,
 ) -> PlannedPartition:
-    """A partition. `done`: what is finished, by source; `names`: of clusters, by their ids; `own`: up to
-    where this region has finished it itself, which it does not read again."""
+    """A partition of the plan.
+
+    `done`: the finished offsets, by source. `names`: cluster names, by id. `own`: the end of what this region
+    has finished itself, and does not read again.
+    """
     at = max(answer.next_offset, own or 0)
-    sources = [_source(told, answer, joined, done, names, at) for told in answer.sources]
+    sources = [_source(reading, answer, joined, done, names, at) for reading in answer.sources]
     counts = [one.again for one in sources]
     again = None if answer.reread_messages is None or None in counts else sum(count or 0 for count in counts)
     return PlannedPartition(
@@ -34,32 +38,32 @@ def row(
 
 
 def _source(
-    told: SourceReading,
+    reading: SourceReading,
     answer: ResumePosition,
     joined: JoinedTopics,
     done: Mapping[Hashable, SourceFinished],
     names: Mapping[str, str],
     at: int,
 ) -> PlannedSource:
-    source, over, again = told.source, 0, told.reread_messages
+    source, passed_over, again = reading.source, 0, reading.reread_messages
     known = done.get(source)
     if again:
-        begins = _begins(told, joined, at)
-        again = max(0, again + _begins(told, joined, answer.next_offset) - begins)
+        begins = _begins(reading, joined, at)
+        again = max(0, again + _begins(reading, joined, answer.next_offset) - begins)
         if known is not None:
-            over = _overlap(((0, known.offsets.base), *known.offsets.finished), begins, begins + again)
+            passed_over = _overlap(((0, known.offsets.base), *known.offsets.finished), begins, begins + again)
     return PlannedSource(
         cluster=names.get(source.cluster_id, source.cluster_id), topic=source.topic,
-        partition=source.partition, read_up_to=told.k, next_offset=told.x, again=again, passed_over=over,
-        why=told.why,
+        partition=source.partition, read_up_to=reading.k, next_offset=reading.x, again=again,
+        passed_over=passed_over, why=reading.why,
     )  # fmt: skip
 
 
-def _begins(told: SourceReading, joined: JoinedTopics, at: int) -> int:
-    """Up to which offset of the source nothing lies from `at` on."""
+def _begins(reading: SourceReading, joined: JoinedTopics, at: int) -> int:
+    """The end of the source's records that lie below `at` here."""
     if joined.relation is TopicRelation.BACK:
         return at
-    ends = told.source, told.region, told.route
+    ends = reading.source, reading.region, reading.route
     line = next(c.line for c in joined.into_to if (c.source, c.region, c.route) == ends)
     return line.read_up_to(at) or 0
 
@@ -73,27 +77,29 @@ def _place(place: CopiedPartition, names: Mapping[str, str]) -> str:
 
 
 def away(rows: Sequence[PlannedPartition]) -> list[Check]:
-    """Sources that do not answer: what is known of them is as of when they did."""
+    """Warns of sources that do not answer. Their counts are as of their last report."""
     gone = [one for row in rows for one in row.routes if not one.reachable]
     found = []
     for cluster, region in sorted({(one.cluster, one.region) for one in gone}):
         counts = [one.records for one in gone if one.cluster == cluster]
         count = sum(count or 0 for count in counts)
         words = (
-            f"at least {count} records of it are not here, how many more is not known"
+            f"at least {count} of its records are not here, and how many more is not known"
             if None in counts
-            else f"{count} records or more of it are not here"
+            else f"{count} or more of its records are not here"
         )
         found.append(Check(
             name="sources", level="warn", detail=f"{cluster} does not answer: {words}",
-            remedy=f"they come once region {region} returns; nothing else waits for them",
+            remedy=f"they arrive once region {region} returns; nothing else waits for them",
         ))  # fmt: skip
     return found
 
 
 def passed_by(rows: Sequence[PlannedPartition], group: str, topic: str) -> list[Check]:
-    """Positions here that nothing of Switchyard committed, beyond where the other region is: what lies
-    between is passed over, and nobody knows whether it was read."""
+    """Warns of foreign commits here that are beyond the other region's position.
+
+    Delivery skips the messages in between, and no worker knows whether they were read.
+    """
     found = [
         row for row in rows if row.own_is_foreign and (row.mapped is None or row.mapped < (row.own or 0))
     ]
@@ -103,15 +109,15 @@ def passed_by(rows: Sequence[PlannedPartition], group: str, topic: str) -> list[
     of = f"partition {first.partition}: group {group} is at {first.own} here, which Switchyard did not commit"
     counts = [None if row.mapped is None or row.own is None else row.own - row.mapped for row in found]
     if first.mapped is None:
-        of += ", and where it is elsewhere is not known"
+        of += ", and its position in the other region is not known"
     else:
-        of += f", {counts[0]} records beyond {first.mapped}, where it is elsewhere"
+        of += f", {counts[0]} records beyond {first.mapped}, its position in the other region"
     if len(found) > 1:
         known = "" if None in counts else f", {sum(count or 0 for count in counts)} records in all"
-        of += f"; likewise {len(found) - 1} more partitions{known}"
-    to = "where they shall begin" if first.mapped is None else first.mapped
+        of += f"; {len(found) - 1} more partitions are like this{known}"
+    to = "NEW_OFFSET" if first.mapped is None else first.mapped
     return [Check(
-        name="own-positions", level="warn", detail=f"{of}; they are passed over",
-        remedy="if they were not read, set it back first: kafka-consumer-groups.sh --reset-offsets --group "
+        name="own-positions", level="warn", detail=f"{of}; delivery skips them",
+        remedy="if nobody read them, set it back first: kafka-consumer-groups.sh --reset-offsets --group "
         f"{group} --topic {topic}:{first.partition} --to-offset {to} --execute",
     )]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Whether another region counts the same regions for a topic as this one: epochs are theirs by that
+"""Checks that another region shares a topic between the same regions as this one: epochs depend on that list
 (`app.controllog.roles`, rules 1 and 6).
 
-A region's failover definitions are read from the copy of its control log.
+The other region's failover definitions are read from the copy of its control log.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NAME = "regions"
-SAME_FILE = "deploy the same file in both; of a region that is lost, the one that it had"
+SAME_FILE = "deploy the same file in both regions; if one is lost, deploy the file that it had"
 
 
 class RegionDefinitions:
-    """Those of other regions, as they were read last; of one plan."""
+    """The failover definitions of other regions, read once for a plan."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -38,7 +38,7 @@ class RegionDefinitions:
         self._governing: dict[tuple[str, str], Failover | None] = {}
 
     async def of(self, region: str) -> list[Failover] | None:
-        """A region's; None: they are not known."""
+        """A region's definitions; None: they are not known."""
         regions = self._runtime.regions
         async with self._reading:
             if region not in self._known:
@@ -46,38 +46,38 @@ class RegionDefinitions:
                 try:
                     if regions is not None:
                         self._known[region] = await regions.tables.ask(lambda store: _read(store, region))
-                except Exception as error:  # noqa: BLE001 - then it is not known
-                    log.info("another region's definitions cannot be read", region=region, error=repr(error))
+                except Exception as error:  # noqa: BLE001 - the check then says so
+                    log.info("cannot read another region's definitions", region=region, error=repr(error))
             return self._known[region]
 
     async def same_regions(self, workload: Workload, region: str) -> Check:
-        """Compares the definitions that govern the workload's topic, here and in a region."""
+        """Compares the definitions that govern the workload's topic, here and in `region`."""
         known = await self.of(region)
         if known is None:
-            return Check(name=NAME, level="ok", detail=f"region {region}'s definitions are not known here")
+            return Check(name=NAME, level="ok", detail=f"region {region}'s definitions are unknown here")
         topic, at = workload.metadata.topic, (region, workload.metadata.topic)
         if at not in self._governing:
             self._governing[at] = governing(known, topic)
         theirs, ours = self._governing[at], self._runtime.failover.derived_routes.governing(topic)
-        if theirs is None:  # it can give the workload to nobody but the `primary`
-            detail = f"region {region} has no Failover definition of topic {topic}: it could not take it back"
+        if theirs is None:  # it can give the workload to the `primary` only
+            detail = f"region {region} has no Failover definition of topic {topic}: it cannot take it back"
             return Check(name=NAME, level="warn", detail=detail, remedy=SAME_FILE)
         mine = () if ours is None else ours.regions
         if set(theirs.regions) != set(mine):
             detail = (
                 f"region {region} shares topic {topic} between {', '.join(sorted(theirs.regions))} "
-                f"({theirs.name}), this one between {', '.join(sorted(mine)) or 'nobody'}: two regions could "
-                "come to have one epoch"
+                f"({theirs.name}), this one between {', '.join(sorted(mine)) or 'no regions'}: two regions "
+                "could then issue the same epoch"
             )
             return Check(name=NAME, level="blocked", detail=detail, remedy=SAME_FILE)
         if theirs != ours:
-            detail = f"region {region} has another Failover definition of topic {topic} ({theirs.name})"
+            detail = f"the Failover definition of topic {topic} in region {region} differs ({theirs.name})"
             return Check(name=NAME, level="warn", detail=detail, remedy=SAME_FILE)
-        return Check(name=NAME, level="ok", detail=f"shared between the same ones as in region {region}")
+        return Check(name=NAME, level="ok", detail=f"shared between the same regions as in region {region}")
 
 
 def _read(store: RegionStore, region: str) -> list[Failover] | None:
-    """None: the copy of its control log was never read to its end."""
+    """None: the copy of the region's control log is incomplete, or a definition in it is invalid."""
     origin = store.origin(ROUTES, region)
     if origin is None or not origin.complete or not origin.cluster:
         return None
@@ -88,7 +88,7 @@ def _read(store: RegionStore, region: str) -> list[Failover] | None:
             if isinstance(put, FailoverPut):
                 found.append(FailoverDefinition.from_wire(put.definition).failover())
         except ValueError as error:
-            log.error("a region's failover definition cannot be read", region=region, key=key,
+            log.error("cannot read a region's failover definition", region=region, key=key,
                       error=str(error))  # fmt: skip
             return None
     return found

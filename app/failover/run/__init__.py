@@ -1,1 +1,1 @@
-"""Roles kept, other regions heard, derived routes, failovers carried out."""
+"""A region's part in failovers: derived routes, roles, reports of other regions, and failover runs."""

@@ -1,12 +1,10 @@
-"""Failover definitions as they stand in the control log, and what follows from them here: which routes this
-region runs, and between which regions a workload moves.
+"""Keeps the routes that follow from failover definitions, and says between which regions a workload moves.
 
 Rules
-1. The routes that follow are ordinary routes in the control log, marked with who made them. The leader keeps
-   them in step: writes what is missing or differs, deletes what follows no more.
-2. What cannot be known now (a definition that cannot be read, a cluster not configured here) changes and
-   deletes nothing.
-3. A route that somebody defined under the same name stands in the way, and is told; it is never overwritten.
+1. Derived routes are ordinary routes in the control log, with the definition that made them. The leader
+   writes missing and changed routes, and deletes those that no longer follow from a definition.
+2. A definition that cannot be read, or a cluster that is not configured here, changes and deletes nothing.
+3. A user's own route of the same name is never overwritten. The leader reports an incident.
 """
 
 from __future__ import annotations
@@ -33,34 +31,34 @@ DERIVED_ROUTES_INCIDENT = "failover-trouble"
 
 
 class ReadableFailover(NamedTuple):
-    """A definition that can be read."""
+    """A definition that could be read."""
 
     definition: FailoverDefinition
     failover: Failover
 
 
 class DerivedDefinitions(NamedTuple):
-    """What follows from a set of definitions."""
+    """The routes that follow from a set of definitions."""
 
-    routes: Mapping[str, tuple[RouteDefinition, str]]  # with the definition that makes it, by name
-    unknown: Mapping[str, tuple[str, str]]  # with the definition, and why
+    routes: Mapping[str, tuple[RouteDefinition, str]]  # name -> the route, and the definition that makes it
+    unknown: Mapping[str, tuple[str, str]]  # name -> the definition that makes it, and why it is unknown
 
 
 class DerivedRoutes:
-    """See the module. Without a `layout`, of a worker that knows of no regions, nothing follows."""
+    """The derived routes of a region. Without a `layout` the worker knows no regions, and there are none."""
 
     def __init__(self, control: ControlLog, layout: Layout | None, report_incident: ReportIncident) -> None:
         self.layout = layout
         self._control = control
         self._report_incident = report_incident
-        self._parsed = DefinitionCache(lambda: control.view.failovers, _parsed, self._unread)
+        self._parsed = DefinitionCache(lambda: control.view.failovers, _parsed, self._report_unreadable)
         self._stamp: tuple[tuple[str, str], ...] = ()
         self._following = DerivedDefinitions({}, {})
         self._governing: dict[str, Failover | None] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def all(self) -> dict[str, ReadableFailover]:
-        """Those that can be read, by key."""
+        """The definitions that can be read, by key."""
         keys = sorted(self._control.view.failovers)
         return {key: known for key in keys if (known := self._parsed.get(key)) is not None}
 
@@ -72,12 +70,12 @@ class DerivedRoutes:
         return self._governing[topic]
 
     def regions_of(self, workload: Workload) -> tuple[str, ...]:
-        """The regions that the workload may be active in, in order of priority; () when nothing says so."""
+        """The regions in which the workload may be active, in order of priority; (): none."""
         failover = self.governing(workload.metadata.topic)
         return () if failover is None else failover.regions
 
     def others(self) -> set[str]:
-        """The other regions that any definition joins with this one."""
+        """The other regions that share topics with this one."""
         own = "" if self.layout is None else self.layout.own
         joined = [known.failover.regions for known in self.all().values() if own in known.failover.regions]
         return {region for regions in joined for region in regions if region != own}
@@ -88,7 +86,7 @@ class DerivedRoutes:
         return self._following
 
     def _refresh(self) -> None:
-        """What follows is worked out anew when a definition has changed."""
+        """Derives the routes again when a definition has changed."""
         stamp = tuple(sorted((key, put.etag) for key, put in self._control.view.failovers.items()))
         if stamp == self._stamp:
             return
@@ -104,8 +102,10 @@ class DerivedRoutes:
         self._following = DerivedDefinitions(routes, derived.unknown)
 
     def conflicts(self, wanted: FailoverDefinition, by_hand: Sequence[Route]) -> list[str]:
-        """Why the definition cannot be in force beside the others and the routes that somebody defined; takes
-        a moment, and may be asked in a thread."""
+        """Why the definition cannot stand beside the others and the users' own routes.
+
+        This is slow, and may run in a thread.
+        """
         if self.layout is None:
             return []
         others = [known.failover for key, known in self.all().items() if key != wanted.key]
@@ -115,7 +115,7 @@ class DerivedRoutes:
         mine = {name for name, route in derived.items() if route.made_by == wanted.name} - before
         taken = sorted(mine & {route.name for route in by_hand})
         if taken:
-            return [f"its route {taken[0]} is defined already; delete that one, or rename the definition"]
+            return [f"its route {taken[0]} is defined already; delete that route, or rename the definition"]
         routes = [*by_hand, *(route.route() for route in derived.values())]
         found = [f"{name}: {what}; {remedy}" for what, remedy, name in route_conflicts(routes, mine)]
         known = set(map(str, folded_copies([*by_hand, *(made.route() for made, _ in stand.values())])))
@@ -126,17 +126,17 @@ class DerivedRoutes:
         ]
 
     def steps(self) -> list[AnyControlEvent]:
-        """What is to be written for the routes to be as they should (rules 1 to 3)."""
+        """The events that the leader has to write so that the routes are right (rules 1 to 3)."""
         if self.layout is None:
             return []
         following, view, at_ms = self.derived_definitions(), self._control.view, now_ms()
         events: list[AnyControlEvent] = []
-        told: set[tuple[str, str]] = set()
+        incidents: set[tuple[str, str]] = set()
         for name, (definition, maker) in following.routes.items():
             stands, etag = view.routes.get(name), definition.etag()
             if stands is not None and not stands.made_by:
-                told.add((maker, f"its route {name} cannot be made: somebody defined one of this name; "
-                          "delete that one, or rename the failover definition"))  # fmt: skip
+                incidents.add((maker, f"its route {name} cannot be made: somebody defined a route so named; "
+                          "delete that route, or rename the failover definition"))  # fmt: skip
             elif stands is None or (stands.etag, stands.made_by) != (etag, maker):
                 put = RoutePut(
                     at_ms=at_ms, key=name, definition=definition.to_wire(), etag=etag, actor=actor(maker),
@@ -144,34 +144,34 @@ class DerivedRoutes:
                 )  # fmt: skip
                 events.append(view.replacing(put, uuid4().hex))
         for name, (maker, why) in following.unknown.items():
-            told.add((maker, f"its route {name} cannot be made: {why}"))
+            incidents.add((maker, f"its route {name} cannot be made: {why}"))
         for name, put in list(view.routes.items()):
             if not put.made_by or name in following.routes or name in following.unknown:
                 continue
             if f"{PREFIX}{put.made_by}" in view.failovers and put.made_by not in self._readable():
                 continue  # rule 2
-            events += self._ended(name, put, at_ms)
-        for maker, why in sorted(told - self._told):
+            events += self._deleted(name, put, at_ms)
+        for maker, why in sorted(incidents - self._reported):
             message, _, remedy = why.rpartition("; ")
             self._report_incident(DERIVED_ROUTES_INCIDENT, maker, message, remedy)
-        self._told = told
+        self._reported = incidents
         return events
 
-    def _ended(self, name: str, put: RoutePut, at_ms: int) -> Iterator[AnyControlEvent]:
+    def _deleted(self, name: str, put: RoutePut, at_ms: int) -> Iterator[AnyControlEvent]:
         by = actor(put.made_by)
         yield RouteDeleted(at_ms=at_ms, key=name, actor=by, expected=put.etag)
-        if name in self._control.view.paused:  # a pause must not come back with the next definition
+        if name in self._control.view.paused:  # else the next route of this name begins paused
             yield Paused(at_ms=at_ms, key=name, partition=ALL, paused=False, actor=by)
 
     def _readable(self) -> set[str]:
         return {known.failover.name for known in self.all().values()}
 
-    def _unread(self, key: str, why: str) -> None:
+    def _report_unreadable(self, key: str, why: str) -> None:
         self._report_incident(DERIVED_ROUTES_INCIDENT, key.removeprefix(PREFIX), why, "deploy it again")
 
 
 def actor(maker: str) -> str:
-    """Who writes a derived route, for the activity page."""
+    """The author of a derived route, on the activity page."""
     return f"made by failover definition {maker}"
 
 
@@ -188,8 +188,8 @@ def _derived(failovers: Iterable[Failover], layout: Layout) -> Derivation:
 
 
 def _parsed(key: str, definition: Mapping[str, Any]) -> ReadableFailover:
-    """Raises ValueError: it is another one's, or cannot be understood."""
+    """Raises ValueError: it belongs to another key, or cannot be parsed."""
     found = FailoverDefinition.from_wire(definition)
     if found.key != key:
-        raise ValueError(f"it is of {found.key!r}, and stands under {key!r}")
+        raise ValueError(f"the definition of {found.key!r} is stored under {key!r}")
     return ReadableFailover(found, found.failover())

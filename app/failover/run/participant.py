@@ -1,7 +1,7 @@
-"""A region's part in failing over: definitions, roles, and what is heard of other regions, joined.
+"""A region's part in failovers: joins derived routes, roles, failover runs, and the reports of other regions.
 
-The leader makes a `step` with each of its rounds. Everybody asks `keeper` what runs here, and what receivers
-are told; `runs` move roles as somebody has planned it.
+Every worker reads from `keeper` what runs here and which role receivers learn. The leader also calls `step`
+in each of its rounds, and `runs` moves roles as planned.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ from app.worker.jobs.start_position import ReportIncident
 
 
 class FailoverParticipant(Service):
-    """See the module. `leads`: whether this worker does; `on_news`: makes a round of the leader's soon;
-    `presence`, `live`: see `RoleKeeper`."""
+    """Joins the parts, and writes their events.
+
+    Args:
+        leads: whether this worker is the leader.
+        on_news: starts a round of the leader soon.
+        presence, live: as for `RoleKeeper`.
+    """
 
     def __init__(
         self,
@@ -69,20 +74,25 @@ class FailoverParticipant(Service):
         await self.runs.stop()
 
     async def step(self) -> None:
-        """The leader's: writes what is to be written. Raises KafkaError, TimeoutError."""
+        """The leader's step: appends the events that are due. Raises KafkaError, TimeoutError."""
         now_s = time.monotonic()
         events = [*self.derived_routes.steps(), *self.keeper.steps(now_s), *self.runs.steps(now_s)]
         if events:
             await self._control.append(*events)
         if any(isinstance(event, RolePut) for event in events):
-            self.on_news()  # jobs come or go with the next round, and that is at once
+            self.on_news()  # the next round places or stops jobs, so it begins at once
 
     def last_pulse_ms(self) -> dict[str, int]:
-        """Region -> when a pulse of it came here last, by this worker's clock. The leader knows it by itself,
-        the others by what it wrote: if its clock is ahead of theirs, it is at least what it was then."""
+        """Region -> when its last pulse arrived here, by this worker's clock.
+
+        The leader measures it. Other workers compute it from the leader's last pulse. If the leader's clock
+        is ahead of theirs, they report at least the age at that pulse.
+        """
         at_ms, own = now_ms(), self._control.view.pulses.get(self.keeper.own)
-        told = {} if own is None else own.heard
-        heard = {region: min(ms, at_ms - (own.at_ms - ms)) for region, ms in told.items() if own is not None}
+        pulses = {} if own is None else own.heard
+        heard = {
+            region: min(ms, at_ms - (own.at_ms - ms)) for region, ms in pulses.items() if own is not None
+        }
         for region in self.bridge.pulses:
             if (age_s := self.bridge.age_s(region)) is not None:
                 heard[region] = at_ms - round(age_s * 1000)

@@ -1,20 +1,19 @@
-"""What other regions' control logs say of roles and pulses: read in their copies, which routes keep in this
-region's control cluster under the same names.
+"""Reads the roles and pulses of other regions, in the copies of their control logs.
 
     west-regional                      east-regional
     switchyard-west-control --route--> switchyard-west-control --Bridge--> what the leader writes into
                                                                            switchyard-east-control
 
 Rules
-1. The leader follows them, from the beginning of each copy: what its predecessor had read or written does not
-   matter, since what is known is a maximum (`app.controllog.roles`), and only what says more is written.
-2. A record that is no event, or no event of roles, is passed over and told once. What is kept is bounded.
-3. Nothing here is needed for anything that runs: a copy that is away or behind only makes this region hear
-   later.
-4. The last pulse in a copy counts, whatever its time: the next leader's clock may be behind. How long ago it
-   was heard is counted from when it came here, by this worker's clock. One that was in the copy before it was
-   first read to its end was not heard by us: it is as old as it says, and if that is less than `UNHEARD_S`,
-   it is not known whether its region lives.
+1. The leader reads each copy from its beginning. It needs nothing from its predecessor: the state is a
+   maximum (`app.controllog.roles`), and the leader writes only what advances it.
+2. A record that is no event is skipped, and reported once a region. So is a role that is too long, or of an
+   impossible epoch, or beyond `MAX_WORKLOADS`.
+3. Jobs that run do not need this. When a copy is away or late, this region learns later.
+4. The last pulse of a copy counts, whatever its time, because the next leader's clock may be behind. Its age
+   is measured from its arrival, by this worker's clock. A pulse that was in the copy when it was first read
+   did not arrive, so its own time counts. If that is less than `UNHEARD_S` ago, it is unknown whether its
+   region lives.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ from app.worker.jobs.start_position import ReportIncident
 log = structlog.get_logger(__name__)
 
 BRIDGE_POLL_INTERVAL_S = 1.0
-PREFIXES = (b"role/", b"role-released/", b"pulse/")  # of the record keys of what is read here
+PREFIXES = (b"role/", b"role-released/", b"pulse/")  # the record keys that matter here
 MAX_KEY_CHARS = 500  # group, slash, topic
 MAX_WORKLOADS = 100_000
 MAX_REGION_CHARS = 200
-UNHEARD_S = 15.0  # a region that is not heard for longer is taken for away
+UNHEARD_S = 15.0  # a region that is silent for longer counts as away
 
 
 class RegionBridge(Service):
-    """See the module.
+    """Reads other regions' control logs while this worker leads.
 
     Args:
-        wanted: the other regions whose logs are to be read now; none while this worker does not lead.
+        wanted: the other regions to read; empty while this worker does not lead.
         clock: monotonic seconds.
 
     Attributes:
-        roles: the maximum of all that was read.
+        roles: the maximum of all roles that were read.
         pulses: region -> the last pulse in its copy.
     """
 
@@ -72,7 +71,7 @@ class RegionBridge(Service):
         super().__init__()
         self.roles = Roles()
         self.pulses: dict[str, RegionPulse] = {}
-        self._came_s: dict[str, float] = {}  # when a pulse of a region came here last
+        self._arrived_s: dict[str, float] = {}  # region -> when its last pulse arrived
         self._client = client
         self._options = kafka_options
         self._wanted = wanted
@@ -81,21 +80,23 @@ class RegionBridge(Service):
         self._clock = clock
         self._tails: dict[str, TopicTail] = {}
         self._keys: set[str] = set()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def has_answered(self, region: str, own: str, name: str) -> bool:
-        """Whether `region` has said that it heard a pulse of region `own` by the leader of that name: then
-        all that it knew when that one took the name has come here. No clock is looked at."""
+        """Whether `region` has heard a pulse that this region's leader wrote under `name`.
+
+        Then all that it knew when the leader took that name has arrived here. No clock counts.
+        """
         pulse = self.pulses.get(region)
         return pulse is not None and pulse.answers.get(own) == name
 
     def age_s(self, region: str) -> float | None:
-        """How long ago a pulse of the region was heard; None: none was, or that is not known (rule 4)."""
-        if region in self._came_s:
-            return self._clock() - self._came_s[region]
+        """How long ago the region's last pulse arrived; None: none did, or it is unknown (rule 4)."""
+        if region in self._arrived_s:
+            return self._clock() - self._arrived_s[region]
         pulse = self.pulses.get(region)
-        told_s = 0.0 if pulse is None else (now_ms() - pulse.at_ms) / 1000
-        return told_s if told_s > UNHEARD_S else None
+        age_s = 0.0 if pulse is None else (now_ms() - pulse.at_ms) / 1000
+        return age_s if age_s > UNHEARD_S else None
 
     @Service.task
     async def _poll_for_ever(self) -> None:
@@ -103,9 +104,11 @@ class RegionBridge(Service):
             try:
                 await self._poll()
             except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
-                log.warning("copies of other regions' control logs are looked for again", error=repr(error))
+                log.warning(
+                    "cannot look for copies of other regions' control logs, retrying", error=repr(error)
+                )
             except Exception:
-                log.exception("following other regions' control logs failed and is tried again")
+                log.exception("reading other regions' control logs failed, retrying")
             await self.sleep(BRIDGE_POLL_INTERVAL_S)
 
     async def _poll(self) -> None:
@@ -115,9 +118,9 @@ class RegionBridge(Service):
                 self._tails.pop(region).stop(), TAIL_STOP_TIMEOUT_S, f"reader of {region}'s control log"
             )
         if not wanted:
-            # Who leads next begins anew: what this worker knew may be old by then.
-            self.roles, self.pulses, self._keys, self._told = Roles(), {}, set(), set()
-            self._came_s = {}
+            # When this worker leads again, what it knows now may be old.
+            self.roles, self.pulses, self._keys, self._reported = Roles(), {}, set(), set()
+            self._arrived_s = {}
         for region in sorted(wanted - self._tails.keys()):
             topic = ControlTopics(region).control.name
             if await self._client.partitions(topic) is not None:
@@ -136,8 +139,10 @@ class RegionBridge(Service):
         self.accept(region, records, old=tail is not None and not tail.caught_up.is_set())
 
     def accept(self, region: str, records: list[Any], *, old: bool = False) -> None:
-        """Records of the copy of `region`'s control log; `old`: they were there when it was first read. Never
-        raises."""
+        """Reads records of the copy of `region`'s control log. Never raises.
+
+        `old`: the records were there when the copy was first read.
+        """
         news = False
         for record in records:
             if record.value is None or not (record.key or b"").startswith(PREFIXES):
@@ -148,7 +153,7 @@ class RegionBridge(Service):
                 self._report(region, f"offset {record.offset}: {error}")
                 continue
             if isinstance(event, RegionPulse):
-                self._pulse(region, event, old=old)  # nobody waits for it: no news
+                self._pulse(region, event, old=old)  # no round of the leader waits for a pulse
             elif isinstance(event, RolePut | RoleReleased):
                 news |= self._role(region, event)
         if news:
@@ -158,12 +163,12 @@ class RegionBridge(Service):
         if event.region == region:
             self.pulses[region] = event
             if not old:
-                self._came_s[region] = self._clock()
+                self._arrived_s[region] = self._clock()
 
     def _role(self, region: str, event: RoleEvent) -> bool:
         is_too_long = len(event.key) > MAX_KEY_CHARS or len(event.region) > MAX_REGION_CHARS
         if is_too_long or self.roles.is_jump(event):
-            self._report(region, f"a role of {event.key[:100]!r} under epoch {event.epoch} cannot be")
+            self._report(region, f"a role of {event.key[:100]!r} under epoch {event.epoch} is impossible")
             return False
         if event.key not in self._keys:
             if len(self._keys) >= MAX_WORKLOADS:
@@ -173,9 +178,9 @@ class RegionBridge(Service):
         return self.roles.put(event) if isinstance(event, RolePut) else self.roles.release(event)
 
     def _report(self, region: str, what: str) -> None:
-        if region not in self._told:
-            self._told.add(region)
+        if region not in self._reported:
+            self._reported.add(region)
             self._report_incident(
                 "bridge-trouble", region, f"in the copy of region {region}'s control log: {what}",
-                "it is passed over; see who else writes to that topic",
+                "the worker skips it; find out what else writes to that topic",
             )  # fmt: skip

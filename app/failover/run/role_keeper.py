@@ -1,19 +1,21 @@
-"""Keeps the roles of workloads with a mode, as the leader: the first one, those that other regions decided,
-and what this region has let go. The rules of roles: `app.controllog.roles`.
+"""Keeps the roles of workloads with a mode: first roles, other regions' decisions, and releases.
+
+`app.controllog.roles` has the rules of roles. `steps` is the leader's; the other methods are for every
+worker.
 
 Rules
-1. What another region's log says is written here when it says more than this region's own log.
-2. A workload without a role gets the first one. One that would be this region's own, be it that a log of
-   long ago says so, waits until the other regions have answered (they may know better, when this region comes
-   back with nothing), or nothing came from them for `UNHEARD_S`; in all no longer than
-   `MAX_WAIT_FOR_REGIONS_S`.
-3. A region that another one's epoch has replaced lets go: of an active-passive workload once nobody here has
-   a job of it, of an active-active one once every worker has read so (those that have not do not act:
-   `app.worker.members.membership`).
-4. A region that shares topics with others says every `PULSE_INTERVAL_S` that it lives, and at once when
-   somebody is new. One whose leader does not know that it went on without a break
-   (`app.failover.run.presence`) says so, and acts by no role of its own until the others have answered it, or
-   for as long as rule 2 waits: they may have taken it over meanwhile.
+1. The leader writes what another region's log says into this region's log, when it says more.
+2. A workload without a role gets its first role. Other regions may know better when this region returns
+   without its log. So a first role that would make this region active waits until the others have answered,
+   or have been silent for `UNHEARD_S`; at most `MAX_WAIT_FOR_REGIONS_S`. This holds also for a role from
+   another region's old log.
+3. When another region has a higher epoch, this region releases the workload. For an active-passive workload
+   no worker here may have a job of it any more. For an active-active one every worker must have read the new
+   role: a worker that has not does not act (`app.worker.members.membership`).
+4. A region that shares topics writes a pulse every `PULSE_INTERVAL_S`, and at once when a worker is new. If
+   its leader does not know that it ran without a break (`app.failover.run.presence`), the pulse says that the
+   region has just returned. Other regions may have taken its roles meanwhile. So it acts by no role until the
+   others have answered, or for as long as rule 2 waits.
 """
 
 from __future__ import annotations
@@ -36,15 +38,16 @@ from app.worker.jobs.start_position import ReportIncident
 
 MAX_WAIT_FOR_REGIONS_S = 120.0
 PULSE_INTERVAL_S = 2.0
-READ_BY_ALL_S = 5.0  # above the lease and a heartbeat: by then whoever acts has read what was written before
+READ_BY_ALL_S = 5.0  # above a lease and a heartbeat: by then each acting worker has read an older event
 
 
 class RoleKeeper:
-    """See the module. `steps` is of use on the leader.
+    """The roles of one region.
 
     Args:
-        presence: this worker's. live: the names of those that live in this region.
-        clock_ms: the wall clock; nothing is decided by it.
+        presence: this worker's.
+        live: the names of the workers that live in this region.
+        clock_ms: the wall clock of events; it decides nothing.
     """
 
     def __init__(
@@ -64,24 +67,26 @@ class RoleKeeper:
         self._presence = presence
         self._live = live
         self._clock_ms = clock_ms
-        self._asks = "", 0.0  # the name under which it asks the others as one that has returned, since when
+        self._returned_as = "", 0.0  # the name under which the region asks as returned, and since when
         self._named: set[str] = set()
         self._bridge = bridge
         self._workload = workload
         self._report_incident = report_incident
-        self._since_s: dict[str, float] = {}  # when a workload was first seen without a role
-        self._replaced_s: dict[str, tuple[int, float]] = {}  # epoch, and when it was first seen
-        self._came: dict[str, tuple[RegionPulse, float]] = {}  # the last of a region, and when it was seen
+        self._since_s: dict[str, float] = {}  # workload -> when it was first seen without a role
+        self._replaced_s: dict[str, tuple[int, float]] = {}  # workload -> epoch, and when it was first seen
+        self._last_pulses: dict[
+            str, tuple[RegionPulse, float]
+        ] = {}  # region -> its last pulse, and when it was seen
         self._pulse_s = float("-inf")
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     @property
     def own(self) -> str:
-        """This region."""
+        """This region; "": the worker knows no regions."""
         return "" if self._derived_routes.layout is None else self._derived_routes.layout.own
 
     def moded(self) -> Iterator[Workload]:
-        """Every workload with a mode that can be read."""
+        """Every workload with a mode whose definition can be read."""
         for key in list(self._control.view.workloads):
             workload = self._workload(key)
             if workload is not None and workload.spec.mode is not None:
@@ -90,7 +95,7 @@ class RoleKeeper:
     # -- the leader's ----------------------------------------------------------------------------
 
     def steps(self, now_s: float) -> list[AnyControlEvent]:
-        """What the leader has to write now."""
+        """The events that the leader has to write now."""
         if not self.own:
             return []
         events: list[AnyControlEvent] = []
@@ -102,33 +107,33 @@ class RoleKeeper:
         busy: Collection[str] | None = None
         for workload in moded:
             key, role = workload.key, view.roles.of(workload.key)
-            told = self._bridge.roles.of(key)
-            if told is not None and is_higher(told, role):
-                if role is not None or not self._is_premature(workload, told.region, now_s):
-                    events.append(told)
+            heard = self._bridge.roles.of(key)
+            if heard is not None and is_higher(heard, role):
+                if role is not None or not self._is_premature(workload, heard.region, now_s):
+                    events.append(heard)
                 continue
             events += self._released_in_other_regions(key)
             if role is None:
-                events += self._first(workload, now_s)
+                events += self._first_role(workload, now_s)
             elif role.region != self.own and not view.roles.has_released(key, self.own):
                 if busy is None:
                     busy = {name_of(job) for job, held in view.assignments.items() if held.worker}
-                events += self._let_go(workload, role, key in busy, now_s)
+                events += self._released(workload, role, key in busy, now_s)
         others = self._derived_routes.others()
         live = {self._presence.name, *self._live()}
         if others and (now_s - self._pulse_s >= PULSE_INTERVAL_S or not live <= self._named):
             self._pulse_s, self._named = now_s, live
-            events.append(self._pulse(others, now_s))  # behind the roles that were heard
+            events.append(self._pulse(others, now_s))  # after the roles, because it answers the other regions
         return events
 
     def _pulse(self, others: Collection[str], now_s: float) -> RegionPulse:
-        """Rule 4."""
+        """The pulse of rule 4."""
         at_ms, name, pulses = self._clock_ms(), self._presence.name, self._bridge.pulses
         last, returned_ms = self._control.view.pulses.get(self.own), 0
         if last is not None and not self._presence.knows(last):
-            if self._asks[0] != name:
-                self._asks = name, now_s
-            if self._waits_for_other_regions(others, self._asks[1], now_s):
+            if self._returned_as[0] != name:
+                self._returned_as = name, now_s
+            if self._waits_for_other_regions(others, self._returned_as[1], now_s):
                 returned_ms = last.returned_ms or at_ms
         ages = {region: self._bridge.age_s(region) for region in others}
         return RegionPulse(
@@ -143,15 +148,15 @@ class RoleKeeper:
             if region != self.own and (region not in known or known[region].epoch < event.epoch):
                 yield event
 
-    def _first(self, workload: Workload, now_s: float) -> Iterator[RolePut]:
+    def _first_role(self, workload: Workload, now_s: float) -> Iterator[RolePut]:
         key, regions = workload.key, self._derived_routes.regions_of(workload)
         try:
             region, epoch = initial(workload.spec.primary, regions)
         except LookupError as error:
             message, _, remedy = str(error).rpartition("; ")
-            if (key, message) not in self._told:
-                self._told.add((key, message))
-                self._report_incident("role-unknown", key, f"it is active nowhere: {message}", remedy)
+            if (key, message) not in self._reported:
+                self._reported.add((key, message))
+                self._report_incident("role-unknown", key, f"no region is active for it: {message}", remedy)
             return
         if self._is_premature(workload, region, now_s):
             return
@@ -161,8 +166,7 @@ class RoleKeeper:
         )  # fmt: skip
 
     def _is_premature(self, workload: Workload, first: str, now_s: float) -> bool:
-        """Whether the first role that is recorded here would make this region act, while another one may know
-        more of the workload and is going to be heard (rule 2)."""
+        """Whether a first role in region `first` has to wait (rule 2)."""
         since_s = self._since_s.setdefault(workload.key, now_s)
         if first != self.own:
             return False
@@ -170,20 +174,20 @@ class RoleKeeper:
         return self._waits_for_other_regions(others, since_s, now_s)
 
     def _waits_for_other_regions(self, others: Collection[str], since_s: float, now_s: float) -> bool:
-        """Whether another region has not answered yet, and is going to be heard."""
+        """Whether another region has not answered yet, and may still do so."""
         name = self._presence.name
         for region in others:
             if self._bridge.has_answered(region, self.own, name) or now_s - since_s >= MAX_WAIT_FOR_REGIONS_S:
                 continue
             pulse = self._bridge.pulses.get(region)
-            last, came_s = self._came.get(region, (None, since_s))
+            last, arrived_s = self._last_pulses.get(region, (None, since_s))
             if pulse is not None and pulse is not last:
-                self._came[region], came_s = (pulse, now_s), now_s
-            if now_s - max(since_s, came_s) < UNHEARD_S:
+                self._last_pulses[region], arrived_s = (pulse, now_s), now_s
+            if now_s - max(since_s, arrived_s) < UNHEARD_S:
                 return True
         return False
 
-    def _let_go(
+    def _released(
         self, workload: Workload, role: RolePut, is_busy: bool, now_s: float
     ) -> Iterator[RoleReleased]:
         key = workload.key
@@ -197,7 +201,7 @@ class RoleKeeper:
     # -- everybody's -----------------------------------------------------------------------------
 
     def runs_here(self, workload: Workload) -> bool | None:
-        """Whether this region has jobs of the workload; None: that is not known yet."""
+        """Whether this region runs jobs of the workload; None: that is not known yet."""
         if workload.spec.mode != ACTIVE_PASSIVE or not self.own:
             return True
         roles = self._control.view.roles
@@ -206,15 +210,17 @@ class RoleKeeper:
         return roles.is_active(workload.key, self.own) and not self.has_just_returned()
 
     def has_just_returned(self) -> bool:
-        """Whether this region lay still, and has not heard yet what others decided meanwhile (rule 4)."""
+        """Whether the region lay still, and has not read yet what others decided meanwhile (rule 4)."""
         last = self._control.view.pulses.get(self.own)
         if last is None or not self._derived_routes.others():
             return False
         return not self._presence.knows(last) or last.returned_ms > 0
 
     def passive(self) -> list[PassiveWorkload]:
-        """Workloads that this region has let go of, or never had: their positions follow those of the region
-        that consumes, or did until the role began to move."""
+        """The workloads that this region has released, or never ran.
+
+        Their positions here follow the active region, also while the role is moving.
+        """
         layout, roles, found = self._derived_routes.layout, self._control.view.roles, []
         if layout is None:
             return []
@@ -235,18 +241,18 @@ class RoleKeeper:
         return found
 
     def doubt(self, workload: Workload) -> str:
-        """Why nobody would be active for the workload, and what to do; "" when somebody will, or is."""
+        """Why no region would be active for the workload, with a remedy; "": one will be, or is."""
         roles = self._control.view.roles
         if workload.spec.mode is None or not self.own or roles.of(workload.key) is not None:
             return ""
         try:
             initial(workload.spec.primary, self._derived_routes.regions_of(workload))
         except LookupError as error:
-            return f"it will be active nowhere: {error}"
+            return f"no region will be active for it: {error}"
         return ""
 
     def sender_role(self, workload: Workload) -> SenderRole | None:
-        """What receivers of the workload are told; None: it has no mode."""
+        """The role that receivers learn with each call; None: the workload has no mode."""
         if workload.spec.mode is None or not self.own:
             return None
         role = self._control.view.roles.of(workload.key)
@@ -255,7 +261,7 @@ class RoleKeeper:
         return SenderRole(self.own, is_primary, 0 if role is None else role.epoch)
 
     def highest(self, key: str) -> RolePut | None:
-        """Also what has come here, and is not written yet."""
+        """The workload's highest role, also one that has arrived and is not written here yet."""
         known = Roles()
         for roles in (self._control.view.roles, self._bridge.roles):
             if (role := roles.of(key)) is not None:

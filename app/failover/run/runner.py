@@ -1,13 +1,13 @@
-"""Carries failover runs out, as the leader of the region that they lead to (`app.controllog.failover_run`).
+"""Carries out failover runs, as the leader of the region that they lead to (`app.controllog.failover_run`).
 
 Rules
-1. What a run waits for is told as an incident once that takes `STUCK_AFTER_S`, with what can be done.
-2. The last positions of an active-passive workload are waited for as long as they come nearer, until they
-   have stood still for `POSITIONS_STALL_TIMEOUT_S`, or for `MOST_S`: nobody delivers meanwhile. Then it goes
-   on, and says so with the run and the role: what they do not tell is delivered again. Who will not wait has
-   it go on by force.
-3. A region that lay still itself and has not heard the others yet carries nothing out, and says so.
-4. Plans that expired and runs that ended long ago leave the control log.
+1. The leader reports an incident when a run has waited for the same thing for `STUCK_AFTER_S`. Its remedy
+   says what to do.
+2. An active-passive workload waits for its last positions, because without them messages are delivered again.
+   It waits until they have stood still for `POSITIONS_STALL_TIMEOUT_S`, and at most `MOST_S`: no region
+   delivers meanwhile. Then it continues, and the run and the role say so. A forced run does not wait.
+3. A region that lay still and has not heard the others yet carries out nothing, and says so.
+4. Expired plans, and runs that ended long ago, leave the control log.
 """
 
 from __future__ import annotations
@@ -44,30 +44,33 @@ from app.worker.jobs.start_position import ReportIncident
 log = structlog.get_logger(__name__)
 
 STUCK_AFTER_S = 20.0
-# with positions that stand still: a route that begins anew on a busy machine takes as long
+# for positions that stand still: a route may take this long to restart on a busy machine
 POSITIONS_STALL_TIMEOUT_S = 30.0
-MOST_S = 120.0  # with all that come
+MOST_S = 120.0  # for positions that advance
 ARRIVAL_POLL_INTERVAL_S = 0.2
-REDELIVERY_NOTE = "what they do not tell is delivered again"
+REDELIVERY_NOTE = "messages that they would have skipped are delivered again"
 STUCK_INCIDENT = "failover-stuck"
 UNWRITTEN = (
-    "it goes on by itself once there is a leader whose rounds succeed: see that workers live (worker list), "
-    "and what the log of the leader says"
+    "it continues once the region has a leader whose rounds succeed; check that workers live (worker list), "
+    "and read the leader's log"
 )
 RETURNED = (
-    f"it goes on by itself once they have answered, after {MAX_WAIT_FOR_REGIONS_S:.0f} s at the "
-    "latest (failover status)"
+    f"it continues once they have answered, at the latest after {MAX_WAIT_FOR_REGIONS_S:.0f} s "
+    "(failover status)"
 )
 
-# Of workloads, each with the region that had it: what is missing here of its last positions.
+# Workloads, each with its former region -> by key, the last positions that are missing here.
 Arrived = Callable[[list[tuple[Workload, str]]], Awaitable[Mapping[str, Missing]]]
 
 
 class FailoverRuns:
-    """See the module. `standings` is of use on every worker, `steps` on the leader.
+    """The runs of one region. `standings` is for every worker, `steps` for the leader.
 
-    Args: `on_news` makes a round of the leader's soon.
-    Attributes: `arrived`, set by whoever can find that out; without it positions are not waited for.
+    Args:
+        on_news: starts a round of the leader soon.
+
+    Attributes:
+        arrived: finds missing last positions; None: runs do not wait for positions.
     """
 
     def __init__(
@@ -87,23 +90,25 @@ class FailoverRuns:
         self._report_incident = report_incident
         self._on_news = on_news
         self._missing: dict[tuple[str, str], Missing] = {}  # by run and workload
-        self._since_s: dict[tuple[str, str], float] = {}  # since when they are waited for
-        self._nearest: dict[tuple[str, str], tuple[Missing, float]] = {}  # and when that was seen first
-        self._notes: dict[tuple[str, str], str] = {}  # what is said of those that were waited for in vain
+        self._since_s: dict[tuple[str, str], float] = {}  # since when the run waits for positions
+        self._nearest: dict[
+            tuple[str, str], tuple[Missing, float]
+        ] = {}  # the fewest, and when that was first seen
+        self._notes: dict[tuple[str, str], str] = {}  # for roles that became active without positions
         self._waiting_s: dict[tuple[str, str], tuple[str, float]] = {}
-        self._told: set[tuple[str, str, str]] = set()
-        self._look: asyncio.Task[None] | None = None
+        self._reported: set[tuple[str, str, str]] = set()
+        self._query: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
-        """Ends what is under way."""
-        if self._look is not None:
-            self._look.cancel()
-            await asyncio.wait([self._look])
+        """Cancels the query for positions."""
+        if self._query is not None:
+            self._query.cancel()
+            await asyncio.wait([self._query])
 
     # -- everybody's -----------------------------------------------------------------------------
 
     def standings(self, run: FailoverRun) -> list[WorkloadStanding]:
-        """How far each workload of a run is."""
+        """The standing of each workload of a run."""
         at_ms, returned = now_ms(), self._keeper.has_just_returned()
         found = [stand(run, one, self._known(run, one), at_ms) for one in run.workloads]
         return [
@@ -114,7 +119,7 @@ class FailoverRuns:
         ]
 
     def end_waits_for(self, run: FailoverRun, standings: Sequence[WorkloadStanding]) -> str:
-        """What the word that it has ended waits for; "" while it goes on, and once it stands."""
+        """The writer that a run's last record waits for; "": the run continues, or has ended."""
         if conclusion(run, standings, now_ms()) is None:
             return ""
         returned = self._keeper.has_just_returned()
@@ -141,16 +146,16 @@ class FailoverRuns:
     # -- the leader's ----------------------------------------------------------------------------
 
     def steps(self, now_s: float) -> list[AnyControlEvent]:
-        """What is to be written now."""
+        """The events that the leader has to write now."""
         view = self._control.view
         if not len(view.runs):
             return []
         returned = self._keeper.has_just_returned()
-        left = {role.plan for role in view.roles if role.state == MOVING}
+        moving = {role.plan for role in view.roles if role.state == MOVING}
         if not returned:
-            view.drop_soon(view.runs.outlived(now_ms(), left))
+            view.drop_soon(view.runs.outlived(now_ms(), moving))
         mine = [run for run in view.runs if run.to == self._keeper.own]
-        under_way = [run for run in mine if run.state == EXECUTING or run.id in left]
+        under_way = [run for run in mine if run.state == EXECUTING or run.id in moving]
         events: list[AnyControlEvent] = []
         awaited: list[tuple[FailoverRun, WorkloadStanding]] = []
         seen: set[tuple[str, str]] = set()
@@ -171,33 +176,33 @@ class FailoverRuns:
             if ended is not None:
                 log.info("a failover has ended", run=run.id, state=ended.state, result=ended.result)
                 events.append(ended)
-        self._keep(seen)
-        self._wait_for(awaited, now_s)
+        self._forget_ended(seen)
+        self._wait_for_positions(awaited, now_s)
         return events
 
-    def _keep(self, seen: set[tuple[str, str]]) -> None:
+    def _forget_ended(self, seen: set[tuple[str, str]]) -> None:
         for known in (self._missing, self._since_s, self._nearest, self._notes, self._waiting_s):
             for at in known.keys() - seen:
                 del known[at]
-        self._told = {told for told in self._told if told[:2] in seen}
+        self._reported = {reported for reported in self._reported if reported[:2] in seen}
 
     def _report_when_stuck(
         self, run: FailoverRun, key: str, waits_for: str, what_to_do: str, now_s: float
     ) -> None:
-        """`key` "": its end."""
+        """Reports a wait that takes long, once. `key`: the workload; "": the end of the run."""
         at = run.id, key
         what, since_s = self._waiting_s.get(at, ("", now_s))
         if what != waits_for:
             what, since_s = self._waiting_s[at] = waits_for, now_s
-        if not what or now_s - since_s < STUCK_AFTER_S or (*at, what) in self._told:
+        if not what or now_s - since_s < STUCK_AFTER_S or (*at, what) in self._reported:
             return
-        self._told.add((*at, what))
+        self._reported.add((*at, what))
         message = f"failover {run.id}{f' of {key}' * bool(key)} to {run.to} waits for {what}"
         self._report_incident(STUCK_INCIDENT, run.id, message, what_to_do)
 
     # -- last positions --------------------------------------------------------------------------
 
-    def _wait_for(self, awaited: list[tuple[FailoverRun, WorkloadStanding]], now_s: float) -> None:
+    def _wait_for_positions(self, awaited: list[tuple[FailoverRun, WorkloadStanding]], now_s: float) -> None:
         for run, one in awaited:
             at = run.id, one.key
             waited_s = now_s - self._since_s.setdefault(at, now_s)
@@ -207,67 +212,69 @@ class FailoverRuns:
                 _, since_s = self._nearest[at] = missing, now_s
             if missing.words and (now_s - since_s >= POSITIONS_STALL_TIMEOUT_S or waited_s >= MOST_S):
                 self._notes[at] = (
-                    f"it went on after {waited_s:.0f} s without {missing.words}: {REDELIVERY_NOTE}"
+                    f"it continued after {waited_s:.0f} s of waiting for {missing.words}: {REDELIVERY_NOTE}"
                 )
                 self._missing[at] = Missing()
-                log.warning("a failover goes on without last positions", run=run.id, workload=one.key,
+                log.warning("a failover continues without last positions", run=run.id, workload=one.key,
                             missing=missing.words, waited_s=round(waited_s, 1))  # fmt: skip
-        left = [(run, one.key) for run, one in awaited if self._missing.get((run.id, one.key), COMING).words]
-        if left and (self._look is None or self._look.done()):
-            self._look = asyncio.get_running_loop().create_task(self._find(left))
+        unarrived = [
+            (run, one.key) for run, one in awaited if self._missing.get((run.id, one.key), COMING).words
+        ]
+        if unarrived and (self._query is None or self._query.done()):
+            self._query = asyncio.get_running_loop().create_task(self._query_positions(unarrived))
 
-    async def _find(self, left: Sequence[tuple[FailoverRun, str]]) -> None:
-        """Looks once; the next round asks again."""
+    async def _query_positions(self, unarrived: Sequence[tuple[FailoverRun, str]]) -> None:
+        """Queries the missing positions once; the next round starts another query."""
         assert self.arrived is not None
         began_s = time.monotonic()
-        asked: dict[str, tuple[str, Workload, str]] = {}
-        for run, key in left:
+        queried: dict[str, tuple[str, Workload, str]] = {}
+        for run, key in unarrived:
             workload, role = self._workload(key), self._keeper.highest(key)
             if workload is not None and role is not None and role.previous == self._keeper.own:
-                self._missing[run.id, key] = Missing()  # it comes from here
+                self._missing[run.id, key] = Missing()  # the positions are this region's own
             elif workload is not None and role is not None:
-                asked[key] = run.id, workload, role.previous
+                queried[key] = run.id, workload, role.previous
         try:
-            found = await self.arrived([(workload, region) for _, workload, region in asked.values()])
-        except Exception as error:  # noqa: BLE001 - whatever it is, the patience ends
-            found = dict.fromkeys(asked, Missing(f"{COMING.words} ({error or repr(error)})", None))
-        for key, (name, _, _) in asked.items():
+            found = await self.arrived([(workload, region) for _, workload, region in queried.values()])
+        except Exception as error:  # noqa: BLE001 - after any error the time limit still ends the wait
+            found = dict.fromkeys(queried, Missing(f"{COMING.words} ({error or repr(error)})", None))
+        for key, (name, _, _) in queried.items():
             if self._missing.get((name, key), COMING).words:
                 self._missing[name, key] = found.get(key, COMING)
-        if not all(self._missing.get((run.id, key), COMING).words for run, key in left):
+        if not all(self._missing.get((run.id, key), COMING).words for run, key in unarrived):
             self._on_news()
         await asyncio.sleep(max(0.0, ARRIVAL_POLL_INTERVAL_S - (time.monotonic() - began_s)))
 
 
 def waits_to_hear(run: FailoverRun) -> str:
-    """What a run waits for in a region that has just returned."""
-    return f"region {run.to} to hear what others decided"
+    """The wait of a run in a region that has just returned."""
+    return f"region {run.to} to read what other regions decided"
 
 
 def end_remedy(run: FailoverRun, waits_for: str) -> str:
-    """What can be done about what the word of a run's end waits for."""
+    """The remedy for the wait of `FailoverRuns.end_waits_for`."""
     return RETURNED if waits_for == waits_to_hear(run) else UNWRITTEN
 
 
 def remedy(run: FailoverRun, one: WorkloadStanding) -> str:
-    """What can be done about what a run waits for."""
-    back = f"give it up: switchyard failover abort {run.id}"
+    """The remedy for a workload's wait."""
+    back = f"abort it: switchyard failover abort {run.id}"
     if one.waits_for == waits_to_hear(run):
         return RETURNED
     if one.write is not None:
         return UNWRITTEN
     if one.stage is WorkloadStage.RELEASING:
         return (
-            f"see that its region can be heard (failover status); if it is lost, go on without it: "
+            f"check whether its region is heard (failover status); if it is lost, continue without it: "
             f"switchyard failover execute {run.id} --force; or {back}"
         )
     if one.stage is WorkloadStage.POSITIONS:
         return (
-            f"it goes on by itself when they have come, or stood still for "
-            f"{POSITIONS_STALL_TIMEOUT_S:.0f} s ({REDELIVERY_NOTE}); see "
-            f"that the routes from there copy (route list), or have it go on at once: "
+            f"it continues when they have arrived, or stood still for "
+            f"{POSITIONS_STALL_TIMEOUT_S:.0f} s ({REDELIVERY_NOTE}); "
+            f"check that the routes from there copy (route list), or continue at once: "
             f"switchyard failover execute {run.id} --force"
         )
     if run.state == DONE:
         return "see failover status"
-    return f"see the Failover definition of its topic; or {back}"
+    return f"check the Failover definition of its topic; or {back}"

@@ -93,7 +93,7 @@ def _sum(values: Iterable[float | int | None]) -> Any:
 class JobsOverview:
     """Every job's owner and status, by workload (rule 2).
 
-    `region` "" knows of no other regions. `returned`: this region has just come back, and acts by no role
+    `region` "" knows of no other regions. `returned`: this region has just returned, and acts by no role
     yet.
     """
 

@@ -47,7 +47,7 @@ def test_the_status_says_where_each_workload_is_active_and_how_lately_others_wer
     )  # fmt: skip
     told = shell("failover", "status")
     assert told.returncode == 0, told.stderr
-    assert "region west: no message from it yet" in told.stderr
+    assert "region west: no report from it yet" in told.stderr
     head, row = told.stdout.splitlines()
     assert head.split()[:4] == ["workload", "mode", "region", "state"]
     assert row.split()[:5] == ["billing/orders", "active-passive", "west", "active", "65"]

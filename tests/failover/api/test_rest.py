@@ -97,7 +97,7 @@ def test_a_definition_that_goes_not_together_with_what_there_is_is_refused(conso
     console.fed.apply(put_route(route("shared-west-to-east", "west-regional", "east")))
     taken = console.ask("PUT", PATH, failover())
     assert taken.status == 409
-    assert "its route shared-west-to-east is defined already; delete that one" in taken.json["detail"]
+    assert "its route shared-west-to-east is defined already; delete that route" in taken.json["detail"]
     console.ask("DELETE", "/api/v1/routes/shared-west-to-east")
     console.fed.apply(put_route(route("by-hand", "west-regional", "east")))
     twice = console.ask("PUT", f"{PATH}?dry_run=true", failover())
@@ -140,7 +140,7 @@ def test_roles_are_told_with_what_is_known_of_other_regions(console: Console) ->
 def test_a_workload_that_would_be_active_nowhere_is_told_so_when_it_is_deployed(console: Console) -> None:
     path, data = f"/api/v1/workloads/{KEY}?dry_run=true", definition(mode="active-passive")
     (doubt,) = console.ask("PUT", path, data).json["warnings"]
-    assert "it will be active nowhere: no Failover definition shares its topic" in doubt
+    assert "no region will be active for it: no Failover definition shares its topic" in doubt
     console.ask("PUT", PATH, failover())
     assert console.ask("PUT", path, data).json["warnings"] == []
     data["spec"]["primary"] = "west"
@@ -164,9 +164,9 @@ def test_a_region_that_has_just_returned_says_so_and_until_when(console: Console
     console.fed.apply(RegionPulse(at_ms=7, region="east", returned_ms=5))
     returned = console.ask("GET", "/api/v1/failover").json["returned"]
     assert returned["since_ms"] == 5
-    assert "has not heard yet what others decided" in returned["why"]
+    assert "has not read yet what other regions decided" in returned["why"]
     assert "once west answered" in returned["remedy"]
-    assert "after 120 s at the latest" in returned["remedy"]
+    assert "at the latest after 120 s" in returned["remedy"]
     goes_on = RegionPulse(at_ms=8, region="east", workers=[console.fed.failover.keeper._presence.name])
     console.fed.apply(goes_on)
     assert console.ask("GET", "/api/v1/failover").json["returned"] is None

@@ -24,7 +24,7 @@ def heard(fed: FakeRuntime, ago_s: float = -3_600.0) -> None:
     """The west was heard; unless told otherwise, it is for as long as a test takes."""
     bridge = fed.failover.bridge
     bridge.pulses["west"] = RegionPulse(at_ms=now_ms(), region="west")
-    bridge._came_s["west"] = time.monotonic() - ago_s
+    bridge._arrived_s["west"] = time.monotonic() - ago_s
 
 
 def role(region: str, epoch: int, key: str = KEY, **told: Any) -> RolePut:
@@ -161,7 +161,7 @@ def test_an_abort_that_comes_behind_the_word_that_it_is_done_is_refused(console:
     console.fed.control.meanwhile = [done]
     late = console.ask("POST", f"{API}/abort", {"id": name})
     assert (late.status, late.json["title"]) == (409, "It has ended")
-    assert "1 active; to take its workloads back, ask for a failback" in late.json["detail"]
+    assert "1 active; to move its workloads back, plan a failback" in late.json["detail"]
     assert console.ask("GET", f"{API}/{name}").json["state"] == "done"
 
 
@@ -172,11 +172,11 @@ def test_a_region_that_is_not_heard_is_only_taken_over_by_force(console: Console
     assert (check["level"], check["may_force"]) == ("blocked", True)
     assert "if it is lost, plan with --force" in check["remedy"]
     refused = execute(console, made["id"])
-    assert (refused.status, "waited for in vain" in refused.json["detail"]) == (412, True)
+    assert (refused.status, "would wait in vain" in refused.json["detail"]) == (412, True)
     assert execute(console, made["id"], force=True).json["state"] == "executing"
     heard(console.fed)
     lives = planned(console, force=True, workloads=[KEY])
-    assert any("leave --force out" in check["remedy"] for check in lives["plan"]["checks"])
+    assert any("plan without --force" in check["remedy"] for check in lives["plan"]["checks"])
 
 
 def test_a_plan_that_is_not_true_any_more_is_refused_and_says_why(console: Console) -> None:
@@ -189,7 +189,7 @@ def test_a_plan_that_is_not_true_any_more_is_refused_and_says_why(console: Conso
     console.ask("POST", f"{API}/abort", {"id": first})
     console.fed.apply(role("west", 129))
     changed = execute(console, second).json["detail"]
-    assert f"{KEY} was west's under epoch 65, and is west's under epoch 129; plan again" in changed
+    assert f"{KEY} was west's under epoch 65, now it is west's under epoch 129; plan again" in changed
     old = msgspec.structs.replace(
         console.fed.control.view.runs.get(second), id="failover-old", expires_ms=now_ms() - 1
     )
@@ -202,8 +202,8 @@ def test_a_plan_that_is_not_true_any_more_is_refused_and_says_why(console: Conso
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ({"to": "west"}, 409, "give the command to a worker of west"),
-        ({"to": "mars"}, 409, "give the command to a worker of mars"),
+        ({"to": "west"}, 409, "send the command to a worker of west"),
+        ({"to": "mars"}, 409, "send the command to a worker of mars"),
         ({"to": ""}, 400, "to: name the region"),
         ({"to": "east", "workloads": ["billing/none"]}, 409, "is no workload with a mode"),
         ({"to": "east", "workloads": "x"}, 400, "write a list of group/topic"),
@@ -234,7 +234,7 @@ def test_a_failback_takes_back_what_a_failover_took_away_and_nothing_else(consol
     assert (nothing.status, "no failover took a workload away" in nothing.json["detail"]) == (409, True)
     console.fed.apply(role("west", 129, previous="east", plan="failover-w"))
     other = console.ask("POST", f"{API}/failback", {"id": "failover-x"})
-    assert (other.status, "there are failover-w" in other.json["detail"]) == (409, True)
+    assert (other.status, "these did: failover-w" in other.json["detail"]) == (409, True)
     made = console.ask("POST", f"{API}/failback", {}).json
     assert (made["back_of"], made["reason"]) == ("failover-w", "back after failover-w")
     assert [row["workload"] for row in made["rows"]] == [KEY]
@@ -286,7 +286,7 @@ def test_in_a_region_that_has_just_returned_a_run_waits_for_what_others_say(cons
     execute(console, name)
     console.fed.apply(RegionPulse(at_ms=7, region="east", returned_ms=5))
     (row,) = console.ask("GET", f"{API}/{name}").json["rows"]
-    assert row["waits_for"] == "region east to hear what others decided"
+    assert row["waits_for"] == "region east to read what other regions decided"
     assert "failover status" in row["remedy"]
 
 

@@ -98,7 +98,7 @@ def test_a_region_that_has_just_come_back_is_active_nowhere_and_says_why(passive
     assert told() == [True, False, *[True] * 4]
     passive.fed.apply(RegionPulse(at_ms=7_000, region="east"))  # of workers that are gone
     assert told() == [False, True, *[False] * 4]
-    why = "region east has just come back, and has not heard yet what others decided"
+    why = "region east has just returned, and has not read yet what others decided"
     assert status(passive, KEY)["status"]["why"] == why
     listed = {item["key"]: item for item in passive.ask("GET", "/api/v1/overview").json["workloads"]}
     assert (listed[KEY]["why"], listed[KEY]["role"]["active_here"]) == (why, False)

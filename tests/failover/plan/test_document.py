@@ -58,7 +58,7 @@ def a_plan(
         )
         for n in range(workloads)
     ]  # fmt: skip
-    heard = Check(name="heard", level="blocked", detail="nothing was heard of it", may_force=True)
+    heard = Check(name="heard", level="blocked", detail="no report of it has arrived", may_force=True)
     return Plan(at_ms=1, checks=[heard], workloads=made, totals=totals(made))
 
 
@@ -93,7 +93,7 @@ def test_a_small_plan_is_kept_with_all_but_its_sources() -> None:
 def test_a_plan_with_too_many_partitions_is_kept_without_them_and_says_so() -> None:
     made = again(a_plan(1, MAX_KEPT_BYTES // 50))
     assert (made.workloads[0].partitions, made.workloads[0].checks) == ([], CHECKS)
-    assert "too large to be kept with its partitions" in made.left_out
+    assert "too large to keep its partitions" in made.left_out
     assert made.totals.partitions == MAX_KEPT_BYTES // 50
 
 
@@ -107,7 +107,7 @@ def test_a_plan_of_as_many_workloads_as_may_be_planned_fits_into_the_control_log
     found = read(run.plan)
     assert found is not None
     assert (found.totals, found.checks) == (plan.totals, plan.checks)
-    assert "failover plan showed them" in found.left_out
+    assert "the output of failover plan had them" in found.left_out
 
 
 def test_with_long_names_it_fits_or_is_refused() -> None:
@@ -156,8 +156,8 @@ def test_what_is_not_known_makes_no_sum() -> None:
     unknown = msgspec.structs.replace(gone, records=None)
     (some,) = away([PlannedPartition(partition=0, routes=[gone])])
     (more,) = away([PlannedPartition(partition=0, routes=[gone, unknown])])
-    assert "7 records or more of it are not here" in some.detail
-    assert "at least 7 records of it are not here, how many more is not known" in more.detail
+    assert "7 or more of its records are not here" in some.detail
+    assert "at least 7 of its records are not here, and how many more is not known" in more.detail
 
 
 def test_a_position_that_nobody_of_switchyard_committed_is_told_with_what_would_be_passed_over() -> None:
@@ -171,12 +171,12 @@ def test_a_position_that_nobody_of_switchyard_committed_is_told_with_what_would_
     assert told((60, 65, False), (60, 60, True), (60, 5, True)) == []
     (one,) = told((60, 65, False), (60, 80, True))
     assert "partition 1: group g is at 80 here" in one
-    assert "20 records beyond 60, where it is elsewhere; they are passed over" in one
+    assert "20 records beyond 60, its position in the other region; delivery skips them" in one
     assert "--reset-offsets --group g --topic t:1 --to-offset 60" in one
     (many,) = told((60, 80, True), (10, 20, True))
-    assert "likewise 1 more partitions, 30 records in all" in many
+    assert "1 more partitions are like this, 30 records in all" in many
     (unknown,) = told((None, 80, True))
-    assert "where it is elsewhere is not known" in unknown
+    assert "its position in the other region is not known" in unknown
 
 
 def test_what_is_not_here_is_known_as_of_the_oldest_word_of_it() -> None:

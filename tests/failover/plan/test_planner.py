@@ -163,7 +163,7 @@ async def test_every_partition_is_explained_and_a_drill_tries_it_and_leaves_noth
         ("mirror", 3, True), ("gone", 7, False),
     }  # fmt: skip
     (away,) = (check for check in planned.checks if check.name == "sources")
-    assert f"{NOWHERE} does not answer: 7 records or more of it are not here" in away.detail
+    assert f"{NOWHERE} does not answer: 7 or more of its records are not here" in away.detail
     for name in ("topic", "offset-map", "positions", "definition", "left-behind"):
         assert level(planned, name) == "ok", planned.checks
 
@@ -210,7 +210,7 @@ async def test_how_much_is_not_here_is_unknown_while_a_copy_s_job_has_no_owner(c
     assert (row.not_replicated, row.unreachable) == (None, None)
     assert ("idle", None, False) in {(one.route, one.records, one.reachable) for one in row.routes}
     (away,) = (check for check in planned.checks if check.name == "sources")
-    assert "at least 7 records of it are not here, how many more is not known" in away.detail
+    assert "at least 7 of its records are not here, and how many more is not known" in away.detail
     made = await case.whole()
     assert (made.totals.not_replicated, made.totals.unreachable) == (None, None)
 
@@ -313,7 +313,7 @@ async def test_a_topic_that_is_not_here_and_another_definition_are_found_beforeh
         reason="", name="f",
     )  # fmt: skip
     (why,) = case.planner.in_the_way(run, forced=True)
-    assert "two regions could come to have one epoch; deploy the same file in both" in why
+    assert "two regions could then issue the same epoch; deploy the same file in both" in why
     await case.stand.delete(HERE, case.topic)
     gone = await case.plan()
     (check,) = (check for check in gone.checks if check.name == "topic")

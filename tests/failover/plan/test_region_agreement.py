@@ -45,11 +45,11 @@ class Case:
 @pytest.mark.parametrize(
     ("theirs", "level", "words"),
     [
-        (failover("east", "west"), "ok", "shared between the same ones as in region east"),
-        (failover("west", "east"), "warn", "another Failover definition"),
-        (failover("east", "west", name="a"), "warn", "another Failover definition of topic orders (a)"),
+        (failover("east", "west"), "ok", "shared between the same regions as in region east"),
+        (failover("west", "east"), "warn", "the Failover definition of topic orders in region east differs"),
+        (failover("east", "west", name="a"), "warn", "the Failover definition of topic orders in region east differs (a)"),
         (failover("east", "north", "west"), "blocked", "between east, north, west (orders), this one between "
-         "east, west: two regions could come to have one epoch"),
+         "east, west: two regions could then issue the same epoch"),
         (failover("east", "north"), "blocked", "between east, north (orders)"),
     ],
 )  # fmt: skip
@@ -72,9 +72,9 @@ async def test_what_is_not_known_of_a_region_does_not_block_and_that_it_has_none
 ) -> None:
     case = Case(tmp_path, failover("east", "west"))
     try:
-        assert "are not known here" in (await case.check()).detail
+        assert "are unknown here" in (await case.check()).detail
         await case.came(complete=False)
-        assert "are not known here" in (await case.check()).detail
+        assert "are unknown here" in (await case.check()).detail
         theirs = failover("east", "west")
         await case.came(FailoverDeleted(at_ms=2, key=theirs.key, actor="me"))
         check = await case.check()

@@ -73,7 +73,7 @@ async def test_a_route_that_somebody_defined_is_never_overwritten() -> None:
     assert routes(west)["orders-east-to-west"].made_by == ""
     assert set(routes(west)) == WEST
     assert len(west.told) == 1
-    assert "somebody defined one of this name; delete that one" in west.told[0]
+    assert "somebody defined a route so named; delete that route" in west.told[0]
 
 
 async def test_a_change_by_hand_past_the_interface_is_put_back() -> None:

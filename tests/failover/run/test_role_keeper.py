@@ -108,7 +108,7 @@ async def test_without_a_definition_of_regions_the_primary_alone_says_it() -> No
     await nowhere.round(UNHEARD_S)
     assert nowhere.role is None
     assert len(nowhere.told) == 1
-    assert "it is active nowhere: no Failover definition shares its topic" in nowhere.told[0]
+    assert "no region is active for it: no Failover definition shares its topic" in nowhere.told[0]
 
 
 async def test_a_move_reaches_the_other_region_which_lets_go_once_its_jobs_are_released() -> None:
@@ -243,4 +243,4 @@ async def test_garbage_in_a_copy_is_passed_over_and_told_once() -> None:
     assert east.bridge.roles.of(KEY) == good
     assert east.bridge.pulses == {}
     assert len(east.told) == 1
-    assert "it is passed over; see who else writes to that topic" in east.told[0]
+    assert "the worker skips it; find out what else writes to that topic" in east.told[0]

@@ -194,11 +194,11 @@ async def test_last_positions_are_not_waited_for_for_ever_and_the_run_says_so(
     most_s = MOST_S if moves < 0 else POSITIONS_STALL_TIMEOUT_S
     assert most_s <= waited_s <= most_s + 3 * step_s
     said = west.log.view.roles.of(KEY).reason
-    assert f" s without {COMING.words} (" in said
-    assert said.endswith("what they do not tell is delivered again")
+    assert f" s of waiting for {COMING.words} (" in said
+    assert said.endswith("messages that they would have skipped are delivered again")
     await west.round()
     assert state(west) == DONE
-    assert run_of(west).result.startswith(f"1 active; {KEY}: it went on after ")
+    assert run_of(west).result.startswith(f"1 active; {KEY}: it continued after ")
     assert run_of(west).result.endswith(said.partition("it went on")[2])
     await west.runs.stop()
 
@@ -334,13 +334,15 @@ async def test_a_region_that_has_just_come_back_says_that_its_runs_wait_for_that
     west.log.apply(role("east", 0), RegionPulse(at_ms=1, region="west", returned_ms=1))
     west.log.apply(run(west, forced=True))
     (one,) = west.runs.standings(run_of(west))
-    assert (one.waits_for, one.write) == ("region west to hear what others decided", None)
+    assert (one.waits_for, one.write) == ("region west to read what other regions decided", None)
     for _ in range(4):
         west.now_s += STUCK_AFTER_S / 2
         assert west.runs.steps(west.now_s) == []
     (told,) = west.told
-    assert f"failover f1 of {KEY} to west waits for region west to hear what others decided" in told
-    assert "after 120 s at the latest" in told
+    assert f"failover f1 of {KEY} to west waits for region west to read what other regions decided" in told
+    assert "at the latest after 120 s" in told
     west.log.apply(role("west", 1, plan="f1", previous="east"))
     standings = west.runs.standings(run_of(west))
-    assert west.runs.end_waits_for(run_of(west), standings) == "region west to hear what others decided"
+    assert (
+        west.runs.end_waits_for(run_of(west), standings) == "region west to read what other regions decided"
+    )
