@@ -47,7 +47,7 @@ class Case:
     [
         (failover("east", "west"), "ok", "shared between the same regions as in region east"),
         (failover("west", "east"), "warn", "the Failover definition of topic orders in region east differs"),
-        (failover("east", "west", name="a"), "warn", "the Failover definition of topic orders in region east differs (a)"),
+        (failover("east", "west", name="a"), "warn", "of topic orders in region east differs (a)"),
         (failover("east", "north", "west"), "blocked", "between east, north, west (orders), this one between "
          "east, west: two regions could then issue the same epoch"),
         (failover("east", "north"), "blocked", "between east, north (orders)"),
