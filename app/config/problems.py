@@ -21,11 +21,10 @@ from app.config.syntax_tree import Node, Path_, UnreadableText, read_trees
 
 MAX_FILE_BYTES = 4 * 1024 * 1024  # a larger configuration is a mistake
 MAX_SHOWN_CHARS = 80
-MAX_SEARCHED_CHARS = 10_000  # of a value, for credentials
 # Marks a field of an earlier version, which no remedy suggests. mypy takes it for a form of Annotated.
 REMOVED_FIELD = SkipJsonSchema()  # type: ignore[type-arg]
 SECRET_FIELDS = {"password", "username", "secret", "token", "key"}
-_CREDENTIALS = re.compile(r"(?<=//)[^\s'\"]*@|[^\s'\"/]+@")  # as in sasl://me:sec/ret@host
+_SCHEME = re.compile(r"['\"]?[A-Za-z][\w+.-]{0,30}://")  # as in sasl://me:sec/ret@host
 
 # For pydantic's common error types: the problem and the remedy.
 _WORDS = {
@@ -156,8 +155,12 @@ def first_wrong(error: ValidationError) -> str:
 
 
 def _shown(text: str) -> str:
-    """The beginning of a value, without the credentials of an address in it."""
-    return _CREDENTIALS.sub("***@", text[:MAX_SEARCHED_CHARS])[:MAX_SHOWN_CHARS]
+    """The beginning of a value. All before its last `@` may be credentials of an address, and is left out."""
+    before, at, after = text.rpartition("@")
+    if not at:
+        return text[:MAX_SHOWN_CHARS]
+    scheme = _SCHEME.match(before)
+    return f"{scheme.group() if scheme else ''}***@{after}"[:MAX_SHOWN_CHARS]
 
 
 def not_readable(error: ValidationError) -> str:
