@@ -239,7 +239,7 @@ class ControlLog(Service):
             self._jump = f"{compaction_key(event)[:MAX_KEY_CHARS]} at offset {record.offset}"
         if counted:
             self._last[compaction_key(event)] = record.offset, event
-        if isinstance(event, StartRecorded | RegionPulse | LimitShares):
+        if isinstance(event, StartRecorded | RegionPulse):
             return True  # bookkeeping: large, or frequent
         if counted:
             self._refused.pop(compaction_key(event), None)  # compaction keeps this event
@@ -250,8 +250,8 @@ class ControlLog(Service):
             self._began_again = True
             self._begin_again()
             return False
-        if isinstance(event, AlertState) and not event.is_news:
-            return True  # only an update
+        if isinstance(event, LimitShares) or (isinstance(event, AlertState) and not event.is_news):
+            return True  # frequent: no activity for people
         if not self.recent or record.offset > self.recent[-1]["offset"]:
             fields = msgspec.to_builtins(for_people(event))
             self.recent.append({"offset": record.offset, "counted": counted, **fields})

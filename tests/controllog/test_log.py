@@ -15,6 +15,7 @@ from app.controllog.events import (
     AnyControlEvent,
     Assignment,
     Claim,
+    LimitShares,
     StartRecorded,
     WorkloadDeleted,
     WorkloadPut,
@@ -23,6 +24,7 @@ from app.controllog.events import (
 from app.controllog.log import ControlLog
 from app.controllog.state import ControlState
 from app.kafka.fetch import bounded_consumer
+from app.kernel.limit_shares import WHOLE, LimitGrant
 from tests.kafka.conftest import ENOUGH_S, connected, create, producing
 from tests.web.runtime_fake import definition, put
 
@@ -89,6 +91,16 @@ def test_what_was_refused_needs_no_repair_once_something_later_counts() -> None:
     taken = log.take_refused()
     log.refuse_again(taken)
     assert log.take_refused() == taken
+
+
+def test_shares_of_limits_that_were_refused_are_kept_for_the_leader_to_repair() -> None:
+    """Compaction keeps the last record of a key, which here is one that no reader counts."""
+    grant = {"a": LimitGrant(parts=WHOLE, slots=1, most_parts=WHOLE, most_slots=1)}
+    first = LimitShares(at_ms=0, key="g/t", term=1, number=1, slots=1, grants=grant)
+    late = msgspec.structs.replace(first, number=2)
+    log = read(put(definition("g", "t")), claim(1), first, claim(2), late)
+    assert log.take_refused() == [late]
+    assert "limit-shares" not in {event["event"] for event in log.recent}
 
 
 def test_bookkeeping_is_not_shown_as_activity() -> None:
