@@ -45,9 +45,9 @@ class Layout:
     """The clusters of all regions, as this region configures them.
 
     Attributes:
-        own: this region.
-        sites: the place of every cluster, by cluster name.
-        control: the cluster with this region's control topics. Other regions keep theirs in their regional
+        own: This region.
+        sites: The place of every cluster, by cluster name.
+        control: The cluster with this region's control topics. Other regions keep theirs in their regional
             cluster.
     """
 
@@ -59,7 +59,7 @@ class Layout:
         """The region's only cluster of the tier.
 
         Raises:
-            LookupError: the region has none, or several. The remedy follows a semicolon.
+            LookupError: The region has none, or several. The remedy follows a semicolon.
         """
         found = sorted(name for name, site in self.sites.items() if site == Site(region, tier))
         if len(found) != 1:
@@ -108,10 +108,10 @@ class DerivedRoute:
     """A route that this region has to run.
 
     Attributes:
-        made_by: the definition that it is derived from; the first by name, if several need it.
-        region: the region of the source.
-        is_control: whether it copies control topics.
-        from_end: whether it begins at the end of its source (rule 4).
+        made_by: The definition that it is derived from; the first by name, if several need it.
+        region: The region of the source.
+        is_control: Whether it copies control topics.
+        from_end: Whether it begins at the end of its source (rule 4).
     """
 
     name: str
@@ -134,8 +134,8 @@ class Derivation:
     """The result of `derive`.
 
     Attributes:
-        routes: the routes to run, by name.
-        unknown: the routes that cannot be derived now, by name: the definition, and the reason with its
+        routes: The routes to run, by name.
+        unknown: The routes that cannot be derived now, by name: the definition, and the reason with its
             remedy.
     """
 

@@ -42,8 +42,8 @@ class FoundTopic:
     """A topic as it is now, with `count` partitions.
 
     Attributes:
-        logs: the logs of the partitions whose leaders answered.
-        error: why the topic cannot be described.
+        logs: The logs of the partitions whose leaders answered.
+        error: Why the topic cannot be described.
     """
 
     topic: str

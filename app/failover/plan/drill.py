@@ -48,10 +48,10 @@ class DrilledPartition(msgspec.Struct, frozen=True, kw_only=True):
     """The result for one partition.
 
     Attributes:
-        committed: the position, read back from the shadow group; None: the plan has none.
-        offset: the offset of the first record from there on; None: there is none yet, or `error` says why.
-        took_ms: from the request for the record to its arrival.
-        again, lag: as planned.
+        committed: The position, read back from the shadow group; None: the plan has none.
+        offset: The offset of the first record from there on; None: there is none yet, or `error` says why.
+        took_ms: From the request for the record to its arrival.
+        again, lag: As planned.
     """
 
     workload: str

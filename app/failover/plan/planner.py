@@ -72,7 +72,7 @@ class FailoverPlanner:
         """The workloads that move: the named ones, or all that may run here and are active in another region.
 
         Raises:
-            PlanRefused: another region has to plan it, or nothing would move.
+            PlanRefused: Another region has to plan it, or nothing would move.
         """
         if to != self.own:
             raise PlanRefused(
@@ -113,7 +113,7 @@ class FailoverPlanner:
         It is the last one, or `name`. The roles name the failover, whichever region carried it out.
 
         Raises:
-            PlanRefused: there is none.
+            PlanRefused: There is none.
         """
         lost = [
             role
@@ -263,7 +263,7 @@ class FailoverPlanner:
         """The planned failover, with the part of the plan that the control log keeps.
 
         Raises:
-            PlanRefused: it does not fit into one record of the control log.
+            PlanRefused: It does not fit into one record of the control log.
         """
         at_ms = now_ms()
         run = FailoverRun(

@@ -30,9 +30,9 @@ class FailoverParticipant(Service):
     """Joins the parts, and writes their events.
 
     Args:
-        leads: whether this worker is the leader.
-        on_news: starts a round of the leader soon.
-        presence, live: as for `RoleKeeper`.
+        leads: Whether this worker is the leader.
+        on_news: Starts a round of the leader soon.
+        presence, live: As for `RoleKeeper`.
     """
 
     def __init__(

@@ -51,12 +51,12 @@ class RegionBridge(Service):
     """Reads other regions' control logs while this worker leads.
 
     Args:
-        wanted: the other regions to read; empty while this worker does not lead.
-        clock: monotonic seconds.
+        wanted: The other regions to read; empty while this worker does not lead.
+        clock: Monotonic seconds.
 
     Attributes:
-        roles: the maximum of all roles that were read.
-        pulses: region -> the last pulse in its copy.
+        roles: The maximum of all roles that were read.
+        pulses: Region -> the last pulse in its copy.
     """
 
     def __init__(

@@ -45,9 +45,9 @@ class RoleKeeper:
     """The roles of one region.
 
     Args:
-        presence: this worker's.
-        live: the names of the workers that live in this region.
-        clock_ms: the wall clock of events; it decides nothing.
+        presence: This worker's.
+        live: The names of the workers that live in this region.
+        clock_ms: The wall clock of events; it decides nothing.
     """
 
     def __init__(

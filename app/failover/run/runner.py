@@ -67,10 +67,10 @@ class FailoverRuns:
     """The runs of one region. `standings` is for every worker, `steps` for the leader.
 
     Args:
-        on_news: starts a round of the leader soon.
+        on_news: Starts a round of the leader soon.
 
     Attributes:
-        arrived: finds missing last positions; None: runs do not wait for positions.
+        arrived: Finds missing last positions; None: runs do not wait for positions.
     """
 
     def __init__(

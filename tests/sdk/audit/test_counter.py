@@ -79,7 +79,7 @@ def test_every_way_of_counting_gives_the_same(
         named = [name for _, _, name in here if name is not None]
         assert one.nbytes == sum(size for _, size, _ in here)
         assert (one.identified, one.ids) == (len(named), of_ids(ids_of(named)))
-    assert not counted._told.now
+    assert not counted._problems.now
 
 
 ANYTHING = st.one_of(
@@ -100,7 +100,7 @@ def test_nothing_that_a_client_says_raises_and_what_is_good_counts(wrong: list[t
         counted.handled("other", time, size, 5, 5, name)
         counted.handled(topic, time, size, name, time)
         counted.handled_many("other", time, size, name, time)
-    recovery.encode(counted._everything((), has_left=False))
+    recovery.encode(counted._snapshot((), has_left=False))
     found = totals(counted)
     assert sum(one.count for one in found.values()) == len(wrong)
     for one in totals(counted, "mixed").values():
@@ -161,7 +161,7 @@ def test_memory_is_bounded_by_topics_and_windows(monkeypatch: pytest.MonkeyPatch
     assert sum(one.count for one in found.values()) == 1_000
     assert len(found) < 80  # what lies in further ones counts without a time
     assert found[-1].count > 900
-    assert topic_counts.UNTIMED in counted._told.now
+    assert topic_counts.UNTIMED in counted._problems.now
 
 
 def test_while_a_report_waits_counts_add_up() -> None:
@@ -234,8 +234,8 @@ def test_positions_of_a_topic_that_is_opened_while_all_is_written_are_kept() -> 
             return super().all()
 
     counted._books["payments"] = Opens(ClientAudit(Scope("payments", *TIER[:3]), "web@1", 1_000),
-                                       "payments", {}, counted._told)  # fmt: skip
-    everything = counted._everything([], has_left=False)
+                                       "payments", {}, counted._problems)  # fmt: skip
+    everything = counted._snapshot([], has_left=False)
     change = counted._change([])
     assert change is not None
     positions = recovery.read([recovery.encode(everything), recovery.encode(change)]).positions

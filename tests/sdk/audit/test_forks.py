@@ -112,7 +112,7 @@ audit = SyncAudit(wal=folder / "wal", output=FileOutput(folder / "reports"), **o
 audit.start()
 audit.handled("orders", 0, 1, 5, 10)
 quiet()
-with audit._books["orders"].lock, audit._writing, audit._opening:
+with audit._books["orders"].lock, audit._writing, audit._books_lock:
     child = FORK
     if not child:
         signal.alarm(100)
@@ -164,7 +164,7 @@ if not child:
     try:
         audit.start()
     except AuditError as error:
-        end("start it in each worker only" in str(error))
+        end("start it in the workers only" in str(error))
     os._exit(1)
 assert has_ended_well(child)
 assert audit.close(60)

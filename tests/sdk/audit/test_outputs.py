@@ -216,7 +216,7 @@ async def test_nobody_there_is_an_error_to_try_again() -> None:
     "url", ["ftp://host/x", "host:80", "http://", "https:///x", "http://host:x/", "http://host:70000/"]
 )
 def test_what_is_no_address_is_refused_with_a_remedy(url: str) -> None:
-    with pytest.raises(AuditError, match="give one such as"):
+    with pytest.raises(AuditError, match="write one such as"):
         HttpOutput(url)
 
 

@@ -13,7 +13,7 @@ from switchyard.audit import recovery
 from switchyard.audit.model.client_counter import ClientAudit, ClientState
 from switchyard.audit.model.reports import Report, Scope
 from switchyard.audit.model.tally import RecordArrays
-from switchyard.audit.recovery import Everything, Position, WalChange, moved
+from switchyard.audit.recovery import Position, WalChange, WalSnapshot, moved
 
 IDLE_MS = 1_000
 
@@ -31,14 +31,14 @@ def counted(*reports: Report) -> int:
     return sum(record.totals.count for record in collector.windows.values())
 
 
-def written(*frames: Everything | WalChange) -> list[bytes]:
+def written(*frames: WalSnapshot | WalChange) -> list[bytes]:
     return [recovery.encode(frame) for frame in frames]
 
 
 def test_later_frames_say_what_is_otherwise_than_in_the_earlier_ones() -> None:
     one, other = client("a", 5), client("b", 5)
     backlog = (*client("c", 7).reports(9), *client("d", 7).reports(9))
-    first = Everything((one.state(), other.state()), backlog, {"a": {0: (5, 1)}})
+    first = WalSnapshot((one.state(), other.state()), backlog, {"a": {0: (5, 1)}})
     one.add(RecordArrays(np.array([6]), np.array([10])), 1_000)
     second = WalChange((one.state(),), (backlog[0].id,), {"a": {1: (7, 1)}, "b": {0: (1, 1)}})
     found = recovery.read(written(first, second))
@@ -48,14 +48,14 @@ def test_later_frames_say_what_is_otherwise_than_in_the_earlier_ones() -> None:
 
 
 def test_nothing_left_is_nothing() -> None:
-    assert recovery.read([]) == Everything()
-    assert recovery.resumed(Everything(), 1, IDLE_MS) == ((), {})
+    assert recovery.read([]) == WalSnapshot()
+    assert recovery.resumed(WalSnapshot(), 1, IDLE_MS) == ((), {})
 
 
 def test_a_report_of_which_a_former_version_did_not_hear_counts_once() -> None:
     """It came to the audit in the only shard of then; what its log says is reported again by this one."""
     one = client("a", 5, source="client-7@1")
-    tree = msgspec.msgpack.decode(recovery.encode(Everything((one.state(),))))
+    tree = msgspec.msgpack.decode(recovery.encode(WalSnapshot((one.state(),))))
     (state,) = (client for client in tree["clients"])
     assert state.pop("shard"), "another than that of former versions"
     (sent,) = one.reports(1_000)
@@ -81,7 +81,7 @@ def test_the_incarnation_before_is_ended_with_what_it_had_kept() -> None:
     before = client("a", 5, 6)
     (pending,) = before.reports(1_000)
     before.add(RecordArrays(np.array([7, 8, 150]), np.full(3, 10)), 1_000)
-    resumed = recovery.resumed(Everything((before.state(),)), 2_000, IDLE_MS)
+    resumed = recovery.resumed(WalSnapshot((before.state(),)), 2_000, IDLE_MS)
     assert resumed.backlog[0] == pending
     assert [(report.source, report.part, report.leaves) for report in resumed.backlog] == [
         ("web@1", 0, False), ("web@1", 1, True),
@@ -102,7 +102,7 @@ def test_where_the_end_of_the_log_was_lost_nothing_is_counted_twice(
         one.acknowledged(report)
         sent.append(report)
     lost_from = draw.draw(st.integers(0, len(states) - 1))
-    resumed = recovery.resumed(Everything((states[lost_from],)), 2_000, IDLE_MS)
+    resumed = recovery.resumed(WalSnapshot((states[lost_from],)), 2_000, IDLE_MS)
     arrived = [*sent, *resumed.backlog]
     assert counted(*draw.draw(st.permutations(arrived))) <= sum(adds)
     assert counted(*arrived) == sum(adds)

@@ -167,7 +167,7 @@ def test_a_report_that_is_refused_holds_up_no_other(tmp_path: Path, caplog: pyte
             audit.sent(topic, 5, 10)
         until(lambda: {report.topic for report in output.reports} == {"a", "z"})
         until(lambda: audit.stats.refused)
-    assert "of topic poison is given up: 422: it says nothing" in caplog.text
+    assert "of topic poison, which is kept aside: 422: it says nothing" in caplog.text
 
 
 def test_what_does_not_pass_is_found_by_halves_and_holds_up_no_other(tmp_path: Path) -> None:
@@ -183,7 +183,9 @@ def test_what_does_not_pass_is_found_by_halves_and_holds_up_no_other(tmp_path: P
         for number in range(300):
             audit.sent(f"topic-{number:03}", 5, 10)
         until(lambda: counted(output.reports) == 296)
-        until(lambda: "others go on: 403: not this" in audit.stats.wrong.get("the way to the receiver", ""))
+        until(
+            lambda: "others are sent: 403: not this" in audit.stats.wrong.get("the way to the receiver", "")
+        )
         stuck.clear()
         until(lambda: counted(output.reports) == 300 and not audit.stats.wrong)
         assert audit.close(60)
@@ -223,7 +225,7 @@ def test_what_is_refused_waits_while_there_is_no_room_to_keep_it(
     assert counted(list(read_lines((tmp_path / write_ahead_log.REFUSED).read_bytes()))) == 1
     with SyncAudit(**QUICK, wal=tmp_path, output=Taken()) as audit:
         assert audit.close(60)
-    assert "holds reports that the receiver has refused" in caplog.text
+    assert "has reports that the receiver refused" in caplog.text
 
 
 def test_a_disk_that_fails_stops_neither_the_client_nor_the_counting(
@@ -297,7 +299,9 @@ def test_a_log_of_another_version_is_left_as_it_is(tmp_path: Path) -> None:
     log.start_file(b"\xc0")
     log.release()
     for _ in range(2):
-        with pytest.raises(AuditError, match="another version wrote it: let that one send what is there"):
+        with pytest.raises(
+            AuditError, match="another version wrote the log: start that version to send its reports"
+        ):
             SyncAudit(**QUICK, wal=tmp_path, output=Taken()).start()
     found = write_ahead_log.WriteAheadLog(tmp_path)
     assert found.lock_and_read().payloads == (b"\xc0",)
@@ -307,7 +311,7 @@ def test_a_log_of_another_version_is_left_as_it_is(tmp_path: Path) -> None:
 def test_a_log_has_one_process(tmp_path: Path) -> None:
     with SyncAudit(**QUICK, wal=tmp_path, output=Taken()):
         other = SyncAudit(**QUICK, wal=tmp_path, output=Taken())
-        with pytest.raises(AuditError, match="give each process a folder of its own"):
+        with pytest.raises(AuditError, match="give each process its own folder"):
             other.start()
         other.sent("orders", 5, 10)  # who goes on all the same is not hurt
         assert not other.logged()
@@ -320,7 +324,7 @@ def test_a_log_has_one_process(tmp_path: Path) -> None:
         ({"origin": "a/b"}, r"origin='a/b': use letters"),
         ({"tier": ""}, r"tier='': use letters"),
         ({"cluster": "e st"}, r"cluster='e st'"),
-        ({"window_ms": 0}, "window_ms=0: has to be above 0"),
+        ({"window_ms": 0}, "window_ms=0: must be above 0"),
         ({"report_interval_s": float("nan")}, "report_interval_s=nan"),
     ],
 )
@@ -399,7 +403,7 @@ sys.exit("the child took the parent's lock with it")
         [sys.executable, "-c", script], check=False, timeout=60, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "it counts nothing; start an Audit of its own" in done.stderr
+    assert "it counts nothing; start another Audit" in done.stderr
     for name in ("reports", "reports-child"):
         assert counted(list(read_lines((tmp_path / name).read_bytes()))) == 1
 

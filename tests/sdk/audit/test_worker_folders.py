@@ -123,7 +123,7 @@ def test_folders_of_others_are_left_alone(tmp_path: Path, caplog: pytest.LogCapt
         assert audit.close(60)
     assert (folder / "database" / "lock").read_text() == "4711"
     assert "newer: frame 0 of the log" in caplog.text
-    assert "what is there is not taken over" in caplog.text
+    assert "its counts are not taken over" in caplog.text
     again = WriteAheadLog(folder / "newer")
     assert again.lock_and_read().payloads == (b"\xc0",)
     again.release()

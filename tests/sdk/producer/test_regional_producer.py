@@ -148,7 +148,7 @@ async def test_more_than_may_wait_is_not_taken_until_there_is_room(
                 await producer.send(topic_name, b"no room")
         assert producer.pending == 5
         for future in waiting:
-            with pytest.raises(NotDelivered, match="nobody acknowledged it for"):
+            with pytest.raises(NotDelivered, match="no region acknowledged it for"):
                 await future
         await asyncio.to_thread(killable_yard.up)
         assert (await producer.send_and_wait(topic_name, b"and on it goes")).region == HOME

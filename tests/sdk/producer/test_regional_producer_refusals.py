@@ -56,8 +56,8 @@ async def test_a_message_that_the_next_region_has_no_partition_for_fails_and_the
         await asyncio.sleep(ON_ITS_WAY_S)
         behind = await producer.send(topic_name, b"behind it", partition=1)
         other = [await producer.send(topic_name, b"%d" % n, partition=0) for n in range(10)]
-        why = f"{AWAY}, topic {topic_name}: NoSuchPartition: there is no partition 1, the topic has 1 here"
-        with pytest.raises(NotDelivered, match=f"{why}; it may be in {HOME}"):
+        why = f"{AWAY}, topic {topic_name}: NoSuchPartition: there is no partition 1; the topic has 1 here"
+        with pytest.raises(NotDelivered, match=f"{why}; these regions may have it: {HOME}"):
             await asked
         with pytest.raises(Refused, match=why):
             await behind
@@ -119,7 +119,9 @@ async def test_a_message_that_a_region_may_have_is_not_said_to_be_nowhere(
         await producer.send_and_wait(topic_name, large)
         await asyncio.to_thread(yard.pause, HOME)
         asked = await producer.send(topic_name, large)
-        with pytest.raises(NotDelivered, match=f"{AWAY}.*MessageSizeTooLargeError; it may be in {HOME}"):
+        with pytest.raises(
+            NotDelivered, match=f"{AWAY}.*MessageSizeTooLargeError; these regions may have it: {HOME}"
+        ):
             await asked
         with pytest.raises(Refused, match=f"{AWAY}.*MessageSizeTooLargeError"):
             await producer.send_and_wait(topic_name, large)

@@ -86,8 +86,8 @@ REFUSED: dict[bytes, tuple[int, str | None, str, str]] = {
     b"xack": (OK, None, "", "Ack()"),
     b"xretry": (8, "Retry", "retry later", "Retry(after=2)"),
     b"xraise": (UNKNOWN, None, "LookupError: no key", "LookupError('no key')"),
-    b"xnonsense": (INTERNAL, None, "interceptor Decrypt returned bool, no verdict",
-                   "NoVerdict('interceptor Decrypt returned bool, no verdict')"),
+    b"xnonsense": (INTERNAL, None, "interceptor Decrypt returned bool, which is no verdict",
+                   "NoVerdict('interceptor Decrypt returned bool, which is no verdict')"),
 }  # fmt: skip
 PASSED: dict[bytes, tuple[int, str | None, str, str]] = {
     b"ko": (OK, None, "", "Ack()"),

@@ -128,8 +128,8 @@ class _MoodyCalls(UnarySide):
         super().__init__({})
         self._receiver = receiver
 
-    def _behaviour(self, route: Any) -> Any:
-        behave = super()._behaviour(route)
+    def _handler_of(self, route: Any) -> Any:
+        behave = super()._handler_of(route)
 
         async def moody(value: bytes, context: Any) -> bytes:
             if self._receiver.burst is not None:

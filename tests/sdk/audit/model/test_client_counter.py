@@ -89,7 +89,7 @@ class ClientAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Everything arrives."""
+        """Every report arrives."""
         for _ in range(2):  # a report more, where so many wait that none was made
             for report in self.client.reports(self.now_ms):
                 self.arrives(report)

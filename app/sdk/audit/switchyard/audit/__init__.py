@@ -1,4 +1,4 @@
-"""The audit library: a few lines that tell the audit what a producer or consumer has sent or handled.
+"""The audit library: a few lines that report to the audit what a producer or consumer has sent or handled.
 
     audit = Audit(origin="billing-api", tier="proxy-client", cluster="east-regional",
                   wal="/var/lib/billing/audit", output=KafkaOutput("kafka.east:9092", region="east"))
@@ -7,47 +7,49 @@
         audit.sent_many("orders", timestamps_ms, nbytes)     # arrays
 
         producer = AuditedProducer(AIOKafkaProducer(...), audit)   # or aiokafka's, wrapped
-        consumer = AuditedConsumer(AIOKafkaConsumer(...), audit)   # tier="consumer", an audit of its own
+        consumer = AuditedConsumer(AIOKafkaConsumer(...), audit)   # tier="consumer", with another Audit
 
 `SyncAudit` is the same for clients without asyncio: `with SyncAudit(...) as audit`. Outputs: `KafkaOutput`,
 `HttpOutput` (a batch of JSON lines, POST), `FileOutput`, `CallOutput` for any function, or your own.
 
-What it counts
-1. By topic and window of event time: records, bytes, latencies from the record's timestamp to the call, and a
-   fingerprint of the messages' ids where there are some. A thread of its own makes a report of that every ten
-   seconds, and once more at the end.
-2. Give all tiers the same time: the record's timestamp in Kafka.
+Counts
+1. The audit counts by topic and window of event time: records, bytes, and latencies from the record's
+   timestamp to the call. If messages have ids, it also keeps a fingerprint of the ids. A thread of the
+   library reports these every ten seconds, and once more at the end.
+2. Give all tiers the same event time: the record's timestamp in Kafka.
 
-Exactly once: what that covers
-3. Every report has a number, is in the log on disk before it is sent, and is sent until it is acknowledged;
-   the collector counts each once. Nothing is counted twice, whenever a process is killed.
-4. What was counted is in the log within `log_interval_s` (1 s), at once where somebody waits for `logged`,
-   and at the end of a process that ends by itself. `kill -9` loses what was counted since: at most one
-   interval and the time of a write. What `logged` was true for is counted exactly once.
-   - `AuditedProducer(..., is_durable=True)`: `send_and_wait` returns when the count is logged. All that the
-     application knows to be delivered is counted. What Kafka has and the application was not told of, at the
-     kill, may not be.
-   - `AuditedConsumer` with `enable_auto_commit=False`: `commit` waits for the log, and the log holds the
-     offsets up to which was counted. Every record is counted exactly once, whether it comes again or not. A
-     record that another process is given again, with another log, was consumed twice, and counts twice.
-5. When a machine stops: see `Fsync`. When a log is damaged, that is told; what it held may be missing.
+Guarantees
+3. Every report has a number. It is in the log on disk before it is sent, and is sent until it is
+   acknowledged. The collector counts each report once. So nothing is counted twice, whenever a process is
+   killed.
+4. Counts are in the log within `log_interval_s` (1 s), at once when a caller awaits `logged`, and when the
+   process ends by itself. `kill -9` loses the counts since then: at most one interval and the time of a
+   write. Counts for which `logged` returned True are counted exactly once.
+   - `AuditedProducer(..., is_durable=True)`: `send_and_wait` returns when the count is logged. So every
+     record that the application knows to be delivered is counted. A record that Kafka has, but the
+     application did not learn of before the kill, may be missing.
+   - `AuditedConsumer` with `enable_auto_commit=False`: `commit` waits for the log, which also has the offsets
+     up to which records were counted. Every record is counted exactly once, redelivered or not. A record that
+     another process with another log also gets was consumed twice, and counts twice.
+5. `Fsync` says what survives when the machine stops. A damaged log is reported; its counts may be missing.
 6. Without a log (`wal=None`) a killed process loses what it had not sent: ten seconds.
 
-What it costs
-7. On one core of the machine it was built on, a record: `sent` 0.3 µs, with an id of 16 bytes 0.4, with
-   another id 0.8; `handled` 0.7; `sent_many` of 500 records 0.09 µs each, of 10,000 0.03 (numpy arrays). That
-   is all: counting, log and reports. `logged`, 0.2 ms, for all who wait. A hundred busy topics: 0.7 % of a
-   core. (`python -m tests.bench.audit_library`)
-8. It never raises after `start`, and never waits for disk or network (but `logged`, which says so). Where
-   reports cannot be sent or kept, counts add up: memory is bounded by topics and windows, not by records.
-   What is wrong is in `audit.stats`, and once in the standard logger `switchyard.audit`.
-9. A process and a log belong together: a second process is refused at `start`. A server with several
-   processes starts the audit in each, behind the fork, with `wal=FolderPerWorker(folder)`. A child of a fork
-   whose parent has started it counts nothing, says so once, and never touches the parent's log.
-10. `HttpOutput` believes the collector only: what a proxy answers is tried again, in smaller pieces where it
-   refuses them. Reports that the collector refuses stay in the log's folder (`refused`); `close` says False.
+Costs
+7. On one core of the machine it was built on, per record: `sent` 0.3 µs, with an id of 16 bytes 0.4, with
+   another id 0.8; `handled` 0.7; `sent_many` 0.09 µs for 500 records, 0.03 for 10,000 (numpy arrays). This
+   includes counting, log and reports. `logged` takes 0.2 ms for all callers together. A hundred busy topics
+   take 0.7 % of a core. (`python -m tests.bench.audit_library`)
+8. After `start` it never raises, and only `logged` waits for the disk. If reports cannot be sent or kept,
+   counts add up: memory is bounded by topics and windows, not by records. `audit.stats` has the current
+   problems, and the standard logger `switchyard.audit` gets each once.
+9. A log belongs to one process; `start` refuses a second one. A server with several processes starts the
+   audit in each worker, after the fork, with `wal=FolderPerWorker(folder)`. The child of a process that had
+   started it counts nothing, logs this once, and never touches the parent's log.
+10. `HttpOutput` trusts only the collector. It retries whatever a proxy answers, in smaller pieces if the
+    proxy refuses the body. Reports that the collector refuses stay in the log's folder (`refused`), and
+    `close` returns False.
 
-Needs numpy and msgspec; what has Kafka in its name, and the wrappers, aiokafka.
+The package needs numpy and msgspec. The wrappers and `KafkaOutput` also need aiokafka.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs aiokafka is imported when it is asked for."""
+    """Imports the names that need aiokafka when they are first used."""
     if name in {"AuditedBatch", "AuditedConsumer", "AuditedProducer"}:
         from switchyard.audit import kafka_clients
 

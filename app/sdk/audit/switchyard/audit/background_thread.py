@@ -1,18 +1,18 @@
-"""The audit of a client: a thread of its own keeps what is counted, and sends it.
+"""The audit of a client: a thread of its own logs the counts, and sends them in reports.
 
-    every `log_interval_s`, or when somebody waits (`logged`): what has changed goes into the write-ahead log
-    every `report_interval_s`: reports are made, kept in the log, sent; acknowledged ones leave it
+    every `log_interval_s`, or when a caller awaits `logged`: changes go into the write-ahead log
+    every `report_interval_s`: reports are made, logged and sent; acknowledged ones leave the log
 
 Rules
-1. A report is in the log before it is sent; while the log cannot be written, nothing is sent, and the counts
-   add up in memory.
-2. Nothing here fails the client: only `start` raises, before anything is counted. What goes wrong later is in
-   `stats` and in the log, once when it begins and once when it ends.
-3. All times are bounded: `logged` and `close` say what they could not do.
-4. Only the process that started it writes the log, and sends. A child of a fork counts nothing: it answers at
-   once, and says so once.
-5. A report that does not pass (`NotPassed`) is sent as several, by halves, and holds up no other. What the
-   receiver refuses for ever is kept in the log's folder.
+1. A report is in the log before it is sent. While the log cannot be written nothing is sent, and counts add
+   up in memory.
+2. The library never fails the client: only `start` raises, before anything is counted. Later problems are in
+   `stats`; the logger gets each when it begins and when it ends.
+3. Every wait is bounded: the results of `logged` and `close` say whether they succeeded.
+4. Only the process that started the audit writes the log, and sends. The child of a fork counts nothing:
+   calls return at once, and the logger gets one line.
+5. A report that does not pass (`NotPassed`) is sent in halves, and does not delay other reports. A report
+   that the receiver refuses for ever is kept in the log's folder.
 """
 
 from __future__ import annotations
@@ -43,30 +43,34 @@ from switchyard.audit.outputs import Output
 from switchyard.audit.python310 import TIMEOUTS, timeout
 from switchyard.audit.recovery import RecoveredState
 from switchyard.audit.worker_folders import FolderPerWorker, LeftBehind
-from switchyard.audit.write_ahead_log import Left, WriteAheadLog
+from switchyard.audit.write_ahead_log import EarlierLog, WriteAheadLog
 
-TIERS = ("proxy-client", "proxy-server", "consumer")  # those of clients that have their order; others may be
+TIERS = (
+    "proxy-client",
+    "proxy-server",
+    "consumer",
+)  # tiers of clients with a fixed order; other names are allowed
 WINDOW_MS = 600_000
 IDLE_MS = 30_000
-SEND_TIMEOUT_S = 60.0  # an output that has not answered by then is asked again
+SEND_TIMEOUT_S = 60.0  # then the output is called again
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
 STOP_TIMEOUT_S = 2.0
-# One report among hundreds, of hundreds of windows, is found by fewer. Where nothing passes, the rest waits.
+# Enough to find one report among hundreds. Beyond, nothing passes.
 MOST_NOT_PASSED = 20  # in a row
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
 LOG, OUTPUT, REFUSED = "the write-ahead log", "the output", "the receiver of reports"
 NOT_PASSED = "the way to the receiver"
 FORK = "a forked process"
-KEEPING, SENDING = "keeping counts", "sending reports"  # faults of ours
+KEEPING, SENDING = "keeping counts", "sending reports"  # faults of this library
 
 
 class Fsync(Enum):
-    """What survives the machine; what was logged survives the process in any case.
+    """The data that survives when the machine stops. Logged counts always survive the process.
 
-    NEVER    nothing for sure: what was counted may be missing. What was consumed, reported and not committed
+    NEVER    nothing for sure: counts may be missing. Consumed records that were reported and not committed
              may be counted twice.
-    REPORTS  reports, before they are sent: nothing is counted twice. What was counted since may be missing.
-    ALWAYS   all that is logged, at a disk's latency each time.
+    REPORTS  reports, synced before they are sent: nothing is counted twice. Later counts may be missing.
+    ALWAYS   all logged counts, at the disk's latency for each write.
     """
 
     NEVER = "never"
@@ -75,13 +79,13 @@ class Fsync(Enum):
 
 
 class Stats(NamedTuple):
-    """How the audit goes.
+    """The state of the audit.
 
     Attributes:
-        waiting, acknowledged, refused: reports. Those that the receiver refused are kept in the log's folder.
-        redelivered: consumed records that were not counted again.
-        uncounted: records that could not be counted.
-        wrong: what is wrong now -> why.
+        waiting, acknowledged, refused: Reports. Refused ones are kept in the log's folder.
+        redelivered: Consumed records that were not counted again.
+        uncounted: Records that could not be counted.
+        wrong: The current problems, each with its reason.
     """
 
     topics: int
@@ -94,11 +98,11 @@ class Stats(NamedTuple):
 
 
 class _NotNow(Exception):
-    """The output failed: what waits is tried again later."""
+    """The output failed: the reports wait for the next try."""
 
 
 class Auditing(Counting):
-    """What `Audit` and `SyncAudit` share."""
+    """The base of `Audit` and `SyncAudit`."""
 
     def __init__(
         self,
@@ -117,32 +121,30 @@ class Auditing(Counting):
         """Begins to count.
 
         Args:
-            origin: names the client among all others; the same for all its processes.
-            tier: see `TIERS`.
-            output: where reports go.
-            wal: a folder of this process alone, that the next one finds again; `FolderPerWorker` where a
-                server has several; None: nothing is kept, and what a killed process had not sent is missing.
-            cluster: whose topics are counted, as the audit plan names it.
-            window_ms: as in the audit plan.
-            idle_ms: who has counted nothing for so long has nothing older to come.
+            origin: The client's name, the same for all its processes.
+            tier: One of `TIERS`, or another name.
+            output: Sends the reports.
+            wal: A folder for this process only, which its next start finds again. `FolderPerWorker` for
+                servers with several processes. None: no log, so a killed process loses what it had not sent.
+            cluster: The cluster of the counted topics, as the audit plan names it.
+            window_ms: As in the audit plan.
+            idle_ms: After this time without a count, no older record is expected.
 
         Raises:
-            AuditError: an argument makes no sense.
+            AuditError: An argument is invalid.
         """
         for name, value in {"origin": origin, "tier": tier, "cluster": cluster or "-"}.items():
             if not isinstance(value, str) or not _NAME.fullmatch(value):
                 raise AuditError(f"{name}={value!r}: use letters, digits, '.', '_' and '-', at most 200")
         if is_of_workers(tier, cluster):
-            raise AuditError(
-                f"tier={tier!r}: workers count it, and refuse what others say of it; use one of {TIERS}"
-            )
+            raise AuditError(f"tier={tier!r}: only workers report this tier; use one of {TIERS}")
         numbers = {
             "window_ms": window_ms, "idle_ms": idle_ms, "log_interval_s": log_interval_s,
             "report_interval_s": report_interval_s,
         }  # fmt: skip
         for name, number in numbers.items():
             if not number > 0:
-                raise AuditError(f"{name}={number!r}: has to be above 0")
+                raise AuditError(f"{name}={number!r}: must be above 0")
         self._folders = wal if isinstance(wal, FolderPerWorker) else None
         self._wal = None if wal is None or isinstance(wal, FolderPerWorker) else WriteAheadLog(Path(wal))
         self._origin = origin
@@ -161,16 +163,16 @@ class Auditing(Counting):
         self._closing: asyncio.Event | None = None
         self._close_s = 0.0
         self._has_left = self._ended = self._sent_all = self._is_forked = False
-        self._not_passed: set[str] = set()  # ids of reports, sent behind the others
+        self._not_passed: set[str] = set()  # ids of reports, which are sent last
         self._not_passed_in_a_row = 0
 
     @property
     def source(self) -> str:
-        """Names this incarnation in its reports; final once it is started."""
+        """The name of this incarnation in its reports; final once it is started."""
         return self._tier.source
 
     def _new_source(self) -> str:
-        """Before the sign what stays the same when the process is started again, as far as it is known."""
+        """The part before `INCARNATION` stays the same over restarts, as far as the host's name does."""
         names = [self._origin, socket.gethostname()]
         if self._folders is not None:
             names.append(self._folders.directory.name)
@@ -189,20 +191,20 @@ class Auditing(Counting):
             self._refused,
             sum(book.redelivered for book in books),
             sum(book.uncounted for book in books),
-            dict(self._told.now),
+            dict(self._problems.now),
         )
 
-    # -- beginning and end, in whatever thread ---------------------------------------------------------
+    # -- start and end, in any thread -----------------------------------------------------------------
 
     def _start(self) -> None:
         self._look_for_fork()
         if self._is_forked:
             raise AuditError(
-                "start: the process that forked this one has started it; start it in each worker only, or "
+                "start: the parent process has started this audit; start it in the workers only, or "
                 "make another Audit"
             )
         if self._thread is not None:
-            raise AuditError("start: it was started before; make another Audit")
+            raise AuditError("start: the audit was started before; make another Audit")
         self._open_log()
         began: Future[None] = Future()
         self._thread = threading.Thread(
@@ -213,7 +215,7 @@ class Auditing(Counting):
         _started.add(self)
 
     def _open_log(self) -> None:
-        """Takes over what is left, of other processes too: it is in the log of this one then."""
+        """Opens the log, and moves the unsent reports of ended processes into it."""
         folders = self._folders
         if folders is not None:
             wal, left = folders.locked()
@@ -238,45 +240,45 @@ class Auditing(Counting):
             raise
 
     def _take_over(self, wal: WriteAheadLog, *left: RecoveredState) -> None:
-        """What processes have left is in the log of this one then. Raises AuditError."""
+        """Puts the states of ended processes into this log. Raises AuditError."""
         for one in left:
             self._backlog |= {report.id: report for report in one.backlog}
             self._resume(one.positions)
-        wal.shut()  # so that a file is begun, which says everything
+        wal.shut()  # then `_keep` begins a file with a snapshot
         if not self._keep(sync=True):
-            raise AuditError(f"wal={str(wal.directory)!r}: {self._told.now[LOG]}; see that it can be written")
+            raise AuditError(
+                f"wal={str(wal.directory)!r}: {self._problems.now[LOG]}; make sure that it can be written"
+            )
 
-    def _left(self, wal: WriteAheadLog, left: Left, at_ms: int) -> RecoveredState:
+    def _left(self, wal: WriteAheadLog, left: EarlierLog, at_ms: int) -> RecoveredState:
         try:
             everything = recovery.read(left.payloads)
         except recovery.UnreadableFrames as error:
             raise AuditError(
-                f"wal={str(wal.directory)!r}: {error}; another version wrote it: "
-                "let that one send what is there, or name another folder"
+                f"wal={str(wal.directory)!r}: {error}; another version wrote the log: "
+                "start that version to send its reports, or name another folder"
             ) from error
         if left.damage:
-            log.error("audit: %s is damaged: %s; what was counted there may be missing", LOG, left.damage)
+            log.error("audit: %s is damaged: %s; some of its counts may be missing", LOG, left.damage)
         if wal.refused_bytes:
             path = wal.directory / write_ahead_log.REFUSED
-            log.warning(
-                "audit: %s holds reports that the receiver has refused; look at it, move it away", path
-            )
+            log.warning("audit: %s has reports that the receiver refused; read it, then move it away", path)
         return recovery.resumed(everything, at_ms, self._idle_ms)
 
-    def _close_soon(self, timeout_s: float) -> None:
+    def _request_close(self, timeout_s: float) -> None:
         self._look_for_fork()
         self._close_s = timeout_s
         if self._loop is not None and self._closing is not None and not self._ended:
-            with contextlib.suppress(RuntimeError):  # it ended just now
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
                 self._loop.call_soon_threadsafe(self._closing.set)
 
-    def _joined(self, timeout_s: float) -> bool:
-        """Waits for the thread. Whether all that was counted is acknowledged."""
+    def _wait_for_thread(self, timeout_s: float) -> bool:
+        """Waits for the thread; returns whether all counts are acknowledged."""
         if self._thread is not None and not self._is_forked:
             self._thread.join(timeout_s + 2 * STOP_TIMEOUT_S)
         return self._sent_all
 
-    def _logged_soon(self) -> Future[bool]:
+    def _request_logging(self) -> Future[bool]:
         self._look_for_fork()
         waiter: Future[bool] = Future()
         if self._wal is None or self._loop is None or self._wake is None or self._ended:
@@ -285,12 +287,12 @@ class Auditing(Counting):
         self._waiters.append(waiter)
         try:
             self._loop.call_soon_threadsafe(self._wake.set)
-        except RuntimeError:  # the loop was closed just now
+        except RuntimeError:  # the loop was just closed
             _answer([waiter], False)
         return waiter
 
     def _keep(self, *, sync: bool) -> bool:
-        """Writes what has changed. Whether it is in the log."""
+        """Writes the changes; returns whether the log has them."""
         self._look_for_fork()
         wal = self._wal
         if wal is None or self._is_forked:
@@ -299,7 +301,7 @@ class Auditing(Counting):
             try:
                 if not wal.is_open or wal.is_long:
                     self._arrived.clear()
-                    everything = self._everything(list(self._backlog.values()), has_left=self._has_left)
+                    everything = self._snapshot(list(self._backlog.values()), has_left=self._has_left)
                     wal.start_file(recovery.encode(everything))
                 else:
                     arrived, self._arrived = self._arrived, []
@@ -310,12 +312,12 @@ class Auditing(Counting):
                         wal.sync()
             except (OSError, ValueError) as error:
                 wal.shut()
-                self._told.wrong(LOG, error)
+                self._problems.wrong(LOG, error)
                 return False
             except BaseException:
-                wal.shut()  # what was taken from the books is in no frame: the next one says everything
+                wal.shut()  # changes were taken from the books, but not written: the next frame is a snapshot
                 raise
-            self._told.right(LOG)
+            self._problems.right(LOG)
             return True
 
     # -- the thread ------------------------------------------------------------------------------------
@@ -333,12 +335,12 @@ class Auditing(Counting):
         await asyncio.wait((keeping, sending), timeout=STOP_TIMEOUT_S)
         await self._finish()
         self._ended = True
-        _answer(self._taken_waiters(), False)
+        _answer(self._take_waiters(), False)
 
     async def _finish(self) -> None:
-        """The last reports; what is not taken stays in the log."""
+        """Sends the last reports. The log keeps those without an acknowledgement."""
         self._reports(int(self._now_s() * 1000), leaves=True)
-        waiters = self._taken_waiters()
+        waiters = self._take_waiters()
         _answer(waiters, self._keep(sync=self._fsync is not Fsync.NEVER))
         with contextlib.suppress(*TIMEOUTS):
             async with timeout(self._close_s):
@@ -352,27 +354,27 @@ class Auditing(Counting):
                 await self._output.close()
         self._has_left = True
         if self._wal is not None:
-            self._wal.shut()  # so that a new file is begun
+            self._wal.shut()  # then `_keep` begins a new file
             self._keep(sync=False)
             self._wal.release()
 
-    async def _log(self, stirred: asyncio.Event) -> None:
+    async def _log(self, wake: asyncio.Event) -> None:
         while True:
             with contextlib.suppress(*TIMEOUTS):
                 async with timeout(self._log_interval_s):
-                    await stirred.wait()
-            stirred.clear()
-            waiters, is_kept = self._taken_waiters(), False
+                    await wake.wait()
+            wake.clear()
+            waiters, is_kept = self._take_waiters(), False
             try:
                 is_kept = self._keep(sync=self._fsync is Fsync.ALWAYS)
-                self._told.right(KEEPING)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not end the audit
+                self._problems.right(KEEPING)
+            except Exception as error:  # noqa: BLE001 - a fault of this library must not end the audit
                 log.debug("audit: %s", KEEPING, exc_info=True)
-                self._told.wrong(KEEPING, repr(error))
+                self._problems.wrong(KEEPING, repr(error))
             _answer(waiters, is_kept)
 
-    def _taken_waiters(self) -> list[Future[bool]]:
-        """Those who wait now; other threads add to them meanwhile."""
+    def _take_waiters(self) -> list[Future[bool]]:
+        """Takes the current waiters; other threads may add more."""
         return [self._waiters.popleft() for _ in range(len(self._waiters))]
 
     async def _send(self, closing: asyncio.Event) -> None:
@@ -381,15 +383,15 @@ class Auditing(Counting):
             try:
                 self._reports(int(self._now_s() * 1000))
                 tries = 0 if await self._deliver() else tries + 1
-                self._told.right(SENDING)
+                self._problems.right(SENDING)
             except Exception as error:  # noqa: BLE001 - as above
                 log.debug("audit: %s", SENDING, exc_info=True)
-                self._told.wrong(SENDING, repr(error))
+                self._problems.wrong(SENDING, repr(error))
                 tries += 1
             await asyncio.sleep(_backoff_s(tries) if tries else self._report_interval_s)
 
     async def _deliver(self) -> bool:
-        """Sends all that waits. Whether none of it waits any more."""
+        """Sends all waiting reports; returns whether none is left."""
         waiting = [*self._backlog.values(), *self._pending()]
         if not self._keep(sync=self._fsync is not Fsync.NEVER):
             return False
@@ -397,31 +399,31 @@ class Auditing(Counting):
         self._not_passed.intersection_update({report.id for report in waiting})
         self._not_passed_in_a_row = 0
         try:
-            is_all = all([await self._delivered(batch) for batch in outputs.batches(waiting)])
+            is_all = all([await self._deliver_batch(batch) for batch in outputs.batches(waiting)])
         except _NotNow as error:
-            self._told.wrong(OUTPUT, error)
+            self._problems.wrong(OUTPUT, error)
             return False
-        self._told.right(OUTPUT)
+        self._problems.right(OUTPUT)
         if is_all:
-            self._told.right(NOT_PASSED)
+            self._problems.right(NOT_PASSED)
         return is_all
 
-    async def _delivered(self, batch: list[Report]) -> bool:
-        """Whether none of the batch waits any more. Raises _NotNow."""
+    async def _deliver_batch(self, batch: list[Report]) -> bool:
+        """Sends a batch; returns whether none of it is left. Raises _NotNow."""
         is_refused = False
         try:
-            await self._sent(batch)
+            await self._send_once(batch)
         except (Refused, NotPassed) as error:
             if len(batch) > 1:
                 half = len(batch) // 2
-                return all([await self._delivered(part) for part in (batch[:half], batch[half:])])
+                return all([await self._deliver_batch(part) for part in (batch[:half], batch[half:])])
             (report,) = batch
             is_refused = isinstance(error, Refused)
-            is_gone = self._gave_up(report, error) if is_refused else await self._sent_by_halves(report)
+            is_gone = self._keep_refused(report, error) if is_refused else await self._send_halves(report)
             if not is_gone:
                 self._not_passed.add(report.id)
-                why = f"report {report.id} of topic {report.topic} waits, others go on: {error}"
-                self._told.wrong(NOT_PASSED, why)
+                why = f"report {report.id} of topic {report.topic} waits, others are sent: {error}"
+                self._problems.wrong(NOT_PASSED, why)
                 return False
         self._acknowledged += 0 if is_refused else len(batch)
         for report in batch:
@@ -431,8 +433,8 @@ class Auditing(Counting):
                 self._books[report.topic].acknowledged(report)
         return True
 
-    async def _sent(self, reports: list[Report]) -> None:
-        """Raises Refused, NotPassed, _NotNow."""
+    async def _send_once(self, reports: list[Report]) -> None:
+        """Sends reports once. Raises Refused, NotPassed, _NotNow."""
         try:
             async with timeout(SEND_TIMEOUT_S):
                 await self._output.send(reports)
@@ -444,37 +446,40 @@ class Auditing(Counting):
                 raise _NotNow(f"nothing passes: {error}") from error
             raise
         except Exception as error:
-            raise _NotNow(f"{type(error).__name__}: {error}") from error  # outputs raise what they like
+            raise _NotNow(f"{type(error).__name__}: {error}") from error  # outputs may raise anything
         self._not_passed_in_a_row = 0
 
-    async def _sent_by_halves(self, report: Report) -> bool:
-        """Sends a report that does not pass as several. Whether all of it arrived. Raises _NotNow."""
+    async def _send_halves(self, report: Report) -> bool:
+        """Sends a report that does not pass in halves; returns whether all arrived. Raises _NotNow."""
         for half in outputs.halves(report) or ():
             try:
-                await self._sent([half])
+                await self._send_once([half])
             except NotPassed:
-                if not await self._sent_by_halves(half):
+                if not await self._send_halves(half):
                     return False
             except Refused:
                 return False
         return len(report.windows) > 1
 
-    def _gave_up(self, report: Report, error: Exception) -> bool:
-        """Keeps a report that nobody takes where people can look at it. Whether it is kept."""
+    def _keep_refused(self, report: Report, error: Exception) -> bool:
+        """Keeps a refused report in a file for people; returns whether it is kept."""
         if self._wal is not None:
             try:
                 self._wal.keep_refused(outputs.json_lines([report]))
             except OSError as failure:
-                self._told.wrong(
+                self._problems.wrong(
                     REFUSED, f"{failure}: report {report.id} of topic {report.topic} waits: {error}"
                 )
                 return False
-        self._told.wrong(REFUSED, f"report {report.id} of topic {report.topic} is given up: {error}")
+        self._problems.wrong(
+            REFUSED,
+            f"the receiver refused report {report.id} of topic {report.topic}, which is kept aside: {error}",
+        )
         self._refused += 1
         return True
 
     def _at_exit(self) -> None:
-        """The process ends without `close`: what was counted is kept for the next one."""
+        """Logs the counts when the process ends without `close`; the next process sends them."""
         self._look_for_fork()
         if not self._ended:
             self._keep(sync=False)
@@ -482,19 +487,19 @@ class Auditing(Counting):
     def _forked(self) -> None:
         self._writing = threading.Lock()
         super()._forked()
-        if self._thread is None:  # it may be started here
+        if self._thread is None:  # the child may start it
             self._begin_as(self._new_source(), is_forked=True)
             return
         self._ended, self._sent_all, self._is_forked = True, False, True
         self._waiters = deque()
         if self._wal is not None:
-            self._wal.release()  # the parent's lock holds
-        self._told.wrong(FORK, "it counts nothing; start an Audit of its own in it")
+            self._wal.release()  # the parent still holds its lock
+        self._problems.wrong(FORK, "it counts nothing; start another Audit in it")
 
 
 def _answer(waiters: list[Future[bool]], is_kept: bool) -> None:
     for waiter in waiters:
-        with contextlib.suppress(InvalidStateError):  # who had waited was cancelled
+        with contextlib.suppress(InvalidStateError):  # the waiting call was cancelled
             waiter.set_result(is_kept)
 
 

@@ -1,4 +1,6 @@
-"""What clients call: counts by topic. Thread-safe, never raises, never waits for disk or network."""
+"""The functions that clients call to count. They are thread-safe, never raise, and never wait for disk or
+network.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 from switchyard.audit.logger import EpisodeLogger
 from switchyard.audit.model.client_counter import ClientAudit
 from switchyard.audit.model.reports import Report, Scope
-from switchyard.audit.recovery import Everything, Positions, WalChange, joined
+from switchyard.audit.recovery import Positions, WalChange, WalSnapshot, joined
 from switchyard.audit.topic_counts import FEW_RECORDS, FIELDS, MOST_NOTED, Ids, TopicCounts
 
 MOST_TOPICS = 10_000
@@ -21,11 +23,11 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _FULL = MOST_NOTED * FIELDS
 _WRONG = (TypeError, ValueError, OverflowError, AttributeError)
 TOPICS = "topics that cannot be audited"
-CALLS = "calls that say nothing to count"
+CALLS = "calls that cannot be counted"
 
 
 class Tier(NamedTuple):
-    """What a client's counts are told as. `source`: one incarnation of it."""
+    """A client's identity in its reports. `source` is one incarnation."""
 
     tier: str
     cluster: str
@@ -35,31 +37,31 @@ class Tier(NamedTuple):
 
 
 class Counting:
-    """The books of a client's topics. Times in ms since 1970; None or below 0: the record has none."""
+    """The books of a client's topics. Times are ms since 1970; None or below 0: the record has none."""
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
         self._books: dict[str, TopicCounts] = {}
-        self._positions: Positions = {}  # of topics without a book yet
-        self._opening = threading.Lock()
+        self._positions: Positions = {}  # of topics that have no book yet
+        self._books_lock = threading.Lock()
         self._now_s = time.time
-        self._told = EpisodeLogger()
+        self._problems = EpisodeLogger()
         self._process_id = os.getpid()
-        self._nowhere = self._book("")  # takes what belongs to no topic, and is never reported
+        self._nowhere = self._book("")  # takes the records of invalid topics, and is never reported
         _forkable.add(self)
 
     def sent(self, topic: str, timestamp_ms: int | None, nbytes: int, id: bytes | None = None) -> None:  # noqa: A002
-        """Counts a record that this tier has.
+        """Counts a record that has reached this tier.
 
         Args:
-            nbytes: of key and value, say: only tiers that count them alike have the same.
-            id: of the message, 16 bytes at best, a UUID's text or any other bytes: with ids the audit finds
-                records that were exchanged, and can name those that are missing.
+            nbytes: For example of key and value. Only tiers that measure alike have equal bytes.
+            id: The message's id: 16 bytes (fastest), a UUID's text or any other bytes. With ids the audit
+                detects replaced records, and can name missing ones.
         """
         try:
             book = self._books[topic]
         except (KeyError, TypeError):
-            book = self._opened(topic)
+            book = self._book_of(topic)
         noted = book.noted
         noted.extend((timestamp_ms, nbytes, id, self._now_s()))
         if len(noted) >= _FULL:
@@ -73,29 +75,29 @@ class Counting:
         nbytes: Sequence[int] | Any,
         ids: Ids | None = None,
     ) -> None:
-        """Counts records that this tier has now: arrays of one length; `nbytes` may be one number."""
+        """Counts records that have just reached this tier: arrays of one length; `nbytes` may be a number."""
         self._look_for_fork()
         try:
-            self._opened(topic).add(timestamps_ms, nbytes, ids, int(self._now_s() * 1000))
+            self._book_of(topic).add(timestamps_ms, nbytes, ids, int(self._now_s() * 1000))
         except _WRONG as error:
-            self._told.wrong(CALLS, f"sent_many({topic!r}): {error}; its records are not counted")
+            self._problems.wrong(CALLS, f"sent_many({topic!r}): {error}; its records are not counted")
 
     def handled(
         self, topic: str, partition: int, offset: int, timestamp_ms: int | None, nbytes: int,
         id: bytes | None = None,  # noqa: A002
     ) -> bool:  # fmt: skip
-        """Counts a consumed record, unless this process or the one before it had counted it already.
+        """Counts a consumed record, unless this process or the one before it has counted it.
 
-        A partition's records are to come in the order of their offsets. Returns whether it was counted.
+        Records of a partition must come in the order of their offsets. Returns whether it was counted.
         """
         try:
             time_ms = -1 if timestamp_ms is None else timestamp_ms
-            book = self._books.get(topic) or self._opened(topic)
-            if not book.noted or book.lock.locked():  # seldom; in a child of a fork sooner or later
+            book = self._books.get(topic) or self._book_of(topic)
+            if not book.noted or book.lock.locked():  # seldom, but sooner or later in the child of a fork
                 self._look_for_fork()
             return book.handled(partition, offset, time_ms, nbytes, id, self._now_s())
         except _WRONG as error:
-            self._told.wrong(
+            self._problems.wrong(
                 CALLS, f"handled({topic!r}, {partition!r}, {offset!r}): {error}; it is not counted"
             )
             return False
@@ -104,30 +106,32 @@ class Counting:
         self, topic: str, partition: int, offsets: Sequence[int], timestamps_ms: Sequence[int],
         nbytes: Sequence[int], ids: Sequence[bytes | None] | None = None,
     ) -> None:  # fmt: skip
-        """`handled` of many records of a partition."""
+        """Counts many records of a partition, as `handled`."""
         try:
-            book = self._opened(topic)
+            book = self._book_of(topic)
             if len(offsets) >= FEW_RECORDS or not book.noted or book.lock.locked():
                 self._look_for_fork()
             book.handled_many(partition, offsets, timestamps_ms, nbytes, ids, self._now_s())
         except _WRONG as error:
-            self._told.wrong(CALLS, f"handled_many({topic!r}, {partition!r}): {error}")
+            self._problems.wrong(CALLS, f"handled_many({topic!r}, {partition!r}): {error}")
 
-    def _opened(self, topic: str) -> TopicCounts:
+    def _book_of(self, topic: str) -> TopicCounts:
         try:
             found = self._books.get(topic)
             if found is not None:
                 return found
             if not _TOPIC.fullmatch(topic):
-                raise ValueError("no topic has such a name")
+                raise ValueError("this is not a valid topic name")
         except _WRONG as error:
-            self._told.wrong(TOPICS, f"{topic!r}: {error}; its records are not counted")
+            self._problems.wrong(TOPICS, f"{topic!r}: {error}; its records are not counted")
             return self._nowhere
         self._look_for_fork()
-        with self._opening:
+        with self._books_lock:
             if topic not in self._books:
                 if len(self._books) >= MOST_TOPICS:
-                    self._told.wrong(TOPICS, f"{topic!r}: one more than {MOST_TOPICS}; it is not counted")
+                    self._problems.wrong(
+                        TOPICS, f"{topic!r}: more than {MOST_TOPICS} topics; its records are not counted"
+                    )
                     return self._nowhere
                 self._books[topic] = self._book(topic)
             return self._books[topic]
@@ -136,35 +140,35 @@ class Counting:
         tier = self._tier
         scope = Scope(topic, tier.tier, tier.cluster, tier.width_ms)
         client = ClientAudit(scope, tier.source, tier.idle_ms)
-        return TopicCounts(client, topic, self._positions.pop(topic, {}), self._told)
+        return TopicCounts(client, topic, self._positions.pop(topic, {}), self._problems)
 
     # -- forks ----------------------------------------------------------------------------------------
 
     def _look_for_fork(self) -> None:
-        """A server that forks in C calls no hook of Python's: its child learns here that it is one."""
+        """Detects a fork in C, which calls no hook of Python's."""
         if os.getpid() != self._process_id:
             self._forked()
 
     def _forked(self) -> None:
-        """In a child of a fork: the locks may be held by threads that it does not have."""
-        self._opening = threading.Lock()
+        """Runs in the child of a fork: threads that it does not have may hold the locks."""
+        self._books_lock = threading.Lock()
         for book in [*self._books.values(), self._nowhere]:
             book.lock = threading.Lock()
         self._process_id = os.getpid()
 
     def _begin_as(self, source: str, *, is_forked: bool = False) -> None:
-        """Names the incarnation, before its first report. `is_forked`: what is counted is the parent's."""
+        """Sets the incarnation, before its first report. `is_forked`: drops the parent's counts."""
         self._tier = self._tier._replace(source=source)
         if is_forked:
             self._books = {}
         for book in self._books.values():
             book.begin_as(source)
 
-    # -- what the thread that keeps and sends asks for ------------------------------------------------
+    # -- for the background thread -------------------------------------------------------------------
 
     def _resume(self, positions: Positions) -> None:
-        """Takes in positions of the process before, also of topics that were counted since this one began."""
-        with self._opening:
+        """Takes over positions of an earlier process, also for topics that this one has counted already."""
+        with self._books_lock:
             for topic, found in positions.items():
                 book = self._books.get(topic)
                 if book is None:
@@ -173,13 +177,15 @@ class Counting:
                 with book.lock:
                     book.positions = joined({topic: book.positions}, {topic: found})[topic]
 
-    def _everything(self, backlog: Sequence[Report], *, has_left: bool) -> Everything:
-        """`has_left`: the last reports were made; who has nothing more to say is not to be ended again."""
-        unopened = dict(self._positions)  # first: a book that is opened meanwhile takes its own from there
+    def _snapshot(self, backlog: Sequence[Report], *, has_left: bool) -> WalSnapshot:
+        """The snapshot for the log. `has_left`: the last reports exist, so ended clients are left out."""
+        unopened = dict(
+            self._positions
+        )  # first, because a book that is opened meanwhile takes its positions from there
         books = [book.all() for book in list(self._books.values())]
         positions = {state.scope.topic: moved for state, moved in books if moved}
         states = [state for state, _ in books if not has_left or state.pending or state.windows]
-        return Everything(tuple(states), tuple(backlog), unopened | positions)
+        return WalSnapshot(tuple(states), tuple(backlog), unopened | positions)
 
     def _change(self, arrived: Sequence[str]) -> WalChange | None:
         books = [found for book in list(self._books.values()) if (found := book.change()) is not None]

@@ -1,20 +1,19 @@
-"""What the library raises, all of it before anything is counted: afterwards it logs."""
+"""The library's errors. `AuditError` comes from the constructor and `start`; later errors are logged only."""
 
 from __future__ import annotations
 
 
 class AuditError(Exception):
-    """The audit cannot begin: names the argument, its value and the remedy."""
+    """The audit cannot start: names the argument, its value and the remedy."""
 
 
 class Refused(Exception):
-    """An output's receiver says that it will never take these reports; raised by outputs, told in the log."""
+    """The receiver of an output will never accept these reports. Outputs raise it; the audit logs it."""
 
 
 class NotPassed(Exception):
-    """Something before the receiver (a proxy's limit) did not let these reports pass; fewer of them may pass.
-    Raised by outputs."""
+    """A limit before the receiver, such as a proxy's, stopped these reports; fewer of them may pass."""
 
 
 class FolderTaken(AuditError):
-    """Another process has the folder of a write-ahead log."""
+    """Another process uses the folder of a write-ahead log."""

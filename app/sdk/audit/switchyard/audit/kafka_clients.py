@@ -1,14 +1,14 @@
-"""aiokafka's producer and consumer, audited. What is not named here goes to the client as it is.
+"""aiokafka's producer and consumer, audited. Other attributes are those of the wrapped client.
 
 Rules
-1. A produced record counts when the brokers have acknowledged it, one of a transaction when that is
-   committed; one whose future the application has cancelled does not. Bytes are those of keys and values that
-   are given as bytes.
-2. A consumed record counts when the application is given it, once: one that comes again after a restart is
-   known by its offset. `commit` waits until the counts are logged. So with `enable_auto_commit=False` every
-   record is counted exactly once, whenever the process is killed. Who commits in another way, in a
-   producer's transaction say, awaits `audit.logged()` before.
-3. The audit never fails a call: a commit goes out even if the log cannot be written.
+1. A produced record counts once the brokers have acknowledged it, a record of a transaction once that is
+   committed. A record whose future the application cancelled does not count. Bytes are the lengths of keys
+   and values that are given as bytes.
+2. A consumed record counts once, when the application gets it. After a restart it is recognised by its
+   offset. `commit` waits until the counts are logged, so with `enable_auto_commit=False` every record is
+   counted exactly once, whenever the process is killed. An application that commits in another way, such as
+   in a producer's transaction, must await `audit.logged()` first.
+3. The audit never fails a call: a commit is sent even if the log cannot be written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Entry = tuple[int, int, bytes | None]  # timestamp, bytes, id
 
 
 class AuditedBatch:
-    """aiokafka's `BatchBuilder`, and what was appended to it."""
+    """aiokafka's `BatchBuilder`, with the entries that were appended to it."""
 
     def __init__(self, builder: Any, id_header: str) -> None:
         self.builder = builder
@@ -48,22 +48,22 @@ class AuditedBatch:
     def append(
         self, *, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers = ()
     ) -> Any:
-        """aiokafka's: None where there was no room."""
+        """As aiokafka's. None: the batch had no room."""
         found = self.builder.append(timestamp=timestamp, key=key, value=value, headers=list(headers))
         if found is not None:
             at_ms = int(time.time() * 1000) if timestamp is None else timestamp
-            self.entries.append((at_ms, _size(key) + _size(value), _named(headers, self._id_header)))
+            self.entries.append((at_ms, _size(key) + _size(value), _header_value(headers, self._id_header)))
         return found
 
 
 class AuditedProducer:
-    """Counts what a producer has sent.
+    """Counts the records that a producer has sent.
 
     Args:
-        is_durable: `send_and_wait` returns only when the count is logged: what the application was told to be
-            delivered is then counted exactly once. Else what was counted within the audit's `log_interval_s`
-            is missing from the audit when the process is killed.
-        id_header: the header with the message's id; "" for none.
+        is_durable: `send_and_wait` returns only once the count is logged, so every record that the
+            application knows to be delivered is counted exactly once. Without it a killed process loses the
+            counts of `log_interval_s`.
+        id_header: The header with the message's id; "": none.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class AuditedProducer:
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> asyncio.Future[RecordMetadata]:
-        """aiokafka's; the record counts once the future is done."""
-        # Stamped here, because what aiokafka answers is the time of the first record of its batch for all.
+        """As aiokafka's. The record counts once the future is done."""
+        # The timestamp is set here: aiokafka's answer has the time of the first record of the batch.
         at_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
         future: asyncio.Future[RecordMetadata] = await self._producer.send(
             topic, value, key, partition, at_ms, headers
         )
-        entries = ((at_ms, _size(key) + _size(value), _named(headers, self._id_header)),)
+        entries = ((at_ms, _size(key) + _size(value), _header_value(headers, self._id_header)),)
         future.add_done_callback(lambda done: self._acknowledged(done, topic, entries))
         return future
 
@@ -111,21 +111,21 @@ class AuditedProducer:
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> RecordMetadata:
-        """aiokafka's."""
-        # Shielded: who stops waiting does not stop the record, and it is to be counted.
+        """As aiokafka's."""
+        # Shielded: a caller that stops waiting does not stop the record, which must be counted.
         found = await asyncio.shield(await self.send(topic, value, key, partition, timestamp_ms, headers))
         if self._is_durable and self._in_transaction is None:
             await self._audit.logged()
         return found
 
     def create_batch(self) -> AuditedBatch:
-        """aiokafka's, that remembers what is in it."""
+        """As aiokafka's; the batch remembers its records."""
         return AuditedBatch(self._producer.create_batch(), self._id_header)
 
     async def send_batch(
         self, batch: AuditedBatch, topic: str, *, partition: int
     ) -> asyncio.Future[RecordMetadata]:
-        """aiokafka's; its records count once the future is done."""
+        """As aiokafka's. The records count once the future is done."""
         future: asyncio.Future[RecordMetadata] = await self._producer.send_batch(
             batch.builder, topic, partition=partition
         )
@@ -137,7 +137,7 @@ class AuditedProducer:
     ) -> None:
         if done.cancelled() or done.exception() is not None:
             return
-        found = done.result()  # None of a producer that asks for no acknowledgements
+        found = done.result()  # None: the producer asks for no acknowledgements
         log_ms = found.timestamp if found is not None and found.timestamp_type == LOG_APPEND_TIME else None
         counted = [
             (topic, at_ms if log_ms is None else log_ms, nbytes, name) for at_ms, nbytes, name in entries
@@ -162,7 +162,7 @@ class AuditedProducer:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Self]:
-        """aiokafka's: commits at its end, aborts after an error."""
+        """As aiokafka's: commits at the end, aborts after an error."""
         self._in_transaction = []
         try:
             async with self._producer.transaction():
@@ -173,7 +173,7 @@ class AuditedProducer:
         await self._committed()
 
     async def _committed(self) -> None:
-        await asyncio.sleep(0)  # all is acknowledged, but the last callbacks may still wait for their turn
+        await asyncio.sleep(0)  # all records are acknowledged, but the last callbacks may not have run
         committed, self._in_transaction = self._in_transaction or [], None
         for entry in committed:
             self._audit.sent(*entry)
@@ -193,34 +193,34 @@ class AuditedProducer:
 
 
 class AuditedConsumer:
-    """Counts what a consumer is given. `id_header`: the header with the message's id; "" for none.
+    """Counts the records that a consumer hands out. `id_header`: the header with the message's id; "": none.
 
-    Start the audit before anything is consumed: it knows what was counted before.
+    Start the audit before consuming: it reads which records were counted before.
     """
 
     def __init__(self, consumer: AIOKafkaConsumer, audit: Audit, *, id_header: str = MESSAGE_ID) -> None:
         self._consumer = consumer
         self._audit = audit
         self._id_header = id_header
-        self._given = 0  # batches
+        self._received = 0  # batches
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
 
     async def getone(self, *partitions: TopicPartition) -> ConsumerRecord[Any, Any]:
-        """aiokafka's."""
+        """As aiokafka's."""
         record: ConsumerRecord[Any, Any] = await self._consumer.getone(*partitions)
-        self._given += 1
+        self._received += 1
         self._audit.handled(
             record.topic, record.partition, record.offset, record.timestamp, _consumed_size(record),
-            _named(record.headers, self._id_header),
+            _header_value(record.headers, self._id_header),
         )  # fmt: skip
         return record
 
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord[Any, Any]]]:
-        """aiokafka's."""
+        """As aiokafka's."""
         found: dict[TopicPartition, list[ConsumerRecord[Any, Any]]] = await self._consumer.getmany(
             *partitions, timeout_ms=timeout_ms, max_records=max_records
         )
@@ -230,22 +230,24 @@ class AuditedConsumer:
         return found
 
     def _count(self, topic: str, partition: int, records: Sequence[ConsumerRecord[Any, Any]]) -> None:
-        self._given += 1
+        self._received += 1
         self._audit.handled_many(
             topic,
             partition,
             [record.offset for record in records],
             [record.timestamp for record in records],
             [_consumed_size(record) for record in records],
-            [_named(record.headers, self._id_header) for record in records] if self._id_header else None,
+            [_header_value(record.headers, self._id_header) for record in records]
+            if self._id_header
+            else None,
         )
 
     async def commit(self, offsets: Mapping[TopicPartition, Any] | None = None) -> None:
-        """aiokafka's, after the counts are logged."""
+        """As aiokafka's, once the counts are logged."""
         for _ in range(COMMIT_TRIES):
-            given = self._given
-            if not await self._audit.logged() or given == self._given:
-                break  # else another task was given records meanwhile, whose offsets would be committed, too
+            received = self._received
+            if not await self._audit.logged() or received == self._received:
+                break  # otherwise another task got records meanwhile, whose offsets would be committed too
         await self._consumer.commit(offsets)
 
     def __aiter__(self) -> Self:
@@ -264,7 +266,7 @@ class AuditedConsumer:
         await self._consumer.stop()
 
 
-def _named(headers: Sequence[tuple[str, bytes]] | None, wanted: str) -> bytes | None:
+def _header_value(headers: Sequence[tuple[str, bytes]] | None, wanted: str) -> bytes | None:
     if headers and wanted:
         for name, value in headers:
             if name == wanted:
@@ -277,5 +279,5 @@ def _size(data: Any) -> int:
 
 
 def _consumed_size(record: ConsumerRecord[Any, Any]) -> int:
-    """Of key and value, as they came; -1 says that there is none."""
+    """The bytes of key and value as received; aiokafka has -1 for a missing one."""
     return max(0, record.serialized_key_size) + max(0, record.serialized_value_size)

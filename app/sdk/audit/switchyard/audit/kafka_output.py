@@ -1,7 +1,7 @@
-"""Reports into Kafka, through aiokafka.
+"""Writes reports into Kafka, through aiokafka.
 
-Workers of the region make the topic. This client never does (`switchyard.producer.topic_creation`): a missing
-topic is an error that says so.
+Workers of the region create the topic. This client never does (`switchyard.producer.topic_creation`): a
+missing topic is an error that says so.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ STOP_TIMEOUT_S = 5.0
 
 
 def audit_topic(region: str) -> str:
-    """The reports' topic of a region."""
+    """The topic of a region's reports."""
     return f"switchyard-{region}-audit"
 
 
 class NoTopic(LookupError):
-    """The reports' topic does not exist: names it, and the remedy."""
+    """The topic of the reports does not exist. The message names it, and the remedy."""
 
 
 class KafkaOutput:
-    """Writes each report to the region's audit topic, by the name of the topic that it is about, so that all
-    tiers of a topic come to one partition. `options`: aiokafka's own, for security and such. Raises `NoTopic`
-    while the topic does not exist; the reports wait."""
+    """Writes each report to the region's audit topic.
+
+    The key is the audited topic, so the reports of all its tiers get into one partition. `options` are
+    aiokafka's own, for security and the like. Raises `NoTopic` while the topic does not exist; the reports
+    wait.
+    """
 
     def __init__(
         self, bootstrap: str, region: str, options: Mapping[str, Any] | None = None, topic: str | None = None
@@ -54,11 +57,11 @@ class KafkaOutput:
         try:
             await asyncio.wait_for(self._send(reports), SEND_TIMEOUT_S)
         except MessageSizeTooLargeError as error:
-            raise NotPassed(str(error)) from error  # as several reports of fewer windows
+            raise NotPassed(str(error)) from error  # it is then sent as several reports with fewer windows
         except BaseException as error:
-            lost = isinstance(error, (asyncio.TimeoutError, KafkaError)) and self._lacks_topic()
-            await self.close()  # another one is made for the next try
-            if lost:
+            is_missing = isinstance(error, (asyncio.TimeoutError, KafkaError)) and self._lacks_topic()
+            await self.close()  # the next try makes a new producer
+            if is_missing:
                 raise self._no_topic() from error
             raise
 
@@ -70,7 +73,7 @@ class KafkaOutput:
         await asyncio.gather(*waiting)
 
     def _lacks_topic(self) -> bool:
-        """Whether somebody has deleted it meanwhile, as far as is known."""
+        """Whether the topic has been deleted meanwhile, as far as the client knows."""
         if self._producer is None:
             return False
         known = self._producer.client.cluster
@@ -81,9 +84,9 @@ class KafkaOutput:
     def _no_topic(self) -> NoTopic:
         what = f"topic {self._topic} does not exist in Kafka at {self._bootstrap}"
         if self._topic != audit_topic(self._region):
-            return NoTopic(f"{what}: create it, with as many partitions as {audit_topic(self._region)} has")
+            return NoTopic(f"{what}: create it with as many partitions as {audit_topic(self._region)}")
         return NoTopic(
-            f"{what}: workers of region {self._region} make it when they start; start one, or mend "
+            f"{what}: workers of region {self._region} create it when they start; start one, or correct "
             f"region={self._region!r} or bootstrap"
         )
 
@@ -100,7 +103,7 @@ class KafkaOutput:
             client.add_topic(self._topic)
             if not await client.force_metadata_update():
                 raise KafkaConnectionError(
-                    f"Kafka at {self._bootstrap} answers, and its brokers do not, at the addresses that they "
+                    f"Kafka at {self._bootstrap} answers, but its brokers do not at the addresses that they "
                     "advertise"
                 )
             if self._topic in client.cluster.unauthorized_topics:

@@ -1,4 +1,4 @@
-"""The standard logger, and a way to say what is wrong once, not with every record."""
+"""The standard logger, and a logger of problems that repeats nothing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ log = logging.getLogger("switchyard.audit")
 
 
 class EpisodeLogger:
-    """Says what is wrong with each of several things when it begins, and when it ends.
+    """Logs each problem when it begins, and when it ends.
 
-    Attributes: `now`: what is wrong -> what was said of it.
+    Attributes:
+        now: The current problems, each with its latest reason.
     """
 
     __slots__ = ("now",)
@@ -19,11 +20,12 @@ class EpisodeLogger:
         self.now: dict[str, str] = {}
 
     def wrong(self, what: str, why: object) -> None:
-        """It is wrong now; that it still is, for another reason, is not said again."""
+        """The problem exists. A repetition, also with another reason, is not logged."""
         if what not in self.now:
             log.error("audit: %s: %s", what, why)
         self.now[what] = str(why)
 
     def right(self, what: str) -> None:
+        """The problem has ended, if it existed."""
         if self.now.pop(what, None) is not None:
             log.warning("audit: %s: works again", what)

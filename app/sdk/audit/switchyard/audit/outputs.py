@@ -1,12 +1,13 @@
-"""Where reports go. An output delivers a batch or raises; who sends it tries again, so it may deliver twice.
+"""Outputs: the ways in which reports are sent. An output delivers a batch or raises.
 
     KafkaOutput (switchyard.audit.kafka_output)   the topic `switchyard-<region>-audit`
     HttpOutput                          POST /api/v1/audit/reports
     CallOutput                          a function or coroutine function of yours
     FileOutput                          a file, a report a line
 
-A batch has at most `MOST_BATCH_BYTES`, encoded, unless one report alone is larger. The same report may come
-again, from another process too: whoever receives it keeps each id once (`app.audit.folds.collector`).
+The audit retries after an error, so an output may deliver a report twice, also from another process. The
+receiver counts each id once (`app.audit.folds.collector`). A batch has at most `MOST_BATCH_BYTES`, encoded,
+unless a single report is larger.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ HTTP_ANSWER_TIMEOUT_S = 10.0
 NDJSON = "application/x-ndjson"
 MOST_ANSWER_BYTES = 8 * 1024
 MOST_ANSWER_CHARS = 500
-# Only Switchyard knows what it will never take: the problem's type (RFC 9457) is its word, a status is not.
+# Only Switchyard can refuse reports for ever. Its problem type (RFC 9457) says so; a status may be a proxy's.
 BAD_REPORT = "urn:switchyard:problem:bad-report"
-# What proxies answer because of a body: its size, its kind, its content. A smaller one, or another, may pass.
+# Proxies answer these because of a body's size, type or content. A smaller body, or another, may pass.
 OF_BODIES = frozenset({400, 403, 406, 413, 415, 422})
 
 encode = msgspec.json.Encoder().encode
@@ -41,7 +42,7 @@ _decode = msgspec.json.Decoder(Report).decode
 
 
 class _Answer(msgspec.Struct):
-    """What Switchyard answers: how many reports it took, or a problem's type."""
+    """Switchyard's answer: the number of accepted reports, or a problem's type."""
 
     taken: int = -1
     type: str = ""
@@ -51,18 +52,23 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
 class Output(Protocol):
-    """See the module. Both are called in one event loop, that of the audit's own thread."""
+    """Sends reports. Both methods run in the event loop of the audit's thread."""
 
     async def send(self, reports: Sequence[Report]) -> None:
-        """Returns when the receiver has them. Raises `Refused` if it says that it never will, `NotPassed` if
-        fewer of them may reach it, anything else if not now."""
+        """Returns once the receiver has the reports.
+
+        Raises:
+            Refused: The receiver will never accept them.
+            NotPassed: Fewer of them may reach it.
+            Exception: Any other error; the audit retries.
+        """
 
     async def close(self) -> None:
-        """Gives back what it holds."""
+        """Releases connections and files."""
 
 
 def batches(reports: Iterable[Report]) -> Iterator[list[Report]]:
-    """Cut where one would be larger than `MOST_BATCH_BYTES`."""
+    """The reports in batches of at most `MOST_BATCH_BYTES`."""
     batch: list[Report] = []
     size = 0
     for report in reports:
@@ -77,9 +83,11 @@ def batches(reports: Iterable[Report]) -> Iterator[list[Report]]:
 
 
 def halves(report: Report) -> tuple[Report, Report] | None:
-    """The report as two, each with half of its windows; None: it has too few. A window of a numbered report
-    counts once, in whichever of them it comes. The first one says nothing of how far the source is: send it
-    first."""
+    """The report as two, each with half of its windows; None: it has fewer than two.
+
+    A window of a numbered report counts once, whichever half it comes in. The first half says nothing of the
+    source's watermark, so send it first.
+    """
     half = len(report.windows) // 2
     if not half:
         return None
@@ -90,12 +98,12 @@ def halves(report: Report) -> tuple[Report, Report] | None:
 
 
 def json_lines(reports: Iterable[Report]) -> bytes:
-    """A report a line; the body of HTTP requests."""
+    """The body of HTTP requests: a report a line."""
     return b"".join(encode(report) + b"\n" for report in reports)
 
 
 def read_lines(data: bytes) -> Iterator[Report]:
-    """The reports of `json_lines`; lines that are none, torn ones say, are left out."""
+    """The reports of `json_lines`, without lines that are no report, such as torn ones."""
     for line in data.splitlines():
         try:
             yield _decode(line)
@@ -104,7 +112,10 @@ def read_lines(data: bytes) -> Iterator[Report]:
 
 
 class CallOutput:
-    """Calls a function, in a thread, or a coroutine function with each batch: it has them once it returns."""
+    """Calls a function with each batch: in a thread, or as a coroutine function.
+
+    The reports are delivered once it returns.
+    """
 
     def __init__(self, call: Callable[[Sequence[Report]], Awaitable[None] | None]) -> None:
         self._call = call
@@ -118,37 +129,37 @@ class CallOutput:
                 await found
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Nothing to release."""
 
 
 class FileOutput:
-    """Appends to a file; `read_lines` reads it back."""
+    """Appends to a file, which `read_lines` reads."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
-        self._is_begun = False
+        self._is_complete = False
 
     async def send(self, reports: Sequence[Report]) -> None:
-        begin = b"" if self._is_begun else b"\n"  # the process before may have been killed within a line
-        self._is_begun = False  # so may this write be cut short, on a full disk say
-        self._path.touch(mode=0o600)  # what is audited is its owner's business
+        begin = b"" if self._is_complete else b"\n"  # the earlier process may have been killed within a line
+        self._is_complete = False  # this write may also be cut short, such as by a full disk
+        self._path.touch(mode=0o600)  # topics and counts are private
         with self._path.open("ab") as file:
             file.write(begin + json_lines(reports))
-        self._is_begun = True
+        self._is_complete = True
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Nothing to release."""
 
 
 class HttpOutput:
-    """Posts JSON lines. No redirects, no proxies: reports go to the address that is given, or wait.
+    """Posts JSON lines. It follows no redirects and uses no proxy settings.
 
-    Proxies may stand before the receiver. So reports have arrived only when Switchyard says so
-    (`{"taken": n}`), and are refused only by a problem of its type. A proxy's page or error is tried again.
+    A proxy may stand before the receiver. So reports have arrived only if Switchyard says so (`{"taken":
+    n}`), and are refused only by Switchyard's problem type. After any other answer they are sent again.
 
     Args:
-        url: http or https, with its path: "https://switchyard.east/api/v1/audit/reports".
-        headers: such as Authorization.
+        url: Http or https, with its path: "https://switchyard.east/api/v1/audit/reports".
+        headers: Such as Authorization.
     """
 
     def __init__(
@@ -157,11 +168,11 @@ class HttpOutput:
         found = urlsplit(url)
         try:
             host, port = found.hostname, found.port
-        except ValueError:  # its port is none
+        except ValueError:  # the port is invalid
             host, port = None, None
         if found.scheme not in {"http", "https"} or not host:
             raise AuditError(
-                f"url={url!r}: no http or https address; give one such as http://host:6066/api/v1/…"
+                f"url={url!r}: not an http or https address; write one such as http://host:6066/api/v1/…"
             )
         self._path = (found.path or "/") + (f"?{found.query}" if found.query else "")
         self._headers = {"Content-Type": NDJSON, **(headers or {})}
@@ -177,9 +188,9 @@ class HttpOutput:
         await asyncio.to_thread(self._post, json_lines(reports), len(reports))
 
     async def close(self) -> None:
-        """It holds nothing: a connection a batch, every few seconds."""
+        """Nothing to release: each batch has its own connection, every few seconds."""
 
-    def _post(self, body: bytes, many: int) -> None:
+    def _post(self, body: bytes, count: int) -> None:
         connection = self._new()
         try:
             with contextlib.suppress(
@@ -187,30 +198,32 @@ class HttpOutput:
             ):  # a proxy may answer without reading all of a large body
                 connection.request("POST", self._path, body, self._headers)
             answer = connection.getresponse()
-            said = answer.read(MOST_ANSWER_BYTES)
+            content = answer.read(MOST_ANSWER_BYTES)
         finally:
             connection.close()
-        told = _answered(said)
-        if 200 <= answer.status < 300 and told.taken == many:
+        found = _switchyard_answer(content)
+        if 200 <= answer.status < 300 and found.taken == count:
             return
-        text = _plain(f"{answer.status} {answer.reason}: {said.decode(errors='replace')}")[:MOST_ANSWER_CHARS]
-        if told.type == BAD_REPORT:
+        text = _plain(f"{answer.status} {answer.reason}: {content.decode(errors='replace')}")[
+            :MOST_ANSWER_CHARS
+        ]
+        if found.type == BAD_REPORT:
             raise Refused(text)
         if answer.status in OF_BODIES:
             raise NotPassed(text)
         if 200 <= answer.status < 300:
-            text = f'not Switchyard\'s answer ({{"taken": {many}}}), so it is sent again: {text}'
+            text = f'this is not Switchyard\'s answer ({{"taken": {count}}}), retrying: {text}'
         raise OSError(text)
 
 
 def _plain(text: str) -> str:
-    """In one line, without what a terminal would take for a command: it goes into logs."""
+    """The text in one line, without control characters that a terminal would obey: it goes into logs."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
-def _answered(said: bytes) -> _Answer:
-    """What Switchyard says in an answer; nothing in one of a proxy."""
+def _switchyard_answer(content: bytes) -> _Answer:
+    """Switchyard's answer; an empty one if a proxy answered."""
     try:
-        return _decode_answer(said)
+        return _decode_answer(content)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return _Answer()

@@ -1,4 +1,4 @@
-"""What Python 3.10 lacks."""
+"""Stands in for features that Python 3.10 lacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if sys.version_info >= (3, 11):
 else:
     from async_timeout import timeout
 
-# One class since Python 3.11, three before: of the operating system, of asyncio, and of futures.
+# One class since Python 3.11; three before it, of the operating system, asyncio and futures.
 TIMEOUTS = (TimeoutError, asyncio.TimeoutError, futures.TimeoutError)
 
 __all__ = ["TIMEOUTS", "timeout"]

@@ -1,15 +1,15 @@
-"""What the write-ahead log says, and what a process that starts makes of it. Pure.
+"""The contents of the write-ahead log, and how a starting process continues from them. Pure.
 
-    Everything  the first frame of a file      Change  every later one: what it names is as it says now
+    WalSnapshot  the first frame of a file      WalChange  every later frame: it replaces what it names
 
 Rules
-1. A frame is whole or not there, so counts and the positions up to which they were counted agree.
-2. A process never goes on as the incarnation that it finds: it sends that one's numbered reports, ends it
-   with a last one of what was kept and not reported, and begins as another. So where the end of a log was
-   lost, or a volume was set back, a number stands for the same figures or for fewer, never for others, and
-   nothing is counted twice.
-3. A position is the next offset of a partition that is to be counted. What is below was counted before,
-   unless it is younger than all of that: then the topic is another one of the same name.
+1. A frame is whole or absent, so counts agree with the positions up to which records were counted.
+2. A process never continues as the incarnation that it finds. It sends that incarnation's numbered reports,
+   ends it with a last report of what was logged and not reported, and begins as another one. The end of a log
+   may be lost, or a volume set back to an earlier state. Then a number stands for the same figures or for
+   fewer, never for others, and nothing is counted twice.
+3. A position is the next offset of a partition to count. A record below it was counted before, unless its
+   timestamp is higher than all counted ones: then the topic was recreated under the same name.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import msgspec
 from switchyard.audit.model.client_counter import ClientAudit, ClientState
 from switchyard.audit.model.reports import Report
 
-# Of a partition: what was counted lies below the first, an offset, and has no timestamp above the second, ms.
+# A partition's: the offset above all counted records, and their highest timestamp (ms).
 Position = tuple[int, int]
-MOST_WAITING = 10_000  # reports; beyond, those that count nothing are left out
+MOST_WAITING = 10_000  # reports; beyond, reports without counts are dropped
 Positions = dict[str, dict[int, Position]]  # topic -> partition -> position
 
 
-class Everything(msgspec.Struct, frozen=True, omit_defaults=True, tag="everything"):
-    """All that is to be known. `backlog`: reports of earlier incarnations that wait."""
+class WalSnapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag="everything"):
+    """The whole state. `backlog` has waiting reports of earlier incarnations."""
 
     clients: tuple[ClientState, ...] = ()
     backlog: tuple[Report, ...] = ()
@@ -37,7 +37,7 @@ class Everything(msgspec.Struct, frozen=True, omit_defaults=True, tag="everythin
 
 
 class WalChange(msgspec.Struct, frozen=True, omit_defaults=True, tag="change"):
-    """What is otherwise than the frames before say. `arrived`: ids of reports that left the backlog."""
+    """The changes since the earlier frames. `arrived` has the ids of reports that left the backlog."""
 
     clients: tuple[ClientState, ...] = ()
     arrived: tuple[str, ...] = ()
@@ -45,25 +45,25 @@ class WalChange(msgspec.Struct, frozen=True, omit_defaults=True, tag="change"):
 
 
 class RecoveredState(NamedTuple):
-    """What a process that starts has to send, and from where it counts."""
+    """The reports that a starting process has to send, and the positions from which it counts."""
 
     backlog: tuple[Report, ...]
     positions: Positions
 
 
 class UnreadableFrames(ValueError):
-    """Frames that this version does not know."""
+    """The frames are of an unknown version."""
 
 
 encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Everything | WalChange).decode
+_decode = msgspec.msgpack.Decoder(WalSnapshot | WalChange).decode
 
 
-def read(payloads: Iterable[bytes]) -> Everything:
-    """All that the frames of a file say.
+def read(payloads: Iterable[bytes]) -> WalSnapshot:
+    """The state after all frames of a file.
 
     Raises:
-        UnreadableFrames: another version wrote them.
+        UnreadableFrames: Another version wrote them.
     """
     clients: dict[tuple[str, ...], ClientState] = {}
     backlog: dict[str, Report] = {}
@@ -73,7 +73,7 @@ def read(payloads: Iterable[bytes]) -> Everything:
             frame = _decode(payload)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise UnreadableFrames(f"frame {number} of the log: {error}") from error
-        if isinstance(frame, Everything):
+        if isinstance(frame, WalSnapshot):
             clients, positions = {}, {}
             backlog = {report.id: report for report in frame.backlog}
         else:
@@ -82,11 +82,11 @@ def read(payloads: Iterable[bytes]) -> Everything:
         clients |= {(*map(str, state.scope), state.source): state for state in frame.clients}
         for topic, moved in frame.positions.items():
             positions.setdefault(topic, {}).update(moved)
-    return Everything(tuple(clients.values()), tuple(backlog.values()), positions)
+    return WalSnapshot(tuple(clients.values()), tuple(backlog.values()), positions)
 
 
-def resumed(left: Everything, at_ms: int, idle_ms: int) -> RecoveredState:
-    """Rule 2. `at_ms`: now."""
+def resumed(left: WalSnapshot, at_ms: int, idle_ms: int) -> RecoveredState:
+    """Ends the incarnations of `left` (rule 2). `at_ms`: now."""
     reports = list(left.backlog)
     for state in left.clients:
         reports += ClientAudit.restored(state, idle_ms).reports(at_ms, leaves=True)
@@ -96,7 +96,7 @@ def resumed(left: Everything, at_ms: int, idle_ms: int) -> RecoveredState:
 
 
 def joined(positions: Positions, more: Positions) -> Positions:
-    """What several logs say of partitions: what any of them has counted, was counted."""
+    """The positions of several logs. A record counts as counted if any log has counted it."""
     found = {topic: dict(of) for topic, of in positions.items()}
     for topic, of in more.items():
         mine = found.setdefault(topic, {})
@@ -107,7 +107,7 @@ def joined(positions: Positions, more: Positions) -> Positions:
 
 
 def moved(known: Position | None, offset: int, timestamp_ms: int) -> Position | None:
-    """A partition's position behind a record that is new, None if it was counted before (rule 3)."""
+    """The position after a new record; None: the record was counted before (rule 3)."""
     if known is None:
         return offset + 1, timestamp_ms
     next_offset, newest_ms = known

@@ -1,4 +1,4 @@
-"""What a client makes: an audit, with or without asyncio."""
+"""`Audit` and `SyncAudit`: an audit with and without asyncio."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ if TYPE_CHECKING:
 
 
 class Audit(Auditing):
-    """An audit of asyncio clients; its counting functions may be called from any thread. See `Auditing` for
-    the arguments, `Counting` for the counting functions."""
+    """The audit of an asyncio client. Its counting functions may be called from any thread.
+
+    `Auditing` has the arguments, `Counting` the counting functions.
+    """
 
     async def start(self) -> None:
-        """Takes over what an earlier process has left, and begins to send. Raises AuditError."""
+        """Takes over the unsent counts of an earlier process, and begins to send. Raises AuditError."""
         await asyncio.to_thread(self._start)
 
     async def logged(self, timeout_s: float = 5.0) -> bool:
-        """Waits until all that was counted before is in the log; False: it is not, for now or in time."""
-        waiter = asyncio.wrap_future(self._logged_soon())
+        """Waits until all earlier counts are in the log; False: they are not, or not in time."""
+        waiter = asyncio.wrap_future(self._request_logging())
         done, _ = await asyncio.wait([waiter], timeout=timeout_s)
         return bool(done) and waiter.result()
 
     async def close(self, timeout_s: float = 10.0) -> bool:
-        """Sends what was counted. False: not all was acknowledged in time, and the log keeps it for the next;
-        or the receiver refused some, which stay in the log's folder."""
-        self._close_soon(timeout_s)
-        return await asyncio.to_thread(self._joined, timeout_s)
+        """Sends the remaining counts.
+
+        False: some were not acknowledged in time, and the log keeps them for the next start. Or the receiver
+        refused some, and they stay in the log's folder.
+        """
+        self._request_close(timeout_s)
+        return await asyncio.to_thread(self._wait_for_thread, timeout_s)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -41,7 +46,7 @@ class Audit(Auditing):
 
 
 class SyncAudit(Auditing):
-    """`Audit` for clients without asyncio, in as many threads as they like."""
+    """`Audit` for clients without asyncio, with any number of threads."""
 
     def start(self) -> None:
         """As `Audit.start`."""
@@ -50,14 +55,14 @@ class SyncAudit(Auditing):
     def logged(self, timeout_s: float = 5.0) -> bool:
         """As `Audit.logged`."""
         try:
-            return self._logged_soon().result(timeout_s)
+            return self._request_logging().result(timeout_s)
         except TIMEOUTS:
             return False
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """As `Audit.close`."""
-        self._close_soon(timeout_s)
-        return self._joined(timeout_s)
+        self._request_close(timeout_s)
+        return self._wait_for_thread(timeout_s)
 
     def __enter__(self) -> Self:
         self.start()

@@ -1,13 +1,13 @@
-"""A topic's counts in a client: records are noted as they come, and counted many at once.
+"""The counts of one topic in a client: records are noted as they come, and counted many at a time.
 
     noted (a flat list, four entries a record) --fold--> `ClientAudit` --report--> pending, one at most
 
 Rules
-1. Noting a record is one `list.extend`, which the interpreter never interrupts: no lock, from any thread.
-   Whoever notes the `MOST_NOTED`th record folds them, so memory is bounded; that takes some 0.1 ms.
-2. Nothing that a client says can raise here. A record that cannot be counted is left out and told.
-3. While a report waits, no other is made: what is counted meanwhile adds up in the tally.
-4. Positions move with the counts, under the book's lock.
+1. Noting a record is one `list.extend`, which the interpreter never interrupts, so it needs no lock in any
+   thread. The call that notes the `MOST_NOTED`th record folds them in about 0.1 ms, so memory is bounded.
+2. No argument of a client raises here. A record that cannot be counted is left out and logged.
+3. While a report waits no other report is made, and new counts add up in the tally.
+4. Positions move together with the counts, under the book's lock.
 """
 
 from __future__ import annotations
@@ -29,36 +29,37 @@ from switchyard.audit.recovery import Position, moved
 
 Numbers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
-Ids = Sequence[bytes | str | None] | Words  # the latter as `fingerprint.ids_of` makes them
+Ids = Sequence[bytes | str | None] | Words  # words as `fingerprint.ids_of` makes them
 
 FIELDS = 4  # timestamp, bytes, id, seen at (s)
 MOST_NOTED = 1024
-# records of an array counted at once: bounds the windows of a report to less than 1 MB
+# bounds the windows of a report, to less than 1 MB
 RECORDS_PER_PIECE = 2_048
-FEW_RECORDS = 32  # records that cost less one by one
+FEW_RECORDS = 32  # fewer records are cheaper one by one
 MOST_MS = 1 << 62
 UNCOUNTED = "records that cannot be counted"
-UNTIMED = "records of too many windows at once, counted as without a timestamp"
+UNTIMED = "records of too many windows at once, counted as records without a timestamp"
 
 
 class TopicCounts:
-    """See the module.
+    """The book of one topic.
 
     Attributes:
-        noted: rule 1; `sent` extends it.
-        pending: the report that waits for its acknowledgement; more than one only at the end.
-        changed: the log does not know it as it is.
-        redelivered, uncounted: records that were counted before, and that rule 2 left out.
+        noted: Records that are not folded yet (rule 1); `sent` extends it.
+        pending: The report that waits for its acknowledgement; several only at the end.
+        changed: The log does not have the current state.
+        redelivered: Records that were counted before.
+        uncounted: Records that rule 2 left out.
     """
 
-    __slots__ = ("_client", "_moved", "_told", "changed", "lock", "noted", "pending", "positions",
+    __slots__ = ("_client", "_moved", "_problems", "changed", "lock", "noted", "pending", "positions",
                  "redelivered", "topic", "uncounted")  # fmt: skip
 
     def __init__(
-        self, client: ClientAudit, topic: str, positions: dict[int, Position], told: EpisodeLogger
+        self, client: ClientAudit, topic: str, positions: dict[int, Position], problems: EpisodeLogger
     ) -> None:
         self._client = client
-        self._told = told
+        self._problems = problems
         self._moved: set[int] = set()
         self.topic = topic
         self.positions = positions
@@ -69,12 +70,12 @@ class TopicCounts:
         self.redelivered = self.uncounted = 0
 
     def begin_as(self, source: str) -> None:
-        """See `ClientAudit`."""
+        """Sets the incarnation, before the first report."""
         with self.lock:
             self._client.begin_as(source)
 
     def fold(self) -> None:
-        """Counts what was noted."""
+        """Counts the noted records."""
         with self.lock:
             self._fold()
 
@@ -99,7 +100,7 @@ class TopicCounts:
         return True
 
     def add(self, timestamps_ms: Any, nbytes: Any, names: Ids | None, at_ms: int) -> None:
-        """Counts many records. Raises TypeError, ValueError or OverflowError: none is counted."""
+        """Counts many records. Raises TypeError, ValueError or OverflowError, and then counts none."""
         rows = _many(timestamps_ms, nbytes, names)
         with self.lock:
             self._add(rows, at_ms)
@@ -155,7 +156,7 @@ class TopicCounts:
             self._add(rows, at_ms)
 
     def report(self, at_ms: int, *, leaves: bool = False) -> None:
-        """Makes the report of what was counted (rule 3)."""
+        """Makes the report of the counts, unless one waits (rule 3)."""
         with self.lock:
             self._fold()
             if leaves or not self.pending:
@@ -169,14 +170,14 @@ class TopicCounts:
             self.changed = True
 
     def all(self) -> tuple[ClientState, dict[int, Position]]:
-        """All that there is to keep."""
+        """The whole state for the log."""
         with self.lock:
             self._fold()
             self._moved, self.changed = set(), False
             return self._client.state(), dict(self.positions)
 
     def change(self) -> tuple[ClientState, dict[int, Position]] | None:
-        """What is to be kept since this or `all` was asked last, None of nothing."""
+        """The state that changed since the last call of this or `all`; None: nothing changed."""
         if not self.changed and not self.noted:
             return None
         with self.lock:
@@ -189,7 +190,7 @@ class TopicCounts:
         if not size:
             return
         chunk = self.noted[:size]
-        self.changed = True  # first: `change`, which asks without the lock, must see one or the other
+        self.changed = True  # first: `change` reads both without the lock, and must see one of them
         del self.noted[:size]
         try:
             self._count(chunk)
@@ -200,11 +201,11 @@ class TopicCounts:
 
     def _read_times(self) -> None:
         if self._client.untimed:
-            self._told.wrong(UNTIMED, f"topic {self.topic}: {self._client.untimed} records so far")
+            self._problems.wrong(UNTIMED, f"topic {self.topic}: {self._client.untimed} records so far")
 
     def _count(self, chunk: list[Any]) -> None:
         times, sizes = np.array(chunk[0::FIELDS], dtype=np.int64), np.array(chunk[1::FIELDS], dtype=np.int64)
-        if not times.ndim == sizes.ndim == 1:  # lists in the place of numbers; nothing is counted by halves
+        if not times.ndim == sizes.ndim == 1:  # lists instead of numbers; then nothing is counted
             raise ValueError(f"timestamps of shape {times.shape}, sizes of {sizes.shape}")
         seen_ms = (np.array(chunk[3::FIELDS]) * 1000).astype(np.int64)
         names, rows = chunk[2::FIELDS], _rows(times, sizes)
@@ -228,7 +229,9 @@ class TopicCounts:
             self._count([-1 if time is None else int(time), int(size), name, at_s])
         except (TypeError, ValueError, OverflowError) as error:
             self.uncounted += 1
-            self._told.wrong(UNCOUNTED, f"topic {self.topic}, timestamp {time!r}, {size!r} bytes: {error}")
+            self._problems.wrong(
+                UNCOUNTED, f"topic {self.topic}, timestamp {time!r}, {size!r} bytes: {error}"
+            )
 
 
 def _rows(times: Numbers, sizes: Numbers) -> RecordArrays:
@@ -236,7 +239,7 @@ def _rows(times: Numbers, sizes: Numbers) -> RecordArrays:
 
 
 def _many(timestamps_ms: Any, nbytes: Any, names: Ids | None) -> RecordArrays:
-    """Arrays of one length. Raises TypeError, ValueError, OverflowError."""
+    """The arguments as arrays of one length. Raises TypeError, ValueError, OverflowError."""
     times = np.asarray(timestamps_ms, dtype=np.int64)
     sizes = np.broadcast_to(np.asarray(nbytes, dtype=np.int64), times.shape)
     words = names if names is None or isinstance(names, np.ndarray) else _id_words(names)
@@ -248,7 +251,7 @@ def _many(timestamps_ms: Any, nbytes: Any, names: Ids | None) -> RecordArrays:
 
 
 def _id_words(names: Sequence[Any]) -> Words:
-    """Ids as words; those of None are zeros. Raises TypeError."""
+    """The ids as words; None becomes zeros. Raises TypeError."""
     return ids_of([_bytes(name) for name in names])
 
 

@@ -1,13 +1,13 @@
-"""The write-ahead log's frames: what is whole in a file, where it is torn, where it is damaged. Pure.
+"""The frames of a write-ahead log: which are whole, and whether the file is torn or damaged. Pure.
 
     file   "SWAL" version (1 byte)  frame*
     frame  length (4)  number (8)  checksum (4)  payload (length)          little endian
 
 Rules
-1. The checksum (CRC-32) is over length, number and payload, so no bit of a frame can change unseen.
-2. Numbers go up by one from a file's first frame: a frame that an older file left behind is none of this one.
-3. What follows the last whole frame is torn, as a write is that a crash has cut short. If whole frames of
-   this file lie behind it, it is no tail: the file is damaged, and nothing behind the damage counts.
+1. The checksum (CRC-32) covers length, number and payload, so a changed bit is found.
+2. A file's frames have consecutive numbers from 0, so a frame of an older file does not count.
+3. Bytes after the last whole frame are torn: a crash cut a write short. If whole frames of this file follow
+   them, the file is damaged, and nothing after the damage counts.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import NamedTuple
 
 MAGIC = b"SWAL\x01"
 MOST_PAYLOAD_BYTES = 1 << 30
-LATER = 64  # frames behind a damaged one, of which one is whole
+LATER = 64  # the next frame numbers to look for after a damaged frame
 _HEAD = struct.Struct("<IQ")
 _CHECKSUM = struct.Struct("<I")
 OVERHEAD_BYTES = _HEAD.size + _CHECKSUM.size
 
 
 class WalContents(NamedTuple):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
-        payloads: of the whole frames, from the first one on.
-        end: bytes up to the end of the last of them.
-        torn_bytes: behind that.
-        is_damaged: whole frames lie behind what is torn, or the file does not begin as one.
+        payloads: The payloads of the whole frames.
+        end: The end of the last whole frame, in bytes.
+        torn_bytes: The bytes after `end`.
+        is_damaged: Whole frames follow the torn bytes, or the file has another beginning.
     """
 
     payloads: tuple[bytes, ...]
@@ -45,10 +45,10 @@ def framed(number: int, payload: bytes) -> bytes:
     """The frame of a payload.
 
     Raises:
-        ValueError: it is larger than `MOST_PAYLOAD_BYTES`.
+        ValueError: The payload is larger than `MOST_PAYLOAD_BYTES`.
     """
     if len(payload) > MOST_PAYLOAD_BYTES:
-        raise ValueError(f"a frame of {len(payload)} bytes; at most {MOST_PAYLOAD_BYTES} are read back")
+        raise ValueError(f"a frame of {len(payload)} bytes; the limit is {MOST_PAYLOAD_BYTES}")
     head = _HEAD.pack(len(payload), number)
     return b"".join((head, _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(head))), payload))
 
@@ -59,7 +59,7 @@ def written(payloads: Iterable[bytes]) -> bytes:
 
 
 def found(data: bytes) -> WalContents:
-    """What a file's bytes hold, whatever was done to them."""
+    """The contents of a file with any bytes."""
     if not data.startswith(MAGIC):
         return WalContents((), 0, len(data), is_damaged=not MAGIC.startswith(data))
     payloads: list[bytes] = []
@@ -72,7 +72,7 @@ def found(data: bytes) -> WalContents:
 
 
 def _payload(data: bytes, at: int, number: int) -> bytes | None:
-    """Of the frame of this number at a place, None if there is none that is whole."""
+    """The payload of frame `number` at `at`; None: there is no whole one."""
     start = at + OVERHEAD_BYTES
     if start > len(data):
         return None
@@ -86,7 +86,7 @@ def _payload(data: bytes, at: int, number: int) -> bytes | None:
 
 
 def _has_frames_behind(data: bytes, end: int, number: int) -> bool:
-    """Whether a later frame of the file lies anywhere behind its whole ones; found by its number's bytes."""
+    """Whether a later frame of the file follows the torn bytes; it is found by its number's bytes."""
     for later in range(number + 1, number + LATER):
         wanted = later.to_bytes(8, "little")
         at = data.find(wanted, end + 5)

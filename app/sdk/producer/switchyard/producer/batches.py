@@ -1,13 +1,13 @@
-"""What waits for the partitions of a region, and the one batch of each that aiokafka has.
+"""The messages that wait for the partitions of one region, and the one batch of each partition that aiokafka
+has.
 
 Rules
-1. Messages of a partition are written in the order of `add`: aiokafka is given a batch when the one before is
-   answered. So all that waits here is known never to have been sent.
-2. Behind `stop` nothing goes out: aiokafka's requests to write are refused, those that it tries again, too.
-   A message of a batch that no request has held by then ends with `NeverSent`; what a request has held may
-   still be answered.
-3. Behind a batch that fails nothing goes out, since a broker takes nothing behind it under this producer id:
-   the owner calls `stop`.
+1. Messages of a partition are written in the order of `add`: aiokafka gets a batch once the previous one is
+   answered. So no waiting message has been sent.
+2. After `stop` nothing is sent: aiokafka's produce requests are refused, its retries too. A message whose
+   batch no request has held fails with `NeverSent`. A batch that a request has held may still be answered.
+3. After a batch fails nothing is sent, because a broker accepts no later batch under this producer id. The
+   owner then calls `stop`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class NoSuchPartition(KafkaError):
 
 
 class NeverSent(KafkaError):
-    """The link was stopped before the message was on its way."""
+    """The link was stopped before a request held the message."""
 
 
 class Batch:
     """Messages of one partition that are written together.
 
     Attributes:
-        due_s: when it is handed over though it may still grow, in the loop's time.
-        times_ms: of the messages, as they stand in the batch.
-        is_full: it takes no more.
-        is_sent: a request has held it.
+        due_s: When it is sent although it could still grow, in the loop's time.
+        times_ms: The timestamps of the messages, as the batch has them.
+        is_full: It accepts no more messages.
+        is_sent: A request has held it.
     """
 
     __slots__ = ("at", "builder", "due_s", "is_full", "is_sent", "messages", "times_ms")
@@ -58,7 +58,7 @@ class Batch:
         self.is_sent = False
 
     def takes(self, message: PendingMessage) -> bool:
-        """Whether there was room. Raises what is wrong with the message."""
+        """Adds the message; returns whether there was room. Raises the error of an invalid message."""
         if self.is_full or (message.goes_alone and self.messages):
             return False
         found = self.builder.append(
@@ -73,8 +73,11 @@ class Batch:
 
 
 class Outbox:
-    """See the module. `partitions_of`: a topic's, asked of the region; `answered` gets each batch, and where
-    it stands or why not."""
+    """The messages that wait for one producer.
+
+    `partitions_of` asks the region for a topic's partitions. `answered` gets each batch with its position or
+    error.
+    """
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class Outbox:
         producer.client.send = self._request  # type: ignore[method-assign, assignment]
 
     def add(self, at: TopicPartition, message: PendingMessage) -> None:
-        """Behind all of its partition. Raises what is wrong with the message, which then is not there."""
+        """Adds a message at the end of its partition. Raises the error of an invalid message."""
         batches = self._waiting.get(at)
         if batches is None or not batches[-1].takes(message):
             batch = Batch(at, self._producer.create_batch(), self._loop.time() + self._linger_s)
@@ -109,7 +112,7 @@ class Outbox:
             self._hand_next(at, batches)
 
     def _hand_next(self, at: TopicPartition, batches: deque[Batch]) -> None:
-        """The first of them, unless it may still grow for a while."""
+        """Sends the first batch, unless it may still grow."""
         batch = batches[0]
         if len(batches) == 1 and not batch.is_full and self._loop.time() < batch.due_s:
             if at not in self._timers:
@@ -137,9 +140,9 @@ class Outbox:
             if at.partition not in partitions:
                 raise no_such_partition(at.partition, partitions)
             found = await (await self._producer.send_batch(batch.builder, at.topic, partition=at.partition))
-        except Exception as error:  # noqa: BLE001 - of any type: its messages' futures tell it
+        except Exception as error:  # noqa: BLE001 - the messages' futures report it
             found = error
-        if self._handed.get(at) is not batch:  # `stop` gave it back
+        if self._handed.get(at) is not batch:  # `stop` has failed it
             return
         del self._handed[at]
         self._is_stopped |= isinstance(found, BaseException)
@@ -148,10 +151,10 @@ class Outbox:
             self._hand_next(at, batches)
 
     async def _request(self, node: Any, request: Any, **options: Any) -> Any:
-        """The client's `send`. What is no error of Kafka's would end aiokafka's task that sends."""
+        """Stands in for the client's `send`. Any other error than Kafka's would end aiokafka's sender."""
         if isinstance(request, ProduceRequest):
             if self._is_stopped:
-                raise ProducerEnded("it was stopped")
+                raise ProducerEnded("the producer was stopped")
             for topic, partitions, *_ in request.prepare(EVERY_VERSION).get_item("topics"):
                 for partition, *__ in partitions:
                     if batch := self._handed.get(TopicPartition(topic, partition)):
@@ -164,7 +167,7 @@ class Outbox:
             raise KafkaConnectionError(repr(error)) from error
 
     def stop(self) -> None:
-        """See rule 2; at once."""
+        """Stops sending at once (rule 2)."""
         self._is_stopped = True
         for timer in self._timers.values():
             timer.cancel()
@@ -178,11 +181,11 @@ class Outbox:
             self._answered(batch, NeverSent())
 
     async def settled(self, timeout_s: float) -> None:
-        """After `stop`: until all that was on its way is answered, one way or the other; not for long."""
+        """After `stop`: waits until every sent batch has succeeded or failed, at most `timeout_s`."""
         if sent := [task for task, batch in self._tasks.items() if batch.is_sent]:
             await asyncio.wait(sent, timeout=timeout_s)
 
 
 def no_such_partition(partition: int, partitions: set[int]) -> NoSuchPartition:
-    """With words for people."""
-    return NoSuchPartition(f"there is no partition {partition}, the topic has {len(partitions)} here")
+    """The error, with a message for people."""
+    return NoSuchPartition(f"there is no partition {partition}; the topic has {len(partitions)} here")

@@ -1,9 +1,9 @@
-"""Messages on their way to a region, their outcomes, and the hooks that observe both.
+"""Messages that wait for a region, their outcomes, and the hooks that observe both.
 
 ProducerError
-├── Refused          the region that was asked will not take this message: it is nowhere
-├── NotDelivered     nobody acknowledged it: it may be in the regions that were asked
-└── ProducerClosed   the producer takes nothing any more
+├── Refused          a region refuses this message, and no region has it
+├── NotDelivered     no region acknowledged it: regions that got it may have it
+└── ProducerClosed   the producer accepts no messages any more
 """
 
 from __future__ import annotations
@@ -15,22 +15,27 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from switchyard.producer.region_link import RegionLink
 
-MESSAGE_ID = "switchyard-message-id"  # so that an audit recognises a message that was sent twice
+MESSAGE_ID = "switchyard-message-id"  # an audit recognises duplicates by it
 Header = tuple[str, bytes | None]
 
 
 class ProducerError(Exception):
-    """See the module."""
+    """The base of the producer's errors."""
 
 
 class Refused(ProducerError):
-    """It is nowhere, and sending it again does not help: too large, no such topic or partition, not allowed,
-    not bytes."""
+    """No region has the message, and a retry does not help.
+
+    The message is too large or no bytes, its topic or partition does not exist, or the client may not write
+    to it.
+    """
 
 
 class NotDelivered(ProducerError):
-    """No region acknowledged it: in time, or before another one would not take it. It may be in each that was
-    asked."""
+    """No region acknowledged the message in time, or before another region refused it.
+
+    Each region that got it may have it.
+    """
 
 
 class ProducerClosed(ProducerError):
@@ -38,8 +43,10 @@ class ProducerClosed(ProducerError):
 
 
 class Delivered(NamedTuple):
-    """Where all in-sync replicas have the message. `offset`: -1 where a broker that has had it for long does
-    not know any more."""
+    """The position at which all in-sync replicas of a region have the message.
+
+    `offset` is -1 if the broker has had the batch for so long that it no longer knows where.
+    """
 
     region: str
     topic: str
@@ -49,29 +56,33 @@ class Delivered(NamedTuple):
 
 
 class Hooks:
-    """Is told what happens, for metrics and logs; overwrite what you want. They are called in the event loop
-    and must not block; what they raise is logged, once each."""
+    """Callbacks for metrics and logs; override the ones you need.
+
+    They run in the event loop and must not block. The error of a hook is logged once.
+    """
 
     def delivered(self, delivered: Delivered, waited_s: float) -> None:
-        """A message is acknowledged, so long after it was taken."""
+        """A message was acknowledged, `waited_s` after the producer accepted it."""
 
     def failed(self, topic: str, error: ProducerError) -> None:
-        """A message's future fails."""
+        """A message's future failed."""
 
     def moved(self, left: str, to: str, why: str, again: int) -> None:
-        """Messages go to another region from now on (or to the same through a new producer); so many are sent
-        `again`."""
+        """The producer changed regions, or continued in the same region with a new producer.
+
+        `again` messages were sent again.
+        """
 
 
 @dataclass(slots=True, eq=False)
 class PendingMessage:
-    """One that was taken.
+    """A message that the producer has accepted.
 
     Attributes:
-        taken_s: when, monotonic.
-        link: who has it now.
-        asked: who was given it and has not said that it is not there: its region may have it.
-        goes_alone: in a batch of its own, as it may have been refused for its company.
+        taken_s: When it was accepted, monotonic.
+        link: The link that has it now.
+        given_to: The links that got it and have not denied having it: their regions may have it.
+        goes_alone: It is sent in a batch of its own, because another message may have caused its refusal.
     """
 
     topic: str
@@ -83,12 +94,12 @@ class PendingMessage:
     future: asyncio.Future[Delivered]
     taken_s: float = 0.0
     link: RegionLink | None = None
-    asked: set[RegionLink] = field(default_factory=set)
+    given_to: set[RegionLink] = field(default_factory=set)
     goes_alone: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Of the key, the value and the headers, as far as they are what they should be."""
+        """The bytes of the key, the value and the headers; parts of a wrong type do not count."""
         parts: list[bytes | str | None] = [self.key, self.value]
         for header in self.headers:
             parts += header if isinstance(header, tuple) else ()

@@ -1,4 +1,4 @@
-"""A region's cluster, as the producer SDK uses it: an idempotent producer, and whether it answers."""
+"""The link to a region's cluster: an idempotent producer, and whether the cluster answers."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from switchyard.producer.topic_creation import careful_producer, end_producer
 
 LINGER_MS = 2
 REQUEST_S = 10.0
-# metadata, then room in the producer: each ends by itself, this is behind them
+# above the timeouts of metadata and of the producer's buffer, which come first
 HAND_OVER_TIMEOUT_S = 3 * REQUEST_S
-DRAIN_TIMEOUT_S = 5.0  # until what is on its way is answered
+DRAIN_TIMEOUT_S = 5.0  # for the answers to sent batches
 STOP_TIMEOUT_S = 3.0
 BROKER_ANSWER_TIMEOUT_S = 3.0
-BROKER_STAGGER_S = 0.1  # until the next of a region's brokers is asked, too
-MISSING_TOPIC_RETRY_S = 10.0  # what is not there is asked for again after so long: asking may take as long
-MAX_REQUEST_BYTES = 1 << 20  # aiokafka's own
+BROKER_STAGGER_S = 0.1  # between the queries to a region's brokers
+MISSING_TOPIC_RETRY_S = 10.0  # between two queries for a missing topic, each of which may take as long
+MAX_REQUEST_BYTES = 1 << 20  # aiokafka's default
 REGION_ERRORS = (KafkaError, OSError, asyncio.TimeoutError)  # the last is Python 3.10's
-# A whole batch is refused for one of its messages. aiokafka has no name for Kafka's INVALID_RECORD (a message
-# without a key for a compacted topic, say): UnknownError, as what the broker itself does not understand.
+# One message makes the broker refuse its whole batch. aiokafka has no class for Kafka's INVALID_RECORD (such
+# as a message without a key for a compacted topic): it is UnknownError, as is any error without a class.
 OF_ONE_IN_THE_BATCH = (
     CorruptRecordException,
     InvalidTimestampError,
@@ -53,7 +53,7 @@ OF_ONE_IN_THE_BATCH = (
     RecordListTooLargeError,
     UnknownError,
 )
-# Of the message, whatever the region's health.
+# The message is at fault, whatever the region's health.
 REFUSALS = (
     *OF_ONE_IN_THE_BATCH,
     InvalidTopicError,
@@ -61,9 +61,9 @@ REFUSALS = (
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
-# By these a link says that a message is not there; what a broker does not understand it may have kept.
+# After these the region does not have the message. After an UnknownError it may have it.
 NOT_THERE = (*(one for one in REFUSALS if one is not UnknownError), NeverSent)
-# Kafka's own rule. aiokafka asks for whatever it is given: a name that cannot be encoded ends its metadata.
+# Kafka's own rule. aiokafka does not check: a name that cannot be encoded breaks its metadata requests.
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 Answered = Callable[["RegionLink", PendingMessage, "Delivered | BaseException"], None]
 _CLIENT_OPTIONS = frozenset(inspect.signature(AIOKafkaClient).parameters)
@@ -71,8 +71,11 @@ _CLIENT_OPTIONS = frozenset(inspect.signature(AIOKafkaClient).parameters)
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A region's regional cluster. `bootstrap`: "host:port", several with commas; `options`: aiokafka's own,
-    for security and such."""
+    """A region's regional cluster.
+
+    `bootstrap` is "host:port", or several with commas. `options` are aiokafka's own, for security and the
+    like.
+    """
 
     name: str
     bootstrap: str
@@ -80,7 +83,7 @@ class Region:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Hosts and ports. Raises ValueError."""
+        """The hosts and ports. Raises ValueError when an address has no host or port."""
         found = []
         for address in self.bootstrap.split(","):
             host, _, port = address.strip().rpartition(":")
@@ -91,14 +94,15 @@ class Region:
 
 
 class RegionLink:
-    """A producer at work.
+    """A running producer for one region.
 
     Attributes:
-        broken: why it is of no use any more, "" while it is.
-        has_hole: it is broken for a message that a broker refused: a broker takes nothing behind that under
-            this producer id. The region is well.
-        flying: messages that are not answered; `waits_s`: since when for any answer, monotonic.
-        missing: topics that the region does not have, and when that was found.
+        broken: Why it cannot be used any more; "": it works.
+        has_hole: It broke because a broker refused a message. The broker accepts no later message under this
+            producer id, but the region is healthy.
+        flying: Messages without an answer.
+        waits_s: Since when no answer has arrived, monotonic.
+        missing: Topics that the region does not have, and when that was found.
     """
 
     def __init__(self, region: Region, producer: AIOKafkaProducer, answered: Answered) -> None:
@@ -109,7 +113,7 @@ class RegionLink:
         self.flying = 0
         self.waits_s = time.monotonic()
         self.missing: dict[str, float] = {}
-        self._counted: dict[str, float] = {}  # topics whose partitions were asked for again, and when
+        self._counted: dict[str, float] = {}  # topic -> when its partitions were last queried again
         self._producer = producer
         self._answered = answered
         self._partitioner = options.get("partitioner", DefaultPartitioner())
@@ -121,8 +125,11 @@ class RegionLink:
 
     @classmethod
     async def open(cls, region: Region, address: str, answered: Answered) -> RegionLink:
-        """Through the broker at `address`; `answered` gets what becomes of each message. Raises one of
-        `REGION_ERRORS`."""
+        """Connects through the broker at `address`. `answered` gets the outcome of each message.
+
+        Raises:
+            One of `REGION_ERRORS`.
+        """
         producer = careful_producer(
             bootstrap_servers=address,
             **{
@@ -141,14 +148,15 @@ class RegionLink:
         return cls(region, producer, answered)
 
     async def send(self, message: PendingMessage) -> None:
-        """Takes it; `answered` is called when the cluster has answered, or with `NeverSent`.
+        """Accepts a message. `answered` is called with the cluster's answer, or with `NeverSent`.
 
         Raises:
-            One of `REFUSALS`, and whatever else is wrong with the message; else one of `REGION_ERRORS`.
+            One of `REFUSALS` or the error of an invalid message; one of `REGION_ERRORS` if the link is at
+            fault.
         """
         topic = message.topic
         if not _TOPIC.fullmatch(topic):
-            raise InvalidTopicError(f"{topic!r} is no topic's name")
+            raise InvalidTopicError(f"{topic!r} is not a valid topic name")
         self._check_works()
         if time.monotonic() - self.missing.get(topic, float("-inf")) < MISSING_TOPIC_RETRY_S:
             raise self._no_topic()
@@ -169,27 +177,27 @@ class RegionLink:
         if not self.flying:
             self.waits_s = time.monotonic()
         self.flying += 1
-        message.asked.add(self)
+        message.given_to.add(self)
 
     def _no_topic(self) -> UnknownTopicOrPartitionError:
         return UnknownTopicOrPartitionError(
-            f"it does not exist in Kafka at {self.region.bootstrap}: create it, or mend the topic's name"
+            f"it does not exist in Kafka at {self.region.bootstrap}: create it, or correct the topic's name"
         )
 
     def _check_works(self) -> None:
         if self.broken:
-            raise KafkaConnectionError(f"region {self.region.name} is left: {self.broken}")
+            raise KafkaConnectionError(f"the producer has left region {self.region.name}: {self.broken}")
 
-    async def _unless_it_breaks(self, asking: Coroutine[Any, Any, set[int]]) -> set[int]:
-        task = asyncio.get_running_loop().create_task(asking)
+    async def _unless_it_breaks(self, query: Coroutine[Any, Any, set[int]]) -> set[int]:
+        task = asyncio.get_running_loop().create_task(query)
         waits: set[asyncio.Future[Any]] = {task, self._breaks}
         try:
             await asyncio.wait(waits, timeout=HAND_OVER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 partitions = task.result()
-            self._check_works()  # what is added behind `stop` is never sent
+            self._check_works()  # after `stop` nothing that is added is ever sent
             if not task.done():
-                raise KafkaConnectionError("nobody tells the topic's partitions")
+                raise KafkaConnectionError("no broker reports the topic's partitions")
             return partitions
         finally:
             task.cancel()
@@ -199,12 +207,12 @@ class RegionLink:
             return await self._producer.partitions_for(topic)  # type: ignore[no-any-return]
         except UnknownTopicOrPartitionError:
             if not await answers(self.region, BROKER_ANSWER_TIMEOUT_S):
-                raise KafkaConnectionError(f"{topic} is not known, nobody answers") from None
+                raise KafkaConnectionError(f"{topic} is not known, and no broker answers") from None
             self.missing[topic] = time.monotonic()
             raise self._no_topic() from None
 
     async def _partitions_for(self, message: PendingMessage) -> set[int]:
-        """Those of its topic, among them its own if it has one."""
+        """The partitions of the message's topic, including its own."""
         topic, partition = message.topic, message.partition
         partitions = await self._partitions_of(topic)
         now_s = time.monotonic()
@@ -213,8 +221,8 @@ class RegionLink:
             and partition not in partitions
             and now_s - self._counted.get(topic, float("-inf")) >= MISSING_TOPIC_RETRY_S
         ):
-            if not await self._producer.client.force_metadata_update():  # it may be new
-                raise KafkaConnectionError(f"nobody tells how many partitions {topic} has")
+            if not await self._producer.client.force_metadata_update():  # the partition may be new
+                raise KafkaConnectionError(f"no broker reports the partitions of {topic}")
             self._counted[topic] = now_s
             partitions = await self._partitions_of(topic)
         if partition is not None and partition not in partitions:
@@ -230,56 +238,60 @@ class RegionLink:
             return
         region, (topic, partition) = self.region.name, batch.at
         for index, message in enumerate(batch.messages):
-            # A broker that has stored the batch before may not know any more where.
+            # A broker that stored the batch earlier may no longer know where.
             offset = -1 if found.offset < 0 else found.offset + index
             log_ms = found.timestamp  # LogAppendTime, of the batch
             at_ms = batch.times_ms[index] if log_ms is None or log_ms < 0 else log_ms
             self._answered(self, message, Delivered(region, topic, partition, offset, at_ms))
 
     def stalled(self, limit_s: float) -> str:
-        """Why it is of no use, "" unless nothing was answered for so long."""
+        """Why the link counts as broken: no answer for more than `limit_s`; "": it works."""
         waits_s = time.monotonic() - self.waits_s
         return f"nothing was acknowledged for {waits_s:.1f} s" if self.flying and waits_s > limit_s else ""
 
     def stop(self, why: str) -> None:
-        """Sends nothing more, at once: else what was handed over later might be stored before what has to be
-        sent again. What is on its way may still be answered; what is not yet is given back."""
+        """Stops sending at once: a later batch must not be stored before messages that are sent again.
+
+        Sent batches may still be answered. The others fail with `NeverSent`.
+        """
         self.broken = why
         if not self._breaks.done():
             self._breaks.set_result(None)
         self._outbox.stop()
 
     async def settled(self) -> None:
-        """After `stop`: until all that was on its way is answered, one way or the other; not for long."""
+        """After `stop`: waits until every sent batch has succeeded or failed, at most `DRAIN_TIMEOUT_S`."""
         await self._outbox.settled(DRAIN_TIMEOUT_S)
 
     async def end(self) -> None:
-        """At once, whatever is on its way: it is not delivered any more."""
+        """Ends the producer at once. Batches without an answer are not delivered."""
         if not self.broken:
-            self.stop("it was ended")
+            self.stop("the producer was ended")
         await end_producer(self._producer, STOP_TIMEOUT_S)
 
 
 def bytes_as_they_are(key: bytes | None) -> bytes | None:
-    """The key's serializer where the options name none."""
+    """The key serializer if the options have none."""
     return key
 
 
 async def answers(region: Region, timeout_s: float) -> str:
-    """The address of the broker that tells the region's metadata first, "" where none does in time. One that
-    hangs does not speak for the others: they are asked one shortly after the other."""
-    asked = [
+    """The address of the region's first broker that answers with metadata; "": none does in time.
+
+    Queries start `BROKER_STAGGER_S` apart, because one broker that hangs says nothing about the others.
+    """
+    queries = [
         asyncio.create_task(_answers(region, *address, timeout_s, number * BROKER_STAGGER_S))
         for number, address in enumerate(region.addresses)
     ]
     try:
-        for first in asyncio.as_completed(asked):
+        for first in asyncio.as_completed(queries):
             if found := await first:
                 return found
     finally:
-        for task in asked:
+        for task in queries:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*queries, return_exceptions=True)
     return ""
 
 
@@ -290,7 +302,7 @@ async def _answers(region: Region, host: str, port: int, timeout_s: float, after
     client = AIOKafkaClient(bootstrap_servers=address, **options)
 
     async def connects() -> None:
-        # Spares aiokafka, which logs every connection that fails as an error.
+        # First without aiokafka, which logs every failed connection as an error.
         _, writer = await asyncio.open_connection(host, port)
         writer.close()
         await client.bootstrap()

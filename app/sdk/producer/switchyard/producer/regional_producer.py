@@ -1,10 +1,10 @@
-"""`RegionalProducer`: see the package.
+"""`RegionalProducer`: chooses the region, and keeps every message until it is acknowledged.
 
     send ──▶ pending (in order) ──▶ the active region's link ──▶ acknowledged
-                 └── what is left of it when the region is left ──▶ the next region's link
+                 └── the rest, when the producer leaves it ──▶ the next region's link
 
-The supervisor alone changes the link. The gate is open only while the link works and has all that was taken:
-what is new waits behind what is sent again.
+Only the supervisor changes the link. The gate is open only while the link works and has all accepted
+messages, so new messages wait until earlier ones were sent again. The package's docstring has the rules.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from switchyard.producer.room import Room
 
 log = logging.getLogger("switchyard.producer")
 
-REGIONS_RETRY_INTERVAL_S = 0.2  # no region answers: they are asked again
+REGIONS_RETRY_INTERVAL_S = 0.2  # while no region answers
 CANCEL_INTERVAL_S = 1.0
-MESSAGES_A_TURN = 64  # then others in the event loop have theirs
+MESSAGES_A_TURN = 64  # then other tasks of the event loop run
 MAX_RETURN_BACKOFF_FACTOR = 16  # times `return_after_s`
 
 
 class RegionalProducer:
-    """See the package.
+    """Writes to the nearest region that is healthy; the package has the rules.
 
     Args:
-        regions: the nearest first.
-        unhealthy_after_s: without an answer, or an acknowledgement of what waits.
-        return_after_s: how long home has to be healthy.
-        delivery_timeout_s: a message that nobody acknowledged for so long has failed.
-        max_pending: messages that wait for acknowledgements; `send` waits while there are more.
-        max_pending_bytes: of their keys, values and headers.
-        message_ids: see rule 3; a message that has such a header keeps it.
-        hooks: is told what happens.
+        regions: The nearest first.
+        unhealthy_after_s: How long a region may answer nothing, or acknowledge nothing that waits.
+        return_after_s: How long home has to be healthy before the producer returns.
+        delivery_timeout_s: When a message without an acknowledgement fails.
+        max_pending: Messages that wait for acknowledgements; `send` waits while there are more.
+        max_pending_bytes: Bytes of their keys, values and headers.
+        message_ids: Adds the header of rule 3 to messages that do not have it.
+        hooks: Callbacks for metrics and logs.
 
     Raises:
-        ValueError: no region, two of one name, an address that is none, a time that is not above 0.
+        ValueError: No region, two regions of one name, an invalid address, or a number that is not above 0.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class RegionalProducer:
     ) -> None:
         self._regions = list(regions)
         if not self._regions or len({region.name for region in self._regions}) < len(self._regions):
-            raise ValueError("give at least one region, and each a name of its own")
+            raise ValueError("name at least one region, and give each another name")
         for region in self._regions:
-            region.addresses  # noqa: B018 - tells what is none
+            region.addresses  # noqa: B018 - raises for an invalid address
         limits = (unhealthy_after_s, return_after_s, delivery_timeout_s, max_pending, max_pending_bytes)
         if min(limits) <= 0:
-            raise ValueError("times, max_pending and max_pending_bytes have to be above 0")
+            raise ValueError("times, max_pending and max_pending_bytes must be above 0")
         self._unhealthy_after_s = unhealthy_after_s
         self._return_after_s = return_after_s
         self._delivery_timeout_s = delivery_timeout_s
@@ -113,10 +113,11 @@ class RegionalProducer:
         """Connects to the nearest region that answers.
 
         Raises:
-            NotDelivered: none did in time. ProducerClosed: it was closed.
+            NotDelivered: None answered in time.
+            ProducerClosed: The producer was closed.
         """
         if self._closed:
-            raise ProducerClosed("a closed producer is not started again")
+            raise ProducerClosed("a closed producer cannot be started again; make a new one")
         try:
             await asyncio.wait_for(self._connect(self._regions), timeout_s)
         except asyncio.TimeoutError:
@@ -126,19 +127,24 @@ class RegionalProducer:
         self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
 
     async def close(self, timeout_s: float = 30.0) -> None:
-        """Takes nothing more, and waits until all is acknowledged, at most so long; what is not fails with
-        `NotDelivered`."""
+        """Accepts no more messages, and waits at most `timeout_s` until all are acknowledged.
+
+        Messages that are not then fail with `NotDelivered`.
+        """
         self._closed = True
         deadline_s = time.monotonic() + timeout_s
         while self._pending and self._link is not None and time.monotonic() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         while self._supervisor is not None and not self._supervisor.done():
-            self._supervisor.cancel()  # again, as `wait_for` may swallow it before Python 3.12
+            self._supervisor.cancel()  # repeatedly: before Python 3.12 `wait_for` may swallow it
             await asyncio.wait({self._supervisor}, timeout=CANCEL_INTERVAL_S)
         link, self._link = self._link, None
         for message in list(self._pending.values()):
-            self._fail(message, NotDelivered(f"closed before anybody acknowledged it ({message.topic})"))
-        self._gate.set()  # those who wait for it learn that it is closed
+            self._fail(
+                message,
+                NotDelivered(f"the producer was closed before a region acknowledged it ({message.topic})"),
+            )
+        self._gate.set()  # calls of `send` that wait for it then raise
         if link is not None:
             await link.end()
 
@@ -153,7 +159,7 @@ class RegionalProducer:
 
     @property
     def region(self) -> str:
-        """Where messages go now; "" before the start and after the end."""
+        """The region that gets messages now; "" before the start and after the end."""
         return "" if self._link is None else self._link.region.name
 
     @property
@@ -173,11 +179,14 @@ class RegionalProducer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> asyncio.Future[Delivered]:
-        """Takes a message; waits while `max_pending` wait for acknowledgements, or no region answers. The
-        future ends with where it is, or fails with `Refused` or `NotDelivered`.
+        """Accepts a message. Waits while `max_pending` wait for acknowledgements, or no region answers.
+
+        Returns:
+            A future with the message's position. It fails with `Refused` or `NotDelivered`.
 
         Raises:
-            ProducerClosed: it is closed, or was never started. ValueError: neither key nor value.
+            ProducerClosed: The producer is closed, or was never started.
+            ValueError: Neither key nor value.
         """
         if key is None and value is None:
             raise ValueError("a message needs a key or a value")
@@ -189,7 +198,7 @@ class RegionalProducer:
         nbytes = message.nbytes
         await self._room.enter(nbytes)
         try:
-            async with self._turn:  # who comes when the gate opens goes behind those who wait
+            async with self._turn:  # a call that comes as the gate opens queues behind the waiting ones
                 while not self._gate.is_set():
                     self._check_open()
                     await self._gate.wait()
@@ -200,36 +209,38 @@ class RegionalProducer:
         message.taken_s = time.monotonic()
         self._count += 1
         self._pending[self._count] = message
-        future.add_done_callback(partial(self._over, self._count, nbytes))
+        future.add_done_callback(partial(self._forget, self._count, nbytes))
         try:
             await self._hand(message)
             if not self._count % MESSAGES_A_TURN:
                 await asyncio.sleep(0)
         except BaseException:
-            future.cancel()  # nobody would learn how it ends
+            future.cancel()  # the caller never gets it
             raise
         return future
 
     async def send_and_wait(self, topic: str, value: bytes | None = None, **options: Any) -> Delivered:
-        """`send`, and where it is. Raises ProducerError."""
+        """Sends a message and returns its position. Raises ProducerError."""
         return await (await self.send(topic, value, **options))
 
     def _check_open(self) -> None:
         if self._closed or not self._supervisor:
             raise ProducerClosed("the producer is closed, or was not started")
 
-    def _over(self, number: int, nbytes: int, _: object) -> None:
+    def _forget(self, number: int, nbytes: int, _: object) -> None:
         if self._pending.pop(number, None) is not None:
             self._room.leave(nbytes)
 
     async def _hand(self, message: PendingMessage) -> None:
-        """Gives it to the active link; whatever is wrong with that is the supervisor's, and whatever is wrong
-        with the message ends this one only."""
+        """Gives the message to the active link.
+
+        A fault of the link is the supervisor's to handle; a fault of the message fails this message only.
+        """
         link = message.link = self._link
-        assert link is not None, "the gate is open only while there is one"
+        assert link is not None, "the gate is open only while there is a link"
         try:
             await link.send(message)
-        except Exception as error:  # noqa: BLE001 - of any type: its future tells it
+        except Exception as error:  # noqa: BLE001 - the message's future reports it
             if isinstance(error, REGION_ERRORS) and not isinstance(error, REFUSALS):
                 self._breaks(link, f"{error!r}")
             elif message.link is link:
@@ -237,7 +248,7 @@ class RegionalProducer:
 
     def _answered(self, link: RegionLink, message: PendingMessage, found: Delivered | BaseException) -> None:
         if isinstance(found, NOT_THERE):
-            message.asked.discard(link)
+            message.given_to.discard(link)
         is_its = message.link is link and not message.future.done()
         if isinstance(found, Delivered):
             now_s = time.monotonic()
@@ -252,11 +263,11 @@ class RegionalProducer:
                 message.goes_alone = True
             elif is_its:
                 self._refuse(message, link, found)
-        else:  # behind a refused one everything fails, which changes nothing
+        else:  # after a refusal every later batch fails too, which changes nothing
             self._breaks(link, f"{found!r}")
 
     def _breaks(self, link: RegionLink, why: str, *, has_hole: bool = False) -> None:
-        """It sends nothing more, and the supervisor goes on with another. The first reason counts."""
+        """Stops the link, and lets the supervisor replace it. The first reason counts."""
         if link is self._link and not link.broken:
             link.has_hole = has_hole
             link.stop(why)
@@ -265,25 +276,27 @@ class RegionalProducer:
 
     def _refuse(self, message: PendingMessage, link: RegionLink, error: BaseException) -> None:
         why = ": ".join([type(error).__name__, *map(str, error.args)])
-        said = f"region {link.region.name}, topic {message.topic}: {why}"
-        asked = ", ".join(sorted({one.region.name for one in message.asked}))
-        failure = NotDelivered(f"{said}; it may be in {asked}") if asked else Refused(said)
+        detail = f"region {link.region.name}, topic {message.topic}: {why}"
+        holders = ", ".join(sorted({one.region.name for one in message.given_to}))
+        failure = (
+            NotDelivered(f"{detail}; these regions may have it: {holders}") if holders else Refused(detail)
+        )
         failure.__cause__ = error
         self._fail(message, failure)
 
     def _fail(self, message: PendingMessage, error: ProducerError) -> None:
         if not message.future.done():
             message.future.set_exception(error)
-            message.future.exception()  # nobody has to ask
+            message.future.exception()  # marks it as retrieved: callers may ignore it
             self._call_hook(self._hooks.failed, message.topic, error)
 
-    def _call_hook(self, hook: Callable[..., None], *said: Any) -> None:
+    def _call_hook(self, hook: Callable[..., None], *arguments: Any) -> None:
         try:
-            hook(*said)
+            hook(*arguments)
         except Exception:
             if hook.__name__ not in self._failing_hooks:
                 self._failing_hooks.add(hook.__name__)
-                log.exception("the hook %s fails; this is told once", hook.__name__)
+                log.exception("the hook %s failed; its later errors are not logged", hook.__name__)
 
     # -- the supervisor --------------------------------------------------------------------------
 
@@ -297,11 +310,11 @@ class RegionalProducer:
                 self._expire()
                 await self._check_link(interval_s)
             except Exception:
-                log.exception("a look at the regions failed; the next one comes")
+                log.exception("checking the regions failed, retrying")
 
     async def _check_link(self, patience_s: float) -> None:
         link = self._link
-        assert link is not None, "it was started"
+        assert link is not None, "the supervisor runs after `start`"
         stalled = link.broken or link.stalled(self._unhealthy_after_s)
         if why := stalled or await self._silent(link, patience_s):
             self._breaks(link, why)
@@ -315,17 +328,21 @@ class RegionalProducer:
             self._answered_s = time.monotonic()
             return ""
         silent_s = time.monotonic() - self._answered_s
-        return f"it has not answered for {silent_s:.1f} s" if silent_s > self._unhealthy_after_s else ""
+        return (
+            f"the region has not answered for {silent_s:.1f} s" if silent_s > self._unhealthy_after_s else ""
+        )
 
     def _expire(self) -> None:
         now_s = time.monotonic()
         for message in list(self._pending.values()):
             if now_s - message.taken_s <= self._delivery_timeout_s:
                 break
-            self._fail(message, NotDelivered(f"nobody acknowledged it for {now_s - message.taken_s:.0f} s"))
+            self._fail(
+                message, NotDelivered(f"no region acknowledged it for {now_s - message.taken_s:.0f} s")
+            )
 
     async def _connect(self, regions: Sequence[Region]) -> RegionLink:
-        """To the first of them that answers, however long that takes."""
+        """Connects to the first region that answers, however long it takes."""
         while True:
             for region in regions:
                 self._expire()
@@ -339,8 +356,10 @@ class RegionalProducer:
             await asyncio.sleep(REGIONS_RETRY_INTERVAL_S)
 
     async def _replace(self, link: RegionLink) -> None:
-        """Goes on through another producer, with all that is not acknowledged: in the same region where a
-        message was refused, else in the next one that answers."""
+        """Continues with another producer, and sends all unacknowledged messages again.
+
+        After a refused message it stays in the region, else it goes to the next region that answers.
+        """
         left, why = link.region, link.broken
         while link.broken:
             at = self._regions.index(link.region)
@@ -360,7 +379,7 @@ class RegionalProducer:
 
     def _note_left(self, link: RegionLink) -> None:
         log.warning(
-            "region %s is left, %d messages wait: %s", link.region.name, len(self._pending), link.broken
+            "leaving region %s, %d messages wait: %s", link.region.name, len(self._pending), link.broken
         )
         if link.region is self._regions[0]:
             soon = time.monotonic() - self._returned_s < self._return_after_s * self._patience
@@ -373,7 +392,7 @@ class RegionalProducer:
         await asyncio.gather(*(self._hand_in_order(link, some) for some in by_topic.values()))
 
     async def _hand_in_order(self, link: RegionLink, messages: Iterable[PendingMessage]) -> None:
-        """Those of one topic, so that a topic which is asked for in vain holds up no other."""
+        """Sends one topic's messages. A topic that takes long to find delays no other topic."""
         for number, message in enumerate(messages):
             if not number % MESSAGES_A_TURN:
                 await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Room for what waits to be acknowledged: so many messages, and so many bytes."""
+"""Limits the messages and bytes that wait for acknowledgements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Room:
-    """First come, first served. A message that is larger than all the room gets in when nothing else is."""
+    """First come, first served. A message above the whole limit enters when no other is inside."""
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         self._max_messages = max_messages
@@ -16,7 +16,7 @@ class Room:
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     async def enter(self, nbytes: int) -> None:
-        """Waits until there is room, and takes it."""
+        """Waits for room, and takes it."""
         if not self._waiting and self._has(nbytes):
             self._messages += 1
             self._bytes += nbytes
@@ -27,13 +27,13 @@ class Room:
             await turn
         except BaseException:
             if turn.cancelled():
-                self._let_in()  # what is behind may have room
+                self._let_in()  # the next one may fit
             else:
                 self.leave(nbytes)
             raise
 
     def leave(self, nbytes: int) -> None:
-        """Gives it back."""
+        """Returns the room of a message."""
         self._messages -= 1
         self._bytes -= nbytes
         self._let_in()

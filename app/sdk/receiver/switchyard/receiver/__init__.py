@@ -1,4 +1,4 @@
-"""The receiver SDK: write a handler, return a verdict, never run a Kafka client.
+"""The receiver SDK: write a handler and return a verdict, without a Kafka client.
 
     receiver = Receiver(port=8443)
 
@@ -16,17 +16,17 @@
 | returns `Skip()`           | acknowledged without having been handled                                |
 | raises                     | delivered again a few times, then to the retry topic, then to the DLQ   |
 
-It serves both contracts, one call a message and streams of batches; handlers do not notice. On streams a
-synchronous handler is the quickest: it is called where the message is read, and should not block. An
-asynchronous one is a task a message, `max_tasks` at once. `on_batch` takes lists of messages and returns a
-verdict for each, or one for all.
+The server supports both contracts: one call for each message, and streams of batches. Handlers work with
+either. On streams a synchronous handler is the fastest: the server calls it where it reads the message, so it
+should not block. An asynchronous handler is one task for each message, at most `max_tasks` at once.
+`on_batch` handlers take lists of messages, and return a verdict for each, or one for all.
 
-`Receiver(interceptors=[...])` and `@receiver.intercept` put code around every handler, to decrypt, refuse or
-measure (`switchyard.receiver.interceptors`). A tombstone has an empty `value` and `message.tombstone`. Of a
-workload of several regions `message.role` says whether the region that sends is the primary one, and under
+`Receiver(interceptors=[...])` and `@receiver.intercept` run code around every handler, to decrypt, refuse or
+measure (`switchyard.receiver.interceptors`). A tombstone has an empty `value` and `message.tombstone`. If
+other regions share the workload, `message.role` says whether the sending region is the primary one, and under
 which epoch.
 
-Needs grpcio and protobuf only: neither Faust nor Kafka.
+The package needs grpcio and protobuf only: neither Faust nor Kafka.
 """
 
 from switchyard.receiver.interceptors import Interceptor, Outcome

@@ -1,4 +1,4 @@
-"""What streams share: limits, the gate before asynchronous handlers, and how messages are read."""
+"""Shared by all streams: their limits, the gate before asynchronous handlers, and the parsing of messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from switchyard.receiver.trace_context import derived_traceparent, own_tracepare
 from switchyard.receiver.verdicts import Message, RegionRole
 from switchyard.v1.receiver_pb2 import Batch, Open, Role
 
-SLICE_S = 0.005  # after which the loop gets its turn
+SLICE_S = 0.005  # then the loop runs other tasks
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionWindow:
-    """What a stream may have in flight, and how large a request may be."""
+    """The limits of a stream: deliveries and bytes in flight, and bytes of one request."""
 
     deliveries: int
     size: int
@@ -25,16 +25,18 @@ class AdmissionWindow:
 
 
 class PendingWork(Protocol):
-    """Something for a task to do."""
+    """Work that waits for a task."""
 
     async def run(self) -> None:
-        """Does it; raises only when its task is cancelled for good."""
+        """Does the work. Raises only when the task itself is cancelled."""
 
 
 class TaskGate:
-    """As many tasks at once as `limit`, over all streams. A task that is done with its work goes on with what
-    waits, in order: a new one would begin two turns of the loop later, and costs as much as a quick handler.
-    All tasks together take `SLICE_S` of a turn; what has waited in its handler has lost nothing by that.
+    """Runs at most `limit` tasks at once, over all streams.
+
+    A finished task takes the next waiting work, in order. A new task would begin two turns of the loop later,
+    and cost as much as a fast handler. All tasks together use at most `SLICE_S` of a turn before others run.
+    Handlers that await something lose nothing by that.
     """
 
     def __init__(self, limit: int) -> None:
@@ -42,19 +44,19 @@ class TaskGate:
         self.running = 0
         self._waiting: deque[PendingWork] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._until_s = 0.0  # of this turn of the loop; 0: it has just begun
+        self._until_s = 0.0  # the end of our part of this turn of the loop; 0: the turn has just begun
 
     def enter(self, work: PendingWork) -> None:
-        """Does the work as soon as there is a task for it."""
+        """Starts the work once a task is free."""
         if self.running >= self.limit:
             self._waiting.append(work)
             return
         self.running += 1
-        task = asyncio.get_running_loop().create_task(self._go(work))
+        task = asyncio.get_running_loop().create_task(self._run_pending(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _go(self, work: PendingWork) -> None:
+    async def _run_pending(self, work: PendingWork) -> None:
         try:
             while True:
                 await work.run()
@@ -67,7 +69,7 @@ class TaskGate:
             self.running -= 1
 
     def _is_over(self) -> bool:
-        """Whether this turn of the loop has been ours for long enough."""
+        """Whether the tasks have used their part of this turn of the loop."""
         now_s = perf_counter()
         if self._until_s:
             return now_s > self._until_s
@@ -80,16 +82,16 @@ class TaskGate:
 
 
 class Violation(Exception):
-    """The sender does not keep to the contract."""
+    """The sender breaks the contract."""
 
 
 def read_role(role: Role) -> RegionRole | None:
-    """None: of a workload of one region."""
+    """None: the workload belongs to one region."""
     return RegionRole(role.region, role.primary, role.epoch) if role.region else None
 
 
 def read_batch(batch: Batch, opened: Open, role: RegionRole | None = None) -> list[Message]:
-    """Its messages."""
+    """The messages of a batch."""
     topic, group = batch.topic or opened.topic, opened.group
     partition, offset, timestamp_ms = batch.partition, batch.base_offset, batch.base_timestamp_ms
     retry_count, attempt, traceparent = batch.retry_count, batch.attempt or 1, batch.traceparent

@@ -1,5 +1,4 @@
-"""Interceptors on the receiving side: code of the receiver's that sees every message before its handler does,
-and what became of it.
+"""Interceptors: code of the receiver that sees every message before its handler, and every outcome after it.
 
     class Decrypt:
         def before(self, message: Message) -> Verdict:
@@ -14,21 +13,23 @@ and what became of it.
 
     receiver = Receiver(interceptors=[Measure(), Decrypt()])
 
-An object has `before`, `after`, or both; a function is a `before` (`@receiver.intercept`). It is the shape of
-the sending side's (`app.payload.interceptors`), and both contracts and the test client ask it alike.
+An object has `before`, `after`, or both. A function is a `before` (`@receiver.intercept`). The sending side's
+interceptors have the same shape (`app.payload.interceptors`). Both contracts and the test client call them
+alike.
 
 Rules
-1. In order: each sees the message as the one before it left it; it is changed in place. None goes on. The
-   first that returns a verdict ends the row, and the handler does not see the message; of a batch it sees the
-   others. A Stash's reason gets the interceptor's name.
-2. `after` is told once what became of each message whose row came to it, refused or handled, the last
-   interceptor first: the verdict (`Ack()` where the handler returned None), or what was raised, which is
-   CancelledError for a delivery that was given up. Given up before its handler began, nothing is told.
-3. They are called in the event loop: they must not wait. Coroutine functions are refused.
-4. A `before` that raises fails its message and no other, as a handler that raises does: unlike on the sending
-   side it is delivered again a few times, since a key server may be away. What can never be read is a Stash.
-5. An `after` that raises changes nothing; it is told in the log, once in `LOG_INTERVAL_S`.
-6. Where there are none nothing is wrapped, and nothing is paid.
+1. Each `before` sees the message as the previous one changed it. None continues with the next one. The first
+   verdict ends the chain, and the handler does not see the message; a batch handler still gets the other
+   messages. The reason of a Stash begins with the interceptor's name.
+2. `after` runs once for each message that reached the interceptor's place in the chain, refused or handled,
+   in reverse order. Its outcome is the verdict (`Ack()` for None) or the exception. A cancelled delivery has
+   CancelledError, or no `after` at all if its handler had not begun.
+3. Interceptors run in the event loop, so they must not wait. Coroutine functions are refused.
+4. A `before` that raises fails only its message, as a handler that raises. Unlike on the sending side, it is
+   delivered again a few times, because a key server may be away. For a message that no key can decrypt,
+   return a Stash.
+5. An `after` that raises changes nothing. The error is logged, once in `LOG_INTERVAL_S`.
+6. Without interceptors handlers are not wrapped, and cost nothing more.
 """
 
 from __future__ import annotations
@@ -62,18 +63,18 @@ Outcome = Ack | Retry | Stash | Skip | BaseException
 
 
 class Before(Protocol):
-    """Sees messages first. See the module."""
+    """An interceptor that sees messages before their handler (rule 1)."""
 
     def before(self, message: Message) -> Verdict:
-        """None: go on with the message, as it is now; else what becomes of it."""
+        """None: continue with the message as it is now. A verdict ends the chain."""
         ...
 
 
 class After(Protocol):
-    """Sees what became of messages. See the module."""
+    """An interceptor that sees the outcomes of messages (rule 2)."""
 
     def after(self, message: Message, outcome: Outcome, took_s: float) -> None:
-        """`took_s`: since the message's row began, or its batch's."""
+        """`took_s`: the seconds since the chain of the message, or of its batch, began."""
         ...
 
 
@@ -81,13 +82,13 @@ Interceptor = Before | After | Callable[[Message], Verdict]
 
 
 class _Link:
-    __slots__ = ("after", "before", "name", "told_s")
+    __slots__ = ("after", "before", "logged_s", "name")
 
     def __init__(self, interceptor: Any) -> None:
         self.name = getattr(interceptor, "__name__", type(interceptor).__name__)
         self.before: Any = getattr(interceptor, "before", None)
         self.after: Any = getattr(interceptor, "after", None)
-        self.told_s = float("-inf")
+        self.logged_s = float("-inf")
         if isinstance(interceptor, type):
             raise TypeError(f"interceptor {self.name} is a class; give an instance, {self.name}()")
         if self.before is None and self.after is None:
@@ -100,7 +101,7 @@ class _Link:
             if method is None:
                 continue
             if inspect.iscoroutinefunction(method):
-                raise TypeError(f"interceptor {self.name} is asynchronous; it must not wait: use `def`")
+                raise TypeError(f"interceptor {self.name} is asynchronous, but must not wait; use `def`")
             try:
                 inspect.signature(method).bind(*arguments.split())
             except TypeError as error:
@@ -117,19 +118,21 @@ class _Link:
             return Stash(f"interceptor {self.name}: {verdict.reason or 'no reason given'}")
         if inspect.iscoroutine(verdict):
             verdict.close()
-        return Failed(NoVerdict(f"interceptor {self.name} returned {type(verdict).__name__}, no verdict"))
+        return Failed(
+            NoVerdict(f"interceptor {self.name} returned {type(verdict).__name__}, which is no verdict")
+        )
 
     def observe(self, message: Message, outcome: Outcome, now_s: float, started_s: float) -> None:
         try:
             self.after(message, outcome, now_s - started_s)
         except Exception:  # rule 5
-            if now_s >= self.told_s + LOG_INTERVAL_S:
-                self.told_s = now_s
+            if now_s >= self.logged_s + LOG_INTERVAL_S:
+                self.logged_s = now_s
                 log.exception("interceptor %s failed after a message; its verdict stands", self.name)
 
 
 class HandlerChain:
-    """Interceptors in a row, around handlers."""
+    """A chain of interceptors, and its handlers."""
 
     __slots__ = ("_afters", "_links")
 
@@ -140,16 +143,16 @@ class HandlerChain:
             self.add(interceptor)
 
     def add(self, interceptor: Interceptor) -> None:
-        """Puts it last.
+        """Adds an interceptor at the end.
 
         Raises:
-            TypeError: it is none; see the module.
+            TypeError: It is no interceptor (see the module), or asynchronous.
         """
         self._links.append(_Link(interceptor))
         self._afters = _observers(self._links)
 
     def around(self, handler: Any, *, batch: bool) -> Any:
-        """The handler, of a message or of a list of them, as it is without interceptors."""
+        """The handler of a message or of a list of messages, wrapped in the chain."""
         if not self._links:
             return handler
         return self._around_batch(handler) if batch else self._around_one(handler)
@@ -227,7 +230,7 @@ class HandlerChain:
         return handle
 
     def _before(self, message: Message, started_s: float) -> Verdict | Failed:
-        """None: to the handler with it."""
+        """None: the handler gets the message."""
         for index, link in enumerate(self._links):
             if link.before is not None and (ended := link.judge(message)) is not None:
                 self._notify(_observers(self._links[: index + 1]), message, ended, started_s)
@@ -246,11 +249,11 @@ class HandlerChain:
         started_s: float,
     ) -> None:
         now_s = perf_counter()
-        told = outcome.error if isinstance(outcome, Failed) else ACK if outcome is None else outcome
+        observed = outcome.error if isinstance(outcome, Failed) else ACK if outcome is None else outcome
         for link in links:
-            link.observe(message, told, now_s, started_s)
+            link.observe(message, observed, now_s, started_s)
 
 
 def _observers(links: list[_Link]) -> list[_Link]:
-    """Those that want to know, the last one first."""
+    """The interceptors with an `after`, in reverse order."""
     return [link for link in reversed(links) if link.after is not None]

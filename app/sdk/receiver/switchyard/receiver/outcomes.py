@@ -1,4 +1,4 @@
-"""Verdicts of deliveries, gathered into the ranges of a response."""
+"""Collects the verdicts of deliveries into the ranges of a response."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from switchyard.v1.receiver_pb2 import DeliverResponse, Range, Results
 _UNKNOWN: int = grpc.StatusCode.UNKNOWN.value[0]
 _INTERNAL: int = grpc.StatusCode.INTERNAL.value[0]
 MAX_AFTER_MS = (1 << 32) - 1
-MOST_OTHERS = 1_000  # in a response: with a reason of 500 characters each it has 2 MiB at most
+MOST_OTHERS = 1_000  # in a response: at most 2 MiB, with 500 characters of reason each
 
 
 class StreamOutcomes:
-    """What is to be said. Acknowledgements may come in any order, one by one, and cost a list's append.
+    """The outcomes that are not sent yet.
+
+    Acknowledgements may come one by one in any order, and cost a list's append each.
 
     Attributes:
-        count: deliveries with an outcome that is not said.
-        acknowledged: their numbers; appended to directly where many come.
+        acknowledged: Numbers of acknowledged deliveries; fast paths append to it directly.
+        others: The number of other outcomes.
     """
 
     __slots__ = ("_ranges", "_results", "acknowledged", "others")
@@ -38,20 +40,20 @@ class StreamOutcomes:
         self.acknowledged: list[int] = []
         self.others = 0
         self._ranges: list[tuple[int, int]] = []
-        self._results: deque[tuple[int, Results]] = deque()  # how many, for a response each
+        self._results: deque[tuple[int, Results]] = deque()  # count and results, for one response each
 
     @property
     def count(self) -> int:
-        """Deliveries with an outcome that is not said; a range counts as one."""
+        """The outcomes that are not sent yet; a range counts as one."""
         return len(self.acknowledged) + len(self._ranges) + self.others
 
     def acknowledge(self, start: int, end: int) -> None:
-        """All of [start, end)."""
+        """Acknowledges the deliveries [start, end)."""
         if start < end:
             self._ranges.append((start, end))
 
     def add(self, number: int, verdict: Verdict | Failed) -> None:
-        """One delivery's verdict."""
+        """Adds the verdict of one delivery."""
         if isinstance(verdict, Failed):
             self.fail(number, number + 1, verdict.error)
         elif isinstance(verdict, Retry | Stash | Skip):
@@ -67,7 +69,7 @@ class StreamOutcomes:
             self.acknowledged.append(number)
 
     def fail(self, start: int, end: int, error: BaseException) -> None:
-        """The handler raised, or returned what is no verdict."""
+        """Fails deliveries: their handler raised, or returned no verdict."""
         self._others().failed.add(
             deliveries=Range(start=start, end=end),
             code=_INTERNAL if isinstance(error, NoVerdict) else _UNKNOWN,
@@ -75,7 +77,7 @@ class StreamOutcomes:
         )
 
     def take_into(self, response: DeliverResponse) -> None:
-        """Moves all acknowledgements into `response`, and `MOST_OTHERS` of the others; look at `count`."""
+        """Moves all acknowledgements and at most `MOST_OTHERS` other outcomes into `response`."""
         if self._results:
             count, results = self._results.popleft()
             response.results.CopyFrom(results)
@@ -87,7 +89,7 @@ class StreamOutcomes:
         self.acknowledged, self._ranges = [], []
 
     def _others(self) -> Results:
-        """Where one more is to be noted."""
+        """The `Results` with room for one more outcome."""
         self.others += 1
         count, results = self._results.pop() if self._results else (0, Results())
         if count == MOST_OTHERS:
@@ -98,7 +100,7 @@ class StreamOutcomes:
 
 
 def merged(numbers: list[int], ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same as few ranges as it takes, ascending."""
+    """The same numbers and ranges as the fewest ranges, ascending."""
     joined: list[tuple[int, int]] = []
     if numbers:
         start, *rest = sorted(numbers)
@@ -122,7 +124,7 @@ def merged(numbers: list[int], ranges: list[tuple[int, int]]) -> list[tuple[int,
 
 
 def after_ms(verdict: Retry) -> int:
-    """The wish as it travels: 0 for none, at least 1 for any other that can be told."""
+    """The delay as both contracts send it: 0 for none, else at least 1."""
     after_s = verdict.after
     if after_s is None or not after_s > 0:
         return 0

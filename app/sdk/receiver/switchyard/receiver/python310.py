@@ -1,4 +1,4 @@
-"""What Python 3.10 lacks: tasks that count how often they were cancelled."""
+"""Stands in for a feature that Python 3.10 lacks: tasks that count their cancellations."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def is_being_cancelled(task: asyncio.Task[Any]) -> bool:
-    """Whether the task is to end, and not only something that its handler waits for.
+    """Whether the task itself is cancelled, and not only something that its handler awaits.
 
-    Python 3.10 cannot tell, and goes on: messages that wait for the task are handled before it ends.
+    Python 3.10 cannot know, and says no: then the task handles the waiting messages before it ends.
     """
     return sys.version_info >= (3, 11) and task.cancelling() > 0
 
 
 def keep_running(task: asyncio.Task[Any]) -> None:
-    """Takes a cancellation back."""
+    """Withdraws a cancellation."""
     if sys.version_info >= (3, 11):
         task.uncancel()

@@ -1,4 +1,4 @@
-"""`Receiver`: gRPC server for handlers of messages, over both contracts. See the package."""
+"""`Receiver`: a gRPC server that calls handlers, for both contracts. The package has an example."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from switchyard.receiver.verdicts import (
     spread,
 )
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # Kafka's usual limits are below; gRPC's own 4 MB is not
-MAX_METADATA_BYTES = 2 * 1024 * 1024  # key and headers; gRPC's own 8 kB refuses larger ones at random
-MAX_PENDING_CALLS = 1 << 20  # gRPC's own 1,000 cancels calls of larger bursts at random
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # above Kafka's usual limits; gRPC's default is 4 MB
+MAX_METADATA_BYTES = 2 * 1024 * 1024  # key and headers; from 8 kB on, gRPC's default refuses some at random
+MAX_PENDING_CALLS = 1 << 20  # gRPC's default of 1,000 cancels some calls of larger bursts
 WINDOW = 10_000  # deliveries in flight on a stream: 100,000/s with a handler of 100 ms
 WINDOW_BYTES = 16 * 1024 * 1024
-MAX_TASKS = 10_000  # of asynchronous handlers of streamed messages, over all streams
+MAX_TASKS = 10_000  # asynchronous handlers of streamed messages, over all streams
 STOP_POLL_INTERVAL_S = 0.005  # while stopping
 SERVICE = METHOD.split("/")[1]
 
@@ -57,18 +57,18 @@ AnyInterceptor = TypeVar("AnyInterceptor", bound=Interceptor)
 
 
 class Receiver:
-    """See the package. One handler for each (group, topic).
+    """A gRPC server with one handler for each (group, topic).
 
     Args:
-        host: to listen at.
-        port: to listen at; 0: a free one.
-        max_concurrent: calls at once; more are turned away. A stream counts as one call.
-        window: deliveries that a stream may have in flight.
-        window_bytes: likewise, in bytes.
-        max_tasks: asynchronous handlers of streamed messages at once; more wait.
+        host: The address to listen on.
+        port: The port to listen on; 0: a free one.
+        max_concurrent: Calls at once; more are refused. A stream counts as one call.
+        window: Deliveries in flight on a stream.
+        window_bytes: Bytes in flight on a stream.
+        max_tasks: Asynchronous handlers of streamed messages at once; more wait.
         stream: False: unary calls only.
-        interceptors: around every handler, in this order (`switchyard.receiver.interceptors`).
-        options: more of gRPC's channel arguments, such as ("grpc.max_connection_age_ms", 600_000).
+        interceptors: Run around every handler, in this order (`switchyard.receiver.interceptors`).
+        options: More of gRPC's channel arguments, such as ("grpc.max_connection_age_ms", 600_000).
     """
 
     def __init__(
@@ -101,31 +101,31 @@ class Receiver:
         self._server: aio.Server | None = None
 
     def on(self, *, topic: str, group: str, method: str | None = None) -> Callable[[Handler], Handler]:
-        """Decorates the handler of a topic's messages for a group; `method` is that of unary calls.
+        """Decorates the handler of a topic's messages for a group. `method`: the gRPC method of unary calls.
 
         Raises:
-            TypeError: it does not take exactly one argument.
-            ValueError: there is one already.
+            TypeError: The handler does not take exactly one argument.
+            ValueError: The group and topic, or the method, have a handler already.
         """
         return self._register(topic, group, method, "message", batch=False)
 
     def on_batch(
         self, *, topic: str, group: str, method: str | None = None
     ) -> Callable[[BatchHandler], BatchHandler]:
-        """Decorates a handler of lists of messages (of one partition, in order).
+        """Decorates a handler of lists of messages, each of one partition and in order.
 
-        It returns a verdict for each, or one for all; unary calls come as lists of one.
+        It returns a verdict for each message, or one for all. Unary calls come as lists of one.
 
         Raises:
-            As `on`.
+            TypeError, ValueError: As `on`.
         """
         return self._register(topic, group, method, "list of messages", batch=True)
 
     def intercept(self, interceptor: AnyInterceptor) -> AnyInterceptor:
-        """Adds an interceptor behind those that there are, around every handler; decorates a function, too.
+        """Adds an interceptor at the end of the chain, around every handler; also decorates a function.
 
         Raises:
-            TypeError: it is none, or asynchronous.
+            TypeError: It is no interceptor, or asynchronous.
         """
         self._chain.add(interceptor)
         for route in self._routes.values():
@@ -156,10 +156,10 @@ class Receiver:
         return register
 
     async def start(self) -> int:
-        """Listens; returns the port.
+        """Starts to listen; returns the port.
 
         Raises:
-            RuntimeError: the address cannot be bound.
+            RuntimeError: The address cannot be bound.
         """
         self._server = aio.server(maximum_concurrent_rpcs=self._max_concurrent, options=self._options)
         self._server.add_generic_rpc_handlers((_Generic(self._unary, self._stream),))
@@ -171,7 +171,7 @@ class Receiver:
         return self.port
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Says NOT_SERVING, takes no new messages, and lets those in progress end within `grace_s`."""
+        """Reports NOT_SERVING, refuses new messages, and waits at most `grace_s` for the others."""
         if self._server is None:
             return
         deadline_s = time.monotonic() + grace_s
@@ -179,8 +179,8 @@ class Receiver:
         self._unary.stopping = True
         if self._stream is not None:
             self._stream.stopping.set()
-        # The server itself would refuse health checks while it waits.
-        while self._active() and time.monotonic() < deadline_s:  # noqa: ASYNC110 - two counts, looked at
+        # `Server.stop` would refuse health checks while it waits, so this loop waits first.
+        while self._active() and time.monotonic() < deadline_s:  # noqa: ASYNC110 - it polls two counters
             await asyncio.sleep(STOP_POLL_INTERVAL_S)
         await self._server.stop(max(0.0, deadline_s - time.monotonic()))
 
@@ -192,7 +192,7 @@ class Receiver:
         asyncio.run(self.serve())
 
     async def serve(self, started: Callable[[int], None] = lambda port: None) -> None:
-        """Serves until SIGTERM or SIGINT; `started` is told the port."""
+        """Serves until SIGTERM or SIGINT. Calls `started` with the port."""
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError):
@@ -202,20 +202,20 @@ class Receiver:
         await self.stop()
 
     def handles(self, topic: str, group: str) -> bool:
-        """Whether there is a handler."""
+        """Whether the topic has a handler for the group."""
         return (group, topic) in self._routes
 
     async def handle(self, message: Message) -> Verdict:
-        """Runs the handler of the message's group and topic, without a network (see `TestClient`).
+        """Runs the message's handler without a network (see `TestClient`).
 
         Raises:
-            KeyError: there is no handler.
-            TypeError: it returned what is no verdict. Whatever the handler raises.
+            KeyError: There is no handler.
+            TypeError: It returned no verdict. Exceptions of the handler pass through.
         """
         return await self._routes[message.group, message.topic].one(message)
 
     async def handle_batch(self, messages: list[Message]) -> list[Verdict]:
-        """Likewise, for messages of one group and topic."""
+        """Runs the handler for messages of one group and topic, as `handle`."""
         route = self._routes[messages[0].group, messages[0].topic]
         if not route.batch:
             return [await route.one(message) for message in messages]
@@ -230,12 +230,12 @@ class Receiver:
         return verdicts
 
     def test_client(self) -> TestClient:
-        """Delivers to the handlers in memory."""
+        """A client that delivers to the handlers in memory."""
         return TestClient(self)
 
 
 class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """Finds what takes a call by its method, with nothing between it and the bytes."""
+    """Finds the handler of a call by its method; requests and answers stay bytes."""
 
     def __init__(self, unary: UnarySide, stream: StreamSide | None) -> None:
         self._unary = unary

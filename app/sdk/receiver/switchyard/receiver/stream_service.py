@@ -1,4 +1,4 @@
-"""The stream contract's method: finds the handler that a stream is for."""
+"""The gRPC method of the stream contract: finds a stream's handler. `stream_session` serves the stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHOD = "/switchyard.v1.Receiver/Deliver"
 
 
 class StreamSide:
-    """Takes streams; counts those in progress."""
+    """Accepts streams, and counts those in progress."""
 
     def __init__(
         self, routes: dict[tuple[str, str], HandlerRoute], window: AdmissionWindow, gate: TaskGate

@@ -1,12 +1,13 @@
-"""The stream contract, seen from the receiver: requests in, verdicts gathered, credit given back.
+"""One stream of the stream contract: reads requests, collects verdicts, and returns credit.
 
 Rules
-1. A synchronous handler is called where the message is read: no task, no future a message. After `SLICE_S`
-   the loop gets its turn, so that a slow handler holds up neither results nor health checks.
-2. An asynchronous one runs in a task (for batch handlers, with a batch), as many at once as the gate lets in.
-3. Results go out at most every `WRITE_PAUSE_S`, the credit of what is done with them.
-4. Credit = what is done + the window. Of a request's bytes each of its deliveries gives back its part, so
-   that one stuck message does not hold on to its neighbours' share.
+1. A synchronous handler is called where the message is read, without a task or future for each message. After
+   `SLICE_S` other tasks run, so a slow handler delays neither results nor health checks.
+2. An asynchronous handler runs in a task for each message, or for each batch. The gate limits how many run at
+   once.
+3. Results are sent at most every `WRITE_PAUSE_S`, with the credit of the finished deliveries.
+4. The credit is the finished deliveries plus the window. Each delivery returns its part of its request's
+   bytes, so one stuck message does not hold the bytes of the others.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from switchyard.receiver.unary_service import HandlerRoute
 from switchyard.receiver.verdicts import Message, RegionRole, checked, spread
 from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
 
-SURELY_ASYNC = 8  # so many awaitables in a row, and none else
+SURELY_ASYNC = 8  # after this many awaitables and nothing else, a handler counts as asynchronous
 WRITE_PAUSE_S = 0.001
 BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
 
 
 class _Handling(NamedTuple):
-    """Deliveries [start, end), to be handled; `answer` is what their handler has returned already."""
+    """Deliveries [start, end) to handle. `answer`: what their handler has returned already; None: not called
+    yet."""
 
     session: Session
     start: int
@@ -45,12 +47,12 @@ class _Handling(NamedTuple):
     answer: Any
 
     async def run(self) -> None:
-        """See `admission.PendingWork`."""
+        """Runs the handler (`admission.PendingWork`)."""
         await self.session.handle(self.start, self.end, self.share, self.argument, self.answer)
 
 
 class Session:
-    """One stream."""
+    """Serves one stream."""
 
     def __init__(
         self, context: Any, route: HandlerRoute, opened: Open, window: AdmissionWindow, gate: TaskGate
@@ -62,9 +64,9 @@ class Session:
         self._gate = gate
         self._outcomes = StreamOutcomes()
         self._role: RegionRole | None = None
-        self._next = 0  # number of the next delivery
-        self._open = 0  # deliveries that are not done
-        self._released = 0  # bytes given back
+        self._next = 0  # the number of the next delivery
+        self._open = 0  # unfinished deliveries
+        self._released = 0  # bytes of finished deliveries
         self._tasks: dict[int, tuple[int, asyncio.Future[Any] | None]] = {}  # by first number: end, task
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -72,10 +74,10 @@ class Session:
         self._ending = False
 
     async def run(self, first: DeliverRequest, size: int, stopping: asyncio.Event) -> None:
-        """Serves until the sender ends the stream or drains it, or the receiver stops.
+        """Serves until the sender ends or drains the stream, or the receiver stops.
 
         Raises:
-            Violation: see there.
+            Violation: The sender breaks the contract.
         """
         response = DeliverResponse()
         response.accept.max_request_bytes = self._window.max_request_bytes
@@ -90,7 +92,7 @@ class Session:
             if reader.done():
                 reader.result()
             if flusher.done():
-                return  # nobody is there to be told
+                return  # the connection broke
             reader.cancel()
             await self._idle.wait()
             self._ending = True
@@ -120,12 +122,12 @@ class Session:
             try:
                 request, size = DeliverRequest.FromString(data), len(data)
             except DecodeError as error:
-                raise Violation(f"this is no DeliverRequest: {error}") from error
+                raise Violation(f"the request is no DeliverRequest: {error}") from error
 
     async def _accept(self, request: DeliverRequest, size: int) -> None:
         count = sum(len(batch.messages) for batch in request.batches)
         if self._open + count > self._window.deliveries:
-            raise Violation(f"{count} deliveries sent beyond the credit")
+            raise Violation(f"the request has {count} deliveries, more than the credit")
         self._idle.clear()
         self._open += count
         share = size // count if count else 0
@@ -133,7 +135,9 @@ class Session:
         for batch in request.batches:
             start = self._next
             if batch.first_delivery != start:
-                raise Violation(f"delivery {batch.first_delivery} comes where {start} is next")
+                raise Violation(
+                    f"the request begins with delivery {batch.first_delivery}, but {start} is next"
+                )
             messages = read_batch(batch, self._opened, self._role)
             self._next += len(messages)
             if self._route.batch:
@@ -144,40 +148,40 @@ class Session:
                 await self._inline(start, messages, share)
 
     async def _inline(self, start: int, messages: list[Message], share: int) -> None:
-        """Rule 1."""
+        """Calls a synchronous handler for the messages of a batch (rule 1)."""
         handler = self._route.handler
         awaited = 0
-        said = number = start  # outcomes are told of all below `said`
+        recorded = number = start  # deliveries below `recorded` have an outcome
         until_s = perf_counter() + SLICE_S
         for message in messages:
             try:
                 verdict = handler(message)
                 if verdict is not None and inspect.isawaitable(verdict):
-                    self._outcomes.acknowledge(said, number)
-                    self._settle(number - said, share * (number - said))
-                    said = number + 1
+                    self._outcomes.acknowledge(recorded, number)
+                    self._settle(number - recorded, share * (number - recorded))
+                    recorded = number + 1
                     awaited += 1
-                    self._enter(number, said, share, message, verdict)
+                    self._enter(number, recorded, share, message, verdict)
                 elif verdict is not None:
-                    self._outcomes.acknowledge(said, number)
+                    self._outcomes.acknowledge(recorded, number)
                     self._outcomes.add(number, checked(verdict))
-                    self._settle(number + 1 - said, share * (number + 1 - said))
-                    said = number + 1
+                    self._settle(number + 1 - recorded, share * (number + 1 - recorded))
+                    recorded = number + 1
             except Exception as error:  # noqa: BLE001 - the handler's
-                self._outcomes.acknowledge(said, number)
+                self._outcomes.acknowledge(recorded, number)
                 self._outcomes.fail(number, number + 1, error)
-                self._settle(number + 1 - said, share * (number + 1 - said))
-                said = number + 1
+                self._settle(number + 1 - recorded, share * (number + 1 - recorded))
+                recorded = number + 1
             number += 1
             if perf_counter() > until_s:
-                self._outcomes.acknowledge(said, number)
-                self._settle(number - said, share * (number - said))
-                said = number
+                self._outcomes.acknowledge(recorded, number)
+                self._settle(number - recorded, share * (number - recorded))
+                recorded = number
                 await asyncio.sleep(0)
                 until_s = perf_counter() + SLICE_S
-        self._outcomes.acknowledge(said, number)
-        self._settle(number - said, share * (number - said))
-        # One that always awaits is not called before there is room for its task.
+        self._outcomes.acknowledge(recorded, number)
+        self._settle(number - recorded, share * (number - recorded))
+        # From now on a handler that always awaits is called only once the gate lets it in.
         self._route.tasks = awaited == len(messages) >= SURELY_ASYNC
 
     # -- tasks -----------------------------------------------------------------------------------
@@ -195,36 +199,36 @@ class Session:
         self._gate.enter(_Handling(self, start, end, share, argument, answer))
 
     async def handle(self, start: int, end: int, share: int, argument: Any, answer: Any) -> None:
-        """Calls the handler, or awaits what it has returned; tells the outcome unless it was canceled."""
+        """Calls the handler, or awaits its answer. Records the outcome unless the delivery was cancelled."""
         task = asyncio.current_task()
         try:
             if start in self._tasks:
                 self._tasks[start] = (end, task)
-                await self._judged(start, end, argument, answer)
+                await self._call(start, end, argument, answer)
         except asyncio.CancelledError:
             if task is not None and is_being_cancelled(task) and start in self._tasks:
-                raise  # the task itself is to end
+                raise  # the task itself is cancelled
         finally:
             canceled = self._tasks.pop(start, None) is None
             if canceled and task is not None and is_being_cancelled(task):
-                keep_running(task)  # the delivery is, and not the task that worked on it
+                keep_running(task)  # only its delivery was cancelled, so the task takes the next one
             self._settle(end - start, share * (end - start))
 
-    async def _judged(self, start: int, end: int, argument: Any, answer: Any) -> None:
+    async def _call(self, start: int, end: int, argument: Any, answer: Any) -> None:
         try:
             if answer is None:
                 answer = self._route.handler(argument)
             if type(answer) is CoroutineType or inspect.isawaitable(answer):
                 answer = await answer
             if start in self._tasks:
-                self._judge(start, end, answer)
+                self._record(start, end, answer)
         except (Exception, asyncio.CancelledError) as error:
             if start in self._tasks:
                 self._outcomes.fail(start, end, error)
             if isinstance(error, asyncio.CancelledError):
                 raise
 
-    def _judge(self, start: int, end: int, answer: Any) -> None:
+    def _record(self, start: int, end: int, answer: Any) -> None:
         outcomes = self._outcomes
         if answer is None:
             if end == start + 1:
@@ -238,7 +242,7 @@ class Session:
             outcomes.add(start, checked(answer))
 
     def _cancel(self, request: DeliverRequest) -> None:
-        """What is canceled whole is stopped; of the rest the sender ignores the results."""
+        """Stops tasks whose deliveries are all cancelled. The sender ignores the results of the others."""
         for span in request.canceled:
             inside = range(span.start, min(span.end, self._next))
             numbers = inside if len(inside) <= len(self._tasks) else list(self._tasks)
@@ -263,7 +267,7 @@ class Session:
         response.credit.bytes = self._released + self._window.size
 
     async def _flush(self) -> None:
-        """Ends when all is said, or nobody listens any more."""
+        """Sends results until all are sent, or the connection breaks."""
         with contextlib.suppress(*BROKEN):
             while not (self._ending and not self._outcomes.count):
                 await self._wake.wait()

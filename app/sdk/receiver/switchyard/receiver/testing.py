@@ -1,4 +1,4 @@
-"""Handlers under test, without a network."""
+"""Tests handlers without a network."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class TestClient:
-    """Delivers messages to a receiver's handlers in memory, as either contract would."""
+    """Delivers messages to a receiver's handlers in memory, as either contract does."""
 
-    __test__ = False  # not a test class, whatever pytest thinks of its name
+    __test__ = False  # pytest would collect a class of this name
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -23,25 +23,25 @@ class TestClient:
     async def deliver(
         self, *, topic: str, group: str, value: bytes | None, retries: int = 0, **fields: Any
     ) -> Verdict:
-        """What the handler says of the message in the end: a verdict (`Ack()` for None).
+        """The handler's last verdict on the message (`Ack()` for None).
 
         Args:
-            topic: where the message was produced.
-            group: the consumer group.
-            value: the message's body; None: a tombstone.
-            retries: how often it is delivered again at most, when the handler raises or returns `Retry`;
-                `attempt` and `retry_count` grow as they do in earnest.
-            fields: other fields of `Message`.
+            topic: The topic to which the message was produced.
+            group: The consumer group.
+            value: The message's body; None: a tombstone.
+            retries: How often to deliver it again when the handler raises or returns `Retry`. `attempt` and
+                `retry_count` grow as in a real delivery.
+            fields: Other fields of `Message`.
 
         Raises:
-            KeyError: there is no handler. Whatever the handler raises at last.
+            KeyError: There is no handler. The last exception of the handler passes through.
         """
         message = Message(topic=topic, group=group, value=b"", **fields)
         message = _with_value(message, value)
         for left in range(retries, -1, -1):
             retried = 1
             try:
-                # A copy, as each delivery is: what interceptors change is not delivered again.
+                # Each delivery is a copy, so changes by interceptors are not delivered again.
                 verdict = await self._receiver.handle(replace(message)) or Ack()
             except Exception:
                 if not left or not self._receiver.handles(topic, group):
@@ -56,10 +56,10 @@ class TestClient:
     async def deliver_batch(
         self, *, topic: str, group: str, values: Sequence[bytes | None], **fields: Any
     ) -> list[Verdict]:
-        """What the handler says of messages that come together, at consecutive offsets.
+        """The handler's verdicts on messages that arrive together, at consecutive offsets.
 
         Raises:
-            KeyError: there is no handler. Whatever the handler raises.
+            KeyError: There is no handler. Exceptions of the handler pass through.
         """
         first = Message(topic=topic, group=group, value=b"", **fields)
         messages = [

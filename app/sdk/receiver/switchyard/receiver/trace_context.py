@@ -1,12 +1,12 @@
-"""The `traceparent` of a message: its own, or one that stays the same over all attempts.
+"""The `traceparent` of a message: the record's own, or one that is the same for all attempts.
 
-Without a header of the record's own it is a hash of where and when the message was first produced, which
-retry topics and later owners of its partition know as well. So all attempts are of one trace, whoever makes
-them. Flags are 00: nobody has decided to sample it.
+A record without this header gets a hash of where and when it was first produced. Retry topics and later
+owners of its partition know this too, so all attempts have the same trace. The flags are 00: no sampling
+decision was made.
 
     SHA-256 of "topic/partition/offset/timestamp": 16 bytes of trace id, then 8 bytes of parent id
 
-Source: W3C Trace Context, 3.2: version, trace id, parent id, flags; ids of zeros alone are invalid.
+Source: W3C Trace Context, 3.2: version, trace id, parent id, flags; an id of zeros only is invalid.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 TRACEPARENT = "traceparent"
-TRACE_ID_HEX, IDS_HEX = 32, 48  # digits of the trace id; of it and the parent id
+TRACE_ID_HEX, IDS_HEX = 32, 48  # digits of the trace id; of both ids
 _VALID = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def own_traceparent(headers: Iterable[tuple[str, bytes | None]]) -> str:
-    """What the record's headers tell, the last valid one; "" when none is."""
+    """The last valid traceparent in the record's headers; "": there is none."""
     found = b""
     for name, value in headers:
         if (
@@ -35,6 +35,6 @@ def own_traceparent(headers: Iterable[tuple[str, bytes | None]]) -> str:
 
 
 def derived_traceparent(topic: str, partition: int, offset: int, timestamp_ms: int) -> str:
-    """That of a message whose record has none; `timestamp_ms` tells a topic from an older one of its name."""
+    """The traceparent of a record without one. `timestamp_ms` distinguishes topics of one name."""
     ids = sha256(f"{topic}/{partition}/{offset}/{timestamp_ms}".encode(errors="surrogatepass")).hexdigest()
     return f"00-{ids[:TRACE_ID_HEX]}-{ids[TRACE_ID_HEX:IDS_HEX]}-00"

@@ -1,4 +1,4 @@
-"""The unary contract, seen from the receiver: one call a message, the verdict as status and trailers."""
+"""The unary contract on the receiver: one call for each message, with the verdict as status and trailers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from switchyard.receiver.verdicts import (
 HEADER_PREFIX = "kafka-header-"
 ACTION, RETRY_AFTER = "kafka-action", "kafka-retry-after-ms"
 REGION, PRIMARY, PRIMARY_EPOCH = "switchyard-region", "switchyard-primary", "switchyard-primary-epoch"
-VALUE_NULL = "kafka-value-null"  # "true": a tombstone, whose body is empty too
+VALUE_NULL = "kafka-value-null"  # "true": the empty body is a tombstone
 
 
 @dataclass(slots=True)
@@ -36,10 +36,11 @@ class HandlerRoute:
     """A handler, and how to call it.
 
     Attributes:
-        own: as it was registered.
-        handler: what is called: the same, or with interceptors around it.
-        batch: it takes lists of messages.
-        tasks: it is asynchronous; found out when it first returns an awaitable, if it does not say so.
+        own: The handler as registered.
+        handler: The function to call: `own`, or `own` wrapped in interceptors.
+        batch: Whether it takes lists of messages.
+        tasks: Whether it is asynchronous. A handler that does not declare it sets it with its first
+            awaitables.
     """
 
     own: Any
@@ -51,7 +52,7 @@ class HandlerRoute:
         """The verdict on one message.
 
         Raises:
-            NoVerdict: what was returned is none. Whatever the handler raises.
+            NoVerdict: The handler returned no verdict. Exceptions of the handler pass through.
         """
         answer = self.handler([message] if self.batch else message)
         if inspect.isawaitable(answer):
@@ -63,7 +64,7 @@ class HandlerRoute:
 
 
 class UnarySide:
-    """Takes calls; counts those in progress, so that a receiver that stops can wait for them."""
+    """Accepts calls, and counts those in progress, so that a stopping receiver can wait for them."""
 
     def __init__(self, routes: dict[str, HandlerRoute]) -> None:
         self.routes = routes  # by gRPC method
@@ -72,15 +73,15 @@ class UnarySide:
         self._handlers: dict[str, Any] = {}
 
     def find(self, method: str) -> Any:
-        """What gRPC calls for `method`; None when nobody handles it."""
+        """The gRPC handler of `method`; None: there is none."""
         found = self._handlers.get(method)
         if found is None and method in self.routes:
-            behaviour = self._behaviour(self.routes[method])
-            found = self._handlers[method] = grpc.unary_unary_rpc_method_handler(behaviour)
+            handler = self._handler_of(self.routes[method])
+            found = self._handlers[method] = grpc.unary_unary_rpc_method_handler(handler)
         return found
 
-    def _behaviour(self, route: HandlerRoute) -> Any:
-        async def behave(value: bytes, context: Any) -> bytes:
+    def _handler_of(self, route: HandlerRoute) -> Any:
+        async def handle(value: bytes, context: Any) -> bytes:
             if self.stopping:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the receiver is shutting down")
             self.active += 1
@@ -89,7 +90,7 @@ class UnarySide:
             finally:
                 self.active -= 1
 
-        return behave
+        return handle
 
 
 async def _answer(route: HandlerRoute, value: bytes, context: Any) -> bytes:
@@ -121,7 +122,7 @@ async def _answer(route: HandlerRoute, value: bytes, context: Any) -> bytes:
 
 
 def read_message(value: bytes, metadata: Sequence[tuple[str, str | bytes]]) -> Message:
-    """The message of a call's body and metadata. Numbers that cannot be read count as 0."""
+    """The message of a call's body and metadata. A number that cannot be read counts as 0."""
     text: dict[str, str] = {}
     headers: list[tuple[str, bytes]] = []
     key: bytes | None = None

@@ -1,4 +1,4 @@
-"""What handlers take and return."""
+"""The arguments and results of handlers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ MAX_REASON_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The message is done."""
+    """The message is finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Not now: to the retry topic, for the tier's delay or, if longer, `after` (seconds, at most an hour)."""
+    """Deliver it later: to the retry topic, for the tier's delay or, if longer, `after` (seconds, at most an
+    hour)."""
 
     after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stash:
-    """Never: to the dead letter queue, with the reason."""
+    """Never deliver it again: to the dead letter queue, with the reason."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Not for us: acknowledged as it is."""
+    """Acknowledge it without handling it."""
 
 
 Verdict = Ack | Retry | Stash | Skip | None
@@ -37,9 +38,11 @@ Verdict = Ack | Retry | Stash | Skip | None
 
 @dataclass(frozen=True, slots=True)
 class RegionRole:
-    """What the region that sends is for a workload of several: whether it is the primary (active) one, and
-    the epoch under which it is, or another one is. An epoch is one region's alone, so a handler that takes
-    nothing from a lower epoch than it has seen is never led by two regions at once.
+    """The role of the sending region, for a workload that several regions share.
+
+    `primary` says whether the region is the primary (active) one, and `epoch` under which epoch it or another
+    region is. An epoch belongs to one region. So a handler that refuses epochs below the highest it has seen
+    never obeys two regions at once.
     """
 
     region: str
@@ -49,10 +52,10 @@ class RegionRole:
 
 @dataclass(slots=True)
 class Message:
-    """A delivered message. `headers` are the record's own, in order, names in lower case.
+    """A delivered message. `headers` are the record's own, in order, with names in lower case.
 
-    A tombstone, a record without a value, has an empty `value` and is told by `tombstone`: handlers that do
-    not know of tombstones get bytes all the same. `role` is there for workloads of several regions.
+    A tombstone, a record without a value, has `tombstone` and an empty `value`. So handlers that do not know
+    tombstones still get bytes. `role` is set for workloads that several regions share.
     """
 
     topic: str
@@ -76,11 +79,11 @@ BatchHandler = Callable[[list[Message]], Verdicts | Awaitable[Verdicts]]
 
 
 class NoVerdict(TypeError):
-    """A handler returned something else than it should."""
+    """A handler returned something other than a verdict."""
 
 
 class Failed:
-    """A message's failure where its neighbours have verdicts; only interceptors make them."""
+    """The failure of one message in a batch, beside the verdicts of the others. Only interceptors make it."""
 
     __slots__ = ("error",)
 
@@ -92,7 +95,7 @@ def checked(verdict: object) -> Verdict | Failed:
     """The verdict.
 
     Raises:
-        NoVerdict: it is none.
+        NoVerdict: It is no verdict.
     """
     if verdict is None or isinstance(verdict, Ack | Retry | Stash | Skip | Failed):
         return verdict
@@ -100,10 +103,10 @@ def checked(verdict: object) -> Verdict | Failed:
 
 
 def spread(verdicts: object, count: int) -> list[Verdict | Failed]:
-    """One verdict a message: what a batch handler returned for `count` of them.
+    """One verdict for each of `count` messages, from what a batch handler returned.
 
     Raises:
-        NoVerdict: they are fewer or more, or none at all.
+        NoVerdict: The handler returned another number of verdicts, or something other than verdicts.
     """
     if not isinstance(verdicts, list | tuple):
         return [checked(verdicts)] * count
@@ -113,10 +116,10 @@ def spread(verdicts: object, count: int) -> list[Verdict | Failed]:
 
 
 def failure_text(error: BaseException) -> str:
-    """The error, for people."""
+    """The error as text for people."""
     return plain_text(str(error) if isinstance(error, NoVerdict) else f"{type(error).__name__}: {error}")
 
 
 def plain_text(text: str) -> str:
-    """What gRPC and protobuf take: they refuse lone surrogates, and a call would never be answered."""
+    """The text without lone surrogates, which gRPC and protobuf refuse: the call would get no answer."""
     return text[:MAX_REASON_CHARS].encode(errors="replace").decode()

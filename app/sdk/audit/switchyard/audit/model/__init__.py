@@ -1,1 +1,1 @@
-"""What the audit library and the workers' audit both count by: reports, sums, windows. It does no I/O."""
+"""Reports, sums and windows, for the audit library and the workers' audit alike. No I/O."""

@@ -1,18 +1,18 @@
-"""The auditor of a producer or consumer: counts its records of one scope, and makes numbered reports of them.
+"""Counts a client's records of one scope, and makes numbered reports of them.
 
     add(records) -> Tally --reports--> numbered, pending --acknowledged--> forgotten
-                      ^ state() -> write-ahead log -> restored(): the same incarnation goes on
+                      ^ state() -> write-ahead log -> restored(): the same incarnation continues
 
 Rules
-1. A report that has a number never changes: it is sent until it is acknowledged, and counts once.
-2. `state` says everything. Whoever keeps it before it sends a report, and begins with it again, has counted
-   each record once up to there; whoever keeps nothing begins as another incarnation (`reports.INCARNATION`),
-   and what the last one had not reported is told as missing audit, not as loss.
-3. A report's watermark says nothing of what an earlier one holds that has not arrived.
-4. A tally has at most `MOST_WINDOWS` windows, and those of one call. When it has as many, and there are
-   records of further ones, it becomes a report at once: who replays a topic counts all of it in its windows.
-   Where `MOST_EARLY` reports wait, these records are counted as without a timestamp, and that is told
-   (`untimed`).
+1. A numbered report never changes. It is sent until it is acknowledged, and counts once.
+2. `state` is the whole state. If a client keeps it before it sends a report, and continues with it, each
+   record up to there is counted once. A client without a state begins as another incarnation
+   (`reports.INCARNATION`). Then the unreported counts of the last one are reported as missing audit, not as
+   loss.
+3. A report's watermark excludes times that an earlier report, which has not arrived, still covers.
+4. A tally has at most `MOST_WINDOWS` windows, plus those of one call. Further windows make it a report at
+   once, so a client that replays a topic counts every record in its window. If `MOST_EARLY` reports wait,
+   these records are counted as records without a timestamp, and `untimed` counts them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ from switchyard.audit.model.tally import (
 )
 from switchyard.audit.model.totals import NEVER_MS, NO_TOTALS, Totals
 
-MOST_PENDING = 1_000  # reports; beyond them what is counted waits unreported, in one tally
+MOST_PENDING = 1_000  # reports; beyond, new counts add up in one tally
 MOST_WINDOWS = 256
-MOST_EARLY = 16  # reports that are made before they are asked for: some MB
+MOST_EARLY = 16  # reports by rule 4: some MB
 
 
 class ClientState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a write-ahead log keeps of a client's audit of one scope; see `ClientAudit`. `shard`: of its
-    reports; former versions named none, and put all into 0: there it stays, as one may be known there."""
+    """The state of a client's count of one scope in a write-ahead log.
+
+    `shard` is the shard of its reports. Earlier versions had no such field and used shard 0. There their
+    reports stay, because the collector may know the client there.
+    """
 
     scope: Scope
     source: str
@@ -52,13 +55,14 @@ class ClientState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ClientAudit:
-    """See the module. It asks for no clock: times are given.
+    """The count of one scope. It reads no clock: callers pass times.
 
     Args:
-        idle_ms: who has counted nothing for so long has nothing older to come; nor has who has counted only
-            records that say nothing of how far it is: without a timestamp, or ahead of its clock.
+        idle_ms: After this time without a record that shows progress, no older record is expected. A record
+            shows no progress if it has no timestamp, or one ahead of its clock.
 
-    Attributes: `untimed`: records that have a timestamp, and were counted as if they had none (rule 4).
+    Attributes:
+        untimed: Records with a timestamp that were counted as records without one (rule 4).
     """
 
     __slots__ = ("_arrived_ms", "_before", "_counted_ms", "_idle_ms", "_late_ms", "_max_timestamp_ms",
@@ -72,14 +76,14 @@ class ClientAudit:
         self._sequence = 0
         self._pending: list[Report] = []
         self._tally = Tally(scope.width_ms)
-        self._before: dict[int, Totals] = {}  # counted by the same incarnation, before it was restored
+        self._before: dict[int, Totals] = {}  # the counts of this incarnation before it was restored
         self._max_timestamp_ms = self._arrived_ms = self._counted_ms = NEVER_MS
         self._late_ms = 0
         self.untimed = 0
 
     @classmethod
     def restored(cls, state: ClientState, idle_ms: int) -> ClientAudit:
-        """The incarnation that kept the state, going on."""
+        """Continues the incarnation that kept the state."""
         found = cls(state.scope, state.source, idle_ms)
         found._sequence, found._pending, found._shard = state.sequence, list(state.pending), state.shard
         found._before = dict(state.windows)
@@ -87,7 +91,7 @@ class ClientAudit:
         return found
 
     def begin_as(self, source: str) -> None:
-        """Before its first report: another incarnation counts."""
+        """Sets another incarnation, before the first report."""
         self._source, self._shard = source, shard_of_client(source)
 
     def state(self) -> ClientState:
@@ -97,7 +101,7 @@ class ClientAudit:
         )  # fmt: skip
 
     def add(self, rows: RecordArrays, at_ms: int | Numbers) -> None:
-        """Counts records that this tier has at `at_ms`, all or each."""
+        """Counts records that have reached this tier at `at_ms`: one time for all, or one for each."""
         if not rows.timestamps_ms.size:
             return
         rows = rows._replace(timestamps_ms=believed(rows.timestamps_ms))
@@ -123,7 +127,7 @@ class ClientAudit:
             self._max_timestamp_ms = max(self._max_timestamp_ms, int(credible.max()))
 
     def reports(self, at_ms: int, *, leaves: bool = False) -> list[Report]:
-        """All that is not acknowledged, and what was counted since; an empty one says that it is heard."""
+        """All reports without an acknowledgement, and a new one; an empty one shows that the client lives."""
         if len(self._pending) < MOST_PENDING:
             self._report(at_ms, leaves=leaves)
         return list(self._pending)
@@ -148,7 +152,7 @@ class ClientAudit:
         self._tally, self._before = Tally(self._scope.width_ms), {}
 
     def acknowledged(self, report: Report) -> None:
-        """The topic has it."""
+        """The receiver has the report."""
         self._pending = [one for one in self._pending if one.id != report.id]
         if not self._pending:
             self._arrived_ms = max(self._arrived_ms, report.watermark_ms)

@@ -1,15 +1,17 @@
-"""Fingerprints of sets of records: equal for the same records in any order, added up by addition.
+"""Fingerprints of sets of records: equal for the same records in any order, and additive.
 
     fingerprint(A + B) = fingerprint(A) + fingerprint(B)      a record that is there twice counts twice
 
-Two sorts, never compared with each other
-1. Of message ids (128 bits): the sum of a 128-bit mix of each. Two different multisets have the same with a
-   probability of 2^-128 unless somebody seeks them: it finds faults, not attackers.
-2. Of source offsets (cluster, topic, partition, offset): the sum of a polynomial of the offset whose
-   coefficients are drawn from the source's name, modulo 2^64, twice. Sums over ranges have a closed form, so
-   that a million replicated records cost as much as one. Such polynomials are (DEGREE + 1)-wise independent:
-   a fault with at most DEGREE offsets lost and as many doubled is found but for a probability near 2^-100;
-   larger ones that go unseen must make DEGREE + 1 power sums equal (Prouhet, Tarry and Escott's problem).
+Two kinds, which are never compared with each other
+1. A fingerprint of message ids (128 bits) is the sum of a 128-bit mix of each. Two different multisets have
+   the same one with a probability of 2^-128, unless an attacker constructs them: it finds faults, not
+   attacks.
+2. A fingerprint of source offsets (cluster, topic, partition, offset) is the sum of a polynomial of the
+   offset, modulo 2^64, twice. Its coefficients are drawn from the source's name. Sums over ranges have a
+   closed form, so a million replicated records cost as much as one. Such polynomials are (DEGREE + 1)-wise
+   independent. A fault with at most DEGREE offsets lost and as many doubled is found with all but a
+   probability near 2^-100. A larger fault is missed only if it makes DEGREE + 1 power sums equal (the problem
+   of Prouhet, Tarry and Escott).
 
 Sources: Wegman and Carter, "New hash functions and their use in authentication and set equality", 1981;
 Steele, Lea and Flood's SplitMix64 (the mix), 2014.
@@ -34,21 +36,21 @@ MASK = (1 << 64) - 1
 DEGREE = 5
 ID_BYTES = 16
 _UUID_TEXT_BYTES = 36
-_KEYS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # one a lane: any two odd numbers
+_KEYS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # one for each lane: any two odd numbers
 
 
 class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
-    """Two lanes of 64 bits; the default is the fingerprint of nothing."""
+    """Two lanes of 64 bits. The default is the fingerprint of the empty set."""
 
     low: int = 0
     high: int = 0
 
     def plus(self, other: Fingerprint) -> Fingerprint:
-        """Of both together."""
+        """The fingerprint of both sets together."""
         return Fingerprint((self.low + other.low) & MASK, (self.high + other.high) & MASK)
 
     def minus(self, other: Fingerprint) -> Fingerprint:
-        """Of what is left when `other` is taken out."""
+        """The fingerprint of this set without `other`."""
         return Fingerprint((self.low - other.low) & MASK, (self.high - other.high) & MASK)
 
     def __str__(self) -> str:
@@ -59,7 +61,7 @@ NOTHING = Fingerprint()
 
 
 class FingerprintSource(NamedTuple):
-    """A partition whose offsets mean what they do: ids, not names, since names are given again."""
+    """A partition, by ids, because a new topic or cluster may get an old name."""
 
     cluster_id: str
     topic_id: str
@@ -67,32 +69,32 @@ class FingerprintSource(NamedTuple):
 
 
 def mix(words: Words) -> Words:
-    """A bijection of 64-bit words after which neighbours have nothing in common."""
+    """A bijection of 64-bit words that makes neighbours unrelated."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
 def mixed_ids(ids: Words, key: int) -> Words:
-    """A 64-bit hash of each id: ids as rows of two words."""
+    """A 64-bit hash of each id. Ids are rows of two words."""
     return mix(mix(ids[:, 0] + np.uint64(key)) ^ ids[:, 1])
 
 
 def lanes_of(ids: Words) -> tuple[Words, Words]:
-    """What each id, a row of two words, adds to both lanes of a fingerprint."""
+    """The addends of each id, a row of two words, to the two lanes of a fingerprint."""
     low, high = (mixed_ids(ids, key) for key in _KEYS)
     return low, high
 
 
 def of_ids(ids: Words) -> Fingerprint:
-    """Of message ids, rows of two words (`ids_of`)."""
+    """The fingerprint of message ids, rows of two words (`ids_of`)."""
     return Fingerprint(*(int(mixed_ids(ids, key).sum(dtype=np.uint64)) for key in _KEYS))
 
 
 def ids_of(names: Iterable[bytes]) -> Words:
-    """128-bit ids of what clients call their messages, as rows of two words.
+    """128-bit ids of the ids that clients give their messages, as rows of two words.
 
-    16 bytes are an id as they are; a UUID's text is the UUID; anything else is hashed (BLAKE2b).
+    16 bytes are used as they are, a UUID's text becomes the UUID, and anything else is hashed (BLAKE2b).
     """
     found = b"".join([name if len(name) == ID_BYTES else _id_of(name) for name in names])
     return np.frombuffer(found, dtype=">u8").astype(np.uint64).reshape(-1, 2)
@@ -108,7 +110,7 @@ def _id_of(name: bytes) -> bytes:
 
 
 def ids_of_offsets(source: FingerprintSource, offsets: Offsets) -> Words:
-    """Offsets of a source as ids, to be told apart by reconciliation; `offset_of` reads them back."""
+    """The offsets of a source as ids, for reconciliation. `offset_of` is the inverse."""
     words = np.empty((len(offsets), 2), dtype=np.uint64)
     words[:, 0] = _source_key(source)
     words[:, 1] = offsets
@@ -116,7 +118,7 @@ def ids_of_offsets(source: FingerprintSource, offsets: Offsets) -> Words:
 
 
 def offset_of(sources: Iterable[FingerprintSource], name: bytes) -> tuple[FingerprintSource, int] | None:
-    """The source, of those that it may be, and the offset that an id stands for."""
+    """The source, among `sources`, and the offset of an id; None: it is of no such source."""
     key, offset = int.from_bytes(name[:8], "big"), int.from_bytes(name[8:], "big")
     return next(((source, offset) for source in sources if _source_key(source) == key), None)
 
@@ -131,10 +133,10 @@ def id_bytes(row: Words | Sequence[int]) -> bytes:
 
 
 def with_content(ids: Words, checksums: npt.NDArray[np.uint32]) -> Words:
-    """Ids that change with what the messages hold, so that a changed value is found, too.
+    """Ids that also depend on the messages' values, so that a changed value is found.
 
     Args:
-        checksums: of each message's value, in the order of the ids (CRC-32C, say).
+        checksums: One for each message's value, in the order of the ids (such as CRC-32C).
     """
     changed = ids.copy()
     changed[:, 1] ^= mix(checksums.astype(np.uint64) + np.uint64(_KEYS[1]))
@@ -142,13 +144,13 @@ def with_content(ids: Words, checksums: npt.NDArray[np.uint32]) -> Words:
 
 
 def of_offsets(source: FingerprintSource, offsets: Offsets) -> Fingerprint:
-    """Of single offsets of a source; one that is there twice counts twice."""
+    """The fingerprint of single offsets of a source; an offset that is there twice counts twice."""
     words = offsets.astype(np.uint64)
     return Fingerprint(*(_sum(coefficients, words) for coefficients in _coefficients(source)))
 
 
 def of_range(source: FingerprintSource, start: int, end: int) -> Fingerprint:
-    """Of the offsets [start, end): the same as `of_offsets` of all of them, in constant time."""
+    """The fingerprint of the offsets [start, end), as `of_offsets`, in constant time."""
     if start >= end:
         return NOTHING
     below, upto = _falling_sums(start), _falling_sums(end)
@@ -163,7 +165,7 @@ def of_range(source: FingerprintSource, start: int, end: int) -> Fingerprint:
 
 @lru_cache(maxsize=65_536)
 def _coefficients(source: FingerprintSource) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of the polynomials in falling factorials: c0 + c1 x + c2 x (x - 1) + …, one a lane."""
+    """The coefficients of c0 + c1 x + c2 x (x - 1) + …, one polynomial a lane."""
     name = f"{source.cluster_id}/{source.topic_id}/{source.partition}".encode()
 
     def lane(number: int) -> tuple[int, ...]:
@@ -176,7 +178,7 @@ def _coefficients(source: FingerprintSource) -> tuple[tuple[int, ...], tuple[int
 
 
 def _sum(coefficients: tuple[int, ...], words: Words) -> int:
-    """The polynomial at each word, summed up, all modulo 2^64."""
+    """The sum of the polynomial over all words, modulo 2^64."""
     value = np.full(words.shape, coefficients[DEGREE], dtype=np.uint64)
     for power in range(DEGREE - 1, -1, -1):
         value *= words - np.uint64(power)

@@ -1,12 +1,12 @@
 """Latencies as a histogram of growing bins: percentiles within one percent, merged by addition.
 
-    bin 0: below 1 ms (and what clocks that differ make negative)
-    bin i: (GAMMA^(i - 2), GAMMA^(i - 1)] ms, told as its middle, at most ACCURACY away from all that is in it
+    bin 0: below 1 ms, and negative latencies, which clocks that differ make bin i: (GAMMA^(i - 2), GAMMA^(i -
+    1)] ms, read as its middle, which is at most ACCURACY away from all values in it
 
-Merging is addition of whole numbers: exact, in any order, and it can be taken back (`subtract`), and a value
-may be counted with a weight. That is why no sampling sketch (KLL, REQ, t-digest) is used: after a replay the
-same reports give the same bytes, of a report that is replaced by a wider one the old figures can be taken out
-again, and a batch is counted without its records.
+Merging adds whole numbers, so it is exact in any order and can be undone (`subtract`). A value may have a
+weight. So no sampling sketch (KLL, REQ, t-digest) is used. After a replay the same reports give the same
+bytes. When a wider report replaces another, the old figures can be taken out. And a batch is counted without
+reading its records.
 
 Source: Masson, Rim and Lee, "DDSketch: a fast and fully-mergeable quantile sketch with relative-error
 guarantees", VLDB 2019.
@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 ACCURACY = 0.01
 GAMMA = (1 + ACCURACY) / (1 - ACCURACY)
-LONGEST_MS = 1 << 40  # 34 years; longer ones are told as this
-MOST_OF_BIN = 1 << 50  # of all bins together below 2^63
+LONGEST_MS = 1 << 40  # 34 years; longer latencies count as this
+MOST_OF_BIN = 1 << 50  # the sum of all bins is below 2^63
 VERSION = 1
 _LOG_GAMMA = math.log(GAMMA)
 BINS = 2 + math.ceil(math.log(LONGEST_MS) / _LOG_GAMMA)
@@ -38,11 +38,11 @@ Counts = npt.NDArray[np.int64]
 
 
 class CorruptLatencies(ValueError):
-    """Bytes that are no histogram of this version."""
+    """The bytes are no histogram of this version."""
 
 
 class Latencies:
-    """A histogram that grows. `counts`: of each bin."""
+    """A histogram that grows. `counts` has the count of each bin."""
 
     __slots__ = ("counts",)
 
@@ -50,20 +50,20 @@ class Latencies:
         self.counts: Counts = np.zeros(BINS, dtype=np.int64) if counts is None else counts
 
     def add(self, latencies_ms: Counts, weights: Counts | None = None) -> None:
-        """Counts latencies, each `weights` times (once)."""
+        """Counts latencies, each with its weight (default: 1)."""
         bounded = np.clip(latencies_ms, 0, LONGEST_MS)
         bins = np.zeros(bounded.shape, dtype=np.int64)
         above = bounded > 0
-        # Whole milliseconds: what rounding may do at a bin's edge lies far below ACCURACY.
+        # Whole milliseconds: the rounding error at a bin's edge is far below ACCURACY.
         bins[above] = 1 + np.ceil(np.log(bounded[above]) / _LOG_GAMMA).astype(np.int64)
         np.add.at(self.counts, bins, np.int64(1) if weights is None else weights)
 
     def merge(self, other: Latencies) -> None:
-        """Takes in what another one has counted; no bin has more than `MOST_OF_BIN`, that sums are exact."""
+        """Adds another histogram. A bin holds at most `MOST_OF_BIN`, so that sums are exact."""
         self.counts = np.minimum(self.counts + other.counts, MOST_OF_BIN)
 
     def subtract(self, other: Latencies) -> None:
-        """Takes out what had been merged; where that is more than there is, nothing is left."""
+        """Takes out a histogram that was merged. No bin falls below 0."""
         self.counts = np.maximum(self.counts - other.counts, 0)
 
     @property
@@ -71,16 +71,16 @@ class Latencies:
         return int(self.counts.sum())
 
     def quantiles_ms(self, ranks: Sequence[float]) -> list[float]:
-        """Latencies that `ranks` (0 to 1) of all do not exceed; -1 of none."""
+        """For each rank (0 to 1) the latency that this part of the values does not exceed; -1: no values."""
         bins = np.flatnonzero(self.counts)
         return _quantiles_ms(bins.tolist(), self.counts[bins].tolist(), ranks)
 
     @staticmethod
     def quantiles_of(data: bytes, ranks: Sequence[float]) -> list[float]:
-        """The same, of `to_bytes`: most histograms have few bins, and many are only asked once.
+        """`quantiles_ms` of the output of `to_bytes`, which is fast for few bins.
 
         Raises:
-            CorruptLatencies: it was not written by it.
+            CorruptLatencies: `data` is of another origin.
         """
         width, many = _head(data)
         bins = struct.unpack_from(f"<{many}H", data, _HEAD.size) if many else ()
@@ -90,7 +90,7 @@ class Latencies:
         return _quantiles_ms(bins, counts, ranks)
 
     def to_bytes(self) -> bytes:
-        """The bins that are not empty; always the same bytes for the same counts, b"" for none."""
+        """The bins that are not empty. Equal counts give equal bytes; b"" for none."""
         bins = np.flatnonzero(self.counts)
         if not bins.size:
             return b""
@@ -104,7 +104,7 @@ class Latencies:
         """The inverse of `to_bytes`.
 
         Raises:
-            CorruptLatencies: it was not written by it.
+            CorruptLatencies: `data` is of another origin.
         """
         width, many = _head(data)
         found = cls()
@@ -118,7 +118,7 @@ class Latencies:
 
 
 def _head(data: bytes) -> tuple[int, int]:
-    """Bytes of a count, and how many bins."""
+    """The bytes of a count, and the number of bins."""
     if not data:
         return _WIDTHS[0], 0
     if len(data) < _HEAD.size:
@@ -135,7 +135,7 @@ def _check(last_bin: int, least: int, most: int) -> None:
 
 
 def _quantiles_ms(bins: Sequence[int], counts: Sequence[int], ranks: Sequence[float]) -> list[float]:
-    """Of counts of these bins, which ascend."""
+    """The quantiles of ascending bins with these counts."""
     upto = list(accumulate(counts))
     total = upto[-1] if upto else 0
     if total <= 0:

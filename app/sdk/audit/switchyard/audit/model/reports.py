@@ -1,18 +1,17 @@
 """The audit report: what a source has counted of one of its parts.
 
-    part       a stretch of what a source has to count; part numbers only grow
-    [since, upto)   how far the part is counted, in a unit of its own (offsets of a partition)
+    part       a stretch of the records that a source counts; part numbers only grow
+    [since, upto)   the counted range of the part, in a unit of its own (offsets of a partition)
     final      the part will not be counted any further
 
-A report says of one part everything that was counted so far, of each window that has changed since the last
-report that is known to have arrived; a final one of all windows that the part has touched. So of the reports
-of a part the widest counts, and it does not matter which of them arrive, in what order, how often, from whom
-(`app.audit.folds.counted_parts`).
+A report has all counts of one part so far. It has each window that changed since the last report that is
+known to have arrived; a final report has all windows of the part. So the widest report of a part counts,
+whichever reports arrive, in which order, how often and from whom (`app.audit.folds.counted_parts`).
 
-Partitions: part n begins at n times a fixed number of offsets (PART_OFFSETS of a consumer's,
-`app.audit.pump.partition` has that of other tiers), a batch belongs to the part of its base offset. Clients:
-part n is the report with the sequence number n of one incarnation, [0, 1), final. What has only a UUID (part
-`NO_PART`) is known by that, up to `MOST_IDS` a source and window; more are refused, and told.
+Partitions: part n begins at n times a fixed number of offsets, and a batch belongs to the part of its base
+offset. (PART_OFFSETS is a consumer's number; `app.audit.pump.partition` has that of other tiers.) Clients:
+part n is the report with sequence number n of one incarnation, [0, 1), final. A report without a part
+(`NO_PART`) is known by its UUID, up to `MOST_IDS` for each source and window; more are refused, and reported.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from switchyard.audit.model.totals import LAST_MS, Totals
 
 PART_OFFSETS = 1 << 16
 NO_PART = -1
-INCARNATION = "@"  # in a source's name: behind it stands which incarnation of the client it is
+INCARNATION = "@"  # in a source's name, before the id of the client's incarnation
 LAST_PART = MAX_OFFSET // PART_OFFSETS
 MOST_IDS = 10_000
 MOST_SOURCE_CHARS = 600
 MOST_ID_CHARS = 45  # of a UUID's text, as a URN
 MOST_OF_REPORT = 1 << 50  # records or bytes of a window
-MOST_CLUSTERS = 100  # whose offsets are in a window of a report
-MOST_TIME_MS = 1 << 62  # a number that any store has room for
-MOST_SOURCES = 10_000  # of a tier's shard, and of a window
-# Into so many table values the clients of a tier are spread. They stay in one partition of the tables: all of
-# a topic's tiers are closed and compared by one writer.
+MOST_CLUSTERS = 100  # in `offsets_of` of a window
+MOST_TIME_MS = 1 << 62  # any store can hold it
+MOST_SOURCES = 10_000  # in a tier's shard, and in a window
+# The clients of a tier are spread over this many table values. All are in one partition of the tables: one
+# writer closes and compares all tiers of a topic.
 CLIENT_SHARDS = 8
-SHARD_PARTITIONS = 8  # whose windows share a table value, which is written with every report: some 10 kB
-# As of Kafka's topics; keys of tables are made of names and slashes. A group's place: `tier.place_of`.
+SHARD_PARTITIONS = 8  # share a table value, which each report writes: some 10 kB
+# As Kafka's topic names; keys of tables join them with slashes. `places.place_of` has the place of a group.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _PLACE = re.compile(r"[A-Za-z0-9._-]{1,249}(:[A-Za-z0-9._-]{1,249})?")
 _PARTITION = re.compile(r".*/([0-9]{1,10})", re.DOTALL)  # a source: topic id and number
@@ -53,7 +52,7 @@ _NAMESPACE = uuid.UUID("6f1b7e2e-6a0e-5d0a-9a86-2b0f3f6c9f5e")
 
 
 class Scope(NamedTuple):
-    """What a source counts: a topic (its id, where there is one) at a tier of a cluster, in windows."""
+    """The scope of a count: a topic (its id, if it has one) at a tier of a cluster, and the windows' ms."""
 
     topic: str
     tier: str
@@ -62,8 +61,11 @@ class Scope(NamedTuple):
 
 
 class Increment(msgspec.Struct, frozen=True, array_like=True):
-    """What a part holds of the window that begins at `start_ms` (`counter.UNTIMED`). `span`: of the offsets
-    of these records (`spans`); reports of older versions, and of clients, have none."""
+    """A part's totals in the window that begins at `start_ms` (`tally.UNTIMED`: records without a timestamp).
+
+    `span` is the range of these records' offsets (`spans`). Reports of older versions and of clients have
+    none.
+    """
 
     start_ms: int
     totals: Totals
@@ -71,16 +73,18 @@ class Increment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report"):
-    """See the module. `id`: a UUID; the same for the same report, whoever makes it.
+    """A report of one part. `id` is a UUID, the same whoever makes the same report.
 
     Attributes:
-        source: who counted: a partition of a topic, or an incarnation of a client.
-        at_ms: when it was made.
-        watermark_ms: nothing below is expected of the source any more, -1: it cannot say.
-        late_ms: by how much its watermark was past the end of a window to which something was added, 0: not.
-        shard: of the tables (`shards_of`).
-        complete_ms: windows that begin before it may lack what had gone before it was counted, -1: none.
-        leaves: the source has said everything, and ends.
+        source: A partition of a topic, or an incarnation of a client.
+        at_ms: When the report was made.
+        watermark_ms: The source expects nothing below this time; -1: unknown.
+        late_ms: By how much the watermark had passed the end of a window that still got records; 0: it had
+            not.
+        shard: The shard in the tables (`shards_of`).
+        complete_ms: Windows that begin before it may lack records that had expired before they were counted;
+            -1: none.
+        leaves: The source has reported everything, and ends.
     """
 
     id: str
@@ -107,11 +111,11 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report"):
 
 
 class BadReport(ValueError):
-    """A report that says what none can say; it is told, and counts for nothing."""
+    """A report with impossible contents. It is reported, and does not count."""
 
 
 def fault_of_names(topic: str, tier: str, cluster: str) -> str:
-    """What is wrong with the names of a tier, "": nothing."""
+    """The fault in the names of a tier; "": none."""
     for field, name, pattern in (
         ("topic", topic, _NAME),
         ("tier", tier, _NAME),
@@ -123,10 +127,10 @@ def fault_of_names(topic: str, tier: str, cluster: str) -> str:
 
 
 def checked(report: Report) -> Report:
-    """The report, as it is.
+    """The same report.
 
     Raises:
-        BadReport: with what is wrong.
+        BadReport: With the fault.
     """
     fault = _fault(report)
     if fault:
@@ -136,13 +140,13 @@ def checked(report: Report) -> Report:
 
 def _fault(report: Report) -> str:
     if not _is_uuid(report.id):
-        return "its id is no UUID"
+        return "its id is not a UUID"
     if fault := fault_of_names(report.topic, report.tier, report.cluster):
         return fault
     if not 0 < len(report.source) <= MOST_SOURCE_CHARS:
-        return f"a source's name of {len(report.source)} characters; it has 1 to {MOST_SOURCE_CHARS}"
+        return f"a source's name of {len(report.source)} characters; 1 to {MOST_SOURCE_CHARS} are allowed"
     if report.shard not in (shards := shards_of(report.source)):
-        return f"shard {report.shard} of a source which belongs in {' or '.join(map(str, sorted(shards)))}"
+        return f"shard {report.shard}; its source belongs in {' or '.join(map(str, sorted(shards)))}"
     times = report.late_ms, report.at_ms, report.watermark_ms, report.complete_ms
     if min(times[:2]) < 0 or min(times) < -1 or max(times) > MOST_TIME_MS:
         return f"a time below 0, or above {MOST_TIME_MS}"
@@ -152,7 +156,7 @@ def _fault(report: Report) -> str:
         return f"part {report.part} of [{report.since}, {report.upto})"
     starts = [increment.start_ms for increment in report.windows]
     if len(set(starts)) != len(starts):
-        return "a window is in it twice"
+        return "it has a window twice"
     for increment in report.windows:
         totals = increment.totals
         start_ms = increment.start_ms
@@ -176,7 +180,7 @@ def _fault(report: Report) -> str:
             lane for sums in (totals.ids, totals.offsets, totals.contents) for lane in (sums.low, sums.high)
         ]
         if not 0 <= min(lanes) <= max(lanes) <= MASK:
-            return "a fingerprint that is none"
+            return "an invalid fingerprint"
         if (
             len(totals.offsets_of) > MOST_CLUSTERS
             or max(map(len, totals.offsets_of), default=0) > MOST_SOURCE_CHARS
@@ -200,10 +204,10 @@ def _is_uuid(text: str) -> bool:
 
 
 def bounded(report: Report, recorded_ms: int) -> Report:
-    """The report with no time ahead of the clock of the audit.
+    """The report without times ahead of the audit's clock.
 
     Args:
-        recorded_ms: when it came into the topic, by the brokers' clock: the same at every replay.
+        recorded_ms: When it arrived in the topic, by the brokers' clock: the same in every replay.
     """
     if max(report.at_ms, report.watermark_ms, report.complete_ms) <= recorded_ms:
         return report
@@ -232,13 +236,13 @@ def client_report(
     leaves: bool = False,
     shard: int | None = None,
 ) -> Report:
-    """What a client has counted since its last report.
+    """A client's counts since its last report.
 
     Args:
-        source: one incarnation of it; another one begins again with sequence 0.
-        sequence: 0, 1, 2, … for this scope; kept with the figures until the report is acknowledged.
-        windows: start -> totals.
-        shard: where its other reports are; by default where a new incarnation's are.
+        source: One incarnation of the client; another one begins again with sequence 0.
+        sequence: 0, 1, 2, … in this scope; kept with the figures until the report is acknowledged.
+        windows: Start -> totals.
+        shard: The shard of its other reports; by default that of a new incarnation.
     """
     return Report(
         id=report_id(scope, source, sequence, 0, 1, final=True),
@@ -261,18 +265,20 @@ def client_report(
 
 
 def shard_of(partition: int) -> int:
-    """Which table value holds a partition."""
+    """The table value of a partition."""
     return partition // SHARD_PARTITIONS
 
 
 def shard_of_client(source: str) -> int:
-    """Which table value holds a client: all its incarnations, as one ends the one before."""
+    """The table value of a client, with all its incarnations, because each ends its predecessor."""
     return zlib.crc32(source.partition(INCARNATION)[0].encode()) % CLIENT_SHARDS
 
 
 def shards_of(source: str) -> set[int]:
-    """Which table values may hold a source: a client's (former versions put all of them into 0), and that of
-    its partition, if it may be one."""
+    """The possible table values of a source.
+
+    A client may be in its own, or in 0, where earlier versions put all clients. A partition is in its own.
+    """
     found = {0, shard_of_client(source)}
     if partition := _PARTITION.fullmatch(source.partition(INCARNATION)[0]):
         found.add(shard_of(int(partition[1])))

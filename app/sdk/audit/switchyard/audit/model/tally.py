@@ -1,10 +1,10 @@
-"""Sums of records by window of event time: what all that count (clients, workers) have in common.
+"""Sums of records by window of event time, for clients and workers alike.
 
 Rules
 1. A window holds the event times [start, start + width). Records without a timestamp are counted apart
-   (`UNTIMED`), as are those with a timestamp beyond all calendars: a producer that writes microseconds would
-   make windows that never end.
-2. Latencies of a batch that is counted from its header are spread evenly between its first and highest
+   (`UNTIMED`). So are records with a timestamp beyond the year 9999: a producer that writes microseconds
+   would make windows without end.
+2. A batch that is counted from its header has its latencies spread evenly between its first and highest
    timestamp.
 """
 
@@ -23,9 +23,9 @@ from switchyard.audit.model.totals import LAST_MS, NEVER_MS, Sums, Totals
 Numbers = npt.NDArray[np.int64]
 
 UNTIMED = -1  # the window of records without a timestamp
-SKEW_MS = 120_000  # so far ahead a clock may be; a timestamp beyond says nothing of how far its source is
-MANY_WINDOWS = 32  # of records counted together: a histogram of each would take much memory
-_SPREAD = 4  # points a batch's latencies are spread over
+SKEW_MS = 120_000  # a timestamp further ahead of the clock does not show its source's progress
+MANY_WINDOWS = 32  # in one call: with more, their histograms are packed to save memory
+_SPREAD = 4  # points over which a batch's latencies are spread
 
 
 def window_of(timestamp_ms: int, width_ms: int) -> int:
@@ -34,15 +34,17 @@ def window_of(timestamp_ms: int, width_ms: int) -> int:
 
 
 def believed(timestamps_ms: Numbers) -> Numbers:
-    """The timestamps (one at least), `UNTIMED` in the place of those that are none."""
+    """The timestamps (at least one), with `UNTIMED` instead of impossible ones."""
     if timestamps_ms.max() <= LAST_MS:
         return timestamps_ms
     return np.where(timestamps_ms > LAST_MS, UNTIMED, timestamps_ms)
 
 
 class RecordArrays(NamedTuple):
-    """Records as arrays of one length. `offsets`, `ids`, `contents` (ids that change with what the records
-    hold): None where they are not to be had."""
+    """Records as arrays of one length.
+
+    `offsets`, `ids` and `contents` (ids that also depend on the values) are None if they are not available.
+    """
 
     timestamps_ms: Numbers
     nbytes: Numbers
@@ -52,8 +54,10 @@ class RecordArrays(NamedTuple):
 
 
 class UnsettledTimes(NamedTuple):
-    """Event times of a window whose latencies are not known yet: of batches, each spread evenly over
-    [last - span, last], `counts` of them; of single records without those two."""
+    """Event times of a window whose latencies are not known yet.
+
+    For batches: `counts` records each, spread evenly over [last - span, last]. Single records have neither.
+    """
 
     start_ms: int
     lasts_ms: Numbers
@@ -65,20 +69,20 @@ class Tally:
     """Sums by window.
 
     Args:
-        timed: remembers event times, until `seen` says when this tier had the records.
+        timed: Keep event times until `seen` says when this tier had the records.
 
     Attributes:
-        windows: start of the window -> its sums.
-        from_headers, decoded, undecodable: batches.
-        max_timestamp_ms: of all that was counted, -1 of none.
-        times: what is remembered; None: nothing is.
+        windows: Start of the window -> its sums.
+        from_headers, decoded, undecodable: Batches.
+        max_timestamp_ms: The highest counted timestamp; -1: none.
+        times: The kept event times; None: none are kept.
     """
 
     __slots__ = ("decoded", "from_headers", "max_timestamp_ms", "times", "undecodable", "width_ms", "windows")
 
     def __init__(self, width_ms: int, *, timed: bool = False) -> None:
         if width_ms <= 0:
-            raise ValueError(f"a window of {width_ms} ms; it has to be longer than 0")
+            raise ValueError(f"a window of {width_ms} ms; it must be longer than 0")
         self.width_ms = width_ms
         self.windows: dict[int, Sums] = {}
         self.from_headers = self.decoded = self.undecodable = 0
@@ -86,7 +90,7 @@ class Tally:
         self.times: list[UnsettledTimes] | None = [] if timed else None
 
     def seen(self, at_ms: int) -> None:
-        """This tier has had at `at_ms` what was counted; `times` end."""
+        """This tier had the counted records at `at_ms`: turns `times` into latencies."""
         are_many = len(self.times or ()) > MANY_WINDOWS
         for start, lasts_ms, spans_ms, counts in self.times or ():
             if spans_ms is None or counts is None:
@@ -98,7 +102,7 @@ class Tally:
         self.times = None
 
     def merge(self, other: Tally) -> None:
-        """Takes in what another one has counted, of other records; times of either are forgotten."""
+        """Adds a tally of other records. The event times of both are dropped."""
         for start, sums in other.windows.items():
             self.sums(start).add(sums)
         self.from_headers += other.from_headers
@@ -108,7 +112,7 @@ class Tally:
         self.times = None
 
     def sums(self, start_ms: int) -> Sums:
-        """Of a window, made when first asked for."""
+        """The sums of a window."""
         found = self.windows.get(start_ms)
         if found is None:
             found = self.windows[start_ms] = Sums()
@@ -126,9 +130,9 @@ class Tally:
         """Counts records.
 
         Args:
-            seen_at_ms: when this tier had them, all or each; None: nobody knows, or it is the audit that is
-                behind, and its own lag must not look like the tier's.
-            source: of their offsets, if those are to be in the fingerprint.
+            seen_at_ms: When this tier had them: one time for all, or one for each. None: unknown, or the
+                audit itself is late and its own lag must not look like the tier's.
+            source: The source of their offsets, to add these to the fingerprint.
         """
         if not rows.timestamps_ms.size:
             return
@@ -165,7 +169,7 @@ class Tally:
 
 
 def add_spread_latencies(latencies: Latencies, least_ms: Numbers, spans_ms: Numbers, counts: Numbers) -> None:
-    """Counts latencies of batches, each spread evenly over [least, least + span] (rule 2)."""
+    """Counts the latencies of batches, each spread evenly over [least, least + span] (rule 2)."""
     narrow = (spans_ms == 0) | (counts == 1)
     if narrow.all():
         latencies.add(least_ms, counts)

@@ -1,4 +1,4 @@
-"""What is known of the records of a window at a tier: sums that are added, and compared."""
+"""The sums over the records of a window at a tier, which can be added and compared."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from switchyard.audit.model.latencies import Latencies
 from switchyard.audit.model.spans import NO_SPAN, Range, hull
 
 NEVER_MS = -1
-LAST_MS = 253_402_300_799_999  # the end of the year 9999: what is later is no time
+LAST_MS = 253_402_300_799_999  # the end of the year 9999; a later timestamp is no time
 
 
 class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sums over records.
 
     Attributes:
-        nbytes: as in the log, compressed and with batch headers; of a batch in two windows each gets its
-            records' share. Tiers that encode differently have different ones.
-        duplicates: that the tier itself knows to have been there before (redelivered, written again).
-        ids, identified: the fingerprint of message ids, and of how many records.
-        contents, contained: the fingerprint of ids with the values that they came with, and of how many.
-        offsets, sourced: the fingerprint of source offsets, and of how many records.
-        offsets_of: the clusters whose offsets they are; those of a copy are others than its source's.
-        latencies: `Latencies.to_bytes`; may be of fewer records than `count`.
-        first_ms, last_ms: the lowest and the highest timestamp, -1 of none. Taking out leaves them.
+        nbytes: As in the log, compressed and with batch headers. If a batch belongs to two windows, each gets
+            its records' share. Tiers that encode differently have different bytes.
+        duplicates: Records that the tier itself recognised (redelivered, written again).
+        ids, identified: The fingerprint of message ids, and the number of records in it.
+        contents, contained: The fingerprint of ids with their values, and the number of records in it.
+        offsets, sourced: The fingerprint of source offsets, and the number of records in it.
+        offsets_of: The clusters of these offsets; a copy's offsets are not its source's.
+        latencies: `Latencies.to_bytes`; may cover fewer records than `count`.
+        first_ms, last_ms: The lowest and highest timestamp; -1: none. `beyond` leaves them as they are.
     """
 
     count: int = 0
@@ -60,10 +60,10 @@ class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def beyond(self, other: Totals) -> Totals:
-        """What this, of the same records and more, has beyond `other`: that and `other` together are this.
+        """The part of these totals that `other` lacks; `other` must be of a subset of the records.
 
-        Latencies may have been measured of fewer records than by `other`, since who reads a backlog has none
-        of its own: nothing is taken away then. Raises CorruptLatencies.
+        `other` may have latencies of records for which this has none, because a tier that reads a backlog
+        measures none. Then no bin falls below 0. Raises CorruptLatencies.
         """
         latencies = self.latencies
         if latencies and other.latencies:
@@ -87,7 +87,7 @@ class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def percentiles_ms(self, *ranks: float) -> list[float]:
-        """Of the latencies; -1 where none are known. Raises CorruptLatencies."""
+        """The latencies at these ranks; -1: no latency is known. Raises CorruptLatencies."""
         return Latencies.quantiles_of(self.latencies, ranks)
 
 
@@ -95,7 +95,7 @@ NO_TOTALS = Totals()
 
 
 class Sums:
-    """`Totals` while they grow."""
+    """`Totals` that grow."""
 
     __slots__ = ("_latencies", "contained", "contents", "count", "duplicates", "first_ms", "identified",
                  "ids", "last_ms", "nbytes", "offsets", "offsets_of", "sourced", "span")  # fmt: skip
@@ -110,7 +110,7 @@ class Sums:
         self.offsets_of: set[str] = set(totals.offsets_of)
         self._latencies: Latencies | bytes = totals.latencies
         self.first_ms, self.last_ms = totals.first_ms, totals.last_ms
-        self.span = span  # of offsets, of what was counted from a log
+        self.span = span  # of offsets, if a log was counted
 
     def at(self, start: int, end: int) -> None:
         """Widens the span of offsets to [start, end)."""
@@ -118,20 +118,20 @@ class Sums:
 
     @property
     def latencies(self) -> Latencies:
-        """11 kB, until they are packed again."""
+        """The histogram: 11 kB, until `pack`."""
         if isinstance(self._latencies, bytes):
             self._latencies = Latencies.from_bytes(self._latencies)
         return self._latencies
 
     def pack(self) -> None:
-        """Makes the latencies small, until some are added: to most windows of a part nothing is."""
+        """Packs the latencies until some are added, because most windows of a part get none."""
         self._latencies = self._packed()
 
     def _packed(self) -> bytes:
         return self._latencies if isinstance(self._latencies, bytes) else self._latencies.to_bytes()
 
     def add(self, other: Sums) -> None:
-        """Takes in what another one has, of other records."""
+        """Adds the sums of other records."""
         self.count += other.count
         self.nbytes += other.nbytes
         self.duplicates += other.duplicates
@@ -149,7 +149,7 @@ class Sums:
         self.span = hull(self.span, other.span)
 
     def seen(self, first_ms: int, last_ms: int) -> None:
-        """Widens the timestamps to these; -1: there are none."""
+        """Widens the timestamps to these; -1: none."""
         if first_ms >= 0 and (self.first_ms < 0 or first_ms < self.first_ms):
             self.first_ms = first_ms
         self.last_ms = max(self.last_ms, last_ms)
