@@ -119,7 +119,7 @@ async def test_where_keys_are_in_order_it_keeps_its_place_and_other_keys_flow_an
         stand.feed(pump, numbers(300, 1, keys=2))
         await stand.until(lambda: pump.trouble != "" and pump.tracker.room <= 10 and not pump.in_flight)
 
-        assert "the message at 0 is not to come before" in pump.trouble
+        assert "the message at 0 is not due before" in pump.trouble
         assert "order" in pump.trouble
         assert 90 <= pump.tracker.unfinished <= 100
         assert plain(stand) == list(range(1, 2 * len(stand.seen), 2))
