@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 
 METHOD = "/grpc.health.v1.Health/Check"
 # NOT_FOUND: the receiver does not know the service.
-SILENT_CODES = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND}
+NO_HEALTH = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND}
 OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -46,9 +46,7 @@ class HealthClient:
         try:
             answer = await self._call(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except aio.AioRpcError as error:
-            return (
-                ReceiverHealth.UNIMPLEMENTED if error.code() in SILENT_CODES else ReceiverHealth.UNREACHABLE
-            )
+            return ReceiverHealth.UNIMPLEMENTED if error.code() in NO_HEALTH else ReceiverHealth.UNREACHABLE
         serving = answer.status == health_pb2.HealthCheckResponse.SERVING
         return ReceiverHealth.SERVING if serving else ReceiverHealth.NOT_SERVING
 

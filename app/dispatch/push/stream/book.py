@@ -207,7 +207,7 @@ class InFlightBatches(Generic[BatchT]):
         return deadlines[0][0] if deadlines else None
 
     def lose(self) -> tuple[list[tuple[BatchT, int, int]], list[tuple[BatchT, int, int]]]:
-        """The stream ended: empties the book, and returns the sent and the unsent runs in the order of queueing."""
+        """The stream ended: empties the book; returns the sent and the unsent runs, as they were queued."""
         sent: list[tuple[BatchT, int, int]] = []
         unsent: list[tuple[BatchT, int, int]] = []
         for entry in list(self._entries.values()):
