@@ -55,16 +55,16 @@ def checks(
 def _regions(document: Document, layout: Layout | None) -> Iterator[ConfigProblem]:
     """Checks the mode and primary region of a workload that runs in several regions."""
     mode, primary = value_at(document.data, ("spec", "mode")), value_at(document.data, ("spec", "primary"))
-    here: Path_ = ("spec", "primary")
+    field: Path_ = ("spec", "primary")
     if primary is not None and mode is None:
         message = "has no meaning without a mode"
         yield problem_at(
-            document, here, message, "add mode: active-active or active-passive, or leave it out"
+            document, field, message, "add mode: active-active or active-passive, or leave it out"
         )
     if layout is None or mode is None:
         return
     if isinstance(primary, str) and primary not in layout.names:
-        yield problem_at(document, here, "no such region", suggest(primary, layout.names))
+        yield problem_at(document, field, "no such region", suggest(primary, layout.names))
     cluster = value_at(document.data, ("metadata", "cluster"))
     site = layout.sites.get(cluster) if isinstance(cluster, str) else None
     if site is None:
@@ -112,14 +112,14 @@ def _to_dlq(data: Any, isolation: Path_) -> bool:
 
 def _head_of_line(document: Document) -> Iterator[ConfigProblem]:
     """Warns if a blocking message is given up while its call may still succeed."""
-    here: Path_ = ("spec", "headOfLine", "after")
-    after_s = _seconds(value_at(document.data, here))
+    field: Path_ = ("spec", "headOfLine", "after")
+    after_s = _seconds(value_at(document.data, field))
     written = value_at(document.data, ("spec", "target", "timeout"))
     timeout_s = TIMEOUT_S if written is None else _seconds(written)
     if after_s is not None and timeout_s is not None and after_s < HEAD_TIMEOUTS * timeout_s:
         yield problem_at(
-            document, here, f"is less than twice target.timeout ({timeout_s:g} s): a handler may be given up,"
-            " and its message dead-lettered, before its timeout has passed",
+            document, field, f"is less than twice target.timeout ({timeout_s:g} s): a handler may be given"
+            " up, and its message dead-lettered, before its timeout has passed",
             f"leave it out, or write at least {HEAD_TIMEOUTS * timeout_s:g}s", "warning",
         )  # fmt: skip
 
@@ -134,26 +134,26 @@ def _seconds(value: object) -> float | None:
 
 def _isolation(document: Document) -> Iterator[ConfigProblem]:
     """Checks for targets that no message can reach, and for targets that claim the same messages."""
-    here: Path_ = ("spec", "isolation")
-    isolation = value_at(document.data, here)
+    field: Path_ = ("spec", "isolation")
+    isolation = value_at(document.data, field)
     if not isinstance(isolation, Mapping):
         return
     headers = {name for name in ("zone", "environment") if isolation.get(name) is not None}
     if not headers:
-        yield problem_at(document, here, "names no header", "add zone: or environment: and a header's name")
+        yield problem_at(document, field, "names no header", "add zone: or environment: and a header's name")
     production = isolation.get("production", ["production", "prod"])
     targets = isolation.get("targets")
     seen: dict[tuple[str, str], int] = {}
     for index, target in enumerate(targets if isinstance(targets, list) else ()):
         if not isinstance(target, Mapping):
             continue  # the schema check reports it
-        at: Path_ = (*here, "targets", index)
-        given = [name for name in ("environment", "zone") if target.get(name) is not None]
-        if not given:
+        at: Path_ = (*field, "targets", index)
+        criteria = [name for name in ("environment", "zone") if target.get(name) is not None]
+        if not criteria:
             yield problem_at(
                 document, at, "says neither environment nor zone", "add one, or both, as the header has it"
             )
-        for name in given:
+        for name in criteria:
             if headers and name not in headers:
                 yield problem_at(
                     document, (*at, name), f"no header names the {name}",
@@ -175,7 +175,7 @@ def _isolation(document: Document) -> Iterator[ConfigProblem]:
             yield problem
         pair = (str(environment), str(target.get("zone")))
         first = seen.setdefault(pair, index)
-        if given and first != index:
+        if criteria and first != index:
             yield problem_at(
                 document, at, f"has the same environment and zone as targets.{first}", "remove one of them"
             )
@@ -195,13 +195,13 @@ def _fallback(
         and other.get("environment") == environment
         and other.get("zone") is not None
     ]
-    here = (*at, "fallback")
+    field = (*at, "fallback")
     if wanted == target.get("zone"):
-        return problem_at(document, here, "is the target's own zone", "name another zone, or leave it out")
+        return problem_at(document, field, "is the target's own zone", "name another zone, or leave it out")
     if wanted not in zones:
         words = "production" if environment is None else f"environment {environment!r:.60}"
         return problem_at(
-            document, here, f"is not a zone of {words} that has a target", suggest(str(wanted), zones)
+            document, field, f"is not a zone of {words} that has a target", suggest(str(wanted), zones)
         )
     return None
 

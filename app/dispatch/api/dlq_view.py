@@ -71,9 +71,9 @@ async def newest(
     query = query or LetterQuery()
     state = await sizes(cluster, workload)
     choice = await choose(cluster.client, workload, query, [p["partition"] for p in state["partitions"]])
-    chosen = [p for p in state["partitions"] if not query.partition or p["partition"] in query.partition]
-    begins = {p["partition"]: p["start"] or 0 for p in chosen}
-    ends = {p["partition"]: p["end"] or 0 for p in chosen} | _read_cursor(cursor, begins)
+    partitions = [p for p in state["partitions"] if not query.partition or p["partition"] in query.partition]
+    begins = {p["partition"]: p["start"] or 0 for p in partitions}
+    ends = {p["partition"]: p["end"] or 0 for p in partitions} | _read_cursor(cursor, begins)
     window = limit if choice.everything else max(limit, SEARCH_WINDOW)
     items: list[dict[str, Any]] = []
     until_s = asyncio.get_running_loop().time() + LETTER_SEARCH_TIMEOUT_S

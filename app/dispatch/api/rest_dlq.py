@@ -286,8 +286,10 @@ class DlqTools:
         return json_response(op.to_json())
 
     async def _ask_other_workers(self, request: web.Request) -> web.Response:
-        silent_workers, name, here = 0, request.match_info["id"][:80], self._api.runtime.worker
-        other_workers = [] if request.headers.get(HOP_HEADER) else sorted(self._api.beats().keys() - {here})
+        silent_workers, name, this_worker = 0, request.match_info["id"][:80], self._api.runtime.worker
+        other_workers = (
+            [] if request.headers.get(HOP_HEADER) else sorted(self._api.beats().keys() - {this_worker})
+        )
         for worker in other_workers:
             try:
                 status, content = await ask_worker(
@@ -329,19 +331,19 @@ def dlq_errors_as_problems(handler: Any) -> Any:
 
 def query_of(request: web.Request) -> LetterQuery:
     """The letter query in a request's query string. Raises BadQuery."""
-    given, at_ms = request.query, now_ms()
-    numbers = [*given.getall("partition", []), *given.getall("attempt_min", [])]
+    parameters, at_ms = request.query, now_ms()
+    numbers = [*parameters.getall("partition", []), *parameters.getall("attempt_min", [])]
     if wrong := [text for text in numbers if not is_number(text)]:
         raise BadQuery(f"{wrong[0][:40]!r} is not a number")
-    since, until, attempt = given.get("since"), given.get("until"), given.get("attempt_min")
+    since, until, attempt = parameters.get("since"), parameters.get("until"), parameters.get("attempt_min")
     return LetterQuery(
-        reason=given.get("reason"),
-        code=tuple(given.getall("code", [])),
+        reason=parameters.get("reason"),
+        code=tuple(parameters.getall("code", [])),
         since_ms=None if since is None else parse_when(since, at_ms),
         until_ms=None if until is None else parse_when(until, at_ms),
-        key=given.get("key"),
+        key=parameters.get("key"),
         attempt_min=None if attempt is None else int(attempt),
-        partition=tuple(int(text) for text in given.getall("partition", [])),
+        partition=tuple(int(text) for text in parameters.getall("partition", [])),
     )
 
 

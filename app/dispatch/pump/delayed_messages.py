@@ -204,12 +204,12 @@ class DelayedMessages:
         if not (is_in_the_way or self._bytes > POSTPONED_BYTES):
             return []
         to_copy: list[int] = []
-        soon: list[int] = []
+        due_soon: list[int] = []
         for offset, due_ms in self._movable.items():
-            (soon if due_ms - present_ms < SOON_MS else to_copy).append(offset)
+            (due_soon if due_ms - present_ms < SOON_MS else to_copy).append(offset)
             if len(to_copy) == COPIES_AT_ONCE:
                 break
-        for offset in soon:
+        for offset in due_soon:
             del self._movable[offset]
         return to_copy
 

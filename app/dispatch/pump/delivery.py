@@ -180,7 +180,7 @@ class Delivery:
 class BatchDelivery(OutBatch):
     """A run of messages of one partition, sent together for the first time."""
 
-    __slots__ = ("left", "link", "pump", "started_s", "stream", "verdicts")
+    __slots__ = ("link", "open_messages", "pump", "started_s", "stream", "verdicts")
 
     def __init__(
         self, pump: DispatchPump, link: ReceiverLink, stream: StreamTarget, records: list[Record],
@@ -193,22 +193,22 @@ class BatchDelivery(OutBatch):
         self.pump = pump
         self.link = link
         self.stream = stream
-        self.left = len(records)
+        self.open_messages = len(records)
         self.started_s = now_s
         self.verdicts: dict[int, DeliveryDecision] = {}  # by offset
 
     def start(self) -> None:
         """Sends the batch; every message gets exactly one result, later."""
-        self.link.sent(self.pump, self.left)
+        self.link.sent(self.pump, self.open_messages)
         self.pump.batches.add(self)
-        self.pump.batched += self.left
+        self.pump.batched += self.open_messages
         self.stream.send(self)
 
     def answered(self, start: int, end: int, result: CallResult) -> None:
         """Takes one result for the messages at [start, end)."""
-        self.left -= end - start
+        self.open_messages -= end - start
         self.pump.batched -= end - start
-        if not self.left:
+        if not self.open_messages:
             self.pump.batches.discard(self)
         self.pump.runtime.batch_answered(self, start, end, result)
 

@@ -179,13 +179,13 @@ class DispatchPump:
         self._refill_soon()
         return delivery
 
-    def next_records(self, most: int) -> list[Record]:
-        """At most `most` messages that may travel together; empty: `next_delivery` has the next one."""
+    def next_records(self, limit: int) -> list[Record]:
+        """At most `limit` messages that may travel together; empty: `next_delivery` has the next one."""
         if not self.is_main or self.closed or self.draining or self.paused:
             return []
         if self.allowance is None:
-            return self._queue.next_records(most)
-        records = self._queue.next_records(most) if (most := self.allowance.available(most)) else []
+            return self._queue.next_records(limit)
+        records = self._queue.next_records(limit) if (limit := self.allowance.available(limit)) else []
         self.allowance.spend(len(records))
         return records
 
@@ -411,9 +411,9 @@ class DispatchPump:
 
     def finished_run(self, records: Sequence[Record], start: int, end: int) -> None:
         """Finishes the messages [start, end) of a run, which were acknowledged."""
-        first, after = records[start].offset, records[end - 1].offset + 1
-        if after - first == end - start:
-            self.tracker.ack_range(first, after)
+        first_offset, end_offset = records[start].offset, records[end - 1].offset + 1
+        if end_offset - first_offset == end - start:
+            self.tracker.ack_range(first_offset, end_offset)
         else:
             self.tracker.ack_many([record.offset for record in records[start:end]])
         self.delivered += end - start

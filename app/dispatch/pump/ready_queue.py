@@ -94,16 +94,16 @@ class ReadyQueue:
                 return self._delivery(record)
         return None
 
-    def next_records(self, most: int) -> list[Record]:
-        """At most `most` messages that may travel together; empty: `next_delivery` has the next one."""
+    def next_records(self, limit: int) -> list[Record]:
+        """At most `limit` messages that may travel together; empty: `next_delivery` has the next one."""
         if self._redeliveries or self._delay_ms:
             return []
         intake, freed = self._intake, self._freed
         ready = intake.ready
-        if len(ready) < most:
-            intake.refill(most)
-        records = [freed.popleft() for _ in range(min(most, len(freed)))]
-        fresh = [ready.popleft() for _ in range(min(most - len(records), len(ready)))]
+        if len(ready) < limit:
+            intake.refill(limit)
+        records = [freed.popleft() for _ in range(min(limit, len(freed)))]
+        fresh = [ready.popleft() for _ in range(min(limit - len(records), len(ready)))]
         if self._lanes is not None:
             turns = self._lanes.offer_many((record.key, record) for record in fresh)
             if len(turns) < len(fresh):

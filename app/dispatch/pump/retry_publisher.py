@@ -164,7 +164,7 @@ class RetryPublisher:
 
     def postpone(
         self, pump: DispatchPump, messages: Sequence[PostponedMessage],
-        on_moved: Callable[[list[Record]], None], on_stay: OnStay, ended: Callable[[], None],
+        on_moved: Callable[[list[Record]], None], on_stay: OnStay, on_end: Callable[[], None],
     ) -> None:  # fmt: skip
         """Starts to copy messages to where they wait for their time (`app.dispatch.model.delayed_delivery`).
 
@@ -172,10 +172,10 @@ class RetryPublisher:
         - `on_moved`: its copy is safe.
         - `on_stay`: it stays in place, for this reason ("": it is due too soon), and perhaps only for now.
 
-        `ended` is called last, after failures too, unless the pump is closed.
+        `on_end` is called last, after failures too, unless the pump is closed.
         """
         copying = self._postpone(
-            pump, {message.record.offset: message for message in messages}, on_moved, on_stay, ended
+            pump, {message.record.offset: message for message in messages}, on_moved, on_stay, on_end
         )
         task = asyncio.get_running_loop().create_task(copying)
         offsets = [message.record.offset for message in messages]
@@ -190,22 +190,22 @@ class RetryPublisher:
         task.add_done_callback(done)
 
     async def _postpone(
-        self, pump: DispatchPump, left: dict[int, PostponedMessage],
-        on_moved: Callable[[list[Record]], None], on_stay: OnStay, ended: Callable[[], None],
+        self, pump: DispatchPump, remaining: dict[int, PostponedMessage],
+        on_moved: Callable[[list[Record]], None], on_stay: OnStay, on_end: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Empties `left`, which holds the messages that no callback has got yet."""
+        """Empties `remaining`, which holds the messages that no callback has got yet."""
         try:
-            await self._postpone_all(pump, left, on_moved, on_stay)
+            await self._postpone_all(pump, remaining, on_moved, on_stay)
         except Exception as error:
-            on_stay(list(left.values()), f"it could not be copied: {error!r}", False)
+            on_stay(list(remaining.values()), f"it could not be copied: {error!r}", False)
             raise
         finally:
             if not pump.closed:
                 _clear_failure(pump)
-                ended()
+                on_end()
 
     async def _postpone_all(
-        self, pump: DispatchPump, left: dict[int, PostponedMessage],
+        self, pump: DispatchPump, remaining: dict[int, PostponedMessage],
         on_moved: Callable[[list[Record]], None], on_stay: OnStay,
     ) -> None:  # fmt: skip
         topic = pump.runtime.workload.delayed_topic()
@@ -217,7 +217,7 @@ class RetryPublisher:
 
         def take(messages: list[PostponedMessage]) -> list[PostponedMessage]:
             for message in messages:
-                del left[message.record.offset]
+                del remaining[message.record.offset]
             return messages
 
         tries = 0
@@ -227,17 +227,17 @@ class RetryPublisher:
             tries += 1
             await self._report_refusal(pump, topic, error)
             if tries == POSTPONE_TRIES:
-                on_stay(take(list(left.values())), f"{topic} takes no copy: {error}", True)
+                on_stay(take(list(remaining.values())), f"{topic} takes no copy: {error}", True)
 
         waited = False
-        while left and not pump.closed:
+        while remaining and not pump.closed:
             present_ms = now_ms()
             levels = [
                 (message, level_of(message.due_ms - present_ms, self._levels or None))
-                for message in left.values()
+                for message in remaining.values()
             ]
-            if soon := [message for message, level in levels if level is None]:
-                on_stay(take(soon), "", False)
+            if due_soon := [message for message, level in levels if level is None]:
+                on_stay(take(due_soon), "", False)
             to_send = [(message, level) for message, level in levels if level is not None]
             if not to_send or (waited and pump.draining):
                 return
@@ -263,9 +263,9 @@ class RetryPublisher:
             for message, answer in refused:
                 is_large = isinstance(answer, RecordTooLarge)
                 on_stay(take([message]), "too large for a copy" if is_large else str(answer), False)
-            if left:
+            if remaining:
                 self._levels = 0  # the topic may have been deleted
-                why = next(answer for message, answer in answers if message.record.offset in left)
+                why = next(answer for message, answer in answers if message.record.offset in remaining)
                 await on_refusal(why)
 
     @staticmethod
@@ -282,12 +282,12 @@ class RetryPublisher:
         task = asyncio.get_running_loop().create_task(copying)
         pump.copying[offset] = task
 
-        def ended(task: asyncio.Task[None]) -> None:
+        def on_end(task: asyncio.Task[None]) -> None:
             if pump.copying.get(offset) is task:  # else another copy of the message has started
                 del pump.copying[offset]
             _report_failure(pump, task)
 
-        task.add_done_callback(ended)
+        task.add_done_callback(on_end)
 
     async def _copy(
         self, pump: DispatchPump, topic: Callable[[], str | None],

@@ -129,7 +129,7 @@ class UnaryTarget:
             asyncio.get_running_loop().call_soon(done, CallResult.local(f"gRPC refuses the message: {error}"))
             return None
 
-        def ended(task: asyncio.Task[Any]) -> None:
+        def on_end(task: asyncio.Task[Any]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
                 # For metadata that it does not send, grpcio raises here and sets no status.
                 done(CallResult.local(f"gRPC refuses the message: {type(error).__name__}; check its headers"))
@@ -137,7 +137,7 @@ class UnaryTarget:
                 done(_result(call, started_s, metadata))
 
         # `call.add_done_callback` does not report the case above, so this is the call's own task.
-        call._call_response.add_done_callback(ended)
+        call._call_response.add_done_callback(on_end)
         return CallHandle(call)
 
     async def close(self) -> None:

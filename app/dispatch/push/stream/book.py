@@ -26,16 +26,16 @@ BatchT = TypeVar("BatchT")
 
 
 class InFlightBatch:
-    """A batch in the book. `sent`: its first index that was not sent. `done`: one byte for each index."""
+    """A batch in the book. `first_unsent` is an index; `done` has one byte for each index."""
 
-    __slots__ = ("batch", "deadline_s", "done", "left", "sent", "spans")
+    __slots__ = ("batch", "deadline_s", "done", "first_unsent", "open_messages", "spans")
 
     def __init__(self, batch: Any, count: int, deadline_s: float) -> None:
         self.batch = batch  # None once all is reported: the entry may stay for long, its messages must not
         self.deadline_s = deadline_s
         self.done = bytearray(count)
-        self.left = count
-        self.sent = 0
+        self.open_messages = count
+        self.first_unsent = 0
         self.spans: list[tuple[int, int, int]] = []  # first number, end number, first index
 
 
@@ -84,13 +84,13 @@ class InFlightBatches(Generic[BatchT]):
         while queue:
             entry = queue[0]
             done = entry.done
-            start = done.find(0, entry.sent) if entry.left else -1
+            start = done.find(0, entry.first_unsent) if entry.open_messages else -1
             if start < 0:
                 queue.popleft()
                 continue
             if self.credit <= self.next_number:
                 return None
-            entry.sent = start
+            entry.first_unsent = start
             end = done.find(1, start)
             if end < 0:
                 end = len(done)
@@ -100,18 +100,18 @@ class InFlightBatches(Generic[BatchT]):
     def sent(self, count: int) -> None:
         """The first `count` messages of `next_run` were sent, numbered from `next_number`."""
         entry = self._queue[0]
-        first, index = self.next_number, entry.sent
+        first, index = self.next_number, entry.first_unsent
         end = first + count
         assert 0 < count <= self.waiting
         assert end <= self.credit, "sent beyond the credit"
         entry.spans.append((first, end, index))
         self._firsts.append(first)
         self._spans.append((end, index, entry))
-        entry.sent = index + count
+        entry.first_unsent = index + count
         self.next_number = end
         self.waiting -= count
         self.in_flight += count
-        if entry.sent >= len(entry.done):
+        if entry.first_unsent >= len(entry.done):
             self._queue.popleft()
 
     # -- credit ----------------------------------------------------------------------------------
@@ -134,13 +134,13 @@ class InFlightBatches(Generic[BatchT]):
 
     def unsent(self) -> list[tuple[BatchT, int, int]]:
         """The run of unsent messages of each batch."""
-        entries = [entry for entry in self._queue if entry.left]
-        return [(entry.batch, entry.sent, len(entry.done)) for entry in entries]
+        entries = [entry for entry in self._queue if entry.open_messages]
+        return [(entry.batch, entry.first_unsent, len(entry.done)) for entry in entries]
 
     def unsent_of(self, batch: BatchT) -> tuple[int, int] | None:
         """The unsent indexes of one batch; None: it is not in the book."""
         entry = self._entries.get(id(batch))
-        return None if entry is None else (entry.sent, len(entry.done))
+        return None if entry is None else (entry.first_unsent, len(entry.done))
 
     def is_open(self, batch: BatchT, index: int) -> bool:
         """Whether the message at `index` has no result yet."""
@@ -163,7 +163,7 @@ class InFlightBatches(Generic[BatchT]):
             low, high = max(start, first), min(end, span_end)
             if low < high:
                 self._mark(entry, index + low - first, index + high - first, runs)
-                if not entry.left:
+                if not entry.open_messages:
                     at = bisect_left(firsts, high)  # its spans are gone
                     continue
             at += 1
@@ -177,12 +177,12 @@ class InFlightBatches(Generic[BatchT]):
         if entry is None:
             return [], []
         runs: list[tuple[BatchT, int, int]] = []
-        spans, sent = list(entry.spans), entry.sent
+        spans, first_unsent = list(entry.spans), entry.first_unsent
         self._mark(entry, max(0, start), min(end, len(entry.done)), runs)
         numbers = []
         for _, low, high in runs:
             for first, span_end, index in spans:
-                inside = max(low, index), min(high, index + span_end - first, sent)
+                inside = max(low, index), min(high, index + span_end - first, first_unsent)
                 if inside[0] < inside[1]:
                     numbers.append((first + inside[0] - index, first + inside[1] - index))
         return runs, numbers
@@ -193,7 +193,7 @@ class InFlightBatches(Generic[BatchT]):
         numbers: list[tuple[int, int]] = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             entry = heapq.heappop(self._deadlines)[2]
-            if entry.left:
+            if entry.open_messages:
                 more_runs, more_numbers = self.cancel(entry.batch, 0, len(entry.done))
                 runs += more_runs
                 numbers += more_numbers
@@ -202,7 +202,7 @@ class InFlightBatches(Generic[BatchT]):
     def next_deadline_s(self) -> float | None:
         """When `expire` is due; None: never."""
         deadlines = self._deadlines
-        while deadlines and not deadlines[0][2].left:
+        while deadlines and not deadlines[0][2].open_messages:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
@@ -211,7 +211,7 @@ class InFlightBatches(Generic[BatchT]):
         sent: list[tuple[BatchT, int, int]] = []
         unsent: list[tuple[BatchT, int, int]] = []
         for entry in list(self._entries.values()):
-            at = entry.sent
+            at = entry.first_unsent
             self._mark(entry, 0, at, sent)
             self._mark(entry, at, len(entry.done), unsent)
         self._queue.clear()
@@ -230,12 +230,12 @@ class InFlightBatches(Generic[BatchT]):
                 high = end
             done[low:high] = b"\x01" * (high - low)
             count = high - low
-            unsent = max(0, high - max(low, entry.sent))
+            unsent = max(0, high - max(low, entry.first_unsent))
             self.waiting -= unsent
             self.in_flight -= count - unsent
             runs.append((entry.batch, low, high))
-            entry.left -= count
-            if not entry.left:
+            entry.open_messages -= count
+            if not entry.open_messages:
                 self._forget(entry)
                 return
             start = high

@@ -92,10 +92,10 @@ def add_run(
     size = BATCH_BYTES + BYTES_A_CHAR * (len(batch.topic) + len(batch.traceparent))
     if size >= budget:
         return 0, 0
-    out = request.batches.add()
+    wire_batch = request.batches.add()
     try:
-        _begin(out, batch, start, number)
-        count, size = _add_messages(out, batch, start, end, size, budget)
+        _begin(wire_batch, batch, start, number)
+        count, size = _add_messages(wire_batch, batch, start, end, size, budget)
     except (ValueError, TypeError, OverflowError) as error:
         del request.batches[-1]
         raise MessageNotEncodable(f"the message cannot be encoded: {error}") from error
@@ -116,23 +116,23 @@ def encode_alone(batch: OutBatch, index: int, number: int) -> bytes:
     return request.SerializeToString()
 
 
-def _begin(out: Batch, batch: OutBatch, start: int, number: int) -> None:
+def _begin(wire_batch: Batch, batch: OutBatch, start: int, number: int) -> None:
     first = batch.records[start]
-    out.first_delivery = number
-    out.partition = batch.partition
-    out.topic = batch.topic
-    out.base_offset = first.offset
-    out.base_timestamp_ms = first.timestamp
-    out.retry_count = batch.retry_count
-    out.attempt = batch.attempt
-    out.traceparent = batch.traceparent
+    wire_batch.first_delivery = number
+    wire_batch.partition = batch.partition
+    wire_batch.topic = batch.topic
+    wire_batch.base_offset = first.offset
+    wire_batch.base_timestamp_ms = first.timestamp
+    wire_batch.retry_count = batch.retry_count
+    wire_batch.attempt = batch.attempt
+    wire_batch.traceparent = batch.traceparent
 
 
 def _add_messages(
-    out: Batch, batch: OutBatch, start: int, end: int, size: int, budget: int
+    wire_batch: Batch, batch: OutBatch, start: int, end: int, size: int, budget: int
 ) -> tuple[int, int]:
-    messages, index, records, header_filter = out.messages, start, batch.records, batch.header_filter
-    base_offset, base_timestamp = out.base_offset, out.base_timestamp_ms
+    messages, index, records, header_filter = wire_batch.messages, start, batch.records, batch.header_filter
+    base_offset, base_timestamp = wire_batch.base_offset, wire_batch.base_timestamp_ms
     try:
         for index in range(start, end):
             record = records[index]
