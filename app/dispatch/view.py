@@ -1,7 +1,6 @@
 """Why a workload is no faster, by worker and by receiver, from the workers' heartbeats. Pure.
 
-These types are the API's: OpenAPI describes them from here. A value that is unknown or does not apply is
-null.
+These types are the API's: OpenAPI describes them from here. Null: unknown, or it does not apply.
 """
 
 from __future__ import annotations
@@ -158,7 +157,6 @@ def slowest(
 def workload_flow(
     definition: dict[str, Any], worker_statuses: Sequence[WorkerStatus], waiting: int, jobs: int, now_ms: int
 ) -> WorkloadFlow:
-    """Everything about throughput that the workload's page shows."""
     worst, worker = slowest(worker_statuses, waiting, jobs, now_ms)
     return WorkloadFlow(
         bound=str(worst.bound),
@@ -320,7 +318,7 @@ def _head_of_line(definition: dict[str, Any], worker_statuses: Sequence[WorkerSt
 
 
 def _after_s(definition: dict[str, Any]) -> float:
-    """The effective `headOfLine.after`; a newer worker may have written the definition."""
+    """The effective `headOfLine.after`, also of a definition by a newer worker."""
     try:
         return Workload.from_wire(definition).head_of_line_after_s()
     except ValidationError:

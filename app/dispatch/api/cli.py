@@ -1,7 +1,4 @@
-"""The commands workload list|describe, tracker show and worker list, which change nothing.
-
-`app.worker.api.cli` has the commands that change a workload or a tracker, `cli_move` the move.
-"""
+"""The commands workload list|describe, tracker show and worker list, which change nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +45,6 @@ def list_workloads(url: str | None, output: str) -> None:
 
 
 def _active_in(row: Mapping[str, Any]) -> str:
-    """The workload's active region; "" if its definition has no mode."""
     role = row.get("role")
     if not role:
         return ""
@@ -78,7 +74,6 @@ def describe(name: str, url: str | None, output: str) -> None:
 
 
 def _print_role(role: Mapping[str, Any] | None) -> None:
-    """Prints the role of a workload with a mode, in one line."""
     if not role:
         return
     if role["region"] is None:

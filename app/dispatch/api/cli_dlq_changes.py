@@ -68,7 +68,7 @@ def _run_by_query(
 ) -> dict[str, Any] | None:  # fmt: skip
     """Shows the forecast, asks, and runs the operation; or resumes one.
 
-    Returns its progress, or the forecast if it chooses no letters; None without `execute`.
+    Returns its progress, or the forecast if there is nothing to do; None: a dry run.
     """
     path = f"{dlq_path(name)}/{kind}"
     if resume is not None:

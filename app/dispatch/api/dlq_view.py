@@ -35,10 +35,7 @@ FETCH_BYTES = 1024 * 1024  # a response; Kafka still sends a larger record, alon
 
 
 async def sizes(cluster: Any, workload: Workload) -> dict[str, Any]:
-    """Messages in each partition's log, including those that were purged by query but not deleted yet.
-
-    A DLQ that does not exist yet is empty.
-    """
+    """Messages in each partition's log, also those purged by query but not deleted yet. No topic: empty."""
     topic = workload.dlq_topic()
     count = await cluster.client.partitions(topic) or 0
     wanted = [(topic, partition) for partition in range(count)]
@@ -62,11 +59,8 @@ async def newest(
 ) -> dict[str, Any]:
     """The newest messages before `cursor` ("partition:end,...") that match `query`, and the next cursor.
 
-    A search ends after `LETTER_SEARCH_TIMEOUT_S`, so a page may be short though there is a next one.
-
-    Raises:
-        ApiError: The cursor was not made here.
-        KafkaError, TimeoutError: The cluster does not answer.
+    A search ends after `LETTER_SEARCH_TIMEOUT_S`, so a page may be short though there is a next one. Raises
+    ApiError for a cursor of another origin; KafkaError, TimeoutError.
     """
     query = query or LetterQuery()
     state = await sizes(cluster, workload)
@@ -94,10 +88,7 @@ async def newest(
 async def _read(
     options: dict[str, Any], topic: str, wanted: dict[int, tuple[int, int]], choice: LetterChoice
 ) -> dict[int, list[dict[str, Any]]]:
-    """The shown form of the records in each partition's [start, end).
-
-    The rest of their bytes is freed at once, because a dead letter may have millions.
-    """
+    """Each partition's records in [start, end), as shown; frees the rest of their bytes at once."""
     found: dict[int, list[dict[str, Any]]] = {}
     consumer = AIOKafkaConsumer(
         enable_auto_commit=False,

@@ -48,9 +48,7 @@ class Piece(TypedDict):
 
 
 class Found(TypedDict):
-    """A dead letter in a list. `left_out_bytes` and `left_out_key_bytes` are the sizes of a value and a key
-    that the letter does not contain; null: it contains them.
-    """
+    """A dead letter in a list. `left_out_bytes`, `left_out_key_bytes`: sizes of a missing value or key."""
 
     partition: int
     offset: int
@@ -68,9 +66,7 @@ class Found(TypedDict):
 
 
 class FoundPage(TypedDict):
-    """Dead letters, the newest first. A search ends after some seconds, so a page may be short or empty
-    though there is a `next`.
-    """
+    """Dead letters, the newest first. A search is timed, so a page may be short though there is a `next`."""
 
     topic: str
     items: list[Found]
@@ -84,9 +80,9 @@ Preview = TypedDict(
 
 
 class Letter(TypedDict):
-    """A dead letter with everything in it. `raw_batch`: it is not a message, but a batch that could not be
-    decoded. `left_out_bytes` and `left_out_key_bytes` are the sizes of a value and a key that the letter does
-    not contain; null: it contains them.
+    """A dead letter with everything in it. `raw_batch`: it is a batch that could not be decoded.
+    `left_out_bytes` and `left_out_key_bytes`: sizes of a value and a key that the letter does not contain;
+    null: it contains them.
     """
 
     partition: int
@@ -108,9 +104,7 @@ class Letter(TypedDict):
 
 
 class Stats(TypedDict):
-    """Counts of the letters that were `looked_at`; `complete`: these are all. `hours` are [begin in ms,
-    letters].
-    """
+    """Counts of the letters `looked_at`; `complete`: these are all. `hours` are [begin in ms, letters]."""
 
     topic: str
     looked_at: int

@@ -45,7 +45,6 @@ class CatchUpBacklog:
 
     @property
     def is_done(self) -> bool:
-        """Everything in it is finished."""
         return self.pump.tracker.base >= self.end
 
     def combined_snapshot(self, main: Snapshot) -> Snapshot:
@@ -55,7 +54,6 @@ class CatchUpBacklog:
         return Snapshot(own.base, (*own.finished, *between, *main.finished))
 
     def combined_status(self, main: JobStatus) -> JobStatus:
-        """The main pump's status with the backlog's added."""
         own = self.pump.status()
         return msgspec.structs.replace(
             main,
@@ -100,7 +98,6 @@ class CatchUpAllowance:
         return max(0, granted)
 
     def spend(self, count: int) -> None:
-        """Counts messages that go."""
         if count:
             self._bucket.take(self._clock(), count)
 

@@ -50,20 +50,15 @@ ORDER = "the workload's order keeps it in place"
 
 
 class DelayedMessage(NamedTuple):
-    """A message, and when it is due."""
-
     record: Record
     due_ms: int
 
 
 class DelayedMessages:
-    """The waiting messages of one pump.
+    """The waiting messages of one pump; `ordered`: the workload keeps an order (rule 1).
 
-    Args:
-        ordered: The workload keeps an order (rule 1).
-        origin: Returns where a message was first produced.
-        wake: Has `pop_due` called at this time, in ms since 1970.
-        on_room: Is called when the pump may read more.
+    `origin` returns where a message was first produced. `wake` has `pop_due` called at a time in ms since
+    1970. `on_room` is called when the pump may read more.
     """
 
     def __init__(
@@ -98,12 +93,11 @@ class DelayedMessages:
 
     @property
     def has_work(self) -> bool:
-        """Something waits, or a widened window is to be restored, so `make_way` has work."""
+        """Something waits, or a widened window is to be restored."""
         return bool(self._bytes or self._widened_capacity)
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the first message is due; None: nothing waits."""
         return self._due.next_due_ms
 
     @property
@@ -225,7 +219,6 @@ class DelayedMessages:
         pump.runtime.retry_publisher.postpone(pump, to_copy, self._on_moved, self._on_stay, self._on_copied)
 
     def _on_moved(self, records: Sequence[Record]) -> None:
-        """Finishes messages whose copies are safe."""
         for record in records:
             self._pump.tracker.nack(record.offset)
         self._on_room()
@@ -284,7 +277,6 @@ class DelayedMessages:
     # -- retention -------------------------------------------------------------------------------
 
     def _check_retention(self) -> None:
-        """Applies rule 2 again, by a changed retention."""
         self._retention_ms, present_ms = self.retention.ms, now_ms()
         for offset, due_ms in self._movable.items():
             if due_ms >= self._safe_until_ms(self._due[offset].record, present_ms):

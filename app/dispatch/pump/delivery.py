@@ -1,7 +1,7 @@
 """Messages on their way to a receiver: a single one (`Delivery`), or a run of a partition (`BatchDelivery`).
 
-Both report every message to `WorkloadRuntime` exactly once. A batch holds first deliveries only: a message of
-it that is not acknowledged continues as a `Delivery` of its own.
+Both report every message to `WorkloadRuntime` exactly once. A batch holds first deliveries only; a message
+that is not acknowledged continues as a `Delivery` of its own.
 """
 
 from __future__ import annotations
@@ -59,12 +59,7 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 class Delivery:
-    """One message, over all its in-memory attempts.
-
-    Attributes:
-        verdict: Decides about the message, whatever the receiver answers now; None: its answer decides.
-        suspicion: After the loss of its receiver: whether this message may have caused it.
-    """
+    """One message, over all its in-memory attempts."""
 
     __slots__ = (
         "attempts", "canceled", "first_sent_s", "handle", "link", "origin", "pump", "record", "started_s",
@@ -78,11 +73,11 @@ class Delivery:
         self.attempts = 0
         self.timeouts = 0
         self.canceled = False
-        self.verdict: DeliveryDecision | None = None
+        self.verdict: DeliveryDecision | None = None  # decides, whatever the receiver answers now
         self.first_sent_s = self.started_s = 0.0
         self.handle: PendingCall | None = None
         self.link: ReceiverLink | None = None
-        self.suspicion: CrashSuspicion | None = None
+        self.suspicion: CrashSuspicion | None = None  # after the loss of its receiver
 
     def start(self, link: ReceiverLink, now_s: float) -> None:
         """Sends the message; `answered` is called exactly once, later."""
@@ -138,7 +133,6 @@ class Delivery:
         self.answered(result)
 
     def answered(self, result: CallResult) -> None:
-        """Reports the call's result to the runtime."""
         self.handle = None
         self.pump.calls.pop(self.record.offset, None)
         self.pump.runtime.answered(self, result)
@@ -205,7 +199,6 @@ class BatchDelivery(OutBatch):
         self.stream.send(self)
 
     def answered(self, start: int, end: int, result: CallResult) -> None:
-        """Takes one result for the messages at [start, end)."""
         self.open_messages -= end - start
         self.pump.batched -= end - start
         if not self.open_messages:
@@ -224,17 +217,14 @@ class BatchDelivery(OutBatch):
         return delivery
 
     def find(self, offset: int) -> int | None:
-        """The index of the message at `offset`; None: it is not in the batch."""
         index = bisect_left(self.records, offset, key=_offset)
         found = index < len(self.records) and self.records[index].offset == offset
         return index if found else None
 
     def cancel(self, start: int, end: int) -> None:
-        """Gives up the messages at [start, end); their results still come."""
         self.stream.cancel(self, start, end)
 
     def cancel_unsent(self) -> None:
-        """Takes back what still waits for the receiver's credit; the results come a moment later."""
         self.stream.cancel_unsent(self)
 
 

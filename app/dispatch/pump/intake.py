@@ -3,14 +3,11 @@
     Fetched -> RecordReader -> tracker.fetched -> ready (a few hundred records)
 
 Rules
-1. Raw bytes wait until three bounds allow decoding. The fetch budget counts these bytes, and everything that
-   is decompressed or ready, with keys and headers.
-   - The tracker has room.
-   - Ready records stay below `READY_BYTES`. While the ready records of all partitions of the worker use up
-     their budget, the bound is `READY_LEAST_BYTES`.
-   - Decoded messages that wait for their time or turn stay below `HELD_BYTES`. While those of all partitions
-     use half of the budget, the bound is `HELD_LEAST_BYTES`. So no partition is stopped by what others hold;
-     its own messages end or fall due, and it decodes again.
+1. Three bounds stop decoding: the tracker's room, `READY_BYTES` of ready records, and `HELD_BYTES` of decoded
+   messages that wait for their time or turn. When the ready records of all partitions use up their budget,
+   the second is `READY_LEAST_BYTES`. When waiting messages of all partitions use half of the fetch budget,
+   the third is `HELD_LEAST_BYTES`. So no partition is stopped by what others hold. The fetch budget counts
+   raw, decompressed and ready bytes, with keys and headers.
 2. Offsets that an inherited snapshot lists as finished are not shown again.
 3. A response begins where the last one ended, or behind a gap that was reported (`skip`). Anything else is a
    fault of Switchyard's and stops the job before it commits offsets that it never read.
@@ -52,10 +49,7 @@ HELD_LEAST_BYTES = 256 * 1024  # always allowed, so that each partition proceeds
 
 
 class MessageIntake:
-    """One partition's responses and ready records.
-
-    Args:
-        on_undecodable: Takes what rule 4 sends to the DLQ, with its unfinished offset ranges.
+    """One pump's responses and ready records. `on_undecodable` takes batches and offset ranges by rule 4.
 
     Attributes:
         expected: The next response begins at this offset or below.
@@ -134,7 +128,6 @@ class MessageIntake:
 
     @property
     def has_ended(self) -> bool:
-        """Everything below the end (`end_at`) has been read."""
         return self._end is not None and self._tracker.end >= self._end
 
     def accept(self, fetched: FetchedBatches) -> None:
@@ -231,7 +224,6 @@ class MessageIntake:
                 ready.append(record)
 
     def _has_enough_ready(self) -> bool:
-        """Ready records use so many bytes that no more are decoded (rule 1)."""
         self._drop_taken_chunks()
         if self._ready_bytes < READY_LEAST_BYTES:
             return False
@@ -265,7 +257,6 @@ class MessageIntake:
             self._on_undecodable(error, shown)
 
     def stashed(self, error: UndecodableBatch) -> None:
-        """The batch is safe in the DLQ."""
         self.hold(-len(error.raw))
 
     def oldest_ms(self) -> int:

@@ -1,7 +1,4 @@
-"""The head of a pump's line: moves it away when it must go, and reports the next candidate.
-
-`app.dispatch.model.head_of_line` decides; this module applies the decision to the pump.
-"""
+"""The head of a pump's line: reports it, and moves it away by `app.dispatch.model.head_of_line`."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ class HeadDecisions:
         self.last: deque[HeadDecision] = deque(maxlen=KEEP_DECISIONS)
 
     def record(self, pump: DispatchPump, verdict: StashVerdict) -> None:
-        """Counts a verdict that was carried out."""
         self.count += 1
         self.last.append(
             HeadDecision(
@@ -58,7 +54,7 @@ def _check_head(pump: DispatchPump) -> None:
 def free_head(pump: DispatchPump, now_s: float) -> StashVerdict | None:
     """Moves the message that blocks the partition away, if it may go, and returns the verdict.
 
-    A verdict that was carried out after an acknowledgement, and not reported yet, is returned first.
+    A verdict after an acknowledgement that was not reported yet is returned first.
     """
     if pump.backlog is not None and (verdict := free_head(pump.backlog.pump, now_s)):
         return verdict
@@ -88,10 +84,7 @@ def _free_own_head(pump: DispatchPump, now_s: float) -> StashVerdict | None:
 
 
 def candidate(pump: DispatchPump, now_s: float) -> HeadStatus | None:
-    """The head that may have to go next. None: it was sent only just now, and the tracker has room.
-
-    While the job catches up, the backlog's head comes first.
-    """
+    """The head that may go next, the backlog's first; None: it was sent just now, and there is room."""
     if pump.backlog is not None and (found := candidate(pump.backlog.pump, now_s)):
         return found
     tracker = pump.tracker
@@ -120,8 +113,8 @@ def candidate(pump: DispatchPump, now_s: float) -> HeadStatus | None:
 def _sent_s(pump: DispatchPump) -> float | None:
     """When the oldest unfinished message was first sent; None while the receiver does not have it.
 
-    A message that may have caused the loss of its receiver waits for the messages before it. It is not to
-    blame for that wait, so its age counts from its last sending, and only in its turn.
+    A suspect for the loss of its receiver waits for the messages before it. It is not to blame for that, so
+    its age counts from its last sending, in its turn.
     """
     head = pump.tracker.base
     if head in pump.copying:

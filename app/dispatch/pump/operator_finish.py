@@ -1,7 +1,4 @@
-"""Ends single messages by a decision, wherever they are: on their way, waiting, or within a run.
-
-The decision is an operator's skip or stash, or the head-of-line detector's. Undecodable batches end here too.
-"""
+"""Ends single messages as an operator or the head-of-line detector decided, wherever they are."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def finish_by_operator(pump: DispatchPump, offset: int, decision: DeliveryDecision) -> bool:
-    """Ends the message at `offset` as decided, and gives up its call and its retries.
+    """Ends the message at `offset`, and gives up its call and its retries.
 
     Returns False if the message is finished, is being copied, or was not read yet.
     """

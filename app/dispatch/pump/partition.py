@@ -51,11 +51,8 @@ MAX_UNREPORTED = 100  # more are not reported, but counted; each copy's headers 
 class DispatchPump:
     """One partition's pump. The job manager owns it, and the dispatch agent feeds it.
 
-    Args:
-        tier: The retry topic's tier; None for the main topic and the merge topic.
-        merged: The job reads the merge topic, to which dead letters return. Headers of its messages say where
-            they were first produced, and their attempts start again.
-        topic_id: Kafka's id of the topic; "" where the broker has none.
+    `tier` is the retry topic's; None: the main topic, or the merge topic (`merged`) with returned dead
+    letters, whose headers say where they were first produced. `topic_id` is Kafka's, "" if there is none.
     """
 
     def __init__(
@@ -104,7 +101,6 @@ class DispatchPump:
     # -- batches in ------------------------------------------------------------------------------
 
     def accept(self, fetched: FetchedBatches) -> None:
-        """Takes a fetched response; its bytes return to the budget once all of it is decoded."""
         self.high_watermark = fetched.high_watermark
         if self.closed or self.draining:
             fetched.release()
@@ -118,7 +114,6 @@ class DispatchPump:
         self.runtime.send()
 
     def skip(self, gap: LogGap) -> None:
-        """The log lost [start, end); it can never be delivered."""
         if not self.closed:
             self._intake.skip(gap.end)
             if self.audit is not None:
@@ -133,7 +128,6 @@ class DispatchPump:
             self.runtime.offer(self)
 
     def stashed(self, error: UndecodableBatch) -> None:
-        """The batch that cannot be decoded is safe in the DLQ."""
         self._intake.stashed(error)
         self.refill()
 
@@ -143,10 +137,7 @@ class DispatchPump:
             self.runtime.send_soon()  # one sending for all pumps of this turn of the loop
 
     def pause(self, paused: bool) -> None:
-        """Pauses or resumes sending; messages that wait for credit are not sent either.
-
-        The pump still reads, as far as its tracker and the fetch budget allow.
-        """
+        """Pauses or resumes sending, also of messages that wait for credit; it reads while it has room."""
         if self.backlog is not None:
             self.backlog.pump.pause(paused)
         was_paused, self.paused = self.paused, paused
@@ -168,7 +159,6 @@ class DispatchPump:
     # -- deliveries out --------------------------------------------------------------------------
 
     def next_delivery(self) -> Delivery | None:
-        """The next message to send; None: there is none now."""
         if self.closed or self.draining or self.paused:
             return None
         if self.allowance is not None and not self.allowance.available(1):
@@ -221,11 +211,9 @@ class DispatchPump:
         self._queue.later(delivery, delay_s)
 
     def put_back(self, delivery: Delivery) -> None:
-        """Delivers the message before all others, once the pump is not paused."""
         self._queue.put_back(delivery)
 
     def hold(self, size: int) -> None:
-        """Counts bytes that begin to wait for a receiver or an attempt; negative: that have stopped."""
         self._intake.hold(size)
 
     def may_hold(self, record: Record) -> bool:
@@ -244,7 +232,6 @@ class DispatchPump:
 
     @property
     def codec(self) -> int:
-        """Kafka's number of the topic's compression; 0: none was seen."""
         return self._intake.codec
 
     # -- catching up -----------------------------------------------------------------------------
@@ -271,7 +258,6 @@ class DispatchPump:
 
     @property
     def has_ended(self) -> bool:
-        """Everything in this backlog has been read."""
         return self._intake.has_ended
 
     @property
@@ -295,7 +281,7 @@ class DispatchPump:
 
     @property
     def snapshot_version(self) -> int:
-        """The `version` of the last snapshot that was sent (`app.worker.jobs.pump`)."""
+        """The `version` in the tracker table (`app.worker.jobs.pump`)."""
         return self._snapshot_version
 
     @snapshot_version.setter
@@ -315,16 +301,12 @@ class DispatchPump:
         self._intake.risks.inherit(risks_of(note))
 
     def snapshot(self) -> Snapshot:
-        """All offsets that are finished, the backlog's included."""
         snapshot = self.tracker.snapshot()
         return snapshot if self.backlog is None else self.backlog.combined_snapshot(snapshot)
 
     @property
     def note(self) -> bytes:
-        """The snapshot's note; b"" if it is empty.
-
-        It has progress for readers of other copies, the audit's counts, and batches that may kill a worker.
-        """
+        """The snapshot's note: progress for other copies' readers, audit counts, risky batches; b"": none."""
         progress_filter, backlog = self._intake.remote_progress, self.backlog
         lowest_pump = self if backlog is None or backlog.is_done else backlog.pump
         note = progress_filter.note(
@@ -350,8 +332,7 @@ class DispatchPump:
     def remember(self, note: bytes | None, role_epoch: int = -1) -> None:
         """Adds progress for readers of other copies to the snapshots from now on.
 
-        Args:
-            note: The former owner's, b"" if it had none. None: continue as before, or start without a note.
+        `note` is the former owner's, b"" if it had none; None: continue as before, or start without one.
         """
         if self.is_main and (note is not None or self._intake.remote_progress.progress is None):
             self._intake.remote_progress.remember(self.tracker, note or b"", role_epoch)
@@ -365,14 +346,13 @@ class DispatchPump:
 
     @property
     def remote_progress_filters(self) -> list[RemoteProgressFilter]:
-        """The filters of this pump and its backlog."""
         return [
             self._intake.remote_progress,
             *([] if self.backlog is None else self.backlog.pump.remote_progress_filters),
         ]
 
     def resume_held(self) -> bool:
-        """Reads on if a held batch is decided, or was held long enough. Returns whether one is still held."""
+        """Reads on if a held batch is decided or was held long enough; returns whether one is still held."""
         backlog_holds = self.backlog is not None and self.backlog.pump.resume_held()
         if self._intake.remote_progress.is_holding:
             self._refill_and_send()
@@ -393,11 +373,9 @@ class DispatchPump:
     # -- outcomes --------------------------------------------------------------------------------
 
     def finished(self, record: Record, *, acknowledged: bool, dead: bool = False, sent: bool = True) -> None:
-        """Finishes a message: acknowledged, or else safe in another topic.
+        """Finishes a message: acknowledged, or safe in another topic (`dead`: the DLQ).
 
-        Args:
-            dead: The other topic is the DLQ.
-            sent: False for an acknowledged message that was passed over without a delivery.
+        `sent` is False for an acknowledged message that was passed over.
         """
         self.open.pop(record.offset, None)
         if acknowledged:
@@ -426,11 +404,9 @@ class DispatchPump:
             check_head_soon(self)
 
     def finish_by_operator(self, offset: int, decision: DeliveryDecision) -> bool:
-        """Ends a message, wherever it is (`app.dispatch.pump.operator_finish`)."""
         return finish_by_operator(self, offset, decision)
 
     def remove_waiting(self, offset: int) -> Delivery | None:
-        """Takes the message out of the queue in which it waits; None: it waits in none."""
         return take_waiting(self.runtime.held(), self, offset) or self._queue.remove_waiting(offset)
 
     # -- state -----------------------------------------------------------------------------------
@@ -443,11 +419,9 @@ class DispatchPump:
 
     @property
     def in_flight(self) -> int:
-        """Messages on their way to the receiver."""
         return len(self.calls) + self.batched
 
     def status(self) -> JobStatus:
-        """The job's part of the heartbeat."""
         status = status_of(self, self._intake, self._queue)
         return status if self.backlog is None else self.backlog.combined_status(status)
 
@@ -475,7 +449,6 @@ class DispatchPump:
 
     @property
     def is_busy(self) -> bool:
-        """Messages are on their way to a receiver or to another topic."""
         busy = bool(self.calls or self.batches or self.copying)
         return busy or (self.backlog is not None and self.backlog.pump.is_busy)
 

@@ -49,7 +49,7 @@ _offset = attrgetter("offset")
 
 
 class ReadyQueue:
-    """The messages of one pump; calls `on_sendable` when one may be sent that could not be sent before."""
+    """The messages of one pump; calls `on_sendable` when one may be sent that could not before."""
 
     def __init__(
         self,
@@ -78,13 +78,11 @@ class ReadyQueue:
 
     @property
     def has_messages(self) -> bool:
-        """There are messages to examine."""
         return bool(self._redeliveries or self._freed or self._intake.ready)
 
     # -- the next --------------------------------------------------------------------------------
 
     def next_delivery(self) -> Delivery | None:
-        """The next message; None: there is none now."""
         if self._redeliveries:
             return self._redeliveries.popleft()
         ready = self._intake.ready
@@ -127,7 +125,6 @@ class ReadyQueue:
         return Delivery(pump, record, origin)
 
     def put_back(self, delivery: Delivery) -> None:
-        """Shows the message again, before all others."""
         self._redeliveries.append(delivery)
 
     # -- its turn --------------------------------------------------------------------------------
@@ -157,7 +154,6 @@ class ReadyQueue:
     # -- its time --------------------------------------------------------------------------------
 
     def later(self, delivery: Delivery, delay_s: float) -> None:
-        """Shows the message again after `delay_s`."""
         offset = delivery.record.offset
         handle = asyncio.get_running_loop().call_later(delay_s, self._show_again, offset)
         self.waiting[offset] = (handle, delivery)
@@ -278,7 +274,6 @@ class ReadyQueue:
         return None if record is None else self._delivery(record)
 
     def close(self) -> None:
-        """Shows nothing more."""
         self._intake.close()
         self._redeliveries.clear()
         self._freed.clear()
@@ -290,7 +285,6 @@ class ReadyQueue:
 
 
 def _remove_at(records: deque[Record], offset: int) -> Record | None:
-    """Removes the record at `offset`; None: it is not among them."""
     for index, record in enumerate(records):
         if record.offset == offset:
             del records[index]

@@ -77,7 +77,6 @@ class RemoteProgressFilter:
 
     @property
     def is_holding(self) -> bool:
-        """A batch is held back until more is known."""
         return self._held_at >= 0
 
     def remember(self, tracker: Tracker, note: bytes, role_epoch: int) -> None:
@@ -90,16 +89,12 @@ class RemoteProgressFilter:
     def note(
         self, snapshot: Callable[[], Snapshot], seen_to: int, lowest_reader: RemoteProgressFilter
     ) -> bytes:
-        """The note for readers of another copy; b"" without `remember`.
-
-        `lowest_reader`: the filter of the pump that reads the lowest offsets.
-        """
+        """The note for other copies' readers. `lowest_reader`: the filter at the lowest offsets."""
         return (
             b"" if self.progress is None else self.progress.note(snapshot(), seen_to, lowest_reader.carried)
         )
 
     def add_counts(self, other: RemoteProgressFilter) -> None:
-        """Adds the counts of the backlog's filter, which has ended."""
         self.passed_over += other.passed_over
         self.undecided += other.undecided
 
@@ -112,16 +107,13 @@ class RemoteProgressFilter:
     def hold_longer(self, until_s: float, hold_s: float) -> None:
         """Holds each batch for `hold_s` at most, until `until_s` (monotonic), because more is becoming known.
 
-        Has no effect once a batch was delivered undecided.
+        It has no effect once a batch was delivered undecided.
         """
         if self._hold_until_s:
             self._hold_s, self._hold_until_s = hold_s, max(until_s, self._hold_until_s)
 
     def wants(self, header: BatchHeader, tracker: Tracker, end: int | None) -> bool | None:
-        """Whether anything of the batch is to be delivered; None: not decided, ask again later.
-
-        `end`: offsets from there on belong to another pump; None: none do.
-        """
+        """Whether anything below `end` of the batch is to be delivered; None: not decided, ask again."""
         start, stop = header.base_offset, header.next_offset
         over = self.over
         if (

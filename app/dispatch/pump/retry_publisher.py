@@ -63,8 +63,6 @@ COPY_REFUSALS = (RecordTooLarge, *RECORD_INVALID)
 
 
 class CopyProducer(Protocol):
-    """The producer's interface."""
-
     def send(
         self, topic: str, key: bytes | None, value: bytes | None, headers: list[Header],
         partition: int | None = None, codec: int = 0,
@@ -76,8 +74,6 @@ async def _all_levels() -> int:
 
 
 class PostponedMessage(NamedTuple):
-    """A message that is not to be delivered before `due_ms`."""
-
     record: Record
     origin: MessageOrigin
     due_ms: int
@@ -87,10 +83,7 @@ OnStay = Callable[[list[PostponedMessage], str, bool], None]
 
 
 class RetryPublisher:
-    """Copies one workload's messages.
-
-    `make_delayed` creates the topic of delayed messages if it is missing, and returns its partition count.
-    """
+    """Copies one workload's messages. `make_delayed` creates the delayed topic; returns its partitions."""
 
     def __init__(self, copies: CopyProducer, lease: Lease, clock: Callable[[], float]) -> None:
         self.make_delayed: Callable[[], Awaitable[int]] = _all_levels

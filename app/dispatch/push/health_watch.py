@@ -25,10 +25,7 @@ SILENT_CHECK_INTERVAL_S = 60.0  # a new version may report its health
 class HealthWatch:
     """Watches the receiver at `address`; calls `changed` when `serving` has changed.
 
-    Attributes:
-        serving: Messages may be sent.
-        heard: The last check's result; None before the first.
-        answers: How many checks the receiver has answered.
+    `heard` is the last check's result, None before the first; `answers` counts the checks that were answered.
     """
 
     def __init__(self, address: str, changed: Callable[[], None]) -> None:
@@ -61,7 +58,6 @@ class HealthWatch:
                     await self._check_now.wait()
 
     def ask(self) -> None:
-        """Checks again at once."""
         self._check_now.set()
 
     async def close(self) -> None:

@@ -28,11 +28,9 @@ _MAX_CACHED_NAMES = 10_000
 
 
 class SenderRole(NamedTuple):
-    """The role of the sending region, for receivers of a workload that runs in several regions.
+    """The sending region's role in a workload of several regions: whether it is the primary (active) one.
 
-    Attributes:
-        primary: This region is the primary (active) one.
-        epoch: The epoch of that role, this region's or another one's.
+    `epoch` belongs to the workload's role, whichever region has it.
     """
 
     region: str

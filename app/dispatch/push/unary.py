@@ -86,15 +86,13 @@ Done = Callable[[CallResult], None]
 
 
 class CallHandle:
-    """A call under way."""
-
     __slots__ = ("_call",)
 
     def __init__(self, call: Any) -> None:
         self._call = call
 
     def cancel(self) -> None:
-        """Gives up the call; `done` is called with CANCELLED unless the call has ended already."""
+        """Gives up the call; `done` gets CANCELLED unless the call has ended already."""
         self._call.cancel()
 
 
@@ -115,10 +113,7 @@ class UnaryTarget:
         timeout_s: float,
         done: Done,
     ) -> CallHandle | None:
-        """Sends one message. None: gRPC refused it, and `done` gets the reason too.
-
-        A `value` of None is a tombstone, which the metadata says.
-        """
+        """Sends one message; a `value` of None is a tombstone. None: gRPC refuses it, as `done` reports."""
         self._next = (self._next + 1) % len(self._calls)
         started_s = time.monotonic()
         if value is None:

@@ -64,11 +64,7 @@ class InFlightBatches(Generic[BatchT]):
     # -- in and out ------------------------------------------------------------------------------
 
     def queue(self, batch: BatchT, count: int, deadline_s: float) -> None:
-        """Adds a batch of `count` messages.
-
-        Raises:
-            ValueError: The batch is empty, or in the book already.
-        """
+        """Adds a batch of `count` messages. Raises ValueError: it is empty, or in the book already."""
         if count < 1 or id(batch) in self._entries:
             raise ValueError("a batch is queued once, and has at least one message")
         entry = InFlightBatch(batch, count, deadline_s)
@@ -118,11 +114,9 @@ class InFlightBatches(Generic[BatchT]):
 
     @property
     def bytes_left(self) -> int:
-        """Bytes that may be sent now."""
         return max(0, self._bytes_credit - self._bytes_sent)
 
     def sent_bytes(self, size: int) -> None:
-        """A request of `size` bytes was sent."""
         self._bytes_sent += size
 
     def credited(self, deliveries: int, size: int) -> None:
@@ -133,7 +127,6 @@ class InFlightBatches(Generic[BatchT]):
     # -- results ---------------------------------------------------------------------------------
 
     def unsent(self) -> list[tuple[BatchT, int, int]]:
-        """The run of unsent messages of each batch."""
         entries = [entry for entry in self._queue if entry.open_messages]
         return [(entry.batch, entry.first_unsent, len(entry.done)) for entry in entries]
 
@@ -143,7 +136,6 @@ class InFlightBatches(Generic[BatchT]):
         return None if entry is None else (entry.first_unsent, len(entry.done))
 
     def is_open(self, batch: BatchT, index: int) -> bool:
-        """Whether the message at `index` has no result yet."""
         entry = self._entries.get(id(batch))
         return entry is not None and not entry.done[index]
 

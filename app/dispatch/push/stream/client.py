@@ -104,10 +104,7 @@ class StreamTarget:
         self._retry: asyncio.TimerHandle | None = None
 
     def announce_role(self, role: SenderRole | None) -> None:
-        """Sends the role to the receiver now, and before the first message of every new stream.
-
-        None: the workload runs in one region.
-        """
+        """Sends the role now, and first in every new stream; None: the workload has one region."""
         wire_role = None if role is None else Role(region=role.region, primary=role.primary, epoch=role.epoch)
         if wire_role != self._role:
             self._role = wire_role
@@ -123,7 +120,6 @@ class StreamTarget:
 
     @property
     def in_flight(self) -> int:
-        """Sent messages without a result."""
         return sum(link.load[1] for link in self._links)
 
     def connect(self) -> None:
@@ -133,10 +129,7 @@ class StreamTarget:
                 link.connect()
 
     def send(self, batch: OutBatch, timeout_s: float | None = None) -> None:
-        """Sends a batch, in parts if need be. Messages beyond `room` wait, at most for the timeout.
-
-        Args:
-            timeout_s: For this batch; None: the target's.
+        """Sends a batch, in parts if need be. Beyond `room` it waits at most `timeout_s` (None: the target's).
 
         Raises:
             ValueError: The batch is empty, or under way already.

@@ -106,11 +106,7 @@ def add_run(
 
 
 def encode_alone(batch: OutBatch, index: int, number: int) -> bytes:
-    """A request of one message, whatever its size.
-
-    Raises:
-        MessageNotEncodable: Its data cannot be encoded.
-    """
+    """A request of one message, whatever its size. Raises MessageNotEncodable."""
     request = DeliverRequest()
     add_run(request, batch, index, index + 1, number, 1 << 62)
     return request.SerializeToString()

@@ -65,11 +65,7 @@ EOF: Any = aio.EOF  # type: ignore[attr-defined]
 
 
 class StreamLink:
-    """One stream. `method` makes the call.
-
-    Attributes:
-        up: The receiver accepted the stream, and it has not ended.
-    """
+    """One stream. `method` makes the call. `up`: the receiver accepted the stream, and it has not ended."""
 
     def __init__(
         self,
@@ -357,9 +353,9 @@ class StreamLink:
 
 
 async def _send(call: Any, data: bytes) -> None:
-    """Sends without `call.write`, which after a failure puts INTERNAL in place of the receiver's own status.
+    """Sends without `call.write`, which after a failure replaces the receiver's own status by INTERNAL.
 
-    The receiver's status says whether it has the contract, or which message was too large.
+    The status says whether it has the contract, or which message was too large.
 
     Raises:
         InternalError: The call has ended; reading from it shows how.
