@@ -145,7 +145,12 @@ class WorkloadRoutes:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 members = await (await self._api.runtime.clusters.get(cluster)).committer.members(group)
         except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
-            log.info("a group's members are not known", group=group, cluster=cluster, error=repr(error))
+            log.info(
+                "a group's members could not be read, so they are not checked",
+                group=group,
+                cluster=cluster,
+                error=repr(error),
+            )
             return
         if members.type_ == SHARE:
             raise ApiError(

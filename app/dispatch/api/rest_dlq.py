@@ -135,7 +135,7 @@ class DlqTools:
         except ConnectionResetError:
             return answer  # the client is gone
         except Exception as error:  # noqa: BLE001 - after status 200 only an abort reports an error
-            log.warning("an export breaks off", topic=topic, error=repr(error))
+            log.warning("an export was aborted", topic=topic, error=repr(error))
             if request.transport is not None:
                 request.transport.abort()
             return answer

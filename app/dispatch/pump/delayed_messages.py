@@ -249,7 +249,7 @@ class DelayedMessages:
         due_ms = self._due[base].due_ms
         if due_ms - present_ms < SOON_MS:
             return ""
-        refusal = self._copy_pause[1] if base in self._movable else "it was due soon"
+        refusal = self._copy_pause[1] if base in self._movable else "it was due too soon for a copy"
         why = ORDER if self._ordered else self._unmovable.get(base, refusal)
         fills = "memory" if self._intake.is_held_up else "the tracker"
         remedy = "skip it" if self._intake.is_held_up else "skip it, or raise tracker.capacity"

@@ -192,7 +192,7 @@ class ReadyQueue:
             return False  # the workload ignores the header, and only copies have a time of their own besides
         at_ms, problem = not_before_ms(record.headers, present_ms, heeded)
         if problem:
-            log.warning("a header is not heeded", job=str(self._pump.job), problem=problem)
+            log.warning("a not-before header is ignored", job=str(self._pump.job), problem=problem)
         if at_ms is None or at_ms <= present_ms:
             return False
         self.delayed.add(at_ms, record)

@@ -46,7 +46,7 @@ POSTPONE_TRIES = 3  # then the messages wait in place, and are copied later
 PRODUCE_RETRY_S = 0.5
 LEASE_RETRY_S = 0.05
 NO_DLQ_RETRY_S = 1.0
-TOO_LARGE = "too large for a copy, read it where it stood"
+TOO_LARGE = "too large for a copy, read it in its source topic"
 
 
 class LeftOut(IntEnum):
@@ -339,4 +339,8 @@ def _report_failure(pump: DispatchPump, task: asyncio.Task[None]) -> None:
         pump.trouble = (
             f"copying failed by a fault of Switchyard's own; the worker's log has the traceback: {error!r}"
         )
-        log.error("copying failed in an unexpected way", job=str(pump.job), exc_info=error)
+        log.error(
+            "copying a message failed by a fault of Switchyard's own; it stays unfinished",
+            job=str(pump.job),
+            exc_info=error,
+        )

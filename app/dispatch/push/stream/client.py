@@ -129,7 +129,7 @@ class StreamTarget:
                 link.connect()
 
     def send(self, batch: OutBatch, timeout_s: float | None = None) -> None:
-        """Sends a batch, in parts if need be. Beyond `room` it waits at most `timeout_s` (None: the target's).
+        """Sends a batch, in parts if need be. Beyond `room` it waits, at most `timeout_s` (or the target's).
 
         Raises:
             ValueError: The batch is empty, or under way already.

@@ -246,7 +246,9 @@ class StreamLink:
                     await asyncio.sleep(0)
                 self._pass_result(book.finish(span.start, span.end), result)
             if book.unknown != unknown:
-                log.warning("a receiver answers deliveries that were never made", unknown=book.unknown)
+                log.warning(
+                    "a receiver sent results for deliveries that were never made", unknown=book.unknown
+                )
         if response.HasField("credit"):
             book.credited(response.credit.deliveries, response.credit.bytes)
         if book.waiting:
