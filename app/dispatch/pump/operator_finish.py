@@ -1,4 +1,7 @@
-"""Ends single messages as an operator or the head-of-line detector decided, wherever they are."""
+"""Ends messages wherever they are, as an operator or the head-of-line detector decided.
+
+A batch that cannot be decoded is stashed here too, as a whole.
+"""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@ copy is tried again while this worker owns the job and does not drain it. After 
 unfinished, for the next owner. A message that only waits for its time stays in place once that time is near.
 
 A copy is compressed like its source, so that a topic takes what another one took. A message that a retry
-topic still refuses gets its attempts here. If a message is too large for the DLQ, its copy has no value, and
-headers say where the value is. A plain null value would tell the receiver to delete.
+topic still refuses gets its attempts here. If a message is too large for the DLQ, its copy leaves out the
+value, then key and headers too, and says where they are. A plain null value would tell the receiver to
+delete.
 """
 
 from __future__ import annotations
