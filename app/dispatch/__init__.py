@@ -1,1 +1,1 @@
-"""Messages of a topic pushed to receivers: the definition of a workload, and its view."""
+"""Delivery of a topic's messages to receivers: definitions of workloads, pumps, calls, dead letters, view."""

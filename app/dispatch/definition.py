@@ -1,4 +1,4 @@
-"""`Workload`: a group's consumption of a topic, pushed to its receiver. The shape of its definition."""
+"""The shape of a `Workload` definition: a group's consumption of a topic, delivered to its receiver."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from app.dispatch.model.dead_letter_budget import (
 
 MAX_LAG_MESSAGES = 2**53  # what JSON counts exactly
 TIMEOUT_S = 10.0
-HEAD_OF_LINE_S = 300.0  # the default of `headOfLine.after`, and at least so many timeouts:
-HEAD_TIMEOUTS = 2
-MAX_LETTERS = 1_000_000  # that may be saved up; who wants more sets `share: 1`
-MAX_MERGES = 1000  # who merges more often has no use for the limit
+HEAD_OF_LINE_S = 300.0  # the default of `headOfLine.after`
+HEAD_TIMEOUTS = 2  # the default is at least this many timeouts
+MAX_LETTERS = 1_000_000  # in `burst`; `share: 1` sets no limit at all
+MAX_MERGES = 1000  # a higher number would be no limit in practice
 
 
 class Metadata(Model):
-    """The identity of a workload (group and topic), its cluster and its owner."""
+    """A workload's identity (group and topic), its cluster and its owner."""
 
     group: Name
     topic: Name
     cluster: Name = Field(
-        description="The cluster that has the topic. With a `spec.mode`, any one region's: each region reads "
-        "its own cluster of the same tier, so that the same definition is deployed in all of them."
+        description="The cluster that has the topic. With a `spec.mode`, that of any region: each region "
+        "reads its own cluster of the same tier, so that the same definition is deployed in all of them."
     )
     owner: str = Field("", max_length=200)
 
 
 class Target(Model):
-    """The receiver. The contract `auto`: stream when the receiver implements it, else unary, until it does.
+    """The receiver. The contract `auto` is stream if the receiver implements it, else unary, until it does.
 
     With `stream`, messages wait for a receiver that refuses the stream; it is tried again every second.
     """
@@ -65,8 +65,8 @@ class Target(Model):
 class Flow(Model):
     """How much the receiver gets at once.
 
-    The rates, and a number of messages in flight, hold for all workers of a region together. The region
-    divides them by need (`app.kernel.limit_shares`). Each worker finds `adaptive` for itself.
+    The rates, and a number of messages in flight, apply to all workers of a region together. The region
+    divides them by need (`app.kernel.limit_shares`). With `adaptive`, each worker finds its own limit.
     """
 
     max_inflight: Inflight = "adaptive"
@@ -75,12 +75,12 @@ class Flow(Model):
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is anything to divide."""
+        """There are limits to divide."""
         return self.max_inflight != "adaptive" or bool(self.messages_per_second or self.bytes_per_second)
 
 
 class TrackerSpec(Model):
-    """How many messages may wait between the commit and the newest fetched, a partition."""
+    """How many messages of a partition may lie between the committed and the newest fetched offset."""
 
     capacity: Annotated[int, Strict()] = Field(default=10_000, ge=1, le=1_000_000)
 
@@ -91,8 +91,8 @@ class HeadOfLine(Model):
     A workload stashes at most `perMinute`; its workers share that as they share its jobs. Each worker may
     stash one at once, however small its share.
 
-    Without `after`: 5 minutes, or twice `target.timeout` where that is longer. Less than the timeout gives up
-    handlers that may still answer.
+    The default of `after` is 5 minutes, or twice `target.timeout` if that is longer. An `after` below the
+    timeout gives up handlers that may still answer.
     """
 
     after: Annotated[Duration, duration_within(0.001, 30 * DAY_S)] | None = None
@@ -101,7 +101,7 @@ class HeadOfLine(Model):
 
 
 class RetryTier(Model):
-    """A retry topic: how long a message waits in it, and how often it is tried from it."""
+    """A retry topic: how long a message waits in it, and how often it is delivered from it."""
 
     delay: Delay
     attempts: Annotated[int, Strict()] = Field(default=3, ge=1, le=1000)
@@ -110,10 +110,11 @@ class RetryTier(Model):
 class Dlq(Model):
     """The dead letter queue. A message that was merged from it `maxMerges` times is quarantined next time.
 
-    A receiver that fails every message must not flush its topic into it. So failed messages may be at most
-    `share` of those that finish (1: no limit). `perMinute` more may fail, shared among workers as jobs are.
-    Each worker allows 10 at once, and acknowledgements save up `burst`. Beyond that, failed messages wait and
-    are tried again, with their attempts unburnt. Messages that the receiver or an operator stashes are free.
+    A receiver that fails every message must not flush its topic into the queue. So failed messages may be at
+    most `share` of those that finish (1: no limit). `perMinute` more may fail, shared among workers as jobs
+    are. Each worker allows 10 at once, and acknowledgements save up `burst`. Beyond that, failed messages
+    wait and are tried again, without counting attempts. Messages that the receiver or an operator stashes do
+    not count.
     """
 
     enabled: bool = True
@@ -126,9 +127,9 @@ class Dlq(Model):
 class IsolationTarget(Model):
     """A receiver for messages of an environment, of a zone, or of a zone of an environment.
 
-    Without an environment it is one of production: no other environment's messages ever reach it. `fallback`
-    names another zone of the same environment: its target gets the messages once this one has been away for
-    `fallbackAfter`, until it is back. Without one they wait.
+    Without an environment it belongs to production: no other environment's messages ever reach it. `fallback`
+    names another zone of the same environment. Its target gets the messages once this one has been away for
+    `fallbackAfter`, until it is back. Without a fallback they wait.
     """
 
     model_config = ConfigDict(
@@ -142,11 +143,11 @@ class IsolationTarget(Model):
 
 
 class Isolation(Model):
-    """Headers by which messages are routed apart, and the receivers beside the main target.
+    """The headers that route messages to separate receivers, and those receivers beside the main target.
 
-    An unknown zone falls back to the target without one. An unknown environment does what `unmatched` says
-    and reaches the main target only with `default`. `production` are the values that mean the main target,
-    as does a message without the header. Messages for a production target wait until that target is there.
+    An unknown zone falls back to the target without one. An unknown environment is treated as `unmatched`
+    says, and reaches the main target only with `default`. The values in `production`, and a missing header,
+    mean the main target. Messages for a production target wait until that target is there.
     """
 
     zone: Header | None = None
@@ -158,15 +159,16 @@ class Isolation(Model):
 
 
 class Protobuf(Model):
-    """The payload's type: a message of a file of descriptors, or of a folder that is a registry.
+    """The payload's type: a message of a descriptor file, or of a folder that serves as a registry.
 
-    `descriptor` is relative to the folder `schemas` of each worker's switchyard.yaml, and lies below it.
+    `descriptor` is relative to the folder `schemas` of each worker's switchyard.yaml, and must lie below it.
 
-    Framing `confluent`: behind a magic byte, the schema's id and the message's indexes.
+    `framing`: `confluent` means that a magic byte, the schema's id and the message's indexes precede the
+    message.
 
-    `deliver`: `bytes` is the message as Protobuf writes it, which generated code reads. It has no frame; the
-    frame's schema id goes into the metadata `switchyard-schema-id`. `record` is the record's value as it is,
-    with its frame. `json` is the message as JSON.
+    `deliver`: `bytes` is the Protobuf message without its frame, for generated code; the frame's schema id
+    goes into the metadata `switchyard-schema-id`. `record` is the record's value unchanged, with its frame.
+    `json` is the message as JSON.
     """
 
     descriptor: str = Field(min_length=1, max_length=4096)
@@ -177,13 +179,13 @@ class Protobuf(Model):
 
 
 class Payload(Model):
-    """What the payload is."""
+    """The type of the payload."""
 
     protobuf: Protobuf | None = None
 
 
 class CatchUp(Model):
-    """When to jump to the latest, and how fast the backlog is worked off beside it."""
+    """From which lag (in messages) a backlog is split off, and its rate of delivery beside new messages."""
 
     lag: Annotated[int, Strict()] = Field(ge=1, le=MAX_LAG_MESSAGES)
     rate: Rate
@@ -192,9 +194,9 @@ class CatchUp(Model):
 class Headers(Model):
     """Which record headers the receiver gets, over either contract.
 
-    It gets those that `allow` names (without it all), except those that `deny` names. An entry is a name, or
-    the beginning of names and a `*`; case does not count. The receiver gets no `traceparent` that these
-    leave out. Interceptors see all headers, and copies in retry topics and the DLQ keep them.
+    It gets those that `allow` names (by default all), except those that `deny` names. An entry is a name, or
+    the beginning of names and a `*`; case does not count. The receiver gets no `traceparent` that these leave
+    out. Interceptors see all headers, and copies in retry topics and the DLQ keep them.
     """
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["allow"]}, {"required": ["deny"]}]})
@@ -204,13 +206,13 @@ class Headers(Model):
 
 
 class Placement(Model):
-    """Where its jobs run: on workers of this isolation group only (`worker.group` in switchyard.yaml)."""
+    """Runs the jobs only on workers of this isolation group (`worker.group` in switchyard.yaml)."""
 
     group: Name
 
 
 class Hibernate(Model):
-    """A workload that was idle so long has no jobs until something waits for it again."""
+    """A workload that was idle for `after` has no jobs until messages wait for it again."""
 
     after: Annotated[Duration, duration_within(60, 30 * DAY_S)]
 
@@ -218,10 +220,10 @@ class Hibernate(Model):
 class Spec(Model):
     """How the messages are delivered.
 
-    `mode`: how a workload of several regions runs. With `active-active` it runs in all of them; each message
-    tells the receiver which region is primary. With `active-passive` it runs in the active region only.
-    `primary` is the region that it begins in. Its default is the first region of the Failover definition that
-    shares the topic. Editing it later moves nothing: a failover does.
+    `mode`: how a workload of several regions runs. With `active-active` it runs in all of them, and each
+    message tells the receiver which region is primary. With `active-passive` it runs only in the active
+    region. `primary` is the region in which it begins. The default is the first region of the Failover
+    definition that shares the topic. A later edit of `primary` moves nothing; a failover does.
     """
 
     mode: Literal["active-active", "active-passive"] | None = None
@@ -251,7 +253,7 @@ class Spec(Model):
 
 
 class Workload(Definition):
-    """A group's consumption of a topic, pushed to its receiver."""
+    """A group's consumption of a topic, delivered to its receiver."""
 
     api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
     kind: Literal["Workload"]
@@ -269,29 +271,29 @@ class Workload(Definition):
         return tuple(f"{stem}{number + 1}" for number in range(len(self.spec.retry)))
 
     def dlq_topic(self) -> str:
-        """The dead letter queue's topic."""
         return f"{self.metadata.topic}__{self.metadata.group}__dlq"
 
     def delayed_topic(self) -> str:
-        """The topic of messages that are due far ahead, a partition for each level
-        (`app.dispatch.model.delayed_delivery`)."""
+        """The topic of messages that are due far in the future, one partition per level
+        (`app.dispatch.model.delayed_delivery`).
+        """
         return f"{self.metadata.topic}__{self.metadata.group}__delayed"
 
     def merge_topic(self) -> str:
-        """The topic that letters merged from the DLQ go to: read like a retry tier without a delay."""
+        """The topic of letters merged from the DLQ, which is read like a retry tier without a delay."""
         return f"{self.metadata.topic}__{self.metadata.group}__merge"
 
     def own_topics(self) -> tuple[str, ...]:
-        """All topics that it may have beside the one that it reads."""
+        """All topics that the workload may have besides its main topic."""
         return (*self.retry_topics(), self.dlq_topic(), self.merge_topic(), self.delayed_topic())
 
     def head_of_line_after_s(self) -> float:
-        """How long a message may block its partition: never less by default than a call and its second."""
+        """How long a message may block its partition. The default leaves time for two calls."""
         spec = self.spec
         after_s = None if spec.head_of_line is None else spec.head_of_line.after
         return max(HEAD_OF_LINE_S, HEAD_TIMEOUTS * spec.target.timeout) if after_s is None else after_s
 
     def method(self) -> str:
-        """The gRPC method: its own, or that of uForwarder's consumers."""
+        """The gRPC method: the definition's, or that of uForwarder's consumers."""
         own = self.spec.target.method
         return own or f"/kafka.consumerproxy.{self.metadata.group}/{self.metadata.topic}"

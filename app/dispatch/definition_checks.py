@@ -1,7 +1,7 @@
-"""What no single field of a definition shows: what is not in force yet, and fields that do not go together.
+"""Checks across the fields of a workload's definition, and against the clusters and regions there are.
 
-Works on raw data, so that it is told together with all else that is wrong. It is checked when a definition
-is deployed and not when it is read back: what runs goes on after an upgrade.
+They read raw data, so that these problems are reported together with all others. They run when a definition
+is deployed, not when it is read back: a workload that runs must continue after an upgrade.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def problem_at(
 
 
 def value_at(data: Any, path: Path_) -> Any:
-    """What stands at `path`; None when nothing does."""
+    """The value at `path`; None: there is none."""
     for part in path:
         if isinstance(data, list) and isinstance(part, int) and part < len(data):
             data = data[part]
@@ -39,36 +39,36 @@ def value_at(data: Any, path: Path_) -> Any:
 def checks(
     document: Document, clusters: Collection[str] | None, layout: Layout | None = None
 ) -> Iterator[ConfigProblem]:
-    """All of it; `clusters` are the names there are, `layout` where they are, if known."""
+    """All problems. `clusters`: the names of the known clusters; `layout`: their regions; None: unknown."""
     cluster = value_at(document.data, ("metadata", "cluster"))
     if clusters is not None and isinstance(cluster, str) and cluster not in clusters:
         yield problem_at(
             document, ("metadata", "cluster"), "no such cluster", suggest(cluster, list(clusters))
         )
-    yield from _stashes(document)
-    yield from _patience(document)
+    yield from _stash_topics(document)
+    yield from _head_of_line(document)
     yield from _isolation(document)
     yield from _catch_up(document)
     yield from _regions(document, layout)
 
 
 def _regions(document: Document, layout: Layout | None) -> Iterator[ConfigProblem]:
-    """Where a workload of several regions is active, and what it reads in each."""
+    """Checks the mode and primary region of a workload that runs in several regions."""
     mode, primary = value_at(document.data, ("spec", "mode")), value_at(document.data, ("spec", "primary"))
-    here: Path_ = ("spec", "primary")
+    field: Path_ = ("spec", "primary")
     if primary is not None and mode is None:
         message = "has no meaning without a mode"
         yield problem_at(
-            document, here, message, "add mode: active-active or active-passive, or leave it out"
+            document, field, message, "add mode: active-active or active-passive, or leave it out"
         )
     if layout is None or mode is None:
         return
     if isinstance(primary, str) and primary not in layout.names:
-        yield problem_at(document, here, "no such region", suggest(primary, layout.names))
+        yield problem_at(document, field, "no such region", suggest(primary, layout.names))
     cluster = value_at(document.data, ("metadata", "cluster"))
     site = layout.sites.get(cluster) if isinstance(cluster, str) else None
     if site is None:
-        return  # told
+        return  # reported above
     at: Path_ = ("metadata", "cluster")
     try:
         layout.local(str(cluster))
@@ -78,13 +78,13 @@ def _regions(document: Document, layout: Layout | None) -> Iterator[ConfigProble
     else:
         if site.tier != AGGREGATE:
             yield problem_at(
-                document, at, f"is of tier {site.tier}: each region has other messages there",
-                "name an aggregate cluster, unless that is meant", "warning",
+                document, at, f"is of tier {site.tier}: there each region has different messages",
+                "name an aggregate cluster, unless that is intended", "warning",
             )  # fmt: skip
 
 
-def _stashes(document: Document) -> Iterator[ConfigProblem]:
-    """Where messages are to be put away, there must be a place."""
+def _stash_topics(document: Document) -> Iterator[ConfigProblem]:
+    """Checks that messages are put away only into topics that the definition enables."""
     data = document.data
     stash: Path_ = ("spec", "headOfLine", "stash")
     to_retry = value_at(data, stash) == "retry"
@@ -93,11 +93,11 @@ def _stashes(document: Document) -> Iterator[ConfigProblem]:
     if value_at(data, ("spec", "dlq", "enabled")) is not False:
         return
     isolation: Path_ = ("spec", "isolation")
-    by_environment = value_at(data, (*isolation, "environment")) is not None
+    has_environments = value_at(data, (*isolation, "environment")) is not None
     invalid: Path_ = ("spec", "payload", "protobuf", "invalid")
     for path, used, instead in (
         (stash, value_at(data, stash[:-1]) is not None and not to_retry, "retry"),
-        ((*isolation, "unmatched"), by_environment and _to_dlq(data, isolation), "skip"),
+        ((*isolation, "unmatched"), has_environments and _to_dlq(data, isolation), "skip"),
         (invalid, value_at(data, invalid) == "dlq", "deliver"),
     ):
         if used:
@@ -110,22 +110,22 @@ def _to_dlq(data: Any, isolation: Path_) -> bool:
     return value_at(data, (*isolation, "unmatched")) in (None, "dlq")
 
 
-def _patience(document: Document) -> Iterator[ConfigProblem]:
-    """What takes a message away before its call may have ended."""
-    here: Path_ = ("spec", "headOfLine", "after")
-    after_s = _seconds(value_at(document.data, here))
+def _head_of_line(document: Document) -> Iterator[ConfigProblem]:
+    """Warns if a blocking message is given up while its call may still succeed."""
+    field: Path_ = ("spec", "headOfLine", "after")
+    after_s = _seconds(value_at(document.data, field))
     written = value_at(document.data, ("spec", "target", "timeout"))
     timeout_s = TIMEOUT_S if written is None else _seconds(written)
     if after_s is not None and timeout_s is not None and after_s < HEAD_TIMEOUTS * timeout_s:
         yield problem_at(
-            document, here, f"is less than twice target.timeout ({timeout_s:g} s): a handler may be given up,"
-            " and its message dead-lettered, while it still works within its time",
+            document, field, f"is less than twice target.timeout ({timeout_s:g} s): a handler may be given"
+            " up, and its message dead-lettered, before its timeout has passed",
             f"leave it out, or write at least {HEAD_TIMEOUTS * timeout_s:g}s", "warning",
         )  # fmt: skip
 
 
 def _seconds(value: object) -> float | None:
-    """A duration as it is written; None of what is none."""
+    """The duration in seconds; None: the value is not a duration."""
     try:
         return None if value is None else parse_duration(value)
     except ValueError:
@@ -133,30 +133,30 @@ def _seconds(value: object) -> float | None:
 
 
 def _isolation(document: Document) -> Iterator[ConfigProblem]:
-    """Targets that no message could reach, or that two would claim."""
-    here: Path_ = ("spec", "isolation")
-    isolation = value_at(document.data, here)
+    """Checks for targets that no message can reach, and for targets that claim the same messages."""
+    field: Path_ = ("spec", "isolation")
+    isolation = value_at(document.data, field)
     if not isinstance(isolation, Mapping):
         return
     headers = {name for name in ("zone", "environment") if isolation.get(name) is not None}
     if not headers:
-        yield problem_at(document, here, "names no header", "add zone: or environment: and a header's name")
+        yield problem_at(document, field, "names no header", "add zone: or environment: and a header's name")
     production = isolation.get("production", ["production", "prod"])
     targets = isolation.get("targets")
     seen: dict[tuple[str, str], int] = {}
     for index, target in enumerate(targets if isinstance(targets, list) else ()):
         if not isinstance(target, Mapping):
-            continue  # told
-        at: Path_ = (*here, "targets", index)
-        given = [name for name in ("environment", "zone") if target.get(name) is not None]
-        if not given:
+            continue  # the schema check reports it
+        at: Path_ = (*field, "targets", index)
+        criteria = [name for name in ("environment", "zone") if target.get(name) is not None]
+        if not criteria:
             yield problem_at(
                 document, at, "says neither environment nor zone", "add one, or both, as the header has it"
             )
-        for name in given:
+        for name in criteria:
             if headers and name not in headers:
                 yield problem_at(
-                    document, (*at, name), f"no header tells the {name}",
+                    document, (*at, name), f"no header names the {name}",
                     f"add {name}: and the header's name to spec.isolation",
                 )  # fmt: skip
         environment = target.get("environment")
@@ -175,16 +175,16 @@ def _isolation(document: Document) -> Iterator[ConfigProblem]:
             yield problem
         pair = (str(environment), str(target.get("zone")))
         first = seen.setdefault(pair, index)
-        if given and first != index:
+        if criteria and first != index:
             yield problem_at(
-                document, at, f"the same environment and zone as targets.{first}", "remove one of them"
+                document, at, f"has the same environment and zone as targets.{first}", "remove one of them"
             )
 
 
 def _fallback(
     document: Document, at: Path_, target: Mapping[str, Any], targets: list[Any]
 ) -> ConfigProblem | None:
-    """A zone's messages may go to another zone that has a target, and stay in their environment."""
+    """Checks that a fallback names another zone of the environment that has a target."""
     wanted, environment = target.get("fallback"), target.get("environment")
     if wanted is None:
         return None
@@ -195,19 +195,19 @@ def _fallback(
         and other.get("environment") == environment
         and other.get("zone") is not None
     ]
-    here = (*at, "fallback")
+    field = (*at, "fallback")
     if wanted == target.get("zone"):
-        return problem_at(document, here, "is the target's own zone", "name another zone, or leave it out")
+        return problem_at(document, field, "is the target's own zone", "name another zone, or leave it out")
     if wanted not in zones:
         words = "production" if environment is None else f"environment {environment!r:.60}"
         return problem_at(
-            document, here, f"is no zone of {words} that has a target", suggest(str(wanted), zones)
+            document, field, f"is not a zone of {words} that has a target", suggest(str(wanted), zones)
         )
     return None
 
 
 def _catch_up(document: Document) -> Iterator[ConfigProblem]:
-    """The latest before the backlog is no order."""
+    """Checks that the workload keeps no order: catching up delivers new messages before the backlog."""
     ordering = value_at(document.data, ("spec", "ordering"))
     if value_at(document.data, ("spec", "catchUp")) is not None and ordering in ("key", "partition"):
         remedy = "leave it out, or write ordering: none"

@@ -1,6 +1,6 @@
-"""What holds a workload back, worker by worker and receiver by receiver: pure, from what workers say.
+"""Why a workload is no faster, by worker and by receiver, from the workers' heartbeats. Pure.
 
-These shapes are the API's: OpenAPI describes them from here. What is unknown, or does not apply, is null.
+These types are the API's: OpenAPI describes them from here. Null: unknown, or it does not apply.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from app.dispatch.model.throughput_diagnosis import (
     without_worker,
 )
 
-STUCK_SHARE = 0.5  # of a full tracker: with fewer unfinished, few messages hold up many
+STUCK_SHARE = 0.5  # unfinished part of a full tracker; below it, few messages hold up many
 MAX_DECISIONS = 20  # of all workers together
 
-# a worker, what it says of a workload and of its jobs
+# a worker, and its status of the workload and of each job
 WorkerStatus = tuple[str, WorkloadStatus, Sequence[JobStatus]]
 
 
 class Receiver(msgspec.Struct, frozen=True, kw_only=True):
-    """A receiver of the workload as one worker sees it. `limit` is what may be in flight, `allowed` what slow
-    start leaves of it; `ceiling` and `phase` are of the adaptive limit. `credit` is what a stream takes now.
-    `failed` of the last `calls` answers tell of trouble with the receiver."""
+    """A receiver of the workload as one worker sees it. `limit` is the limit of messages in flight, `allowed`
+    the part of it that slow start allows; `ceiling` and `phase` belong to the adaptive limit. `credit` is
+    what a stream takes now. `failed` of the last `calls` answers show trouble with the receiver.
+    """
 
     worker: str
     address: str
@@ -61,11 +62,12 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload on one worker: what holds it back there, in a word (`bound`) and a sentence (`why`); its
-    jobs and their states; its messages by what they wait for; rates in force (its share), and what is short
-    of them for the next message; `budget_used` of the worker's memory for fetched messages (0 to 1).
-    `withheld` messages failed and may not be dead-lettered yet; `withheld_by` counts such failures by status
-    since the worker began; `letters` may be written now (null: no limit)."""
+    """The workload on one worker. `bound` (a word) and `why` (a sentence) say what limits it there. Its
+    messages are counted by what they wait for. Rates are the worker's share; `messages_short` and
+    `bytes_short` are missing for the next message. `budget_used` is the used part (0 to 1) of the worker's
+    memory for fetched messages. `withheld` messages failed and may not be dead-lettered yet; `withheld_by`
+    counts such failures by status since the worker began. `letters` may be written now (null: no limit).
+    """
 
     worker: str
     bound: str
@@ -98,8 +100,9 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(HeadStatus, frozen=True, kw_only=True, omit_defaults=False):
-    """The message that holds a partition's offset back, and why it was not moved away yet. `age_s` null: the
-    receiver does not have it. `tracker_used` and `unfinished_share` are what the thresholds are for."""
+    """The message that blocks a partition's offset, and why it was not moved away yet. `age_s` null: the
+    receiver does not have it. The thresholds apply to `tracker_used` and `unfinished_share`.
+    """
 
     worker: str
 
@@ -111,8 +114,9 @@ class Decision(HeadDecision, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class HeadOfLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Head-of-line blocking: thresholds in force, candidates (the oldest first), the last decisions (the
-    newest first), and how many were moved away since these workers took the workload."""
+    """Head-of-line blocking. Candidates are sorted by age, the oldest first, and decisions by time, the
+    newest first. `stashed` messages were moved away since these workers took the workload.
+    """
 
     after_s: float
     use_threshold: float
@@ -124,7 +128,7 @@ class HeadOfLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a workload does not go faster: the gravest reason (`worker` null: it has none), and the numbers."""
+    """Why a workload is no faster: the gravest reason, its worker (null: it has none), and the numbers."""
 
     bound: str
     why: str
@@ -135,34 +139,40 @@ class WorkloadFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slowest(
-    told: Iterable[WorkerStatus], waiting: int, jobs: int, now_ms: int
+    worker_statuses: Iterable[WorkerStatus], waiting: int, jobs: int, now_ms: int
 ) -> tuple[ThroughputDiagnosis, str | None]:  # fmt: skip
-    """What holds a workload back most, and on which worker; `waiting` of its `jobs` have none."""
+    """The gravest reason why a workload is no faster, and its worker. `waiting` of its `jobs` have none."""
     if waiting or not jobs:
         return without_worker(waiting, jobs), None
-    paces = {worker: pace(_facts(of, statuses, now_ms), of.targets) for worker, of, statuses in told}
+    paces = {
+        worker: pace(_facts(status, job_statuses, now_ms), status.targets)
+        for worker, status, job_statuses in worker_statuses
+    }
     worst = gravest(paces.values())
     if worst is None:
         return without_worker(jobs, jobs), None
-    return worst, next(worker for worker, one in paces.items() if one is worst)
+    return worst, next(worker for worker, diagnosis in paces.items() if diagnosis is worst)
 
 
 def workload_flow(
-    definition: dict[str, Any], told: Sequence[WorkerStatus], waiting: int, jobs: int, now_ms: int
+    definition: dict[str, Any], worker_statuses: Sequence[WorkerStatus], waiting: int, jobs: int, now_ms: int
 ) -> WorkloadFlow:
-    """Everything that the workload's page shows of it."""
-    worst, worker = slowest(told, waiting, jobs, now_ms)
+    worst, worker = slowest(worker_statuses, waiting, jobs, now_ms)
     return WorkloadFlow(
         bound=str(worst.bound),
         why=worst.why,
         worker=worker,
-        workers=[_worker(name, of, statuses, now_ms) for name, of, statuses in told],
-        receivers=[_receiver(name, target) for name, of, _ in told for target in of.targets],
-        head_of_line=_head_of_line(definition, told),
+        workers=[
+            _worker(name, status, job_statuses, now_ms) for name, status, job_statuses in worker_statuses
+        ],
+        receivers=[
+            _receiver(name, target) for name, status, _ in worker_statuses for target in status.targets
+        ],
+        head_of_line=_head_of_line(definition, worker_statuses),
     )
 
 
-def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> FlowReport:
+def _facts(status: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> FlowReport:
     running = [job for job in jobs if job.state != "paused"]
     troubles = {job.trouble for job in jobs if job.state == "paused" and job.trouble}
     resting = sorted(trouble.removeprefix(RESTS) for trouble in troubles if trouble.startswith(RESTS))
@@ -170,9 +180,12 @@ def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> FlowRe
     stuck = [job for job in full if job.unfinished <= STUCK_SHARE * job.used]
     cramped = [job for job in full if job.unfinished > STUCK_SHARE * job.used and _at_work(job)]
     dues = [job.due_ms for job in running if job.due_ms >= 0]
-    rates = [("messages", of.rate_messages, of.tokens_messages), ("bytes", of.rate_bytes, of.tokens_bytes)]
+    rates = [
+        ("messages", status.rate_messages, status.tokens_messages),
+        ("bytes", status.rate_bytes, status.tokens_bytes),
+    ]
     return FlowReport(
-        blocked=of.blocked,
+        blocked=status.blocked,
         jobs=len(jobs),
         paused=len(jobs) - len(running),
         resting=resting,
@@ -188,20 +201,20 @@ def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> FlowRe
         not_taken=sorted({job.trouble for job in running if job.trouble.startswith(NO_COPY)}),
         unread=_unread(running),
         catching_up=sum(job.state == "catching-up" for job in running),
-        budget_used=of.budget_used,
+        budget_used=status.budget_used,
         rates=[RateShare(unit, per_s, tokens) for unit, per_s, tokens in rates if per_s],
-        withheld=of.withheld,
-        failures="; ".join(part for part in (spelled(of.withheld_by), of.withheld_last) if part),
+        withheld=status.withheld,
+        failures="; ".join(part for part in (spelled(status.withheld_by), status.withheld_last) if part),
     )
 
 
 def _at_work(job: JobStatus) -> bool:
-    """Most of what is unfinished is with the receiver, or comes back to it."""
+    """Most unfinished messages are with the receiver, or will return to it."""
     return job.in_flight + job.backoff > job.behind + job.postponed
 
 
 def _unread(jobs: Sequence[JobStatus]) -> int | None:
-    """Of those jobs that have nothing that waits for its time: the others read no further for that."""
+    """Unread messages; None: unknown. Jobs with postponed messages do not count: these stop their reading."""
     free = [job for job in jobs if not job.postponed]
     if any(job.high_watermark < 0 or job.fetched < 0 for job in free):
         return None
@@ -213,23 +226,23 @@ def _place(job: JobStatus) -> str:
     return f"{topic}-{partition} at offset {job.committed}"
 
 
-def _worker(worker: str, of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> WorkerFlow:
-    flow = _facts(of, jobs, now_ms)
-    told = pace(flow, of.targets)
+def _worker(worker: str, status: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> WorkerFlow:
+    flow = _facts(status, jobs, now_ms)
+    diagnosis = pace(flow, status.targets)
     rates = {rate.unit: rate for rate in flow.rates}
     messages, size = rates.get("messages"), rates.get("bytes")
     states = [job.state for job in jobs]
     return WorkerFlow(
         worker=worker,
-        bound=str(told.bound),
-        why=told.why,
-        blocked=of.blocked or None,
+        bound=str(diagnosis.bound),
+        why=diagnosis.why,
+        blocked=status.blocked or None,
         jobs=flow.jobs,
         paused=flow.paused,
         catching_up=states.count("catching-up"),
         emptying=states.count("emptying"),
-        in_flight=of.in_flight,
-        held=of.held,
+        in_flight=status.in_flight,
+        held=status.held,
         ready=flow.ready,
         behind=flow.behind,
         postponed=flow.postponed,
@@ -242,12 +255,12 @@ def _worker(worker: str, of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: 
         bytes_per_s=size.per_s if size else None,
         bytes_short=size.short if size else None,
         buffered_bytes=sum(job.buffered_bytes for job in jobs),
-        budget_used=of.budget_used,
-        stashed=of.stashed,
-        withheld=of.withheld,
-        withheld_by=of.withheld_by,
-        withheld_last=of.withheld_last or None,
-        letters=None if of.letters < 0 else of.letters,
+        budget_used=status.budget_used,
+        stashed=status.stashed,
+        withheld=status.withheld,
+        withheld_by=status.withheld_by,
+        withheld_last=status.withheld_last or None,
+        letters=None if status.letters < 0 else status.letters,
     )
 
 
@@ -280,32 +293,32 @@ def _seconds(ms: int) -> float | None:
     return None if ms < 0 else ms / 1000
 
 
-def _head_of_line(definition: dict[str, Any], told: Sequence[WorkerStatus]) -> HeadOfLine:
+def _head_of_line(definition: dict[str, Any], worker_statuses: Sequence[WorkerStatus]) -> HeadOfLine:
     candidates = [
         Candidate(worker=worker, **msgspec.structs.asdict(head))
-        for worker, of, _ in told
-        for head in of.heads
+        for worker, status, _ in worker_statuses
+        for head in status.heads
     ]
     decisions = [
-        Decision(worker=worker, **msgspec.structs.asdict(one))
-        for worker, of, _ in told
-        for one in of.decisions
+        Decision(worker=worker, **msgspec.structs.asdict(decision))
+        for worker, status, _ in worker_statuses
+        for decision in status.decisions
     ]
     candidates.sort(key=lambda head: -1.0 if head.age_s is None else head.age_s, reverse=True)
-    decisions.sort(key=lambda one: one.at_ms, reverse=True)
+    decisions.sort(key=lambda decision: decision.at_ms, reverse=True)
     return HeadOfLine(
         after_s=_after_s(definition),
         use_threshold=UTILISATION_THRESHOLD,
         unfinished_threshold=UNFINISHED_THRESHOLD,
-        stashed=sum(of.stashed for _, of, _ in told),
+        stashed=sum(status.stashed for _, status, _ in worker_statuses),
         candidates=candidates,
-        more_candidates=sum(of.more_heads for _, of, _ in told),
+        more_candidates=sum(status.more_heads for _, status, _ in worker_statuses),
         decisions=decisions[:MAX_DECISIONS],
     )
 
 
 def _after_s(definition: dict[str, Any]) -> float:
-    """`headOfLine.after` in force, of a definition that a newer worker may have written."""
+    """The effective `headOfLine.after`, also of a definition by a newer worker."""
     try:
         return Workload.from_wire(definition).head_of_line_after_s()
     except ValidationError:

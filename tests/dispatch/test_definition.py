@@ -82,7 +82,7 @@ def test_a_mode_on_a_regional_cluster_is_told_to_read_other_messages_in_each_reg
     document = changed("spec/mode", "active-active", base=changed("metadata/cluster", "east-regional"))
     _, warnings = parse_definition(document, layout=REGIONS)
 
-    assert ["each region has other messages there" in warning.message for warning in warnings] == [True]
+    assert ["there each region has different messages" in warning.message for warning in warnings] == [True]
 
 
 def test_an_unknown_kind_is_answered_with_what_was_meant() -> None:

@@ -187,7 +187,7 @@ def test_what_differs_from_the_default_comes_back_from_the_wire(path: str, value
         (isolation(targets=[{"address": "b:1"}]), "spec.isolation.targets.0", "neither environment nor", ""),
         (isolation(targets=[{"environment": "live", "address": "b:1"}]),
          "spec.isolation.targets.0.environment", "is production", "'live'"),
-        (isolation(zone=None), "spec.isolation.targets.0.zone", "no header tells the zone", "'b'"),
+        (isolation(zone=None), "spec.isolation.targets.0.zone", "no header names the zone", "'b'"),
         (changed("spec/isolation", {"unmatched": "skip"}), "spec.isolation", "names no header", ""),
         (changed("spec/isolation", ["zone"]), "spec.isolation", "must be a mapping, not a list", ""),
         (protobuf(message="Order!"), "spec.payload.protobuf.message", "not a Protobuf message", "'Order!'"),

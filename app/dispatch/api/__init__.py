@@ -1,1 +1,1 @@
-"""Workloads and their dead letters by REST and on the command line."""
+"""The REST calls and commands for workloads and their dead letters."""

@@ -1,4 +1,4 @@
-"""workload list|describe, tracker show, worker list: what runs, and how it is. What changes: operators.py."""
+"""The commands workload list|describe, tracker show and worker list, which change nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.dispatch.api.cli_flow import print_flow
 from app.dispatch.api.cli_move import move
 from app.worker.api.cli import pause, reset, resume, skip, stash
 
-MAX_RANGES = 20  # in a table; -o json has all that the worker tells
+MAX_RANGES = 20  # in a table; -o json shows all that the worker sends
 
 
 @click.group()
@@ -45,7 +45,6 @@ def list_workloads(url: str | None, output: str) -> None:
 
 
 def _active_in(row: Mapping[str, Any]) -> str:
-    """The region of a workload with a mode; "" of one without."""
     role = row.get("role")
     if not role:
         return ""
@@ -59,8 +58,7 @@ def _active_in(row: Mapping[str, Any]) -> str:
 @output_option
 @guarded
 def describe(name: str, url: str | None, output: str) -> None:
-    """One workload: where it is active, why it goes no faster, its receivers, what blocks its partitions, who
-    runs them.
+    """One workload: where it is active, what limits its throughput, its receivers, and its partitions.
 
     \b
     switchyard workload describe billing/orders
@@ -76,7 +74,6 @@ def describe(name: str, url: str | None, output: str) -> None:
 
 
 def _print_role(role: Mapping[str, Any] | None) -> None:
-    """One line, of a workload with a mode."""
     if not role:
         return
     if role["region"] is None:
@@ -86,16 +83,16 @@ def _print_role(role: Mapping[str, Any] | None) -> None:
     word = "moving to" if role["state"] == "moving" else "active in"
     if role["mode"] == "active-active":
         word = "primary moves to" if role["state"] == "moving" else "primary in"
-    said = [
+    parts = [
         f"{role['mode']}: {word} {role['region']}{', passive here' if passive else ''}",
         f"epoch {role['epoch']} since {when(role['since_ms'])} by {role['by']}", role["reason"],
     ]  # fmt: skip
-    click.echo(printable("; ".join(filter(None, said))))
+    click.echo(printable("; ".join(filter(None, parts))))
 
 
 @click.group()
 def tracker() -> None:
-    """Trackers: what of a partition is finished, in flight, waiting.
+    """Trackers: which offsets of a partition are finished, in flight or waiting.
 
     \b
     switchyard tracker show billing/orders 3
@@ -150,7 +147,7 @@ def worker() -> None:
 @output_option
 @guarded
 def list_workers(url: str | None, output: str) -> None:
-    """Every worker heard lately, the dead too.
+    """Every worker with a recent heartbeat, dead ones included.
 
     \b
     switchyard worker list -o csv

@@ -1,4 +1,4 @@
-"""dlq list|show|stats|export: what lies in the dead letter queues, and why. See `cli_dlq_changes` too."""
+"""The commands dlq list|show|stats|export, which only read. `cli_dlq_changes` changes queues."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ for command in (merge, purge, operation):
 @click.argument("name", metavar="[GROUP/TOPIC]", required=False)
 @query_options
 @click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most so many."
+    "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Show at most this many."
 )
 @url_option
 @output_option
 @guarded
 def list_queues(name: str | None, limit: int, url: str | None, output: str, **options: Any) -> None:
-    """Every workload's queue and how many messages it holds; or one queue's letters by query, newest first.
+    """All dead letter queues with their number of messages; or one queue's letters by query, newest first.
 
     \b
     switchyard dlq list -o json
@@ -58,7 +58,7 @@ def list_queues(name: str | None, limit: int, url: str | None, output: str, **op
         return
     if query:
         raise CommandFailure(
-            "conditions choose letters of one queue; name it: dlq list GROUP/TOPIC", EXIT_USAGE
+            "conditions choose letters of one queue; name the queue: dlq list GROUP/TOPIC", EXIT_USAGE
         )
     rows = []
     for item in client.all("/workloads"):
@@ -78,7 +78,7 @@ def _list_letters(client: Client, name: str, query: dict[str, Any], limit: int, 
         found += body["items"]
         cursor = body["next"]
     if cursor is not None:
-        click.echo(f"the newest {limit}; there may be more: --limit", err=True)
+        click.echo(f"these are the newest {limit} letters; a larger --limit may show more", err=True)
     _emit_letters(found, output)
 
 
@@ -101,8 +101,8 @@ def _emit_letters(letters: list[dict[str, Any]], output: str) -> None:
 
 
 def _left_out(letter: dict[str, Any], what: str) -> str:
-    """What is said in the place of a value or key that is not in the letter; "": it is."""
-    size = letter.get(what)  # a worker of an earlier version tells none
+    """The text in place of a value or key that the letter does not have; "": it has it."""
+    size = letter.get(what)  # workers of earlier versions do not report it
     return "" if size is None else f"({size} bytes, not in the letter)"
 
 
@@ -115,12 +115,14 @@ def _text(shown: dict[str, Any] | None) -> str:
 @dlq.command()
 @click.argument("name", metavar="GROUP/TOPIC")
 @click.argument("at", metavar="[PARTITION@OFFSET]", required=False)
-@click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="At most so many.")
+@click.option(
+    "--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="Show at most this many."
+)
 @url_option
 @output_option
 @guarded
 def show(name: str, at: str | None, limit: int, url: str | None, output: str) -> None:
-    """One dead letter, decoded; without a place the newest: where each came from and what was answered.
+    """One dead letter, decoded. Without a place: the newest letters, with origin and answer of each.
 
     \b
     switchyard dlq show billing/orders 3@1042
@@ -132,7 +134,9 @@ def show(name: str, at: str | None, limit: int, url: str | None, output: str) ->
         return
     partition, sign, offset = at.partition("@")
     if not (sign and partition.isdecimal() and offset.isdecimal() and at.isascii()):
-        raise CommandFailure(f"{at!r} is no place; write PARTITION@OFFSET as dlq list shows it", EXIT_USAGE)
+        raise CommandFailure(
+            f"{at!r} is not a place; write PARTITION@OFFSET as dlq list shows it", EXIT_USAGE
+        )
     letter = client.ask("GET", f"{dlq_path(name)}/messages/{partition}/{offset}")
     letter |= {"timestamp": when(letter["timestamp_ms"]), "moved": when(letter["moved_ms"])}
     plain = ["partition", "offset", "timestamp", "moved", "code", "reason", "attempt", "merges", "raw_batch"]
@@ -158,7 +162,7 @@ def _shown(preview: dict[str, Any] | None) -> str:
 @output_option
 @guarded
 def stats(name: str, url: str | None, output: str, **options: Any) -> None:
-    """Figures of a queue: by status, by hour, oldest and newest.
+    """Counts of a queue's letters by status and by hour, with the oldest and the newest.
 
     \b
     switchyard dlq stats billing/orders --since 1d
@@ -175,15 +179,22 @@ def stats(name: str, url: str | None, output: str, **options: Any) -> None:
     rows += [{"what": f"hour {str(when(at))[:13]}", "value": count} for at, count in body["hours"]]
     emit(rows, ["what", "value"], output, whole=body)
     if not body["complete"]:
-        click.echo(f"of the first {body['looked_at']} of {body['of']} offsets only: time was up", err=True)
+        click.echo(
+            f"counted only the first {body['looked_at']} of {body['of']} offsets: the time limit was reached",
+            err=True,
+        )
 
 
 @dlq.command()
 @click.argument("name", metavar="GROUP/TOPIC")
 @query_options
-@click.option("--format", "file_format", type=click.Choice(files.FORMATS), help="Else by the file's name.")
-@click.option("--to", "path", type=click.Path(dir_okay=False, path_type=Path), help="A file; else stdout.")
-@click.option("--yes", is_flag=True, help="Replace a file that is there.")
+@click.option(
+    "--format", "file_format", type=click.Choice(files.FORMATS), help="Default: by the file's name."
+)
+@click.option(
+    "--to", "path", type=click.Path(dir_okay=False, path_type=Path), help="A file (default: stdout)."
+)
+@click.option("--yes", is_flag=True, help="Replace an existing file.")
 @click.option("--dry-run", is_flag=True, help="Only count what would be written.")
 @url_option
 @guarded
@@ -198,14 +209,14 @@ def export(
     switchyard dlq export billing/orders --code DATA_LOSS --to lost.parquet
     switchyard dlq export billing/orders | jq -r .reason | sort | uniq -c
     """
-    chosen = file_format or ("parquet" if path is not None and path.suffix == ".parquet" else "jsonl")
-    if path is None and chosen == "parquet":
+    chosen_format = file_format or ("parquet" if path is not None and path.suffix == ".parquet" else "jsonl")
+    if path is None and chosen_format == "parquet":
         raise CommandFailure("Parquet goes into a file: add --to letters.parquet", EXIT_USAGE)
     if path is not None and path.exists() and not yes:
-        raise CommandFailure(f"{path} is there already; add --yes to replace it", EXIT_PRECONDITION)
+        raise CommandFailure(f"{path} exists already; add --yes to replace it", EXIT_PRECONDITION)
     found = letters_of(Client(url), f"{dlq_path(name)}/export?{query_string(query_of(options))}")
     if dry_run:
-        _foretell(path, chosen, found)
+        _print_dry_run(path, chosen_format, found)
     elif path is None:
         out = click.get_binary_stream("stdout")
         for line in found:
@@ -213,30 +224,30 @@ def export(
         out.flush()
     else:
         with _failures(path):
-            count = files.write_file(path, chosen, found)
+            count = files.write_file(path, chosen_format, found)
         click.echo(f"{count} letters in {printable(str(path))}", err=True)
 
 
-def _foretell(path: Path | None, chosen: str, found: Iterable[bytes]) -> None:
-    """Counts what an export would write. Parquet's own bytes are known only once they are there."""
+def _print_dry_run(path: Path | None, chosen_format: str, found: Iterable[bytes]) -> None:
+    """Prints what an export would write. A Parquet file's size is known only once it is written."""
     if path is not None:
         with _failures(path):
-            files.check_format(chosen)
+            files.check_format(chosen_format)
             if not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
-                raise OSError(f"{path.parent} is no folder that can be written to")
+                raise OSError(f"{path.parent} is not a folder that this user can write to")
     letters = size_bytes = 0
     for line in found:
         letters += 1
         size_bytes += len(line)
-    made_into = f", made into {chosen}" if chosen != "jsonl" else ""
+    conversion = f", converted to {chosen_format}" if chosen_format != "jsonl" else ""
     where = "stdout" if path is None else printable(str(path))
-    click.echo(f"{letters} letters, {size_bytes} bytes of JSON lines{made_into}, would go to {where}")
+    click.echo(f"{letters} letters, {size_bytes} bytes of JSON lines{conversion}, would go to {where}")
     click.echo("dry run: nothing was written; leave out --dry-run to write it", err=True)
 
 
 @contextmanager
 def _failures(path: Path) -> Iterator[None]:
-    """What keeps a file from being written, as `CommandFailure`."""
+    """Raises the errors of writing a file as `CommandFailure`."""
     try:
         yield
     except files.NoParquet as error:

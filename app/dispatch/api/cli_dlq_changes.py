@@ -1,4 +1,4 @@
-"""dlq merge|purge|operation: what changes a queue's standing. Dry runs until --execute."""
+"""The commands dlq merge|purge|operation, which change a queue. merge and purge begin with a dry run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from app.dispatch.dlq.rules import DEFAULT_RATE
 
 DRY = "dry run: nothing was changed; add --execute to do it"
 LEFT = {
-    "other": "not asked for",
+    "other": "not chosen",
     "before": "merged before",
     "gone": "purged before",
-    "quarantined": "merged too often: quarantined, left where they are",
+    "quarantined": "merged too often: quarantined, left in the queue",
     "raw": "undecodable batches: never merged",
-    "left-out": "their values are neither in the letter nor where they stood: left where they are",
-    "refused": "the merge topic does not take them (too large, or by its settings): left where they are",
-    "expired": "gone before their turn (retention, a purge)",
+    "left-out": "their values are neither in the letter nor in the source topic: left in the queue",
+    "refused": "the merge topic does not take them (too large, or by its settings): left in the queue",
+    "expired": "deleted before their turn (by retention or a purge)",
 }
 
 
@@ -33,9 +33,9 @@ LEFT = {
 @click.option("--rate", type=click.FloatRange(0, min_open=True), default=DEFAULT_RATE, show_default=True,
               help="Letters a second.")  # fmt: skip
 @click.option("--max-merges", type=click.IntRange(0, 1000),
-              help="A letter merged so often is quarantined (else: dlq.maxMerges).")  # fmt: skip
-@click.option("--again", is_flag=True, help="Also what an earlier merge took.")
-@click.option("--resume", metavar="OPERATION", help="Go on with a merge that was killed, canceled or failed.")
+              help="Quarantine letters that were merged this often (default: dlq.maxMerges).")  # fmt: skip
+@click.option("--again", is_flag=True, help="Also letters that an earlier merge took.")
+@click.option("--resume", metavar="OPERATION", help="Continue a merge that was killed, canceled or failed.")
 @url_option
 @output_option
 @guarded
@@ -43,7 +43,7 @@ def merge(
     name: str, ranges: tuple[str, ...], execute: bool, yes: bool, rate: float, max_merges: int | None,
     again: bool, resume: str | None, url: str | None, output: str, **options: Any,
 ) -> None:  # fmt: skip
-    """Gives letters back to their workload, each once. What arrives meanwhile is left for a later merge.
+    """Delivers letters to their workload again, each once. Letters that arrive later are not merged.
 
     \b
     switchyard dlq merge billing/orders --reason timeout             # what would be merged
@@ -52,68 +52,71 @@ def merge(
     """
     terms: dict[str, Any] = {"query": query_of(options), "again": again}
     terms |= {} if max_merges is None else {"max_merges": max_merges}
-    extra, how = {"rate": rate}, f"into {name} at {rate:g} a second"
-    told = _choose_and_do(
-        Client(url), name, "merge", terms, spans_of(ranges), resume, extra, how, execute, yes, output
+    settings, manner = {"rate": rate}, f"into {name} at {rate:g} a second"
+    progress = _run_by_query(
+        Client(url), name, "merge", terms, spans_of(ranges), resume, settings, manner, execute, yes, output
     )
-    if told is not None and any(told["counts"].get(what) for what in ("refused", "expired", "left-out")):
+    if progress is not None and any(
+        progress["counts"].get(what) for what in ("refused", "expired", "left-out")
+    ):
         raise SystemExit(EXIT_PARTIAL)
 
 
-def _choose_and_do(
+def _run_by_query(
     client: Client, name: str, kind: str, terms: dict[str, Any], spans: dict[str, Any], resume: str | None,
-    extra: dict[str, Any], how: str, execute: bool, yes: bool, output: str,
+    settings: dict[str, Any], manner: str, execute: bool, yes: bool, output: str,
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Looks, asks and does what a query chooses, or goes on with it.
+    """Shows the forecast, asks, and runs the operation; or resumes one.
 
-    Returns its progress, or what was seen where nothing is to be done; None without `execute`.
+    Returns its progress, or the forecast if there is nothing to do; None: a dry run.
     """
     path = f"{dlq_path(name)}/{kind}"
     if resume is not None:
         if not execute:
             raise CommandFailure(
-                "--resume goes on under its own terms; add --execute to do it", EXIT_PRECONDITION
+                "--resume continues with the conditions it began with; add --execute to do it",
+                EXIT_PRECONDITION,
             )
-        confirm(f"Go on with {resume}?", yes)
+        confirm(f"Continue {resume}?", yes)
         body: dict[str, Any] = {"operation": resume, "resume": True}
     else:
-        foreseen: dict[str, Any] = client.ask("POST", path, {**terms, "ranges": spans})
-        count = foreseen["counts"][f"{kind}d"]
-        many = f"{'' if foreseen['complete'] else 'at least '}{count} letters of {foreseen['topic']}"
+        forecast: dict[str, Any] = client.ask("POST", path, {**terms, "ranges": spans})
+        count = forecast["counts"][f"{kind}d"]
+        letters = f"{'' if forecast['complete'] else 'at least '}{count} letters of {forecast['topic']}"
         if not execute:
-            (_emit_reasons if kind == "purge" else _emit_counts)(foreseen, output)
-        if foreseen["unfinished"]:
-            click.echo(f"unfinished (--resume): {', '.join(foreseen['unfinished'])}", err=True)
-        if foreseen["front"]:
-            at_front = "offsets at the front, where all is purged or merged, are deleted for ever"
-            click.echo(f"{foreseen['front']} {at_front}", err=True)
+            (_emit_reasons if kind == "purge" else _emit_counts)(forecast, output)
+        if forecast["unfinished"]:
+            click.echo(f"unfinished (continue with --resume): {', '.join(forecast['unfinished'])}", err=True)
+        if forecast["front"]:
+            at_front = "offsets at the front, all purged or merged, are deleted for ever"
+            click.echo(f"{forecast['front']} {at_front}", err=True)
         if not execute:
-            click.echo(f"{many} would be {kind}d; {DRY}", err=True)
+            click.echo(f"{letters} would be {kind}d; {DRY}", err=True)
             return None
-        if not foreseen["partitions"] or (foreseen["complete"] and not count):
+        if not forecast["partitions"] or (forecast["complete"] and not count):
             click.echo(f"nothing to {kind}", err=True)
-            _emit_counts(foreseen, output)
-            return foreseen
-        confirm(f"{kind.capitalize()} {many} {how}?", yes)
-        body = {**terms, "ranges": foreseen["partitions"]}
-    begun = client.ask("POST", path, {**body, **extra, "execute": True})
-    click.echo(f"operation {begun['id']}", err=True)
-    ended = watch(client, begun, f"go on with: dlq {kind} {name} --resume {begun['id']} --execute")
+            _emit_counts(forecast, output)
+            return forecast
+        confirm(f"{kind.capitalize()} {letters} {manner}?", yes)
+        body = {**terms, "ranges": forecast["partitions"]}
+    started = client.ask("POST", path, {**body, **settings, "execute": True})
+    click.echo(f"operation {started['id']}", err=True)
+    ended = watch(client, started, f"continue with: dlq {kind} {name} --resume {started['id']} --execute")
     progress: dict[str, Any] = ended["progress"]
     _emit_counts(progress, output)
     return progress
 
 
-def _emit_reasons(foreseen: dict[str, Any], output: str) -> None:
-    rows = [{"letters": count, "reason": reason} for reason, count in foreseen["reasons"].items()]
-    emit(rows, ["letters", "reason"], output, whole=foreseen)
+def _emit_reasons(forecast: dict[str, Any], output: str) -> None:
+    rows = [{"letters": count, "reason": reason} for reason, count in forecast["reasons"].items()]
+    emit(rows, ["letters", "reason"], output, whole=forecast)
 
 
-def _emit_counts(told: dict[str, Any], output: str) -> None:
-    counts, done = told["counts"], "purged" if told["kind"] == "purge" else "merged"
+def _emit_counts(progress: dict[str, Any], output: str) -> None:
+    counts, done = progress["counts"], "purged" if progress["kind"] == "purge" else "merged"
     rows = [{"letters": counts[done], "what": done}]
     rows += [{"letters": counts[name], "what": words} for name, words in LEFT.items() if counts.get(name)]
-    emit(rows, ["letters", "what"], output, whole=told)
+    emit(rows, ["letters", "what"], output, whole=progress)
 
 
 @click.command()
@@ -121,12 +124,10 @@ def _emit_counts(told: dict[str, Any], output: str) -> None:
 @query_options
 @change_options
 @click.option(
-    "--before", metavar="TIME", help="What was moved here before: 30d (ago), 2026-01-31T12:00 (UTC), ms."
+    "--before", metavar="TIME", help="Letters moved here before: 30d (ago), 2026-01-31T12:00 (UTC), ms."
 )
-@click.option("--all", "everything", is_flag=True, help="All that is there now.")
-@click.option(
-    "--resume", metavar="OPERATION", help="Go on with a purge by query that was killed or canceled."
-)
+@click.option("--all", "everything", is_flag=True, help="All letters that are there now.")
+@click.option("--resume", metavar="OPERATION", help="Continue a purge by query that was killed or canceled.")
 @url_option
 @output_option
 @guarded
@@ -136,8 +137,8 @@ def purge(
 ) -> None:  # fmt: skip
     """Removes letters for ever: those of a query, or all before a time or an offset.
 
-    What a query chooses is gone at once for list, stats, export and merge. Its bytes go when Kafka can delete
-    them: from the front of a partition on, as far as everything there was purged or merged.
+    Letters of a query disappear at once from list, stats, export and merge. Kafka deletes their bytes later,
+    from the front of a partition, as far as everything there was purged or merged.
 
     \b
     switchyard dlq purge billing/orders --before 30d                 # how many
@@ -147,50 +148,53 @@ def purge(
     spans, query = spans_of(ranges), query_of(options)
     if resume is not None or set(query) - {"partition"}:
         if before or everything:
-            raise CommandFailure("--before and --all take no conditions; --until is one", EXIT_USAGE)
+            raise CommandFailure(
+                "--before and --all take no conditions; use the condition --until instead", EXIT_USAGE
+            )
         terms = {"query": query}
-        told = _choose_and_do(
+        progress = _run_by_query(
             Client(url), name, "purge", terms, spans, resume, {}, "for ever", execute, yes, output
         )
-        if told is not None and "deleted" in told:
-            click.echo(f"{told['deleted']} offsets at the front deleted", err=True)
+        if progress is not None and "deleted" in progress:
+            click.echo(f"{progress['deleted']} offsets at the front deleted", err=True)
         return
     if not (before or ranges or everything):
         raise CommandFailure(
-            "say what: --before TIME, --range P:-OFFSET, --all, or conditions such as --reason", EXIT_USAGE
+            "choose letters: --before TIME, --range P:-OFFSET, --all, or conditions such as --reason",
+            EXIT_USAGE,
         )
     if any(span["start"] for span in spans.values()):
-        raise CommandFailure("--range: Kafka deletes from the front only; write P:-BEFORE", EXIT_USAGE)
+        raise CommandFailure("--range: Kafka deletes only from the front; write P:-OFFSET", EXIT_USAGE)
     client, path = Client(url), f"{dlq_path(name)}/purge"
-    foreseen = client.ask(
+    forecast = client.ask(
         "POST", path, {"before": before, "ranges": spans, "partitions": query.get("partition", [])}
     )
-    if foreseen["unfinished"]:
-        click.echo(f"unfinished merges lose what they have not reached: {', '.join(foreseen['unfinished'])}",
-                   err=True)  # fmt: skip
-    rows = [{"partition": p, **span} for p, span in foreseen["partitions"].items()]
-    emit(rows, ["partition", "start", "end"], output, whole=foreseen)
-    many = f"{foreseen['offsets']} offsets of {foreseen['topic']}"
-    if not foreseen["offsets"]:
+    if forecast["unfinished"]:
+        click.echo("unfinished merges lose letters that they have not reached: "
+                   f"{', '.join(forecast['unfinished'])}", err=True)  # fmt: skip
+    rows = [{"partition": p, **span} for p, span in forecast["partitions"].items()]
+    emit(rows, ["partition", "start", "end"], output, whole=forecast)
+    amount = f"{forecast['offsets']} offsets of {forecast['topic']}"
+    if not forecast["offsets"]:
         click.echo("nothing to delete", err=True)
         return
     if not execute:
-        click.echo(f"{many} would be deleted; {DRY}", err=True)
+        click.echo(f"{amount} would be deleted; {DRY}", err=True)
         return
-    confirm(f"Delete {many} for ever?", yes)
-    begun = client.ask("POST", path, {"ranges": foreseen["partitions"], "execute": True})
-    watch(client, begun, "look again with: dlq list")
-    click.echo(f"{many} deleted", err=True)
+    confirm(f"Delete {amount} for ever?", yes)
+    started = client.ask("POST", path, {"ranges": forecast["partitions"], "execute": True})
+    watch(client, started, "check the queue with: dlq list")
+    click.echo(f"{amount} deleted", err=True)
 
 
 @click.command()
 @click.argument("operation_id", metavar="OPERATION")
-@click.option("--cancel", is_flag=True, help="End it; what it has done stays done.")
+@click.option("--cancel", is_flag=True, help="End it; what it has done so far stays.")
 @url_option
 @output_option
 @guarded
 def operation(operation_id: str, cancel: bool, url: str | None, output: str) -> None:
-    """How a merge or purge stands that a worker is at.
+    """The state of a merge or purge that a worker runs.
 
     \b
     switchyard dlq operation merge-3f1c22a90b1e --cancel

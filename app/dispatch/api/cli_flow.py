@@ -1,6 +1,6 @@
-"""What holds a workload back, for `workload describe`: sentences first, then the numbers.
+"""The throughput section of `workload describe`: why the workload is no faster, then the numbers.
 
-Only as a table: JSON and YAML have all of it anyway, CSV is of the partitions.
+It is printed only as a table. JSON and YAML contain all of it anyway, and CSV has the partitions only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FlowRow = Mapping[str, Any]
 
 
 def print_flow(body: FlowRow, output: str) -> None:
-    """Prints `flow` of the API's answer for a workload; one from an older worker has none."""
+    """Prints `flow` of the API's answer for a workload; an answer of an older worker has none."""
     flow = body.get("flow")
     if output != "table" or not flow:
         return

@@ -1,4 +1,4 @@
-"""workload move: to another cluster that has its topic. A dry run until --execute."""
+"""The command workload move: to another cluster that has a copy of the topic. A dry run until --execute."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ COLUMNS = ["partition", "position", "end", "unfinished", "since", "to", "again"]
 
 @click.command()
 @click.argument("name", metavar="GROUP/TOPIC")
-@click.option("--to", metavar="CLUSTER", required=True, help="Where its topic was copied to.")
+@click.option("--to", metavar="CLUSTER", required=True, help="The cluster to which its topic was copied.")
 @click.option("--margin", default="10s", show_default=True, metavar="DURATION",
               help="How far before the oldest unfinished message to begin there: more than producers' clocks "
-              "differ by, and than they took to switch.")  # fmt: skip
+              "differ by, and more than they took to switch.")  # fmt: skip
 @click.option("--dlq", type=click.Choice(["copy", "leave"]), default="copy", show_default=True,
               help="What becomes of the dead letters.")  # fmt: skip
-@click.option("--execute", is_flag=True, help="Do it; else it is only said what would be.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--execute", is_flag=True, help="Do it (default: a dry run).")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @url_option
 @output_option
 @guarded
 def move(
     name: str, to: str, margin: str, dlq: str, execute: bool, yes: bool, url: str | None, output: str
 ) -> None:
-    """Moves a workload to another cluster: drains it, goes on there by time, takes along what waits.
+    """Moves a workload to another cluster: drains it, continues there by time, and takes along what waits.
 
-    The topic must have been copied there with its timestamps, partition to partition. One that was broken
-    off goes on when it is asked for again, and is undone by workload resume.
+    The topic must have been copied there with its timestamps, partition to partition. Run the command again
+    to continue an interrupted move; workload resume undoes it.
 
     \b
-    switchyard workload move billing/orders --to west-aggregate                # positions, what comes again
+    switchyard workload move billing/orders --to west-aggregate                # what would be repeated
     switchyard workload move billing/orders --to west-aggregate --margin 30s --execute
     """
     client, path = Client(url), f"{workload_path(name)}/move"
-    wish = {"to": to, "margin": margin, "dlq": dlq}
-    foreseen = client.ask("POST", path, wish)
-    waiting = sum(foreseen["waiting"].values())
-    letters = f"{foreseen['dlq']['offsets']} dead letters: {foreseen['dlq']['action']}"
-    what = (f"{name} goes on in {to}: about {foreseen['again']} messages may come again, "
-            f"{waiting} wait for retry and go along, {letters}")  # fmt: skip
+    move_request = {"to": to, "margin": margin, "dlq": dlq}
+    forecast = client.ask("POST", path, move_request)
+    waiting = sum(forecast["waiting"].values())
+    letters = f"{forecast['dlq']['offsets']} dead letters: {forecast['dlq']['action']}"
+    summary = (f"{name} continues in {to}: about {forecast['again']} messages may be delivered again, "
+            f"{waiting} wait for retry and are copied along, {letters}")  # fmt: skip
     if not execute:
-        emit(foreseen["partitions"], COLUMNS, output, whole=foreseen)
-    for topic, count in foreseen["left_there"].items():
-        click.echo(f"{count} messages wait in {topic} in {to} from before; they stay there unread", err=True)
-    if not foreseen["complete"]:
-        click.echo("there was no time to read all timestamps: what is shown may be too new", err=True)
+        emit(forecast["partitions"], COLUMNS, output, whole=forecast)
+    for topic, count in forecast["left_there"].items():
+        click.echo(f"{count} earlier messages wait in {topic} in {to}; they stay there unread", err=True)
+    if not forecast["complete"]:
+        click.echo("there was no time to read all timestamps: the positions may be too new", err=True)
     if not execute:
-        click.echo(f"{what}; {DRY}", err=True)
+        click.echo(f"{summary}; {DRY}", err=True)
         return
-    confirm(f"{what}?", yes)
-    begun = client.ask("POST", path, {**wish, "execute": True})
-    click.echo(f"operation {begun['id']}", err=True)
-    told: dict[str, Any] = watch(
-        client, begun, f"see workload describe {name}: it is moved, or move it again"
+    confirm(f"{summary}?", yes)
+    started = client.ask("POST", path, {**move_request, "execute": True})
+    click.echo(f"operation {started['id']}", err=True)
+    ended: dict[str, Any] = watch(
+        client, started, f"check workload describe {name}: it has moved, or move it again"
     )
-    emit(told["progress"]["partitions"], COLUMNS, output, whole=told["progress"])
-    click.echo(f"moved to {to}: {told['progress']['copied']} that waited for retry were copied, "
-               f"{told['progress']['letters']} dead letters", err=True)  # fmt: skip
+    emit(ended["progress"]["partitions"], COLUMNS, output, whole=ended["progress"])
+    click.echo(f"moved to {to}: {ended['progress']['copied']} messages that waited for retry were copied, "
+               f"{ended['progress']['letters']} dead letters", err=True)  # fmt: skip

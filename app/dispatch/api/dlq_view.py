@@ -1,7 +1,7 @@
-"""Looking into a dead letter queue: sizes, and the newest messages with why they are there.
+"""A look into a dead letter queue: its size, and its newest messages with the reasons why they are there.
 
-What is shown is untrusted and bounded: keys and values as text when they are UTF-8, else as base64, at most
-`MAX_SHOWN_BYTES` of each.
+Letters are untrusted, so the view is bounded. Keys and values are shown as text if they are UTF-8, else as
+base64, at most `MAX_SHOWN_BYTES` of each.
 """
 
 from __future__ import annotations
@@ -27,18 +27,15 @@ from app.web.http.responses import ApiError, is_number
 
 MAX_SHOWN_BYTES = 4096
 MAX_SHOWN_HEADERS = 50
-READ_MS = 1_000  # without a record: there is none
-LETTER_READ_TIMEOUT_S = 10.0  # all of it
-SEARCH_WINDOW = 2_000  # letters of a partition looked at before what was found is put in order
+READ_MS = 1_000  # wait for a record
+LETTER_READ_TIMEOUT_S = 10.0  # for one reading of all partitions
+SEARCH_WINDOW = 2_000  # letters of each partition that are read before the results are sorted
 LETTER_SEARCH_TIMEOUT_S = 5.0
-FETCH_BYTES = 1024 * 1024  # a response; Kafka still sends a record that is larger, alone
+FETCH_BYTES = 1024 * 1024  # a response; Kafka still sends a larger record, alone
 
 
 async def sizes(cluster: Any, workload: Workload) -> dict[str, Any]:
-    """Messages by partition, as the log has them: also those that were purged by query and still stand in it.
-
-    A DLQ that does not exist yet is empty.
-    """
+    """Messages in each partition's log, also those purged by query but not deleted yet. No topic: empty."""
     topic = workload.dlq_topic()
     count = await cluster.client.partitions(topic) or 0
     wanted = [(topic, partition) for partition in range(count)]
@@ -60,20 +57,17 @@ async def sizes(cluster: Any, workload: Workload) -> dict[str, Any]:
 async def newest(
     cluster: Any, workload: Workload, limit: int, cursor: str, query: LetterQuery | None = None
 ) -> dict[str, Any]:
-    """The newest messages before `cursor` ("partition:end,...") for which `query` holds, newest first, and
-    the next cursor. A search ends after `LETTER_SEARCH_TIMEOUT_S`: its page may be short though there is a
-    next one.
+    """The newest messages before `cursor` ("partition:end,...") that match `query`, and the next cursor.
 
-    Raises:
-        ApiError: the cursor is none of ours.
-        KafkaError, TimeoutError: the cluster does not answer.
+    A search ends after `LETTER_SEARCH_TIMEOUT_S`, so a page may be short though there is a next one. Raises
+    ApiError for a cursor of another origin; KafkaError, TimeoutError.
     """
     query = query or LetterQuery()
     state = await sizes(cluster, workload)
     choice = await choose(cluster.client, workload, query, [p["partition"] for p in state["partitions"]])
-    chosen = [p for p in state["partitions"] if not query.partition or p["partition"] in query.partition]
-    begins = {p["partition"]: p["start"] or 0 for p in chosen}
-    ends = {p["partition"]: p["end"] or 0 for p in chosen} | _read_cursor(cursor, begins)
+    partitions = [p for p in state["partitions"] if not query.partition or p["partition"] in query.partition]
+    begins = {p["partition"]: p["start"] or 0 for p in partitions}
+    ends = {p["partition"]: p["end"] or 0 for p in partitions} | _read_cursor(cursor, begins)
     window = limit if choice.everything else max(limit, SEARCH_WINDOW)
     items: list[dict[str, Any]] = []
     until_s = asyncio.get_running_loop().time() + LETTER_SEARCH_TIMEOUT_S
@@ -87,15 +81,14 @@ async def newest(
         if choice.everything or len(items) >= limit or asyncio.get_running_loop().time() > until_s:
             break
     more = any(ends[p] > begins[p] for p in ends)
-    following = ",".join(f"{p}:{end}" for p, end in sorted(ends.items())) if more else None
-    return {"topic": state["topic"], "items": items, "next": following}
+    next_cursor = ",".join(f"{p}:{end}" for p, end in sorted(ends.items())) if more else None
+    return {"topic": state["topic"], "items": items, "next": next_cursor}
 
 
 async def _read(
     options: dict[str, Any], topic: str, wanted: dict[int, tuple[int, int]], choice: LetterChoice
 ) -> dict[int, list[dict[str, Any]]]:
-    """The records of each partition's [start, end), as they are shown: the rest of their bytes, of which a
-    dead letter may have millions, is let go at once."""
+    """Each partition's records in [start, end), as shown; frees the rest of their bytes at once."""
     found: dict[int, list[dict[str, Any]]] = {}
     consumer = AIOKafkaConsumer(
         enable_auto_commit=False,
@@ -105,18 +98,18 @@ async def _read(
     )
     await consumer.start()
     try:
-        # One partition after the other: what is in memory at once is one response.
+        # One partition after the other, so that only one response is in memory.
         for number, (start, end) in wanted.items():
             part = TopicPartition(topic, number)
             consumer.assign([part])
             consumer.seek(part, start)
             at = start
             while at < end:
-                # One at a time: of large letters that compress well, a response has gigabytes.
+                # One record at a time: a response of large letters may decompress to gigabytes.
                 batch = (await consumer.getmany(part, timeout_ms=READ_MS, max_records=1)).get(part)
                 if not batch:
-                    # No record: compacted, markers of transactions, or the broker is slow. Not to be told
-                    # as an empty queue: it is asked again until all time is up.
+                    # Compaction, transaction markers or a slow broker. The queue must not look empty, so this
+                    # reads again until the timeout.
                     at = await consumer.position(part)
                     continue
                 letters = [read_letter(record) for record in batch if record.offset < end]
@@ -135,14 +128,14 @@ def newest_first(
     """At most `limit` messages of all partitions, the newest first, and where the next page ends.
 
     Args:
-        found: what was read of each partition, in order of offset.
-        starts, ends: the offsets [start, end) that were read; a partition without start was not read.
+        found: The messages that were read of each partition, by offset.
+        starts, ends: The offsets [start, end) that were read; a partition without a start was not read.
 
-    A partition's messages are shown from its end backwards whatever their timestamps, which do not always
-    grow with the offsets: a page then never leaves one out.
+    Timestamps do not always grow with the offsets. So each partition is shown from its end backwards,
+    whatever the timestamps; then no page leaves a message out.
     """
     order = [
-        # The least timestamp from here to the partition's end: never greater further back.
+        # The least timestamp from here to the partition's end; it never grows backwards.
         (-least, message["partition"], -message["offset"], message)
         for messages in found.values()
         for least, message in zip(
@@ -151,13 +144,13 @@ def newest_first(
     ]
     order.sort(key=lambda entry: entry[:3])
     shown = [message for *_, message in order[:limit]]
-    following = dict(ends)
+    next_ends = dict(ends)
     for partition, start in starts.items():
-        left = [m["offset"] for m in found.get(partition, [])]
-        taken = {m["offset"] for m in shown if m["partition"] == partition}
-        kept = [offset for offset in left if offset not in taken]
-        following[partition] = max(kept) + 1 if kept else start
-    return shown, following
+        offsets = [m["offset"] for m in found.get(partition, [])]
+        shown_offsets = {m["offset"] for m in shown if m["partition"] == partition}
+        unshown = [offset for offset in offsets if offset not in shown_offsets]
+        next_ends[partition] = max(unshown) + 1 if unshown else start
+    return shown, next_ends
 
 
 def _read_cursor(cursor: str, known: dict[int, int]) -> dict[int, int]:
@@ -193,12 +186,12 @@ def _shown(letter: DeadLetter) -> dict[str, Any]:
 
 
 def readable(data: bytes | None) -> dict[str, Any] | None:
-    """{"text"} or {"base64"}, cut to `MAX_SHOWN_BYTES`, with the whole size."""
+    """{"text"} or {"base64"}, cut to `MAX_SHOWN_BYTES`, with the full size."""
     if data is None:
         return None
     piece = data[:MAX_SHOWN_BYTES]
     try:
-        # The cut may fall into a character: what is missing of it then is no fault of the data.
+        # The cut may split a character, which does not make the data invalid.
         shown, _ = codecs.utf_8_decode(piece, "strict", len(piece) == len(data))
         return {"text": shown, "bytes": len(data)}
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The REST side of workloads' definitions: read, defined, changed, deleted."""
+"""The REST calls for workloads' definitions: get, put, delete. `app.worker.api.rest` has operators' acts."""
 
 from __future__ import annotations
 
@@ -48,18 +48,17 @@ log = structlog.get_logger(__name__)
 
 PUT = put_answers("workload")
 TAKE_OVER = Param(
-    "take_over", {"type": "boolean", "default": False}, "although other consumers are in the group"
+    "take_over", {"type": "boolean", "default": False}, "deploy although other consumers are in the group"
 )
 
 
 class WorkloadRoutes:
-    """Handlers; `api` finds workloads and the runtime."""
+    """The handlers; `api` finds workloads and the runtime."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
         workload = "/api/v1/workloads/{group}/{topic}"
         return [
             web.get(workload, self.get_workload),
@@ -69,7 +68,7 @@ class WorkloadRoutes:
 
     @described(answers={200: AnswerDoc({JSON: schemas.WorkloadDetail}, headers=("ETag",))}, problems=(404,))
     async def get_workload(self, request: web.Request) -> web.Response:
-        """One workload: its definition, its partitions, and what holds it back, with the numbers."""
+        """One workload: its definition, its partitions, and what limits its throughput, with the numbers."""
         put = self._api.put_of(request)
         live = self._api.runtime.members.live(time.monotonic())
         returned = self._api.runtime.failover.keeper.has_just_returned()
@@ -90,10 +89,10 @@ class WorkloadRoutes:
         problems=(409, 412, 422),
     )  # fmt: skip
     async def put_workload(self, request: web.Request) -> web.Response:
-        """Defines or changes a workload; 201, or 200 when it was there. `?dry_run=true` only checks.
+        """Creates a workload (201) or changes it (200). `?dry_run=true` only checks.
 
-        409 when a new workload's group has members already; `?take_over=true` deploys it still. Also 409 when
-        the cluster refuses the name of one of its topics, because an existing topic's name is too similar.
+        409 if a new workload's group has members already; `?take_over=true` deploys it still. Also 409 if the
+        cluster refuses the name of one of its topics, because an existing topic's name is too similar.
         """
         names, dry_run = self._api.runtime.clusters.specs.keys(), flag(request, "dry_run")
         body = await read_definition(request)
@@ -101,22 +100,28 @@ class WorkloadRoutes:
         workload, warnings = parse_definition(
             body.data, clusters=names, layout=layout, file=body.file, node=body.node
         )
-        told = f"{request.match_info['group']}/{request.match_info['topic']}"
-        if workload.key != told:
+        addressed_key = f"{request.match_info['group']}/{request.match_info['topic']}"
+        if workload.key != addressed_key:
             raise ApiError(
-                422, "Wrong address", f"the definition is of {workload.key}, the address of {told}"
+                422,
+                "Wrong address",
+                f"the definition is of {workload.key}, the address of {addressed_key}",
             )
         if (problem := await schema_problem(workload, self._api.runtime.schemas, body)) is not None:
             raise InvalidConfiguration([problem])
         current = self._api.runtime.control.view.workloads.get(workload.key)
         expected = condition(request, current)
         catalog = self._api.runtime.catalog
-        known = {key: w for key in self._api.runtime.control.view.workloads if (w := catalog.workload(key))}
-        here = local(workload, layout)
+        known = {
+            key: known_workload
+            for key in self._api.runtime.control.view.workloads
+            if (known_workload := catalog.workload(key))
+        }
+        local_workload = local(workload, layout)
         takes_over = flag(request, "take_over")
-        await self._check_group(here, catalog.workload(workload.key), takes_over=takes_over)
-        doubts = await self._check_topics(here, catalog.workload(workload.key))
-        planned = plan(known, [here], clusters=names)
+        await self._check_group(local_workload, catalog.workload(workload.key), takes_over=takes_over)
+        doubts = await self._check_topics(local_workload, catalog.workload(workload.key))
+        planned = plan(known, [local_workload], clusters=names)
         answer = await define(
             self._api, request, WorkloadPut, workload, current, expected, planned, dry_run=dry_run
         )
@@ -125,11 +130,13 @@ class WorkloadRoutes:
         return defined(answer, warnings, current, doubts)
 
     async def _check_group(self, workload: Workload, before: Workload | None, *, takes_over: bool) -> None:
-        """Raises ApiError: others are in the group of a workload that is new in its cluster, and it is not to
-        take over from them; or nobody can commit in that group.
+        """Checks that a workload that is new in its cluster may commit in its group.
 
-        Switchyard commits without a membership, so all members are of others. A cluster that does not answer
-        refuses nothing: the workload waits for it, and its jobs report members that they find then.
+        Switchyard commits without a membership, so every member is another consumer. A cluster that does not
+        answer refuses nothing: the workload waits for it, and its jobs report members that they find then.
+
+        Raises:
+            ApiError: A share group takes no commits; or the group has members, and `takes_over` is False.
         """
         cluster, group = workload.metadata.cluster, workload.metadata.group
         if before is not None and before.metadata.cluster == cluster:
@@ -138,7 +145,12 @@ class WorkloadRoutes:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 members = await (await self._api.runtime.clusters.get(cluster)).committer.members(group)
         except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
-            log.info("a group's members are not known", group=group, cluster=cluster, error=repr(error))
+            log.info(
+                "a group's members could not be read, so they are not checked",
+                group=group,
+                cluster=cluster,
+                error=repr(error),
+            )
             return
         if members.type_ == SHARE:
             raise ApiError(
@@ -153,7 +165,7 @@ class WorkloadRoutes:
             )  # fmt: skip
 
     async def _check_topics(self, workload: Workload, before: Workload | None) -> list[str]:
-        """Warnings about topics of its own that its cluster would not make. Raises ApiError."""
+        """Warnings about the workload's own topics that its cluster would not create. Raises ApiError."""
         cluster, own = workload.metadata.cluster, workload.own_topics()
         if before is not None and before.metadata.cluster == cluster and before.own_topics() == own:
             return []
@@ -163,6 +175,6 @@ class WorkloadRoutes:
 
     @described(schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
     async def delete_workload(self, request: web.Request) -> web.Response:
-        """Deletes a workload; it stops once what is in flight has ended."""
+        """Deletes a workload; it stops once its messages in flight have ended."""
         put = self._api.put_of(request)
         return await delete(self._api, request, put)

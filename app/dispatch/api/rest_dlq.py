@@ -1,7 +1,7 @@
-"""The REST side of the DLQ tools: looking closer, counting, exporting, merging, purging.
+"""The REST calls of the DLQ tools: single letters, counts, exports, merges and purges.
 
-Changes look first (200, what would happen) and act only with `"execute": true` (202, an operation). What they
-act on are the bounds that the look told, so that nothing that came later is touched.
+Merges and purges answer with a forecast (200), and act only with `"execute": true` (202, an operation). The
+request repeats the forecast's bounds, so letters that arrived later are not touched.
 """
 
 from __future__ import annotations
@@ -40,34 +40,35 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SURVEY_TIMEOUT_S = 8.0  # figures take no longer; they say whether they are of everything
-WHEN = '"2h" (so long ago), an ISO 8601 time (UTC where it names no zone), or milliseconds'
+SURVEY_TIMEOUT_S = 8.0  # for counting letters; the answer says whether all were counted
+WHEN = '"2h" (ago), an ISO 8601 time (UTC unless it names a zone), or milliseconds'
 BOUNDED = {"type": "string", "maxLength": MAX_TEXT_CHARS}
 LETTERS = (  # as `query_of` reads them
-    Param("reason", BOUNDED, "text that the reason contains; between slashes an RE2 expression"),
+    Param("reason", BOUNDED, "text that the reason contains; between slashes: an RE2 expression"),
     Param(
         "code", repeated({**TEXT, "pattern": "^[A-Za-z0-9_]{1,40}$"}, MAX_ITEMS), "one of these status names"
     ),
-    Param("since", TEXT, f"moved here at that time or later: {WHEN}"),
-    Param("until", TEXT, f"moved here before that time: {WHEN}"),
+    Param("since", TEXT, f"moved here at this time or later: {WHEN}"),
+    Param("until", TEXT, f"moved here before this time: {WHEN}"),
     Param("key", BOUNDED, "the whole key: text, or base64:..."),
-    Param("attempt_min", whole(0, MAX_NUMBER), "delivered at least so often"),
+    Param("attempt_min", whole(0, MAX_NUMBER), "delivered at least this often"),
     Param("partition", repeated(whole(0, MAX_NUMBER), MAX_ITEMS), "one of these"),
 )
 EXPORT = {
-    200: AnswerDoc({"application/x-ndjson": {"type": "string"}}, "a letter a line", ("X-Switchyard-Offsets",))
+    200: AnswerDoc(
+        {"application/x-ndjson": {"type": "string"}}, "one letter per line", ("X-Switchyard-Offsets",)
+    )
 }
 
 
 class DlqTools:
-    """Handlers; `api` finds workloads and clusters."""
+    """The handlers; `api` finds workloads and clusters."""
 
     def __init__(self, api: Api) -> None:
         self.operations = Operations()
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
         path = "/api/v1/dlq/{group}/{topic}"
         operation = "/api/v1/operations/{id}"
         handlers = [
@@ -92,7 +93,7 @@ class DlqTools:
         workload, client = await self._queue(request)
         partition, offset = request.match_info["partition"], request.match_info["offset"]
         if not (is_number(partition) and is_number(offset)):
-            raise ApiError(400, "No offset", "write .../messages/{partition}/{offset} in numbers")
+            raise ApiError(400, "No offset", "write .../messages/{partition}/{offset} with numbers")
         letter = await read_one(client, workload.dlq_topic(), int(partition), int(offset))
         choice = await choose(client, workload, LetterQuery(), [int(partition)] if letter is not None else [])
         if letter is None or not choice.holds(letter):
@@ -103,28 +104,28 @@ class DlqTools:
 
     @described(schemas_dlq.Stats, query=LETTERS, problems=(404, 502))
     async def get_stats(self, request: web.Request) -> web.Response:
-        """Figures: by code, by hour, oldest and newest."""
+        """Counts of letters by code and by hour, with the oldest and the newest."""
         workload, client = await self._queue(request)
         return json_response(await stats(client, workload, query_of(request), SURVEY_TIMEOUT_S))
 
     @described(Page[schemas_dlq.Merge], problems=(404, 502))
     async def get_merges(self, request: web.Request) -> web.Response:
-        """The merges and purges by query of this queue that are remembered, with what they did."""
+        """The queue's merges and purges by query that are still on record, with what they did."""
         workload, client = await self._queue(request)
         found = await merges_of(client, workload, await queue_ends(client, workload.dlq_topic()))
         return json_response({"items": [merge.to_json() for _, merge in sorted(found.items())], "next": None})
 
     @described(answers=EXPORT, query=LETTERS, problems=(404, 502))
     async def export(self, request: web.Request) -> web.StreamResponse:
-        """The letters as JSON lines, oldest first in each partition; one that breaks off is not whole."""
+        """The letters as JSON lines, oldest first in each partition. An aborted answer is incomplete."""
         workload, client = await self._queue(request)
         query = query_of(request)
         topic = workload.dlq_topic()
         spans = bounded(await queue_ends(client, topic), {}, query.partition)
         choice = await choose(client, workload, query, spans)
         offsets = sum(end - start for start, end in spans.values())
-        told_headers = {"Cache-Control": "no-store", "X-Switchyard-Offsets": str(offsets)}
-        answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **told_headers})
+        headers = {"Cache-Control": "no-store", "X-Switchyard-Offsets": str(offsets)}
+        answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **headers})
         answer.enable_chunked_encoding()
         await answer.prepare(request)
         try:
@@ -132,9 +133,9 @@ class DlqTools:
                 if piece:
                     await answer.write(piece)
         except ConnectionResetError:
-            return answer  # nobody reads any more
-        except Exception as error:  # noqa: BLE001 - 200 has been said: what is left is to break off
-            log.warning("an export breaks off", topic=topic, error=repr(error))
+            return answer  # the client is gone
+        except Exception as error:  # noqa: BLE001 - after status 200 only an abort reports an error
+            log.warning("an export was aborted", topic=topic, error=repr(error))
             if request.transport is not None:
                 request.transport.abort()
             return answer
@@ -151,13 +152,13 @@ class DlqTools:
         problems=(404, 409, 502),
     )
     async def merge(self, request: web.Request) -> web.Response:
-        """Merges letters back to the workload; without `execute` only says what would be merged."""
+        """Merges letters back to the workload; without `execute`, only forecasts it."""
         workload, client = await self._queue(request)
         body = await read_body(request, request_bodies.MergeBody)
         again = flag_of(body, "again")
         terms = OperationTerms(
             LetterQuery.from_json(body.get("query", {})),
-            _whole(body, "max_merges", workload.spec.dlq.max_merges),
+            _whole_number(body, "max_merges", workload.spec.dlq.max_merges),
             again,
         )
         rate = body.get("rate", DEFAULT_RATE)
@@ -170,14 +171,14 @@ class DlqTools:
         operation = _operation(body, "merge")
         spans = await self._spans(client, workload, terms, None if resume else wanted, operation)
 
-        async def work(tell: Any) -> dict[str, Any]:
+        async def work(report_progress: Any) -> dict[str, Any]:
             merger = Merger(
-                client, workload, operation, rate=rate, report=lambda state: tell(state.to_json())
+                client, workload, operation, rate=rate, report=lambda state: report_progress(state.to_json())
             )
             done = await merger.run(None if resume else terms, spans)
             return done.to_json()
 
-        Merger(client, workload, operation, rate=rate)  # what is wrong with it is said now
+        Merger(client, workload, operation, rate=rate)  # raises BadQuery before the operation starts
         return self._start_operation(request, operation, "merge", workload, work)
 
     @described(
@@ -188,7 +189,7 @@ class DlqTools:
         problems=(404, 409, 502),
     )
     async def purge(self, request: web.Request) -> web.Response:
-        """Deletes letters before a bound, or purges those of a `query`; without `execute` says how many."""
+        """Deletes letters before a bound, or purges those of a `query`; without `execute`, only forecasts."""
         workload, client = await self._queue(request)
         body = await read_body(request, request_bodies.PurgeBody)
         ranges = _ranges(body)
@@ -197,7 +198,7 @@ class DlqTools:
             return await self._purge_chosen(request, body, workload, client, None if resume else ranges)
         if flag_of(body, "execute"):
             if not ranges:
-                raise BadQuery("ranges: a purge needs the bounds that its dry run told")
+                raise BadQuery("ranges: a purge needs the bounds from its dry run")
 
             async def work(_: Any) -> dict[str, Any]:
                 firsts = await purge(client, workload, ranges)
@@ -220,17 +221,17 @@ class DlqTools:
         wanted: dict[int, Span] | None,
     ) -> web.Response:  # fmt: skip
         if "before" in body or "partitions" in body:
-            raise BadQuery("before, partitions: not with a query; write until_ms and partition in it")
+            raise BadQuery("before, partitions: not with a query; write until_ms and partition into it")
         terms = OperationTerms(LetterQuery.from_json(body.get("query", {})), purge=True)
         if not flag_of(body, "execute"):
             return json_response(await foresee(client, workload, terms, wanted or {}, SURVEY_TIMEOUT_S))
         operation = _operation(body, "purge")
         spans = await self._spans(client, workload, terms, wanted, operation)
 
-        async def work(tell: Any) -> dict[str, Any]:
-            asked = None if spans is None else terms
+        async def work(report_progress: Any) -> dict[str, Any]:
+            run_terms = None if spans is None else terms
             return await purge_chosen(
-                client, workload, operation, asked, spans, lambda state: tell(state.to_json())
+                client, workload, operation, run_terms, spans, lambda state: report_progress(state.to_json())
             )
 
         return self._start_operation(request, operation, "purge", workload, work)
@@ -243,25 +244,27 @@ class DlqTools:
         wanted: dict[int, Span] | None,
         operation: str,
     ) -> dict[int, Span] | None:
-        """The bounds to begin with; None to go on, when there is something to go on with."""
+        """The bounds of a new operation; None: continue the operation that is on record."""
         ends = await queue_ends(client, workload.dlq_topic())
         known = (await merges_of(client, workload, ends)).get(operation)
         if known is not None and known.terms.kind != terms.kind:
-            raise ApiError(409, "Another kind", f"{operation} is a {known.terms.kind}; ask for that one")
+            raise ApiError(409, "Another kind", f"{operation} is a {known.terms.kind}; resume it as one")
         if wanted is not None:
             return bounded(ends, wanted, terms.query.partition)
         if known is None:
-            told_in = f"no {terms.kind} {operation} of {workload.key} is remembered; GET .../merges"
-            raise ApiError(404, f"No such {terms.kind}", told_in)
+            detail = f"no {terms.kind} {operation} of {workload.key} is on record; GET .../merges lists them"
+            raise ApiError(404, f"No such {terms.kind}", detail)
         return None
 
     def _start_operation(
         self, request: web.Request, operation: str, kind: str, workload: Workload, work: Any
     ) -> web.Response:
         if self._api.runtime.draining:
-            raise ApiError(503, "Stopping", "this worker stops; ask another one")
+            raise ApiError(503, "Stopping", "this worker is stopping; send the request to another worker")
         if workload.key in self._api.runtime.control.view.moves:
-            raise ApiError(409, "Being moved", f"{workload.key} moves to another cluster; ask again then")
+            raise ApiError(
+                409, "Being moved", f"{workload.key} is moving to another cluster; try again after the move"
+            )
         op = self.operations.start(operation, kind, workload.key, actor_of(request), work)
         return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
 
@@ -269,23 +272,25 @@ class DlqTools:
 
     @described(schemas.Operation, problems=(404,))
     async def get_operation(self, request: web.Request) -> web.Response:
-        """How an operation stands, whichever worker runs it."""
+        """The state of an operation, whichever worker runs it."""
         op = self.operations.get(request.match_info["id"])
-        return json_response(op.to_json()) if op is not None else await self._on_owner(request)
+        return json_response(op.to_json()) if op is not None else await self._ask_other_workers(request)
 
     @described(schemas.Operation, problems=(404,))
     async def cancel_operation(self, request: web.Request) -> web.Response:
-        """Cancels an operation; what it has done stays done."""
+        """Cancels an operation; what it has done so far stays."""
         op: TrackedOperation | None = self.operations.get(request.match_info["id"])
         if op is None:
-            return await self._on_owner(request)
+            return await self._ask_other_workers(request)
         await self.operations.cancel(op)
         return json_response(op.to_json())
 
-    async def _on_owner(self, request: web.Request) -> web.Response:
-        silent, name, here = 0, request.match_info["id"][:80], self._api.runtime.worker
-        others = [] if request.headers.get(HOP_HEADER) else sorted(self._api.beats().keys() - {here})
-        for worker in others:
+    async def _ask_other_workers(self, request: web.Request) -> web.Response:
+        silent_workers, name, this_worker = 0, request.match_info["id"][:80], self._api.runtime.worker
+        other_workers = (
+            [] if request.headers.get(HOP_HEADER) else sorted(self._api.beats().keys() - {this_worker})
+        )
+        for worker in other_workers:
             try:
                 status, content = await ask_worker(
                     self._api, request, worker, patience_s=FORWARDED_READ_TIMEOUT_S
@@ -293,12 +298,12 @@ class DlqTools:
                 if status == 200:
                     return json_response(orjson.loads(content))
             except (ApiError, orjson.JSONDecodeError):
-                silent += 1
-        away = f" ({silent} workers did not answer)" if silent else ""
+                silent_workers += 1
+        unanswered = f" ({silent_workers} workers did not answer)" if silent_workers else ""
         raise ApiError(
             404, "No such operation",
-            f"no worker knows of {name}{away}: it ended long ago, or with its worker. "
-            "A merge goes on when it is asked for again under its id, with resume",
+            f"no worker knows {name}{unanswered}: it ended long ago, or with its worker. "
+            "To continue a merge, send it again with its id and resume",
         )  # fmt: skip
 
     async def _queue(self, request: web.Request) -> tuple[Workload, ClusterClient]:
@@ -309,7 +314,7 @@ class DlqTools:
 
 
 def dlq_errors_as_problems(handler: Any) -> Any:
-    """`handler`, with the errors of this package as problems."""
+    """`handler`, with the DLQ package's errors as problem responses."""
 
     @functools.wraps(handler)
     async def around(request: web.Request) -> web.StreamResponse:
@@ -325,20 +330,20 @@ def dlq_errors_as_problems(handler: Any) -> Any:
 
 
 def query_of(request: web.Request) -> LetterQuery:
-    """The query of a request's query string. Raises BadQuery."""
-    given, at_ms = request.query, now_ms()
-    numbers = [*given.getall("partition", []), *given.getall("attempt_min", [])]
+    """The letter query in a request's query string. Raises BadQuery."""
+    parameters, at_ms = request.query, now_ms()
+    numbers = [*parameters.getall("partition", []), *parameters.getall("attempt_min", [])]
     if wrong := [text for text in numbers if not is_number(text)]:
-        raise BadQuery(f"{wrong[0][:40]!r} is no number")
-    since, until, attempt = given.get("since"), given.get("until"), given.get("attempt_min")
+        raise BadQuery(f"{wrong[0][:40]!r} is not a number")
+    since, until, attempt = parameters.get("since"), parameters.get("until"), parameters.get("attempt_min")
     return LetterQuery(
-        reason=given.get("reason"),
-        code=tuple(given.getall("code", [])),
+        reason=parameters.get("reason"),
+        code=tuple(parameters.getall("code", [])),
         since_ms=None if since is None else parse_when(since, at_ms),
         until_ms=None if until is None else parse_when(until, at_ms),
-        key=given.get("key"),
+        key=parameters.get("key"),
         attempt_min=None if attempt is None else int(attempt),
-        partition=tuple(int(text) for text in given.getall("partition", [])),
+        partition=tuple(int(text) for text in parameters.getall("partition", [])),
     )
 
 
@@ -349,7 +354,7 @@ def _operation(body: Mapping[str, Any], kind: str) -> str:
     return check_operation(name)
 
 
-def _whole(body: Mapping[str, Any], name: str, default: int) -> int:
+def _whole_number(body: Mapping[str, Any], name: str, default: int) -> int:
     value = body.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadQuery(f"{name}: must be a whole number")
@@ -360,9 +365,9 @@ def _ranges(body: Mapping[str, Any]) -> dict[int, Span]:
     ranges = body.get("ranges", {})
     found: dict[int, Span] = {}
     for partition, span in ranges.items() if isinstance(ranges, dict) else [("", None)]:
-        told_span = span if isinstance(span, dict) else {"start": -1}
-        check_fields(told_span, request_bodies.Span, "ranges: ")
-        start, end = told_span.get("start", 0), told_span.get("end", 2**62)
+        bounds = span if isinstance(span, dict) else {"start": -1}
+        check_fields(bounds, request_bodies.Span, "ranges: ")
+        start, end = bounds.get("start", 0), bounds.get("end", 2**62)
         if not is_number(partition) or not all(type(n) is int and 0 <= n < 2**63 for n in (start, end)):
             raise BadQuery('ranges: write {"0": {"start": 100, "end": 200}}')
         found[int(partition)] = (int(start), int(end))

@@ -1,4 +1,4 @@
-"""The REST side of a cluster move: looks first (200, the plan), acts with `"execute": true` (202)."""
+"""The REST call of a cluster move: a forecast (200), or the move with `"execute": true` (202)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ LETTERS = {"copy": True, "leave": False}
 
 
 class MoveRoutes:
-    """Handlers; `api` finds workloads and the runtime."""
+    """The handlers; `api` finds workloads and the runtime."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
         return [web.post("/api/v1/workloads/{group}/{topic}/move", acting(self.move))]
 
     @described(
@@ -46,30 +45,30 @@ class MoveRoutes:
         problems=(404, 409, 502),
     )
     async def move(self, request: web.Request) -> web.Response:
-        """Moves a workload to another cluster that has its topic; without `execute` says what it would do."""
+        """Moves a workload to another cluster that has its topic; without `execute`, only forecasts it."""
         runtime = self._api.runtime
         workload = self._api.workload_of(request)
         body = await read_body(request, request_bodies.MoveBody)
-        mover = Mover(_wish(workload.key, body), runtime.control, runtime.clusters, runtime.members)
+        mover = Mover(_requested_move(workload.key, body), runtime.control, runtime.clusters, runtime.members)
         try:
-            foreseen = await mover.foresee()
+            forecast = await mover.foresee()
         except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
             raise ApiError(502, "Cluster unreachable", str(error) or repr(error)) from error
         if not flag_of(body, "execute"):
-            return json_response(foreseen | {"execute": False})
+            return json_response(forecast | {"execute": False})
         if runtime.draining:
-            raise ApiError(503, "Stopping", "this worker stops; ask another one")
+            raise ApiError(503, "Stopping", "this worker is stopping; send the request to another worker")
         name, actor = f"move-{uuid.uuid4().hex[:12]}", actor_of(request)
 
-        async def work(tell: Any) -> dict[str, Any]:
-            return await mover.run(name, actor, tell)
+        async def work(report_progress: Any) -> dict[str, Any]:
+            return await mover.run(name, actor, report_progress)
 
         op = self._api.dlq_tools.operations.start(name, "move", workload.key, actor, work)
         return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
 
 
-def _wish(key: str, body: Mapping[str, Any]) -> MoveRequest:
-    """Raises BadQuery."""
+def _requested_move(key: str, body: Mapping[str, Any]) -> MoveRequest:
+    """The move that a body asks for. Raises BadQuery."""
     to, letters = body.get("to"), body.get("dlq", "copy")
     if not isinstance(to, str) or not to:
         raise BadQuery('to: name the cluster, as in {"to": "west-aggregate"}')

@@ -1,4 +1,4 @@
-"""What the API answers about dead letters, as types; see `app.web.http.schemas`."""
+"""The types of the API's answers about dead letters; see `app.web.http.schemas`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class QueuePartition(TypedDict):
 
 
 class Queue(TypedDict):
-    """How much a dead letter queue holds."""
+    """The size of a dead letter queue."""
 
     topic: str
     enabled: bool
@@ -28,7 +28,7 @@ class Queue(TypedDict):
 
 
 class Origin(TypedDict):
-    """Where the message first stood, as its headers tell it."""
+    """Where the message was first produced, according to its headers."""
 
     topic: str | None
     partition: str | None
@@ -36,11 +36,11 @@ class Origin(TypedDict):
     timestamp_ms: str | None
 
 
-Header = Annotated[list[Any], Meta(min_length=2, max_length=2)]  # its name and its value
+Header = Annotated[list[Any], Meta(min_length=2, max_length=2)]  # name and value
 
 
 class Piece(TypedDict):
-    """Bytes, as text when they are UTF-8; cut, `bytes` is the whole size."""
+    """Bytes, as text if they are UTF-8, cut to a limit. `bytes` is the full size."""
 
     bytes: int
     text: NotRequired[str]
@@ -48,8 +48,7 @@ class Piece(TypedDict):
 
 
 class Found(TypedDict):
-    """A dead letter in a list. `left_out_bytes` and `left_out_key_bytes` are the lengths of a value and a
-    key that the letter lacks; null: it lacks nothing."""
+    """A dead letter in a list. `left_out_bytes`, `left_out_key_bytes`: sizes of a missing value or key."""
 
     partition: int
     offset: int
@@ -67,24 +66,24 @@ class Found(TypedDict):
 
 
 class FoundPage(TypedDict):
-    """Dead letters, the newest first. A search ends after some seconds: a page may be short, or empty, though
-    there is a `next`."""
+    """Dead letters, the newest first. A search is timed, so a page may be short though there is a `next`."""
 
     topic: str
     items: list[Found]
     next: str | None
 
 
-# Bytes for reading: `shown` is text, lines of hexadecimal, or what was JSON.
+# Bytes in readable form: `shown` is text, lines of hexadecimal, or the value of the JSON.
 Preview = TypedDict(
     "Preview", {"bytes": int, "cut": bool, "as": Literal["json", "text", "hex"], "shown": Any}
 )
 
 
 class Letter(TypedDict):
-    """A dead letter with all that it says of itself. `raw_batch`: no message, but a batch that could not be
-    decoded. `left_out_bytes` and `left_out_key_bytes` are the lengths of a value and a key that the letter
-    lacks; null: it lacks nothing."""
+    """A dead letter with everything in it. `raw_batch`: it is a batch that could not be decoded.
+    `left_out_bytes` and `left_out_key_bytes`: sizes of a value and a key that the letter does not contain;
+    null: it contains them.
+    """
 
     partition: int
     offset: int
@@ -105,8 +104,7 @@ class Letter(TypedDict):
 
 
 class Stats(TypedDict):
-    """Figures of the letters that were `looked_at`; `complete`: that is all of them. `hours` are
-    [begin in ms, letters]."""
+    """Counts of the letters `looked_at`; `complete`: these are all. `hours` are [begin in ms, letters]."""
 
     topic: str
     looked_at: int
@@ -129,7 +127,7 @@ class Bounds(TypedDict):
 
 
 class Foreseen(TypedDict):
-    """What a merge, or a purge by query, would do; `partitions` are the `ranges` to begin it with."""
+    """The forecast of a merge, or of a purge by query; `partitions` are the `ranges` to run it with."""
 
     topic: str
     looked_at: int
@@ -144,7 +142,7 @@ class Foreseen(TypedDict):
 
 
 class ForeseenPurge(TypedDict):
-    """What a purge would delete; `partitions` are the `ranges` to begin it with."""
+    """The forecast of a purge by bounds; `partitions` are the `ranges` to run it with."""
 
     topic: str
     offsets: int
@@ -153,7 +151,7 @@ class ForeseenPurge(TypedDict):
 
 
 class Part(TypedDict):
-    """Offsets [start, end), looked at up to `next`."""
+    """Offsets [start, end), of which those below `next` were examined."""
 
     start: int
     next: int
@@ -161,7 +159,7 @@ class Part(TypedDict):
 
 
 class Merge(TypedDict):
-    """A merge, or a purge by query, that is remembered."""
+    """A merge, or a purge by query, that is on record."""
 
     operation: str
     kind: Literal["merge", "purge"]

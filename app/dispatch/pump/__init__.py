@@ -1,1 +1,1 @@
-"""One partition pushed: fetched batches in, deliveries out, a prefix to commit."""
+"""The pump of one partition: fetched batches in, deliveries out, an offset to commit."""

@@ -1,22 +1,21 @@
-"""Catching up beside the latest: new messages flow at once, the backlog beside them, at its own rate.
+"""Catch-up: a partition's backlog is delivered at a limited rate, beside new messages.
 
               base        end                       newest
       ─────────┼──●○●○●────┼─────────────────────────┼──▶ the log
      before    [         one pump, hours behind            ▶
      after     [ backlog   ][ main pump, at the latest      ▶
 
-When the lag passes `catchUp.lag`, the pump is split where the log ends now: it keeps what lies below, and a
-new pump takes what comes. Both are one job, under one epoch, with one snapshot.
+When the lag exceeds `catchUp.lag`, the pump is split at the end of the log. The old pump becomes the backlog,
+and a new main pump takes what is appended from then on. Both are one job, with one epoch and one snapshot.
 
-Rules
-1. The group's committed offset stays truthful: it is the backlog's until that is done. What the main pump
-   finishes stands in the snapshot, above a hole, as any other message finished out of order.
-2. A new owner reads on from the backlog's base, passes over what is finished, and splits again if it must:
-   nothing is lost or delivered twice by the split or by its end.
-3. The backlog gets no more than `catchUp.rate` messages a second, of all its jobs here together.
+Rules (tests/dispatch/pump/test_catch_up.py)
+1. The group's committed offset stays the backlog's base until the backlog is done. The snapshot lists what
+   the main pump finished above that, as it lists any message that was finished out of order.
+2. A new owner continues at the backlog's base, passes over what the snapshot lists, and splits again if the
+   lag still asks for it. So neither the split nor its end loses or repeats a message.
+3. All backlogs of a workload on this worker share `catchUp.rate` messages a second.
 
-Source: the future work of "Introducing uForwarder" (Uber): on a large lag jump to the latest, and let a side
-consumer work off the backlog.
+Source: the future work of "Introducing uForwarder" (Uber), where a side consumer works off the backlog.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class CatchUpBacklog:
-    """What lies below `end`, and the pump that works on it."""
+    """The offsets below `end`, and the pump that delivers them."""
 
     __slots__ = ("end", "pump")
 
@@ -46,17 +45,15 @@ class CatchUpBacklog:
 
     @property
     def is_done(self) -> bool:
-        """Everything in it is finished."""
         return self.pump.tracker.base >= self.end
 
-    def joined(self, main: Snapshot) -> Snapshot:
-        """What either pump has finished, as one snapshot (rule 1)."""
+    def combined_snapshot(self, main: Snapshot) -> Snapshot:
+        """One snapshot of everything that both pumps have finished (rule 1)."""
         own = self.pump.tracker.snapshot()
         between = ((self.end, main.base),) if main.base > self.end else ()
         return Snapshot(own.base, (*own.finished, *between, *main.finished))
 
-    def added_to(self, main: JobStatus) -> JobStatus:
-        """What the heartbeat says of both."""
+    def combined_status(self, main: JobStatus) -> JobStatus:
         own = self.pump.status()
         return msgspec.structs.replace(
             main,
@@ -79,7 +76,7 @@ class CatchUpBacklog:
 
 
 class CatchUpAllowance:
-    """Messages that a backlog may send; tells `on_sendable` when there are more."""
+    """The messages that a backlog may send now; calls `on_sendable` when it may send more."""
 
     __slots__ = ("_bucket", "_clock", "_on_sendable", "_timer")
 
@@ -91,20 +88,19 @@ class CatchUpAllowance:
         self._on_sendable = on_sendable
         self._timer: asyncio.TimerHandle | None = None
 
-    def most(self, wanted: int) -> int:
-        """How many may go now, at most `wanted`."""
+    def available(self, wanted: int) -> int:
+        """How many messages may go now, at most `wanted`."""
         now_s = self._clock()
         granted = min(wanted, int(self._bucket.available(now_s)))
         if granted <= 0 and self._timer is None:
             wait_s = max(0.001, self._bucket.wait_s(now_s))
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._more)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_refill)
         return max(0, granted)
 
     def spend(self, count: int) -> None:
-        """So many go."""
         if count:
             self._bucket.take(self._clock(), count)
 
-    def _more(self) -> None:
+    def _on_refill(self) -> None:
         self._timer = None
         self._on_sendable()

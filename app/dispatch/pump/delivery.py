@@ -1,7 +1,7 @@
-"""What is on its way to a receiver: one message, or (over a stream) a run of messages of one partition.
+"""Messages on their way to a receiver: a single one (`Delivery`), or a run of a partition (`BatchDelivery`).
 
-Both end in `WorkloadRuntime`, exactly once a message. A `Batch` holds first deliveries only; a message of it
-that is not acknowledged goes on as a `Delivery` of its own.
+Both report every message to `WorkloadRuntime` exactly once. A batch holds first deliveries only; a message
+that is not acknowledged continues as a `Delivery` of its own.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ _offset = attrgetter("offset")
 
 
 class PendingCall(Protocol):
-    """A call under way."""
-
     def cancel(self) -> None: ...
 
 
-class _Told(NamedTuple):
-    """A message from a retry topic, as it is told to the receiver: where it first stood."""
+class _OriginalRecord(NamedTuple):
+    """A retried message for the stream's encoder, with its first offset and timestamp."""
 
     offset: int
     timestamp: int
@@ -75,11 +73,11 @@ class Delivery:
         self.attempts = 0
         self.timeouts = 0
         self.canceled = False
-        self.verdict: DeliveryDecision | None = None  # what becomes of it whatever the receiver says now
+        self.verdict: DeliveryDecision | None = None  # decides, whatever the receiver answers now
         self.first_sent_s = self.started_s = 0.0
         self.handle: PendingCall | None = None
         self.link: ReceiverLink | None = None
-        self.suspicion: CrashSuspicion | None = None  # of one whose receiver was lost
+        self.suspicion: CrashSuspicion | None = None  # after the loss of its receiver
 
     def start(self, link: ReceiverLink, now_s: float) -> None:
         """Sends the message; `answered` is called exactly once, later."""
@@ -114,19 +112,19 @@ class Delivery:
         self.handle = link.target.call(value, metadata, timeout_s, self.answered)
 
     def _message(self) -> Message:
-        origin, record = self.told_origin(), self.record
+        origin, record = self.message_origin(), self.record
         return Message(
             origin.topic, origin.partition, origin.offset, record.key, record.value, tuple(record.headers),
             origin.timestamp_ms, origin.attempt + self.attempts,
         )  # fmt: skip
 
     def _send_by(self, stream: StreamTarget, value: bytes | None, added: Metadata, timeout_s: float) -> None:
-        origin, record = self.told_origin(), self.record
-        headers = [*self.pump.passing(record.headers), *((name, _bytes(text)) for name, text in added)]
-        told = _Told(origin.offset, origin.timestamp_ms, record.key, value, headers)
+        origin, record = self.message_origin(), self.record
+        headers = [*self.pump.filter_headers(record.headers), *((name, _bytes(text)) for name, text in added)]
+        message = _OriginalRecord(origin.offset, origin.timestamp_ms, record.key, value, headers)
         attempt = origin.attempt + self.attempts
         batch = OutBatch(
-            origin.topic, origin.partition, [told], origin.retry_count, attempt, self._answered_by_stream
+            origin.topic, origin.partition, [message], origin.retry_count, attempt, self._answered_by_stream
         )
         self.handle = _StreamHandle(stream, batch)
         stream.send(batch, timeout_s)
@@ -135,23 +133,22 @@ class Delivery:
         self.answered(result)
 
     def answered(self, result: CallResult) -> None:
-        """The call's answer, whatever it is."""
         self.handle = None
         self.pump.calls.pop(self.record.offset, None)
         self.pump.runtime.answered(self, result)
 
     def cancel(self) -> None:
-        """Gives the call up; the answer comes all the same."""
+        """Gives up the call; its result still comes."""
         if self.handle is not None:
             self.handle.cancel()
 
     def cancel_unsent(self) -> None:
-        """Has it back if it waits for the receiver's credit; it comes a moment later."""
+        """Takes the message back if it waits for the receiver's credit; the result comes a moment later."""
         if isinstance(self.handle, _StreamHandle):
             self.handle.cancel_unsent()
 
     def come_back(self) -> None:
-        """It was not sent: it waits in its pump again, with its attempts as they were before."""
+        """Puts a message that was not sent back into its pump, without counting this attempt."""
         pump = self.pump
         self.attempts -= 1
         if self.link is not None:
@@ -162,12 +159,12 @@ class Delivery:
             return
         if self.verdict is not None:
             pump.runtime.outcomes.carry_out(self, self.verdict, "", "CANCELED")
-        elif not pump.draining:  # else its next owner delivers it
+        elif not pump.draining:  # else the next owner delivers it
             pump.put_back(self)
             pump.runtime.offer(pump)
 
-    def told_origin(self) -> MessageOrigin:
-        """Where the message first stood, as headers tell it or as it stands here."""
+    def message_origin(self) -> MessageOrigin:
+        """Where the message was first produced, by its headers or else by its present place."""
         if self.origin is not None:
             return self.origin
         pump, record = self.pump, self.record
@@ -177,7 +174,7 @@ class Delivery:
 class BatchDelivery(OutBatch):
     """A run of messages of one partition, sent together for the first time."""
 
-    __slots__ = ("left", "link", "pump", "started_s", "stream", "verdicts")
+    __slots__ = ("link", "open_messages", "pump", "started_s", "stream", "verdicts")
 
     def __init__(
         self, pump: DispatchPump, link: ReceiverLink, stream: StreamTarget, records: list[Record],
@@ -190,27 +187,26 @@ class BatchDelivery(OutBatch):
         self.pump = pump
         self.link = link
         self.stream = stream
-        self.left = len(records)
+        self.open_messages = len(records)
         self.started_s = now_s
         self.verdicts: dict[int, DeliveryDecision] = {}  # by offset
 
     def start(self) -> None:
-        """Sends it; every message is answered exactly once, later."""
-        self.link.sent(self.pump, self.left)
+        """Sends the batch; every message gets exactly one result, later."""
+        self.link.sent(self.pump, self.open_messages)
         self.pump.batches.add(self)
-        self.pump.batched += self.left
+        self.pump.batched += self.open_messages
         self.stream.send(self)
 
     def answered(self, start: int, end: int, result: CallResult) -> None:
-        """Messages [start, end) of it were answered alike."""
-        self.left -= end - start
+        self.open_messages -= end - start
         self.pump.batched -= end - start
-        if not self.left:
+        if not self.open_messages:
             self.pump.batches.discard(self)
         self.pump.runtime.batch_answered(self, start, end, result)
 
     def single(self, index: int) -> Delivery:
-        """The message at `index` on its own, with this attempt behind it."""
+        """The message at `index` as a delivery of its own, which counts this attempt."""
         record = self.records[index]
         delivery = Delivery(self.pump, record, None)
         delivery.attempts = 1
@@ -221,22 +217,19 @@ class BatchDelivery(OutBatch):
         return delivery
 
     def find(self, offset: int) -> int | None:
-        """Index of the message at `offset`."""
         index = bisect_left(self.records, offset, key=_offset)
         found = index < len(self.records) and self.records[index].offset == offset
         return index if found else None
 
     def cancel(self, start: int, end: int) -> None:
-        """Gives messages up; the answers come all the same."""
         self.stream.cancel(self, start, end)
 
     def cancel_unsent(self) -> None:
-        """Has back what waits for the receiver's credit; it comes a moment later."""
         self.stream.cancel_unsent(self)
 
 
 def recall(pump: DispatchPump) -> None:
-    """Has back, in order, what of the pump's waits for the receiver's credit; it comes a moment later."""
+    """Takes back, in order, messages that wait for the receiver's credit; they come back a moment later."""
     runs = sorted(pump.batches, key=lambda batch: batch.records[0].offset)
     for sent in pump.calls.values():
         sent.cancel_unsent()

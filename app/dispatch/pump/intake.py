@@ -1,23 +1,22 @@
-"""From fetched bytes to records that may be sent: decoded a chunk at a time, as the tracker has room.
+"""From fetched bytes to records that may be sent: decoded in chunks, as the tracker has room.
 
     Fetched -> RecordReader -> tracker.fetched -> ready (a few hundred records)
 
 Rules
-1. Records are decoded only as the tracker has room, and while what is ready is small: `READY_BYTES`, or
-   `READY_LEAST_BYTES` while those of all the worker's partitions take all that the budget has for them. The
-   raw bytes wait. The fetch budget counts them, and what is decompressed or ready (keys and headers, too).
-   Nor is more decoded while `HELD_BYTES` of decoded messages wait for their time or their turn, or, when
-   those of all the worker's partitions are half its budget, more than `HELD_LEAST_BYTES`: what others hold
-   stops nobody, and what is finished, or comes to its time, here makes it look again.
-2. What an inherited snapshot says is finished is not shown again.
-3. What is fetched begins where the last ended, or behind a gap that was told: anything else is a fault of
-   ours, and must stop the job before it commits what was never seen.
-4. A batch that cannot be decoded goes to the DLQ as it is, so that what follows can flow; so does a record
-   beyond the bounds of `app.kafka.records.scan`. Until they are there, their bytes are held.
-   A batch that may be too much for any worker is decoded once that is noted
+1. Three bounds stop decoding: the tracker's room, `READY_BYTES` of ready records, and `HELD_BYTES` of decoded
+   messages that wait for their time or turn. When the ready records of all partitions use up their budget,
+   the second is `READY_LEAST_BYTES`. When waiting messages of all partitions use half of the fetch budget,
+   the third is `HELD_LEAST_BYTES`. So no partition is stopped by what others hold. The fetch budget counts
+   raw, decompressed and ready bytes, with keys and headers.
+2. Offsets that an inherited snapshot lists as finished are not shown again.
+3. A response begins where the last one ended, or behind a gap that was reported (`skip`). Anything else is a
+   fault of Switchyard's and stops the job before it commits offsets that it never read.
+4. A batch that cannot be decoded goes to the DLQ as raw bytes, so that the messages behind it flow. So does a
+   record beyond the limits of `app.kafka.records.scan`. Their bytes are held until the DLQ has them.
+   A batch whose decompression may kill the worker is decoded once that is noted
    (`app.kafka.records.decode_risks`).
-5. What was finished in another copy of the topic is not shown either
-   (`app.dispatch.pump.remote_progress_filter`); what may be is held back, and all behind it.
+5. Messages that were finished in another copy of the topic are not shown either. A batch that may have been
+   is held back, with everything behind it (`app.dispatch.pump.remote_progress_filter`).
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ if TYPE_CHECKING:
     from app.kafka.records.batch import BatchHeader
     from app.kernel.tracker import Tracker
 
-CHUNK_RECORDS = 256  # decoded at once: long enough to be cheap, short enough not to hold the loop
-READY_LOW = 64  # refilled below this many
-READY_BYTES = 4 * 1024 * 1024  # no more is decoded while this much is ready
-READY_LEAST_BYTES = 256 * 1024  # whatever the others have ready
-# twice what begins to leave (`app.dispatch.pump.delayed_messages`), so that copying is no pause
+CHUNK_RECORDS = 256  # decoded at once: long enough to be cheap, short enough not to block the event loop
+READY_LOW = 64  # fewer ready records are refilled
+READY_BYTES = 4 * 1024 * 1024
+READY_LEAST_BYTES = 256 * 1024  # always allowed, so that each partition proceeds
+# Twice `delayed_messages.POSTPONED_BYTES`, so that reading continues while messages are copied.
 HELD_BYTES = 32 * 1024 * 1024
-HELD_LEAST_BYTES = 256 * 1024  # whatever the others hold
+HELD_LEAST_BYTES = 256 * 1024  # always allowed, so that each partition proceeds
 
 
 class MessageIntake:
-    """See the module. `on_undecodable` is given what rule 4 speaks of, and its unfinished offsets.
+    """One pump's responses and ready records. `on_undecodable` takes batches and offset ranges by rule 4.
 
     Attributes:
-        expected: the offset that the next response has to begin at, at most.
-        held_bytes: of decoded messages that wait for their time or their turn (`hold`).
-        remote_progress: what ties it to other copies.
-        risks: what may end the worker.
-        limits: what a record may have at most.
-        fault: what ended the reading; the job has to begin again.
-        codec: Kafka's number of the compression seen last; 0: of its batches none was compressed.
+        expected: The next response begins at this offset or below.
+        held_bytes: Decoded messages that wait for their time or turn (`hold`).
+        remote_progress: The filter of rule 5.
+        risks: The batches that may kill the worker (rule 4).
+        limits: The largest record that is decoded.
+        fault: Why the reading stopped; the job has to start again.
+        codec: Kafka's number of the last compression seen; 0: no batch was compressed.
     """
 
     __slots__ = (
@@ -99,7 +98,7 @@ class MessageIntake:
         self.expected = tracker.end
         self.fault: JobFault | None = None
         self._end: int | None = None
-        self._chunks: deque[tuple[int, int]] = deque()  # (offset behind, bytes) of what is ready
+        self._chunks: deque[tuple[int, int]] = deque()  # (end offset, bytes) of ready chunks
         self._ready_bytes = 0
         self._ages: deque[tuple[int, int]] = deque()
 
@@ -107,40 +106,41 @@ class MessageIntake:
     def is_low(self) -> bool:
         """Few records are ready, and more may be decoded."""
         if not self.ready:
-            self._settle()
+            self._drop_taken_chunks()
         return len(self.ready) < READY_LOW and bool(self._readers) and not self.is_held_up
 
     @property
     def is_held_up(self) -> bool:
-        """So much waits for its time or its turn that no more is decoded."""
+        """Waiting messages use so many bytes that no more are decoded (rule 1)."""
         if self.held_bytes < HELD_LEAST_BYTES:
             return False
         return self.held_bytes >= HELD_BYTES or (self._budget is not None and self._budget.holds_much)
 
     def hold(self, size: int) -> None:
-        """So many bytes more wait for their time or their turn; below 0: fewer."""
+        """Counts bytes that begin to wait for their time or turn; negative: that have stopped waiting."""
         self.held_bytes += size
         if self._budget is not None:
             self._budget.held_bytes += size
 
     def end_at(self, end: int) -> None:
-        """Takes nothing at or above offset `end`."""
+        """Ignores everything from offset `end` on."""
         self._end = end
 
     @property
     def has_ended(self) -> bool:
-        """Everything below its end has been read."""
         return self._end is not None and self._tracker.end >= self._end
 
     def accept(self, fetched: FetchedBatches) -> None:
-        """Takes a fetched response; its bytes go back to the budget once all of it is decoded.
+        """Takes a fetched response; its bytes return to the budget once all of it is decoded.
 
         Raises:
-            LookupError: something between it and the last is missing (rule 3).
+            LookupError: Offsets between it and the last response are missing (rule 3).
         """
         if fetched.start_offset > self.expected:
             fetched.release()
-            raise LookupError(f"expected offset {self.expected}, and {fetched.start_offset} was fetched")
+            raise LookupError(
+                f"the next response must begin at offset {self.expected}; it begins at {fetched.start_offset}"
+            )
         self._budget = self._budget or fetched.budget
         self.expected = max(self.expected, fetched.next_offset)
         self.arrivals.note(max(fetched.next_offset, fetched.high_watermark), now_ms())
@@ -148,33 +148,36 @@ class MessageIntake:
             fetched.release()
         else:
             reader = RecordReader(
-                fetched, self._wants if self.remote_progress.wants_batches else None, self.risks, self.limits
+                fetched,
+                self._should_decode if self.remote_progress.wants_batches else None,
+                self.risks,
+                self.limits,
             )
-            # What is fetched again, for others who count it, is not decoded again.
+            # An audit may have had these offsets fetched again; they are not decoded twice.
             reader.next_offset = max(reader.next_offset, self._tracker.end)
             self._readers.append(reader)
 
-    def _wants(self, header: BatchHeader) -> bool | None:
+    def _should_decode(self, header: BatchHeader) -> bool | None:
         return self.remote_progress.wants(header, self._tracker, self._end)
 
     def skip(self, end: int) -> None:
-        """The log lost what lies below `end`: nothing there can ever be delivered."""
+        """The log lost everything below `end`; it can never be delivered."""
         self.expected = max(self.expected, end)
-        # What waits undecoded comes first; the next `fetched` behind the gap counts it.
+        # Undecoded responses come first; the next chunk behind the gap makes the tracker skip it.
         if not self._readers and end > self._tracker.end:
             self._tracker.skip(self._tracker.end, end)
 
     def refill(self, wanted: int = READY_LOW) -> None:
-        """Decodes until `wanted` records are ready, as far as there are any and the tracker has room."""
+        """Decodes until `wanted` records are ready, as far as the bounds of rule 1 allow."""
         readers = self._readers
         while readers and len(self.ready) < wanted and self.fault is None:
             room = min(self._tracker.room, CHUNK_RECORDS)
-            if room <= 0 or self.is_held_up or self._is_full():
+            if room <= 0 or self.is_held_up or self._has_enough_ready():
                 break
             reader = readers[0]
             try:
-                self._read_some(reader, room)
-            except Exception as error:  # noqa: BLE001 - whatever it is: nothing behind it may be taken for read
+                self._decode_chunk(reader, room)
+            except Exception as error:  # noqa: BLE001 - after any error, nothing behind it may count as read
                 self.fault = JobFault(reader.batch_at, error)
                 break
             if reader.held is not None or reader.is_waiting:
@@ -182,7 +185,7 @@ class MessageIntake:
             if reader.exhausted or self.has_ended:
                 readers.popleft().close()
 
-    def _read_some(self, reader: RecordReader, room: int) -> None:
+    def _decode_chunk(self, reader: RecordReader, room: int) -> None:
         tracker = self._tracker
         try:
             records = reader.read(room)
@@ -220,15 +223,14 @@ class MessageIntake:
             if start <= record.offset < end:
                 ready.append(record)
 
-    def _is_full(self) -> bool:
-        """Rule 1: so much is ready that no more is decoded."""
-        self._settle()
+    def _has_enough_ready(self) -> bool:
+        self._drop_taken_chunks()
         if self._ready_bytes < READY_LEAST_BYTES:
             return False
         return self._ready_bytes >= READY_BYTES or (self._budget is not None and self._budget.readies_much)
 
-    def _settle(self) -> None:
-        """Chunks of which nothing is ready any more do not count any more."""
+    def _drop_taken_chunks(self) -> None:
+        """Stops counting chunks whose records have all been taken."""
         chunks, ready = self._chunks, self.ready
         while chunks and (not ready or chunks[0][0] <= ready[0].offset):
             self._count_ready(-chunks.popleft()[1])
@@ -244,7 +246,7 @@ class MessageIntake:
             self.remote_progress.progress.lose(error.start, error.end)
         start = max(error.start, tracker.end)
         end = max(error.end, start)
-        # All of the batch at once, whatever room there is: none of it takes a call's place.
+        # The whole batch is registered at once, beyond the room: the receiver gets none of its messages.
         tracker.capacity += end - start
         try:
             shown = tracker.fetched(start, end) if end > start else []
@@ -255,11 +257,10 @@ class MessageIntake:
             self._on_undecodable(error, shown)
 
     def stashed(self, error: UndecodableBatch) -> None:
-        """What could not be decoded is safe in the DLQ."""
         self.hold(-len(error.raw))
 
     def oldest_ms(self) -> int:
-        """Append time of about the oldest unfinished message (its chunk's first), -1 when all is done."""
+        """About the oldest unfinished message's append time (its chunk's first); -1: all is finished."""
         ages, base = self._ages, self._tracker.base
         while ages and ages[0][0] <= base:
             ages.popleft()
@@ -267,13 +268,13 @@ class MessageIntake:
 
     @property
     def buffered_bytes(self) -> int:
-        """Of fetched responses that are not decoded to their end."""
+        """Bytes of responses that are not completely decoded."""
         return sum(reader.fetched.nbytes for reader in self._readers)
 
     def close(self) -> None:
         """Gives back all bytes; nothing more is ready."""
         self.ready.clear()
-        self._settle()
+        self._drop_taken_chunks()
         self.risks.withdraw()
         while self._readers:
             self._readers.popleft().close()
@@ -283,7 +284,7 @@ class MessageIntake:
 
 
 def runs_of(records: list[Record]) -> list[tuple[int, int]]:
-    """Contiguous runs of offsets, half-open."""
+    """The contiguous runs of the records' offsets, half-open."""
     runs: list[tuple[int, int]] = []
     start = previous = records[0].offset
     for record in records[1:]:

@@ -1,4 +1,4 @@
-"""The head of the line: the message that holds a partition's offset back, and when it has to go."""
+"""The head of a pump's line: reports it, and moves it away by `app.dispatch.model.head_of_line`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from app.dispatch.model.head_of_line import StashVerdict
     from app.dispatch.pump.partition import DispatchPump
 
-CANDIDATE_S = 1.0  # a head that has been out so long is worth a word; at full speed there is always a younger
-KEEP_DECISIONS = 5  # of a workload and worker, in every heartbeat; older ones are among the incidents
-UNSTASHABLE = "the definition lets nothing be moved away: dlq.enabled is false"
+CANDIDATE_S = 1.0  # younger heads are not reported; at full speed there is always one
+KEEP_DECISIONS = 5  # of a workload and worker, in every heartbeat; incidents show older ones
+UNSTASHABLE = "the definition allows no message to be moved away: dlq.enabled is false"
 
 
 class HeadDecisions:
-    """What was moved away of one workload here: how many since it began, and the last of them."""
+    """The messages of one workload that this worker moved away: their number, and the last of them."""
 
     __slots__ = ("count", "last")
 
@@ -28,8 +28,7 @@ class HeadDecisions:
         self.count = 0
         self.last: deque[HeadDecision] = deque(maxlen=KEEP_DECISIONS)
 
-    def took(self, pump: DispatchPump, verdict: StashVerdict) -> None:
-        """`verdict` was carried out."""
+    def record(self, pump: DispatchPump, verdict: StashVerdict) -> None:
         self.count += 1
         self.last.append(
             HeadDecision(
@@ -40,7 +39,7 @@ class HeadDecisions:
 
 
 def check_head_soon(pump: DispatchPump) -> None:
-    """An acknowledgement left the tracker full: looks at its head, once for all of this turn of the loop."""
+    """Checks the head once in this turn of the loop, after an acknowledgement left the tracker full."""
     if not pump.head_due:
         pump.head_due = True
         asyncio.get_running_loop().call_soon(_check_head, pump)
@@ -48,19 +47,21 @@ def check_head_soon(pump: DispatchPump) -> None:
 
 def _check_head(pump: DispatchPump) -> None:
     pump.head_due = False
-    if not pump.draining and (verdict := _free(pump, pump.runtime.clock())):
-        pump.untold.append(verdict)
+    if not pump.draining and (verdict := _free_own_head(pump, pump.runtime.clock())):
+        pump.unreported.append(verdict)
 
 
 def free_head(pump: DispatchPump, now_s: float) -> StashVerdict | None:
-    """Moves the message that blocks the others out of their way, when there is one and it may go
-    (`app.dispatch.model.head_of_line`). One that went after an acknowledgement meanwhile is told first."""
+    """Moves the message that blocks the partition away, if it may go, and returns the verdict.
+
+    A verdict after an acknowledgement that was not reported yet is returned first.
+    """
     if pump.backlog is not None and (verdict := free_head(pump.backlog.pump, now_s)):
         return verdict
-    return pump.untold.popleft() if pump.untold else _free(pump, now_s)
+    return pump.unreported.popleft() if pump.unreported else _free_own_head(pump, now_s)
 
 
-def _free(pump: DispatchPump, now_s: float) -> StashVerdict | None:
+def _free_own_head(pump: DispatchPump, now_s: float) -> StashVerdict | None:
     tracker, runtime, head = pump.tracker, pump.runtime, pump.head
     decision = runtime.head_decision(pump.tier)
     if decision is None or pump.closed or pump.paused:
@@ -78,13 +79,12 @@ def _free(pump: DispatchPump, now_s: float) -> StashVerdict | None:
     )
     if found is None or not pump.finish_by_operator(found.offset, replace(decision, reason=found.reason)):
         return None
-    runtime.decisions.took(pump, found)
+    runtime.decisions.record(pump, found)
     return found
 
 
 def candidate(pump: DispatchPump, now_s: float) -> HeadStatus | None:
-    """The head that may have to go next, when it has been out for a while or nothing more is read behind it;
-    of a job that catches up, its backlog's first."""
+    """The head that may go next, the backlog's first; None: it was sent just now, and there is room."""
     if pump.backlog is not None and (found := candidate(pump.backlog.pump, now_s)):
         return found
     tracker = pump.tracker
@@ -113,14 +113,14 @@ def candidate(pump: DispatchPump, now_s: float) -> HeadStatus | None:
 def _sent_s(pump: DispatchPump) -> float | None:
     """When the oldest unfinished message was first sent; None while the receiver does not have it.
 
-    A message that may be to blame for the loss of its receiver waits until those before it are answered. The
-    wait is not its fault, so its age counts from when it was last sent, and only in its turn.
+    A suspect for the loss of its receiver waits for the messages before it. It is not to blame for that, so
+    its age counts from its last sending, in its turn.
     """
     head = pump.tracker.base
     if head in pump.copying:
         return None
     if (delivery := pump.open.get(head)) is not None:
-        if not delivery.first_sent_s:  # it waits for its next attempt, in the place of a retry topic
+        if not delivery.first_sent_s:  # it waits here for its attempt, because no retry topic took it
             return delivery.started_s if pump.tracker.room <= 0 else None
         if delivery.suspicion is None or not delivery.suspicion.is_suspect:
             return delivery.first_sent_s

@@ -1,5 +1,7 @@
-"""A message is ended as somebody decided, wherever it is: on its way, waiting, or within a run; and a batch
-that cannot be decoded, all at once."""
+"""Ends messages wherever they are, as an operator or the head-of-line detector decided.
+
+A batch that cannot be decoded is stashed here too, as a whole.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def finish_by_operator(pump: DispatchPump, offset: int, decision: DeliveryDecision) -> bool:
-    """Ends the message at `offset` as decided; its call and its retries are given up.
+    """Ends the message at `offset`, and gives up its call and its retries.
 
-    Returns False when it cannot be: it is finished, or its copy is on its way, or it was not read yet.
+    Returns False if the message is finished, is being copied, or was not read yet.
     """
     if pump.backlog is not None and offset < pump.backlog.end:
         return finish_by_operator(pump.backlog.pump, offset, decision)
@@ -24,7 +26,7 @@ def finish_by_operator(pump: DispatchPump, offset: int, decision: DeliveryDecisi
     if call is not None:
         call.verdict = decision
         pump.tracker.cancel(offset)
-        call.cancel()  # the answer, whatever it is, carries the decision out
+        call.cancel()  # its result, whatever it is, carries the decision out
         return True
     delivery = pump.remove_waiting(offset)
     if delivery is None:
@@ -36,7 +38,7 @@ def finish_by_operator(pump: DispatchPump, offset: int, decision: DeliveryDecisi
 
 
 def stash_batch(pump: DispatchPump, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
-    """Moves the batch to the DLQ; then its offsets that are `shown` are finished."""
+    """Moves the batch to the DLQ, then finishes its offset ranges in `shown`."""
 
     def finished() -> None:
         for start, end in shown:

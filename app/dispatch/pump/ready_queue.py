@@ -1,23 +1,24 @@
-"""Which message of a partition is next: what may be sent now, and what waits for its time or its turn.
+"""Which message of a partition is sent next: what is ready, and what waits for its time or its turn.
 
     intake.ready ──▶ the partition's delay ──▶ behind its key ──▶ its own `not-before` ──▶ next
                                                   ▲                                         │
                                                   └── freed ◀── finished ◀──────────────────┤
                                                                 again ◀── a backoff ◀───────┘
 
-Rules
-1. Retry tiers wait until each record's delay has passed since it was appended; records of a tier are
-   in order of time, so that looking at the first is enough. So does the workload's own delay. A record whose
-   timestamp lies ahead counts as appended when it was first seen in the log
+Rules (tests/dispatch/pump/test_ready_queue.py)
+1. In a retry tier each record waits until the tier's delay has passed since its append. The workload's own
+   delay works alike. Records lie in order of time, so examining the first is enough. A record whose timestamp
+   is in the future counts as appended when it was first seen in the log
    (`app.dispatch.model.delayed_delivery.Arrivals`).
-2. With an order, a message is shown only when those before it of the same key (or partition) are finished.
-3. What is to be delivered again goes first.
-4. What is taken out of turn leaves whatever it waits in; those behind it keep their order, and its end frees
-   nobody: the one before it is still out.
-5. What is due far ahead does not hold its partition (`app.dispatch.pump.delayed_messages`).
+2. With an order, a message is shown only when the earlier ones of its key (or partition) are finished.
+3. Messages that are delivered again go first.
+4. A message that is ended out of turn leaves the queue in which it waits. The messages behind it keep their
+   order, and its end releases none of them, because the message before it is still unfinished.
+5. A message that is due far in the future does not hold up its partition
+   (`app.dispatch.pump.delayed_messages`).
 
-Everything in here is unfinished in the tracker, whose capacity bounds it; the bytes of what waits for its
-time or its turn are bounded besides (`app.dispatch.pump.intake`).
+Everything here is unfinished in the tracker, whose capacity bounds its number. The bytes of messages that
+wait for their time or turn are bounded too (`app.dispatch.pump.intake`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _offset = attrgetter("offset")
 
 
 class ReadyQueue:
-    """See the module. `on_sendable` is told when something may be sent that could not before."""
+    """The messages of one pump; calls `on_sendable` when one may be sent that could not before."""
 
     def __init__(
         self,
@@ -62,8 +63,8 @@ class ReadyQueue:
         self._intake = intake
         self._lanes = lanes
         self._on_sendable = on_sendable
-        self._again: deque[Delivery] = deque()
-        self._freed: deque[Record] = deque()  # whose turn has come in their lane
+        self._redeliveries: deque[Delivery] = deque()
+        self._freed: deque[Record] = deque()  # their turn has come
         self._out_of_turn: set[int] = set()  # taken before their turn, and not finished (rule 4)
         self._level_ms = 0
         if pump.job.topic == pump.runtime.workload.delayed_topic():
@@ -71,21 +72,19 @@ class ReadyQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         self.delayed = DelayedMessages(
-            pump, intake, ordered=lanes is not None, wake=self._wake_at, read_on=self._read_on,
-            origin=lambda record: self._delivery(record).told_origin(),
+            pump, intake, ordered=lanes is not None, wake=self._wake_at, on_room=self._on_room,
+            origin=lambda record: self._delivery(record).message_origin(),
         )  # fmt: skip
 
     @property
-    def has_some(self) -> bool:
-        """There is something to look at."""
-        return bool(self._again or self._freed or self._intake.ready)
+    def has_messages(self) -> bool:
+        return bool(self._redeliveries or self._freed or self._intake.ready)
 
     # -- the next --------------------------------------------------------------------------------
 
     def next_delivery(self) -> Delivery | None:
-        """The next message, or None when there is none (now)."""
-        if self._again:
-            return self._again.popleft()
+        if self._redeliveries:
+            return self._redeliveries.popleft()
         ready = self._intake.ready
         while self._freed or (ready and self._is_due(ready[0])):
             record = self._freed.popleft() if self._freed else self._in_lane(ready.popleft())
@@ -93,16 +92,16 @@ class ReadyQueue:
                 return self._delivery(record)
         return None
 
-    def next_records(self, most: int) -> list[Record]:
-        """At most `most` messages that may go together; empty: ask `next_delivery`."""
-        if self._again or self._delay_ms:
+    def next_records(self, limit: int) -> list[Record]:
+        """At most `limit` messages that may travel together; empty: `next_delivery` has the next one."""
+        if self._redeliveries or self._delay_ms:
             return []
         intake, freed = self._intake, self._freed
         ready = intake.ready
-        if len(ready) < most:
-            intake.refill(most)
-        records = [freed.popleft() for _ in range(min(most, len(freed)))]
-        fresh = [ready.popleft() for _ in range(min(most - len(records), len(ready)))]
+        if len(ready) < limit:
+            intake.refill(limit)
+        records = [freed.popleft() for _ in range(min(limit, len(freed)))]
+        fresh = [ready.popleft() for _ in range(min(limit - len(records), len(ready)))]
         if self._lanes is not None:
             turns = self._lanes.offer_many((record.key, record) for record in fresh)
             if len(turns) < len(fresh):
@@ -126,8 +125,7 @@ class ReadyQueue:
         return Delivery(pump, record, origin)
 
     def put_back(self, delivery: Delivery) -> None:
-        """Shows it again, before all others."""
-        self._again.append(delivery)
+        self._redeliveries.append(delivery)
 
     # -- its turn --------------------------------------------------------------------------------
 
@@ -138,15 +136,15 @@ class ReadyQueue:
         return None
 
     def finished(self, records: Sequence[Record]) -> None:
-        """These are finished: what waited behind them may go."""
-        if self.delayed.in_play:
+        """Releases the messages that waited behind these."""
+        if self.delayed.has_work:
             self.delayed.make_way()
         if self._lanes is None:
             return
         if self._out_of_turn:
-            early = self._out_of_turn.intersection(record.offset for record in records)
-            self._out_of_turn -= early
-            records = [record for record in records if record.offset not in early]
+            out_of_turn = self._out_of_turn.intersection(record.offset for record in records)
+            self._out_of_turn -= out_of_turn
+            records = [record for record in records if record.offset not in out_of_turn]
         freed = self._lanes.finished_many(record.key for record in records)
         if freed:
             self._intake.hold(-sum(map(size_of, freed)))
@@ -156,7 +154,6 @@ class ReadyQueue:
     # -- its time --------------------------------------------------------------------------------
 
     def later(self, delivery: Delivery, delay_s: float) -> None:
-        """Shows it again after `delay_s`."""
         offset = delivery.record.offset
         handle = asyncio.get_running_loop().call_later(delay_s, self._show_again, offset)
         self.waiting[offset] = (handle, delivery)
@@ -165,7 +162,7 @@ class ReadyQueue:
     def _show_again(self, offset: int) -> None:
         _, delivery = self.waiting.pop(offset)
         self._intake.hold(-size_of(delivery.record))
-        self._again.append(delivery)
+        self._redeliveries.append(delivery)
         self._on_sendable()
 
     @property
@@ -173,11 +170,10 @@ class ReadyQueue:
         return self._level_ms or self._pump.delay_ms
 
     def _due_ms(self, record: Record) -> int:
-        """Rule 1."""
         return self._intake.arrivals.appended_ms(record.offset, record.timestamp) + self._delay_ms
 
     def _is_due(self, record: Record) -> bool:
-        """Rule 1; looks again when it is."""
+        """Whether the partition's delay has passed (rule 1); else sets the timer."""
         if not self._delay_ms:
             return True
         due_ms = self._due_ms(record)
@@ -187,16 +183,16 @@ class ReadyQueue:
         return False
 
     def _is_postponed(self, record: Record) -> bool:
-        """Whether its own header puts it off; it comes again when its time has come."""
+        """Whether the record's own header postpones it; then `delayed` shows it when it is due."""
         if not record.headers:
             return False
         present_ms = now_ms()
         heeded = self._pump.runtime.heeds_not_before
         if not heeded and self._pump.is_main:
-            return False  # a copy's own time says nothing here: only copies have one
+            return False  # the workload ignores the header, and only copies have a time of their own besides
         at_ms, problem = not_before_ms(record.headers, present_ms, heeded)
         if problem:
-            log.warning("a header is not heeded", job=str(self._pump.job), problem=problem)
+            log.warning("a not-before header is ignored", job=str(self._pump.job), problem=problem)
         if at_ms is None or at_ms <= present_ms:
             return False
         self.delayed.add(at_ms, record)
@@ -208,27 +204,27 @@ class ReadyQueue:
                 return
             self._timer.cancel()
         self._timer_at_ms = at_ms
-        # No longer than that: by then the clock may be another (`app.kernel.clock`).
+        # The wall clock may be set meanwhile (`app.kernel.clock`), so it is read again soon.
         wait_s = min(max(0, at_ms - now_ms()), DELAY_POLL_INTERVAL_MS) / 1000
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self._woken)
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
 
-    def _woken(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._again += map(self._delivery, self.delayed.pop_due())
+        self._redeliveries += map(self._delivery, self.delayed.pop_due())
         self.delayed.make_way()
         self._on_sendable()
 
-    def _read_on(self) -> None:
+    def _on_room(self) -> None:
         self._pump.refill()
         self._on_sendable()
 
     # -- state -----------------------------------------------------------------------------------
 
-    def waits(self) -> dict[str, Any]:
-        """What is in here waits for what: fields of `app.controllog.codec.JobStatus`."""
+    def status_fields(self) -> dict[str, Any]:
+        """How many messages wait for what: fields of `app.controllog.codec.JobStatus`."""
         ready, delay_ms = self._intake.ready, self._delay_ms
         dues = [self.delayed.next_due_ms]
-        postponed, may_go = len(self.delayed), len(self._again) + len(self._freed)
+        postponed, may_go = len(self.delayed), len(self._redeliveries) + len(self._freed)
         if ready and delay_ms and (due_ms := self._due_ms(ready[0])) > now_ms():
             dues.append(due_ms)
             postponed += len(ready)
@@ -244,11 +240,11 @@ class ReadyQueue:
         }
 
     def risk(self) -> str:
-        """What may be lost by waiting in its place, "" for nothing."""
+        """Why retention may delete a message that waits here; "": it cannot."""
         delay_ms, kept_ms = self._delay_ms, self.delayed.retention.ms
         if 0 <= kept_ms <= delay_ms:
             return (
-                f"messages wait {delay_ms / 1000:g} s, and their topic keeps them {kept_ms / 1000:g} s only:"
+                f"messages wait {delay_ms / 1000:g} s, but their topic keeps them only {kept_ms / 1000:g} s:"
                 " raise its retention.ms above the delay"
             )
         return self.delayed.risk()
@@ -256,19 +252,19 @@ class ReadyQueue:
     # -- out of turn -----------------------------------------------------------------------------
 
     def remove_waiting(self, offset: int) -> Delivery | None:
-        """Takes the message out of whatever it waits in (rule 4); None when it waits in nothing."""
+        """Takes the message out of the queue in which it waits (rule 4); None: it waits in none."""
         waiting = self.waiting.pop(offset, None)
         if waiting is not None:
             waiting[0].cancel()
             self._intake.hold(-size_of(waiting[1].record))
             return waiting[1]
-        for delivery in self._again:
+        for delivery in self._redeliveries:
             if delivery.record.offset == offset:
-                self._again.remove(delivery)
+                self._redeliveries.remove(delivery)
                 return delivery
-        record = self.delayed.remove(offset) or _taken(self._freed, offset)
+        record = self.delayed.remove(offset) or _remove_at(self._freed, offset)
         if record is None:
-            record = _taken(self._intake.ready, offset)
+            record = _remove_at(self._intake.ready, offset)
             if record is None and self._lanes is not None:
                 record = self._lanes.withdraw(lambda waiting: waiting.offset == offset)
                 if record is not None:
@@ -278,9 +274,8 @@ class ReadyQueue:
         return None if record is None else self._delivery(record)
 
     def close(self) -> None:
-        """Shows nothing more."""
         self._intake.close()
-        self._again.clear()
+        self._redeliveries.clear()
         self._freed.clear()
         for handle, _ in self.waiting.values():
             handle.cancel()
@@ -289,8 +284,7 @@ class ReadyQueue:
             self._timer.cancel()
 
 
-def _taken(records: deque[Record], offset: int) -> Record | None:
-    """The record at `offset`, out of `records`."""
+def _remove_at(records: deque[Record], offset: int) -> Record | None:
     for index, record in enumerate(records):
         if record.offset == offset:
             del records[index]

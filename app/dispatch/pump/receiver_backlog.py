@@ -1,6 +1,6 @@
-"""What waits for its receiver, in turn by pump: one whose messages hang must not keep another's waiting.
+"""Messages that wait for their receiver. Pumps take turns, so that hanging messages of one delay no other.
 
-Its bytes count as held by its pump (`app.dispatch.pump.intake`), so that waiting fills no memory.
+Their bytes count as held by their pump (`app.dispatch.pump.intake`), so that waiting messages are bounded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReceiverBacklog:
-    """See the module. Each pump's stay in order."""
+    """A queue for each pump, in that pump's order."""
 
     def __init__(self) -> None:
         self._queues: dict[DispatchPump, deque[Delivery]] = {}
@@ -31,19 +31,18 @@ class ReceiverBacklog:
         return chain.from_iterable(self._queues.values())
 
     def count(self, pump: DispatchPump) -> int:
-        """How many of the pump's there are."""
         return len(self._queues.get(pump, ()))
 
     def append(self, delivery: Delivery) -> None:
-        """Keeps it, behind its pump's."""
+        """Keeps the delivery behind its pump's others."""
         self._queues.setdefault(delivery.pump, deque()).append(delivery)
         self._count += 1
         delivery.pump.hold(size_of(delivery.record))
 
-    def pop_next(self, may: Callable[[DispatchPump], object]) -> Delivery | None:
-        """The first of the next pump that `may`; None when none may."""
+    def pop_next(self, can_send: Callable[[DispatchPump], object]) -> Delivery | None:
+        """The first delivery of the next pump that `can_send`; None: there is none."""
         for pump, queue in self._queues.items():
-            if may(pump):
+            if can_send(pump):
                 del self._queues[pump]
                 delivery = queue.popleft()
                 self._count -= 1
@@ -54,7 +53,6 @@ class ReceiverBacklog:
         return None
 
     def remove(self, delivery: Delivery) -> None:
-        """Takes it out."""
         queue = self._queues[delivery.pump]
         queue.remove(delivery)
         self._count -= 1
@@ -62,25 +60,24 @@ class ReceiverBacklog:
         if not queue:
             del self._queues[delivery.pump]
 
-    def pop_all(self, which: Callable[[DispatchPump], object]) -> list[Delivery]:
-        """Takes out what the pumps have that `which` names."""
-        taken: list[Delivery] = []
-        for pump in [pump for pump in self._queues if which(pump)]:
-            taken += self._queues.pop(pump)
-        self._count -= len(taken)
-        for delivery in taken:
+    def pop_all(self, matches: Callable[[DispatchPump], object]) -> list[Delivery]:
+        """Takes out the deliveries of all pumps for which `matches` is true."""
+        removed: list[Delivery] = []
+        for pump in [pump for pump in self._queues if matches(pump)]:
+            removed += self._queues.pop(pump)
+        self._count -= len(removed)
+        for delivery in removed:
             delivery.pump.hold(-size_of(delivery.record))
-        return taken
+        return removed
 
     def clear(self) -> None:
-        """Keeps nothing."""
         self.pop_all(lambda _: True)
 
 
-def taken(
+def take_waiting(
     queues: Iterable[ReceiverBacklog | deque[Delivery]], pump: DispatchPump, offset: int
 ) -> Delivery | None:
-    """Takes the pump's message at `offset` out of them; None: it waits in none."""
+    """Takes the pump's message at `offset` out of the queues; None: it waits in none."""
     for queue in queues:
         for delivery in queue:
             if delivery.pump is pump and delivery.record.offset == offset:

@@ -1,16 +1,15 @@
-"""What ties a partition to other copies of its topic: what it has finished, told for who reads another copy,
-and what was finished in another copy, which is not delivered again here.
+"""Progress of a partition across copies: publishes its own, and passes over what other copies finished.
 
     batch's header ──▶ trail ──▶ note of every snapshot ......▶ another region: frontier.finished
                   └──▶ over: all of it is finished there ──▶ passed over, without being decoded
-                             some of it is ────────────────▶ as what an inherited snapshot says is finished
+                             some of it is ────────────────▶ like what an inherited snapshot lists
 
-Both are off until somebody asks (`DispatchPump.remember`, `DispatchPump.pass_over`), and cost something per
-batch, nothing per message.
+Both are off until `DispatchPump.remember` and `DispatchPump.pass_over` switch them on. They cost time per
+batch, none per message.
 
-A batch that may yet be found to be finished elsewhere, as the barriers of this copy are behind, is held back
-for `UNDECIDED_HOLD_S` at most, or for as long as who asks will wait; the first that is delivered for that,
-undecided, ends all holding.
+While this copy's offset syncs lag, a batch may yet turn out to be finished in another copy. It is held back
+for `UNDECIDED_HOLD_S` at most, or for as long as the caller of `hold_longer` allows. The first batch that is
+delivered undecided ends all holding.
 """
 
 from __future__ import annotations
@@ -31,12 +30,13 @@ UNDECIDED_HOLD_S = 3.0
 
 
 class RemoteProgressFilter:
-    """See the module.
+    """The filter of one pump.
 
     Attributes:
-        passed_over: so many offsets of the partition were not delivered here.
-        undecided: so many at most were, though they may be finished elsewhere, until nobody looked any more.
-        role_epoch: the region's role when this began; -1: it has none.
+        over: What other copies finished; None: nothing is known, or all of it is behind.
+        passed_over: Offsets that were not delivered here.
+        undecided: Offsets that were delivered here, though another copy may have finished them.
+        role_epoch: The epoch of the region's role when this began; -1: it has none.
     """
 
     __slots__ = (
@@ -59,8 +59,8 @@ class RemoteProgressFilter:
         self._hold_s, self._hold_until_s = UNDECIDED_HOLD_S, 0.0
         self._held_at, self._held_since_s = -1, 0.0
 
-    def twin(self) -> RemoteProgressFilter:
-        """The same for who reads another part of the partition."""
+    def for_rest_of_partition(self) -> RemoteProgressFilter:
+        """The filter of the pump that reads the rest of a split partition."""
         other = RemoteProgressFilter(self.progress, self.over)
         other.role_epoch = self.role_epoch
         other._hold_s, other._hold_until_s = self._hold_s, self._hold_until_s
@@ -68,52 +68,52 @@ class RemoteProgressFilter:
 
     @property
     def wants_batches(self) -> bool:
-        """Batches are to be shown to it."""
         return self.progress is not None or self.over is not None
 
     @property
     def carried(self) -> int:
-        """Under which role all that was finished elsewhere is behind (`Progress.carried`)."""
+        """The role epoch whose progress in other copies is all behind (`Progress.carried`); -1: not yet."""
         return self.role_epoch if self.over is None else -1
 
     @property
     def is_holding(self) -> bool:
-        """A batch waits for more to be known of it."""
         return self._held_at >= 0
 
     def remember(self, tracker: Tracker, note: bytes, role_epoch: int) -> None:
-        """Begins a trail behind a former owner's, of the same log."""
+        """Continues the trail in a former owner's note about the same log."""
         self.role_epoch = role_epoch
         self.progress = ProducerProgress(tracker.base, note)
         if tracker.end > tracker.base:
             self.progress.lose(tracker.base, tracker.end)
 
-    def note(self, snapshot: Callable[[], Snapshot], seen_to: int, reads: RemoteProgressFilter) -> bytes:
-        """For a reader of another copy; b"" unless it remembers. `reads`: of who reads the lowest offsets."""
-        return b"" if self.progress is None else self.progress.note(snapshot(), seen_to, reads.carried)
+    def note(
+        self, snapshot: Callable[[], Snapshot], seen_to: int, lowest_reader: RemoteProgressFilter
+    ) -> bytes:
+        """The note for other copies' readers. `lowest_reader`: the filter at the lowest offsets."""
+        return (
+            b"" if self.progress is None else self.progress.note(snapshot(), seen_to, lowest_reader.carried)
+        )
 
-    def take_in(self, other: RemoteProgressFilter) -> None:
-        """What was counted by who read another part, and has ended."""
+    def add_counts(self, other: RemoteProgressFilter) -> None:
         self.passed_over += other.passed_over
         self.undecided += other.undecided
 
     def pass_over(self, over: PassOver, hold_until_s: float | None) -> None:
-        """What is known now; without `hold_until_s` (monotonic), what is undecided is held back as before."""
+        """Takes what is known now, and holds back until `hold_until_s` (monotonic); None: as before."""
         self.over = over
         if hold_until_s is not None:
             self._hold_until_s = hold_until_s
 
     def hold_longer(self, until_s: float, hold_s: float) -> None:
-        """Until then, a batch for so long: more is becoming known. Once something was delivered undecided,
-        nothing is held back any more."""
+        """Holds each batch for `hold_s` at most, until `until_s` (monotonic), because more is becoming known.
+
+        It has no effect once a batch was delivered undecided.
+        """
         if self._hold_until_s:
             self._hold_s, self._hold_until_s = hold_s, max(until_s, self._hold_until_s)
 
     def wants(self, header: BatchHeader, tracker: Tracker, end: int | None) -> bool | None:
-        """Whether anything of the batch is to be delivered; None: ask again.
-
-        `end`: nothing from there on is this pump's.
-        """
+        """Whether anything below `end` of the batch is to be delivered; None: not decided, ask again."""
         start, stop = header.base_offset, header.next_offset
         over = self.over
         if (
@@ -132,7 +132,7 @@ class RemoteProgressFilter:
         if over is None:
             return True
         if start >= over.until and not (over.lags and self._hold_until_s):
-            self.over = None  # all that was finished elsewhere is behind
+            self.over = None  # all that other copies finished is behind
             return True
         ranges = over.ranges(start, stop, header.producer_id, header.producer_epoch, header.base_sequence)
         if not ranges:
@@ -144,7 +144,7 @@ class RemoteProgressFilter:
         return not whole
 
     def _holds(self, start: int) -> bool:
-        """Whether a batch of which more may come to be known waits for that."""
+        """Whether the batch at `start` is held back until more is known."""
         now_s = time.monotonic()
         if start != self._held_at:
             self._held_at, self._held_since_s = start, now_s

@@ -1,13 +1,13 @@
-"""The way out of a topic: copies in a retry topic, the DLQ or the topic of delayed messages, and what is
-finished once they are safe.
+"""Copies messages to a retry topic, the DLQ or the topic of delayed messages, then finishes them.
 
-Invariant: a message is finished here only after all in-sync replicas have acknowledged its copy. A copy that
-is not taken is tried again for as long as the job is this worker's, and not let go: then its message stays
-unfinished, for the next owner. One that only waits for its time stays where it is once that time is near.
+Invariant: a message is finished here only after all in-sync replicas have acknowledged its copy. A refused
+copy is tried again while this worker owns the job and does not drain it. After that the message stays
+unfinished, for the next owner. A message that only waits for its time stays in place once that time is near.
 
-A copy is compressed as its source was, so that what one topic took another takes. What a retry topic does
-not take all the same waits here for its attempts. What the DLQ does not take goes there without its value,
-with where that stands: null would tell the receiver to delete.
+A copy is compressed like its source, so that a topic takes what another one took. A message that a retry
+topic still refuses gets its attempts here. If a message is too large for the DLQ, its copy leaves out the
+value, then key and headers too, and says where they are. A plain null value would tell the receiver to
+delete.
 """
 
 from __future__ import annotations
@@ -43,29 +43,27 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-POSTPONE_TRIES = 3  # then messages that wait for their time do so where they are, for now
-PRODUCE_RETRY_S = 0.5  # a copy that was not taken is tried again this much later
+POSTPONE_TRIES = 3  # then the messages wait in place, and are copied later
+PRODUCE_RETRY_S = 0.5
 LEASE_RETRY_S = 0.05
 NO_DLQ_RETRY_S = 1.0
-TOO_LARGE = "too large for a copy, read it where it stood"
+TOO_LARGE = "too large for a copy, read it in its source topic"
 
 
-class Lacks(IntEnum):
-    """What a copy goes without, as no topic takes it with that."""
+class LeftOut(IntEnum):
+    """The parts that a copy leaves out, because the topic does not take it whole."""
 
     NOTHING = 0
     VALUE = 1
-    ALL = 2  # neither value nor key nor the producer's headers
+    ALL = 2  # the value, the key and the producer's headers
 
 
-# No retry topic takes it: it is tried again in place. A refused timestamp is this worker's and not the
-# message's: such a copy is taken once the clocks agree.
-NOT_AS_A_COPY = (RecordTooLarge, *RECORD_INVALID)
+# No retry topic takes such a message, so it gets its attempts in place. A refused timestamp is not among
+# these: the worker sets it, and the topic takes the copy once the clocks agree.
+COPY_REFUSALS = (RecordTooLarge, *RECORD_INVALID)
 
 
 class CopyProducer(Protocol):
-    """What the way out needs of a producer."""
-
     def send(
         self, topic: str, key: bytes | None, value: bytes | None, headers: list[Header],
         partition: int | None = None, codec: int = 0,
@@ -77,21 +75,16 @@ async def _all_levels() -> int:
 
 
 class PostponedMessage(NamedTuple):
-    """A message that is not to be delivered before `due_ms`."""
-
     record: Record
     origin: MessageOrigin
     due_ms: int
 
 
-Stay = Callable[[list[PostponedMessage], str, bool], None]
+OnStay = Callable[[list[PostponedMessage], str, bool], None]
 
 
 class RetryPublisher:
-    """Copies of one workload's messages.
-
-    `make_delayed` creates the topic of delayed messages where it is missing, and tells its partitions.
-    """
+    """Copies one workload's messages. `make_delayed` creates the delayed topic; returns its partitions."""
 
     def __init__(self, copies: CopyProducer, lease: Lease, clock: Callable[[], float]) -> None:
         self.make_delayed: Callable[[], Awaitable[int]] = _all_levels
@@ -102,61 +95,59 @@ class RetryPublisher:
 
     def start(
         self, delivery: Delivery, topic: str, tier: int | None, reason: str, code: str,
-        finished: Callable[[], None], stay: Callable[[], None] | None = None, due_ms: int | None = None,
+        finished: Callable[[], None], on_stay: Callable[[], None] | None = None, due_ms: int | None = None,
     ) -> None:  # fmt: skip
-        """Begins to copy a message to the topic of `tier`, where the copy waits until `due_ms` at least.
+        """Starts to copy a message to the topic of `tier` (None: the DLQ), to wait there until `due_ms`.
 
-        No tier means the DLQ.
-
-        Unless the pump is closed, `finished` is called once the message is finished here, or `stay` if the
-        retry topic does not take its copy: too large, or not as the topic's settings want records.
+        Unless the pump is closed, `finished` is called once the message is finished here. `on_stay` is called
+        instead if the retry topic refuses the copy, for its size or by the topic's settings.
         """
         pump, record = delivery.pump, delivery.record
-        origin = delivery.told_origin()
+        origin = delivery.message_origin()
         failed = replace(
             origin, attempt=origin.attempt + delivery.attempts,
-            tier_attempt=origin.tier_attempt + (delivery.attempts > 0),  # else it only goes round
+            tier_attempt=origin.tier_attempt + (delivery.attempts > 0),  # else it only changed topics
             timeouts=origin.timeouts + delivery.timeouts,
         )  # fmt: skip
 
-        def letter(lacks: Lacks) -> tuple[bytes | None, bytes | None, list[Header]]:
-            words = f"{TOO_LARGE}; {reason}" if lacks else reason
+        def letter(left_out: LeftOut) -> tuple[bytes | None, bytes | None, list[Header]]:
+            words = f"{TOO_LARGE}; {reason}" if left_out else reason
             headers = moved_headers(
-                () if lacks is Lacks.ALL else record.headers, failed, tier=tier, reason=words, code=code,
+                () if left_out is LeftOut.ALL else record.headers, failed, tier=tier, reason=words, code=code,
                 moved_at_ms=now_ms(), due_ms=due_ms,
             )  # fmt: skip
-            if not lacks:
+            if not left_out:
                 return record.key, record.value, headers
-            key = record.key if lacks is Lacks.ALL else None
+            key = record.key if left_out is LeftOut.ALL else None
             headers += left_out_headers(
                 record.value, pump.job.topic, pump.job.partition, record.offset, pump.topic_id, key
             )
-            return None if lacks is Lacks.ALL else record.key, None, headers
+            return None if left_out is LeftOut.ALL else record.key, None, headers
 
         def done() -> None:
             pump.finished(record, acknowledged=False, dead=tier is None)
             finished()
 
-        copying = self._copy(pump, lambda: topic, letter, done, pump.codec, None if tier is None else stay)
+        copying = self._copy(pump, lambda: topic, letter, done, pump.codec, None if tier is None else on_stay)
         self._run(pump, record.offset, copying)
 
     def start_raw(
         self, pump: DispatchPump, error: UndecodableBatch, dlq_topic: Callable[[], str | None],
         finished: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Begins to copy the bytes of a batch that cannot be decoded; then calls `finished`."""
+        """Starts to copy the bytes of a batch that cannot be decoded to the DLQ; then calls `finished`."""
         log.error(
             "a record batch cannot be decoded; its bytes go to the DLQ", job=str(pump.job), error=str(error)
         )
         origin = MessageOrigin(pump.job.topic, pump.job.partition, error.start, -1)
 
-        def letter(lacks: Lacks) -> tuple[bytes | None, bytes | None, list[Header]]:
-            words = f"{TOO_LARGE}; {error}" if lacks else str(error)
+        def letter(left_out: LeftOut) -> tuple[bytes | None, bytes | None, list[Header]]:
+            words = f"{TOO_LARGE}; {error}" if left_out else str(error)
             headers = moved_headers(
                 [], origin, tier=None, reason=words, code="UNDECODABLE", moved_at_ms=now_ms()
             )
             headers.append((RAW_BATCH, f"{error.start}-{error.end}".encode()))
-            if not lacks:
+            if not left_out:
                 return None, error.raw, headers
             headers += left_out_headers(
                 error.raw, pump.job.topic, pump.job.partition, error.start, pump.topic_id
@@ -166,16 +157,20 @@ class RetryPublisher:
         self._run(pump, error.start, self._copy(pump, dlq_topic, letter, finished, 0, None))
 
     def postpone(
-        self, pump: DispatchPump, messages: Sequence[PostponedMessage], moved: Callable[[list[Record]], None],
-        stay: Stay, ended: Callable[[], None],
+        self, pump: DispatchPump, messages: Sequence[PostponedMessage],
+        on_moved: Callable[[list[Record]], None], on_stay: OnStay, on_end: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Begins to copy messages to where they wait for their time (`app.dispatch.model.delayed_delivery`).
+        """Starts to copy messages to where they wait for their time (`app.dispatch.model.delayed_delivery`).
 
-        Unless the pump is closed or let go, `moved` is told which are safe there, `stay` which are due too
-        soon or (then with a reason) can be copied nowhere, for good or (the last argument) for now, and
-        `ended` when it is through, however that came.
+        Unless the pump is closed or drained, each message is passed to one of these:
+        - `on_moved`: its copy is safe.
+        - `on_stay`: it stays in place, for this reason ("": it is due too soon), and perhaps only for now.
+
+        `on_end` is called last, after failures too, unless the pump is closed.
         """
-        copying = self._postpone(pump, {one.record.offset: one for one in messages}, moved, stay, ended)
+        copying = self._postpone(
+            pump, {message.record.offset: message for message in messages}, on_moved, on_stay, on_end
+        )
         task = asyncio.get_running_loop().create_task(copying)
         offsets = [message.record.offset for message in messages]
         pump.copying.update(dict.fromkeys(offsets, task))
@@ -189,23 +184,23 @@ class RetryPublisher:
         task.add_done_callback(done)
 
     async def _postpone(
-        self, pump: DispatchPump, left: dict[int, PostponedMessage], moved: Callable[[list[Record]], None],
-        stay: Stay, ended: Callable[[], None],
+        self, pump: DispatchPump, remaining: dict[int, PostponedMessage],
+        on_moved: Callable[[list[Record]], None], on_stay: OnStay, on_end: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Empties `left`, which holds what nobody was told of yet."""
+        """Empties `remaining`, which holds the messages that no callback has got yet."""
         try:
-            await self._postpone_all(pump, left, moved, stay)
+            await self._postpone_all(pump, remaining, on_moved, on_stay)
         except Exception as error:
-            stay(list(left.values()), f"it could not be copied: {error!r}", False)
+            on_stay(list(remaining.values()), f"it could not be copied: {error!r}", False)
             raise
         finally:
             if not pump.closed:
                 _clear_failure(pump)
-                ended()
+                on_end()
 
     async def _postpone_all(
-        self, pump: DispatchPump, left: dict[int, PostponedMessage], moved: Callable[[list[Record]], None],
-        stay: Stay,
+        self, pump: DispatchPump, remaining: dict[int, PostponedMessage],
+        on_moved: Callable[[list[Record]], None], on_stay: OnStay,
     ) -> None:  # fmt: skip
         topic = pump.runtime.workload.delayed_topic()
 
@@ -214,28 +209,31 @@ class RetryPublisher:
             headers = postponed_headers(record.headers, message.origin, message.due_ms)
             await self._copies.send(topic, record.key, record.value, headers, level, pump.codec)
 
-        def told(messages: list[PostponedMessage]) -> list[PostponedMessage]:
+        def take(messages: list[PostponedMessage]) -> list[PostponedMessage]:
             for message in messages:
-                del left[message.record.offset]
+                del remaining[message.record.offset]
             return messages
 
         tries = 0
 
-        async def not_taken(error: object) -> None:
+        async def on_refusal(error: object) -> None:
             nonlocal tries
             tries += 1
-            await self._not_taken(pump, topic, error)
+            await self._report_refusal(pump, topic, error)
             if tries == POSTPONE_TRIES:
-                stay(told(list(left.values())), f"{topic} takes no copy: {error}", True)
+                on_stay(take(list(remaining.values())), f"{topic} takes no copy: {error}", True)
 
         waited = False
-        while left and not pump.closed:
+        while remaining and not pump.closed:
             present_ms = now_ms()
-            levels = [(one, level_of(one.due_ms - present_ms, self._levels or None)) for one in left.values()]
-            if soon := [one for one, level in levels if level is None]:
-                stay(told(soon), "", False)
-            going = [(one, level) for one, level in levels if level is not None]
-            if not going or (waited and pump.draining):
+            levels = [
+                (message, level_of(message.due_ms - present_ms, self._levels or None))
+                for message in remaining.values()
+            ]
+            if due_soon := [message for message, level in levels if level is None]:
+                on_stay(take(due_soon), "", False)
+            to_send = [(message, level) for message, level in levels if level is not None]
+            if not to_send or (waited and pump.draining):
                 return
             waited = True
             if not self._lease.holds(self._clock()):
@@ -245,27 +243,27 @@ class RetryPublisher:
                 if not self._levels:
                     self._levels = await self.make_delayed()
                     waited = False
-                    continue  # there may be fewer of them
-            except Exception as error:  # noqa: BLE001 - as below
-                await not_taken(error)
+                    continue  # the topic may have fewer levels
+            except Exception as error:  # noqa: BLE001 - whatever it raises, the messages stay
+                await on_refusal(error)
                 continue
-            sent = await asyncio.gather(*(send(*one) for one in going), return_exceptions=True)
+            sent = await asyncio.gather(*(send(*message) for message in to_send), return_exceptions=True)
             if pump.closed:
                 return
-            answers = [(one, answer) for (one, _), answer in zip(going, sent, strict=True)]
-            safe = [one for one, answer in answers if not isinstance(answer, BaseException)]
-            moved([message.record for message in told(safe)])
-            refused = [(one, answer) for one, answer in answers if isinstance(answer, NOT_AS_A_COPY)]
-            for one, answer in refused:
+            answers = [(message, answer) for (message, _), answer in zip(to_send, sent, strict=True)]
+            safe = [message for message, answer in answers if not isinstance(answer, BaseException)]
+            on_moved([message.record for message in take(safe)])
+            refused = [(message, answer) for message, answer in answers if isinstance(answer, COPY_REFUSALS)]
+            for message, answer in refused:
                 is_large = isinstance(answer, RecordTooLarge)
-                stay(told([one]), "too large for a copy" if is_large else str(answer), False)
-            if left:
-                self._levels = 0  # whatever is wrong, the topic may be gone
-                why = next(answer for one, answer in answers if one.record.offset in left)
-                await not_taken(why)
+                on_stay(take([message]), "too large for a copy" if is_large else str(answer), False)
+            if remaining:
+                self._levels = 0  # the topic may have been deleted
+                why = next(answer for message, answer in answers if message.record.offset in remaining)
+                await on_refusal(why)
 
     @staticmethod
-    async def _not_taken(pump: DispatchPump, topic: str, error: object) -> None:
+    async def _report_refusal(pump: DispatchPump, topic: str, error: object) -> None:
         pump.trouble = f"{NO_COPY} in {topic}: {error}"
         log.warning(
             "a copy was not taken and is tried again; the message stays unfinished",
@@ -278,26 +276,26 @@ class RetryPublisher:
         task = asyncio.get_running_loop().create_task(copying)
         pump.copying[offset] = task
 
-        def ended(task: asyncio.Task[None]) -> None:
-            if pump.copying.get(offset) is task:  # else another copy of it has begun
+        def on_end(task: asyncio.Task[None]) -> None:
+            if pump.copying.get(offset) is task:  # else another copy of the message has started
                 del pump.copying[offset]
             _report_failure(pump, task)
 
-        task.add_done_callback(ended)
+        task.add_done_callback(on_end)
 
     async def _copy(
         self, pump: DispatchPump, topic: Callable[[], str | None],
-        letter: Callable[[Lacks], tuple[bytes | None, bytes | None, list[Header]]],
-        done: Callable[[], None], codec: int, stay: Callable[[], None] | None,
+        letter: Callable[[LeftOut], tuple[bytes | None, bytes | None, list[Header]]],
+        done: Callable[[], None], codec: int, on_stay: Callable[[], None] | None,
     ) -> None:  # fmt: skip
-        """`letter` is told what the copy has to lack. None for `stay`: it goes without its value."""
-        lacks, waited = Lacks.NOTHING, False
+        """Copies until the topic takes it; without `on_stay`, a copy that is too large leaves parts out."""
+        left_out, waited = LeftOut.NOTHING, False
         while not pump.closed and not (waited and pump.draining):
             where = topic()
             waited = True
             if where is None:
                 pump.trouble = (
-                    f"{NO_COPY}: a message can go nowhere but to a DLQ, and there is none: enable dlq"
+                    f"{NO_COPY}: a message must go to the DLQ, but the definition has none: enable dlq"
                 )
                 await asyncio.sleep(NO_DLQ_RETRY_S)
                 continue
@@ -305,24 +303,24 @@ class RetryPublisher:
                 await asyncio.sleep(LEASE_RETRY_S)
                 continue
             try:
-                await self._copies.send(where, *letter(lacks), codec=codec)
-            except NOT_AS_A_COPY as error:
-                if stay is not None:
+                await self._copies.send(where, *letter(left_out), codec=codec)
+            except COPY_REFUSALS as error:
+                if on_stay is not None:
                     _clear_failure(pump)
                     if not pump.closed:
-                        stay()
+                        on_stay()
                     return
                 if not isinstance(error, RecordTooLarge):
-                    await self._not_taken(pump, where, error)
+                    await self._report_refusal(pump, where, error)
                     continue
-                if lacks is Lacks.ALL:
+                if left_out is LeftOut.ALL:
                     pump.trouble = f"{NO_COPY} in {where}: {error}"
                     await asyncio.sleep(NO_DLQ_RETRY_S)
                     continue
-                lacks, waited = Lacks(lacks + 1), False
+                left_out, waited = LeftOut(left_out + 1), False
                 continue
             except Exception as error:  # noqa: BLE001 - whatever the producer raises, the message stays
-                await self._not_taken(pump, where, error)
+                await self._report_refusal(pump, where, error)
                 continue
             _clear_failure(pump)
             if not pump.closed:
@@ -331,13 +329,19 @@ class RetryPublisher:
 
 
 def _clear_failure(pump: DispatchPump) -> None:
-    """Copies are taken (again)."""
+    """Withdraws the trouble once copies are taken again."""
     if pump.trouble.startswith(NO_COPY):
         pump.trouble = ""
 
 
 def _report_failure(pump: DispatchPump, task: asyncio.Task[None]) -> None:
-    """A fault of ours: the message stays unfinished, and a next owner delivers it."""
+    """Reports a fault of Switchyard's own; the message stays unfinished, and the next owner delivers it."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        pump.trouble = f"a fault of Switchyard's own while copying, its traceback is in the log: {error!r}"
-        log.error("copying failed in an unexpected way", job=str(pump.job), exc_info=error)
+        pump.trouble = (
+            f"copying failed by a fault of Switchyard's own; the worker's log has the traceback: {error!r}"
+        )
+        log.error(
+            "copying a message failed by a fault of Switchyard's own; it stays unfinished",
+            job=str(pump.job),
+            exc_info=error,
+        )

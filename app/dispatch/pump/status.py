@@ -1,4 +1,4 @@
-"""What the heartbeat says of a dispatch job."""
+"""The state of a dispatch job as the heartbeat reports it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def status_of(pump: DispatchPump, intake: MessageIntake, queue: ReadyQueue) -> JobStatus:
-    """Of the pump, without a backlog that it may have beside it."""
+    """The pump's state, without its backlog's."""
     tracker = pump.tracker
     return JobStatus(
         job=str(pump.job),
@@ -31,5 +31,5 @@ def status_of(pump: DispatchPump, intake: MessageIntake, queue: ReadyQueue) -> J
         outgoing=len(pump.copying),
         passed_over=intake.remote_progress.passed_over,
         trouble=pump.trouble or queue.risk(),
-        **queue.waits(),
+        **queue.status_fields(),
     )

@@ -1,1 +1,1 @@
-"""Calls to receivers: the unary contract, health, metadata, bounds of answers."""
+"""Calls to receivers: the unary and the stream contract, health, metadata, limits of answers."""

@@ -1,40 +1,40 @@
-"""How much a receiver may say: Switchyard holds all of an answer in memory, and reads it in its event loop.
+"""How large a receiver's answer may be: Switchyard holds an answer in memory and reads it in its event loop.
 
-A receiver that says more has its call or its stream ended, and that is held against this receiver only.
+A larger answer ends the receiver's call or stream, and counts as this receiver's failure only.
 """
 
 from __future__ import annotations
 
 from switchyard.v1.receiver_pb2 import Results
 
-# Twice gRPC's own limit for clients that set none. An answer is not looked at, but must be read to its end:
-# without its status, what was acknowledged would be delivered again.
+# Twice gRPC's default limit for clients. An answer's body is ignored, but must be read to its end: without
+# its status, an acknowledged message would be delivered again.
 MAX_UNARY_BYTES = 8 * 1024 * 1024
-MAX_STREAM_BYTES = 4 * 1024 * 1024  # twice what `switchyard.receiver.outcomes` says at once
-MAX_RANGES = 100_000  # in a response: ten times the widest window; empty ones take two bytes each
-RANGES_AT_ONCE = 500  # then others have their turn in the loop: a few milliseconds
+MAX_STREAM_BYTES = 4 * 1024 * 1024  # twice what `switchyard.receiver.outcomes` sends at once
+MAX_RANGES = 100_000  # in a response: ten times the widest window; an empty range takes only two bytes
+RANGES_AT_ONCE = 500  # after a few milliseconds, other tasks get their turn in the event loop
 
 ANSWER_WORDS = "the answer is too large"
 REMEDY = (
-    "let the receiver answer with less: nothing or a short message to a call, and the results of a stream in"
+    "let the receiver send smaller answers: none or a short message for a call, and a stream's results in"
     " several responses"
 )
 
 
 class AnswerTooLarge(ValueError):
-    """A response of a stream is beyond a bound."""
+    """A response of a stream exceeds a limit."""
 
 
 def ranges_in(results: Results) -> int:
-    """How many ranges it has, of any kind.
+    """The number of its ranges, of all kinds.
 
     Raises:
-        AnswerTooLarge: they are more than `MAX_RANGES`.
+        AnswerTooLarge: There are more than `MAX_RANGES`.
     """
     count = len(results.acknowledged) + len(results.skipped)
     count += len(results.retried) + len(results.stashed) + len(results.failed)
     if count > MAX_RANGES:
         raise AnswerTooLarge(
-            f"{ANSWER_WORDS}: {count} ranges of results; at most {MAX_RANGES} are read of a response"
+            f"{ANSWER_WORDS}: {count} ranges of results in one response; at most {MAX_RANGES} are read"
         )
     return count

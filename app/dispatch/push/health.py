@@ -1,4 +1,4 @@
-"""Asks a receiver for its health, by gRPC's standard protocol (grpc.health.v1)."""
+"""A check of a receiver's health by gRPC's standard protocol (grpc.health.v1). `health_watch` repeats it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 METHOD = "/grpc.health.v1.Health/Check"
-SILENT = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND}  # NOT_FOUND: not this service's
+# NOT_FOUND: the receiver does not know the service.
+NO_HEALTH = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND}
 OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
-HEALTH_CHECK_TIMEOUT_S = 2.0  # a receiver that cannot say this soon that it is well, is not
+HEALTH_CHECK_TIMEOUT_S = 2.0  # a receiver that does not answer within this is unreachable
 
 
 class ReceiverHealth(StrEnum):
-    """What a receiver says of itself, or what can be said of it."""
+    """The receiver's answer to a health check, or why there is none."""
 
     SERVING = "serving"
     NOT_SERVING = "not-serving"
-    UNIMPLEMENTED = "unimplemented"  # it is there, and says nothing about its health or the service's
-    UNREACHABLE = "unreachable"  # nobody there, or no answer in time
+    UNIMPLEMENTED = "unimplemented"  # it answers, but does not report its or the service's health
+    UNREACHABLE = "unreachable"  # no connection, or no answer in time
 
 
 class HealthClient:
-    """Asks the server at `address`, over one channel of its own."""
+    """Checks the server at `address`, over a channel of its own."""
 
     def __init__(self, address: str) -> None:
         self._channel = aio.insecure_channel(address, options=OPTIONS)
@@ -41,23 +42,22 @@ class HealthClient:
         )
 
     async def check(self, service: str = "", timeout_s: float = HEALTH_CHECK_TIMEOUT_S) -> ReceiverHealth:
-        """The health of `service` (empty: of the whole server); ends within `timeout_s`."""
+        """The health of `service` (empty: of the whole server), within `timeout_s`."""
         try:
             answer = await self._call(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except aio.AioRpcError as error:
-            return ReceiverHealth.UNIMPLEMENTED if error.code() in SILENT else ReceiverHealth.UNREACHABLE
+            return ReceiverHealth.UNIMPLEMENTED if error.code() in NO_HEALTH else ReceiverHealth.UNREACHABLE
         serving = answer.status == health_pb2.HealthCheckResponse.SERVING
         return ReceiverHealth.SERVING if serving else ReceiverHealth.NOT_SERVING
 
     async def close(self) -> None:
-        """Closes the channel."""
         await self._channel.close(None)
 
 
 async def check(
     address: str, service: str = "", *, timeout_s: float = HEALTH_CHECK_TIMEOUT_S
 ) -> ReceiverHealth:
-    """The health of `service` at `address`, asked once."""
+    """Checks the health of `service` at `address` once."""
     client = HealthClient(address)
     try:
         return await client.check(service, timeout_s)

@@ -1,8 +1,8 @@
-"""Watches what a receiver says of its own health, by gRPC's standard protocol.
+"""Repeated health checks of one receiver, by gRPC's standard protocol. `health` has the single check.
 
-A receiver that says NOT_SERVING (it shuts down, it warms up) gets nothing until it says otherwise: no
-message is tried on it, and none is held against it. One that says nothing of its health, or is not there,
-is judged by what becomes of messages (`app.dispatch.model.circuit_breaker`).
+A receiver that answers NOT_SERVING, such as during shutdown or warm-up, gets no messages until its answer
+changes, and no message counts as its failure. A receiver that does not report its health, or is not there, is
+judged by the results of messages (`app.dispatch.model.circuit_breaker`).
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from app.dispatch.push.health import HealthClient, ReceiverHealth
 
 log = structlog.get_logger(__name__)
 
-SERVING_CHECK_INTERVAL_S = 2.0  # between checks
-NOT_SERVING_CHECK_INTERVAL_S = 0.5  # recovery is noticed within two seconds
-SILENT_CHECK_INTERVAL_S = 60.0  # a new version may speak
+SERVING_CHECK_INTERVAL_S = 2.0
+NOT_SERVING_CHECK_INTERVAL_S = 0.5  # so that recovery is noticed within two seconds
+SILENT_CHECK_INTERVAL_S = 60.0  # a new version may report its health
 
 
 class HealthWatch:
-    """Of the receiver at `address`; `changed` is told when `serving` has changed.
+    """Watches the receiver at `address`; calls `changed` when `serving` has changed.
 
-    Attributes: `serving`, `heard` (what it said last, None while nothing), and `answers` (how often somebody
-    was there who answered).
+    `heard` is the last check's result, None before the first; `answers` counts the checks that were answered.
     """
 
     def __init__(self, address: str, changed: Callable[[], None]) -> None:
         self.serving = True
         self.heard: ReceiverHealth | None = None
         self.answers = 0
-        self._asked = asyncio.Event()
+        self._check_now = asyncio.Event()
         self._client = HealthClient(address)
         self._address = address
         self._changed = changed
@@ -41,7 +40,7 @@ class HealthWatch:
 
     async def _watch(self) -> None:
         while True:
-            self._asked.clear()
+            self._check_now.clear()
             health = self.heard = await self._client.check()
             self.answers += health is not ReceiverHealth.UNREACHABLE
             serving = health is not ReceiverHealth.NOT_SERVING
@@ -56,14 +55,12 @@ class HealthWatch:
             )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s if serving else NOT_SERVING_CHECK_INTERVAL_S):
-                    await self._asked.wait()
+                    await self._check_now.wait()
 
     def ask(self) -> None:
-        """Asks again at once."""
-        self._asked.set()
+        self._check_now.set()
 
     async def close(self) -> None:
-        """Ends the watch."""
         self._task.cancel()
         await asyncio.wait([self._task])
         await self._client.close()

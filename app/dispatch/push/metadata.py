@@ -1,9 +1,9 @@
-"""A delivery's gRPC metadata: what uForwarder's consumers read, and every record header beside it.
+"""A delivery's gRPC metadata: the names that uForwarder's consumers read, and every record header.
 
-`kafka-topic`, `-partition` and `-offset` name where the message first stood (uForwarder's logical
-metadata), so that a receiver's idempotency key survives retries. Binary values travel under names that end
-in `-bin`, which gRPC encodes itself. `kafka-value-null` tells a tombstone from an empty value: both have an
-empty body.
+`kafka-topic`, `-partition` and `-offset` name the place where the message was first produced (uForwarder's
+logical metadata), so a receiver's idempotency key survives retries. Binary values have names that end in
+`-bin`, which gRPC encodes. `kafka-value-null` distinguishes a tombstone from an empty value, because both
+have an empty body.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ _MAX_CACHED_NAMES = 10_000
 
 
 class SenderRole(NamedTuple):
-    """What receivers of a workload of several regions are told of the region that sends: whether it is the
-    primary (active) one, and under which epoch it is, or another one is."""
+    """The sending region's role in a workload of several regions: whether it is the primary (active) one.
+
+    `epoch` belongs to the workload's role, whichever region has it.
+    """
 
     region: str
     primary: bool
     epoch: int
 
     def metadata(self) -> Metadata:
-        """For a unary call."""
+        """The role as a unary call's metadata."""
         primary = "true" if self.primary else "false"
         return (REGION, self.region), (PRIMARY, primary), (PRIMARY_EPOCH, str(self.epoch))
 
 
 class InvalidHeaderName(ValueError):
-    """A record header whose name cannot be gRPC metadata."""
+    """The name of a record header cannot be a name of gRPC metadata."""
 
 
 class MetadataTemplate:
-    """The metadata of one partition's deliveries; what does not change is made once."""
+    """The metadata of one partition's deliveries; builds the constant part once."""
 
     __slots__ = ("_fixed", "_partition", "_topic")
 
@@ -70,7 +72,7 @@ class MetadataTemplate:
         """One delivery's metadata.
 
         Raises:
-            InvalidHeaderName: a header's name is empty, too long, or has characters gRPC does not take.
+            InvalidHeaderName: A header's name is empty, too long, or has characters that gRPC does not take.
         """
         extra: list[tuple[str, str | bytes]] = [
             (_names.get(name) or _metadata_name(name), value or b"") for name, value in headers

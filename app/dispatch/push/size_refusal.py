@@ -1,10 +1,10 @@
-r"""Which answers say that a message is too large, in the words of each gRPC implementation.
+r"""Recognises the status by which each gRPC implementation says that a message is too large.
 
-RESOURCE_EXHAUSTED means two things: "this message is too large", which no retry helps, and "too much at once",
-which only waiting helps. gRPC has no field that tells them apart, so the words do. They are matched whole, with
-their numbers: an application's "queue exceeds maximum size" or "quota exceeded" stays an overload.
+RESOURCE_EXHAUSTED has two meanings: "this message is too large", where no retry helps, and "too much at once",
+where only waiting helps. No field of gRPC distinguishes them, so the details must. Whole phrases are matched,
+with their numbers: an application's "queue exceeds maximum size" or "quota exceeded" stays an overload.
 
-| who says it       | words                                                                | status             | source |
+| sender            | details                                                              | status             | source |
 |-------------------|----------------------------------------------------------------------|--------------------|--------|
 | gRPC C core       | SERVER: Received message larger than max (5 vs. 4)                   | RESOURCE_EXHAUSTED | message_size_filter.cc |
 | gRPC C core       | received metadata size exceeds hard limit (5 vs. 4) (soft: the same) | RESOURCE_EXHAUSTED | hpack_parser.cc |
@@ -23,8 +23,8 @@ their numbers: an application's "queue exceeds maximum size" or "quota exceeded"
 | Envoy             | Payload Too Large; Request Header Fields Too Large: HTTP's 413, 431  | UNKNOWN            | codes.cc |
 | nginx, others     | Received http2 header with status: 413 (431)                         | UNKNOWN            | C core, of an answer without a gRPC status |
 
-Two look alike and are not: "CLIENT: Received message larger than max" and "Stream removed (received metadata size
-exceeds ...)" are said by this side of an answer that it cannot read. The receiver took the message.
+Two similar messages come from this side, about an answer that it cannot read: "CLIENT: Received message larger
+than max" and "Stream removed (received metadata size exceeds ...)". The receiver took the message.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from typing import NamedTuple
 from app.dispatch.push.answer_limits import ANSWER_WORDS
 from app.kernel.grpc_status import INTERNAL, OK, OUT_OF_RANGE, RESOURCE_EXHAUSTED, UNKNOWN
 
-MAX_LOOKED_AT_CHARS = 1_000  # implementations say it first; an application that forwards it may quote a stack
+MAX_SEARCHED_CHARS = 1_000  # the phrase comes first; a stack trace may follow
 
 
 class SizeRefusal(NamedTuple):
     """A refusal of a message for its size.
 
     Attributes:
-        size_bytes: of what was refused; None when the words do not tell.
-        limit_bytes: what would have been taken; None when the words do not tell.
+        size_bytes: The message's size; None: the receiver did not name it.
+        limit_bytes: The receiver's limit; None: the receiver did not name it.
     """
 
     size_bytes: int | None
@@ -74,7 +74,7 @@ _WHOLE = re.compile(
     r"Payload Too Large|Content Too Large|Request Header Fields Too Large"
     r"|Received http2 header with status: (?:413|431)"
 )
-_OF_THE_ANSWER = re.compile(
+_ABOUT_ANSWER = re.compile(
     r"CLIENT: Received message larger"
     r"|Stream removed \(received (?:initial |trailing )?metadata size exceeds"
     r"|CLIENT: Decompressed message larger"
@@ -83,16 +83,16 @@ _CODES = frozenset((RESOURCE_EXHAUSTED, OUT_OF_RANGE, INTERNAL, UNKNOWN))
 
 
 def size_refusal(code: int, details: str) -> SizeRefusal | None:
-    """What a status says of the message's size; None: nothing (the module's table).
+    """The refusal for size that a status reports; None: it reports none.
 
     Args:
         code: gRPC status number.
-        details: its words.
+        details: The status message.
     """
     if code not in _CODES or not details:
         return None
-    details = details[:MAX_LOOKED_AT_CHARS]
-    if _OF_THE_ANSWER.search(details):
+    details = details[:MAX_SEARCHED_CHARS]
+    if _ABOUT_ANSWER.search(details):
         return None
     if _WHOLE.fullmatch(details.strip()):
         return SizeRefusal(None, None)
@@ -103,12 +103,12 @@ def size_refusal(code: int, details: str) -> SizeRefusal | None:
     return None
 
 
-def is_of_the_answer(code: int, details: str) -> bool:
-    """Whether this side could not read what the receiver answered, for its size."""
+def is_about_answer(code: int, details: str) -> bool:
+    """Whether the status says that this side could not read the answer, for its size."""
     if code == OK or not details:
         return False
     return (
-        details.startswith(ANSWER_WORDS) or _OF_THE_ANSWER.search(details, 0, MAX_LOOKED_AT_CHARS) is not None
+        details.startswith(ANSWER_WORDS) or _ABOUT_ANSWER.search(details, 0, MAX_SEARCHED_CHARS) is not None
     )
 
 

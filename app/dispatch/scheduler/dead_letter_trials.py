@@ -51,7 +51,7 @@ class WithheldDeadLetters:
         """The message is withheld because it failed like this."""
         known = code in self.by_code or len(self.by_code) < MAX_CODES
         self.by_code[code if known else OTHER] += 1
-        origin = delivery.told_origin()
+        origin = delivery.message_origin()
         self.last = f"{origin.topic}-{origin.partition} offset {origin.offset}: {why}"[:MAX_WHY_CHARS]
 
     def incident_message(self, now_s: float) -> str:

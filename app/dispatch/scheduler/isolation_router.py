@@ -164,7 +164,7 @@ class IsolationRouter:
         runtime, policy, tiers = self._runtime, self._runtime.policy, self._runtime.policy.tiers
         decision = stash(why, attempts_in_memory=1, policy=policy)
         if tiers and not runtime.ordered:  # it was not tried: in the tier that it is from it goes round
-            from_tier = delivery.told_origin().tier
+            from_tier = delivery.message_origin().tier
             tier = from_tier if from_tier is not None and from_tier < len(tiers) else 0
             decision = DeliveryDecision(Action.RETRY_TOPIC, tier, tiers[tier].delay_s, why)
         runtime.outcomes.carry_out(delivery, decision, "", "UNAVAILABLE")

@@ -224,7 +224,7 @@ class OutcomeHandler:
     @staticmethod
     def _retry_in_place(delivery: Delivery, decision: DeliveryDecision) -> None:
         """Rules 2 and 5: the tier's delay passes here, and its attempts are counted here."""
-        origin = delivery.told_origin()
+        origin = delivery.message_origin()
         stays = origin.tier == decision.tier
         delivery.origin = replace(
             origin,

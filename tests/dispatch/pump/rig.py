@@ -1,4 +1,4 @@
-"""A pump on a stand: batches by hand on one side, a real receiver over gRPC on the other."""
+"""A test rig for pumps: batches are fed by hand, and a real receiver handles the messages over gRPC."""
 
 from __future__ import annotations
 
@@ -48,22 +48,21 @@ def definition(address: str, **spec: Any) -> Workload:
 
 
 class CopyRecorder:
-    """Takes the copies, as a producer would; `refuse` makes it fail."""
+    """Takes copies like a producer; `refuse` makes every one fail."""
 
     def __init__(self) -> None:
         self.records: list[tuple[str, bytes | None, bytes | None, dict[str, bytes | None]]] = []
-        self.partitions: list[int | None] = []  # that were asked for, of each of them
+        self.partitions: list[int | None] = []  # of each of `records`
         self.refuse = False
         self.most_bytes = 1 << 30
-        self.refused: list[str] = []  # topics that did not take a record
+        self.refused: list[str] = []  # topics that refused a record
         self.codecs: list[int] = []  # of each of `records`
-        self.keyless: dict[str, Exception] = {}  # how these topics refuse records without a key
+        self.keyless: dict[str, Exception] = {}  # topic -> its error for records without a key
 
     async def send(
         self, topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]],
         partition: int | None = None, codec: int = 0,
     ) -> None:  # fmt: skip
-        """Keeps the record."""
         await asyncio.sleep(0)
         if self.refuse:
             raise OSError("the cluster is away")
@@ -79,12 +78,12 @@ class CopyRecorder:
         self.codecs.append(codec)
 
     def values(self, suffix: str) -> list[bytes | None]:
-        """Values of the copies in the topic with this suffix."""
+        """The values of the copies in the topic with this suffix."""
         return [value for topic, _, value, _ in self.records if topic.endswith(suffix)]
 
 
 class DispatchRig:
-    """A receiver, its `limits`, a runtime, and the pumps of some partitions."""
+    """A receiver with its `limits`, a runtime, and the pumps of some partitions."""
 
     def __init__(
         self, handler: Handler, budget: int = 1 << 30, copies: CopyProducer | None = None, **limits: Any
@@ -108,12 +107,12 @@ class DispatchRig:
     async def _nowhere(self, _: Any) -> None: ...
 
     async def start_receiver(self) -> None:
-        """Listens; on the same port as before when there was one."""
+        """Starts the receiver, on its former port if it had one."""
         self.receiver = self._receiver(self.seen, self._handler, self.port)
         self.port = await self.receiver.start()
 
     async def another_receiver(self, handler: Handler) -> tuple[str, list[Message], Receiver]:
-        """Its address, what it sees, and itself; ends with the stand."""
+        """Another receiver's address, the messages that it gets, and the receiver. It stops with the rig."""
         seen: list[Message] = []
         receiver = self._receiver(seen, handler, 0)
         port = await receiver.start()
@@ -154,11 +153,11 @@ class DispatchRig:
         return pump
 
     def keeps(self, pump: DispatchPump, retention_ms: int) -> None:
-        """The pump's topic keeps a message for so long, it is found."""
+        """Reports that the pump's topic has this retention."""
         self._parts[id(pump)].retention.ms = retention_ms
 
     def split(self, pump: DispatchPump, at: int) -> DispatchPump:
-        """The pump's successor from offset `at` on; the pump is its backlog."""
+        """Splits the pump at this offset, which becomes the backlog of the returned one."""
         main = pump.split(at)
         self._parts[id(main)] = PartitionFetch(self._service, "k", TOPIC, pump.job.partition, at)
         self.pumps.append(main)
@@ -168,7 +167,7 @@ class DispatchRig:
         self, pump: DispatchPump, rows: Sequence[Row], *, timestamp_ms: int | None = None,
         headers: Sequence[tuple[str, bytes]] = (), codec: int = 0,
     ) -> None:  # fmt: skip
-        """The rows, in batches, at the end of what it has been fed; all with these headers."""
+        """Feeds rows in batches, behind everything fed before; all have these headers."""
         part = self._parts[id(pump)]
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
         for at in range(0, len(rows), BATCH):
@@ -177,7 +176,7 @@ class DispatchRig:
             self.feed_bytes(pump, data, len(some))
 
     def feed_bytes(self, pump: DispatchPump, data: bytes, count: int) -> None:
-        """The bytes of a batch of so many offsets, at the end of what it has been fed."""
+        """Feeds the bytes of a batch of `count` offsets, behind everything fed before."""
         part = self._parts[id(pump)]
         end = part.next_offset + count
         fetched = FetchedBatches(part, len(data), data, end, [], end)
@@ -187,7 +186,7 @@ class DispatchRig:
         pump.accept(fetched)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits until it holds."""
+        """Waits until the condition is true."""
         async with asyncio.timeout(ENOUGH_S):
             while not condition():  # noqa: ASYNC110 - callbacks change it
                 await asyncio.sleep(0.005)
@@ -204,7 +203,7 @@ class DispatchRig:
         return Counter(message.value for message in self.seen)
 
     async def close(self) -> None:
-        """Ends everything."""
+        """Closes the pumps, the runtime and the receivers."""
         for pump in self.pumps:
             pump.close()
         await self.runtime.close()
@@ -220,8 +219,10 @@ async def dispatch_rig(
     copies: CopyProducer | None = None,
     **spec: Any,
 ) -> AsyncIterator[DispatchRig]:
-    """A stand whose receiver runs `handler` within its `limits`, with a workload of this spec; `copies` go to
-    the stand's recorder unless another producer is given."""
+    """A rig whose receiver runs `handler` within its `limits`, with a workload of this spec.
+
+    `copies` go to the rig's recorder unless another producer is given.
+    """
     stand = DispatchRig(handler, copies=copies, **limits)
     await stand.start_receiver()
     stand.run(chain, **spec)
@@ -232,7 +233,7 @@ async def dispatch_rig(
 
 
 def numbers(count: int, start: int = 0, keys: int = 0) -> list[Row]:
-    """Rows whose values are numbers; with `keys` keys in turn."""
+    """Rows whose values are numbers; with `keys`, that many keys in turn."""
     return [
         (str(number % keys).encode() if keys else None, str(number).encode())
         for number in range(start, start + count)

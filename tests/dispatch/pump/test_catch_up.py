@@ -1,4 +1,4 @@
-"""New messages flow beside a backlog; the offset stays truthful, and nothing is lost or doubled by it."""
+"""New messages flow beside a backlog; the committed offset stays true, and no message is lost or repeated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CATCH_UP = {"lag": 1_000, "rate": 500}
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_the_latest_is_delivered_at_once_and_the_backlog_beside_it_to_its_end(contract: str) -> None:
+async def test_new_messages_are_delivered_at_once_and_the_backlog_completely(contract: str) -> None:
     spec: dict[str, Any] = {
         "target": {"contract": contract, "timeout": "10m"},
         "catchUp": CATCH_UP,
@@ -58,7 +58,7 @@ async def test_the_latest_is_delivered_at_once_and_the_backlog_beside_it_to_its_
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_drained_split_pump_leaves_a_snapshot_from_which_nothing_comes_twice_or_never(
+async def test_a_drained_split_pump_leaves_a_snapshot_that_repeats_and_loses_no_message(
     contract: str,
 ) -> None:
     async with dispatch_rig(lambda _: None, target={"contract": contract}, catchUp=CATCH_UP) as stand:

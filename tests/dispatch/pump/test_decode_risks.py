@@ -1,4 +1,4 @@
-"""A batch that ends every worker which decodes it goes to the dead letter queue; no other message does."""
+"""A batch that kills every worker which decodes it goes to the DLQ; no other message does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fed(stand: DispatchRig, note: bytes = b"") -> DispatchPump:
-    """An owner that inherits the note, and is given the batch between others."""
+    """A pump that inherits the note and gets the batch between others."""
     pump = stand.pump()
     pump.inherit_risks(note)
     stand.feed(pump, numbers(10))
@@ -31,7 +31,7 @@ def fed(stand: DispatchRig, note: bytes = b"") -> DispatchPump:
 
 
 def save(pump: DispatchPump) -> bytes:
-    """As checkpoints do; returns the note that was saved."""
+    """Saves the snapshot like a checkpoint; returns its note."""
     version, note = pump.version, pump.note
     pump.snapshot_version = version
     return note
@@ -53,7 +53,7 @@ async def test_a_batch_that_becomes_large_is_decoded_once_its_note_is_saved_and_
         assert not stand.copied.records
 
 
-async def test_the_third_owner_of_a_batch_at_which_two_ended_dead_letters_it_undecoded() -> None:
+async def test_the_third_owner_dead_letters_a_batch_that_killed_two_owners_without_decoding_it() -> None:
     note = b""
     for _ in range(MOST_OWNERS):
         async with dispatch_rig(lambda _: None) as stand:
@@ -71,7 +71,7 @@ async def test_the_third_owner_of_a_batch_at_which_two_ended_dead_letters_it_und
         assert risks_of(pump.note) == ()
 
 
-async def test_owners_that_are_killed_behind_the_batch_or_let_go_before_it_condemn_nothing() -> None:
+async def test_owners_that_are_killed_behind_the_batch_or_hand_over_before_it_condemn_no_batch() -> None:
     note = b""
     for number in range(6):
         async with dispatch_rig(lambda _: None) as stand:

@@ -1,4 +1,6 @@
-"""What waits for its time is looked at once, bounded in bytes, and leaves before its topic drops it."""
+"""Messages that wait for their time are examined once, bounded in bytes, and copied before their topic drops
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tests.dispatch.pump.test_far_future import DAY_MS, HOUR_MS, not_before, now
 MIB = 1024 * 1024
 
 
-async def test_many_bytes_that_are_due_within_seconds_are_looked_at_once(
+async def test_many_bytes_that_are_due_within_seconds_are_examined_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = 0
@@ -39,7 +41,7 @@ async def test_many_bytes_that_are_due_within_seconds_are_looked_at_once(
         assert not stand.copied.records
 
 
-async def test_what_no_topic_takes_keeps_nothing_else_from_making_way() -> None:
+async def test_a_message_that_no_topic_takes_does_not_keep_others_from_being_copied() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         stand.copied.most_bytes = 1_000
         pump = stand.pump(capacity=100)
@@ -56,10 +58,10 @@ async def test_what_no_topic_takes_keeps_nothing_else_from_making_way() -> None:
         assert len(stand.copied.records) >= 205
 
 
-async def test_a_delayed_topic_that_takes_no_copies_stops_nothing_else_and_is_tried_again(
+async def test_a_delayed_topic_that_takes_no_copies_stops_no_other_message_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.dispatch.pump.delayed_messages.COPY_AGAIN_MS", 2_000)
+    monkeypatch.setattr("app.dispatch.pump.delayed_messages.COPY_RETRY_MS", 2_000)
     async with dispatch_rig(lambda _: None) as stand:
         stand.copied.refuse = True
         pump = stand.pump(capacity=100)
@@ -75,7 +77,7 @@ async def test_a_delayed_topic_that_takes_no_copies_stops_nothing_else_and_is_tr
         assert len(stand.copied.records) == 91
 
 
-async def test_a_fault_of_ours_while_copying_is_told_and_the_message_stays_unfinished_and_others_go(
+async def test_an_internal_fault_while_copying_is_reported_and_leaves_only_its_message_unfinished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real, faulty = level_of, True
@@ -101,7 +103,7 @@ async def test_a_fault_of_ours_while_copying_is_told_and_the_message_stays_unfin
         await stand.idle()
 
 
-async def test_with_an_order_the_bytes_of_what_waits_are_bounded_and_it_is_told() -> None:
+async def test_with_an_order_the_bytes_of_waiting_messages_are_bounded_and_the_trouble_is_reported() -> None:
     async with dispatch_rig(lambda _: None, ordering="key") as stand:
         pump = stand.pump()
         headers = not_before(now_ms() + HOUR_MS)
@@ -122,7 +124,7 @@ async def test_with_an_order_the_bytes_of_what_waits_are_bounded_and_it_is_told(
         assert (pump.trouble, pump._intake.held_bytes) == ("", 0)
 
 
-async def test_what_waits_on_all_partitions_is_bounded_together_and_none_is_stopped_by_others() -> None:
+async def test_waiting_messages_of_all_partitions_share_a_bound_and_no_partition_stops_another() -> None:
     stand = DispatchRig(lambda _: None, budget=4 * MIB)
     await stand.start_receiver()
     stand.run(ordering="key")
@@ -150,7 +152,7 @@ async def test_what_waits_on_all_partitions_is_bounded_together_and_none_is_stop
     assert (stand.budget.held_bytes, stand.budget.used_bytes) == (0, 0)
 
 
-async def test_a_backlogs_successor_has_the_capacity_that_is_defined_however_wide_the_backlogs_is() -> None:
+async def test_the_main_pump_has_the_defined_capacity_however_wide_the_backlogs_window_is() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         stand.copied.most_bytes = 1
         pump = stand.pump(capacity=100)
@@ -165,7 +167,7 @@ async def test_a_backlogs_successor_has_the_capacity_that_is_defined_however_wid
 # -- what the topic keeps ------------------------------------------------------------------------------
 
 
-async def test_a_message_waits_in_its_topic_no_longer_than_half_of_the_time_that_it_is_kept_there() -> None:
+async def test_a_message_waits_in_its_topic_for_at_most_half_of_its_retention() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(1), headers=not_before(now_ms() + 40 * 60_000))
@@ -182,7 +184,7 @@ async def test_a_message_waits_in_its_topic_no_longer_than_half_of_the_time_that
         assert pump.status().postponed == 1
 
 
-async def test_what_cannot_leave_and_may_be_lost_meanwhile_is_told() -> None:
+async def test_a_message_that_cannot_be_copied_away_and_may_be_lost_is_reported() -> None:
     async with dispatch_rig(lambda _: None, ordering="key") as stand:
         pump = stand.pump()
         stand.keeps(pump, HOUR_MS)

@@ -1,4 +1,4 @@
-"""What a definition says of headers, traces and frames is what a receiver sees, over both contracts."""
+"""Headers, traces and frames arrive at the receiver as the definition says, over both contracts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ HEADERS = [("X-Zone", b"east"), ("secret", b"s"), ("x-internal", b"i"), ("no nam
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_receiver_gets_the_headers_that_the_definition_lets_through(contract: str) -> None:
+async def test_a_receiver_gets_the_headers_that_the_definition_allows(contract: str) -> None:
     headers = {"allow": ["x-*"], "deny": ["X-Internal"]}
     async with dispatch_rig(lambda _: None, target={"contract": contract}, headers=headers) as stand:
         stand.feed(stand.pump(), [(b"k", b"1")], headers=HEADERS)
         await stand.idle()
 
     assert [message.headers for message in stand.seen] == [[("x-zone", b"east")]]
-    assert stand.copied.records == []  # one that gRPC cannot carry, and that is not sent, harms nobody
+    assert stand.copied.records == []  # a header that gRPC cannot carry, and that is not sent, does no harm
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -67,7 +67,7 @@ async def test_a_message_has_one_trace_over_all_attempts_and_retry_tiers(contrac
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_time_in_seconds_delays_and_one_that_is_not_heeded_does_not(contract: str) -> None:
+async def test_a_not_before_in_seconds_delays_and_an_ignored_one_does_not(contract: str) -> None:
     in_an_hour = str(int(time.time()) + 3_600).encode()
     for heeded in ("header", "ignore"):
         async with dispatch_rig(lambda _: None, target={"contract": contract}, notBefore=heeded) as stand:

@@ -1,4 +1,4 @@
-"""What is due far ahead, or says that it was written far ahead, holds up nothing and never comes early."""
+"""A message that is due or stamped far in the future blocks no other, and is never early."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def plain(stand: DispatchRig) -> list[int]:
     return sorted(int(message.value) for message in stand.seen)
 
 
-# -- it makes way --------------------------------------------------------------------------------------
+# -- copying away ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ahead_ms", [8 * HOUR_MS, DAY_MS + 1_000])
+@pytest.mark.parametrize("delay_ms", [8 * HOUR_MS, DAY_MS + 1_000])
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_message_that_is_due_far_ahead_stops_no_partition(contract: str, ahead_ms: int) -> None:
+async def test_a_message_that_is_due_in_days_stops_no_partition(contract: str, delay_ms: int) -> None:
     async with dispatch_rig(lambda _: None, target={"contract": contract}) as stand:
         pump = stand.pump(capacity=100)
         began_ms = now_ms()
-        due_ms = began_ms + ahead_ms
+        due_ms = began_ms + delay_ms
         stand.feed(pump, numbers(1), headers=[("h", b"x"), *not_before(due_ms)], timestamp_ms=began_ms)
         stand.feed(pump, numbers(400, 1))
         await stand.idle()
@@ -71,14 +71,14 @@ async def test_a_message_that_is_due_far_ahead_stops_no_partition(contract: str,
         assert plain(stand) == list(range(1, 401))
         ((topic, _, value, headers),) = stand.copied.records
         assert (topic, value) == (DELAYED, b"0")
-        assert stand.copied.partitions == [4 if ahead_ms < DAY_MS else 5]  # 6 h, 24 h
-        told = {ORIGIN_TOPIC: b"orders", ORIGIN_OFFSET: b"0", ATTEMPT: b"0", RETRY_COUNT: b"0"}
-        told[ORIGIN_PARTITION] = b"0"
-        told |= {ORIGIN_TIMESTAMP: str(began_ms).encode(), POSTPONED_TO: str(due_ms).encode()}
-        assert headers == {"h": b"x", "not-before": str(due_ms).encode(), **told}
+        assert stand.copied.partitions == [4 if delay_ms < DAY_MS else 5]  # 6 h, 24 h
+        fields = {ORIGIN_TOPIC: b"orders", ORIGIN_OFFSET: b"0", ATTEMPT: b"0", RETRY_COUNT: b"0"}
+        fields[ORIGIN_PARTITION] = b"0"
+        fields |= {ORIGIN_TIMESTAMP: str(began_ms).encode(), POSTPONED_TO: str(due_ms).encode()}
+        assert headers == {"h": b"x", "not-before": str(due_ms).encode(), **fields}
 
 
-async def test_thousands_that_are_due_far_ahead_stop_no_partition_and_take_no_memory() -> None:
+async def test_thousands_of_messages_due_in_days_stop_no_partition_and_take_no_memory() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump(capacity=100)
         stand.feed(pump, numbers(3_000), headers=not_before(now_ms() + 2 * HOUR_MS))
@@ -90,7 +90,7 @@ async def test_thousands_that_are_due_far_ahead_stop_no_partition_and_take_no_me
         assert pump.tracker.unfinished < 100
 
 
-async def test_what_is_due_within_seconds_waits_where_it_is_and_comes_when_it_is_due() -> None:
+async def test_a_message_that_is_due_within_seconds_waits_in_place_and_is_delivered_on_time() -> None:
     came: list[int] = []
 
     async with dispatch_rig(lambda _: came.append(now_ms())) as stand:
@@ -104,7 +104,7 @@ async def test_what_is_due_within_seconds_waits_where_it_is_and_comes_when_it_is
         assert not stand.copied.records
 
 
-async def test_large_messages_that_wait_for_their_time_leave_before_the_tracker_is_full() -> None:
+async def test_large_waiting_messages_are_copied_away_before_the_tracker_is_full() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         for _ in range(10):
@@ -112,21 +112,21 @@ async def test_large_messages_that_wait_for_their_time_leave_before_the_tracker_
         await stand.until(lambda: len(stand.copied.records) >= 40)
 
 
-async def test_where_keys_are_in_order_it_keeps_its_place_and_other_keys_flow_and_it_is_told() -> None:
+async def test_with_an_order_by_key_a_waiting_message_stays_other_keys_flow_and_trouble_is_reported() -> None:
     async with dispatch_rig(lambda _: None, ordering="key") as stand:
         pump = stand.pump(capacity=100)
         stand.feed(pump, numbers(1, keys=2), headers=not_before(now_ms() + 2 * DAY_MS))
         stand.feed(pump, numbers(300, 1, keys=2))
         await stand.until(lambda: pump.trouble != "" and pump.tracker.room <= 10 and not pump.in_flight)
 
-        assert "the message at 0 is not to come before" in pump.trouble
+        assert "the message at 0 is not due before" in pump.trouble
         assert "order" in pump.trouble
         assert 90 <= pump.tracker.unfinished <= 100
         assert plain(stand) == list(range(1, 2 * len(stand.seen), 2))
         assert not stand.copied.records
 
 
-async def test_for_a_key_that_waits_for_its_time_the_other_keys_do_not_stop() -> None:
+async def test_a_key_that_waits_for_its_time_does_not_stop_other_keys() -> None:
     came: list[int] = []
 
     async with dispatch_rig(lambda message: came.append(int(message.value)), ordering="key") as stand:
@@ -144,7 +144,7 @@ async def test_for_a_key_that_waits_for_its_time_the_other_keys_do_not_stop() ->
         assert not stand.copied.records
 
 
-async def test_a_paused_partition_moves_nothing_and_what_is_in_its_way_goes_once_it_flows() -> None:
+async def test_a_paused_partition_copies_no_message_away_until_it_resumes() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump(capacity=20)
         stand.feed(pump, numbers(15), headers=not_before(now_ms() + HOUR_MS))
@@ -156,7 +156,7 @@ async def test_a_paused_partition_moves_nothing_and_what_is_in_its_way_goes_once
         await stand.until(lambda: len(stand.seen) == 50)
 
 
-async def test_while_the_cluster_takes_no_copies_it_is_told_and_nothing_is_lost() -> None:
+async def test_while_the_cluster_takes_no_copies_the_trouble_is_reported_and_no_message_is_lost() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         stand.copied.refuse = True
         pump = stand.pump(capacity=20)
@@ -172,18 +172,18 @@ async def test_while_the_cluster_takes_no_copies_it_is_told_and_nothing_is_lost(
         assert pump.trouble == ""
 
 
-# -- and comes back ------------------------------------------------------------------------------------
+# -- coming back ---------------------------------------------------------------------------------------
 
 
 def delayed_headers(due_ms: int, offset: int = 7, **more: object) -> list[tuple[str, bytes]]:
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         ORIGIN_TOPIC: TOPIC, ORIGIN_PARTITION: 3, ORIGIN_OFFSET: offset, ORIGIN_TIMESTAMP: 1_000,
         ATTEMPT: 0, RETRY_COUNT: 0, POSTPONED_TO: due_ms, **more,
     }  # fmt: skip
-    return [(name, str(value).encode()) for name, value in told.items()]
+    return [(name, str(value).encode()) for name, value in fields.items()]
 
 
-async def test_it_comes_from_its_level_when_it_is_due_as_if_it_had_never_been_away() -> None:
+async def test_a_message_returns_from_its_level_when_it_is_due_with_its_first_place() -> None:
     came: list[int] = []
 
     async with dispatch_rig(lambda _: came.append(now_ms())) as stand:
@@ -203,7 +203,7 @@ async def test_it_comes_from_its_level_when_it_is_due_as_if_it_had_never_been_aw
         assert {(m.topic, m.partition, m.offset, m.attempt) for m in stand.seen} == {("orders", 3, 7, 1)}
 
 
-async def test_a_full_level_hands_what_is_not_due_soon_on_to_the_next_it_is_in_time_for() -> None:
+async def test_a_full_level_copies_messages_to_the_longest_level_that_ends_in_time() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump(4, delayed=True, capacity=20)
         long_ago_ms = now_ms() - LEVELS_MS[4]
@@ -217,12 +217,18 @@ async def test_a_full_level_hands_what_is_not_due_soon_on_to_the_next_it_is_in_t
         assert dict(stand.copied.records[0][3]) == dict(headers)
 
 
-async def test_what_came_from_a_retry_tier_goes_on_as_from_there() -> None:
+async def test_a_message_from_a_retry_tier_keeps_its_tier_and_attempts() -> None:
     tiers = [{"delay": "1m", "attempts": 2}, {"delay": "10m", "attempts": 3}]
     async with dispatch_rig(lambda _: Retry(), retry=tiers) as stand:
         tier = stand.pump(0, tier=1, capacity=10)
-        told: dict[str, object] = {TIER: 1, TIER_ATTEMPT: 1, RETRY_COUNT: 3, ATTEMPT: 4, REASON: "it failed"}
-        headers = delayed_headers(now_ms() + HOUR_MS, **told)
+        fields: dict[str, object] = {
+            TIER: 1,
+            TIER_ATTEMPT: 1,
+            RETRY_COUNT: 3,
+            ATTEMPT: 4,
+            REASON: "it failed",
+        }
+        headers = delayed_headers(now_ms() + HOUR_MS, **fields)
         stand.feed(tier, numbers(10), headers=headers, timestamp_ms=now_ms() - HOUR_MS)
         await stand.until(lambda: bool(stand.copied.records))
         kept = stand.copied.records[0][3]
@@ -237,11 +243,11 @@ async def test_what_came_from_a_retry_tier_goes_on_as_from_there() -> None:
         assert (again[TIER_ATTEMPT], again[ATTEMPT], again[RETRY_COUNT]) == (b"2", b"5", b"4")
 
 
-# -- timestamps ahead ----------------------------------------------------------------------------------
+# -- future timestamps ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_timestamp_far_ahead_delays_no_longer_than_the_workload_says(contract: str) -> None:
+async def test_a_timestamp_in_the_future_does_not_extend_the_workloads_delay(contract: str) -> None:
     early: list[int] = []
     fed_ms = 0
 
@@ -260,11 +266,11 @@ async def test_a_timestamp_far_ahead_delays_no_longer_than_the_workload_says(con
         assert len(stand.seen) == 610
 
 
-# -- another capacity ----------------------------------------------------------------------------------
+# -- a changed capacity --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_larger_tracker_makes_nothing_come_early(contract: str) -> None:
+async def test_a_larger_tracker_delivers_no_message_early(contract: str) -> None:
     early: list[int] = []
     due_ms = now_ms() + 60_000
 
@@ -291,15 +297,15 @@ async def test_a_larger_tracker_makes_nothing_come_early(contract: str) -> None:
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_retry_comes_no_earlier_than_the_receiver_wished(contract: str) -> None:
-    asked_ms: dict[bytes, int] = {}
+async def test_a_retry_waits_as_long_as_the_receiver_requested(contract: str) -> None:
+    requested_ms: dict[bytes, int] = {}
     came_ms: dict[bytes, int] = {}
 
     def handle(message: Message) -> Any:
         if message.attempt > 1:
             came_ms[message.value] = now_ms()
             return None
-        asked_ms[message.value] = now_ms()
+        requested_ms[message.value] = now_ms()
         return Retry(after=0.8) if message.value == b"0" else Retry()
 
     tiers = [{"delay": "100ms", "attempts": 3}]
@@ -308,19 +314,19 @@ async def test_a_retry_comes_no_earlier_than_the_receiver_wished(contract: str) 
         stand.feed(main, numbers(2))
         await stand.until(lambda: len(stand.copied.records) == 2)
         for _, key, value, headers in sorted(stand.copied.records, key=lambda record: record[2] or b""):
-            told = [(name, content) for name, content in headers.items() if content is not None]
-            stand.feed(tier, [(key, value)], headers=told)
+            fields = [(name, content) for name, content in headers.items() if content is not None]
+            stand.feed(tier, [(key, value)], headers=fields)
         await stand.until(lambda: b"1" in came_ms)
         assert b"0" not in came_ms or came_ms[b"1"] <= came_ms[b"0"]
         await stand.idle()
 
-        assert came_ms[b"0"] >= asked_ms[b"0"] + 800
+        assert came_ms[b"0"] >= requested_ms[b"0"] + 800
 
 
 # -- on real Kafka -------------------------------------------------------------------------------------
 
 
-async def test_on_real_kafka_it_goes_from_level_to_level_and_every_message_comes_once_and_never_early(
+async def test_on_real_kafka_messages_pass_through_levels_and_are_delivered_once_and_never_early(
     bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels_ms = (200, 500, 1_000, 2_000, 4_000, 8_000)
@@ -370,7 +376,7 @@ async def test_on_real_kafka_it_goes_from_level_to_level_and_every_message_comes
             return made
 
         began_ms = now_ms()
-        dues_ms = [began_ms + 12_000 + number * 7 for number in range(200)]  # the others have come by then
+        dues_ms = [began_ms + 12_000 + number * 7 for number in range(200)]  # the others have arrived by then
         headers = [not_before(due_ms) for due_ms in dues_ms] + [[]] * 100
         rows = [(b"%d" % number, [*of]) for number, of in enumerate(headers)]
         await asyncio.gather(*(producer.send(topic_name, None, value, [*of]) for value, of in rows))

@@ -1,4 +1,4 @@
-"""Order is kept where it is asked for, also through failures; nothing comes before its time."""
+"""Order is kept if the definition asks for it, also through failures. No message is early."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def now_ms() -> int:
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_message_that_times_out_gets_longer_each_time_until_it_gets_through(contract: str) -> None:
+async def test_a_message_that_times_out_gets_a_longer_timeout_until_it_is_delivered(contract: str) -> None:
     async def slowly(_: Message) -> None:
         await asyncio.sleep(0.6)  # longer than the receiver's own timeout ever grows: 8 times 50 ms
 
@@ -37,7 +37,7 @@ async def test_a_message_that_times_out_gets_longer_each_time_until_it_gets_thro
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 @pytest.mark.parametrize(("ordering", "at_once"), [("key", 10), ("partition", 1)])
-async def test_messages_come_in_order_one_at_a_time_also_when_they_fail_on_the_way(
+async def test_ordered_messages_are_delivered_one_at_a_time_also_after_failures(
     contract: str, ordering: str, at_once: int
 ) -> None:
     out: dict[bytes, int] = defaultdict(int)
@@ -88,7 +88,7 @@ async def test_messages_without_a_key_have_no_order_to_keep(contract: str) -> No
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_nothing_comes_before_the_workloads_delay(contract: str) -> None:
+async def test_no_message_is_delivered_before_the_workloads_delay(contract: str) -> None:
     early: list[int] = []
     fed_ms: list[int] = []
 
@@ -109,7 +109,7 @@ async def test_nothing_comes_before_the_workloads_delay(contract: str) -> None:
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_message_that_is_not_to_come_before_a_time_comes_then_and_holds_up_no_other(
+async def test_a_message_with_not_before_is_delivered_at_that_time_and_holds_up_no_other(
     contract: str,
 ) -> None:
     came_ms: dict[bytes, int] = {}
@@ -147,7 +147,7 @@ async def test_a_paused_partition_sends_nothing_and_the_others_flow(contract: st
         assert sorted(int(message.value) for message in stand.seen) == list(range(200))
 
 
-async def test_what_was_held_for_an_absent_receiver_waits_too_while_its_partition_is_paused() -> None:
+async def test_a_message_held_for_an_absent_receiver_waits_while_its_partition_is_paused() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         await stand.receiver.stop(0)
         pump = stand.pump()

@@ -1,4 +1,4 @@
-"""What waits for a receiver's credit rests with its worker and its pump, and is as it was afterwards."""
+"""Messages that wait for a receiver's credit wait in their worker, and come back unchanged."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from switchyard.receiver import Message
 from tests.dispatch.pump.rig import ENOUGH_S, DispatchRig, Row, dispatch_rig
 
 LARGE = 100_000
-LIMITS = {"window_bytes": 350_000}  # takes three of them
+LIMITS = {"window_bytes": 350_000}  # the window takes three of them
 
 
 class Adder:
-    """Sends every message on; with it they travel one by one."""
+    """Adds metadata to every message, so that messages travel one by one."""
 
     def before(self, _: Outbound) -> Any:
         return Send(metadata=(("a", "b"),))
@@ -34,15 +34,15 @@ CHAINS = [None, InterceptorChain([("adder", Adder())])]
 
 
 def large(count: int, start: int = 0, keys: int = 0) -> list[Row]:
-    """Rows of which three are in flight, whose values begin with numbers; with `keys` keys in turn."""
+    """Rows whose values begin with numbers; three fit in flight. With `keys`, that many keys in turn."""
     return [
         (str(number % keys).encode() if keys else None, b"%d:" % number + b"." * LARGE)
         for number in range(start, start + count)
     ]
 
 
-def told(messages: list[Message]) -> list[int]:
-    """The numbers, in the order of their arrival."""
+def numbers_of(messages: list[Message]) -> list[int]:
+    """The numbers in the messages' values, in the order of arrival."""
     return [int((message.value or b"").split(b":")[0]) for message in messages]
 
 
@@ -54,7 +54,7 @@ def waiting(stand: DispatchRig) -> int:
 
 
 def untouched(stand: DispatchRig, pump: DispatchPump) -> bool:
-    """No attempt was burned and nothing moved."""
+    """Whether no attempt was counted and no message was moved."""
     firsts = {message.attempt for message in stand.seen} == {1}
     return firsts and not stand.copied.records and not pump._queue.waiting
 
@@ -63,7 +63,9 @@ def untouched(stand: DispatchRig, pump: DispatchPump) -> bool:
 async def short_of_credit(
     count: int, chain: Any = None
 ) -> AsyncIterator[tuple[DispatchRig, DispatchPump, asyncio.Event]]:
-    """A pump of `count` messages: three are at the receiver until the event is set, others wait for room."""
+    """A pump of `count` messages: the receiver holds three until the event is set, the others wait for
+    credit.
+    """
     gate = asyncio.Event()
 
     async def wait(_: Message) -> None:
@@ -77,7 +79,7 @@ async def short_of_credit(
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-async def test_a_lapsed_lease_lets_out_nothing_that_waits_for_credit_and_all_of_it_later(chain: Any) -> None:
+async def test_a_lapsed_lease_stops_messages_that_wait_for_credit_until_it_is_renewed(chain: Any) -> None:
     async with short_of_credit(20, chain) as (stand, pump, gate):
         stand.lease.expires_at_s = time.monotonic()
         gate.set()  # and credit comes
@@ -86,11 +88,11 @@ async def test_a_lapsed_lease_lets_out_nothing_that_waits_for_credit_and_all_of_
         stand.lease.renewed(time.monotonic())
         await stand.idle()
 
-        assert told(stand.seen) == list(range(20))
+        assert numbers_of(stand.seen) == list(range(20))
         assert untouched(stand, pump)
 
 
-async def test_nothing_that_waits_is_let_out_while_snapshots_are_late() -> None:
+async def test_no_waiting_message_is_sent_while_snapshots_are_late() -> None:
     async with short_of_credit(10) as (stand, pump, gate):
         late: Lease = stand.lease
         late.save_by_s = time.monotonic()
@@ -100,12 +102,12 @@ async def test_nothing_that_waits_is_let_out_while_snapshots_are_late() -> None:
         late.saved(time.monotonic(), 1e9)
         await stand.idle()
 
-        assert told(stand.seen) == list(range(10))
+        assert numbers_of(stand.seen) == list(range(10))
         assert untouched(stand, pump)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-async def test_a_pause_takes_back_what_waits_for_credit_however_often_and_a_sibling_flows_past_it(
+async def test_pauses_take_back_messages_that_wait_for_credit_and_another_partition_flows(
     chain: Any,
 ) -> None:
     gate = asyncio.Event()
@@ -136,7 +138,7 @@ async def test_a_pause_takes_back_what_waits_for_credit_however_often_and_a_sibl
         pump.pause(False)
         await stand.idle()
 
-        assert [number for number in told(stand.seen) if number < 1_000] == list(range(20))
+        assert [number for number in numbers_of(stand.seen) if number < 1_000] == list(range(20))
         assert untouched(stand, pump)
 
 
@@ -156,29 +158,29 @@ async def test_pauses_while_credit_is_short_change_no_order(ordering: str) -> No
         await stand.idle()
 
         by_key: dict[bytes | None, list[int]] = defaultdict(list)
-        for message, number in zip(stand.seen, told(stand.seen), strict=True):
+        for message, number in zip(stand.seen, numbers_of(stand.seen), strict=True):
             by_key[message.key if ordering == "key" else b""].append(number)
         assert all(came == sorted(came) for came in by_key.values())
-        assert sorted(told(stand.seen)) == list(range(120))
+        assert sorted(numbers_of(stand.seen)) == list(range(120))
         assert untouched(stand, pump)
 
 
-async def test_what_is_concluded_while_it_comes_back_is_ended_as_decided() -> None:
+async def test_a_message_that_an_operator_ends_while_it_is_taken_back_ends_as_decided() -> None:
     async with short_of_credit(10) as (stand, pump, gate):
         pump.pause(True)
-        # not told yet
+        # its result has not arrived yet
         assert pump.finish_by_operator(7, DeliveryDecision(Action.DLQ, None, 0.0, "an operator says so"))
         await stand.until(lambda: pump.tracker.is_finished(7))
         gate.set()
         pump.pause(False)
         await stand.idle()
 
-        assert told(stand.seen) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+        assert numbers_of(stand.seen) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
         assert len(stand.copied.values("dlq")) == 1
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-async def test_a_pump_that_stops_leaves_what_waits_for_credit_to_its_next_owner(chain: Any) -> None:
+async def test_a_pump_that_stops_leaves_messages_that_wait_for_credit_to_the_next_owner(chain: Any) -> None:
     async with short_of_credit(20, chain) as (stand, pump, gate):
         sibling = stand.pump(1)
         pump.stop_intake()

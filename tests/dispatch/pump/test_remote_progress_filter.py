@@ -1,4 +1,4 @@
-"""What was finished in another copy of a topic is not delivered again here, and nothing else is left out."""
+"""Messages that were finished in another copy of a topic are not delivered again; all others are."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ Chunk = tuple[int, int, int]  # source, its offset, records
 
 
 class Copy:
-    """An aggregate's partition, as its pump gets it: chunks of sources, one batch each, in any order; each
-    source's chunks follow each other, under the producer id of its own lane."""
+    """An aggregate topic's partition, as its pump gets it: chunks of sources, one batch each, in any order.
+
+    A source's chunks follow each other, under the producer id of its own lane.
+    """
 
     def __init__(self, stand: DispatchRig, ids: int) -> None:
         self.stand, self.pump = stand, stand.pump()
@@ -41,9 +43,11 @@ class Copy:
         self._batches: list[tuple[bytes, int]] = []
         self._barriers: dict[int, list[Barrier]] = {}
 
-    def copy(self, *chunks: Chunk, garbage: bool = False, told: bool = True) -> None:
-        """They are in the log, and there are barriers at both ends, unless they are not `told` (yet);
-        `garbage`: nobody can decode them."""
+    def copy(self, *chunks: Chunk, garbage: bool = False, synced: bool = True) -> None:
+        """Appends the chunks to the log, with offset syncs at both ends unless `synced` is False.
+
+        `garbage`: the chunks cannot be decoded.
+        """
         for source, offset, count in chunks:
             rows = [(None, value) for value in values(source, *range(offset, offset + count))]
             batch = stamped(make_batch(0, rows), self._ids + source, 0, offset, calc_crc32c)
@@ -51,19 +55,19 @@ class Copy:
             if garbage:
                 batch[HEADER_BYTES:] = b"\xff" * (len(batch) - HEADER_BYTES)
             self._batches.append((bytes(batch), count))
-            for at in (0, count) if told else ():
+            for at in (0, count) if synced else ():
                 stamp = ProducerStamp(self._ids + source, 0, offset + at)
                 barrier = Barrier(offset + at, self._end + at, 0, stamp)
                 self._barriers.setdefault(source, []).append(barrier)
             self._end += count
 
-    def tell(self, source: int, offset: int, end: int) -> None:
-        """A barrier that comes late."""
+    def sync_late(self, source: int, offset: int, end: int) -> None:
+        """Adds a late offset sync."""
         stamp = ProducerStamp(self._ids + source, 0, offset)
         self._barriers.setdefault(source, []).append(Barrier(offset, end, 0, stamp))
 
     def feed(self) -> None:
-        """The pump gets what is in the log."""
+        """Feeds the log to the pump."""
         for batch, count in self._batches:
             self.stand.feed_bytes(self.pump, batch, count)
         self._batches.clear()
@@ -81,7 +85,7 @@ class Copy:
         ]  # fmt: skip
 
     def over(self, read: Copy) -> PassOver:
-        """What the reader of the other copy has finished, in this one."""
+        """Everything that the reader of the other copy has finished, by this copy's offsets."""
         progress = {0: FinishedOffsets.from_bytes(read.pump.note)}
         return PassOver(finished(progress, read.lines()), self.lines(), 0)
 
@@ -92,7 +96,7 @@ def values(source: int, *offsets: int) -> list[bytes]:
 
 @asynccontextmanager
 async def copies(unanswered: Sequence[bytes] = (), **spec: Any) -> AsyncIterator[tuple[Copy, Copy]]:
-    """Copies `a` and `d`; the receiver of `a` answers nothing to some messages."""
+    """Copies `a` and `d`; the receiver of `a` does not answer some messages."""
 
     async def handle(message: Message) -> None:
         if message.value in unanswered:
@@ -107,7 +111,7 @@ async def copies(unanswered: Sequence[bytes] = (), **spec: Any) -> AsyncIterator
 
 
 @pytest.mark.parametrize("contract", ["unary", "stream"])
-async def test_only_what_was_not_finished_in_the_other_copy_is_delivered(contract: str) -> None:
+async def test_only_messages_that_were_not_finished_in_the_other_copy_are_delivered(contract: str) -> None:
     unanswered = values(0, 30, 31) + values(1, 5, 90)
     async with copies(unanswered, target={"contract": contract, "timeout": "10m"}) as (a, d):
         a.copy((0, 0, 40), (1, 0, 40), (0, 40, 60), (1, 40, 60))
@@ -125,7 +129,7 @@ async def test_only_what_was_not_finished_in_the_other_copy_is_delivered(contrac
         assert d.stand.budget.used_bytes == 0
 
 
-async def test_a_batch_that_was_finished_elsewhere_is_not_even_decoded_and_all_is_over_behind_the_last() -> (
+async def test_a_batch_that_another_copy_finished_is_not_decoded_and_the_filter_ends_behind_the_last() -> (
     None
 ):
     async with copies() as (a, d):
@@ -147,8 +151,8 @@ async def test_a_batch_that_was_finished_elsewhere_is_not_even_decoded_and_all_i
         assert d.pump.status().passed_over == 50
 
 
-async def test_more_that_becomes_known_of_the_other_copy_is_passed_over_too() -> None:
-    """Barriers of a copy come after the records."""
+async def test_progress_of_the_other_copy_that_is_known_later_is_passed_over_too() -> None:
+    """Offset syncs of a copy come after the records."""
     async with copies() as (a, d):
         a.copy((0, 0, 50))
         a.feed()
@@ -163,18 +167,18 @@ async def test_more_that_becomes_known_of_the_other_copy_is_passed_over_too() ->
         assert d.pump.status().passed_over == 50
 
 
-async def test_what_may_have_been_finished_elsewhere_waits_for_its_barrier_and_nothing_before_it() -> None:
+async def test_a_batch_that_another_copy_may_have_finished_waits_for_its_offset_sync() -> None:
     async with copies(values(0, 45)) as (a, d):
         a.copy((0, 0, 50), (1, 0, 30))
         a.feed()
         await a.stand.until(lambda: a.pump.delivered == 79)
         d.copy((0, 0, 20), (1, 0, 30))
-        d.copy((1, 30, 5), (0, 20, 30), (1, 35, 5), told=False)
+        d.copy((1, 30, 5), (0, 20, 30), (1, 35, 5), synced=False)
         d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 1e6)
         d.feed()
         await d.stand.until(lambda: d.pump.resume_held() and d.pump.base == 55)
         assert d.stand.values() == dict.fromkeys(values(1, *range(30, 35)), 1)
-        d.tell(0, 50, 85)
+        d.sync_late(0, 50, 85)
         d.pump.pass_over(d.over(a))
         await d.stand.until(lambda: d.pump.base == 90)
         assert d.stand.values() == dict.fromkeys(values(1, *range(30, 40)) + values(0, 45), 1)
@@ -182,7 +186,7 @@ async def test_what_may_have_been_finished_elsewhere_waits_for_its_barrier_and_n
         assert not d.pump.resume_held()
 
 
-async def test_what_waited_for_long_is_delivered_and_nothing_waits_any_more(
+async def test_a_batch_that_waited_too_long_is_delivered_and_ends_all_holding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote_progress_filter, "UNDECIDED_HOLD_S", 1.0)
@@ -191,7 +195,7 @@ async def test_what_waited_for_long_is_delivered_and_nothing_waits_any_more(
         a.feed()
         await a.stand.until(lambda: a.pump.base == 50)
         d.copy((0, 0, 20))
-        d.copy((0, 20, 10), (0, 30, 10), told=False)
+        d.copy((0, 20, 10), (0, 30, 10), synced=False)
         d.pump.remember(b"", 7)
         d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 1e6)
         d.feed()
@@ -200,7 +204,7 @@ async def test_what_waited_for_long_is_delivered_and_nothing_waits_any_more(
         await d.stand.until(lambda: not d.pump.resume_held() and d.pump.base == 40)
         assert d.stand.values() == dict.fromkeys(values(0, *range(20, 40)), 1)
         assert FinishedOffsets.from_bytes(d.pump.note).carried == 7, "its successors need not look again"
-        # What comes to be known all the same still counts.
+        # Progress that becomes known later still counts.
         d.copy((0, 40, 10))
         d.pump.pass_over(d.over(a))
         assert FinishedOffsets.from_bytes(d.pump.note).carried == -1
@@ -209,7 +213,7 @@ async def test_what_waited_for_long_is_delivered_and_nothing_waits_any_more(
         assert d.pump.delivered == 20
 
 
-async def test_as_long_as_more_becomes_known_it_waits_longer_and_what_was_undecided_is_counted(
+async def test_holding_is_extended_while_more_becomes_known_and_undecided_offsets_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote_progress_filter, "UNDECIDED_HOLD_S", 0.2)
@@ -218,37 +222,39 @@ async def test_as_long_as_more_becomes_known_it_waits_longer_and_what_was_undeci
         a.feed()
         await a.stand.until(lambda: a.pump.base == 50)
         d.copy((0, 0, 20))
-        d.copy((0, 20, 10), (0, 30, 10), told=False)
-        (ties,) = d.pump.remote_progress_filters
-        ties.hold_longer(time.monotonic() + 1e6, 1e6)  # of what nobody asked to be held back
+        d.copy((0, 20, 10), (0, 30, 10), synced=False)
+        (progress_filter,) = d.pump.remote_progress_filters
+        progress_filter.hold_longer(
+            time.monotonic() + 1e6, 1e6
+        )  # has no effect before `hold_until_s` is given
         d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 0.2)
-        ties.hold_longer(time.monotonic() + 1e6, 1e6)
+        progress_filter.hold_longer(time.monotonic() + 1e6, 1e6)
         d.feed()
         until_s = time.monotonic() + 1.0
         await d.stand.until(lambda: time.monotonic() > until_s)
         assert d.pump.resume_held(), "it waits beyond both bounds"
-        assert ties.undecided == 0
-        d.tell(0, 30, 30)
+        assert progress_filter.undecided == 0
+        d.sync_late(0, 30, 30)
         d.pump.pass_over(d.over(a))
         await d.stand.until(lambda: d.pump.base == 30)
         assert d.pump.delivered == 0
         d.pump.pass_over(d.over(a), hold_until_s=0.0)
         await d.stand.until(lambda: d.pump.base == 40)
-        assert (d.pump.delivered, ties.undecided) == (10, 10)
-        ties.hold_longer(time.monotonic() + 1e6, 1e6)
-        d.copy((0, 40, 10), told=False)
+        assert (d.pump.delivered, progress_filter.undecided) == (10, 10)
+        progress_filter.hold_longer(time.monotonic() + 1e6, 1e6)
+        d.copy((0, 40, 10), synced=False)
         d.feed()
         await d.stand.until(lambda: d.pump.base == 50)
         assert d.pump.delivered == 20, "once is enough"
 
 
-async def test_a_pump_that_holds_back_ends_and_gives_all_memory_back() -> None:
+async def test_a_pump_that_holds_a_batch_back_frees_all_memory_when_it_closes() -> None:
     async with copies() as (a, d):
         a.copy((0, 0, 50))
         a.feed()
         await a.stand.until(lambda: a.pump.base == 50)
         d.copy((0, 0, 1))
-        d.copy((0, 1, 20), told=False)
+        d.copy((0, 1, 20), synced=False)
         d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 1e6)
         d.feed()
         assert d.pump.resume_held()
@@ -259,7 +265,7 @@ async def test_a_pump_that_holds_back_ends_and_gives_all_memory_back() -> None:
         assert d.pump.base == 1
 
 
-async def test_a_note_is_true_while_a_backlog_is_worked_off_and_of_it_nothing_comes_again() -> None:
+async def test_a_note_is_true_during_catch_up_and_no_finished_message_is_repeated() -> None:
     spec = {"target": {"timeout": "10m"}, "catchUp": {"lag": 1_000, "rate": 10_000}}
     async with copies(values(0, 3), **spec) as (a, d):
         a.copy((1, 0, 2), (0, 0, 48))
@@ -267,7 +273,7 @@ async def test_a_note_is_true_while_a_backlog_is_worked_off_and_of_it_nothing_co
         await a.stand.until(lambda: a.pump.delivered == 49)
         a.pump = a.stand.split(a.pump, 100)
         a.copy((1, 2, 50))
-        a._batches.clear()  # nobody has read them when what follows is finished
+        a._batches.clear()  # they are still unread when later messages are finished
         a.copy((1, 52, 30))
         a.feed()
         await a.stand.until(lambda: a.pump.delivered == 30)
@@ -276,27 +282,27 @@ async def test_a_note_is_true_while_a_backlog_is_worked_off_and_of_it_nothing_co
         d.pump.pass_over(d.over(a))
         d.feed()
         await d.stand.until(lambda: d.pump.base == 140)
-        left = values(0, 3, 48, 49) + values(1, *range(2, 52), *range(82, 90))
-        assert d.stand.values() == dict.fromkeys(left, 1)
+        expected = values(0, 3, 48, 49) + values(1, *range(2, 52), *range(82, 90))
+        assert d.stand.values() == dict.fromkeys(expected, 1)
 
 
-async def test_an_heir_s_note_goes_on_and_nothing_is_told_unless_asked_for() -> None:
+async def test_the_next_owner_continues_the_note_and_without_remember_there_is_none() -> None:
     async with copies() as (a, d):
         assert d.pump.note == b""
         a.copy((0, 0, 50), (1, 0, 20))
         a.feed()
         await a.stand.until(lambda: a.pump.base == 70)
         note = a.pump.note
-        heir = Copy(a.stand, 10)
-        heir.pump.tracker = a.pump.tracker
-        heir.pump.remember(note)
-        assert FinishedOffsets.from_bytes(heir.pump.note) == FinishedOffsets.from_bytes(note)
-        heir.pump.remember(b"\x00 not a note")
-        assert FinishedOffsets.from_bytes(heir.pump.note).producers == []
+        next_owner = Copy(a.stand, 10)
+        next_owner.pump.tracker = a.pump.tracker
+        next_owner.pump.remember(note)
+        assert FinishedOffsets.from_bytes(next_owner.pump.note) == FinishedOffsets.from_bytes(note)
+        next_owner.pump.remember(b"\x00 not a note")
+        assert FinishedOffsets.from_bytes(next_owner.pump.note).producers == []
 
 
-async def test_what_could_not_be_read_is_not_taken_for_finished() -> None:
-    """A damaged batch hides who wrote it: of those behind it nobody knows which come first."""
+async def test_a_batch_that_could_not_be_read_does_not_count_as_finished() -> None:
+    """A damaged batch hides its producer, so the order of the batches behind it is unknown."""
     async with copies() as (a, d):
         a.copy((0, 0, 10))
         a.feed()

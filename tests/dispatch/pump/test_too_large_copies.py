@@ -1,5 +1,6 @@
-"""Messages that retry topics or the DLQ do not take: their attempts are made all the same, and their letters
-say what they lack."""
+"""Messages that retry topics or the DLQ refuse get their attempts in place, and their letters name the
+missing parts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def refuse(_: Message) -> Stash:
     return Stash()
 
 
-async def test_what_no_retry_topic_takes_has_the_attempts_of_its_tiers_in_place_and_others_pass() -> None:
+async def test_a_message_that_no_retry_topic_takes_gets_its_attempts_in_place_and_others_flow() -> None:
     def fails(message: Message) -> Retry | None:
         return Retry() if message.value == LARGE else None
 
@@ -44,10 +45,10 @@ async def test_what_no_retry_topic_takes_has_the_attempts_of_its_tiers_in_place_
         stand.feed(pump, numbers(50))
         await stand.idle()
 
-    # One in the topic, two and one of the tiers; each told in its turn.
+    # One attempt in the topic, two and one of the tiers, each with its own retry count.
     assert stand.values()[LARGE] == 4
-    told = [message.retry_count for message in stand.seen if message.value == LARGE]
-    assert told == [0, 1, 2, 3]
+    retry_counts = [message.retry_count for message in stand.seen if message.value == LARGE]
+    assert retry_counts == [0, 1, 2, 3]
     assert all(count == 1 for value, count in stand.values().items() if value != LARGE)
     assert Counter(stand.copied.refused).keys() == {
         *stand.runtime.retry_topics, stand.runtime.dlq_topic
@@ -62,13 +63,13 @@ async def test_what_no_retry_topic_takes_has_the_attempts_of_its_tiers_in_place_
 
 
 def in_place(stand: DispatchRig) -> tuple[int, list[int]]:
-    """How often `LARGE` was delivered, and which try its receiver was told each time; all else came once."""
+    """How often `LARGE` was delivered, and each retry count; every other message was delivered once."""
     assert all(count == 1 for value, count in stand.values().items() if value != LARGE)
     return stand.values()[LARGE], [message.retry_count for message in stand.seen if message.value == LARGE]
 
 
 @pytest.mark.parametrize("refusal", [RecordTooLarge, InvalidRecordError, CorruptRecordException])
-async def test_what_a_retry_topic_refuses_in_any_way_has_its_attempts_in_place(
+async def test_a_message_that_a_retry_topic_refuses_for_any_reason_gets_its_attempts_in_place(
     refusal: type[Exception],
 ) -> None:
     """Brokers before Kafka 2.4 answer CORRUPT_MESSAGE for a record without a key in a compacted topic."""
@@ -96,11 +97,10 @@ class PrefixedCopies:
         self, topic: str, key: bytes | None, value: bytes | None, headers: list[names.Header],
         partition: int | None = None, codec: int = 0,
     ) -> None:  # fmt: skip
-        """Writes the record."""
         await self._producer.send(f"{self._prefix}-{topic}", key, value, headers, partition, codec)
 
 
-async def test_what_a_compacted_retry_topic_refuses_has_its_attempts_in_place_on_a_real_broker(
+async def test_on_a_real_broker_a_message_that_a_compacted_retry_topic_refuses_is_tried_in_place(
     yard: Yard, topic_name: str
 ) -> None:
     def fails(message: Message) -> Retry | None:
@@ -127,7 +127,7 @@ async def test_what_a_compacted_retry_topic_refuses_has_its_attempts_in_place_on
     ("key", "own", "lacks_key"),
     [(b"k", [("h", b"y")], False), (b"k", MANY_HEADERS, True), (b"k" * 3_000, [("h", b"y")], True)],
 )
-async def test_a_letter_lacks_no_more_than_it_has_to(
+async def test_a_dead_letter_leaves_out_no_more_than_it_must(
     key: bytes, own: list[tuple[str, bytes | None]], lacks_key: bool
 ) -> None:
     async with dispatch_rig(refuse) as stand:
@@ -146,7 +146,7 @@ async def test_a_letter_lacks_no_more_than_it_has_to(
 
 @pytest.mark.parametrize("stash", ["retry", "dlq"])
 async def test_a_blocked_head_that_no_retry_topic_takes_makes_room(stash: str) -> None:
-    """Also one that waits for an attempt in place while nothing more is read."""
+    """Also a head that waits for an attempt in place while the pump cannot read on."""
 
     async def handle(message: Message) -> Retry | None:
         return Retry() if message.value == LARGE else None
@@ -168,7 +168,7 @@ async def test_a_blocked_head_that_no_retry_topic_takes_makes_room(stash: str) -
     assert b"head of line" in (headers[names.REASON] or b"")
 
 
-async def test_what_waits_for_an_attempt_in_place_is_no_blocked_head_while_others_flow() -> None:
+async def test_a_message_that_waits_for_an_attempt_in_place_is_no_blocked_head_while_others_flow() -> None:
     def fails(message: Message) -> Retry | None:
         return Retry() if message.value == LARGE else None
 
@@ -189,7 +189,7 @@ async def test_what_waits_for_an_attempt_in_place_is_no_blocked_head_while_other
     assert stand.copied.records[0][3][names.ATTEMPT] == b"3"
 
 
-async def test_no_more_waits_in_place_than_lets_others_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_wait_in_place_leave_room_to_read_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "HELD_BYTES", 3 * len(LARGE))
 
     def fails(message: Message) -> Retry | None:
@@ -204,7 +204,7 @@ async def test_no_more_waits_in_place_than_lets_others_be_read(monkeypatch: pyte
         assert pump.tracker.unfinished == 2
 
 
-async def test_without_a_dlq_what_no_retry_topic_takes_is_tried_for_ever() -> None:
+async def test_without_a_dlq_a_message_that_no_retry_topic_takes_is_tried_for_ever() -> None:
     answers: list[float] = []
 
     def fails_at_first(_: Message) -> Retry | None:
@@ -222,7 +222,7 @@ async def test_without_a_dlq_what_no_retry_topic_takes_is_tried_for_ever() -> No
 
 
 @pytest.mark.parametrize("codec", [0, 1, ZSTD])
-async def test_copies_are_asked_for_as_their_topic_was_compressed(codec: int) -> None:
+async def test_copies_are_compressed_like_their_source(codec: int) -> None:
     async with dispatch_rig(refuse) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(20), codec=codec)

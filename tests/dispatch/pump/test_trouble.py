@@ -1,4 +1,4 @@
-"""Nothing blocks, nothing storms, nothing is stuck: one bad message, one bad receiver, and all the others."""
+"""One bad message, receiver or definition stops no other: no partition blocks, and no retries storm."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CONTRACTS = ["unary", "stream"]
 MIB = 1024 * 1024
 
 
-async def test_one_message_that_is_never_taken_keeps_none_of_the_others_from_a_receiver_that_works() -> None:
+async def test_a_message_that_is_never_acknowledged_delays_no_other() -> None:
     async def handle(value: bytes, context: Any) -> bytes:
         if value == b"0":
             await context.abort(grpc.StatusCode.UNAVAILABLE, "never")
@@ -64,7 +64,7 @@ async def test_one_message_that_is_never_taken_keeps_none_of_the_others_from_a_r
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_message_that_blocks_its_partition_goes_to_the_dlq_with_the_numbers_and_the_rest_flows(
+async def test_a_message_that_blocks_its_partition_goes_to_the_dlq_with_the_numbers_and_others_flow(
     contract: str,
 ) -> None:
     async def handle(message: Message) -> None:
@@ -108,7 +108,7 @@ async def test_by_default_a_handler_that_is_within_its_timeout_does_not_block_it
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_an_acknowledgement_that_leaves_the_tracker_full_has_its_head_looked_at_without_a_timer(
+async def test_an_acknowledgement_that_leaves_the_tracker_full_checks_the_head_without_a_timer(
     contract: str,
 ) -> None:
     release = asyncio.Event()
@@ -124,25 +124,25 @@ async def test_an_acknowledgement_that_leaves_the_tracker_full_has_its_head_look
         pump = stand.pump(capacity=10)
         stand.feed(pump, numbers(30))
         await stand.until(lambda: len(stand.seen) == 10 and pump.tracker.unfinished == 2)
-        await stand.until(lambda: not pump.head_due)  # the last acknowledgement's look is over
+        await stand.until(lambda: not pump.head_due)  # the last acknowledgement's check is over
         address, head = stand.runtime.link.address, {"after": "1ms"}
         stand.runtime.change(
             definition(address, target=target, flow={"max_inflight": 20}, headOfLine=head), None
         )
         await asyncio.sleep(0.1)
-        assert not stand.copied.records  # nobody looked
+        assert not stand.copied.records  # no check has run
         release.set()
         await stand.idle()
 
         assert stand.copied.values("dlq") == [b"0"]
-        verdict = free_head(pump, time.monotonic())  # the timer tells of it
+        verdict = free_head(pump, time.monotonic())  # the timer reports it
         assert verdict is not None
         assert verdict.offset == 0
         assert free_head(pump, time.monotonic()) is None
         assert stand.runtime.decisions.count == 1
 
 
-async def test_an_answer_that_is_too_large_fails_its_message_only_and_is_told_with_its_receiver() -> None:
+async def test_an_answer_that_is_too_large_fails_only_its_message_and_is_reported_with_its_receiver() -> None:
     async def handle(value: bytes, _: Any) -> bytes:
         return bytes(MAX_UNARY_BYTES + 1) if value == b"3" else b""
 
@@ -156,11 +156,11 @@ async def test_an_answer_that_is_too_large_fails_its_message_only_and_is_told_wi
         await stand.until(lambda: stand.runtime.link.unread.count)
 
         assert stand.runtime.link.breaker.closed
-        told = list[str]()
-        HeadOfLineMonitor({"j": pump}, lambda kind, _, message, __: told.append(f"{kind}: {message}")).look(
-            time.monotonic()
-        )
-        (message,) = told
+        incidents = list[str]()
+        HeadOfLineMonitor(
+            {"j": pump}, lambda kind, _, message, __: incidents.append(f"{kind}: {message}")
+        ).look(time.monotonic())
+        (message,) = incidents
         assert message.startswith(f"answer-too-large: {stand.runtime.link.address} answered 1 times")
     await server.stop(None)
 
@@ -181,7 +181,7 @@ async def test_a_message_of_millions_of_headers_goes_to_the_dlq_undecoded_and_no
         assert (stand.budget.used_bytes, stand.budget.held_bytes) == (0, 0)
 
 
-async def test_a_batch_that_cannot_be_decoded_goes_to_the_dlq_as_it_is_with_the_reason() -> None:
+async def test_a_batch_that_cannot_be_decoded_goes_to_the_dlq_as_raw_bytes_with_the_reason() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(10))
@@ -214,7 +214,7 @@ async def test_a_header_name_that_grpc_cannot_carry_takes_its_message_to_the_dlq
         assert (pump.delivered, stand.runtime.link.breaker.closed) == (20, True)
 
 
-async def test_a_receiver_that_hangs_as_a_whole_has_nothing_flushed_into_the_dlq() -> None:
+async def test_a_receiver_that_hangs_completely_flushes_no_message_into_the_dlq() -> None:
     async def hang(_: Message) -> None:
         await asyncio.sleep(3_600)
 
@@ -229,7 +229,9 @@ async def test_a_receiver_that_hangs_as_a_whole_has_nothing_flushed_into_the_dlq
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_messages_too_large_for_the_receiver_go_to_the_dlq_and_slow_nobody_down(contract: str) -> None:
+async def test_messages_too_large_for_the_receiver_go_to_the_dlq_and_slow_down_no_other(
+    contract: str,
+) -> None:
     async with dispatch_rig(lambda _: None, target={"contract": contract}) as stand:
         pump = stand.pump()
         large = [(None, bytes(MAX_MESSAGE_BYTES + MIB))]
@@ -289,7 +291,7 @@ async def test_large_records_are_decoded_a_few_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_rates_are_kept_whatever_the_receiver_could_take(contract: str) -> None:
+async def test_rates_hold_even_if_the_receiver_could_take_more(contract: str) -> None:
     async with dispatch_rig(
         lambda _: None, target={"contract": contract}, flow={"messages_per_second": 200}
     ) as stand:
@@ -364,7 +366,7 @@ async def test_one_message_for_an_absent_test_receiver_does_not_stop_production_
         stand.feed(pump, numbers(1, 777), headers=[("env", b"staging")])
         stand.feed(pump, numbers(40, 1_000))
         await stand.until(lambda: len(stand.seen) == 40)
-        assert not stand.copied.records  # it waits while it stands in nobody's way
+        assert not stand.copied.records  # it waits while it blocks no other
         stand.feed(pump, numbers(1_000, 2_000))
         await stand.idle()
 
@@ -373,7 +375,7 @@ async def test_one_message_for_an_absent_test_receiver_does_not_stop_production_
         assert b"half a tracker" in (stand.copied.records[0][3]["switchyard-reason"] or b"")
 
 
-async def test_a_message_of_a_tier_goes_round_in_it_while_its_receiver_is_away_and_loses_no_attempt() -> None:
+async def test_a_message_circles_in_its_tier_while_its_receiver_is_away_and_loses_no_attempt() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         address, _, staging = await stand.another_receiver(lambda _: None)
         await staging.stop(0)
@@ -382,10 +384,10 @@ async def test_a_message_of_a_tier_goes_round_in_it_while_its_receiver_is_away_a
         tiers = [{"delay": "1s", "attempts": 2}, {"delay": "2s", "attempts": 3}]
         stand.run(isolation=isolation, retry=tiers)
         pump = stand.pump(tier=1, capacity=50)
-        told = {
+        origin_headers = {
             ORIGIN_TOPIC: TOPIC, ORIGIN_PARTITION: 0, ORIGIN_OFFSET: 5, ATTEMPT: 4, TIER: 1, TIER_ATTEMPT: 1,
         }  # fmt: skip
-        headers = [(name, str(value).encode()) for name, value in told.items()]
+        headers = [(name, str(value).encode()) for name, value in origin_headers.items()]
         stand.feed(pump, numbers(1), headers=[("env", b"staging"), *headers], timestamp_ms=1_000)
         stand.feed(pump, numbers(100, 1), timestamp_ms=1_000)
         await stand.until(lambda: bool(stand.copied.records))
@@ -444,7 +446,7 @@ async def test_interceptors_change_reject_and_skip_and_one_that_fails_harms_its_
         assert stand.runtime.link.breaker.closed
 
 
-async def test_a_receiver_that_says_it_is_not_serving_gets_nothing_until_it_is() -> None:
+async def test_a_receiver_that_is_not_serving_gets_no_messages_until_it_is() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         servicer = stand.receiver._health
         await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)

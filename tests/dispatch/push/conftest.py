@@ -1,4 +1,4 @@
-"""Receivers of the SDK's, started, and both contracts' clients to them."""
+"""Receivers of the SDK, and clients of both contracts to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CallTo = Callable[..., Awaitable[CountingCaller]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Starts a receiver, unless it is; returns a stream's sender to it."""
+    """Starts a receiver if it is not running; returns a stream sender to it."""
     started: list[tuple[Receiver, RecordingSender]] = []
 
     async def start(receiver: Receiver, **options: Any) -> RecordingSender:
@@ -34,7 +34,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 @pytest.fixture
 async def call_to() -> AsyncIterator[CallTo]:
-    """Starts a receiver, unless it is; returns a caller of its unary method."""
+    """Starts a receiver if it is not running; returns a caller of its unary method."""
     started: list[tuple[Receiver, CountingCaller]] = []
 
     async def start(receiver: Receiver, method: str = METHOD, **options: Any) -> CountingCaller:

@@ -1,4 +1,4 @@
-"""Real gRPC servers on loopback, whose handlers a test writes, and calls that are awaited."""
+"""Real gRPC servers on loopback with handlers of the test's, and calls that can be awaited."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
 
 
 async def listen(method: str, handler: Any, port: int = 0, max_bytes: int = -1) -> tuple[aio.Server, int]:
-    """A server with nothing between the bytes and gRPC's `handler` of one method, and its port."""
+    """A server that passes raw bytes to gRPC's `handler` of one method, and its port."""
     options = [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_bytes),
-        ("grpc.max_metadata_size", 1 << 20),  # gRPC refuses what is above 8 kB at random
+        ("grpc.max_metadata_size", 1 << 20),  # gRPC refuses metadata above 8 kB at random
         ("grpc.absolute_max_metadata_size", 1 << 20),
-        ("grpc.server.max_pending_requests", 1 << 20),  # gRPC turns bursts of more than 1,000 calls away
+        ("grpc.server.max_pending_requests", 1 << 20),  # gRPC rejects bursts of more than 1,000 calls
         ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
     ]
     server = aio.server(options=options)
@@ -46,12 +46,12 @@ async def listen(method: str, handler: Any, port: int = 0, max_bytes: int = -1) 
 
 
 async def start_server(behaviour: Behaviour, port: int = 0) -> tuple[aio.Server, int]:
-    """A server that does as `behaviour` says on every call, and its port."""
+    """A server that runs `behaviour` for every call, and its port."""
     return await listen(METHOD, grpc.unary_unary_rpc_method_handler(behaviour), port)
 
 
 class ReceiverAddress:
-    """Where a receiver is, or is not; another may take its place."""
+    """An address at which a receiver may stop and another one start."""
 
     def __init__(self, start: Callable[..., Awaitable[tuple[aio.Server, int]]], **options: Any) -> None:
         self._start = start
@@ -60,11 +60,11 @@ class ReceiverAddress:
         self.port = 0
 
     async def begin(self, behaviour: Any) -> None:
-        """A receiver that does as `behaviour` says, always at the same port."""
+        """Starts a receiver that runs `behaviour`, always at the same port."""
         self._server, self.port = await self._start(behaviour, self.port, **self._options)
 
     async def end(self) -> None:
-        """Nobody is there any more."""
+        """Stops the receiver."""
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
@@ -72,7 +72,7 @@ class ReceiverAddress:
 
 @contextlib.asynccontextmanager
 async def serving(behaviour: Behaviour) -> AsyncIterator[CountingCaller]:
-    """A caller of a server that does as `behaviour` says."""
+    """A caller of a server that runs `behaviour`."""
     place = ReceiverAddress(start_server)
     await place.begin(behaviour)
     caller = CountingCaller(UnaryTarget(f"127.0.0.1:{place.port}", METHOD), place)
@@ -84,7 +84,7 @@ async def serving(behaviour: Behaviour) -> AsyncIterator[CountingCaller]:
 
 
 class CountingCaller:
-    """Awaits what the target answers, and counts how often it does."""
+    """Awaits the target's results, and counts them."""
 
     def __init__(self, target: UnaryTarget, place: ReceiverAddress | None = None) -> None:
         self.target = target
@@ -94,7 +94,7 @@ class CountingCaller:
     def begin(
         self, value: bytes | None = b"", metadata: Pairs = (), timeout_s: float = ENOUGH_S
     ) -> tuple[CallHandle | None, asyncio.Future[CallResult]]:
-        """Starts a call; its handle, and its result to come."""
+        """Starts a call; returns its handle and its future result."""
         result: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
 
         def done(answer: CallResult) -> None:
@@ -106,11 +106,11 @@ class CountingCaller:
     async def __call__(
         self, value: bytes | None = b"", metadata: Pairs = (), timeout_s: float = ENOUGH_S
     ) -> CallResult:
-        """One call to its end."""
+        """Makes one call and returns its result."""
         async with asyncio.timeout(ENOUGH_S):
             return await self.begin(value, metadata, timeout_s)[1]
 
 
 async def accept(value: bytes, context: Any) -> bytes:
-    """The receiver that takes everything."""
+    """A receiver that acknowledges everything."""
     return b""

@@ -17,7 +17,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def _headers(*pairs: tuple[bytes, bytes]) -> bytes:
-    """RFC 7541, 6.2.2: literals that nobody needs to remember."""
+    """RFC 7541, 6.2.2: literals that the peer need not remember."""
     return b"".join(
         b"\0" + bytes([len(name)]) + name + bytes([len(text)]) + text for name, text in pairs
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Stream receivers whose answers a test writes, and a sender that keeps count of what it is told."""
+"""Stream receivers whose answers a test writes, and a sender that counts its results."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ EOF: Any = aio.EOF  # type: ignore[attr-defined]
 
 @dataclass(slots=True)
 class StreamRecord:
-    """A record."""
-
     offset: int = 0
     value: bytes | None = b"v"
     key: bytes | None = None
@@ -33,12 +31,12 @@ class StreamRecord:
 
 
 def rows(count: int, value: bytes = b"v") -> list[StreamRecord]:
-    """Records with offsets from 0 on."""
+    """Records with offsets from 0."""
     return [StreamRecord(offset, value) for offset in range(count)]
 
 
 class ReceiverStream:
-    """The receiver's end, written by hand."""
+    """The receiver's end of a stream, written by hand."""
 
     def __init__(self, context: Any) -> None:
         self.context = context
@@ -57,7 +55,7 @@ class ReceiverStream:
         await self.context.write(DeliverResponse(**fields).SerializeToString())
 
     async def accept(self, deliveries: int, size: int = 1 << 40, max_request_bytes: int = 1 << 30) -> None:
-        """Reads Open, gives credit."""
+        """Reads Open, and gives credit."""
         request = await self.request()
         assert request is not None
         assert request.HasField("open")
@@ -66,7 +64,7 @@ class ReceiverStream:
         )
 
     async def messages(self, count: int) -> list[int]:
-        """Offsets of the next `count` messages."""
+        """The offsets of the next `count` messages."""
         offsets: list[int] = []
         while len(offsets) < count:
             request = await self.request()
@@ -80,7 +78,7 @@ Script = Callable[[ReceiverStream], Awaitable[None]]
 
 
 async def start_stream_server(script: Script, port: int = 0, max_bytes: int = -1) -> tuple[aio.Server, int]:
-    """A server that does as `script` says on every stream, and its port."""
+    """A server that runs `script` for every stream, and its port."""
 
     async def behave(_: Any, context: Any) -> None:
         await script(ReceiverStream(context))
@@ -89,7 +87,7 @@ async def start_stream_server(script: Script, port: int = 0, max_bytes: int = -1
 
 
 class RecordingSender:
-    """A target, and everything it told."""
+    """A target, and everything that it reported."""
 
     def __init__(
         self,
@@ -100,7 +98,7 @@ class RecordingSender:
         streams: int = 1,
     ) -> None:
         self.place = place or ReceiverAddress(start_stream_server)
-        self.told: Counter[tuple[int, int]] = Counter()  # by batch and index
+        self.reported: Counter[tuple[int, int]] = Counter()  # by batch and index
         self.results: dict[tuple[int, int], StreamResult] = {}
         self.lost: list[StreamResult] = []
         self.expected = 0
@@ -116,7 +114,7 @@ class RecordingSender:
 
         def on_results(start: int, end: int, result: Any) -> None:
             for index in range(start, end):
-                self.told[number, index] += 1
+                self.reported[number, index] += 1
                 self.results[number, index] = result
 
         made = {"partition": 0, "retry_count": 0, "attempt": 1, **fields}
@@ -124,13 +122,12 @@ class RecordingSender:
         self.batches.append(batch)
         self.expected += len(records)
         self.target.send(batch)
-        assert not any(key[0] == number for key in self.told), "told from within `send`"
+        assert not any(key[0] == number for key in self.reported), "reported from within `send`"
         return batch
 
     async def until(self, ready: Callable[[], object]) -> None:
-        """Waits until `ready()`."""
         async with asyncio.timeout(ENOUGH_S):
-            while not ready():  # noqa: ASYNC110 - what is waited for tells nobody
+            while not ready():  # noqa: ASYNC110 - no event reports the condition
                 await asyncio.sleep(0.002)
 
     async def connected(self) -> None:
@@ -138,14 +135,14 @@ class RecordingSender:
         self.target.connect()
         await self.until(lambda: self.target.room)
 
-    async def all_told(self) -> None:
-        """Waits until everything sent is told; asserts that nothing was twice."""
-        await self.until(lambda: len(self.told) >= self.expected)
-        assert len(self.told) == self.expected
-        assert set(self.told.values()) <= {1}
+    async def all_reported(self) -> None:
+        """Waits until every sent message has a result; asserts that none has two."""
+        await self.until(lambda: len(self.reported) >= self.expected)
+        assert len(self.reported) == self.expected
+        assert set(self.reported.values()) <= {1}
 
     def codes(self, batch: int = 0) -> list[int]:
-        """Of a batch's messages, in order; -1 for those without result."""
+        """The status codes of a batch's messages, in order; -1 for those without a result."""
         count = len(self.batches[batch].records)
         results = [self.results.get((batch, index)) for index in range(count)]
         return [-1 if result is None else result.code for result in results]
@@ -165,7 +162,7 @@ async def take_everything(stream: ReceiverStream) -> None:
 
 
 async def hold(_: ReceiverStream) -> None:
-    """Says nothing more."""
+    """Sends nothing more."""
     await asyncio.sleep(ENOUGH_S)
 
 
@@ -173,7 +170,7 @@ async def hold(_: ReceiverStream) -> None:
 async def streaming(
     script: Script, *, timeout_s: float = ENOUGH_S, max_bytes: int = -1, streams: int = 1
 ) -> AsyncIterator[RecordingSender]:
-    """A sender to a server that does as `script` says."""
+    """A sender to a server that runs `script`."""
     place = ReceiverAddress(start_stream_server, max_bytes=max_bytes)
     await place.begin(script)
     sender = RecordingSender(place.port, place, timeout_s=timeout_s, streams=streams)

@@ -1,4 +1,4 @@
-"""A receiver may say so much and no more; what is beyond it is its own failure, and nobody else's."""
+"""A receiver's answers are bounded; an answer beyond the bound fails this receiver's message only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.dispatch.push.stream_servers import ReceiverStream, hold, rows, strea
 MIB = 1024 * 1024
 
 
-async def test_an_answer_of_more_than_is_read_fails_its_call_and_no_other() -> None:
+async def test_an_answer_beyond_the_limit_fails_its_call_and_no_other() -> None:
     async def answer(value: bytes, _: Any) -> bytes:
         return bytes(MAX_UNARY_BYTES + 1) if value == b"much" else b"." * MAX_UNARY_BYTES
 
@@ -28,7 +28,7 @@ async def test_an_answer_of_more_than_is_read_fails_its_call_and_no_other() -> N
     assert (little.code, little.answer_too_large) == (OK, False)
 
 
-async def test_a_response_of_more_bytes_than_are_read_ends_its_stream_and_no_other() -> None:
+async def test_a_response_with_too_many_bytes_ends_its_stream_and_no_other() -> None:
     async def say_much(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(1)
@@ -38,8 +38,8 @@ async def test_a_response_of_more_bytes_than_are_read_ends_its_stream_and_no_oth
     async with streaming(say_much) as sender, streaming(take_everything) as other:
         sender.send(rows(1))
         other.send(rows(100))
-        await sender.all_told()
-        await other.all_told()
+        await sender.all_reported()
+        await other.all_reported()
         await sender.until(lambda: sender.lost)
         assert sender.codes() == [UNAVAILABLE]
         assert [(lost.code, lost.answer_too_large) for lost in sender.lost] == [(UNAVAILABLE, True)]
@@ -47,7 +47,7 @@ async def test_a_response_of_more_bytes_than_are_read_ends_its_stream_and_no_oth
         assert not other.lost
 
 
-async def test_a_response_of_more_ranges_than_are_read_ends_its_stream_before_any_is_looked_at() -> None:
+async def test_a_response_with_too_many_ranges_ends_its_stream_before_any_range_is_read() -> None:
     async def say_much(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(1)
@@ -56,7 +56,7 @@ async def test_a_response_of_more_ranges_than_are_read_ends_its_stream_before_an
 
     async with streaming(say_much) as sender:
         sender.send(rows(1))
-        await sender.all_told()
+        await sender.all_reported()
         await sender.until(lambda: sender.lost)
         assert sender.codes() == [UNAVAILABLE]
         assert str(MAX_RANGES + 1) in sender.lost[0].details
@@ -64,7 +64,7 @@ async def test_a_response_of_more_ranges_than_are_read_ends_its_stream_before_an
         assert sender.lost[0].details.startswith(ANSWER_WORDS)
 
 
-async def test_while_the_ranges_of_a_response_are_read_others_have_their_turns() -> None:
+async def test_other_tasks_run_while_the_ranges_of_a_response_are_read() -> None:
     count = 20_000
 
     async def say_each(stream: ReceiverStream) -> None:
@@ -79,13 +79,13 @@ async def test_while_the_ranges_of_a_response_are_read_others_have_their_turns()
     turn = 0
 
     def note_turns(batch: OutBatch) -> None:
-        tell = batch.on_results
+        on_results = batch.on_results
 
-        def noted(start: int, end: int, result: Any) -> None:
+        def note_turn(start: int, end: int, result: Any) -> None:
             turns.add(turn)
-            tell(start, end, result)
+            on_results(start, end, result)
 
-        batch.on_results = noted
+        batch.on_results = note_turn
 
     async def take_turns() -> None:
         nonlocal turn
@@ -98,12 +98,12 @@ async def test_while_the_ranges_of_a_response_are_read_others_have_their_turns()
         while sender.expected < count:
             note_turns(sender.send(rows(1_000)))
         taking = asyncio.create_task(take_turns())
-        await sender.all_told()
+        await sender.all_reported()
         taking.cancel()
     assert len(turns) >= count // RANGES_AT_ONCE, "all in one turn before"
 
 
-def test_what_a_receiver_says_at_once_is_bounded_and_all_of_it_is_said() -> None:
+def test_the_sdks_responses_are_bounded_and_contain_all_results() -> None:
     outcomes = StreamOutcomes()
     for number in range(2 * MOST_OTHERS + 1):
         outcomes.add(3 * number, Stash("\U0001f4a3" * 600))

@@ -1,4 +1,4 @@
-"""What records and receivers should not hold or say: each harms its own message at most."""
+"""Invalid data of records and answers harms its own message at most."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ OK, UNKNOWN, DEADLINE_EXCEEDED, FAILED_PRECONDITION, INTERNAL, UNAVAILABLE = 0, 
 CONTRACTS = ["unary", "stream"]
 TEMPLATE = MetadataTemplate("orders", "billing", 0)
 FAR = 2**63 - 1
-MOST = 2**64 - 1  # what a negative number is, to who reads it as uint64
+MOST = 2**64 - 1  # a negative number, read as uint64
 
 
 async def deliver(
     contract: str, receiver: Receiver, records: list[StreamRecord], serve: Serve, call_to: CallTo
 ) -> list[CallResult]:
-    """What became of records that went one way or the other."""
+    """The results of records that were sent by one contract or the other."""
     if contract == "stream":
         sender = await serve(receiver)
         sender.send(records)
-        await sender.all_told()
+        await sender.all_reported()
         return [sender.results[0, index] for index in range(len(records))]
     call = await call_to(receiver)
     return [
@@ -52,7 +52,7 @@ async def test_odd_records_arrive_as_they_are(serve: Serve, call_to: CallTo, con
     receiver.on(topic="orders", group="billing")(seen.append)
     every = bytes(range(256))
     records = [
-        # a tombstone, and what is none
+        # a tombstone, and an empty value
         StreamRecord(0, None, b"gone"),
         StreamRecord(1, b"", b""),
         StreamRecord(2, b"", None),
@@ -93,10 +93,10 @@ async def test_the_test_client_delivers_tombstones() -> None:
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 @pytest.mark.parametrize(
-    ("text", "told"), [("\ud800", "?"), ("a\n\0\x7f", "a\n\0\x7f"), ("🚂" * 999, "🚂" * 500)], ids=repr
+    ("text", "details"), [("\ud800", "?"), ("a\n\0\x7f", "a\n\0\x7f"), ("🚂" * 999, "🚂" * 500)], ids=repr
 )
-async def test_any_text_of_a_handlers_is_a_reason(
-    serve: Serve, call_to: CallTo, contract: str, text: str, told: str
+async def test_any_text_of_a_handler_is_a_valid_reason(
+    serve: Serve, call_to: CallTo, contract: str, text: str, details: str
 ) -> None:
     receiver = Receiver()
 
@@ -108,8 +108,8 @@ async def test_any_text_of_a_handlers_is_a_reason(
 
     stashed, failed = await deliver(contract, receiver, rows(2), serve, call_to)
 
-    assert (stashed.code, stashed.action, stashed.details) == (FAILED_PRECONDITION, "Stash", told)
-    assert (failed.code, failed.action, failed.details) == (UNKNOWN, None, f"ValueError: {told}"[:500])
+    assert (stashed.code, stashed.action, stashed.details) == (FAILED_PRECONDITION, "Stash", details)
+    assert (failed.code, failed.action, failed.details) == (UNKNOWN, None, f"ValueError: {details}"[:500])
 
 
 STATUSES = [(b"99", UNKNOWN), (b"17", UNKNOWN), (b"-1", INTERNAL), (b"", INTERNAL), (b"9" * 40, INTERNAL)]
@@ -126,30 +126,30 @@ async def test_a_status_that_grpc_does_not_know_is_a_failure_and_never_an_acknow
         )
         result = await call(b"v")
         sender.send(rows(2))
-        await sender.all_told()
+        await sender.all_reported()
         await call.target.close()
         await sender.target.close()
 
     assert (result.code, result.local_error) == (code, None)
-    assert sender.codes() == [UNAVAILABLE] * 2  # the stream's status, which says nothing of the messages
+    assert sender.codes() == [UNAVAILABLE] * 2  # the stream's status, which says nothing about the messages
 
 
-async def test_a_receiver_that_refuses_before_it_was_asked_is_understood_every_time() -> None:
+async def test_a_receiver_that_refuses_before_the_request_arrives_is_understood_every_time() -> None:
     async with ending_with((b"grpc-status", b"12")) as port:
         for _ in range(20):
             sender = RecordingSender(port)
             sender.send(rows(1))
-            await sender.all_told()
+            await sender.all_reported()
             await sender.target.close()
             assert (sender.target.supported, [result.code for result in sender.lost]) == (False, [12])
 
 
-async def test_a_stream_that_was_taken_and_ends_with_an_unknown_status_condemns_no_message() -> None:
+async def test_an_accepted_stream_that_ends_with_an_unknown_status_condemns_no_message() -> None:
     taken = DeliverResponse(accept={}, credit={"deliveries": 9, "bytes": 9_999}).SerializeToString()
     async with ending_with((b"grpc-status", b"99"), first=taken) as port:
         sender = RecordingSender(port)
         sender.send(rows(2))
-        await sender.all_told()
+        await sender.all_reported()
         await sender.target.close()
 
     assert sender.codes() == [UNAVAILABLE] * 2
@@ -166,7 +166,7 @@ async def test_a_stream_that_was_taken_and_ends_with_an_unknown_status_condemns_
         ([("kafka-action-bin", b"\xff")], None, None),
     ],
 )
-async def test_trailers_that_make_no_sense_are_as_none(
+async def test_trailers_that_make_no_sense_are_ignored(
     trailers: Any, action: str | None, after_s: float | None
 ) -> None:
     async def answer(_: bytes, context: Any) -> bytes:
@@ -183,7 +183,7 @@ async def test_a_kind_of_result_from_the_future_is_no_result_and_a_failure_may_h
     async def foretell(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(4)
-        # Field 9 of Results, a Range [0, 1); then codes that nobody has defined.
+        # Field 9 of Results, a Range [0, 1); then undefined codes.
         await stream.context.write(bytes([0x12, 6, 0x4A, 4, 0x08, 0, 0x10, 1]))
         failed = [
             {"deliveries": {"start": number, "end": number + 1}, "code": code}
@@ -195,12 +195,12 @@ async def test_a_kind_of_result_from_the_future_is_no_result_and_a_failure_may_h
     async with streaming(foretell, timeout_s=1.5) as sender:
         await sender.connected()
         sender.send(rows(4))
-        await sender.all_told()
+        await sender.all_reported()
 
     assert sender.codes() == [DEADLINE_EXCEEDED, UNKNOWN, -(2**31), 2**31 - 1]
 
 
-async def test_credit_that_is_negative_or_huge_and_results_of_what_was_never_sent_do_no_harm() -> None:
+async def test_negative_or_huge_credit_and_results_for_unsent_messages_do_no_harm() -> None:
     async def boast(stream: ReceiverStream) -> None:
         await stream.accept(0, 0)
         nothing = [
@@ -217,15 +217,15 @@ async def test_credit_that_is_negative_or_huge_and_results_of_what_was_never_sen
     async with streaming(boast) as sender:
         await sender.connected()
         sender.send(rows(10))
-        await sender.all_told()
+        await sender.all_reported()
 
     assert sender.codes() == [OK] * 10
     assert not sender.lost
 
 
-async def test_a_receiver_without_a_first_word_is_given_up_and_its_messages_are_free() -> None:
+async def test_a_stream_that_is_never_accepted_is_given_up_and_its_messages_end() -> None:
     async with streaming(hold, timeout_s=0.3) as sender:
         sender.send(rows(3))
-        await sender.all_told()
+        await sender.all_reported()
 
     assert sender.codes() == [DEADLINE_EXCEEDED] * 3

@@ -1,4 +1,4 @@
-"""A receiver's health is told in time, whatever is at the address."""
+"""A receiver's health is known in time, whatever runs at the address."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_receiver_without_the_health_service_is_unimplemented() -> None:
     await server.stop(None)
 
 
-async def test_who_says_nothing_is_unreachable_in_time() -> None:
+async def test_a_receiver_that_does_not_answer_is_unreachable_in_time() -> None:
     async def say_nothing(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()
 

@@ -1,4 +1,4 @@
-"""Sizes beyond a limit are told as such; a receiver that goes away is found again."""
+"""Sizes beyond a limit are reported as such; a receiver that restarts is found again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESOURCE_EXHAUSTED, UNAVAILABLE, CANCELLED = 8, 14, 1
 
 @pytest.fixture
 async def sdk(call_to: CallTo) -> CountingCaller:
-    """A caller of a receiver of the SDK's that takes everything."""
+    """A caller of an SDK receiver that acknowledges everything."""
     receiver = Receiver()
     receiver.on(topic="orders", group="billing")(lambda message: None)
     return await call_to(receiver)
@@ -72,7 +72,7 @@ async def test_a_burst_of_calls_is_not_turned_away(sdk: CountingCaller) -> None:
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:1", "dns:///does-not-exist.invalid:443", "unix:/does/not/exist"]
 )
-async def test_nobody_at_the_address_is_unavailable(address: str) -> None:
+async def test_a_call_to_an_address_without_a_receiver_is_unavailable(address: str) -> None:
     caller = CountingCaller(UnaryTarget(address, METHOD))
 
     assert (await caller(timeout_s=ENOUGH_S)).code == UNAVAILABLE
@@ -158,7 +158,7 @@ async def test_a_call_on_a_closed_target_is_a_local_error() -> None:
         assert (await call()).local_error is not None
 
 
-async def test_a_receiver_that_stops_lets_what_it_has_begun_come_to_its_end(call_to: CallTo) -> None:
+async def test_a_receiver_that_stops_finishes_the_calls_that_it_has_started(call_to: CallTo) -> None:
     receiver, began, go = Receiver(), asyncio.Event(), asyncio.Event()
 
     @receiver.on(topic="orders", group="billing")

@@ -1,4 +1,4 @@
-"""A delivery's metadata: every header and byte, in order; what gRPC cannot carry is told before."""
+"""A delivery's metadata has every header and byte, in order; a name that gRPC cannot carry is refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_receiver_reads_back_what_the_record_was(
 
 
 @given(headers, keys)
-def test_all_names_and_values_are_such_that_grpc_sends_them(own: Headers, key: bytes | None) -> None:
+def test_grpc_accepts_all_names_and_values(own: Headers, key: bytes | None) -> None:
     for name, value in template.build(0, key, own, -1, 0, 1):
         assert re.fullmatch(r"[0-9a-z_.-]+", name)
         assert isinstance(value, bytes) == name.endswith("-bin")
@@ -62,23 +62,23 @@ def test_no_key_is_not_an_empty_key() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ö", "a:b", "a\n", "a/b", "x" * 257, "K\u0130"])
-def test_a_name_that_is_no_metadata_is_told_with_a_remedy(name: str) -> None:
+def test_a_name_that_cannot_be_metadata_is_reported_with_a_remedy(name: str) -> None:
     with pytest.raises(InvalidHeaderName, match="name headers with letters"):
         template.build(0, None, [(name, b"")], 0, 0, 1)
 
 
-def test_a_trace_goes_on_and_else_begins_once() -> None:
+def test_a_trace_continues_or_else_starts_once() -> None:
     given_trace = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-    going_on = dict(template.build(0, None, [("traceparent", given_trace)], 0, 0, 1))
-    begun, other, mended = (
+    continued = dict(template.build(0, None, [("traceparent", given_trace)], 0, 0, 1))
+    derived, other, replaced = (
         dict(template.build(0, None, own, 0, 0, 1))["traceparent"]
         for own in ([], [], [("traceparent", b"nonsense\n")])
     )
 
-    assert going_on["traceparent"] == given_trace.decode()
-    assert begun == other
-    assert all(re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", str(trace)) for trace in (begun, mended))
+    assert continued["traceparent"] == given_trace.decode()
+    assert derived == other
+    assert all(re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", str(trace)) for trace in (derived, replaced))
 
 
 @pytest.mark.parametrize("timestamp_ms", [-1, 0])

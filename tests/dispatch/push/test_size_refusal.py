@@ -97,19 +97,17 @@ def test_a_refusal_for_size_is_known_by_the_words_of_every_implementation(
 
 
 @pytest.mark.parametrize(("code", "details"), OTHERS, ids=lambda value: str(value)[:40])
-def test_an_overload_and_an_answer_that_cannot_be_read_are_no_refusals_for_size(
-    code: int, details: str
-) -> None:
+def test_an_overload_and_an_unreadable_answer_are_no_refusals_for_size(code: int, details: str) -> None:
     assert size_refusal(code, details) is None
     assert not CallResult(code, details).too_large
 
 
-def test_what_the_receiver_wants_done_comes_before_what_its_words_look_like() -> None:
+def test_the_receivers_action_overrides_the_look_of_its_details() -> None:
     assert not CallResult(RESOURCE_EXHAUSTED, "gRPC message exceeds maximum size 4: 5", "Retry").too_large
 
 
 @pytest.mark.parametrize("ending", ["status", "trailer"])
-async def test_long_words_of_a_receiver_are_read_and_do_not_make_its_message_too_large(ending: str) -> None:
+async def test_long_details_are_read_and_do_not_make_the_message_too_large(ending: str) -> None:
     async def talk(_: bytes, context: Any) -> bytes:
         if ending == "status":
             await context.abort(grpc.StatusCode.INTERNAL, "Traceback " + "x" * 30_000)
@@ -131,7 +129,7 @@ class _AnyMethod(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(talk)
 
 
-async def test_many_headers_that_a_receiver_refuses_without_words_are_too_large() -> None:
+async def test_many_headers_that_a_receiver_refuses_without_details_are_too_large() -> None:
     server = aio.server()  # with gRPC's own limits for metadata
     server.add_generic_rpc_handlers((_AnyMethod(),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -156,7 +154,7 @@ async def test_many_headers_that_a_receiver_refuses_without_words_are_too_large(
         ),
     ],
 )
-async def test_a_stream_that_ends_over_one_large_message_condemns_it_in_any_implementations_words(
+async def test_a_stream_that_ends_over_a_large_message_drops_it_by_any_implementations_details(
     code: grpc.StatusCode, details: str
 ) -> None:
     async def refuse(stream: ReceiverStream) -> None:
@@ -168,7 +166,7 @@ async def test_a_stream_that_ends_over_one_large_message_condemns_it_in_any_impl
 
     async with streaming(refuse) as sender:
         sender.send([StreamRecord(0, bytes(300_000))])
-        await asyncio.wait_for(sender.all_told(), 30)
+        await asyncio.wait_for(sender.all_reported(), 30)
 
     assert sender.codes() == [RESOURCE_EXHAUSTED]
     assert sender.results[0, 0].too_large

@@ -70,13 +70,15 @@ def test_a_receiver_of_either_contract_reads_it() -> None:
         OWN + b"\n",
     ],
 )
-def test_what_w3c_calls_invalid_is_as_good_as_none(value: bytes | None) -> None:
+def test_a_traceparent_that_is_invalid_by_w3c_counts_as_missing(value: bytes | None) -> None:
     assert own_traceparent([("traceparent", value)]) == ""
     assert own_traceparent([("traceparent", OWN), ("traceparent", value)]) == OWN.decode()
 
 
 @given(st.tuples(st.text(max_size=5), st.integers(), st.integers(), st.integers()))
-def test_a_derived_one_is_valid_and_another_messages_is_another(where: tuple[str, int, int, int]) -> None:
+def test_a_derived_traceparent_is_valid_and_different_for_another_message(
+    where: tuple[str, int, int, int],
+) -> None:
     topic, partition, offset, timestamp_ms = where
     found = derived_traceparent(topic, partition, offset, timestamp_ms)
     assert VALID.fullmatch(found)

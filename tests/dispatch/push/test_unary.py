@@ -133,7 +133,7 @@ async def test_a_call_canceled_before_it_began_is_answered_once_too() -> None:
         assert (await call()).code == 0
 
 
-async def test_canceling_what_has_ended_changes_nothing() -> None:
+async def test_canceling_an_ended_call_changes_nothing() -> None:
     async with serving(accept) as call, asyncio.timeout(ENOUGH_S):
         handle, result = call.begin()
         assert handle is not None
@@ -149,14 +149,16 @@ async def test_canceling_what_has_ended_changes_nothing() -> None:
      [("a-bin", "text")], [("a", 7)]],
     ids=repr,
 )  # fmt: skip
-async def test_metadata_that_grpc_will_not_send_is_a_local_error_and_is_told_later(metadata: Any) -> None:
+async def test_metadata_that_grpc_does_not_send_is_a_local_error_that_is_reported_later(
+    metadata: Any,
+) -> None:
     async with serving(accept) as call, asyncio.timeout(ENOUGH_S):
         _, result = call.begin(b"v", metadata)
         assert not result.done()
         answer = await result
         assert answer.local_error is not None
         assert "gRPC refuses the message" in answer.local_error
-        assert (await call(b"v", [("a", "x")])).code == 0  # the channel is none the worse
+        assert (await call(b"v", [("a", "x")])).code == 0  # the channel still works
 
 
 async def test_every_one_of_two_thousand_calls_in_flight_is_answered_exactly_once() -> None:

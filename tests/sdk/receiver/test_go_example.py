@@ -138,7 +138,7 @@ async def test_both_contracts_hand_the_handler_all_that_a_record_has(
         StreamRecord(43, b"", b"", 130),
     ]
     sender.send(sent, partition=3, retry_count=2, attempt=5)
-    await sender.all_told()
+    await sender.all_reported()
     for offset, value in ((44, None), (45, b"")):  # neither is JSON
         await call(value, MetadataTemplate("orders", "billing", 3).build(offset, None, [], 1, 0, 1))
 
@@ -165,7 +165,7 @@ async def test_a_handler_knows_what_the_sending_region_is_over_both_contracts(
     for number, role in enumerate([*roles, roles[0]]):
         sender.target.announce_role(role)
         sender.send(some(2, start=number))
-        await sender.all_told()
+        await sender.all_reported()
         await call(body(f"unary-{number}"), (*metadata, *(role.metadata() if role else ())))
     told = {line["id"]: tuple(line.get(key) for key in SenderRole._fields) for line in receiver.lines()}
 
@@ -198,7 +198,7 @@ async def test_every_one_of_six_thousand_streamed_messages_is_answered_as_it_ask
     records, answers, journal = mixed(6_000)
     for start in range(0, 6_000, 100):  # the window, 300, goes round twenty times
         sender.send(records[start : start + 100], partition=start % 7)
-    await sender.all_told()
+    await sender.all_reported()
 
     as_asked([sender.results[number // 100, number % 100] for number in range(6_000)], answers)
     assert receiver.handled() == journal
@@ -212,7 +212,7 @@ async def test_canceled_messages_are_stopped_and_their_credit_is_given_back(
     await sender.until(lambda: sender.target.in_flight == 300)
     sender.send(some(900, start=300))
     sender.target.cancel(stuck, 0, 300)
-    await sender.all_told()
+    await sender.all_reported()
 
     assert sender.codes(0) + sender.codes(1) == [CANCELLED] * 300 + [OK] * 900
     await sender.until(lambda: len(receiver.lines()) == 1_200)
@@ -226,7 +226,7 @@ async def test_draining_gets_the_results_of_all_that_was_sent(
     await sender.until(lambda: sender.target.in_flight == 300)
     async with asyncio.timeout(ENOUGH_S):
         await sender.target.drain()
-    await sender.all_told()
+    await sender.all_reported()
 
     assert sender.codes() == [OK] * 300 + [CANCELLED] * 200
     assert len(receiver.lines()) == 300
@@ -240,13 +240,13 @@ async def test_a_receiver_killed_in_the_middle_of_a_stream_loses_no_message(
     for row in left[::60]:
         row.value = body(row.offset, "slow", 60_000)  # in progress when it is killed
     sender.send(left)
-    await sender.until(lambda: len(sender.told) >= 1_000)
+    await sender.until(lambda: len(sender.reported) >= 1_000)
     assert await receiver.stop(signal.SIGKILL) == -signal.SIGKILL
-    await sender.all_told()
+    await sender.all_reported()
     assert set(sender.codes()[::60]) == {UNAVAILABLE}
     await receiver.start(*WINDOW)
     while left and len(sender.batches) < 50:
-        await sender.all_told()
+        await sender.all_reported()
         codes = sender.codes(len(sender.batches) - 1)
         assert set(codes) <= {OK, UNAVAILABLE}
         acknowledged.update(row.offset for row, code in zip(left, codes, strict=True) if code == OK)
@@ -285,12 +285,12 @@ async def test_sigterm_lets_everything_in_progress_end_over_both_contracts(
     assert health == [ReceiverHealth.SERVING] * 2
     sender.send([*some(299, "slow", 1_000), *some(1, start=299)])
     single = asyncio.create_task(call(body("single", "slow", 1_000)))
-    await sender.until(lambda: sender.told)  # the last is: all before it are being handled
+    await sender.until(lambda: sender.reported)  # the last is: all before it are being handled
     assert (await call(body("last"))).code == OK  # likewise, on the same connection
     assert await receiver.stop() == 0
 
     assert (await single).code == OK
-    await sender.all_told()
+    await sender.all_reported()
     assert sender.codes() == [OK] * 300
     assert [result.details for result in sender.lost] == ["the receiver is shutting down"]
     assert len(receiver.lines()) == 302
@@ -302,7 +302,7 @@ async def test_large_messages_are_taken_and_those_beyond_its_limit_harm_no_other
     sizes = {"a": 5 << 20, "b": 17 << 20, "c": 1}
     values = {name: body(name) + b" " * size for name, size in sizes.items()}
     sender.send([StreamRecord(number, value) for number, value in enumerate(values.values())])
-    await sender.all_told()
+    await sender.all_reported()
     key = MetadataTemplate("orders", "billing", 0).build(0, b"k" * 1_000_000, [], 0, 0, 1)
     calls = [await call(value, key) for value in values.values()]
 

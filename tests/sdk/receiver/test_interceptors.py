@@ -120,7 +120,7 @@ async def test_a_message_is_changed_refused_and_watched_whatever_its_handler_and
     if contract == "stream":
         sender = await serve(receiver)
         sender.send([StreamRecord(offset, value) for offset, value in enumerate(values)])
-        await sender.all_told()
+        await sender.all_reported()
         results: list[CallResult] = [sender.results[0, index] for index in range(len(values))]
     else:
         call = await call_to(receiver)
@@ -149,7 +149,7 @@ async def test_what_a_batch_handler_raises_fails_only_what_it_was_given(serve: S
     sender.send([StreamRecord(0, b"a"), StreamRecord(1, b"xstash"), StreamRecord(2, b"b")])
     sender.send([StreamRecord(3, b"wef"), StreamRecord(4, b"xskip"), StreamRecord(5, b"b")])
     sender.send([StreamRecord(6, b"xack"), StreamRecord(7, b"xskip")])
-    await sender.all_told()
+    await sender.all_reported()
 
     codes = [sender.codes(number) for number in range(3)]
     assert codes == [[UNKNOWN, FAILED_PRECONDITION, UNKNOWN], [INTERNAL, OK, INTERNAL], [OK, OK]]
@@ -237,7 +237,7 @@ async def test_one_that_fails_afterwards_changes_no_verdict_and_is_told_once(
     sender = await serve(receiver)
     with caplog.at_level(logging.ERROR, "switchyard.receiver"):
         sender.send(rows(50))
-        await sender.all_told()
+        await sender.all_reported()
 
     assert {result.action for result in sender.results.values()} == {"Skip"}
     assert len(watch.seen) == 50

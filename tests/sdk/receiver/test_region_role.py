@@ -101,7 +101,7 @@ async def test_a_handler_finds_the_role_on_its_message(serve: Serve) -> None:
     for role in (None, EAST, EAST_NO_MORE, None):
         sender.target.announce_role(role)
         sender.send(rows(2))
-        await sender.all_told()
+        await sender.all_reported()
 
     east, no_more = Told("east", primary=True, epoch=64), Told("east", primary=False, epoch=129)
     assert seen == [None, None, east, east, no_more, no_more, None, None]

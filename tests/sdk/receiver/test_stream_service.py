@@ -80,7 +80,7 @@ async def test_each_message_gets_its_own_handlers_verdict(
     words = [*EXPECTED, "ack", "ack", "raise", *EXPECTED]
 
     sender.send([StreamRecord(offset, word.encode()) for offset, word in enumerate(words)])
-    await sender.all_told()
+    await sender.all_reported()
 
     told = [sender.results[0, index] for index in range(len(words))]
     assert [(each.code, each.action, each.details, each.retry_after_s) for each in told] == [
@@ -115,7 +115,7 @@ async def test_a_batch_handler_gets_lists_in_order_and_answers_each_or_all(
     sender = await serve(receiver)
     for value in (b"none", b"all", b"each", b"few", b"raise"):
         sender.send(rows(4, value))
-        await sender.all_told()
+        await sender.all_reported()
 
     assert seen == [0, 1, 2, 3] * 5
     assert [sender.codes(number) for number in range(5)] == [
@@ -143,7 +143,7 @@ async def test_the_message_is_what_the_record_was(serve: Serve) -> None:
     )
 
     sender.send([record], partition=7, retry_count=2, attempt=9)
-    await sender.all_told()
+    await sender.all_reported()
 
     assert seen == [
         Message(
@@ -161,7 +161,7 @@ async def test_a_hundred_thousand_messages_are_handled_once_each_in_order(serve:
 
     for start in range(0, 100_000, 250):
         sender.send([StreamRecord(offset, b"x" * 200) for offset in range(start, start + 250)])
-    await sender.all_told()
+    await sender.all_reported()
 
     assert seen == list(range(100_000))
     assert {result.code for result in sender.results.values()} == {OK}
@@ -182,11 +182,11 @@ async def test_tasks_are_bounded_and_one_that_is_stuck_holds_up_no_other(serve: 
     sender = await serve(receiver)
     for start in range(0, 2_000, 50):
         sender.send([StreamRecord(offset, bytes(100)) for offset in range(start, start + 50)])
-    await sender.until(lambda: len(sender.told) == 1_999)
-    assert (0, 5) not in sender.told
+    await sender.until(lambda: len(sender.reported) == 1_999)
+    assert (0, 5) not in sender.reported
     assert most == 20
     go.set()
-    await sender.all_told()
+    await sender.all_reported()
 
 
 async def test_a_sync_handler_that_is_slow_holds_up_neither_results_nor_health(serve: Serve) -> None:
@@ -200,10 +200,10 @@ async def test_a_sync_handler_that_is_slow_holds_up_neither_results_nor_health(s
     sender.send(rows(300))
 
     assert await check(f"127.0.0.1:{receiver.port}", timeout_s=ENOUGH_S) is ReceiverHealth.SERVING
-    await sender.until(lambda: sender.told)
-    assert len(sender.told) < 300
+    await sender.until(lambda: sender.reported)
+    assert len(sender.reported) < 300
     blocked.set()
-    await sender.all_told()
+    await sender.all_reported()
 
 
 async def test_what_took_too_long_is_canceled_at_the_receiver_and_frees_its_place(
@@ -223,12 +223,12 @@ async def test_what_took_too_long_is_canceled_at_the_receiver_and_frees_its_plac
     sender = await serve(receiver, timeout_s=1.0)
     await sender.connected()
     sender.send(rows(6, b"stuck"))
-    await sender.all_told()
+    await sender.all_reported()
     assert sender.codes() == [DEADLINE_EXCEEDED] * 6
     sender.target.timeout_s = ENOUGH_S
     for _ in range(4):
         sender.send(rows(5))
-        await sender.all_told()
+        await sender.all_reported()
 
     assert canceled == [0, 1, 2]
     assert {code for number in range(1, 5) for code in sender.codes(number)} == {OK}
@@ -243,7 +243,7 @@ async def test_a_handler_that_gives_up_by_itself_fails_its_message(serve: Serve)
 
     sender = await serve(receiver)
     sender.send(rows(1))
-    await sender.all_told()
+    await sender.all_reported()
 
     assert sender.codes() == [UNKNOWN]
 
@@ -270,7 +270,7 @@ async def test_handlers_of_a_stream_that_is_gone_are_canceled(serve: Serve) -> N
 async def test_messages_nobody_handles_here_are_not_condemned(serve: Serve) -> None:
     sender = await serve(Receiver())
     sender.send(rows(2))
-    await sender.all_told()
+    await sender.all_reported()
     assert sender.codes() == [UNIMPLEMENTED] * 2
     assert "there is no handler for billing/orders" in sender.lost[0].details
 
@@ -280,7 +280,7 @@ async def test_a_receiver_of_unary_calls_only_says_so(serve: Serve) -> None:
     receiver.on(topic="orders", group="billing")(lambda message: None)
     sender = await serve(receiver)
     sender.send(rows(2))
-    await sender.all_told()
+    await sender.all_reported()
     assert sender.target.supported is False
 
 
@@ -306,7 +306,7 @@ async def test_a_receiver_that_stops_says_so_first_then_ends_what_it_has_begun(s
     sender.send(rows(3))  # too late: never begun, delivered again elsewhere
     assert not stopping.done()
     go.set()
-    await sender.all_told()
+    await sender.all_reported()
     await stopping
 
     assert (sender.codes(), sender.results[0, 0].action) == ([OK], "Skip")

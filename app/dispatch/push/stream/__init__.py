@@ -1,1 +1,1 @@
-"""The stream contract's client: book, requests, results."""
+"""The client of the stream contract: its book, requests and results."""

@@ -1,18 +1,18 @@
 """The book of one stream: which delivery number is which message of which batch, and what may be sent.
 
-    queue(batch) ──▶ waiting ──next_run, sent──▶ in flight (numbered) ──finish──▶ told
+    queue(batch) ──▶ waiting ──next_run, sent──▶ in flight (numbered) ──finish──▶ reported
                         └──────────── cancel, expire, lose ────────────────────────┘
 
-Rules
-1. Each index of a batch is told exactly once; what comes after that about it is ignored.
-2. Numbers are given in the order of sending, 0 first, none left out.
-3. Nothing is offered for sending beyond the credit in deliveries. Bytes are counted here, and kept to by
-   the sender, which alone knows them (`encoder`).
+Rules (tests/dispatch/push/stream/test_book.py)
+1. Each index of a batch is reported exactly once. Later results for it are ignored.
+2. Deliveries are numbered in the order of sending, from 0, without gaps.
+3. No run beyond the credit in deliveries is offered for sending. Bytes are counted here, but the sender keeps
+   to that credit, because only it knows the sizes (`encoder`).
 4. Credit never shrinks, whatever the receiver says.
 
-Pure: time is passed in. Ranges are half-open; `Told` is (batch, first index, end index).
+Pure: time is passed in. Ranges are half-open. A run is (batch, first index, end index).
 
-Invariants: 0 <= next_number <= credit; waiting + in_flight = indexes queued and not told.
+Invariants: 0 <= next_number <= credit; waiting + in_flight = indexes queued and not reported.
 """
 
 from __future__ import annotations
@@ -26,29 +26,28 @@ BatchT = TypeVar("BatchT")
 
 
 class InFlightBatch:
-    """A batch in the book. `sent` is its first index that was not sent; `done` has a byte an index."""
+    """A batch in the book. `first_unsent` is an index; `done` has one byte for each index."""
 
-    __slots__ = ("batch", "deadline_s", "done", "left", "sent", "spans")
+    __slots__ = ("batch", "deadline_s", "done", "first_unsent", "open_messages", "spans")
 
     def __init__(self, batch: Any, count: int, deadline_s: float) -> None:
-        self.batch = batch  # None once all is told: a stuck neighbour must not keep the messages in memory
+        self.batch = batch  # None once all is reported: the entry may stay for long, its messages must not
         self.deadline_s = deadline_s
         self.done = bytearray(count)
-        self.left = count
-        self.sent = 0
+        self.open_messages = count
+        self.first_unsent = 0
         self.spans: list[tuple[int, int, int]] = []  # first number, end number, first index
 
 
 class InFlightBatches(Generic[BatchT]):
-    """See the module.
+    """The book of one stream.
 
     Attributes:
-        next_number: of the next delivery to be sent.
-        waiting: queued messages that were not sent.
-        in_flight: sent messages without a result.
-        credit: deliveries with a number below may be sent.
-        bytes_left: of the credit in bytes.
-        unknown: results that named deliveries which were never made, so far.
+        next_number: The number of the next delivery.
+        waiting: Queued messages that were not sent.
+        in_flight: Sent messages without a result.
+        credit: Deliveries with a lower number may be sent.
+        unknown: Results so far for deliveries that were never made.
     """
 
     def __init__(self) -> None:
@@ -65,13 +64,9 @@ class InFlightBatches(Generic[BatchT]):
     # -- in and out ------------------------------------------------------------------------------
 
     def queue(self, batch: BatchT, count: int, deadline_s: float) -> None:
-        """Takes a batch of `count` messages in.
-
-        Raises:
-            ValueError: it is empty, or in the book already.
-        """
+        """Adds a batch of `count` messages. Raises ValueError: it is empty, or in the book already."""
         if count < 1 or id(batch) in self._entries:
-            raise ValueError("a batch is queued once, and has a message at least")
+            raise ValueError("a batch is queued once, and has at least one message")
         entry = InFlightBatch(batch, count, deadline_s)
         self._entries[id(batch)] = entry
         self._queue.append(entry)
@@ -80,18 +75,18 @@ class InFlightBatches(Generic[BatchT]):
         self.waiting += count
 
     def next_run(self) -> tuple[BatchT, int, int] | None:
-        """What to send next: indexes that stand together, no more than the credit; None: nothing, or none."""
+        """The run to send next, within the credit; None: nothing waits, or there is no credit."""
         queue = self._queue
         while queue:
             entry = queue[0]
             done = entry.done
-            start = done.find(0, entry.sent) if entry.left else -1
+            start = done.find(0, entry.first_unsent) if entry.open_messages else -1
             if start < 0:
                 queue.popleft()
                 continue
             if self.credit <= self.next_number:
                 return None
-            entry.sent = start
+            entry.first_unsent = start
             end = done.find(1, start)
             if end < 0:
                 end = len(done)
@@ -99,63 +94,59 @@ class InFlightBatches(Generic[BatchT]):
         return None
 
     def sent(self, count: int) -> None:
-        """The first `count` of `next_run` were sent, with the numbers from `next_number` on."""
+        """The first `count` messages of `next_run` were sent, numbered from `next_number`."""
         entry = self._queue[0]
-        first, index = self.next_number, entry.sent
+        first, index = self.next_number, entry.first_unsent
         end = first + count
         assert 0 < count <= self.waiting
         assert end <= self.credit, "sent beyond the credit"
         entry.spans.append((first, end, index))
         self._firsts.append(first)
         self._spans.append((end, index, entry))
-        entry.sent = index + count
+        entry.first_unsent = index + count
         self.next_number = end
         self.waiting -= count
         self.in_flight += count
-        if entry.sent >= len(entry.done):
+        if entry.first_unsent >= len(entry.done):
             self._queue.popleft()
 
     # -- credit ----------------------------------------------------------------------------------
 
     @property
     def bytes_left(self) -> int:
-        """Bytes that may be sent now."""
         return max(0, self._bytes_credit - self._bytes_sent)
 
     def sent_bytes(self, size: int) -> None:
-        """A request of `size` bytes was sent."""
         self._bytes_sent += size
 
     def credited(self, deliveries: int, size: int) -> None:
-        """The receiver takes this much, in all."""
+        """The receiver takes this many deliveries and bytes in total, counted from the stream's start."""
         self.credit = max(self.credit, deliveries)
         self._bytes_credit = max(self._bytes_credit, size)
 
     # -- results ---------------------------------------------------------------------------------
 
     def unsent(self) -> list[tuple[BatchT, int, int]]:
-        """Where each batch's messages that were not sent begin and end."""
-        entries = [entry for entry in self._queue if entry.left]
-        return [(entry.batch, entry.sent, len(entry.done)) for entry in entries]
+        entries = [entry for entry in self._queue if entry.open_messages]
+        return [(entry.batch, entry.first_unsent, len(entry.done)) for entry in entries]
 
     def unsent_of(self, batch: BatchT) -> tuple[int, int] | None:
-        """The same of one batch; None: it is not in the book (any more)."""
+        """The unsent indexes of one batch; None: it is not in the book."""
         entry = self._entries.get(id(batch))
-        return None if entry is None else (entry.sent, len(entry.done))
+        return None if entry is None else (entry.first_unsent, len(entry.done))
 
     def is_open(self, batch: BatchT, index: int) -> bool:
-        """Whether the message at `index` of the batch has no result yet."""
         entry = self._entries.get(id(batch))
         return entry is not None and not entry.done[index]
 
     def finish(self, start: int, end: int) -> list[tuple[BatchT, int, int]]:
-        """The deliveries [start, end) have a result: what that tells of which batches."""
+        """The deliveries [start, end) have a result; returns the runs that are reported by it."""
         if start >= end:
             return []
         if end > self.next_number:
             self.unknown += end - max(start, self.next_number)
             end = self.next_number
-        told: list[tuple[BatchT, int, int]] = []
+        runs: list[tuple[BatchT, int, int]] = []
         firsts, spans = self._firsts, self._spans
         at = max(0, bisect_right(firsts, start) - 1)
         while at < len(firsts) and firsts[at] < end:
@@ -163,65 +154,64 @@ class InFlightBatches(Generic[BatchT]):
             span_end, index, entry = spans[at]
             low, high = max(start, first), min(end, span_end)
             if low < high:
-                self._mark(entry, index + low - first, index + high - first, told)
-                if not entry.left:
+                self._mark(entry, index + low - first, index + high - first, runs)
+                if not entry.open_messages:
                     at = bisect_left(firsts, high)  # its spans are gone
                     continue
             at += 1
-        return told
+        return runs
 
     def cancel(
         self, batch: BatchT, start: int, end: int
     ) -> tuple[list[tuple[BatchT, int, int]], list[tuple[int, int]]]:
-        """Gives [start, end) up: what is told of these indexes, and the numbers the receiver may forget."""
+        """Gives up [start, end); returns the runs to report, and the numbers to forget."""
         entry = self._entries.get(id(batch))
         if entry is None:
             return [], []
-        told: list[tuple[BatchT, int, int]] = []
-        spans, sent = list(entry.spans), entry.sent
-        self._mark(entry, max(0, start), min(end, len(entry.done)), told)
+        runs: list[tuple[BatchT, int, int]] = []
+        spans, first_unsent = list(entry.spans), entry.first_unsent
+        self._mark(entry, max(0, start), min(end, len(entry.done)), runs)
         numbers = []
-        for _, low, high in told:
+        for _, low, high in runs:
             for first, span_end, index in spans:
-                inside = max(low, index), min(high, index + span_end - first, sent)
+                inside = max(low, index), min(high, index + span_end - first, first_unsent)
                 if inside[0] < inside[1]:
                     numbers.append((first + inside[0] - index, first + inside[1] - index))
-        return told, numbers
+        return runs, numbers
 
     def expire(self, now_s: float) -> tuple[list[tuple[BatchT, int, int]], list[tuple[int, int]]]:
-        """Gives up whatever is due, as `cancel` does."""
-        told: list[tuple[BatchT, int, int]] = []
+        """Gives up every batch whose deadline has passed; returns the same as `cancel`."""
+        runs: list[tuple[BatchT, int, int]] = []
         numbers: list[tuple[int, int]] = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             entry = heapq.heappop(self._deadlines)[2]
-            if entry.left:
-                more_told, more_numbers = self.cancel(entry.batch, 0, len(entry.done))
-                told += more_told
+            if entry.open_messages:
+                more_runs, more_numbers = self.cancel(entry.batch, 0, len(entry.done))
+                runs += more_runs
                 numbers += more_numbers
-        return told, numbers
+        return runs, numbers
 
     def next_deadline_s(self) -> float | None:
-        """When `expire` has something to do next."""
+        """When `expire` is due; None: never."""
         deadlines = self._deadlines
-        while deadlines and not deadlines[0][2].left:
+        while deadlines and not deadlines[0][2].open_messages:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
     def lose(self) -> tuple[list[tuple[BatchT, int, int]], list[tuple[BatchT, int, int]]]:
-        """The stream ended: all that is not told, in the order in which it was queued, what was sent and what
-        was not. Empty afterwards."""
+        """The stream ended: empties the book; returns the sent and the unsent runs, as they were queued."""
         sent: list[tuple[BatchT, int, int]] = []
         unsent: list[tuple[BatchT, int, int]] = []
         for entry in list(self._entries.values()):
-            at = entry.sent
+            at = entry.first_unsent
             self._mark(entry, 0, at, sent)
             self._mark(entry, at, len(entry.done), unsent)
         self._queue.clear()
         self._deadlines.clear()
         return sent, unsent
 
-    def _mark(self, entry: InFlightBatch, start: int, end: int, told: list[tuple[BatchT, int, int]]) -> None:
-        """Notes the indexes [start, end) as done; adds those that were not to `told`."""
+    def _mark(self, entry: InFlightBatch, start: int, end: int, runs: list[tuple[BatchT, int, int]]) -> None:
+        """Marks the indexes [start, end) as done; adds those that were not to `runs`."""
         done = entry.done
         while start < end:
             low = done.find(0, start, end)
@@ -232,12 +222,12 @@ class InFlightBatches(Generic[BatchT]):
                 high = end
             done[low:high] = b"\x01" * (high - low)
             count = high - low
-            unsent = max(0, high - max(low, entry.sent))
+            unsent = max(0, high - max(low, entry.first_unsent))
             self.waiting -= unsent
             self.in_flight -= count - unsent
-            told.append((entry.batch, low, high))
-            entry.left -= count
-            if not entry.left:
+            runs.append((entry.batch, low, high))
+            entry.open_messages -= count
+            if not entry.open_messages:
                 self._forget(entry)
                 return
             start = high

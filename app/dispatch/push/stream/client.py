@@ -1,12 +1,12 @@
-"""The stream contract's client: `switchyard.v1.Receiver/Deliver`, one target a workload and worker.
+"""The stream contract's client: `switchyard.v1.Receiver/Deliver`, one target per workload and worker.
 
     target = StreamTarget("dns:///billing:443", group="billing", topic="orders", worker="w1", timeout_s=10,
                           on_room=runtime.send, on_lost=runtime.stream_lost)
     if target.room >= len(records):
         target.send(OutBatch("orders", 3, records, 0, 1, on_results))
 
-Callbacks, as thousands of messages are in flight: nothing is made a message but its protobuf. Everything
-that was given to `send` is told once through `OutBatch.on_results`:
+Thousands of messages are in flight, so results arrive by callback; a message needs no object but its
+protobuf. `OutBatch.on_results` reports each message given to `send` once:
 
 | what happened                       | result                                                       |
 |-------------------------------------|--------------------------------------------------------------|
@@ -14,15 +14,15 @@ that was given to `send` is told once through `OutBatch.on_results`:
 | skipped, retried, stashed, failed   | as of a unary call: code, `action`, details, `retry_after_s` |
 | no result within its timeout        | DEADLINE_EXCEEDED                                            |
 | the stream was lost                 | UNAVAILABLE: the receiver may have handled it                |
-| the receiver will not have it at all | UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED            |
+| the receiver refuses the stream     | UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED            |
 | given up by `cancel`, drain, close  | CANCELLED                                                    |
 | given back: it was not sent         | `UNSENT`                                                     |
 | larger than the receiver takes      | `too_large`                                                  |
 | protobuf cannot carry it            | `local_error`                                                |
 
-A receiver without the method makes `supported` False, and what was sent UNAVAILABLE: unary is the way then,
-where the contract is `auto`. An ingress says the same during a roll-out, so the stream is opened again from
-time to time: no message waits for that.
+If the receiver lacks the method, `supported` becomes False and the messages end as UNAVAILABLE. Under the
+contract `auto` the caller then delivers by unary calls. An ingress may give the same answer during a
+roll-out, so the stream is opened again from time to time. No message waits for that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 from grpc import aio
 
 from app.dispatch.push.answer_limits import MAX_STREAM_BYTES
-from app.dispatch.push.channel_options import CONNECTING
+from app.dispatch.push.channel_options import CONNECTION_OPTIONS
 from app.dispatch.push.metadata import SenderRole
 from app.dispatch.push.stream.encoder import OutBatch
 from app.dispatch.push.stream.link import StreamLink
@@ -43,27 +43,27 @@ from app.kernel.grpc_status import CANCELLED, UNIMPLEMENTED
 from switchyard.v1.receiver_pb2 import Open, Role
 
 METHOD = "/switchyard.v1.Receiver/Deliver"
-RETRY_MIN_S, RETRY_MAX_S = 5.0, 300.0  # between looks at a receiver that had no such method
+RETRY_MIN_S, RETRY_MAX_S = 5.0, 300.0  # between attempts at a receiver that lacked the method
 MAX_TIMEOUT_MS = (1 << 32) - 1
 
 OPTIONS = [
-    *CONNECTING,
+    *CONNECTION_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_receive_message_length", MAX_STREAM_BYTES),
 ]
 
 
 class StreamTarget:
-    """See the module.
+    """The streams of one workload to one receiver.
 
     Attributes:
-        supported: whether the receiver has the contract, as last heard; None while that is not known.
-        retry_s: how long after a refusal the stream is opened again; twice as long after each in a row.
-        timeout_s: for batches sent from now on that are given none of their own.
-        may_send: whether anything may be sent now; asked before each request. While it may not, what waits
-            is told as `UNSENT`.
-        on_room: told, from the loop, when `room` may have grown or a stream is up.
-        on_lost: told when a stream ended that was not asked to, or could not be opened: how it ended.
+        supported: Whether the receiver has the method, by its last answer; None: not known yet.
+        retry_s: How long after a refusal the stream is opened again. Doubles with each refusal in a row.
+        timeout_s: For batches that are sent without a timeout of their own.
+        may_send: Whether anything may be sent now; called before each request. While it is False, waiting
+            messages end as `UNSENT`.
+        on_room: Is called, from the event loop, when `room` may have grown or a stream is up.
+        on_lost: Is called with the result when a stream ended unasked, or could not be opened.
     """
 
     def __init__(
@@ -89,7 +89,14 @@ class StreamTarget:
         method: Any = self._channel.stream_stream(METHOD, None, None)
         self._role: Role | None = None
         self._links = [
-            StreamLink(method, self._open, self._has_room, self._lost, lambda: self._role, self._may_send)
+            StreamLink(
+                method,
+                self._open_message,
+                self._on_room,
+                self._on_stream_lost,
+                lambda: self._role,
+                self._may_send,
+            )
             for _ in range(streams)
         ]
         self._draining = False
@@ -97,24 +104,22 @@ class StreamTarget:
         self._retry: asyncio.TimerHandle | None = None
 
     def announce_role(self, role: SenderRole | None) -> None:
-        """The receiver learns it now, and before the first message of every stream from now on; None: of a
-        workload of one region."""
-        told = None if role is None else Role(region=role.region, primary=role.primary, epoch=role.epoch)
-        if told != self._role:
-            self._role = told
+        """Sends the role now, and first in every new stream; None: the workload has one region."""
+        wire_role = None if role is None else Role(region=role.region, primary=role.primary, epoch=role.epoch)
+        if wire_role != self._role:
+            self._role = wire_role
             for link in self._links:
                 link.announce_role()
 
     @property
     def room(self) -> int:
-        """Messages that one batch may have, to be sent at once; 0 while not connected."""
+        """How many messages of one batch would be sent at once; 0 while not connected."""
         if len(self._links) == 1:
             return self._links[0].room
         return max(link.room for link in self._links)
 
     @property
     def in_flight(self) -> int:
-        """Messages sent that have no result."""
         return sum(link.load[1] for link in self._links)
 
     def connect(self) -> None:
@@ -124,11 +129,10 @@ class StreamTarget:
                 link.connect()
 
     def send(self, batch: OutBatch, timeout_s: float | None = None) -> None:
-        """Sends a batch, in parts when it must; beyond `room` it waits, no longer than its timeout (that of
-        all batches when none is given).
+        """Sends a batch, in parts if need be. Beyond `room` it waits, at most `timeout_s` (or the target's).
 
         Raises:
-            ValueError: the batch is empty, or under way.
+            ValueError: The batch is empty, or under way already.
         """
         if self._draining:
             result = StreamResult(CANCELLED, "the target is closed")
@@ -140,22 +144,22 @@ class StreamTarget:
         link.queue(batch, self.timeout_s if timeout_s is None else timeout_s)
 
     def cancel(self, batch: OutBatch, start: int, end: int) -> None:
-        """Gives up the indexes [start, end) that have no result; they are told as CANCELLED."""
+        """Gives up the indexes [start, end) that have no result; they end as CANCELLED."""
         for link in self._links:
             if link.cancel(batch, start, end):
                 return
 
     def cancel_unsent(self, batch: OutBatch) -> None:
-        """Gives what of it was not sent back: the receiver never hears of that; it is told as `UNSENT`."""
+        """Gives back the batch's unsent messages, which the receiver never sees; they end as `UNSENT`."""
         any(link.cancel_unsent(batch) for link in self._links)
 
     async def drain(self) -> None:
-        """Takes nothing more, gives up what was not sent, returns when all that was sent is told."""
+        """Takes no more batches, gives up unsent messages, and returns when all sent ones have a result."""
         self._draining = True
         await asyncio.gather(*(link.drain() for link in self._links))
 
     async def close(self) -> None:
-        """Ends the streams; what has no result is told as CANCELLED."""
+        """Ends the streams; messages without a result end as CANCELLED."""
         self._draining = True
         if self._retry is not None:
             self._retry.cancel()
@@ -163,7 +167,7 @@ class StreamTarget:
             await link.close()
         await self._channel.close(None)
 
-    def _open(self) -> Open:
+    def _open_message(self) -> Open:
         group, topic, worker = self._identity
         timeout_ms = min(int(self.timeout_s * 1000), MAX_TIMEOUT_MS)
         return Open(group=group, topic=topic, worker=worker, timeout_ms=timeout_ms)
@@ -171,13 +175,13 @@ class StreamTarget:
     def _may_send(self) -> bool:
         return self.may_send()
 
-    def _has_room(self) -> None:
-        self._is_there()
+    def _on_room(self) -> None:
+        self._mark_supported()
         self.on_room()
 
-    def _lost(self, result: StreamResult, accepted: bool) -> None:
+    def _on_stream_lost(self, result: StreamResult, accepted: bool) -> None:
         if accepted:
-            self._is_there()
+            self._mark_supported()
         elif result.code == UNIMPLEMENTED:
             self.supported = False
         if self.supported is False and self._retry is None:
@@ -185,7 +189,7 @@ class StreamTarget:
             self.retry_s = min(RETRY_MAX_S, 2 * self.retry_s)
         self.on_lost(result)
 
-    def _is_there(self) -> None:
+    def _mark_supported(self) -> None:
         self.supported = True
         self.retry_s = RETRY_MIN_S
 

@@ -1,11 +1,11 @@
-"""Batches to the bytes of requests.
+"""Encodes batches as the bytes of requests.
 
-Built by protobuf's C code, about a million messages of 200 bytes a second; writing the wire's bytes by hand
-in Python gains a sixth only, and is not worth it.
+Protobuf's C code encodes about a million messages of 200 bytes a second. Writing the bytes by hand in Python
+gains only a sixth, which is not worth it.
 
-Rules
-1. A message is never cut, and a request never larger than asked for, unless it holds one message alone.
-2. Data that protobuf refuses (text that is no UTF-8, numbers beyond 64 bits) fails alone, with its reason.
+Rules (tests/dispatch/push/stream/test_encoder.py)
+1. A message is never cut. A request exceeds its budget only if it holds a single message (`encode_alone`).
+2. Data that protobuf refuses (text that is not UTF-8, numbers beyond 64 bits) fails alone, with its reason.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from switchyard.v1.receiver_pb2 import Batch, DeliverRequest
 if TYPE_CHECKING:
     from app.dispatch.push.unary import CallResult
 
-BATCH_BYTES = 512  # at most, beside its messages, topic and traceparent
-MESSAGE_BYTES = 48  # at most, beside its key, value and headers
-HEADER_BYTES = 24  # at most, beside its name and value
-BYTES_A_CHAR = 4  # at most, in UTF-8
+BATCH_BYTES = 512  # upper bound, without messages, topic and traceparent
+MESSAGE_BYTES = 48  # upper bound, without key, value and headers
+HEADER_BYTES = 24  # upper bound, without name and value
+BYTES_A_CHAR = 4  # upper bound, in UTF-8
 
 
 OnResults = Callable[[int, int, "CallResult"], None]
 
 
 class OutBatch:
-    """Messages of a partition to be sent together.
+    """Messages of a partition that are sent together.
 
     Attributes:
-        topic, partition: where the messages were first produced.
-        records: in order.
-        retry_count: deliveries from retry topics before this one.
-        attempt: which delivery of these messages this is, 1 for the first.
-        on_results: told (first index, end index, result) of ranges of `records`, each index exactly once,
-            from the event loop and never from within a method of the target.
-        traceparent: for records that carry none among their headers; "": receivers derive it.
-        header_filter: which of the records' headers are sent; None: all.
+        topic, partition: Where the messages were first produced.
+        records: In order.
+        retry_count: Deliveries from retry topics before this one.
+        attempt: The number of this delivery of these messages, from 1.
+        on_results: Is called with (first index, end index, result) for ranges of `records`, each index once.
+            It is called from the event loop, never from within a method of the target.
+        traceparent: For records without one among their headers; "": receivers derive it.
+        header_filter: Chooses the record headers that are sent; None: all.
     """
 
     __slots__ = (
@@ -76,26 +76,26 @@ class MessageNotEncodable(ValueError):
 def add_run(
     request: DeliverRequest, batch: OutBatch, start: int, end: int, number: int, budget: int
 ) -> tuple[int, int]:
-    """Adds messages [start, end) to the request, as many as `budget` bytes surely hold.
+    """Adds messages of [start, end) to the request, as many as surely fit into `budget` bytes.
+
+    An unencodable message behind the first ends the run before it.
 
     Args:
-        number: delivery number of the first.
+        number: Delivery number of the first message.
 
     Returns:
-        How many were added, perhaps 0, and how many bytes they take at most.
+        How many were added, perhaps 0, and an upper bound of their bytes.
 
     Raises:
-        MessageNotEncodable: the first one's data cannot be encoded; the request is as it was. Another that
-        cannot ends
-            the run before it.
+        MessageNotEncodable: The first message cannot be encoded; the request is unchanged.
     """
     size = BATCH_BYTES + BYTES_A_CHAR * (len(batch.topic) + len(batch.traceparent))
     if size >= budget:
         return 0, 0
-    out = request.batches.add()
+    wire_batch = request.batches.add()
     try:
-        _begin(out, batch, start, number)
-        count, size = _add_messages(out, batch, start, end, size, budget)
+        _begin(wire_batch, batch, start, number)
+        count, size = _add_messages(wire_batch, batch, start, end, size, budget)
     except (ValueError, TypeError, OverflowError) as error:
         del request.batches[-1]
         raise MessageNotEncodable(f"the message cannot be encoded: {error}") from error
@@ -105,50 +105,46 @@ def add_run(
     return count, size
 
 
-def alone(batch: OutBatch, index: int, number: int) -> bytes:
-    """A request of one message, whatever its size.
-
-    Raises:
-        MessageNotEncodable: its data cannot be encoded.
-    """
+def encode_alone(batch: OutBatch, index: int, number: int) -> bytes:
+    """A request of one message, whatever its size. Raises MessageNotEncodable."""
     request = DeliverRequest()
     add_run(request, batch, index, index + 1, number, 1 << 62)
     return request.SerializeToString()
 
 
-def _begin(out: Batch, batch: OutBatch, start: int, number: int) -> None:
+def _begin(wire_batch: Batch, batch: OutBatch, start: int, number: int) -> None:
     first = batch.records[start]
-    out.first_delivery = number
-    out.partition = batch.partition
-    out.topic = batch.topic
-    out.base_offset = first.offset
-    out.base_timestamp_ms = first.timestamp
-    out.retry_count = batch.retry_count
-    out.attempt = batch.attempt
-    out.traceparent = batch.traceparent
+    wire_batch.first_delivery = number
+    wire_batch.partition = batch.partition
+    wire_batch.topic = batch.topic
+    wire_batch.base_offset = first.offset
+    wire_batch.base_timestamp_ms = first.timestamp
+    wire_batch.retry_count = batch.retry_count
+    wire_batch.attempt = batch.attempt
+    wire_batch.traceparent = batch.traceparent
 
 
 def _add_messages(
-    out: Batch, batch: OutBatch, start: int, end: int, size: int, budget: int
+    wire_batch: Batch, batch: OutBatch, start: int, end: int, size: int, budget: int
 ) -> tuple[int, int]:
-    messages, index, records, passing = out.messages, start, batch.records, batch.header_filter
-    base_offset, base_timestamp = out.base_offset, out.base_timestamp_ms
+    messages, index, records, header_filter = wire_batch.messages, start, batch.records, batch.header_filter
+    base_offset, base_timestamp = wire_batch.base_offset, wire_batch.base_timestamp_ms
     try:
         for index in range(start, end):
             record = records[index]
             key, value, headers = record.key, record.value, record.headers
-            if passing is not None and headers:
-                headers = passing.of(headers)
-            more = MESSAGE_BYTES
+            if header_filter is not None and headers:
+                headers = header_filter.of(headers)
+            message_bytes = MESSAGE_BYTES
             if key is not None:
-                more += len(key)
+                message_bytes += len(key)
             if value is not None:
-                more += len(value)
+                message_bytes += len(value)
             for name, content in headers:
-                more += HEADER_BYTES + BYTES_A_CHAR * len(name) + len(content or b"")
-            if size + more > budget:
+                message_bytes += HEADER_BYTES + BYTES_A_CHAR * len(name) + len(content or b"")
+            if size + message_bytes > budget:
                 return index - start, size
-            size += more
+            size += message_bytes
             message = messages.add(
                 offset_delta=record.offset - base_offset,
                 timestamp_delta_ms=record.timestamp - base_timestamp,

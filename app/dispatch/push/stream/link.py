@@ -1,17 +1,17 @@
-"""One stream to a receiver: opened when asked, fed from its book, told what comes back.
+"""One stream to a receiver: opens it when asked, sends from its book, and reports the results.
 
     down ──connect──▶ opening ──first response──▶ up ──drain──▶ draining ──▶ down
       ▲                  └───────────┴── whatever ends it ────────────────────┘
 
 Rules
-1. Two tasks a stream, none a message: one reads, one writes. What is queued while a write is under way, or
-   within `WRITE_PAUSE_S` of the last, travels together.
-2. A stream that ends, however it ends, tells everything in its book, once, and then `lost`. It is opened
-   again by `connect` only, after a backoff of `BACKOFF_MAX_S` at most.
-3. A message larger than the receiver takes is told as too large and harms no other: the receiver names
-   its limit in `Accept`; one that has another limit after all ends the stream once, and is remembered.
-4. What waits (for credit, or for the stream) is written only while it may be (`may_send`, asked before each
-   request); it comes back as `UNSENT` otherwise, before its time runs out, and so does what is asked back.
+1. A stream has two tasks, a reader and a writer; messages have none. Batches that are queued during a write,
+   or within `WRITE_PAUSE_S` after it, travel together.
+2. However a stream ends, every message in its book gets its result once, and then `on_lost` is called. Only
+   `connect` opens it again, after a backoff of `BACKOFF_MAX_S` at most.
+3. A message larger than the receiver takes ends as too large and harms no other. The receiver names its limit
+   in `Accept`. If its real limit is lower, the stream ends once, and the limit is remembered.
+4. The writer calls `may_send` before each request. While it is False, waiting messages are not written and
+   end as `UNSENT`, before their timeout. So do messages that the caller takes back.
 """
 
 from __future__ import annotations
@@ -48,33 +48,29 @@ from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open, Ro
 log = structlog.get_logger(__name__)
 
 DEFAULT_MAX_REQUEST = 4 * 1024 * 1024  # gRPC's, when the receiver names none
-WRITE_PAUSE_S = 0.0005  # between writes: small batches of many partitions travel together
+WRITE_PAUSE_S = 0.0005  # between writes, so that small batches of many partitions travel together
 MAX_WAITING = 4_096  # messages queued and not sent: a few requests
 LATE_S, SECOND_LOOK_S = 0.25, 0.05
-STREAM_OPEN_TIMEOUT_S = 5.0  # a receiver that does not accept the stream this soon is taken for absent
+STREAM_OPEN_TIMEOUT_S = 5.0  # a receiver that does not accept the stream within this counts as absent
 DRAIN_POLL_S = 0.01
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
 REFUSED = {
     NOT_FOUND: UNIMPLEMENTED,
     PERMISSION_DENIED: PERMISSION_DENIED,
     UNAUTHENTICATED: UNAUTHENTICATED,
-}  # says of the receiver what it says of a unary call
+}  # means the same as for a unary call
 
 BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
 
 
 class StreamLink:
-    """See the module. `method` makes the call; `timeout_s` is read anew for every batch.
-
-    Attributes:
-        up: the receiver accepted the stream, and it has not ended.
-    """
+    """One stream. `method` makes the call. `up`: the receiver accepted the stream, and it has not ended."""
 
     def __init__(
         self,
         method: Any,
-        opening: Callable[[], Open],
+        open_message: Callable[[], Open],
         on_room: Callable[[], None],
         on_lost: Callable[[StreamResult, bool], None],
         role: Callable[[], Role | None] = lambda: None,
@@ -83,15 +79,15 @@ class StreamLink:
         self._method = method
         self._role = role
         self._may_send = may_send
-        self._opening = opening
+        self._open_message = open_message
         self._on_room = on_room
         self._on_lost = on_lost
         self.up = False
-        self._renew()
+        self._start_book()
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._draining = self._closed = False
-        self._learned_max = 0  # the receiver's limit, when it ended a stream over it
+        self._learned_max = 0  # the limit over which the receiver ended a stream
         self._backoff_s = 0.0
         self._not_before_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -103,7 +99,7 @@ class StreamLink:
 
     @property
     def room(self) -> int:
-        """Messages that may be queued and are sent at once."""
+        """How many messages may be queued and would be sent at once."""
         book = self._book
         if not self.up or self._draining or self._outbox.blocked_bytes or not book.bytes_left:
             return 0
@@ -111,66 +107,66 @@ class StreamLink:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Messages waiting, messages in flight."""
+        """Messages waiting, and messages in flight."""
         return self._book.waiting, self._book.in_flight
 
     def queue(self, batch: OutBatch, timeout_s: float) -> None:
-        """Sends when it can; connects when it must."""
+        """Queues a batch for sending, and connects if need be."""
         self._book.queue(batch, len(batch.records), time.monotonic() + timeout_s)
         self._arm()
         self._wake.set()
         self.connect()
 
     def cancel(self, batch: OutBatch, start: int, end: int) -> bool:
-        """Gives indexes up; whether the batch was in this book."""
+        """Gives up the indexes [start, end). Returns whether any of them was open here."""
         return self._cancel(batch, start, end, StreamResult(CANCELLED, "cancelled"))
 
     def cancel_unsent(self, batch: OutBatch) -> bool:
-        """Gives what of it was not sent back (rule 4); whether the batch was in this book."""
+        """Gives back the batch's unsent messages (rule 4). Returns whether the batch is in this book."""
         unsent = self._book.unsent_of(batch)
         if unsent is not None:
             self._cancel(batch, *unsent, UNSENT)
         return unsent is not None
 
     def _cancel(self, batch: OutBatch, start: int, end: int, result: StreamResult) -> bool:
-        told, numbers = self._book.cancel(batch, start, end)
+        runs, numbers = self._book.cancel(batch, start, end)
         self._forget(numbers)
-        if told:
-            asyncio.get_running_loop().call_soon(self._pass_result, told, result)
-        return bool(told)
+        if runs:
+            asyncio.get_running_loop().call_soon(self._pass_result, runs, result)
+        return bool(runs)
 
-    def _give_back(self) -> None:
-        """Rule 4: all that waits, when it may not be sent."""
+    def _return_unsent(self) -> None:
+        """Gives back everything that waits, if it may not be sent (rule 4)."""
         if self._book.waiting and not self._may_send():
             for batch, start, end in self._book.unsent():
                 self._cancel(batch, start, end, UNSENT)
 
     def connect(self) -> None:
-        """Opens the stream, now or as soon as the backoff allows."""
+        """Opens the stream, as soon as the backoff allows."""
         if self._task is None and not self._closed:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def announce_role(self) -> None:
-        """The receiver learns now what it would have to know before the next message."""
-        self._outbox.role = self._role() or Role()  # an empty one: of a single region from now on
+        """Sends the region's role now, or before the next message."""
+        self._outbox.role = self._role() or Role()  # an empty one: the workload runs in one region now
         self._wake.set()
 
     async def drain(self) -> None:
-        """Sends nothing new; returns when all in flight is told, answered or not."""
+        """Sends nothing new, and returns when all messages in flight have a result."""
         self._draining = True
         for batch, start, end in self._book.unsent():
             self.cancel(batch, start, end)
         self._wake.set()
         if not self.up and self._task is not None:
             self._task.cancel()
-        # A receiver that answers everything ends the stream; one that never answers is not waited for.
+        # Messages in flight end by an answer or their timeout. The stream's own end is not awaited.
         while self._task is not None and (self.up or self._book.in_flight):
             await asyncio.wait([self._task], timeout=DRAIN_POLL_S)
             if not self._book.in_flight:
                 return
 
     async def close(self) -> None:
-        """Ends the stream; what has no result is told as canceled."""
+        """Ends the stream; messages without a result end as CANCELLED."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -178,11 +174,11 @@ class StreamLink:
                 await asyncio.wait([self._task])
         if self._timer is not None:
             self._timer.cancel()
-        for told in self._book.lose():
-            self._pass_result(told, StreamResult(CANCELLED, "the target is closed"))
+        for runs in self._book.lose():
+            self._pass_result(runs, StreamResult(CANCELLED, "the target is closed"))
 
-    def _renew(self) -> None:
-        """Each stream counts from 0."""
+    def _start_book(self) -> None:
+        """Starts a book and an outbox for the next stream, whose numbers begin at 0."""
         self._book: InFlightBatches[OutBatch] = InFlightBatches()
         self._outbox = Outbox(self._book, self._pass_result)
         self._outbox.role = self._role()
@@ -201,7 +197,7 @@ class StreamLink:
             async with asyncio.timeout(STREAM_OPEN_TIMEOUT_S):
                 await call.wait_for_connection()
                 with contextlib.suppress(aio.InternalError):
-                    await _send(call, DeliverRequest(open=self._opening()).SerializeToString())
+                    await _send(call, DeliverRequest(open=self._open_message()).SerializeToString())
                 data = await call.read()
             accepted = data is not EOF
             writer = asyncio.get_running_loop().create_task(self._write(call))
@@ -227,14 +223,14 @@ class StreamLink:
             self._ended(result, accepted)
 
     async def _status(self, error: Exception) -> StreamResult:
-        """How the call ended, when gRPC raised something else than its status."""
+        """How the call ended, after gRPC raised an error other than its status."""
         if self._call is None or not self._call.done():
             return StreamResult(UNAVAILABLE, f"the stream broke: {error!r}")
         status = await self._call.code()
         return StreamResult(status.value[0] or UNAVAILABLE, await self._call.details() or "")
 
     async def _read(self, data: bytes) -> None:
-        """Raises: DecodeError, AnswerTooLarge."""
+        """Raises DecodeError, AnswerTooLarge."""
         response = DeliverResponse.FromString(data)
         book = self._book
         if not self.up:
@@ -250,7 +246,9 @@ class StreamLink:
                     await asyncio.sleep(0)
                 self._pass_result(book.finish(span.start, span.end), result)
             if book.unknown != unknown:
-                log.warning("a receiver answers deliveries that were never made", unknown=book.unknown)
+                log.warning(
+                    "a receiver sent results for deliveries that were never made", unknown=book.unknown
+                )
         if response.HasField("credit"):
             book.credited(response.credit.deliveries, response.credit.bytes)
         if book.waiting:
@@ -259,7 +257,7 @@ class StreamLink:
             self._on_room()
 
     async def _write(self, call: Any) -> None:
-        """Ends quietly when the stream does: the reader knows why."""
+        """Writes until the stream ends; the reader reports why it ended."""
         try:
             while True:
                 await self._wake.wait()
@@ -280,29 +278,29 @@ class StreamLink:
             return
 
     def _next_request(self) -> bytes | None:
-        self._give_back()
+        self._return_unsent()
         return self._outbox.next_request()
 
-    # -- telling ---------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------
 
-    def _pass_result(self, told: AnsweredRuns, result: StreamResult) -> None:
-        for batch, start, end in told:
+    def _pass_result(self, runs: AnsweredRuns, result: StreamResult) -> None:
+        for batch, start, end in runs:
             try:
                 batch.on_results(start, end, result)
-            except Exception as error:  # noqa: BLE001 - one job's fault must not end the others' stream
+            except Exception as error:  # noqa: BLE001 - one job's fault must not end the stream of others
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "on_results raised", "exception": error}
                 )
 
     def _forget(self, numbers: list[tuple[int, int]]) -> None:
-        """The receiver is told that it may forget these; what waited behind what was given up may fit."""
+        """Has the receiver forget these deliveries. The room that they leave may suit a waiting message."""
         if self.up:
             self._outbox.canceled += numbers
         self._outbox.blocked_bytes = 0
         self._wake.set()
 
     def _arm(self) -> None:
-        """One timer for all deadlines."""
+        """Sets one timer for all deadlines."""
         due_s = self._book.next_deadline_s()
         if due_s is None:
             return
@@ -311,25 +309,27 @@ class StreamLink:
                 return
             self._timer.cancel()
         self._timer_at_s = due_s
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, due_s - time.monotonic()), self._due)
+        self._timer = asyncio.get_running_loop().call_later(
+            max(0.0, due_s - time.monotonic()), self._on_timer
+        )
 
-    def _due(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._give_back()
+        self._return_unsent()
         now_s = time.monotonic()
         if now_s > self._timer_at_s + LATE_S and not self._was_late:
-            # The loop stood still: what was answered meanwhile is read before anything is given up.
+            # The event loop stood still: answers that came meanwhile are read before anything expires.
             self._was_late = True
-            self._timer = asyncio.get_running_loop().call_later(SECOND_LOOK_S, self._due)
+            self._timer = asyncio.get_running_loop().call_later(SECOND_LOOK_S, self._on_timer)
             return
         self._was_late = False
-        told, numbers = self._book.expire(now_s)
+        runs, numbers = self._book.expire(now_s)
         self._forget(numbers)
-        self._pass_result(told, StreamResult(DEADLINE_EXCEEDED, "no result in time"))
+        self._pass_result(runs, StreamResult(DEADLINE_EXCEEDED, "no result in time"))
         self._arm()
 
     def _ended(self, result: StreamResult, accepted: bool) -> None:
-        """Rule 2."""
+        """Reports the stream's end (rule 2)."""
         self.up = False
         self._task = self._call = None
         self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, self._backoff_s * 2))
@@ -338,7 +338,7 @@ class StreamLink:
             self._learned_max = refusal.limit_bytes or self._learned_max
             self._outbox.condemn(refusal)
         book = self._book
-        self._renew()
+        self._start_book()
         code = result.code
         if code == OK or (accepted and code != CANCELLED):
             code = UNAVAILABLE
@@ -349,16 +349,17 @@ class StreamLink:
         self._pass_result(sent, StreamResult(code, details))
         self._pass_result(unsent, StreamResult(code, f"{NOT_SENT}: {details}"))
         if not (self._closed or self._draining):
-            if result.answer_too_large:  # the receiver's failure, whoever ended the stream
+            if result.answer_too_large:  # the receiver's failure, though this side ended the stream
                 result = StreamResult(UNAVAILABLE, details)
             self._on_lost(result, accepted)
 
 
 async def _send(call: Any, data: bytes) -> None:
-    """Not `call.write`: one that fails puts INTERNAL in the place of the status with which the receiver ended
-    the call, which says whether it has the contract, or which message was too large for it.
+    """Sends without `call.write`, which after a failure replaces the receiver's own status by INTERNAL.
+
+    The status says whether it has the contract, or which message was too large.
 
     Raises:
-        InternalError: the call has ended; reading tells how.
+        InternalError: The call has ended; reading from it shows how.
     """
     await call._cython_call.send_serialized_message(data)

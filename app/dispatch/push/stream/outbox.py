@@ -1,10 +1,11 @@
-"""What goes out on one stream: requests made of the book's batches, within every limit.
+"""The requests of one stream: built from the book's batches, within every limit.
 
 Rules
-1. As much as there is goes into one request, up to `REQUEST_BYTES`, the credit, and what the receiver takes.
-2. A message that fits in none of these alone travels alone, when nothing is in flight or the credit suffices.
-3. What can never be sent, because it is larger than the receiver takes or cannot be encoded, is dropped with
-   its reason and harms no other.
+1. A request holds as much as there is, up to `REQUEST_BYTES`, the credit, and the receiver's limit.
+2. A message larger than `REQUEST_BYTES` or the credit left travels alone, when the credit suffices or nothing
+   is in flight.
+3. A message that is larger than the receiver takes, or cannot be encoded, is dropped with its reason and
+   harms no other.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from collections.abc import Callable
 
 from app.dispatch.push.size_refusal import SizeRefusal
 from app.dispatch.push.stream.book import InFlightBatches
-from app.dispatch.push.stream.encoder import MessageNotEncodable, OutBatch, add_run, alone
+from app.dispatch.push.stream.encoder import MessageNotEncodable, OutBatch, add_run, encode_alone
 from app.dispatch.push.stream.results import StreamResult, too_large
 from app.kernel.grpc_status import OK
 from switchyard.v1.receiver_pb2 import DeliverRequest, Role
 
-REQUEST_BYTES = 256 * 1024  # longer ones gain nothing, and hold the loop and the first message's answer up
-MAX_LARGE = 64  # lone messages remembered
+REQUEST_BYTES = 256 * 1024  # longer requests gain nothing, and delay the loop and the first answer
+MAX_LARGE = 64  # lone messages that are remembered
 DROPPED = b""
 
 AnsweredRuns = list[tuple[OutBatch, int, int]]
 
 
 class Outbox:
-    """See the module.
+    """Builds one stream's requests.
 
     Attributes:
-        canceled: deliveries that the receiver may forget; the next request says so.
-        role: what the receiver is to know of the region before anything that goes out; None: nothing new.
-        max_request: bytes that the receiver takes at once.
-        blocked_bytes: size of a lone message that waits for credit; 0: none does.
+        canceled: Deliveries that the receiver may forget; the next request names them.
+        role: The region's role, for the next request; None: nothing new.
+        max_request: The largest request, in bytes, that the receiver takes.
+        blocked_bytes: Size of a lone message that waits for credit; 0: none does.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Outbox:
         self._large: dict[int, tuple[OutBatch, int]] = {}  # lone messages in flight, by request size
 
     def next_request(self) -> bytes | None:
-        """What there is to say; None: nothing, or not now."""
+        """The next request; None: there is nothing to send now."""
         book = self.book
         request = DeliverRequest()
         for start, end in self.canceled:
@@ -63,29 +64,29 @@ class Outbox:
                 count, size = add_run(request, batch, start, end, book.next_number, budget)
                 if not count:
                     if not (request.batches or request.canceled or request.HasField("role")):
-                        lone = self._lone(batch, start)
-                        if lone == DROPPED:
+                        lone_request = self._lone_request(batch, start)
+                        if lone_request == DROPPED:
                             continue
-                        return lone
+                        return lone_request
                     break
             except MessageNotEncodable as error:
                 self._drop(batch, start, StreamResult(OK, local_error=str(error)))
                 continue
             budget -= size
             book.sent(count)
-            self.blocked_bytes = 0  # what waited is the first to go
+            self.blocked_bytes = 0  # the waiting message goes first
         data = request.SerializeToString()
         if request.batches:
             book.sent_bytes(len(data))
         return data or None
 
-    def _lone(self, batch: OutBatch, index: int) -> bytes | None:
-        """A message too large for what is left, in a request of its own; None when it must wait."""
+    def _lone_request(self, batch: OutBatch, index: int) -> bytes | None:
+        """A request of one message that is too large for the budget; None: it must wait."""
         book = self.book
         if self.blocked_bytes and self.blocked_bytes > book.bytes_left and book.in_flight:
             return None
         self.blocked_bytes = 0
-        data = alone(batch, index, book.next_number)
+        data = encode_alone(batch, index, book.next_number)
         if len(data) > self.max_request:
             self._drop(batch, index, too_large(len(data), self.max_request))
             return DROPPED
@@ -100,10 +101,10 @@ class Outbox:
         return data
 
     def condemn(self, refusal: SizeRefusal) -> None:
-        """The receiver ended the stream over a request that was too large: so is its message.
+        """Drops the message for whose size the receiver ended the stream.
 
-        Where the receiver does not tell the size, it is the only lone message in flight; of more than one
-        none is condemned, and they are tried again one at a time (`app.dispatch.model.crash_suspicion`).
+        If the receiver named no size, it is the only lone message in flight. If there are several, none is
+        dropped: they are tried again one at a time (`app.dispatch.model.crash_suspicion`).
         """
         size, limit = refusal
         if size is None:
@@ -111,10 +112,10 @@ class Outbox:
                 size for size, (batch, index) in self._large.items() if self.book.is_open(batch, index)
             ]
             size = open_sizes[0] if len(open_sizes) == 1 else None
-        guilty = None if size is None else self._large.get(size)
-        if guilty is not None and size is not None:
-            self._drop(*guilty, too_large(size, limit))
+        refused = None if size is None else self._large.get(size)
+        if refused is not None and size is not None:
+            self._drop(*refused, too_large(size, limit))
 
     def _drop(self, batch: OutBatch, index: int, result: StreamResult) -> None:
-        told, _ = self.book.cancel(batch, index, index + 1)
-        self._on_result(told, result)
+        runs, _ = self.book.cancel(batch, index, index + 1)
+        self._on_result(runs, result)

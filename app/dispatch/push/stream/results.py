@@ -1,4 +1,4 @@
-"""What a receiver says of deliveries, as the results that unary calls would have had."""
+"""A receiver's results for deliveries, as the results that unary calls would have had."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_REASON_CHARS = 500
 
 
 class StreamResult(CallResult):
-    """A delivery's result; its words are cut shorter than a call's."""
+    """A delivery's result; its details are shorter than a call's."""
 
     __slots__ = ()
 
@@ -32,11 +32,11 @@ class StreamResult(CallResult):
 
 ACKNOWLEDGED = StreamResult(OK)
 SKIPPED = StreamResult(OK, action="Skip")
-UNSENT = StreamResult(CANCELLED, NOT_SENT, local_error=NOT_SENT)  # it may be sent as if it never had been
+UNSENT = StreamResult(CANCELLED, NOT_SENT, local_error=NOT_SENT)  # it may be sent again as a first delivery
 
 
 def read_results(results: Results) -> Iterator[tuple[Range, StreamResult]]:
-    """Every range with its result."""
+    """Every range of delivery numbers, with its result."""
     for span in results.acknowledged:
         yield span, ACKNOWLEDGED
     for span in results.skipped:
@@ -54,7 +54,7 @@ def read_results(results: Results) -> Iterator[tuple[Range, StreamResult]]:
 
 
 def too_large(size: int, limit: int | None) -> StreamResult:
-    """A message that the receiver would not take; worded as gRPC words it, so that it counts as such."""
+    """A message that the receiver does not take, in gRPC's words, so that it counts as such."""
     if limit is None:
         words = f"message exceeds the maximum configured message size: it has {size} bytes"
     else:

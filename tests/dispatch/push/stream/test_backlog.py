@@ -1,4 +1,4 @@
-"""What waits in a stream's book and may not be sent: given back untouched, and in nobody's way."""
+"""Messages in a stream's book that may not be sent are given back unchanged, and block no other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MUCH = {"deliveries": 1_000, "bytes": 1 << 40}
 
 
 @pytest.mark.parametrize("window", [{"deliveries": 3}, {"deliveries": 1_000, "size": 10_000}])
-async def test_credit_that_comes_while_nothing_may_be_sent_lets_nothing_out(window: dict[str, int]) -> None:
+async def test_credit_that_comes_while_may_send_is_false_sends_no_message(window: dict[str, int]) -> None:
     go_on = asyncio.Event()
     first: list[int] = []
 
@@ -36,7 +36,7 @@ async def test_credit_that_comes_while_nothing_may_be_sent_lets_nothing_out(wind
         await sender.until(lambda: len(first) == 3)
         sender.target.may_send = lambda: False
         go_on.set()
-        await sender.all_told()
+        await sender.all_reported()
         assert sender.codes() == [OK] * 3
         assert [key for key, result in sender.results.items() if result is UNSENT] == [
             (1, 0), (1, 1), (1, 2), (2, 0), (2, 1),
@@ -48,12 +48,12 @@ async def test_credit_that_comes_while_nothing_may_be_sent_lets_nothing_out(wind
         for row in later:
             row.offset += 100
         sender.send(later)
-        await sender.all_told()
+        await sender.all_reported()
         assert sender.codes(3) == [OK] * 2
     assert not sender.lost
 
 
-async def test_what_may_not_be_sent_when_its_time_is_over_comes_back_and_is_no_timeout() -> None:
+async def test_a_message_that_may_not_be_sent_comes_back_unsent_and_does_not_time_out() -> None:
     async def give_little(stream: ReceiverStream) -> None:
         await stream.accept(1)
         await hold(stream)
@@ -62,21 +62,21 @@ async def test_what_may_not_be_sent_when_its_time_is_over_comes_back_and_is_no_t
         sender.send(rows(3))
         await sender.until(lambda: sender.target.in_flight)
         sender.target.may_send = lambda: False
-        await sender.all_told()
+        await sender.all_reported()
 
         assert sender.codes()[0] == DEADLINE_EXCEEDED
         assert [sender.results[0, index] for index in (1, 2)] == [UNSENT] * 2
 
 
 async def take_one_and_five(stream: ReceiverStream) -> None:
-    """Has room for 10 kB: one message stays, and the five behind it are acknowledged."""
+    """Takes 10 kB: one message stays in flight, and the five behind it are acknowledged."""
     await stream.accept(1_000, 10_000)
     assert await stream.messages(1) == [0]
     assert await stream.messages(5) == list(range(5))
     await stream.say(results={"acknowledged": [{"start": 1, "end": 6}]})
 
 
-async def test_a_large_message_that_is_given_back_is_in_the_way_of_none_behind_it() -> None:
+async def test_a_large_message_that_is_given_back_blocks_none_behind_it() -> None:
     async def script(stream: ReceiverStream) -> None:
         await take_one_and_five(stream)
         assert await stream.messages(5) == list(range(5))
@@ -137,5 +137,5 @@ async def test_messages_that_waited_for_credit_and_went_together_leave_room_behi
         sender.send(rows(3, b"." * 8_000))
         await sender.until(lambda: sender.target.in_flight == 1 and not sender.target.room)
         go_on.set()
-        await sender.all_told()
+        await sender.all_reported()
         assert sender.target.room == 997

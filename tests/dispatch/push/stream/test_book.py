@@ -1,4 +1,4 @@
-"""The book of a stream: each index told once, numbers without gaps, nothing beyond the credit."""
+"""The book of a stream: one result for each index, numbers without gaps, nothing beyond the credit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ class Named:
         self.count = count
 
 
-Told = list[tuple[Named, int, int]]
+Runs = list[tuple[Named, int, int]]
 numbers = st.integers(-3, 60)
 
 
 class BookMachine(RuleBasedStateMachine):
-    """Against a model: a dict from number to index, a counter of what was told, a list of what waits."""
+    """Compares the book with a model: a dict from number to index, a counter of results, a list of waiting
+    messages.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,15 +36,15 @@ class BookMachine(RuleBasedStateMachine):
         self.deadlines: dict[Named, float] = {}
         self.waiting: list[tuple[Named, int]] = []
         self.sent: list[tuple[Named, int]] = []  # by number
-        self.told: Counter[tuple[Named, int]] = Counter()
+        self.reported: Counter[tuple[Named, int]] = Counter()
         self.credit = self.unknown = 0
 
-    def note(self, told: Told, expected: set[tuple[Named, int]]) -> None:
-        """What was told is what the model says, and was not told before."""
-        items = [(batch, index) for batch, start, end in told for index in range(start, end)]
+    def note(self, reported: Runs, expected: set[tuple[Named, int]]) -> None:
+        """Asserts that the runs are those of the model, and are reported for the first time."""
+        items = [(batch, index) for batch, start, end in reported for index in range(start, end)]
         assert len(items) == len(expected)
         assert set(items) == expected
-        self.told.update(items)
+        self.reported.update(items)
         self.waiting = [item for item in self.waiting if item not in expected]
 
     @rule(count=st.integers(1, 12), timeout_s=st.integers(1, 9))
@@ -75,18 +77,20 @@ class BookMachine(RuleBasedStateMachine):
     @rule(start=numbers, length=st.integers(-2, 20))
     def result(self, start: int, length: int) -> None:
         inside = self.sent[max(0, start) : max(0, start + length)]
-        self.note(self.book.finish(start, start + length), {item for item in inside if not self.told[item]})
+        self.note(
+            self.book.finish(start, start + length), {item for item in inside if not self.reported[item]}
+        )
 
     @precondition(lambda self: self.deadlines)
     @rule(data=st.data(), start=st.integers(-2, 12), length=st.integers(0, 14))
     def cancel(self, data: st.DataObject, start: int, length: int) -> None:
         batch = data.draw(st.sampled_from(list(self.deadlines)))
         inside = {(batch, index) for index in range(max(0, start), min(start + length, batch.count))}
-        expected = {item for item in inside if not self.told[item]}
+        expected = {item for item in inside if not self.reported[item]}
         in_flight = {number for number, item in enumerate(self.sent) if item in expected}
-        told, ranges = self.book.cancel(batch, start, start + length)
+        reported, ranges = self.book.cancel(batch, start, start + length)
         assert [number for low, high in ranges for number in range(low, high)] == sorted(in_flight)
-        self.note(told, expected)
+        self.note(reported, expected)
 
     @precondition(lambda self: self.deadlines)
     @rule(data=st.data())
@@ -97,16 +101,16 @@ class BookMachine(RuleBasedStateMachine):
         if unsent is None:
             assert not expected
             return
-        told, ranges = self.book.cancel(batch, *unsent)
+        reported, ranges = self.book.cancel(batch, *unsent)
         assert not ranges, "the receiver has none of it"
-        self.note(told, expected)
+        self.note(reported, expected)
 
     @rule(seconds=st.integers(0, 5))
     def time_passes(self, seconds: int) -> None:
         self.now_s += seconds
         due = [batch for batch, deadline_s in self.deadlines.items() if deadline_s <= self.now_s]
         expected = {
-            (batch, index) for batch in due for index in range(batch.count) if not self.told[batch, index]
+            (batch, index) for batch in due for index in range(batch.count) if not self.reported[batch, index]
         }
         self.note(self.book.expire(self.now_s)[0], expected)
 
@@ -116,7 +120,7 @@ class BookMachine(RuleBasedStateMachine):
             (batch, index)
             for batch in self.deadlines
             for index in range(batch.count)
-            if not self.told[batch, index]
+            if not self.reported[batch, index]
         }
         was_sent = set(self.sent)
         sent, unsent = self.book.lose()
@@ -125,17 +129,17 @@ class BookMachine(RuleBasedStateMachine):
         assert self.book.next_deadline_s() is None
 
     @invariant()
-    def nothing_is_told_twice(self) -> None:
-        assert set(self.told.values()) <= {1}
+    def no_result_is_reported_twice(self) -> None:
+        assert set(self.reported.values()) <= {1}
 
     @invariant()
     def counts_agree(self) -> None:
-        in_flight = [item for item in self.sent if not self.told[item]]
+        in_flight = [item for item in self.sent if not self.reported[item]]
         assert (self.book.waiting, self.book.in_flight) == (len(self.waiting), len(in_flight))
         open_deadlines = [
             deadline_s
             for batch, deadline_s in self.deadlines.items()
-            if any(not self.told[batch, index] for index in range(batch.count))
+            if any(not self.reported[batch, index] for index in range(batch.count))
         ]
         assert self.book.next_deadline_s() == min(open_deadlines, default=None)
 
@@ -143,7 +147,7 @@ class BookMachine(RuleBasedStateMachine):
 TestBook = BookMachine.TestCase
 
 
-def test_results_of_deliveries_that_were_never_made_are_counted_and_tell_nothing() -> None:
+def test_results_for_deliveries_that_were_never_made_are_only_counted() -> None:
     book: InFlightBatches[Named] = InFlightBatches()
     book.queue(Named(5), 5, 1.0)
     book.credited(3, 0)
@@ -157,7 +161,7 @@ def test_results_of_deliveries_that_were_never_made_are_counted_and_tell_nothing
     assert (book.waiting, book.in_flight) == (2, 2)
 
 
-def test_a_batch_is_queued_once_at_a_time_and_not_without_messages() -> None:
+def test_a_batch_in_the_book_or_without_messages_cannot_be_queued() -> None:
     book: InFlightBatches[Named] = InFlightBatches()
     batch = Named(1)
     book.queue(batch, 1, 1.0)
@@ -169,7 +173,7 @@ def test_a_batch_is_queued_once_at_a_time_and_not_without_messages() -> None:
     book.queue(batch, 1, 1.0)
 
 
-def test_messages_that_are_told_are_not_kept_while_one_is_stuck() -> None:
+def test_reported_messages_are_freed_while_another_is_stuck() -> None:
     book: InFlightBatches[Named] = InFlightBatches()
     book.credited(1_000, 0)
     stuck, finished = Named(1), [Named(1) for _ in range(50)]

@@ -1,4 +1,4 @@
-"""The stream's client against receivers that do well or badly: each message is told once."""
+"""The stream's client with good and bad receivers: each message gets one result."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ async def test_messages_arrive_in_order_with_numbers_without_gaps() -> None:
         await sender.connected()
         for partition in range(3):
             sender.send(rows(1_000), partition=partition, retry_count=partition)
-        await sender.all_told()
+        await sender.all_reported()
 
     assert seen == [(partition, offset, partition) for partition in range(3) for offset in range(1_000)]
     assert set(sender.codes()) == {OK}
     assert sender.target.supported is True
 
 
-async def test_what_the_receiver_says_of_each_delivery_is_what_its_batch_is_told() -> None:
+async def test_a_batch_gets_the_receivers_result_for_each_delivery() -> None:
     async def judge(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(10)
@@ -73,7 +73,7 @@ async def test_what_the_receiver_says_of_each_delivery_is_what_its_batch_is_told
 
     async with streaming(judge) as sender:
         sender.send(rows(10))
-        await sender.all_told()
+        await sender.all_reported()
 
     results = [sender.results[0, index] for index in range(10)]
     assert [(result.code, result.action, result.retry_after_s) for result in results] == [
@@ -85,7 +85,7 @@ async def test_what_the_receiver_says_of_each_delivery_is_what_its_batch_is_told
     assert results[9].details == "x" * 500
 
 
-async def test_answers_that_come_twice_or_for_nothing_or_make_no_sense_change_nothing() -> None:
+async def test_repeated_unexpected_and_senseless_answers_change_nothing() -> None:
     async def babble(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(4)
@@ -104,9 +104,9 @@ async def test_answers_that_come_twice_or_for_nothing_or_make_no_sense_change_no
 
     async with streaming(babble) as sender:
         sender.send(rows(4))
-        await sender.all_told()
+        await sender.all_reported()
         sender.send(rows(100)[4:])
-        await sender.all_told()
+        await sender.all_reported()
 
     assert sender.codes() == [9, OK, 9, OK]
     assert set(sender.codes(1)) == {OK}
@@ -138,10 +138,10 @@ async def test_nothing_is_sent_beyond_the_credit_in_deliveries() -> None:
         assert sender.target.room == 7
         sender.send(rows(20))
         await sender.until(lambda: counts)
-        await asyncio.sleep(0.1)  # time to do wrong
+        await asyncio.sleep(0.1)  # time for a message too many
         assert sender.target.room == 0
         go_on.set()
-        await sender.all_told()
+        await sender.all_reported()
 
     assert counts == [7, 3, 10]
 
@@ -177,13 +177,13 @@ async def test_nothing_is_sent_beyond_the_credit_in_bytes_but_one_message_when_n
     async with streaming(stingy) as sender:
         records = [StreamRecord(offset, bytes(8_000 if offset % 10 == 3 else 700)) for offset in range(40)]
         sender.send(records)
-        await sender.all_told()
+        await sender.all_reported()
 
     assert offsets == list(range(40))
     assert set(sender.codes()) == {OK}
 
 
-async def test_a_hundred_thousand_messages_are_told_exactly_once_each() -> None:
+async def test_a_hundred_thousand_messages_get_exactly_one_result_each() -> None:
     async with streaming(take_everything) as sender:
         await sender.connected()
         left = 400
@@ -192,9 +192,9 @@ async def test_a_hundred_thousand_messages_are_told_exactly_once_each() -> None:
                 sender.send(rows(250, bytes(200)), partition=left % 8)
                 left -= 1
             await asyncio.sleep(0)
-        await sender.all_told()
+        await sender.all_reported()
 
-    assert len(sender.told) == 100_000
+    assert len(sender.reported) == 100_000
     assert {result.code for result in sender.results.values()} == {OK}
 
 
@@ -211,23 +211,23 @@ async def test_a_message_of_ten_megabytes_is_sent_and_one_beyond_the_receivers_l
     async with streaming(limited) as sender:
         sizes = [5, 10 * 1024 * 1024, limit, 5, 5]
         sender.send([StreamRecord(offset, bytes(size)) for offset, size in enumerate(sizes)])
-        await sender.all_told()
+        await sender.all_reported()
 
     assert sender.codes() == [OK, OK, 8, OK, OK]
     assert [sender.results[0, index].too_large for index in range(5)] == [False, False, True, False, False]
 
 
-async def test_a_receiver_that_takes_less_than_it_says_loses_one_stream_over_it_and_no_message() -> None:
+async def test_a_receiver_with_a_lower_limit_than_it_names_loses_one_stream_and_no_message() -> None:
     async with streaming(take_everything, max_bytes=100_000) as sender:
         sender.send([StreamRecord(offset, bytes(300_000 if offset == 3 else 20)) for offset in range(8)])
-        await sender.all_told()
+        await sender.all_reported()
         assert sender.results[0, 3].too_large
         for index in range(8):
             if sender.results[0, index].code == UNAVAILABLE:
                 sender.send([StreamRecord(index, b"again")])
         sender.send(rows(2_000, bytes(200)))
         sender.send([StreamRecord(0, bytes(300_000))])
-        await sender.all_told()
+        await sender.all_reported()
 
     assert len(sender.lost) == 1
     assert set(sender.codes(len(sender.batches) - 2)) == {OK}
@@ -239,7 +239,7 @@ async def test_data_that_cannot_be_encoded_is_a_local_error_and_harms_no_other()
         records = rows(5)
         records[2].headers = [("\ud800", b"")]
         sender.send(records)
-        await sender.all_told()
+        await sender.all_reported()
 
     assert sender.codes() == [OK] * 5
     assert [sender.results[0, index].local_error is None for index in range(5)] == [
@@ -251,7 +251,7 @@ async def test_data_that_cannot_be_encoded_is_a_local_error_and_harms_no_other()
     ]
 
 
-async def test_what_has_no_result_in_time_is_given_up_and_the_receiver_is_told_so() -> None:
+async def test_a_message_without_a_result_in_time_is_given_up_and_canceled_at_the_receiver() -> None:
     canceled: list[tuple[int, int]] = []
 
     async def forget_some(stream: ReceiverStream) -> None:
@@ -269,11 +269,11 @@ async def test_what_has_no_result_in_time_is_given_up_and_the_receiver_is_told_s
     async with streaming(forget_some, timeout_s=1.5) as sender:
         await sender.connected()
         sender.send(rows(5))
-        await sender.all_told()
+        await sender.all_reported()
         await sender.until(lambda: canceled)  # or it travels with the next message
         sender.target.timeout_s = ENOUGH_S
         sender.send(rows(1))
-        await sender.all_told()
+        await sender.all_reported()
 
     late = DEADLINE_EXCEEDED
     assert sender.codes() == [OK, late, late, OK, late]
@@ -282,27 +282,27 @@ async def test_what_has_no_result_in_time_is_given_up_and_the_receiver_is_told_s
     assert not sender.lost
 
 
-async def test_what_waits_for_credit_that_never_comes_is_given_up_in_time() -> None:
+async def test_a_message_that_waits_for_credit_in_vain_is_given_up_in_time() -> None:
     async def give_nothing(stream: ReceiverStream) -> None:
         await stream.accept(0)
         await hold(stream)
 
     async with streaming(give_nothing, timeout_s=0.3) as sender:
         sender.send(rows(3))
-        await sender.all_told()
+        await sender.all_reported()
 
     assert sender.codes() == [DEADLINE_EXCEEDED] * 3
 
 
-async def test_canceled_messages_are_told_at_once_sent_or_not() -> None:
-    told: list[tuple[int, int]] = []
+async def test_canceled_messages_end_at_once_sent_or_not() -> None:
+    canceled: list[tuple[int, int]] = []
 
     async def slow(stream: ReceiverStream) -> None:
         await stream.accept(4)
         await stream.messages(4)
         request = await stream.request()
         assert request is not None
-        told.extend((span.start, span.end) for span in request.canceled)
+        canceled.extend((span.start, span.end) for span in request.canceled)
         await stream.say(
             results={"acknowledged": [{"start": 0, "end": 4}]}, credit={"deliveries": 50, "bytes": 1 << 40}
         )
@@ -317,6 +317,6 @@ async def test_canceled_messages_are_told_at_once_sent_or_not() -> None:
         sender.target.cancel(batch, 5, 7)
         sender.target.cancel(batch, 2, 7)
         sender.target.cancel(batch, 4, 4)
-        assert not sender.told
-        await sender.until(lambda: sender.told)
+        assert not sender.reported
+        await sender.until(lambda: sender.reported)
         assert [code for code in sender.codes() if code == CANCELLED] == [CANCELLED] * 5

@@ -1,4 +1,4 @@
-"""What is encoded is read back as it was, within its budget; what cannot be encoded fails alone."""
+"""Encoded messages are read back unchanged, within their budget; unencodable data fails alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dispatch.push.stream.encoder import MessageNotEncodable, OutBatch, add_run, alone
+from app.dispatch.push.stream.encoder import MessageNotEncodable, OutBatch, add_run, encode_alone
 from switchyard.receiver.admission import read_batch
 from switchyard.v1.receiver_pb2 import DeliverRequest, Open
 from tests.dispatch.push.stream_servers import StreamRecord
@@ -84,7 +84,7 @@ def test_data_that_protobuf_refuses_fails_alone(bad: StreamRecord) -> None:
     with pytest.raises(MessageNotEncodable, match="cannot be encoded"):
         add_run(request, batch(records), 2, 4, 2, 1 << 20)
     with pytest.raises(MessageNotEncodable):
-        alone(batch(records), 2, 2)
+        encode_alone(batch(records), 2, 2)
     assert add_run(request, batch(records), 3, 4, 2, 1 << 20)[0] == 1
     assert [len(sent.messages) for sent in request.batches] == [2, 1]
 

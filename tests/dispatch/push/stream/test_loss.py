@@ -1,4 +1,4 @@
-"""Streams that end: receivers that die, refuse, drain or are closed; each message is told once."""
+"""Streams that end, by receivers that die, refuse or drain, or by closing: each message gets one result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.dispatch.push.stream_servers import (
 OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, UNAVAILABLE = 0, 1, 4, 12, 14
 
 
-async def test_a_receiver_that_dies_tells_everything_in_flight_once_and_is_found_again_when_asked() -> None:
+async def test_a_receiver_that_dies_ends_all_messages_in_flight_once_and_is_found_again_by_connect() -> None:
     waiting = asyncio.Event()
 
     async def take_half(stream: ReceiverStream) -> None:
@@ -35,15 +35,15 @@ async def test_a_receiver_that_dies_tells_everything_in_flight_once_and_is_found
     async with streaming(take_half) as sender:
         for _ in range(5):
             sender.send(rows(100))
-        await sender.until(lambda: len(sender.told) == 201)
+        await sender.until(lambda: len(sender.reported) == 201)
         await sender.place.end()
-        await sender.all_told()
+        await sender.all_reported()
         codes = [code for number in range(5) for code in sender.codes(number)]
         assert codes == [OK] * 200 + [UNAVAILABLE] * 100 + [OK] + [UNAVAILABLE] * 199
         assert len(sender.lost) == 1
         assert sender.target.room == 0
         sender.send(rows(1))
-        await sender.all_told()
+        await sender.all_reported()
         assert sender.codes(5) == [UNAVAILABLE]
 
         await sender.place.begin(take_everything)
@@ -52,12 +52,12 @@ async def test_a_receiver_that_dies_tells_everything_in_flight_once_and_is_found
                 sender.target.connect()
                 await asyncio.sleep(0.05)
         sender.send(rows(10))
-        await sender.all_told()
+        await sender.all_reported()
         assert sender.codes(6) == [OK] * 10
         assert sender.target.supported is True
 
 
-async def test_what_a_lost_receiver_had_not_got_is_told_as_such() -> None:
+async def test_messages_that_a_lost_receiver_never_got_are_reported_as_not_sent() -> None:
     async def take_some(stream: ReceiverStream) -> None:
         await stream.accept(10)
         await stream.messages(10)
@@ -68,18 +68,18 @@ async def test_what_a_lost_receiver_had_not_got_is_told_as_such() -> None:
         sender.send(rows(30))
         await sender.until(lambda: sender.target.in_flight == 10)
         await sender.place.end()
-        await sender.all_told()
+        await sender.all_reported()
         losses = [read_loss(sender.results[0, index].details) for index in range(30)]
 
     assert Loss.UNREACHED not in losses[:10]
     assert losses[10:] == [Loss.UNREACHED] * 20
 
 
-async def test_a_receiver_without_the_contract_is_told_as_such_and_its_messages_are_free_again() -> None:
+async def test_a_receiver_without_the_contract_is_unsupported_and_its_messages_end() -> None:
     async with serving(accept) as call:
         sender = RecordingSender(call.place.port)
         sender.send(rows(3))
-        await sender.all_told()
+        await sender.all_reported()
         await sender.target.close()
 
     assert sender.target.supported is False
@@ -97,7 +97,7 @@ async def test_a_stream_that_is_refused_never_condemns_its_messages(status: str,
 
     async with streaming(refuse) as sender:
         sender.send(rows(3))
-        await sender.all_told()
+        await sender.all_reported()
 
     assert sender.codes() == [code] * 3
     assert [result.code for result in sender.lost] == [grpc.StatusCode[status].value[0]]
@@ -105,7 +105,7 @@ async def test_a_stream_that_is_refused_never_condemns_its_messages(status: str,
 
 
 @pytest.mark.parametrize("ending", ["return", "abort", "garbage"])
-async def test_a_stream_that_ends_early_in_whatever_way_makes_its_messages_unavailable(ending: str) -> None:
+async def test_however_a_stream_ends_early_its_messages_are_unavailable(ending: str) -> None:
     async def end(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(3)
@@ -118,13 +118,13 @@ async def test_a_stream_that_ends_early_in_whatever_way_makes_its_messages_unava
 
     async with streaming(end) as sender:
         sender.send(rows(3))
-        await sender.all_told()
+        await sender.all_reported()
 
     assert sender.codes() == [UNAVAILABLE, OK, UNAVAILABLE]
     assert len(sender.lost) == 1
 
 
-async def test_draining_gives_up_what_was_not_sent_and_waits_for_what_was() -> None:
+async def test_draining_gives_up_unsent_messages_and_waits_for_sent_ones() -> None:
     draining = asyncio.Event()
 
     async def answer_at_last(stream: ReceiverStream) -> None:
@@ -141,10 +141,10 @@ async def test_draining_gives_up_what_was_not_sent_and_waits_for_what_was() -> N
         async with asyncio.timeout(ENOUGH_S):
             await sender.target.drain()
         assert draining.is_set()
-        await sender.all_told()
+        await sender.all_reported()
         assert sender.codes() == [OK] * 5 + [CANCELLED] * 3
         sender.send(rows(2))
-        await sender.all_told()
+        await sender.all_reported()
         assert sender.codes(1) == [CANCELLED] * 2
     assert not sender.lost
 
@@ -160,12 +160,12 @@ async def test_draining_does_not_wait_for_a_receiver_that_never_answers() -> Non
         await sender.until(lambda: sender.target.in_flight == 3)
         async with asyncio.timeout(ENOUGH_S / 2):
             await sender.target.drain()
-        await sender.all_told()
+        await sender.all_reported()
 
     assert sender.codes() == [DEADLINE_EXCEEDED] * 3
 
 
-async def test_closing_tells_everything_once_also_before_anything_was_connected() -> None:
+async def test_closing_ends_every_message_once_also_before_the_first_connection() -> None:
     async def accept_and_hold(stream: ReceiverStream) -> None:
         await stream.accept(5)
         await hold(stream)
@@ -174,13 +174,13 @@ async def test_closing_tells_everything_once_also_before_anything_was_connected(
         sender.send(rows(8))
         await sender.until(lambda: sender.target.in_flight == 5)
         await sender.target.close()
-        await sender.all_told()
+        await sender.all_reported()
         assert sender.codes() == [CANCELLED] * 8
 
     nobody = RecordingSender(1)
     nobody.send(rows(2))
     await nobody.target.close()
-    await nobody.all_told()
+    await nobody.all_reported()
     assert nobody.codes() == [CANCELLED] * 2
 
 
@@ -206,7 +206,7 @@ async def test_several_streams_share_the_load_and_one_that_dies_takes_only_its_o
             while not sender.lost:
                 sender.send(rows(10))
                 await asyncio.sleep(0.01)
-        await sender.all_told()
+        await sender.all_reported()
     lost = [number for number in range(len(sender.batches)) if UNAVAILABLE in sender.codes(number)]
     kept = [number for number in range(len(sender.batches)) if sender.codes(number) == [OK] * 10]
     assert lost
@@ -227,7 +227,7 @@ async def test_a_callback_that_raises_does_not_end_the_stream() -> None:
         sender.expected = 0
         await sender.until(lambda: raised)
         sender.send(rows(1))
-        await sender.until(lambda: sender.told)
+        await sender.until(lambda: sender.reported)
 
     assert isinstance(raised[0]["exception"], LookupError)
     assert sender.codes(1) == [OK]
