@@ -131,7 +131,7 @@ def test_a_letter_that_was_purged_is_gone_for_queries_merges_and_purges_and_no_o
         (purge, MergeVerdict.PURGE),
     ):
         held = MergeVerdict.GONE if gone else else_
-        assert terms.judge(letter, terms.heeded([began])) == (
+        assert terms.judge(letter, terms.past_of([began])) == (
             held if second.holds(letter) else MergeVerdict.OTHER
         )
 
