@@ -48,7 +48,7 @@ def test_a_receiver_that_is_gone_opens_it_at_once() -> None:
     fail(breaker, UNAVAILABLE, 1)
     assert breaker.state is BreakerState.OPEN
     assert not breaker.allow(1.0)
-    assert "in a row found nobody" in breaker.reason
+    assert "in a row found no receiver" in breaker.reason
 
 
 def test_one_dead_instance_among_many_does_not_open_it() -> None:
