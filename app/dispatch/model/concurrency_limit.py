@@ -30,10 +30,10 @@ Rules (tests/dispatch/model/test_concurrency_limit.py, tests/bench/simulate_conc
 6. The allowed queue is `QUEUE` of the mean, and at least `slack_s`. It keeps the receiver busy between
    answers (cf. CoDel's target of 5 ms, RFC 8289); less would only show this worker's own event loop.
 7. On a shared machine calls are sometimes faster by chance. So a probe takes at most a quarter of the limit
-   away if the best rate of recent seconds, times the mean without a queue, needs more.
+   away while recent throughput needs more (the best rate of some seconds, times the mean without a queue).
 8. The limit grows only when it was used: `in_flight` reached `USED_SHARE` of it.
-9. If more than `DROP_SHARE` of a window's calls were dropped (timed out, or refused for overload), the limit
-   is cut, and then grows gently. One poison pill in a thousand changes nothing.
+9. If more than `DROP_SHARE` of a window's calls were dropped (timed out, overloaded or unavailable), the
+   limit is cut, and then grows gently. One poison pill in a thousand changes nothing.
 
 Netflix' concurrency-limits were not used. Gradient2 compares with a long-term mean, and a lasting backlog
 raises both the mean and the limit. Vegas (uForwarder's choice) compares with the smallest latency of a long
@@ -108,8 +108,8 @@ class WindowLatency(NamedTuple):
 
     @classmethod
     def of(cls, own_s: list[float], older_s: list[float], mean_s: float) -> WindowLatency:
-        """Takes the latencies of calls that began in a window (sorts them), those of calls that only ended in
-        it, and the mean by Little's law."""
+        """Takes the latencies of calls that began in the window (sorts them), of calls that only ended in it,
+        and the mean by Little's law."""
         own_s.sort()
         count = len(own_s) + len(older_s)
         ended_s = (sum(own_s) + sum(older_s)) / count
@@ -148,7 +148,8 @@ class AdaptiveLimit:
     __slots__ = (
         "_base", "_before", "_before_limit", "_call_seconds", "_changed", "_dropped", "_from_limit",
         "_growth", "_in_flight", "_interval_s", "_is_second_window", "_last_s", "_needed", "_older", "_own",
-        "_probe_at_s", "_rated", "_rated_s", "_rates", "_reset_s", "_since_s", "_verdicts", "initial", "limit", "maximum",
+        "_probe_at_s",
+        "_rated", "_rated_s", "_rates", "_reset_s", "_since_s", "_verdicts", "initial", "limit", "maximum",
         "minimum", "phase", "slack_s",
     )  # fmt: skip
 

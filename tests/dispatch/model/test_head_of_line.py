@@ -148,7 +148,7 @@ def test_jobs_that_share_tokens_stash_no_more_than_these_allow() -> None:
     tokens = shared_tokens(per_minute=60)
     jobs = [HeadOfLineDetector(300.0, tokens) for _ in range(50)]
     assert sum(look(job) is not None for job in jobs) == 10
-    assert "60 verdicts a minute are spent; in 1.0 s" in jobs[-1].why_not
+    assert "60 verdicts a minute are spent; the next is allowed in 1.0 s" in jobs[-1].why_not
     assert sum(look(job, NOW_S + 5.0, delivered=200) is not None for job in jobs) == 5
 
 

@@ -53,7 +53,7 @@ CASES = [
         ThroughputBound.PAUSED,
         flow(paused=2, resting=["region west has it"]),
         target(),
-        "all 2 of its partitions here rest, whatever operators resume: region west has it",
+        "all 2 of its partitions here pause, and no operator can resume them: region west has it",
     ),
     (
         ThroughputBound.PAUSED,
@@ -87,13 +87,13 @@ CASES = [
         ThroughputBound.LIMIT,
         flow(ready=1),
         target(in_flight=95, ceiling=500, phase="hold"),
-        "only got slower",
+        "only made it slower",
     ),
     (
         ThroughputBound.LIMIT,
         flow(ready=1),
         target(in_flight=95, ceiling=500, phase="ramp"),
-        "being found out",
+        "still measuring",
     ),
     (ThroughputBound.LIMIT, flow(ready=1), target(in_flight=95, ceiling=100, phase="ramp"), "the most"),
     (ThroughputBound.CREDIT, flow(ready=1), target(credit=0, in_flight=7), "no credit beyond the 7"),
@@ -107,13 +107,13 @@ CASES = [
     (ThroughputBound.ORDER, flow(behind=12), target(in_flight=1), "12 messages wait for an earlier one"),
     (ThroughputBound.MEMORY, flow(unread=9, budget_used=0.99), target(), "99%"),
     (ThroughputBound.CATCH_UP, flow(catching_up=1, unread=9), target(), "catchUp.rate"),
-    (ThroughputBound.FETCH, flow(unread=9), target(in_flight=2), "9 messages are still to be read"),
+    (ThroughputBound.FETCH, flow(unread=9), target(in_flight=2), "9 are not read yet"),
     (ThroughputBound.DELAY, flow(postponed=8, due_in_s=90.0), target(), "the first for 90.0 s"),
     (ThroughputBound.DELAY, flow(postponed=8, due_in_s=86_400.0), target(), "the first for 24.0 h"),
     (ThroughputBound.BACKOFF, flow(backoff=3), target(), "3 messages failed"),
     (ThroughputBound.NONE, IDLE, target(in_flight=4), "4 in flight"),
-    (ThroughputBound.NONE, flow(unread=None), target(), "nothing has been heard"),
-    (ThroughputBound.NONE, IDLE, target(), "everything that came is delivered"),
+    (ThroughputBound.NONE, flow(unread=None), target(), "not known yet"),
+    (ThroughputBound.NONE, IDLE, target(), "every message is delivered"),
 ]
 
 

@@ -161,7 +161,9 @@ async def test_an_answer_that_is_too_large_fails_its_message_only_and_is_told_wi
             time.monotonic()
         )
         (message,) = told
-        assert message.startswith(f"answer-too-large: {stand.runtime.link.address} answered 1 times")
+        assert message.startswith(
+            f"answer-too-large: 1 answers of {stand.runtime.link.address} were too large"
+        )
     await server.stop(None)
 
 
