@@ -96,9 +96,11 @@ class WindowLatency(NamedTuple):
     """Latencies of a window, in seconds.
 
     Attributes:
-        low_s: The `QUANTILES` of the calls that began in the window. mean_s: The mean by Little's law. It
-        differs from `ended_s` while long calls accumulate, or old ones end. ended_s: The mean of the calls
-        that ended. error_s: Its standard error.
+        low_s: The `QUANTILES` of the calls that began in the window.
+        mean_s: The mean by Little's law. It differs from `ended_s` while long calls accumulate, or old ones
+            end.
+        ended_s: The mean of the calls that ended.
+        error_s: Its standard error.
     """
 
     low_s: tuple[float, ...]

@@ -73,7 +73,7 @@ def level_of(wait_ms: int, levels: int | None = None) -> int | None:
 class DueQueue(Generic[Item]):
     """One for each job; for one thread."""
 
-    __slots__ = ("_heap", "_items", "_taken")
+    __slots__ = ("_heap", "_items", "_removed")
 
     def __init__(self) -> None:
         self._heap: list[int] = []

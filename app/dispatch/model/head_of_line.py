@@ -164,10 +164,10 @@ class HeadOfLineDetector:
         """Whether to stash the head now. A verdict spends tokens, so the caller must carry it out.
 
         Args:
-            base, capacity, unfinished: The tracker's; `unfinished` 0 means idle. finished_above: Finished
-            slots of the tracker's window (in use, less `unfinished`). head_sent_s: When the message at `base`
-            was first sent; None: it is not with the receiver (not sent yet,
-                delayed, or its copy is being written).
+            base, capacity, unfinished: The tracker's; `unfinished` 0 means idle.
+            finished_above: Finished slots of the tracker's window (in use, less `unfinished`).
+            head_sent_s: When the message at `base` was first sent; None: it is not with the receiver (not
+                sent yet, delayed, or its copy is being written).
             delivered: The job's messages that the receiver has acknowledged; never decreases.
             serving: The receiver is there (breaker closed), and calls are allowed.
         """

@@ -47,10 +47,13 @@ class MessageOrigin:
     """The original record of a message, and its deliveries so far.
 
     Attributes:
-        topic, partition, offset, timestamp_ms: The record in the workload's main topic. attempt: Deliveries
-        so far, from all topics. retry_count: How often it went through a retry topic. tier, tier_attempt: The
-        retry tier in which it is (None: the main topic), and its deliveries from there. timeouts: Deliveries
-        that ended without an answer in time. merges: How often it was merged back from the DLQ.
+        topic, partition, offset, timestamp_ms: The record in the workload's main topic.
+        attempt: Deliveries so far, from all topics.
+        retry_count: How often it went through a retry topic.
+        tier, tier_attempt: The retry tier in which it is (None: the main topic), and its deliveries from
+            there.
+        timeouts: Deliveries that ended without an answer in time.
+        merges: How often it was merged back from the DLQ.
     """
 
     topic: str

@@ -60,9 +60,9 @@ class TargetStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """One receiver of a workload as one worker sees it.
 
     Attributes:
-        contract: The one in use. breaker, why_open, probe_in_ms: The breaker's state; while it is not closed,
-        the reason and the time to
-            the next probe (-1: it is closed).
+        contract: The one in use.
+        breaker, why_open, probe_in_ms: The breaker's state; while it is not closed, the reason and the time
+            to the next probe (-1: it is closed).
         limit, allowed: The most messages in flight, and what slow start allows of it now (-1: all).
         ceiling, phase: The adaptive limit's; 0 and "" with a fixed limit.
         credit: The messages that the stream takes now; -1 for unary.
@@ -112,17 +112,20 @@ class FlowReport:
     """A worker's figures of one workload.
 
     Attributes:
-        blocked: Why the worker may send nothing at all: "lease", "snapshots", or "". jobs, paused: Its jobs
-        here, and how many of them are paused. resting: Why jobs pause that no operator has paused. obscured:
-        A job has another trouble, so it is not known who paused it. stuck, cramped: Partitions whose tracker
-        is full behind few unfinished messages, or of many. ready, behind, postponed, backoff: Messages that
-        may go now, that wait for an earlier one, for their time,
-            and for their next attempt.
+        blocked: Why the worker may send nothing at all: "lease", "snapshots", or "".
+        jobs, paused: Its jobs here, and how many of them are paused.
+        resting: Why jobs pause that no operator has paused.
+        obscured: A job has another trouble, so it is not known who paused it.
+        stuck, cramped: Partitions whose tracker is full behind few unfinished messages, or full of many.
+        ready, behind, postponed, backoff: Messages that may go now, that wait for an earlier one, for their
+            time, and for their next attempt.
         outgoing: Messages that are being copied to a retry topic or the DLQ; `not_taken`: why none is
-        accepted. due_in_s: Seconds until the first of `postponed` is due. unread: Messages in the log that
-        were not read yet; None: unknown. catching_up: Jobs that work off a backlog beside new messages.
-        budget_used: The used share of the worker's memory for fetched messages. withheld: Failed messages
-        that may not be dead-lettered yet; `failures`: how they fail, for people.
+            accepted.
+        due_in_s: Seconds until the first of `postponed` is due.
+        unread: Messages in the log that were not read yet; None: unknown.
+        catching_up: Jobs that work off a backlog beside new messages.
+        budget_used: The used share of the worker's memory for fetched messages.
+        withheld: Failed messages that may not be dead-lettered yet; `failures`: how they fail, for people.
     """
 
     blocked: str = ""
