@@ -33,8 +33,7 @@ def check_format(name: str) -> None:
 
 
 def write_file(path: Path, file_format: str, lines: Iterable[bytes]) -> int:
-    """Writes the JSON lines of one letter each to `path`; replaces an existing file. Returns the number of
-    letters.
+    """Writes JSON lines, one for each letter, to `path`; replaces an existing file. Returns their number.
 
     Raises:
         NoParquet; OSError; any error of `lines`: `path` stays unchanged.

@@ -109,8 +109,7 @@ class Merger:
     async def run(
         self, terms: OperationTerms | None = None, spans: Mapping[int, Span] | None = None
     ) -> OperationProgress:
-        """Resumes the operation under its recorded terms and bounds; without a record, begins with `terms`
-        over `spans`.
+        """Resumes a recorded operation under its own terms and bounds, else begins with `terms` over `spans`.
 
         Raises:
             NoQueue; UnknownOperation: There is no record, and `terms` or `spans` is missing; MergeSuperseded

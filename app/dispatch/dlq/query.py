@@ -137,8 +137,7 @@ class LetterQuery:
 
     @classmethod
     def from_json(cls, data: Any) -> LetterQuery:
-        """Raises BadQuery, also for an unknown condition: without it the query would choose too many
-        letters."""
+        """Raises BadQuery, also for an unknown condition, without which the query would choose too much."""
         if not isinstance(data, Mapping):
             raise BadQuery("the query must be an object of conditions")
         known = {"reason", "code", "since_ms", "until_ms", "key", "attempt_min", "partition"}

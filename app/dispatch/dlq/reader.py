@@ -148,7 +148,7 @@ async def read_one(client: ClusterClient, topic: str, partition: int, offset: in
 async def scan(
     client: ClusterClient, topic: str, spans: Mapping[int, Span], within_s: float | None = None
 ) -> AsyncIterator[tuple[list[DeadLetter], int]]:
-    """(letters, number of offsets) for the chunks of `spans`, one partition after another, for about
+    """(letters, number of offsets) of the chunks of `spans`, partition after partition, for about
     `within_s`."""
     loop = asyncio.get_running_loop()
     until_s = None if within_s is None else loop.time() + within_s

@@ -48,8 +48,7 @@ class MergeVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PastOperation:
-    """An earlier merge or purge: its terms, and the offsets [start, next) that it has judged, by
-    partition."""
+    """An earlier merge or purge: its terms, and by partition the offsets [start, next) that it has judged."""
 
     query: LetterQuery
     max_merges: int

@@ -1,8 +1,5 @@
-"""Brings changed workload definitions into force on this worker, and announces the region's role to
-receivers.
-
-A definition whose interceptors cannot be made leaves the former one in force.
-"""
+"""Brings changed workload definitions into force on this worker, and announces the region's role.
+A definition whose interceptors cannot be made leaves the former one in force."""
 
 from __future__ import annotations
 

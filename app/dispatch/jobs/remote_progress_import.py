@@ -268,8 +268,8 @@ class RemoteProgressImport(Service):
             self._lagging[job] = lagging._replace(until_s=until_s, reached=found.over.reached)
 
     def _emit_offset_syncs(self) -> None:
-        """Emits offset syncs (rule 2). Pumps that began before a region shared their topic also record their
-        progress."""
+        """Emits offset syncs (rule 2). Also makes pumps record progress that began before regions shared the
+        topic."""
         view, now_s, carrier = self._control.view, time.monotonic(), self.remote_progress
         if carrier is None:
             return

@@ -18,7 +18,7 @@ These cases are *not* head-of-line blocking, and change nothing (`why_not` names
 - The receiver is away (the breaker is open). The time of an outage does not count as the head's age.
 - Nothing newer finishes: the receiver fails as a whole, and would flush the topic into the DLQ. While the
   tracker has room, something newer must have been acknowledged within the last half of `after_s`. A full
-  tracker allows no new message, so earned credit counts instead.
+  tracker allows no new message, so earned credit suffices there.
 - The head has not been sent, or its copy is being written. A head that waits as a suspect is not with the
   receiver either (`app.dispatch.model.crash_suspicion`).
 - A token is missing. A verdict spends one of each kind:

@@ -67,8 +67,7 @@ async def offsets(
 
 
 async def at_times(client: ClusterClient, topic: str, wanted: Sequence[int | None]) -> list[int | None]:
-    """The first offset at or after each partition's time in ms; None: no time is given, or no such record
-    exists."""
+    """The first offset at or after each partition's time in ms; None: no time, or no such record."""
     by_time: dict[int, list[TopicAndPartition]] = {}
     for partition, time_ms in enumerate(wanted):
         if time_ms is not None:

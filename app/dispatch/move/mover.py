@@ -59,7 +59,8 @@ DRY_RUN_TIMEOUT_S = 6.0  # for which a dry run reads timestamps
 
 
 class Mover:
-    """Carries out one request. It needs no state of the jobs' owners, so any worker can move any workload."""
+    """Carries out one request. Any worker can move any workload, from the control log, heartbeats and
+    clusters."""
 
     def __init__(
         self, request: MoveRequest, control: ControlLog, clusters: DataClusters, members: Members
@@ -79,8 +80,7 @@ class Mover:
         return seen.to_json(path, self._request)
 
     async def run(self, move: str, actor: str, report_progress: ReportProgress) -> dict[str, Any]:
-        """Moves the workload, under the name `move`; returns the plan with its results. A failed move is
-        undone.
+        """Moves the workload, under the name `move`; returns the plan with results. A failed move is undone.
 
         Raises:
             OperationRefused: The move is not possible, or another operation changed the workload meanwhile.
@@ -154,8 +154,7 @@ class Mover:
     # -- steps ---------------------------------------------------------------------------------------
 
     async def _prepare(self, path: MovePath, seen: MoveView) -> dict[str, StartOffsets]:
-        """Creates the topics needed in the new cluster; returns the start offsets of all but the main one
-        (rule 2)."""
+        """Creates the topics needed there; returns the start offsets of all but the main topic (rule 2)."""
         client, moved = path.target.client, path.moved
         created = await create_topics(client, moved, path.partitions[1])
         stale = [topic for topic in moved.retry_topics() if topic not in created]
@@ -182,7 +181,7 @@ class Mover:
     async def _copy(
         self, path: MovePath, seen: MoveView, merges: Sequence[PastOperation], report_progress: ReportProgress
     ) -> tuple[int, int, int]:
-        """Copies waiting messages and dead letters. Returns their numbers, and the number of letters without
+        """Copies waiting messages and dead letters; returns both numbers, and that of letters without
         values."""
         source, target, workload = path.source.client, path.target.client, path.workload
         total = sum(end - start for spans in seen.waiting.values() for start, end in spans.values())
@@ -219,8 +218,7 @@ class Mover:
         return [merge.past() for merge in known.values()]
 
     async def _commit(self, path: MovePath, seen: MoveView, others: Mapping[str, StartOffsets]) -> None:
-        """Commits the start offsets there, whatever the group had committed before. Raises
-        OperationRefused."""
+        """Commits the start offsets there, over any former commit. Raises OperationRefused."""
         topic, group = path.moved.metadata.topic, path.moved.metadata.group
         wanted = {(topic, p): offset for p, offset in enumerate(seen.begins)}
         wanted |= {(name, p): offset for name, at in others.items() for p, offset in enumerate(at.offsets)}

@@ -53,8 +53,8 @@ class MoveRequest:
 
 @dataclass(frozen=True, slots=True)
 class MovePath:
-    """The start and the destination of a move. `ids`: cluster id and topic id of the source, then of the
-    destination."""
+    """The start and the destination of a move. `ids`: cluster and topic id of the source, then of the
+    target."""
 
     put: WorkloadPut
     workload: Workload
@@ -173,7 +173,7 @@ class MovePlanner:
         )
 
     def statuses(self, since_s: float = float("-inf")) -> dict[str, JobStatus | None]:
-        """The status of each assigned job, from its owner's heartbeat; None: none arrived after `since_s`
+        """Each assigned job's status, from its owner's heartbeat; None: none arrived after `since_s`
         (monotonic)."""
         found: dict[str, JobStatus | None] = {
             job: None
@@ -246,8 +246,7 @@ class MovePlanner:
     async def _positions(
         self, path: MovePath, at: Sequence[TopicAndPartition]
     ) -> dict[TopicAndPartition, int]:
-        """The known next offsets: an owner's base, else the group's commit, else the workload's recorded
-        start."""
+        """The known next offsets: an owner's base, else the group's commit, else the recorded start."""
         group, start = path.workload.metadata.group, self._control.view.start_of(self._request.key)
         found: dict[TopicAndPartition, int] = {}
         if start is not None:

@@ -79,8 +79,7 @@ class FairScheduler:
         self._queue.popleft().in_turn = False
 
     def next(self, may: Callable[[DispatchPump], bool]) -> Delivery | None:
-        """The next message of a pump for which `may` is true, without regard to shares; None: there is
-        none."""
+        """The next message of a pump for which `may` is true, regardless of shares; None: there is none."""
         for _ in range(len(self._queue)):
             if not may(self._queue[0]):
                 self.took()

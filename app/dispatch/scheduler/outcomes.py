@@ -131,8 +131,7 @@ class OutcomeHandler:
     def _blame(
         self, delivery: Delivery, link: ReceiverLink, held: DeliveryDecision, details: str
     ) -> DeliveryDecision:
-        """The decision for a message without a receiver: `held`, unless the message is to blame for the
-        loss."""
+        """`held`, or the decision about a message that is to blame for the loss of its receiver."""
         runtime, tracker, now_s = self._runtime, delivery.pump.tracker, self._runtime.clock()
         if (loss := read_loss(details)) in (Loss.UNREACHED, Loss.PLANNED):
             return held
@@ -179,7 +178,7 @@ class OutcomeHandler:
     def carry_out(
         self, delivery: Delivery, decision: DeliveryDecision, details: str, code: str, *, sent: bool = False
     ) -> None:
-        """Carries out a decision about a delivery that is not in flight; `sent`: its receiver's answer caused
+        """Carries out a decision about a delivery that is not in flight; `sent`: the receiver's answer led to
         it."""
         pump, runtime = delivery.pump, self._runtime
         match decision.action:

@@ -285,7 +285,7 @@ class ReceiverLink:
             self.breaker.forgo(now_s)
             return
         code = result.code
-        if result.answer_too_large and code not in UNREACHED:  # a stream's is counted by `_lost`
+        if result.answer_too_large and code not in UNREACHED:  # a stream's is counted by `_on_stream_end`
             self.unread.record(result.details)
         if code not in FAILURES and code != CANCELLED:
             self.taken += count

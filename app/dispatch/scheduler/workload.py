@@ -341,7 +341,7 @@ class WorkloadRuntime:
             self.start(delivery, link, now_s)
 
     def room(self, link: ReceiverLink, now_s: float) -> int:
-        """How many messages may go to the receiver now (rule 1); schedules the next attempt, unless an answer
+        """How many messages may go to the receiver now (rule 1); schedules the next attempt unless answers
         will."""
         if wait_s := self.rate_wait_s(now_s):
             self.call_at(now_s + wait_s)

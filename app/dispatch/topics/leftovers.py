@@ -20,8 +20,7 @@ MAX_TIERS = 10  # as many as a definition may have
 
 
 def tier_of(workload: Workload, topic: str) -> int | None:
-    """The retry tier whose topic this is, from 0, also if the definition does not have it; None: another
-    topic."""
+    """The retry tier whose topic this is, from 0, even if it is no longer defined; None: another topic."""
     stem = f"{workload.metadata.topic}__{workload.metadata.group}__retry_"
     number = topic.removeprefix(stem) if topic.startswith(stem) else ""
     return int(number) - 1 if number.isascii() and number.isdigit() else None

@@ -44,7 +44,7 @@ COPY_HEADERS_BYTES = 16 * 1024  # roughly the most that those headers have
 
 def safe_replication(brokers: int) -> tuple[int, dict[str, str]]:
     """Replication factor and settings with which an acknowledged record outlives a broker, if there are
-    three."""
+    enough."""
     replication = min(MAX_REPLICATION, max(1, brokers))
     return replication, {"min.insync.replicas": "2" if replication >= 3 else "1"}
 
@@ -138,11 +138,10 @@ def needed_settings(workload: Workload, most_bytes: int = COPY_MAX_BYTES) -> dic
 async def check_settings(
     client: ClusterClient, workload: Workload, topics: Collection[str]
 ) -> tuple[list[SettingsProblem], dict[str, KafkaError]]:
-    """The problems with the settings of the workload's existing own `topics`; and topics with unreadable
-    settings.
+    """Problems with the settings of the existing own `topics`, and the topics whose settings cannot be read.
 
-    Raises the limits of retry topics, and reports those that the cluster refuses. Topics whose records are
-    capped need no more than the main topic accepts, plus headers.
+    Raises the limits of retry topics, and reports those that the cluster refuses. If records are capped, a
+    limit of what the main topic accepts, plus headers, is enough.
 
     Raises:
         aiokafka.errors.KafkaError, ClusterUnreachable, NotImplementedError: No settings could be read.
@@ -195,8 +194,7 @@ async def _raise_limits(
 
 
 async def raise_settings(client: ClusterClient, workload: Workload, topics: Collection[str]) -> None:
-    """Raises the limits of existing retry topics to the workload's needs, before anything is copied into
-    them.
+    """Raises the limits of existing retry topics to the workload's needs, before messages are copied there.
 
     Raises:
         aiokafka.errors.KafkaError, ClusterUnreachable, NotImplementedError: They cannot be read or changed.

@@ -194,7 +194,7 @@ def test_a_receiver_that_fails_everything_opens_it_once_no_dead_letter_may_be_wr
     breaker.on_result(UNKNOWN, 1.0, 1.0, failed=True, spent=True)
     assert not breaker.closed
     assert breaker.failed
-    assert "the last by UNKNOWN" in breaker.reason
+    assert "the last with UNKNOWN" in breaker.reason
 
 
 def test_failures_among_successes_do_not_open_it_whatever_dead_letters_may_be_written() -> None:
