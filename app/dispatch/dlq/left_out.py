@@ -68,10 +68,10 @@ class LeftOutReader:
         for place in letter.value_places if not letter.raw else ():
             found = await self._record_at(place)
             if found is not None and _is_same_message(found, letter, place):
-                ours = [header for header in letter.headers if header[0].startswith(PREFIX)]
-                own = [header for header in found.headers if not header[0].startswith(PREFIX)]
+                kept = [header for header in letter.headers if header[0].startswith(PREFIX)]
+                original = [header for header in found.headers if not header[0].startswith(PREFIX)]
                 return replace(
-                    letter, key=found.key, value=found.value, headers=(*own, *ours), left_out_bytes=None
+                    letter, key=found.key, value=found.value, headers=(*original, *kept), left_out_bytes=None
                 )
         return None
 

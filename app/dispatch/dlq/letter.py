@@ -68,25 +68,25 @@ class DeadLetter:
 
 def read_letter(record: PlacedRecord) -> DeadLetter:
     headers = tuple(record.headers)
-    ours = {name: value for name, value in headers if name.startswith(names.PREFIX) and value is not None}
-    value_bytes = _number(ours.get(names.VALUE_BYTES), -1) if record.value is None else -1
-    key_bytes = _number(ours.get(names.KEY_BYTES), -1) if record.key is None and value_bytes >= 0 else -1
+    fields = {name: value for name, value in headers if name.startswith(names.PREFIX) and value is not None}
+    value_bytes = _number(fields.get(names.VALUE_BYTES), -1) if record.value is None else -1
+    key_bytes = _number(fields.get(names.KEY_BYTES), -1) if record.key is None and value_bytes >= 0 else -1
     return DeadLetter(
         partition=record.partition,
         offset=record.offset,
         timestamp_ms=record.timestamp,
-        moved_ms=_number(ours.get(names.MOVED_AT), record.timestamp),
+        moved_ms=_number(fields.get(names.MOVED_AT), record.timestamp),
         key=record.key,
         value=record.value,
         headers=headers,
-        reason=ours.get(names.REASON, b"").decode("utf-8", "replace"),
-        code=ours.get(names.CODE, b"").decode("utf-8", "replace"),
-        attempt=_number(ours.get(names.ATTEMPT), 0),
-        merges=_number(ours.get(MERGES), 0),
-        raw=names.RAW_BATCH in ours,
+        reason=fields.get(names.REASON, b"").decode("utf-8", "replace"),
+        code=fields.get(names.CODE, b"").decode("utf-8", "replace"),
+        attempt=_number(fields.get(names.ATTEMPT), 0),
+        merges=_number(fields.get(MERGES), 0),
+        raw=names.RAW_BATCH in fields,
         left_out_bytes=value_bytes if value_bytes >= 0 else None,
         left_out_key_bytes=key_bytes if key_bytes >= 0 else None,
-        value_places=tuple(names.read_value_places(ours)) if value_bytes >= 0 else (),
+        value_places=tuple(names.read_value_places(fields)) if value_bytes >= 0 else (),
     )
 
 

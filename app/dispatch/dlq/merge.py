@@ -154,12 +154,12 @@ class Merger:
         async with _transactional(self._client, stem(self._workload)) as producer:
             # The producer's start has fenced a running merge and ended its transaction (rule 3).
             ends = await queue_ends(self._client, self._queue)
-            known = await merges_of(self._client, self._workload, ends)
-            other_operations = frozenset(known) - {self.operation}
+            operations = await merges_of(self._client, self._workload, ends)
+            other_operations = frozenset(operations) - {self.operation}
             if self._other_operations is not None and other_operations - self._other_operations:
                 raise self._superseded()
             self._other_operations = other_operations
-            self.state = known.get(self.operation)
+            self.state = operations.get(self.operation)
             if self.state is None:
                 if terms is None or spans is None:
                     raise UnknownOperation(
@@ -169,8 +169,8 @@ class Merger:
             self._report_progress(self.state)
             if not self.state.terms.purge:
                 await self._prepare_topic(len(ends))
-            past = self.state.terms.past_of(known[name] for name in sorted(other_operations))
-            certain = [known[name].past(certain=True) for name in sorted(other_operations)]
+            past = self.state.terms.past_of(operations[name] for name in sorted(other_operations))
+            certain = [operations[name].past(certain=True) for name in sorted(other_operations)]
             async with (
                 reading(self._client, self._queue) as reader,
                 reading_left_out(self._client, self._workload) as left_out,

@@ -68,8 +68,8 @@ async def choose(
     """The letters for which `query` holds and which no purge took. Raises ClusterUnreachable."""
     if not partitions:
         return LetterChoice(query)
-    known = await merges_of(client, workload, partitions)
-    return LetterChoice(query, [merge.past() for merge in known.values() if merge.terms.purge])
+    operations = await merges_of(client, workload, partitions)
+    return LetterChoice(query, [merge.past() for merge in operations.values() if merge.terms.purge])
 
 
 async def keep(client: ClusterClient, workload: Workload, merge: OperationProgress) -> None:

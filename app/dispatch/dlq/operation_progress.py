@@ -62,9 +62,9 @@ class OperationTerms:
             return judge_purge(letter, self.query, past)
         return judge(letter, self.query, self.max_merges, past)
 
-    def past_of(self, known: Iterable[OperationProgress]) -> list[PastOperation]:
+    def past_of(self, operations: Iterable[OperationProgress]) -> list[PastOperation]:
         """The operations that count for this one: with `again` purges only, else all."""
-        return [merge.past() for merge in known if merge.terms.purge or not self.again]
+        return [merge.past() for merge in operations if merge.terms.purge or not self.again]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,12 +53,12 @@ async def foresee_purge(
         limits = {p: at[topic, p] for p in spans if at[topic, p] >= 0}  # -1: every letter is older
         spans = {p: (s, min(e, limits.get(p, e))) for p, (s, e) in spans.items()}
         spans = {p: (s, e) for p, (s, e) in spans.items() if s < e}
-    known = await merges_of(client, workload, ends)
+    operations = await merges_of(client, workload, ends)
     return {
         "topic": topic,
         "offsets": sum(end - start for start, end in spans.values()),
         "partitions": {str(n): {"start": start, "end": end} for n, (start, end) in sorted(spans.items())},
-        "unfinished": sorted(name for name, merge in known.items() if not merge.done),
+        "unfinished": sorted(name for name, merge in operations.items() if not merge.done),
     }
 
 
@@ -113,8 +113,8 @@ async def _delete_front(client: ClusterClient, workload: Workload, done: Operati
     """Deletes purged and merged letters from the front of `done`'s partitions; returns how many offsets."""
     topic = workload.dlq_topic()
     ends = await queue_ends(client, topic)
-    known = await merges_of(client, workload, ends)
-    past = [merge.past(certain=True) for merge in known.values()]
+    operations = await merges_of(client, workload, ends)
+    past = [merge.past(certain=True) for merge in operations.values()]
     front: dict[int, Span] = {}
     async with reading(client, topic) as reader:
         for partition in sorted(done.parts.keys() & ends.keys()):  # a recreated queue may have fewer
@@ -129,7 +129,7 @@ async def _delete_front(client: ClusterClient, workload: Workload, done: Operati
     firsts = {p: first for p, (first, _) in ends.items()} | await purge(client, workload, front)
     spent = [
         name
-        for name, merge in known.items()
+        for name, merge in operations.items()
         if merge.terms.purge and all(part.end <= firsts.get(n, 0) for n, part in merge.parts.items())
     ]
     await forget(client, workload, set(spent) - {done.operation})

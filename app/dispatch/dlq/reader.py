@@ -100,13 +100,13 @@ class QueueReader:
     async def _records(self, part: TopicPartition, max_letters: int) -> list[Any]:
         """Takes records one by one, because aiokafka decompresses a record when it returns it."""
         records: list[Any] = []
-        left, wait_ms = CHUNK_BYTES, WAIT_MS
-        while len(records) < max_letters and left > 0:
+        free_bytes, wait_ms = CHUNK_BYTES, WAIT_MS
+        while len(records) < max_letters and free_bytes > 0:
             found = (await self._consumer.getmany(part, timeout_ms=wait_ms, max_records=1)).get(part)
             if not found:
                 break
             records += found
-            wait_ms, left = 0, left - size_of(found[0])
+            wait_ms, free_bytes = 0, free_bytes - size_of(found[0])
         return records
 
 

@@ -106,11 +106,11 @@ def judge(
 
 def copy_headers(letter: DeadLetter, merged_at_ms: int) -> list[Header]:
     """The headers of a merged copy (rule 4)."""
-    own = [(name, value) for name, value in letter.headers if not name.startswith(names.PREFIX)]
+    producer_headers = [(name, value) for name, value in letter.headers if not name.startswith(names.PREFIX)]
     last = {name: value for name, value in letter.headers if value is not None}
     kept: list[Header] = [(name, last[name]) for name in KEPT_HEADERS if name in last]
     count: list[Header] = [(MERGES, str(letter.merges + 1).encode())]
-    return [*own, *kept, *count, (names.MOVED_AT, str(merged_at_ms).encode())]
+    return [*producer_headers, *kept, *count, (names.MOVED_AT, str(merged_at_ms).encode())]
 
 
 def bounded(

@@ -118,9 +118,9 @@ async def foresee(
     topic = workload.dlq_topic()
     ends = await queue_ends(client, topic)
     spans = bounded(ends, wanted, terms.query.partition)
-    known = await merges_of(client, workload, ends)
-    past = terms.past_of(known.values())
-    certain = [merge.past(certain=True) for merge in known.values()]
+    operations = await merges_of(client, workload, ends)
+    past = terms.past_of(operations.values())
+    certain = [merge.past(certain=True) for merge in operations.values()]
     counts, passed = dict.fromkeys(map(str, MergeVerdict), 0), 0
     reasons: Counter[str] = Counter()
     first_kept: dict[int, int] = {}  # partition -> offset
@@ -145,7 +145,7 @@ async def foresee(
         "front": sum(front.values()) if terms.purge and extent["complete"] else None,
         "counts": counts,
         "partitions": {str(n): {"start": start, "end": end} for n, (start, end) in sorted(spans.items())},
-        "unfinished": sorted(name for name, merge in known.items() if not merge.done),
+        "unfinished": sorted(name for name, merge in operations.items() if not merge.done),
     }
 
 

@@ -206,8 +206,8 @@ class RemoteProgressImport(Service):
 
     @staticmethod
     def _hold_longer(pump: DispatchPump, until_s: float, from_region: str) -> None:
-        for one in pump.remote_progress_filters if from_region else ():
-            one.hold_longer(until_s, BARRIER_LAG_S)
+        for part in pump.remote_progress_filters if from_region else ():
+            part.hold_longer(until_s, BARRIER_LAG_S)
 
     # -- while the copy lags ---------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class RemoteProgressImport(Service):
             self._refresh_took_s = self._refreshed_s - now_s
 
     def _report_undecided(self, job: str, lagging: _LaggingPump, pump: DispatchPump) -> None:
-        count = sum(one.undecided for one in pump.remote_progress_filters) if lagging.handed_over else 0
+        count = sum(part.undecided for part in pump.remote_progress_filters) if lagging.handed_over else 0
         reported = job, f"undecided under {lagging.epoch}"
         if count and reported not in self._reported:
             self._reported.add(reported)

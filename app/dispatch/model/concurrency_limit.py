@@ -129,7 +129,7 @@ class WindowLatency(NamedTuple):
 
     def is_faster(self, other: WindowLatency) -> bool:
         """Whether all quantiles fell so far that the receiver must have changed."""
-        return all(mine < FASTER * its for mine, its in zip(self.low_s, other.low_s, strict=True))
+        return all(low_s < FASTER * other_s for low_s, other_s in zip(self.low_s, other.low_s, strict=True))
 
 
 class AdaptiveLimit:
@@ -262,15 +262,15 @@ class AdaptiveLimit:
         elif count:
             ended = count + len(self._older)
             self._rate(ended, now_s - self._since_s)
-            now = WindowLatency.of(self._own, self._older, self._call_seconds / ended)
+            window = WindowLatency.of(self._own, self._older, self._call_seconds / ended)
             base = self._base
             if self.phase is LimiterPhase.PROBE and base is not None and self._before is not None:
-                self._end_probe(now_s, now, base, self._before, used)
+                self._end_probe(now_s, window, base, self._before, used)
                 return
-            if base is None or base.above_s(now) > 0:
-                self._base = now
+            if base is None or base.above_s(window) > 0:
+                self._base = window
             if used:
-                self._adjust(now_s, now, base or now)
+                self._adjust(now_s, window, base or window)
 
     def _rate(self, ended: int, lasted_s: float) -> None:
         """Records throughput over at least a second, because a shorter rate is noise."""
@@ -280,24 +280,24 @@ class AdaptiveLimit:
             self._rates.append(self._rated / self._rated_s)
             self._rated, self._rated_s = 0, 0.0
 
-    def _adjust(self, now_s: float, now: WindowLatency, base: WindowLatency) -> None:
+    def _adjust(self, now_s: float, window: WindowLatency, base: WindowLatency) -> None:
         """RAMP or HOLD, after a window that used the limit."""
-        queue_s = max(0.0, now.above_s(base))
-        allowed_s = self._allowed_s(now.mean_s - queue_s)
+        queue_s = max(0.0, window.above_s(base))
+        allowed_s = self._allowed_s(window.mean_s - queue_s)
         if self.phase is LimiterPhase.RAMP:
             if queue_s > allowed_s:
                 self._from_limit = self.limit
-                self._probe(now)
+                self._probe(window)
             elif self.limit == self.maximum:
                 self._hold(now_s, self.maximum)
             else:
                 self._set(self.limit * self._growth)
                 self._growth = min(GROWTH, self._growth * GENTLE_GROWTH)
             return
-        changed = queue_s > 2 * allowed_s or now.is_faster(base)
+        changed = queue_s > 2 * allowed_s or window.is_faster(base)
         if now_s >= self._probe_at_s:
             self._from_limit = self.limit
-            self._probe(now)
+            self._probe(window)
         elif changed:
             if self._changed or len(self._own) >= MIN_SAMPLES:  # one window with few samples is no proof
                 self._probe_at_s = now_s  # after the next window, which is not mixed
@@ -305,32 +305,32 @@ class AdaptiveLimit:
             self._set(self.limit * GENTLE_GROWTH)  # a noisy probe may have lowered it too far
         self._changed = changed
 
-    def _probe(self, now: WindowLatency) -> None:
+    def _probe(self, window: WindowLatency) -> None:
         """Halves the limit for a window, to measure the latency then."""
-        self._before_limit, self._before = self.limit, now
+        self._before_limit, self._before = self.limit, window
         half = max(self.minimum, self.limit // 2)
         if half == self.limit:  # the minimum: only a larger limit is left to try
             self.phase = LimiterPhase.RAMP
-            self._base = now
+            self._base = window
             return
         self.phase = LimiterPhase.PROBE
         self.limit = half
         self._is_second_window = False
 
     def _end_probe(
-        self, now_s: float, now: WindowLatency, base: WindowLatency, before: WindowLatency, used: bool
+        self, now_s: float, window: WindowLatency, base: WindowLatency, before: WindowLatency, used: bool
     ) -> None:
-        """Decides by a window at half the limit: `now`, against `before` it."""
+        """Decides by a window at half the limit, against the one `before`."""
         if not used:
             self._hold(now_s, self._from_limit)
             return
         mean_s = before.mean_s
-        queue_s = min(mean_s, before.above_s(now))
+        queue_s = min(mean_s, before.above_s(window))
         allowed_s = self._allowed_s(mean_s - queue_s)
-        changed = now.above_s(base) > allowed_s
+        changed = window.above_s(base) > allowed_s
         if queue_s > max(ALL_QUEUE * mean_s, self.slack_s) and (changed or self._verdicts < SURE):
-            self._base = now
-            self._probe(now)
+            self._base = window
+            self._probe(window)
             return
         is_free = queue_s <= NO_QUEUE * (mean_s - queue_s)
         ramp = is_free and self._before_limit == self._from_limit
@@ -339,15 +339,15 @@ class AdaptiveLimit:
             return
         self._verdicts = SURE if is_free else self._verdicts + 1
         if ramp:
-            self._base = now
+            self._base = window
             self.limit = self._before_limit
             if self.limit == self.maximum:
                 self._hold(now_s, self.maximum)
             else:
                 self.phase = LimiterPhase.RAMP
             return
-        if changed or base.above_s(now) > 0:  # otherwise this window may still have a part of the queue
-            self._base = base = now
+        if changed or base.above_s(window) > 0:  # otherwise this window may still have a part of the queue
+            self._base = base = window
         served_s = mean_s - min(mean_s, max(queue_s, before.above_s(base)))
         wanted = self._before_limit * min(GROWTH, (served_s + self._allowed_s(served_s)) / mean_s)
         self._hold(now_s, max(wanted, min(LEAST_LEFT * self._from_limit, max(self._rates) * served_s)))
@@ -365,8 +365,8 @@ class AdaptiveLimit:
     def _hold(self, now_s: float, limit: float) -> None:
         """Stays at `limit` until the next probe; the wait doubles while nothing changes."""
         self._set(limit)
-        same = 0.5 <= self.limit / self._from_limit <= 2
-        self._interval_s = min(PROBE_MAX_S, 2 * self._interval_s) if same else PROBE_MIN_S
+        is_stable = 0.5 <= self.limit / self._from_limit <= 2
+        self._interval_s = min(PROBE_MAX_S, 2 * self._interval_s) if is_stable else PROBE_MIN_S
         wait_s = max(self._interval_s, PROBE_SHARE * (now_s - self._since_s))
         self._probe_at_s = now_s if self._verdicts == 1 else now_s + wait_s
         self._changed = False

@@ -140,7 +140,7 @@ class DeadLetterTrials:
         next_at_s: When the next message may go without a token.
     """
 
-    __slots__ = ("_interval_s", "_most", "_taken", "next_at_s", "out")
+    __slots__ = ("_interval_s", "_round_limit", "_taken", "next_at_s", "out")
 
     def __init__(self) -> None:
         self.out = 0
@@ -150,7 +150,7 @@ class DeadLetterTrials:
         """Allows a trial at once, because something has changed."""
         self.next_at_s = float("-inf")
         self._interval_s = TRIAL_MIN_S
-        self._most = 1
+        self._round_limit = 1
         self._taken = 0
 
     def withheld(self, now_s: float) -> None:
@@ -163,7 +163,7 @@ class DeadLetterTrials:
         if self.out:
             return 0
         free = int(min(tokens + EPSILON, MOST_AT_ONCE))
-        return max(free, self._most) if now_s >= self.next_at_s else free
+        return max(free, self._round_limit) if now_s >= self.next_at_s else free
 
     def sent(self) -> None:
         """Another message of the round was sent."""
@@ -176,11 +176,11 @@ class DeadLetterTrials:
         if self.out:
             return
         if self._taken:
-            self._most = min(MOST_AT_ONCE, 2 * self._taken)
+            self._round_limit = min(MOST_AT_ONCE, 2 * self._taken)
             self._interval_s = TRIAL_MIN_S
             self.next_at_s = now_s
         else:
-            self._most = 1
+            self._round_limit = 1
             self.next_at_s = now_s + self._interval_s
             self._interval_s = min(TRIAL_MAX_S, self._interval_s * TRIAL_GROWTH)
         self._taken = 0

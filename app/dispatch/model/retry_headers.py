@@ -199,8 +199,8 @@ def _origin_values(origin: MessageOrigin) -> list[tuple[str, object]]:
     return values
 
 
-def _number(value: bytes | None, default: int, most: int = MAX_INT32) -> int:
+def _number(value: bytes | None, default: int, maximum: int = MAX_INT32) -> int:
     if not value or len(value) > 19 or not value.isdigit():
         return default
     number = int(value)
-    return number if number <= most else default
+    return number if number <= maximum else default

@@ -98,10 +98,10 @@ async def read_times(
     Raises:
         KafkaError; TimeoutError: The broker returned nothing for `READ_STALL_TIMEOUT_S`.
     """
-    left = {
+    unread = {
         TopicPartition(topic, source.partition): source for source in sources if source.start < source.end
     }
-    if not left:
+    if not unread:
         return True
     loop = asyncio.get_running_loop()
     began_s, today_ms = loop.time(), now_ms()
@@ -110,31 +110,31 @@ async def read_times(
         **client.spec.aiokafka_options(),
     )  # fmt: skip
     async with _running(consumer):
-        consumer.assign(list(left))
-        begins = {at: max(s.start, min(s.position, s.end - TAIL_OFFSETS)) for at, s in left.items()}
+        consumer.assign(list(unread))
+        begins = {at: max(s.start, min(s.position, s.end - TAIL_OFFSETS)) for at, s in unread.items()}
         for at, offset in begins.items():
             consumer.seek(at, offset)
-        total = sum(source.end - begins[at] for at, source in left.items())
-        looked_at = dict.fromkeys(left, 0)
+        total = sum(source.end - begins[at] for at, source in unread.items())
+        looked_at = dict.fromkeys(unread, 0)
         moved_s = began_s
-        while left:
-            found = await consumer.getmany(*left, timeout_ms=SCAN_WAIT_MS, max_records=SCAN_RECORDS)
+        while unread:
+            found = await consumer.getmany(*unread, timeout_ms=SCAN_WAIT_MS, max_records=SCAN_RECORDS)
             for at, records in found.items():
                 for record in records:
-                    if record.offset < left[at].end:
-                        left[at].see(record.offset, record.timestamp, today_ms)
-            for at, source in list(left.items()):
+                    if record.offset < unread[at].end:
+                        unread[at].see(record.offset, record.timestamp, today_ms)
+            for at, source in list(unread.items()):
                 position = await consumer.position(at)
                 if position - begins[at] > looked_at[at]:
                     looked_at[at], moved_s = position - begins[at], loop.time()
                 if position >= source.end:
                     consumer.pause(at)
-                    del left[at]
+                    del unread[at]
             report_progress(sum(looked_at.values()), total)
-            if left and within_s is not None and loop.time() - began_s > within_s:
+            if unread and within_s is not None and loop.time() - began_s > within_s:
                 return False
             if loop.time() - moved_s > READ_STALL_TIMEOUT_S:
-                raise TimeoutError(f"cluster {client.name} returns no more records of {sorted(left)[:3]}")
+                raise TimeoutError(f"cluster {client.name} returns no more records of {sorted(unread)[:3]}")
             await asyncio.sleep(0)
     return True
 

@@ -170,12 +170,12 @@ class Mover:
             [TopicSpec(topic, n, config=config) for topic, n in needed.items() if topic not in present],
         )
         present = await client.topics()
-        own = [topic for topic in (*moved.retry_topics(), *candidates(moved)) if topic in present]
-        ids = await client.topic_ids(own)
-        found = await ends(client, [(topic, p) for topic in own for p in range(present[topic])])
+        own_topics = [topic for topic in (*moved.retry_topics(), *candidates(moved)) if topic in present]
+        ids = await client.topic_ids(own_topics)
+        found = await ends(client, [(topic, p) for topic in own_topics for p in range(present[topic])])
         return {
             topic: StartOffsets(ids.get(topic, ""), [found[topic, p] for p in range(present[topic])])
-            for topic in own
+            for topic in own_topics
         }
 
     async def _copy(
@@ -214,8 +214,8 @@ class Mover:
         if workload.dlq_topic() not in await client.topics():
             return []
         await end_merges(client, workload)
-        known = await merges_of(client, workload, await queue_ends(client, workload.dlq_topic()))
-        return [merge.past() for merge in known.values()]
+        operations = await merges_of(client, workload, await queue_ends(client, workload.dlq_topic()))
+        return [merge.past() for merge in operations.values()]
 
     async def _commit(self, path: MovePath, seen: MoveView, others: Mapping[str, StartOffsets]) -> None:
         """Commits the start offsets there, over any former commit. Raises OperationRefused."""

@@ -195,12 +195,12 @@ class MovePlanner:
         """
         topic, client = path.workload.metadata.topic, path.source.client
         present = await client.topics()
-        own = [topic, *path.workload.retry_topics(), *candidates(path.workload)]
-        at = [(name, p) for name in own for p in range(present.get(name, 0))]
+        topics = [topic, *path.workload.retry_topics(), *candidates(path.workload)]
+        at = [(name, p) for name in topics for p in range(present.get(name, 0))]
         positions = await self._positions(path, at)  # rule 1: before the ends
         starts = await offsets(client, at, EARLIEST)
-        logs = await ends(client, [one for one in at if one[0] == topic], committed_only=False)
-        logs |= await ends(client, [one for one in at if one[0] != topic])
+        logs = await ends(client, [place for place in at if place[0] == topic], committed_only=False)
+        logs |= await ends(client, [place for place in at if place[0] != topic])
         statuses = self.statuses()
         sources: list[SourcePartition] = []
         waiting: dict[str, dict[int, Span]] = {}
@@ -224,8 +224,8 @@ class MovePlanner:
         letters = [(queue, p) for p in range(present.get(queue, 0))]
         first, last = await offsets(client, letters, EARLIEST), await ends(client, letters)
         spans = {p: (first[queue, p], max(first[queue, p], last[queue, p])) for _, p in letters}
-        there = await self._left_there(path)
-        return MoveView(sources, rows, begins, waiting, spans, complete, there)
+        left_there = await self._left_there(path)
+        return MoveView(sources, rows, begins, waiting, spans, complete, left_there)
 
     async def _left_there(self, path: MovePath) -> dict[str, int]:
         """Messages in the destination's retry topics above the group's commit there, by topic."""
@@ -237,10 +237,10 @@ class MovePlanner:
         committed = await path.target.committer.committed(moved.metadata.group, at)
         firsts, lasts = await offsets(client, at, EARLIEST), await ends(client, at)
         found: dict[str, int] = {}
-        for one in at:
-            left = lasts[one] - max(firsts[one], committed.get(one) or 0)
-            if left > 0:
-                found[one[0]] = found.get(one[0], 0) + left
+        for place in at:
+            unread = lasts[place] - max(firsts[place], committed.get(place) or 0)
+            if unread > 0:
+                found[place[0]] = found.get(place[0], 0) + unread
         return found
 
     async def _positions(
@@ -264,7 +264,7 @@ class MovePlanner:
                 ):
                     found[topic, p] = start.ends[p]
         committed = await path.source.committer.committed(group, at)
-        found |= {one: offset for one, offset in committed.items() if offset is not None}
+        found |= {place: offset for place, offset in committed.items() if offset is not None}
         for job, status in self.statuses().items():
             if status is not None and status.committed >= 0:
                 parsed = JobId.parse(job)
@@ -275,33 +275,38 @@ class MovePlanner:
         self, path: MovePath, sources: Sequence[SourcePartition]
     ) -> tuple[list[dict[str, Any]], list[int]]:
         """A row per partition for people, and the start offset of each partition there."""
-        topic, client, (here, there) = path.workload.metadata.topic, path.target.client, path.partitions
-        at = [(topic, p) for p in range(there)]
+        topic, client, (source_count, target_count) = (
+            path.workload.metadata.topic,
+            path.target.client,
+            path.partitions,
+        )
+        at = [(topic, p) for p in range(target_count)]
         lasts = await ends(client, at)  # rule 2: before the times
         firsts = await offsets(client, at, EARLIEST)
-        since = times(sources, there)
+        since = times(sources, target_count)
         margin = self._request.margin_ms
         mapped = await at_times(client, topic, [None if t is None else t - margin for t in since])
         done = [
-            not any(source.behind for source in (sources if here != there else [sources[p]])) for _, p in at
+            not any(source.behind for source in (sources if source_count != target_count else [sources[p]]))
+            for _, p in at
         ]
-        upto = await at_times(
+        upper_offsets = await at_times(
             client, topic, [None if t is None else t + done[p] for p, t in enumerate(since)]
         )
         rows, begins = [], []
-        for p in range(max(here, there)):
+        for p in range(max(source_count, target_count)):
             row: dict[str, Any] = {"partition": p, "position": None, "end": None, "unfinished": None}
-            if p < here:
+            if p < source_count:
                 source = sources[p]
                 row |= {"position": source.position, "end": source.end, "unfinished": source.unfinished}
             row |= {"since": None, "to": None, "again": None}
-            if p < there:
-                at_ms, found, upper = since[p], mapped[p], upto[p]
+            if p < target_count:
+                at_ms, found, upper = since[p], mapped[p], upper_offsets[p]
                 first, last = firsts[topic, p], max(firsts[topic, p], lasts[topic, p])
                 begin = first if at_ms is None else last if found is None else max(first, min(found, last))
-                again = max(0, (last if at_ms is None or upper is None else upper) - begin)
-                again += sources[p].finished_above if here == there else 0
-                row |= {"since": _time_words(at_ms, margin), "to": begin, "again": again}
+                duplicates = max(0, (last if at_ms is None or upper is None else upper) - begin)
+                duplicates += sources[p].finished_above if source_count == target_count else 0
+                row |= {"since": _time_words(at_ms, margin), "to": begin, "again": duplicates}
                 begins.append(begin)
             rows.append(row)
         return rows, begins

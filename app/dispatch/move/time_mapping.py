@@ -65,11 +65,13 @@ class SourcePartition:
 
 def times(sources: Sequence[SourcePartition], partitions: int) -> list[int | None]:
     """The time from which each destination partition is read, without the margin; None: from its start."""
-    own = [source.time_ms for source in sources]
+    times_ms = [source.time_ms for source in sources]
     if len(sources) == partitions:
-        return [_sound(time) for time in own]
+        return [_sound(time) for time in times_ms]
     # An empty partition with nothing unfinished does not count.
-    needed = [time for source, time in zip(sources, own, strict=True) if time is not None or source.behind]
+    needed = [
+        time for source, time in zip(sources, times_ms, strict=True) if time is not None or source.behind
+    ]
     return [_least(needed)] * partitions
 
 

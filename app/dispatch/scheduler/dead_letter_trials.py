@@ -49,8 +49,8 @@ class WithheldDeadLetters:
 
     def record_withheld(self, delivery: Delivery, code: str, why: str) -> None:
         """Records why the message is withheld."""
-        known = code in self.by_code or len(self.by_code) < MAX_CODES
-        self.by_code[code if known else OTHER] += 1
+        has_room = code in self.by_code or len(self.by_code) < MAX_CODES
+        self.by_code[code if has_room else OTHER] += 1
         origin = delivery.told_origin()
         self.last = f"{origin.topic}-{origin.partition} offset {origin.offset}: {why}"[:MAX_WHY_CHARS]
 
@@ -72,18 +72,18 @@ def send_withheld(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) ->
     for paused in withheld.pop_all(attrgetter("paused")):
         paused.pump.put_back(paused)
     if link.breaker.closed:
-        most = trials.room(now_s, budget.available(now_s))
+        allowed = trials.room(now_s, budget.available(now_s))
     elif link.held or (runtime.scheduler and runtime.routing is None and not link.probe_held):
         return
     else:
-        most = 1
+        allowed = 1
         link.probe_held = False
-    while withheld and most > 0 and runtime.room(link, now_s):
+    while withheld and allowed > 0 and runtime.room(link, now_s):
         delivery = withheld.pop_next(lambda _: True)
         assert delivery is not None
         link.trials_out.add(delivery)
         trials.sent()
-        most -= 1
+        allowed -= 1
         runtime.start(delivery, link, now_s)
     if withheld and link.breaker.closed and not trials.out:
         runtime.call_at(

@@ -118,8 +118,8 @@ class IsolationRouter:
 
     def _move_to_fallback(self, link: ReceiverLink, now_s: float) -> None:
         """Rule 4, for messages that already wait."""
-        other = self._link_for(link, now_s)
-        if other is link:
+        fallback = self._link_for(link, now_s)
+        if fallback is link:
             return
         waiting = list(link.held)
         for index, delivery in enumerate(waiting):
@@ -129,10 +129,10 @@ class IsolationRouter:
             if is_last and is_young and tracker.end - delivery.record.offset <= tracker.capacity // 2:
                 break
             link.held.remove(delivery)
-            delivery.link = other
+            delivery.link = fallback
             delivery.started_s = now_s
-            other.hold(delivery)
-        self._runtime.send_held(other, now_s)
+            fallback.hold(delivery)
+        self._runtime.send_held(fallback, now_s)
 
     def _may_move(self, link: ReceiverLink, production: set[str]) -> bool:
         """Whether messages that wait for the target may leave their topic (rules 2 and 3)."""

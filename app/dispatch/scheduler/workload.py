@@ -307,12 +307,12 @@ class WorkloadRuntime:
                 link.breaker.forgo(now_s)
                 return
 
-    def _send_from(self, pump: DispatchPump, most: int, link: ReceiverLink, now_s: float) -> bool:
-        """Sends up to `most` messages of the pump; returns whether it had any."""
+    def _send_from(self, pump: DispatchPump, limit: int, link: ReceiverLink, now_s: float) -> bool:
+        """Sends up to `limit` messages of the pump; returns whether it had any."""
         if (stream := link.stream) is not None and self.chain is None:
             if self.messages is not None:
-                most = min(most, max(1, int(self.messages.available(now_s))))
-            if records := pump.next_records(min(most, MAX_BATCH)):
+                limit = min(limit, max(1, int(self.messages.available(now_s))))
+            if records := pump.next_records(min(limit, MAX_BATCH)):
                 self._spend(records, now_s)
                 BatchDelivery(pump, link, stream, records, now_s).start()
                 return True
