@@ -30,14 +30,12 @@ class PlacedRecord(Record, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One dead letter. A letter that is `raw` is not a message, but the bytes of a batch that could not be
-    decoded.
+    """A dead letter; one that is `raw` is the bytes of a batch that could not be decoded, and not a message.
 
     Attributes:
         moved_ms: When the record was moved to the DLQ.
         merges: How often the message was merged.
-        left_out_bytes: The length of a value that no topic accepted; `value` is None then, but is not a null
-            value. None: the value is complete.
+        left_out_bytes: The length of a value that no topic accepted. `value` is None then, but not null.
         left_out_key_bytes: The same for the key; the producer's headers are left out with it.
         value_places: Records that may contain the missing value, key and headers.
     """
@@ -107,7 +105,6 @@ def whole(data: bytes | None) -> dict[str, str] | None:
 
 
 def unwhole(shown: dict[str, str] | None) -> bytes | None:
-    """The bytes from which `whole` made `shown`."""
     if shown is None:
         return None
     return shown["text"].encode() if "text" in shown else base64.b64decode(shown["base64"])

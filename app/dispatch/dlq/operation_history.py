@@ -89,8 +89,7 @@ async def keep(client: ClusterClient, workload: Workload, merge: OperationProgre
 
 
 async def forget(client: ClusterClient, workload: Workload, operations: Iterable[str]) -> None:
-    """Deletes the records of operations whose letters the log has lost; after an error the next purge
-    retries."""
+    """Deletes the records of operations whose letters the log has lost; a later purge repeats a failure."""
     for group in (_group(workload, operation) for operation in operations):
         try:
             node = await client.client.coordinator_lookup(GROUP_COORDINATOR, group)
@@ -147,8 +146,7 @@ async def _offsets(
 async def _coordinated(
     client: ClusterClient, group: str, request: OffsetFetchRequest | OffsetCommitRequest, partitions: int
 ) -> list[Any]:
-    """The coordinator's answers for this many partitions, each with its error code last, if none has an
-    error."""
+    """The coordinator's answers for this many partitions, each with its error code last; none is an error."""
     error: object = None
     for _ in range(TRIES):
         try:

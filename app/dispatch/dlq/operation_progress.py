@@ -89,7 +89,6 @@ class PartitionProgress:
         return replace(self, next_offset=next_offset, counts=counts)
 
     def plus(self, verdict: str, count: int) -> PartitionProgress:
-        """The part with `count` more of `verdict`."""
         return replace(self, counts={**self.counts, verdict: self.counts.get(verdict, 0) + count})
 
 
@@ -124,7 +123,6 @@ class OperationProgress:
         return total
 
     def to_json(self) -> dict[str, Any]:
-        """For people and progress bars."""
         return {
             "operation": self.operation,
             "kind": self.terms.kind,

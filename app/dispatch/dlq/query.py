@@ -76,7 +76,6 @@ class LetterQuery:
 
     @property
     def everything(self) -> bool:
-        """Whether it holds for every letter."""
         return self == LetterQuery()
 
     def holds(self, letter: DeadLetter) -> bool:
@@ -159,8 +158,7 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def parse_when(text: str, now_ms: int) -> int:
-    """Milliseconds since 1970, from a duration before now ("2h"), an ISO 8601 time (UTC if it names no zone)
-    or milliseconds.
+    """Milliseconds since 1970, from a duration before now ("2h"), ISO 8601 (default UTC) or milliseconds.
 
     Raises:
         BadQuery: The text is none of them.

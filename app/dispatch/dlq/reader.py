@@ -59,8 +59,8 @@ class QueueReader:
         self, partition: int, span: Span, max_letters: int = CHUNK_LETTERS
     ) -> AsyncIterator[tuple[list[DeadLetter], int]]:
         """(letters, next offset), until the next offset is the span's end. A chunk ends with the letter that
-        makes it larger than `CHUNK_BYTES`. Offsets without a letter (retention, transaction markers) are
-        skipped.
+        makes it larger than `CHUNK_BYTES`. Offsets without a letter (retention, transaction markers) do not
+        count.
 
         Raises:
             TimeoutError: The broker returned nothing for `READ_STALL_TIMEOUT_S`.
@@ -148,8 +148,7 @@ async def read_one(client: ClusterClient, topic: str, partition: int, offset: in
 async def scan(
     client: ClusterClient, topic: str, spans: Mapping[int, Span], within_s: float | None = None
 ) -> AsyncIterator[tuple[list[DeadLetter], int]]:
-    """(letters, number of offsets) of the chunks of `spans`, partition after partition, for about
-    `within_s`."""
+    """(letters, number of offsets) of the chunks of `spans`, by partition, for about `within_s`."""
     loop = asyncio.get_running_loop()
     until_s = None if within_s is None else loop.time() + within_s
     async with reading(client, topic) as reader:

@@ -71,7 +71,6 @@ class LetterChoice:
 
     @property
     def everything(self) -> bool:
-        """Whether it holds for every letter."""
         return self.query.everything and not self.purges
 
     def holds(self, letter: DeadLetter) -> bool:

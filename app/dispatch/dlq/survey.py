@@ -31,8 +31,6 @@ OTHER_CODES = "(others)"
 
 @dataclass
 class LetterStats:
-    """Figures of the counted letters."""
-
     letters: int = 0
     value_bytes: int = 0
     oldest_ms: int | None = None

@@ -23,11 +23,9 @@ ROLLOUT_RETRY_INTERVAL_S = 1.0
 class DefinitionRollout:
     """Compares the definitions in force with those in the control log.
 
-    Args:
-        changed: Called with (runtime, reordered) once a changed definition is in force.
-        moved: Called instead when the definition names another cluster, because the workload was moved, or
-            deleted and deployed again. Its runtime stays unchanged and has to be ended.
-        ended: Called after each attempt.
+    Calls `changed(runtime, reordered)` once a changed definition is in force, and `ended` after each attempt.
+    If a definition names another cluster (the workload was moved, or deleted and deployed again), it calls
+    `moved` instead, to end the runtime.
     """
 
     def __init__(

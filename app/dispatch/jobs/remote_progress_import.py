@@ -49,12 +49,9 @@ BARRIER_INTERVAL_S = 1.0
 
 
 class _LaggingPump(NamedTuple):
-    """A pump for which more progress of other regions may arrive.
+    """A pump for which more progress of other regions may arrive until `until_s` (monotonic).
 
-    Attributes:
-        until_s: When it stops waiting (monotonic).
-        handed_over: The region that handed the role over in order; "": none did.
-        reached: The progress of its copy (`PassOver.reached`).
+    `handed_over`: the region that handed the role over in order; "": none did. `reached`: see `PassOver`.
     """
 
     epoch: int
@@ -65,11 +62,7 @@ class _LaggingPump(NamedTuple):
 
 
 class RemoteProgressImport(Service):
-    """The service; see the module's rules.
-
-    Args:
-        pumps: This worker's pumps of workloads, by job.
-        replicas: This worker's pumps of routes, by job.
+    """Imports progress by the module's rules. `pumps` and `replicas`: this worker's, by job.
 
     Attributes:
         remote_progress: None: no regions are known, and nothing is imported.
@@ -268,8 +261,7 @@ class RemoteProgressImport(Service):
             self._lagging[job] = lagging._replace(until_s=until_s, reached=found.over.reached)
 
     def _emit_offset_syncs(self) -> None:
-        """Emits offset syncs (rule 2). Also makes pumps record progress that began before regions shared the
-        topic."""
+        """Rule 2. Also makes pumps record progress that began before a region shared their topic."""
         view, now_s, carrier = self._control.view, time.monotonic(), self.remote_progress
         if carrier is None:
             return

@@ -70,7 +70,6 @@ class AdaptiveTimeout:
         return min(self.maximum_s, max(self.timeout_s, self.base_s * FACTOR ** min(timeouts, MAX_DOUBLINGS)))
 
     def on_answer(self, now_s: float, latency_s: float) -> None:
-        """Takes a call that was answered in time, with any status."""
         if now_s - latency_s < self._since_s:
             return
         self._streak = 0
@@ -116,7 +115,6 @@ class AdaptiveTimeout:
             self._forget()
 
     def _step(self, now_s: float, timeout_s: float) -> None:
-        """Changes the timeout, within its bounds (rule 2)."""
         timeout_s = min(timeout_s, self.maximum_s, RECEIVER_FACTOR * self.base_s)
         if timeout_s != self.timeout_s:
             self.timeout_s = timeout_s

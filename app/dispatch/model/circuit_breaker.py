@@ -58,8 +58,6 @@ class BreakerState(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """How a call counts against the receiver."""
-
     DOWN = "down"
     OVERLOAD = "overload"
     REFUSED = "refused"
@@ -112,8 +110,7 @@ class CircuitBreaker:
         return BreakerState.HALF_OPEN if self._probes else BreakerState.OPEN
 
     def recent(self, now_s: float) -> tuple[int, int]:
-        """Calls of the window, and how many count against the receiver. While not closed: of the window in
-        which it opened."""
+        """The calls and failures of the window; while not closed, of the window in which it opened."""
         if self.closed and now_s >= self._rotate_at_s + WINDOW_S / 2:
             return 0, 0
         return self._calls + self._older_calls, self._failed + self._older_failed
@@ -215,7 +212,6 @@ class CircuitBreaker:
         self.next_probe_at_s = now_s + PROBE_MIN_S
 
     def _forget(self, now_s: float) -> None:
-        """Resets all counts."""
         self._down = self._streak = 0
         self._calls = self._overloads = self._older_calls = self._older_overloads = 0
         self._failed = self._older_failed = 0

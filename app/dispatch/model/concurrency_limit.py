@@ -93,14 +93,9 @@ class LimiterPhase(StrEnum):
 
 
 class WindowLatency(NamedTuple):
-    """Latencies of a window, in seconds.
+    """A window's latencies in seconds: quantiles, the mean by Little's law, and the mean of ended calls.
 
-    Attributes:
-        low_s: The `QUANTILES` of the calls that began in the window.
-        mean_s: The mean by Little's law. It differs from `ended_s` while long calls accumulate, or old ones
-            end.
-        ended_s: The mean of the calls that ended.
-        error_s: Its standard error.
+    The means differ while long calls accumulate, or old ones end. `error_s` is that of `ended_s`.
     """
 
     low_s: tuple[float, ...]
@@ -110,8 +105,8 @@ class WindowLatency(NamedTuple):
 
     @classmethod
     def of(cls, own_s: list[float], older_s: list[float], mean_s: float) -> WindowLatency:
-        """Takes the latencies of calls that began in the window (sorts them), of calls that only ended in it,
-        and the mean by Little's law."""
+        """From latencies of calls that began in the window (sorts them) or only ended in it, and Little's
+        mean."""
         own_s.sort()
         count = len(own_s) + len(older_s)
         ended_s = (sum(own_s) + sum(older_s)) / count
@@ -195,7 +190,6 @@ class AdaptiveLimit:
     # -- samples ---------------------------------------------------------------------------------
 
     def on_sample(self, now_s: float, latency_s: float, in_flight: int, dropped: bool = False) -> None:
-        """Takes a call that ended after `latency_s`; `in_flight` calls were out just before."""
         if dropped:
             self.on_samples(now_s, 0, latency_s, in_flight, 1)
         else:
@@ -228,7 +222,6 @@ class AdaptiveLimit:
             self._try_end_window(now_s)
 
     def _start_window(self, now_s: float) -> None:
-        """Starts a window at `now_s`, with the present limit."""
         self._since_s = self._last_s = now_s
         self._own: list[float] = []  # latencies of calls that began in the window
         self._older: list[float] = []  # latencies of calls that only ended in it
@@ -254,7 +247,6 @@ class AdaptiveLimit:
     # -- decisions -------------------------------------------------------------------------------
 
     def _end(self, now_s: float) -> None:
-        """Decides by the window that ends now."""
         used = self._in_flight >= USED_SHARE * self.limit
         count = len(self._own)
         if self._dropped > DROP_SHARE * (count + self._dropped):

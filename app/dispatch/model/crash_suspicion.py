@@ -102,7 +102,6 @@ class CrashSuspicion:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it is a suspect (rule 3)."""
         return self.deaths >= SUSPECT_AFTER
 
     @property
@@ -111,8 +110,7 @@ class CrashSuspicion:
         return self.deaths > SUSPECT_AFTER
 
     def may_go(self, now_s: float, *, taken: int, heard: int, alone: bool) -> bool:
-        """Whether a suspect may be sent now: the receiver lives (rule 3). `alone`: the receiver has nothing
-        else."""
+        """Whether a suspect may be sent: the receiver lives (rule 3). `alone`: it has no other message."""
         self._vouched = alone and heard != self._heard
         return heard != self._heard or taken != self._taken or now_s >= self.lost_s + UNKNOWN_AFTER_S
 
@@ -141,7 +139,6 @@ class CrashSuspicion:
 
     @property
     def reason(self) -> str:
-        """For people."""
         if self.deaths >= self.refusals:
             return f"its receiver was lost {self.deaths} times while it had this message"
         return f"its receiver answered UNAVAILABLE {self.refusals} times, and took other messages meanwhile"

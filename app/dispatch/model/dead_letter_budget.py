@@ -101,11 +101,9 @@ class DeadLetterBudget:
         return min(self._start, self._tokens + max(0.0, now_s - self._at_s) * self._per_s)
 
     def is_spent(self, now_s: float) -> bool:
-        """Whether no message may be dead-lettered now."""
         return self.available(now_s) < 1 - EPSILON
 
     def earn(self, now_s: float, count: int = 1) -> None:
-        """Takes `count` acknowledged messages."""
         if self._tokens < self._burst:
             self._tokens = min(self._burst, self._settled(now_s) + count * self._per_ack)
 
@@ -154,7 +152,6 @@ class DeadLetterTrials:
         self._taken = 0
 
     def withheld(self, now_s: float) -> None:
-        """The first message is withheld."""
         self.reset()
         self.next_at_s = now_s + TRIAL_MIN_S
 
@@ -166,7 +163,6 @@ class DeadLetterTrials:
         return max(free, self._round_limit) if now_s >= self.next_at_s else free
 
     def sent(self) -> None:
-        """Another message of the round was sent."""
         self.out += 1
 
     def answered(self, now_s: float, *, taken: bool) -> None:

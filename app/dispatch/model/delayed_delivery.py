@@ -137,8 +137,7 @@ class DueQueue(Generic[Item]):
 
 
 class Arrivals:
-    """When the log's end was first seen beyond an offset. The record was appended no later, whatever its
-    timestamp.
+    """When the log's end was first seen beyond an offset: no later was the record appended.
 
     At most `MOST_ARRIVALS` are kept. Beyond, every second one is dropped, and its offsets count with the
     next, which is later but never earlier. Ask in order of offsets, because passed ones are forgotten.
@@ -164,8 +163,8 @@ class Arrivals:
             del self._times_ms[:-1:2]
 
     def appended_ms(self, offset: int, timestamp_ms: int) -> int:
-        """When the record was appended: its timestamp, unless that is negative or later than the record's
-        first sight."""
+        """When the record was appended: its timestamp, unless negative or later than the record's first
+        sight."""
         passed = bisect_right(self._ends, offset)
         del self._ends[:passed]
         del self._times_ms[:passed]

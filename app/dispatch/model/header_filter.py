@@ -36,7 +36,6 @@ class HeaderFilter:
         self._known: dict[str, bool] = {}
 
     def passes(self, name: str) -> bool:
-        """Whether the receiver gets headers of this name."""
         found = self._known.get(name)
         if found is None:
             lower = name.lower()
@@ -46,5 +45,4 @@ class HeaderFilter:
         return found
 
     def of(self, headers: Sequence[Header]) -> list[Header]:
-        """The headers that pass, in order."""
         return [header for header in headers if self.passes(header[0])]

@@ -19,7 +19,6 @@ A waiting message may be withdrawn from its lane, to be finished without a deliv
 and the order of the others stay the same.
 
 Memory: a key is stored only while one of its messages is out; the tracker's capacity bounds the waiting ones.
-Tests: tests/dispatch/model/test_key_lanes.py.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ ONE_LANE = b""
 
 
 class LaneError(ValueError):
-    """The caller broke the protocol: a programming error, which must stop the job before it breaks the
-    order."""
+    """The caller broke the protocol: a programming error that stops the job before it breaks the order."""
 
 
 class KeyLanes(Generic[Item]):
@@ -109,7 +107,7 @@ class KeyLanes(Generic[Item]):
 
     def withdraw(self, is_wanted: Callable[[Item], bool]) -> Item | None:
         """Takes the first waiting item that `is_wanted` out of its lane; None: there is none. Reads all
-        waiting items.
+        items.
 
         It was never out, so do not call `finished` for it.
         """
@@ -125,6 +123,5 @@ class KeyLanes(Generic[Item]):
         return None
 
     def finished_many(self, keys: Iterable[bytes | None]) -> list[Item]:
-        """`finished` for each of `keys`; returns the items that may go now."""
         following = map(self.finished, keys)
         return [item for item in following if item is not None]

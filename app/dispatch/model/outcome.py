@@ -45,8 +45,6 @@ DEFAULT_BACKOFF = Backoff()
 
 
 class _Class(Enum):
-    """Statuses with the same treatment."""
-
     DONE = "done"
     NEVER = "never"  # no retry will help
     AWAY = "away"
@@ -65,8 +63,6 @@ _CLASSES = {
 
 
 class Action(StrEnum):
-    """The treatment of a message."""
-
     ACK = "ack"
     RETRY_IN_MEMORY = "retry-in-memory"  # deliver again after `delay_s`; the attempt counts
     RETRY_TOPIC = "retry-topic"  # copy to the tier's topic, then nack
@@ -217,8 +213,7 @@ def stash(
 def _next_topic(
     why: str, retry: DeliveryDecision, tier: int | None, tier_attempt: int, policy: RetryPolicy
 ) -> DeliveryDecision:
-    """The next retry topic, or the DLQ behind the last. A tier that the policy no longer has counts as used
-    up."""
+    """The next retry topic, or the DLQ behind the last. A removed tier counts as used up."""
     tiers = policy.tiers
     if tier is None:
         target = 0

@@ -123,15 +123,13 @@ class Fallbacks:
         return bool(self._targets)
 
     def update(self, address: str, now_s: float, *, is_away: bool) -> None:
-        """Records whether this target is away now."""
         if is_away:
             self._away_since_s.setdefault(address, now_s)
         else:
             self._away_since_s.pop(address, None)
 
     def choose(self, address: str, now_s: float, is_away: Callable[[str], bool]) -> str:
-        """The target for a message of `address`: itself, unless it has been away for `after_s` and a fallback
-        is there."""
+        """The target for a message of `address`: itself, or a fallback that is there after `after_s`."""
         at, seen = address, {address}
         while (since_s := self._away_since_s.get(at)) is not None and now_s >= since_s + self.after_s:
             following = self._targets.get(at)

@@ -50,8 +50,7 @@ class MessageOrigin:
         topic, partition, offset, timestamp_ms: The record in the workload's main topic.
         attempt: Deliveries so far, from all topics.
         retry_count: How often it went through a retry topic.
-        tier, tier_attempt: The retry tier in which it is (None: the main topic), and its deliveries from
-            there.
+        tier, tier_attempt: The present retry tier (None: the main topic), and deliveries from there.
         timeouts: Deliveries that ended without an answer in time.
         merges: How often it was merged back from the DLQ.
     """
@@ -115,10 +114,8 @@ def moved_headers(
 ) -> list[Header]:
     """The headers of a copy: the producer's own, unchanged and in order, then Switchyard's.
 
-    Args:
-        origin: Counts the delivery that just failed.
-        tier: Where the copy goes; None: the DLQ.
-        due_ms: The copy waits at least until then.
+    `origin` counts the delivery that just failed. The copy goes to `tier` (None: the DLQ), and waits there
+    until `due_ms` at least.
     """
     stays = tier is not None and tier == origin.tier
     moved = replace(

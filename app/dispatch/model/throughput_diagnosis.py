@@ -119,8 +119,7 @@ class FlowReport:
         stuck, cramped: Partitions whose tracker is full behind few unfinished messages, or full of many.
         ready, behind, postponed, backoff: Messages that may go now, that wait for an earlier one, for their
             time, and for their next attempt.
-        outgoing: Messages that are being copied to a retry topic or the DLQ; `not_taken`: why none is
-            accepted.
+        outgoing: Messages on their way to a retry topic or the DLQ; `not_taken`: why none is accepted.
         due_in_s: Seconds until the first of `postponed` is due.
         unread: Messages in the log that were not read yet; None: unknown.
         catching_up: Jobs that work off a backlog beside new messages.
@@ -183,12 +182,10 @@ def without_worker(waiting: int, jobs: int) -> ThroughputDiagnosis:
 
 
 def hibernated(why: str) -> ThroughputDiagnosis:
-    """It sleeps, so nothing is held back."""
     return ThroughputDiagnosis(ThroughputBound.HIBERNATED, why)
 
 
 def passive(why: str) -> ThroughputDiagnosis:
-    """Another region runs it."""
     return ThroughputDiagnosis(ThroughputBound.PASSIVE, why)
 
 

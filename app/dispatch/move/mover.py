@@ -59,8 +59,7 @@ DRY_RUN_TIMEOUT_S = 6.0  # for which a dry run reads timestamps
 
 
 class Mover:
-    """Carries out one request. Any worker can move any workload, from the control log, heartbeats and
-    clusters."""
+    """Carries out one request. Any worker can move any workload: all state is in logs and heartbeats."""
 
     def __init__(
         self, request: MoveRequest, control: ControlLog, clusters: DataClusters, members: Members
@@ -181,8 +180,7 @@ class Mover:
     async def _copy(
         self, path: MovePath, seen: MoveView, merges: Sequence[PastOperation], report_progress: ReportProgress
     ) -> tuple[int, int, int]:
-        """Copies waiting messages and dead letters; returns both numbers, and that of letters without
-        values."""
+        """Copies waiting messages and dead letters. Returns both numbers, and letters without values."""
         source, target, workload = path.source.client, path.target.client, path.workload
         total = sum(end - start for spans in seen.waiting.values() for start, end in spans.values())
         if self._request.letters:

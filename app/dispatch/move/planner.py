@@ -53,8 +53,7 @@ class MoveRequest:
 
 @dataclass(frozen=True, slots=True)
 class MovePath:
-    """The start and the destination of a move. `ids`: cluster and topic id of the source, then of the
-    target."""
+    """The start and the destination of a move. `ids`: cluster and topic id of either."""
 
     put: WorkloadPut
     workload: Workload
@@ -70,8 +69,6 @@ class MoveView:
     """The plan of a move as of now.
 
     Attributes:
-        rows: One per partition, for people.
-        begins: The start offset of each partition there.
         waiting: Topic -> spans by partition, of retry, merge and delayed topics.
         letters: Spans by partition, of the dead letter queue.
         left_there: Topic -> older messages in the destination's retry topics, which will not be read.
@@ -87,7 +84,6 @@ class MoveView:
     left_there: dict[str, int] = field(default_factory=dict)
 
     def to_json(self, path: MovePath, request: MoveRequest) -> dict[str, Any]:
-        """For people."""
         retry = {topic: _sum(spans) for topic, spans in self.waiting.items()}
         return {
             "key": request.key, "from": path.workload.metadata.cluster, "to": request.to,
@@ -173,8 +169,7 @@ class MovePlanner:
         )
 
     def statuses(self, since_s: float = float("-inf")) -> dict[str, JobStatus | None]:
-        """Each assigned job's status, from its owner's heartbeat; None: none arrived after `since_s`
-        (monotonic)."""
+        """Each assigned job's status, from its owner's heartbeat; None: none came after `since_s`."""
         found: dict[str, JobStatus | None] = {
             job: None
             for job, held in self._control.view.assignments.items()

@@ -46,7 +46,6 @@ class SourcePartition:
 
     @property
     def behind(self) -> int:
-        """Offsets from the position to the end."""
         return self.end - self.position
 
     @property

@@ -39,8 +39,6 @@ AWAY_POLL_INTERVAL_S = 0.1
 
 
 class IsolationRouter:
-    """The router of one workload on this worker."""
-
     def __init__(self, runtime: WorkloadRuntime) -> None:
         self._runtime = runtime
         self._next_look_s = 0.0
@@ -99,7 +97,6 @@ class IsolationRouter:
         runtime.send_held(link, now_s)
 
     def _refresh_away(self, now_s: float) -> None:
-        """Records which targets are away (rule 4)."""
         runtime = self._runtime
         for address, link in runtime.links.items():
             runtime.fallbacks.update(address, now_s, is_away=link.is_away)

@@ -40,8 +40,6 @@ MAX_RETRY_AFTER_S = 3_600.0
 
 
 class OutcomeHandler:
-    """The outcomes of one workload on this worker."""
-
     def __init__(self, runtime: WorkloadRuntime) -> None:
         self._runtime = runtime
 
@@ -178,8 +176,8 @@ class OutcomeHandler:
     def carry_out(
         self, delivery: Delivery, decision: DeliveryDecision, details: str, code: str, *, sent: bool = False
     ) -> None:
-        """Carries out a decision about a delivery that is not in flight; `sent`: the receiver's answer led to
-        it."""
+        """Carries out a decision about a delivery that is not in flight; `sent`: after its receiver's
+        answer."""
         pump, runtime = delivery.pump, self._runtime
         match decision.action:
             case Action.ACK:

@@ -71,8 +71,6 @@ def was_taken(result: CallResult) -> bool:
 
 
 class ReceiverClientFactory(Protocol):
-    """Makes the clients of a workload's receiver."""
-
     def unary(self, workload: Workload, address: str) -> UnaryTarget: ...
 
     def stream(
@@ -82,16 +80,7 @@ class ReceiverClientFactory(Protocol):
 
 
 class ReceiverLink:
-    """The state of one receiver; see the module's rules.
-
-    Attributes:
-        share: The part of the limits that this worker may use.
-        taken: The number of messages that the receiver took, with any answer.
-        credit: The price of giving up a suspect; messages that the receiver takes earn it.
-
-    Args:
-        on_room: Called when there may be room again.
-    """
+    """The state of one receiver; see the module's rules. `on_room` is called when there may be room again."""
 
     def __init__(
         self, workload: Workload, address: str, targets: ReceiverClientFactory, clock: Callable[[], float],
@@ -110,9 +99,9 @@ class ReceiverLink:
         self.suspects_sent = 0  # together, the last time
         self.suspects_most = 1  # that may go together
         self.unread = RepeatedTrouble()  # answers that are too large to read
-        self.taken = 0
-        self.credit = 1
-        self.share = ALL
+        self.taken = 0  # messages that the receiver took, with any answer
+        self.credit = 1  # spent by giving up a suspect, earned by messages that the receiver takes
+        self.share = ALL  # the part of the limits that this worker may use
         self.probe_held = False  # the next probe is a held message (rule 3)
         self.adaptive: AdaptiveLimit | None = None
         self.latency = MeanLatency()
@@ -201,7 +190,6 @@ class ReceiverLink:
 
     @property
     def timeout_s(self) -> float:
-        """The present timeout of a call."""
         return self.timeout.timeout_s
 
     @property
@@ -215,8 +203,8 @@ class ReceiverLink:
         return self._never_unary or stream.supported is not False
 
     def room(self, now_s: float) -> int:
-        """How many messages may go now. While the breaker is not closed at most one, a probe: send it, or
-        `breaker.forgo` it."""
+        """How many messages may go now; at most a probe while the breaker is not closed: send or `forgo`
+        it."""
         if not self.health.serving:
             return 0
         breaker = self.breaker
@@ -233,7 +221,6 @@ class ReceiverLink:
         return room if breaker.closed else 1
 
     def status(self, now_s: float) -> TargetStatus:
-        """The receiver's part of the heartbeat."""
         breaker, adaptive, stream = self.breaker, self.adaptive, self.stream
         limit, allowed = self.limit, self.allowed(now_s)
         calls, failed = breaker.recent(now_s)

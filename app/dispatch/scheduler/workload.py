@@ -226,7 +226,6 @@ class WorkloadRuntime:
 
     @property
     def in_flight(self) -> int:
-        """Messages in flight."""
         return sum(link.in_flight for link in self.links.values())
 
     def held(self) -> list[ReceiverBacklog | deque[Delivery]]:
@@ -256,7 +255,6 @@ class WorkloadRuntime:
     # -- sending ---------------------------------------------------------------------------------
 
     def offer(self, pump: DispatchPump) -> None:
-        """`pump` has messages ready, and waits for its turn."""
         self.scheduler.offer(pump)
 
     def send(self) -> None:
@@ -341,8 +339,7 @@ class WorkloadRuntime:
             self.start(delivery, link, now_s)
 
     def room(self, link: ReceiverLink, now_s: float) -> int:
-        """How many messages may go to the receiver now (rule 1); schedules the next attempt unless answers
-        will."""
+        """How many messages may go to the receiver now (rule 1); schedules the next look."""
         if wait_s := self.rate_wait_s(now_s):
             self.call_at(now_s + wait_s)
             return 0

@@ -16,8 +16,6 @@ from app.sizing.recommendation import Activity, Hibernation
 
 
 class HibernationTracker:
-    """Which workloads sleep, and why (`asleep`)."""
-
     def __init__(self) -> None:
         self.asleep: dict[str, str] = {}
         self._rules: dict[str, Hibernation] = {}
@@ -40,12 +38,8 @@ class HibernationTracker:
         now_s: float,
         is_owned: bool,
     ) -> None:
-        """Evaluates one workload.
-
-        Args:
-            wanted: All partitions that can bring it work.
-            is_owned: Whether any of its jobs has an owner.
-        """
+        """Evaluates a workload. `wanted`: all partitions that can bring it work; `is_owned`: a job has an
+        owner."""
         key, hibernate = workload.key, workload.spec.hibernate
         if hibernate is None:
             self._forget(key)

@@ -40,7 +40,6 @@ def candidates(workload: Workload) -> list[str]:
 
 
 def partitions_of(sizes: Mapping[str, int]) -> list[TopicAndPartition]:
-    """Every partition of the topics, whose partition counts are `sizes`."""
     return [(topic, partition) for topic, count in sizes.items() for partition in range(count)]
 
 

@@ -43,7 +43,7 @@ COPY_HEADERS_BYTES = 16 * 1024  # roughly the most that those headers have
 
 
 def safe_replication(brokers: int) -> tuple[int, dict[str, str]]:
-    """Replication factor and settings with which an acknowledged record outlives a broker, if there are
+    """Replication factor and settings with which acknowledged records outlive a broker, if there are
     enough."""
     replication = min(MAX_REPLICATION, max(1, brokers))
     return replication, {"min.insync.replicas": "2" if replication >= 3 else "1"}
@@ -111,10 +111,9 @@ async def grow_topics(client: ClusterClient, workload: Workload, partitions: int
 
 
 async def create_delayed(client: ClusterClient, workload: Workload) -> int:
-    """Creates the workload's topic of delayed messages if it is missing; returns its number of partitions.
+    """Creates the workload's missing topic of delayed messages; returns its number of partitions.
 
-    Records do not wait there for long: a message that is due later is copied again. Raises as
-    `create_topics`.
+    Records wait there briefly: messages that are due later are copied again. Raises as `create_topics`.
     """
     topic = workload.delayed_topic()
     replication, safe = safe_replication(await client.broker_count())

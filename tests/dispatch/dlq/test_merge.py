@@ -114,7 +114,7 @@ async def test_a_merge_that_begins_ends_the_one_at_work_and_nothing_is_merged_tw
     task = asyncio.create_task(first.run(OperationTerms(), ends))
     await under_way.wait()
     second = await queue.merge("second")
-    with pytest.raises(MergeSuperseded, match="Go on with operation first"):
+    with pytest.raises(MergeSuperseded, match="Resume operation first"):
         await task
     assert second.counts()["before"] > 0
     assert await queue.numbers() == list(range(1000))
@@ -189,7 +189,7 @@ async def test_letters_that_were_deleted_before_their_turn_are_counted(queue: De
 
 
 async def test_what_is_not_there_is_said(queue: DeadLetterQueue) -> None:
-    with pytest.raises(NoQueue, match="nothing has been dead-lettered"):
+    with pytest.raises(NoQueue, match="has no dead letters yet"):
         await queue.merger("op").run(OperationTerms(), {})
     await queue.create()
     with pytest.raises(UnknownOperation, match=f"operation nope on {GROUP}/"):

@@ -48,7 +48,7 @@ async def test_a_purge_deletes_what_is_before_its_bound_and_nothing_else(queue: 
     assert await purge(queue.client, queue.workload, bounds) == {0: 4, 1: 4}
     assert await purge(queue.client, queue.workload, bounds) == {0: 4, 1: 4}
     assert await queue.ends() == {0: (4, 10), 1: (4, 10)}
-    with pytest.raises(BadQuery, match="is not there yet"):
+    with pytest.raises(BadQuery, match="does not reach offset"):
         await purge(queue.client, queue.workload, {0: (0, 11)})
 
 

@@ -190,7 +190,7 @@ def test_an_expression_made_to_run_for_ever_does_not() -> None:
         ({"reason": "x" * 501}, "at most 500"),
         ({"reason": 5}, "must be text"),
         ({"code": "INTERNAL"}, "must be a list"),
-        ({"code": ["no such"]}, "no status"),
+        ({"code": ["no such"]}, "not a status"),
         ({"key": "base64:x"}, "not base64"),
         ({"attempt_min": -1}, "whole number"),
         ({"attempt_min": True}, "whole number"),
@@ -210,7 +210,7 @@ def test_times_are_ago_or_iso_or_milliseconds() -> None:
     assert parse_when("1970-01-01T01:01+01:00", 5) == 60_000
     assert parse_when("1700000000000", 5) == 1_700_000_000_000
     for wrong in ("", "yesterday", "-1h", "99999-01-01"):
-        with pytest.raises(BadQuery, match="is no time"):
+        with pytest.raises(BadQuery, match="is not a time"):
             parse_when(wrong, 5)
 
 
@@ -223,7 +223,7 @@ def test_bounds_never_leave_the_log_nor_what_was_asked_for(
 ) -> None:
     ends = {p: (min(span), max(span)) for p, span in ends.items()}
     if not (partitions | set(wanted)) <= set(ends):
-        with pytest.raises(BadQuery, match="is not there"):
+        with pytest.raises(BadQuery, match="does not exist"):
             bounded(ends, wanted, partitions)
         return
     found = bounded(ends, wanted, partitions)
@@ -242,7 +242,7 @@ def test_ranges_are_read_or_refused() -> None:
     assert parse_range("3:-7") == (3, (0, 7))
     assert parse_range("3:7-")[1][0] == 7
     for wrong in ("", "0", "0:5", "a:1-2", "0:1-2-3", "0:x-", "0:" + "9" * 20 + "-"):
-        with pytest.raises(BadQuery, match="is no range"):
+        with pytest.raises(BadQuery, match="is not a range"):
             parse_range(wrong)
     for wrong in ("", "a b", "a.b", "x" * 41, "ü"):
         with pytest.raises(BadQuery, match="letters, digits"):
