@@ -22,8 +22,6 @@ HEX_LINE_BYTES = 16
 
 
 class PlacedRecord(Record, Protocol):
-    """A record as a Kafka consumer returns it."""
-
     @property
     def partition(self) -> int: ...
 

@@ -150,7 +150,6 @@ def check_operation(name: str) -> str:
 
 
 def pack(terms: OperationTerms, part: PartitionProgress) -> str:
-    """The metadata of a partition's commit."""
     packed = orjson.dumps(
         {
             "start": part.start,

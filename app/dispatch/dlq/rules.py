@@ -82,7 +82,6 @@ def _is_gone(letter: DeadLetter, past: Iterable[PastOperation]) -> bool:
 
 
 def judge_purge(letter: DeadLetter, query: LetterQuery, past: Iterable[PastOperation]) -> MergeVerdict:
-    """A purge's verdict on `letter`."""
     if not query.holds(letter):
         return MergeVerdict.OTHER
     return MergeVerdict.GONE if _is_gone(letter, past) else MergeVerdict.PURGE

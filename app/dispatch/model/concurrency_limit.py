@@ -349,7 +349,6 @@ class AdaptiveLimit:
         return max(QUEUE * served_s, self.slack_s)
 
     def _cut(self, now_s: float) -> None:
-        """Rule 9."""
         self._growth = GENTLE_GROWTH
         self._from_limit = self.limit
         self._hold(now_s, self.limit * DROP_CUT)

@@ -142,7 +142,6 @@ class HeadOfLineDetector:
 
     @property
     def why_not_code(self) -> WhyNot:
-        """`why_not` as a member, for counting."""
         return self._why
 
     def age_s(self, now_s: float, head_sent_s: float) -> float:

@@ -190,7 +190,6 @@ def passive(why: str) -> ThroughputDiagnosis:
 
 
 def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnosis | None:
-    """The reason that stops the workload, a receiver, or a partition."""
     if flow.blocked == "snapshots":
         why = (
             "nothing is sent until acknowledged messages are saved: the control cluster is slow to store them"
@@ -240,7 +239,6 @@ def _next_probe(in_ms: int) -> str:
 
 
 def _slowed(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnosis | None:
-    """The reason that holds back messages that are ready."""
     for rate in flow.rates:
         if rate.short > 0:
             why = (

@@ -197,7 +197,6 @@ class _Writer:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[_Writer]:
-        """Starts a producer, and stops it at the end."""
         async with self._producers:
             await self._begin()
             yield self
@@ -245,7 +244,6 @@ class _Writer:
         )  # fmt: skip
 
     async def _begin(self) -> None:
-        """Stops the former producer, then starts a new one."""
         await self._producers.aclose()
         self._producer = AIOKafkaProducer(
             acks="all", enable_idempotence=True, request_timeout_ms=10_000, max_request_size=MAX_COPY_BYTES,

@@ -48,7 +48,6 @@ class WithheldDeadLetters:
         return sum(link.failed for link in self._runtime.links.values())
 
     def record_withheld(self, delivery: Delivery, code: str, why: str) -> None:
-        """Records why the message is withheld."""
         has_room = code in self.by_code or len(self.by_code) < MAX_CODES
         self.by_code[code if has_room else OTHER] += 1
         origin = delivery.told_origin()

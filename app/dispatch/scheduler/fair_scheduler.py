@@ -46,7 +46,6 @@ class FairScheduler:
         self._members.add(pump)
 
     def leave(self, pump: DispatchPump) -> None:
-        """`pump` is closed."""
         self._members.discard(pump)
 
     def offer(self, pump: DispatchPump) -> None:

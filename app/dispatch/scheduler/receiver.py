@@ -116,7 +116,6 @@ class ReceiverLink:
         self.change(workload)
 
     def change(self, workload: Workload) -> None:
-        """Applies a changed definition with the same target."""
         wanted = workload.spec.flow.max_inflight
         self.fixed = wanted if isinstance(wanted, int) else None
         if self.fixed is not None:
@@ -167,7 +166,6 @@ class ReceiverLink:
         return suspect in out or (not out and bool(self.suspects) and self.suspects[0] is suspect)
 
     def suspect_answered(self, delivery: Delivery, code: int) -> None:
-        """Takes the answer of a suspect in flight."""
         self.suspects_out.discard(delivery)
         if code == UNAVAILABLE:
             self.suspects_most = 0

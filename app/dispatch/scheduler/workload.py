@@ -258,7 +258,6 @@ class WorkloadRuntime:
         self.scheduler.offer(pump)
 
     def send(self) -> None:
-        """Sends as many messages as rule 1 allows."""
         if self._sending:
             return
         self._sending = True
@@ -291,7 +290,6 @@ class WorkloadRuntime:
                 send_suspects(self, link, now_s)
 
     def _send_fresh(self, link: ReceiverLink, now_s: float) -> None:
-        """Sends ready messages to the only receiver."""
         turns = self.scheduler
         while turns and (room := self.room(link, now_s)):
             link.probe_held = True
@@ -356,7 +354,6 @@ class WorkloadRuntime:
         delivery.start(link, now_s)
 
     def _spend(self, records: Sequence[Record], now_s: float) -> None:
-        """Counts sent records against the rates."""
         flow, used = self.workload.spec.flow, 0.0
         if self.messages is not None and flow.messages_per_second:
             self.messages.take(now_s, len(records))

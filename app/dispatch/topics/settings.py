@@ -50,7 +50,6 @@ def safe_replication(brokers: int) -> tuple[int, dict[str, str]]:
 
 
 def retry_retention_ms(workload: Workload) -> int:
-    """The retention that retry topics need (rule 1)."""
     longest_s = max((tier.delay for tier in workload.spec.retry), default=0.0)
     return max(RETRY_RETENTION_MS, int(2 * longest_s * 1000))
 
