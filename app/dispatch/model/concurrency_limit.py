@@ -30,7 +30,7 @@ Rules (tests/dispatch/model/test_concurrency_limit.py, tests/bench/simulate_conc
 6. The allowed queue is `QUEUE` of the mean, and at least `slack_s`. It keeps the receiver busy between
    answers (cf. CoDel's target of 5 ms, RFC 8289); less would only show this worker's own event loop.
 7. On a shared machine calls are sometimes faster by chance. So a probe takes at most a quarter of the limit
-   away while recent throughput needs more (the best rate of some seconds, times the mean without a queue).
+   away while recent throughput needs more. The need is the best recent rate times the mean without a queue.
 8. The limit grows only when it was used: `in_flight` reached `USED_SHARE` of it.
 9. If more than `DROP_SHARE` of a window's calls were dropped (timed out, overloaded or unavailable), the
    limit is cut, and then grows gently. One poison pill in a thousand changes nothing.

@@ -4,15 +4,15 @@
     key b  ──●
     (none) ──●──●──●      no key, no order
 
-Guarantee of `ordering: key`: the receiver gets a message only when every earlier one of its key is finished,
-that is acknowledged or in the DLQ. Earlier means by offset in the main topic's partition. So at most one
+Guarantee of `ordering: key`: the receiver gets a message only when every earlier one of its key is finished
+(acknowledged, or in the DLQ). Earlier means by offset in the main topic's partition. So at most one
 message of a key is with the receiver, through all its attempts. After kill -9 or a takeover, messages that
 were not yet saved as finished are delivered again, in order: the receiver may see 1 2 1 2 3, never 2 1.
 `ordering: partition` has one lane for all messages, with or without a key (`single`).
 
 Retries: a failed message waits in its lane for the delay of its retry tier, and the messages behind it wait
-too. A retry topic could not keep the order after a kill, because a new owner does not know whether an earlier
-message of the key waits there. The message leaves its lane acknowledged or, after its last attempt, for the
+too. A retry topic could not keep the order after a kill: a new owner does not know whether an earlier message
+of the key waits there. The message leaves its lane acknowledged or, after its last attempt, for the
 DLQ.
 
 A waiting message may be withdrawn from its lane, to be finished without a delivery. The message that is out
