@@ -159,7 +159,7 @@ class RemoteProgressImport(Service):
             self._report_incident(
                 "carried-late",
                 str(job),
-                f"{late}; jobs here begin once they can, or after {FAILOVER_READ_TIMEOUT_S:.0f} s without them",
+                f"{late}; jobs here begin once they can, or after {FAILOVER_READ_TIMEOUT_S:.0f} s",
                 "check that the control cluster answers, and that this machine is not overloaded",
             )
 
