@@ -1,7 +1,7 @@
-"""The file of an export: JSON lines, written whole or not at all, as they are or as Parquet.
+"""Writes exported dead letters to a file, as JSON lines or Parquet, completely or not at all.
 
-Nothing of a letter is lost: bytes that are no UTF-8 are base64 in JSON, and stay bytes in Parquet. The file
-appears under its name once everything is in it and on the disk.
+An export is lossless: JSON holds bytes that are not UTF-8 as base64, Parquet holds them as bytes. The file
+gets its name after its content has been synced to disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from app.dispatch.dlq.letter import unwhole
 
 FORMATS = ("jsonl", "parquet")
 GROUP_ROWS = 1_000
-GROUP_BYTES = 32 * 1024 * 1024  # what is in memory before it is written as a group of rows
+GROUP_BYTES = 32 * 1024 * 1024  # of JSON lines in memory, before they are written as a row group
 
 
 class NoParquet(RuntimeError):
@@ -27,35 +27,35 @@ class NoParquet(RuntimeError):
 
 
 def check_format(name: str) -> None:
-    """Raises NoParquet when that format cannot be written here."""
+    """Raises NoParquet if this process cannot write the format."""
     if name == "parquet":
         _pyarrow()
 
 
-def write_file(path: Path, file_format: str, found: Iterable[bytes]) -> int:
-    """Writes the JSON lines `found` to `path`; returns how many letters. Atomic; a file there is replaced.
+def write_file(path: Path, file_format: str, lines: Iterable[bytes]) -> int:
+    """Writes JSON lines, one for each letter, to `path`; replaces an existing file. Returns their number.
 
     Raises:
-        NoParquet; OSError; whatever `found` raises, and then `path` is as it was.
+        NoParquet; OSError; any error of `lines`: `path` stays unchanged.
     """
     check_format(file_format)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            count = _write_lines(file, found) if file_format == "jsonl" else _write_parquet(file, found)
+            count = _write_lines(file, lines) if file_format == "jsonl" else _write_parquet(file, lines)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)  # mkstemp made it its owner's alone: letters are production data
+        temporary.replace(path)  # only its owner may read it (mkstemp), because letters are production data
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     return count
 
 
-def _write_lines(file: Any, found: Iterable[bytes]) -> int:
+def _write_lines(file: Any, lines: Iterable[bytes]) -> int:
     count = 0
-    for line in found:
+    for line in lines:
         file.write(line)
         count += 1
     return count
@@ -68,7 +68,7 @@ def _pyarrow() -> tuple[Any, Any]:
         raise NoParquet("Parquet needs pyarrow, which is not installed: pip install pyarrow") from error
 
 
-def _write_parquet(file: Any, found: Iterable[bytes]) -> int:
+def _write_parquet(file: Any, lines: Iterable[bytes]) -> int:
     arrow, parquet = _pyarrow()
     header = arrow.struct([("name", arrow.string()), ("value", arrow.binary())])
     origin = arrow.struct(
@@ -85,7 +85,7 @@ def _write_parquet(file: Any, found: Iterable[bytes]) -> int:
     )  # fmt: skip
     count, rows, held_bytes = 0, [], 0
     with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        for line in found:
+        for line in lines:
             rows.append(_row(orjson.loads(line)))
             held_bytes += len(line)
             if len(rows) >= GROUP_ROWS or held_bytes >= GROUP_BYTES:

@@ -1,9 +1,9 @@
-"""Reads what dead letters lack where it stands: a value that no topic took (`DeadLetter.left_out_bytes`).
+"""Finds the value that a dead letter lacks, in the record that has it (`DeadLetter.left_out_bytes`).
 
-Headers are untrusted: a place counts only in the workload's own topics, as a merge would otherwise hand any
-topic that a worker may read to the receiver. What stands there must have that key, and a value of that
-length. Where the message first stood, it must have its timestamp, too; elsewhere it must be a copy that tells
-the same origin. The topic's id is compared where it is known: workers of an earlier version told none.
+Headers are untrusted, so only records in the workload's own topics count. Otherwise a merge would deliver
+records of any topic that the worker may read. The record found must have the letter's key and a value of
+the same length. The original record must also have the original timestamp. The headers of a copy must name
+the same original record. Topic ids must match if both are known: workers of an earlier version wrote none.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from app.kafka.client.cluster import ClusterClient
 
 
 class LeftOutReader:
-    """See the module; made by `reading_left_out`. Consumers are kept, one a topic."""
+    """Made by `reading_left_out`; keeps one consumer for each topic."""
 
     def __init__(self, client: ClusterClient, workload: Workload, stack: AsyncExitStack) -> None:
         self._client = client
         topic, group = workload.metadata.topic, workload.metadata.group
         self._own = {topic, workload.delayed_topic(), workload.merge_topic()}
-        self._tier = re.compile(rf"{re.escape(f'{topic}__{group}__retry_')}\d{{1,2}}")  # also a former one's
+        self._tier = re.compile(rf"{re.escape(f'{topic}__{group}__retry_')}\d{{1,2}}")  # removed tiers, too
         self._stack = stack
         self._topics: dict[str, tuple[str, dict[int, Span], QueueReader] | None] = {}
 
-    async def judged(
+    async def judge(
         self, letter: DeadLetter, verdict: str, certain: Iterable[PastOperation]
     ) -> tuple[DeadLetter, str]:
-        """The letter as a merge copies it, and what becomes of it.
+        """The letter with its value, if one was needed and found, and its verdict.
 
         Args:
-            verdict: what would become of it if it lacked nothing.
-            certain: earlier operations, as far as all that they took has a copy.
+            verdict: The letter's verdict if it lacked nothing.
+            certain: Earlier operations, without partitions where a letter got no copy.
 
         Raises:
-            KafkaError, ClusterUnreachable, TimeoutError: it is not known now.
+            KafkaError, ClusterUnreachable, TimeoutError: The place cannot be read now.
         """
         if letter.left_out_bytes is None or verdict not in {MergeVerdict.MERGE, MergeVerdict.BEFORE}:
             return letter, verdict
@@ -59,24 +59,24 @@ class LeftOutReader:
         return (letter, MergeVerdict.LEFT_OUT) if whole is None else (whole, verdict)
 
     async def complete(self, letter: DeadLetter) -> DeadLetter | None:
-        """The letter with key, value and the producer's headers as they stand in the first place that has it;
-        None: none has.
+        """The letter with its key, value and the producer's headers, from the first of its `value_places`
+        that has them; None: none has.
 
         Raises:
-            KafkaError, ClusterUnreachable, TimeoutError: it is not known now.
+            KafkaError, ClusterUnreachable, TimeoutError: A place cannot be read now.
         """
         for place in letter.value_places if not letter.raw else ():
-            found = await self._at(place)
-            if found is not None and _is_the_same(found, letter, place):
-                told = [header for header in letter.headers if header[0].startswith(PREFIX)]
-                own = [header for header in found.headers if not header[0].startswith(PREFIX)]
+            found = await self._record_at(place)
+            if found is not None and _is_same_message(found, letter, place):
+                kept = [header for header in letter.headers if header[0].startswith(PREFIX)]
+                original = [header for header in found.headers if not header[0].startswith(PREFIX)]
                 return replace(
-                    letter, key=found.key, value=found.value, headers=(*own, *told), left_out_bytes=None
+                    letter, key=found.key, value=found.value, headers=(*original, *kept), left_out_bytes=None
                 )
         return None
 
-    async def _at(self, place: ValuePlace) -> DeadLetter | None:
-        """What stands there."""
+    async def _record_at(self, place: ValuePlace) -> DeadLetter | None:
+        """The record there, if it is in one of the workload's topics and still in the log."""
         if place.topic not in self._own and not self._tier.fullmatch(place.topic):
             return None
         if place.topic not in self._topics:
@@ -89,8 +89,8 @@ class LeftOutReader:
         if not first <= place.offset < end or (place.topic_id and topic_id and place.topic_id != topic_id):
             return None
         async for found, _ in reader.chunks(place.partition, (place.offset, place.offset + 1), 1):
-            for one in found:
-                return one
+            for record in found:
+                return record
         return None
 
     async def _open(self, topic: str) -> tuple[str, dict[int, Span], QueueReader] | None:
@@ -103,7 +103,7 @@ class LeftOutReader:
         return topic_id, ends, reader
 
 
-def _is_the_same(found: DeadLetter, letter: DeadLetter, place: ValuePlace) -> bool:
+def _is_same_message(found: DeadLetter, letter: DeadLetter, place: ValuePlace) -> bool:
     if len(found.value or b"") != letter.left_out_bytes:
         return False
     if letter.left_out_key_bytes is None:
@@ -120,6 +120,6 @@ def _is_the_same(found: DeadLetter, letter: DeadLetter, place: ValuePlace) -> bo
 
 @asynccontextmanager
 async def reading_left_out(client: ClusterClient, workload: Workload) -> AsyncIterator[LeftOutReader]:
-    """Of the letters of a workload."""
+    """Makes a reader for the workload's letters, and closes its consumers."""
     async with AsyncExitStack() as stack:
         yield LeftOutReader(client, workload, stack)

@@ -1,6 +1,6 @@
-"""A dead letter as it is read: its record, and what its `switchyard-` headers tell of it.
+"""A dead letter: a record of a DLQ with the fields of its `switchyard-` headers.
 
-Headers are untrusted: what cannot be read counts as absent.
+Headers are untrusted, so an unreadable one counts as absent.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ HEX_LINE_BYTES = 16
 
 
 class PlacedRecord(Record, Protocol):
-    """What a Kafka consumer gives."""
-
     @property
     def partition(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One dead letter. `moved_ms` is when it was moved here; `raw` says it is no message but the bytes of a
-    batch that could not be decoded.
+    """A dead letter; one that is `raw` is the bytes of a batch that could not be decoded, and not a message.
 
-    Of a value that no topic took, `left_out_bytes` is the length, and `value` is None: that is no null. So it
-    is with `left_out_key_bytes` and the key; then the producer's headers are left out, too. All of it stands
-    at one of `value_places`.
+    Attributes:
+        moved_ms: When the record was moved to the DLQ.
+        merges: How often the message was merged.
+        left_out_bytes: The length of a value that no topic accepted. `value` is None then, but not null.
+        left_out_key_bytes: The same for the key; the producer's headers are left out with it.
+        value_places: Records that may contain the missing value, key and headers.
     """
 
     partition: int
@@ -55,7 +55,7 @@ class DeadLetter:
     value_places: tuple[ValuePlace, ...] = ()
 
     def header_text(self, name: str) -> str | None:
-        """The last header `name` as text."""
+        """The last value of the header, decoded."""
         for found, value in reversed(self.headers):
             if found == name and value is not None:
                 return value.decode("utf-8", "replace")
@@ -63,27 +63,26 @@ class DeadLetter:
 
 
 def read_letter(record: PlacedRecord) -> DeadLetter:
-    """`record` with what its headers tell."""
     headers = tuple(record.headers)
-    told = {name: value for name, value in headers if name.startswith(names.PREFIX) and value is not None}
-    value_bytes = _number(told.get(names.VALUE_BYTES), -1) if record.value is None else -1
-    key_bytes = _number(told.get(names.KEY_BYTES), -1) if record.key is None and value_bytes >= 0 else -1
+    fields = {name: value for name, value in headers if name.startswith(names.PREFIX) and value is not None}
+    value_bytes = _number(fields.get(names.VALUE_BYTES), -1) if record.value is None else -1
+    key_bytes = _number(fields.get(names.KEY_BYTES), -1) if record.key is None and value_bytes >= 0 else -1
     return DeadLetter(
         partition=record.partition,
         offset=record.offset,
         timestamp_ms=record.timestamp,
-        moved_ms=_number(told.get(names.MOVED_AT), record.timestamp),
+        moved_ms=_number(fields.get(names.MOVED_AT), record.timestamp),
         key=record.key,
         value=record.value,
         headers=headers,
-        reason=told.get(names.REASON, b"").decode("utf-8", "replace"),
-        code=told.get(names.CODE, b"").decode("utf-8", "replace"),
-        attempt=_number(told.get(names.ATTEMPT), 0),
-        merges=_number(told.get(MERGES), 0),
-        raw=names.RAW_BATCH in told,
+        reason=fields.get(names.REASON, b"").decode("utf-8", "replace"),
+        code=fields.get(names.CODE, b"").decode("utf-8", "replace"),
+        attempt=_number(fields.get(names.ATTEMPT), 0),
+        merges=_number(fields.get(MERGES), 0),
+        raw=names.RAW_BATCH in fields,
         left_out_bytes=value_bytes if value_bytes >= 0 else None,
         left_out_key_bytes=key_bytes if key_bytes >= 0 else None,
-        value_places=tuple(names.read_value_places(told)) if value_bytes >= 0 else (),
+        value_places=tuple(names.read_value_places(fields)) if value_bytes >= 0 else (),
     )
 
 
@@ -94,7 +93,7 @@ def _number(value: bytes | None, default: int) -> int:
 
 
 def whole(data: bytes | None) -> dict[str, str] | None:
-    """All of `data`, as {"text"} where it is UTF-8, else as {"base64"}; None for null. See `unwhole`."""
+    """All of `data`: {"text"} if it is UTF-8, else {"base64"}; None for null. The inverse is `unwhole`."""
     if data is None:
         return None
     try:
@@ -104,14 +103,13 @@ def whole(data: bytes | None) -> dict[str, str] | None:
 
 
 def unwhole(shown: dict[str, str] | None) -> bytes | None:
-    """The bytes of which `whole` made `shown`."""
     if shown is None:
         return None
     return shown["text"].encode() if "text" in shown else base64.b64decode(shown["base64"])
 
 
 def exported(letter: DeadLetter) -> dict[str, Any]:
-    """A letter as one line of an export: nothing of it is left out."""
+    """The letter as one line of an export, completely."""
     return {
         "partition": letter.partition,
         "offset": letter.offset,
@@ -132,7 +130,7 @@ def exported(letter: DeadLetter) -> dict[str, Any]:
 
 
 def origin(letter: DeadLetter) -> dict[str, str | None]:
-    """Where the message first stood, as its headers tell it."""
+    """The original record, according to the headers."""
     return {
         "topic": letter.header_text(names.ORIGIN_TOPIC),
         "partition": letter.header_text(names.ORIGIN_PARTITION),
@@ -142,7 +140,7 @@ def origin(letter: DeadLetter) -> dict[str, str | None]:
 
 
 def described(letter: DeadLetter) -> dict[str, Any]:
-    """A letter for a person: every header, key and value as text, JSON or hex, bounded."""
+    """The letter for people: its headers, key and value as text, JSON or hexadecimal, each up to a limit."""
     return {
         **{k: v for k, v in exported(_without_bytes(letter)).items() if k not in {"key", "value", "headers"}},
         "key": preview(letter.key),
@@ -158,31 +156,31 @@ def _without_bytes(letter: DeadLetter) -> DeadLetter:
     return replace(letter, key=None, value=None)
 
 
-def preview(data: bytes | None, most_bytes: int = MAX_PREVIEW_BYTES) -> dict[str, Any] | None:
-    """`data` for reading: {"bytes", "as": "json"|"text"|"hex", "shown", "cut"}; None for null."""
+def preview(data: bytes | None, max_bytes: int = MAX_PREVIEW_BYTES) -> dict[str, Any] | None:
+    """`data` for people: {"bytes", "as": "json"|"text"|"hex", "shown", "cut"}; None for null."""
     if data is None:
         return None
-    piece = data[:most_bytes]
+    piece = data[:max_bytes]
     cut = len(piece) < len(data)
-    told: dict[str, Any] = {"bytes": len(data), "cut": cut}
+    shown: dict[str, Any] = {"bytes": len(data), "cut": cut}
     try:
         text, _ = codecs.utf_8_decode(piece, "strict", not cut)
     except UnicodeDecodeError:
-        return told | {
+        return shown | {
             "as": "hex",
-            "shown": hex_lines(piece[: most_bytes // 4]),
-            "cut": len(data) > most_bytes // 4,
+            "shown": hex_lines(piece[: max_bytes // 4]),
+            "cut": len(data) > max_bytes // 4,
         }
     if not cut and text[:1] in {"{", "["}:
         try:
-            return told | {"as": "json", "shown": orjson.loads(text)}
+            return shown | {"as": "json", "shown": orjson.loads(text)}
         except orjson.JSONDecodeError:
             pass
-    return told | {"as": "text", "shown": text}
+    return shown | {"as": "text", "shown": text}
 
 
 def hex_lines(data: bytes) -> str:
-    """Lines of offset, hexadecimal and what of it is printable ASCII."""
+    """Lines of offset, hexadecimal bytes and their printable ASCII characters."""
     lines = []
     for start in range(0, len(data), HEX_LINE_BYTES):
         piece = data[start : start + HEX_LINE_BYTES]

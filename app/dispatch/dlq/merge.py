@@ -1,20 +1,20 @@
-"""Merges a DLQ back to its workload: copies into the workload's merge topic, exactly once.
+"""Merges a DLQ back to its workload: copies letters into the workload's merge topic, exactly once.
 
     chunk of letters -> judge each -> [ copies + next offset with counts ] in one Kafka transaction
 
-Rules
-1. What is merged is fixed at the start: letters that arrive later are left for a later merge.
-2. Copies and the progress that counts them are one transaction, acknowledged by all in-sync replicas. A
-   merge that is killed goes on from its last transaction; of an open one nobody ever sees a copy, since
-   the data plane reads committed records only.
-3. One merge a queue: the transactional id is the queue's, so that a merge which begins ends (fences) one
-   that is still at work, and then reads what that one has done.
-4. After any trouble the state is read back from Kafka: what is in memory may not have happened.
-5. A letter whose copy the broker refuses, for its size or by the topic's settings, is left and counted; the
-   others go on.
-6. A letter whose value was left out has a transaction of its own: several such values may not fit into memory
-   together.
-7. A purge by query (`purge`) is a merge that copies nothing; it counts what it takes.
+Rules (tests/dispatch/dlq/test_merge.py)
+1. The offsets to merge are fixed at the start. Letters that arrive later wait for another merge.
+2. One transaction holds the copies and the progress that counts them, and all in-sync replicas acknowledge
+   it. A killed merge resumes after its last committed transaction. Copies of an open transaction are never
+   delivered, because dispatch reads committed records only.
+3. A queue has one merge at a time, because all its merges share a transactional id. A merge that begins
+   fences the running one, and then reads its committed progress.
+4. After any error the state is read from Kafka again: the transaction in memory may have been aborted.
+5. If the broker refuses a copy for its size or by a topic setting, the letter stays and is counted. The
+   merge continues with the other letters.
+6. A letter that lacks its value gets its own transaction, because several such values may not fit into
+   memory together.
+7. A purge by query (`purge`) is a merge that copies nothing: it counts the letters that it takes.
 """
 
 from __future__ import annotations
@@ -58,27 +58,28 @@ from app.kernel.clock import now_ms
 log = structlog.get_logger(__name__)
 
 MAX_RATE = 1_000_000.0
-MAX_COPY_BYTES = 32 * 1024 * 1024  # above what a DLQ takes: a copy's headers may be longer
+MAX_COPY_BYTES = 32 * 1024 * 1024  # above a DLQ's limit, because a copy's headers may be longer
 RETENTION_MS = 7 * 24 * 3_600_000
-SENT_AT_ONCE = 50  # before the loop, which pushes messages too, gets its turn
+SENT_AT_ONCE = 50  # before the event loop, which also delivers messages, gets a turn
 QUIET_CHUNKS = 20  # chunks without a copy before their progress is committed
-MAX_FAILURES = 6  # in a row, without a transaction between
+MAX_FAILURES = 6  # in a row, without progress in between
 BACKOFF_S = 0.5
-REFUSALS = (*TOO_LARGE_ERRORS, *RECORD_INVALID)  # no timestamp's: it is this moment, not the letter's
+# Errors about timestamps are not included: a copy gets the present time, so the letter is not to blame.
+REFUSALS = (*TOO_LARGE_ERRORS, *RECORD_INVALID)
 
 ReportOperation = Callable[[OperationProgress], None]
 
 
 class MergeSuperseded(RuntimeError):
-    """Another merge of the same queue began; this one has stopped."""
+    """Another merge of the same queue has begun, and fenced this one."""
 
 
 class UnknownOperation(LookupError):
-    """Nothing is remembered of the operation that is to go on."""
+    """Kafka has no record of the operation that is to be resumed."""
 
 
 class Merger:
-    """One operation on one queue. `state` is None until it is known."""
+    """One operation on one queue. `state` is None until it has been read or recorded."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Merger:
         report: ReportOperation | None = None,
     ) -> None:
         if not 0 < rate <= MAX_RATE:
-            raise BadQuery(f"rate: must be above 0 and at most {MAX_RATE:.0f} a second")
+            raise BadQuery(f"rate: must be above 0 and at most {MAX_RATE:.0f} letters a second")
         self.operation = check_operation(operation)
         self.state: OperationProgress | None = None
         self._client = client
@@ -101,20 +102,18 @@ class Merger:
         self._queue = workload.dlq_topic()
         self._topic = workload.merge_topic()
         self._partitions = 1
-        self._others: frozenset[str] | None = None
-        self._careful: dict[int, int] = {}  # partition -> up to here one letter a transaction
+        self._other_operations: frozenset[str] | None = None
+        self._single_until: dict[int, int] = {}  # partition -> one letter a transaction below this offset
         self._refused: set[tuple[int, int]] = set()
 
     async def run(
         self, terms: OperationTerms | None = None, spans: Mapping[int, Span] | None = None
     ) -> OperationProgress:
-        """Begins with `terms` over `spans`, or goes on with what is remembered of this operation.
-
-        An operation that is remembered goes on under its own terms and bounds, whatever is given here.
+        """Resumes a recorded operation under its own terms and bounds, else begins with `terms` over `spans`.
 
         Raises:
-            NoQueue; UnknownOperation: nothing is remembered and nothing given; Superseded
-            ClusterUnreachable, KafkaError, TimeoutError: tried again in vain; it can go on later.
+            NoQueue; UnknownOperation: There is no record, and `terms` or `spans` is missing; MergeSuperseded
+            ClusterUnreachable, KafkaError, TimeoutError: All retries failed; it can be resumed later.
         """
         failures = 0
         while True:
@@ -127,7 +126,7 @@ class Merger:
                 failures = 1 if self._done_so_far() > before else failures + 1
                 if failures > MAX_FAILURES:
                     raise
-                log.warning("a merge is tried again", operation=self.operation, error=repr(error))
+                log.warning("a merge failed and is retried", operation=self.operation, error=repr(error))
                 await asyncio.sleep(BACKOFF_S * failures)
             else:
                 assert self.state is not None
@@ -135,12 +134,12 @@ class Merger:
 
     def _done_so_far(self) -> int:
         parts = self.state.parts.values() if self.state else ()
-        return len(self._refused) + len(self._careful) + sum(part.next_offset for part in parts)
+        return len(self._refused) + len(self._single_until) + sum(part.next_offset for part in parts)
 
     def _superseded(self) -> MergeSuperseded:
         return MergeSuperseded(
-            f"another merge or purge of {self._workload.key} began and ended this one; what it did counts. "
-            f"Go on with operation {self.operation} when the other has ended"
+            f"another merge or purge of {self._workload.key} began and stopped this one; its results count. "
+            f"Resume operation {self.operation} when the other has ended"
         )
 
     async def _prepare_topic(self, count: int) -> None:
@@ -153,42 +152,42 @@ class Merger:
 
     async def _attempt(self, terms: OperationTerms | None, spans: Mapping[int, Span] | None) -> None:
         async with _transactional(self._client, stem(self._workload)) as producer:
-            # The producer has started: whoever was at work before is fenced, and all it did is decided.
+            # The producer's start has fenced a running merge and ended its transaction (rule 3).
             ends = await queue_ends(self._client, self._queue)
-            known = await merges_of(self._client, self._workload, ends)
-            others = frozenset(known) - {self.operation}
-            if self._others is not None and others - self._others:
+            operations = await merges_of(self._client, self._workload, ends)
+            other_operations = frozenset(operations) - {self.operation}
+            if self._other_operations is not None and other_operations - self._other_operations:
                 raise self._superseded()
-            self._others = others
-            self.state = known.get(self.operation)
+            self._other_operations = other_operations
+            self.state = operations.get(self.operation)
             if self.state is None:
                 if terms is None or spans is None:
                     raise UnknownOperation(
-                        f"nothing is remembered of operation {self.operation} on {self._workload.key}"
+                        f"{self._workload.key} has no record of operation {self.operation}; begin a new one"
                     )
                 self.state = await self._start(producer, terms, spans)
             self._report_progress(self.state)
             if not self.state.terms.purge:
                 await self._prepare_topic(len(ends))
-            past = self.state.terms.heeded(known[name] for name in sorted(others))
-            certain = [known[name].past(certain=True) for name in sorted(others)]
+            past = self.state.terms.past_of(operations[name] for name in sorted(other_operations))
+            certain = [operations[name].past(certain=True) for name in sorted(other_operations)]
             async with (
                 reading(self._client, self._queue) as reader,
                 reading_left_out(self._client, self._workload) as left_out,
             ):
 
-                async def judged(letter: DeadLetter) -> tuple[DeadLetter, str]:
-                    return await left_out.judged(letter, self._judge(letter, past), certain)
+                async def judge(letter: DeadLetter) -> tuple[DeadLetter, str]:
+                    return await left_out.judge(letter, self._judge(letter, past), certain)
 
                 for partition in sorted(self.state.parts):
                     first = ends.get(partition, (0, 0))[0]
-                    await self._partition(producer, reader, judged, partition, first)
+                    await self._partition(producer, reader, judge, partition, first)
 
     async def _start(
         self, producer: AIOKafkaProducer, terms: OperationTerms, spans: Mapping[int, Span]
     ) -> OperationProgress:
         parts = {partition: PartitionProgress(start, end, start) for partition, (start, end) in spans.items()}
-        begun = OperationProgress(self.operation, terms, parts)
+        state = OperationProgress(self.operation, terms, parts)
         if parts:
             async with one_transaction(producer):
                 commits = {
@@ -196,37 +195,37 @@ class Merger:
                     for number, part in parts.items()
                 }
                 await producer.send_offsets_to_transaction(commits, self._group)
-        return begun
+        return state
 
     async def _partition(
         self,
         producer: AIOKafkaProducer,
         reader: QueueReader,
-        judged: Callable[[DeadLetter], Awaitable[tuple[DeadLetter, str]]],
+        judge: Callable[[DeadLetter], Awaitable[tuple[DeadLetter, str]]],
         partition: int,
         first: int,
     ) -> None:
         assert self.state is not None
         part = self.state.parts[partition]
-        gone = min(first, part.end) - part.next_offset
-        if gone > 0:
-            part = replace(part.plus(EXPIRED, gone), next_offset=part.next_offset + gone)
+        expired = min(first, part.end) - part.next_offset
+        if expired > 0:
+            part = replace(part.plus(EXPIRED, expired), next_offset=part.next_offset + expired)
             await self._transaction(producer, partition, part, [])
-        careful = min(self._careful.get(partition, 0), part.end)
-        most = max(1, min(CHUNK_LETTERS, int(self._rate)))
-        steps = [(part.next_offset, careful, 1), (max(part.next_offset, careful), part.end, most)]
-        quiet = 0
-        for start, end, at_once in steps:
+        single_until = min(self._single_until.get(partition, 0), part.end)
+        limit = max(1, min(CHUNK_LETTERS, int(self._rate)))
+        steps = [(part.next_offset, single_until, 1), (max(part.next_offset, single_until), part.end, limit)]
+        idle_chunks = 0
+        for start, end, chunk_letters in steps:
             if start >= end:
                 continue
-            async for found, found_end in reader.chunks(partition, (start, end), at_once):
+            async for found, found_end in reader.chunks(partition, (start, end), chunk_letters):
                 for letters, next_offset in _pieces(found, found_end):
                     began_s = time.monotonic()
-                    verdicts = [await judged(letter) for letter in letters]
+                    verdicts = [await judge(letter) for letter in letters]
                     part = part.after(next_offset, [verdict for _, verdict in verdicts])
                     copies = [letter for letter, verdict in verdicts if verdict == MergeVerdict.MERGE]
-                    quiet = 0 if copies or part.done or quiet >= QUIET_CHUNKS else quiet + 1
-                    if not quiet:
+                    idle_chunks = 0 if copies or part.done or idle_chunks >= QUIET_CHUNKS else idle_chunks + 1
+                    if not idle_chunks:
                         await self._transaction(producer, partition, part, copies)
                     await asyncio.sleep(max(0.0, len(copies) / self._rate - (time.monotonic() - began_s)))
 
@@ -239,7 +238,6 @@ class Merger:
     async def _transaction(
         self, producer: AIOKafkaProducer, partition: int, part: PartitionProgress, copies: list[DeadLetter]
     ) -> None:
-        """Rule 2."""
         assert self.state is not None
         progress = OffsetAndMetadata(part.next_offset, pack(self.state.terms, part))
         try:
@@ -263,8 +261,8 @@ class Merger:
             if len(copies) == 1:
                 self._refused.add((copies[0].partition, copies[0].offset))
             else:
-                self._careful[partition] = part.next_offset
-            raise  # the producer cannot be used on (its sequence has a hole): all begins with a new one
+                self._single_until[partition] = part.next_offset
+            raise  # its sequence has a gap, so the next attempt needs a new producer
         self.state = replace(self.state, parts={**self.state.parts, partition: part})
         self._report_progress(self.state)
 
@@ -274,7 +272,7 @@ class Merger:
 
 
 def _pieces(letters: list[DeadLetter], end: int) -> Iterator[tuple[list[DeadLetter], int]]:
-    """The letters in order, and the offset behind each piece: rule 6."""
+    """The letters in order, cut for rule 6; each piece with the offset that follows it."""
     piece: list[DeadLetter] = []
     for letter in letters:
         if letter.left_out_bytes is not None or (piece and piece[-1].left_out_bytes is not None):
@@ -286,10 +284,10 @@ def _pieces(letters: list[DeadLetter], end: int) -> Iterator[tuple[list[DeadLett
 
 
 async def end_merges(client: ClusterClient, workload: Workload) -> None:
-    """Ends a merge or purge that is at work on the workload's queue (rule 3); what it has done counts.
+    """Ends a running merge or purge of the workload's queue (rule 3); its committed results count.
 
     Raises:
-        KafkaError, TimeoutError: that is not certain.
+        KafkaError, TimeoutError: It may still run.
     """
     async with _transactional(client, stem(workload)):
         pass

@@ -1,7 +1,6 @@
-"""Reads back what is remembered of a queue's merges and purges (`operation_progress`) from its cluster's
-groups.
+"""Reads the records of a queue's merges and purges (`operation_progress`) from its cluster's consumer groups.
 
-An answer that is not certain is an error and never "nothing": a merge that is forgotten is done twice.
+An uncertain answer is an error, never an empty history: a forgotten merge would be done twice.
 """
 
 from __future__ import annotations
@@ -34,52 +33,53 @@ GROUP_COORDINATOR = 0
 TRIES = 20
 COORDINATOR_RETRY_INTERVAL_S = 0.25
 MAX_REMEMBERED = 1_000  # of one queue; Kafka forgets merges after a week
-GROUPS_AT_ONCE = 16  # groups asked for
-KEPT_MS = 10 * 365 * 86_400_000  # what was purged must not come back while its letters may be in a log
+GROUPS_AT_ONCE = 16
+KEPT_MS = 10 * 365 * 86_400_000  # a purge must be remembered for as long as a log may contain its letters
 
 
 async def merges_of(
     client: ClusterClient, workload: Workload, partitions: Collection[int]
 ) -> dict[str, OperationProgress]:
-    """Every remembered merge and purge by query of the workload's queue, by its operation.
+    """Every recorded merge and purge by query of the workload's queue, by operation.
 
     Raises:
-        ClusterUnreachable: some broker did not answer, or does not know yet.
+        ClusterUnreachable: A broker gave no answer, or no final one.
     """
     prefix = f"{stem(workload)}."
     names = sorted(name for name in await _groups(client) if name.startswith(prefix))
     if len(names) > MAX_REMEMBERED:
         log.warning(
-            "more merges and purges are remembered than are read: letters of the others may be shown again",
+            "a queue has too many recorded merges and purges: the letters of the unread ones count as new",
             topic=workload.dlq_topic(), remembered=len(names), read=MAX_REMEMBERED,
         )  # fmt: skip
         names = names[:MAX_REMEMBERED]
     topic = workload.dlq_topic()
     found: list[OperationProgress | None] = []
     for at in range(0, len(names), GROUPS_AT_ONCE):
-        some = names[at : at + GROUPS_AT_ONCE]
-        asked = [_merge(client, name, topic, partitions, name.removeprefix(prefix)) for name in some]
-        found += await asyncio.gather(*asked)
+        batch = names[at : at + GROUPS_AT_ONCE]
+        reads = [_merge(client, name, topic, partitions, name.removeprefix(prefix)) for name in batch]
+        found += await asyncio.gather(*reads)
     return {merge.operation: merge for merge in found if merge is not None}
 
 
 async def choose(
     client: ClusterClient, workload: Workload, query: LetterQuery, partitions: Collection[int]
 ) -> LetterChoice:
-    """The letters for which `query` holds and that were not purged. Raises ClusterUnreachable."""
+    """The letters for which `query` holds and which no purge took. Raises ClusterUnreachable."""
     if not partitions:
         return LetterChoice(query)
-    known = await merges_of(client, workload, partitions)
-    return LetterChoice(query, [merge.past() for merge in known.values() if merge.terms.purge])
+    operations = await merges_of(client, workload, partitions)
+    return LetterChoice(query, [merge.past() for merge in operations.values() if merge.terms.purge])
 
 
 async def keep(client: ClusterClient, workload: Workload, merge: OperationProgress) -> None:
-    """Lets what has ended be remembered for `KEPT_MS`, instead of the time that the broker keeps offsets.
+    """Extends the record of an ended operation to `KEPT_MS`, beyond the broker's retention of offsets.
 
-    A plain commit may name its own time (versions 2 and 3), one inside a transaction may not: the same again.
+    A commit inside a transaction cannot name a retention. A plain one can (versions 2 and 3), so the same
+    offsets are committed again.
 
     Raises:
-        ClusterUnreachable: the coordinator does not take it.
+        ClusterUnreachable: The coordinator does not accept the commit.
     """
     if merge.parts:
         group = _group(workload, merge.operation)
@@ -89,13 +89,13 @@ async def keep(client: ClusterClient, workload: Workload, merge: OperationProgre
 
 
 async def forget(client: ClusterClient, workload: Workload, operations: Iterable[str]) -> None:
-    """Lets go of operations whose letters are no more; what is not let go of now is at the next purge."""
+    """Deletes the records of operations whose letters the log has lost; a later purge repeats a failure."""
     for group in (_group(workload, operation) for operation in operations):
         try:
             node = await client.client.coordinator_lookup(GROUP_COORDINATOR, group)
             await client.send(node, DeleteGroupsRequest([group]))
         except (KafkaError, OSError, TimeoutError) as error:
-            log.warning("a purge that is over stays remembered", group=group, error=repr(error))
+            log.warning("the record of an expired purge was not deleted", group=group, error=repr(error))
 
 
 def _group(workload: Workload, operation: str) -> str:
@@ -112,7 +112,7 @@ async def _merge(
         if unpacked is not None:
             terms, parts[partition] = unpacked
         elif next_offset >= 0:
-            log.warning("a commit in a merge's group is none of a merge", group=group, partition=partition)
+            log.warning("a foreign commit in a merge's group is ignored", group=group, partition=partition)
     return None if terms is None else OperationProgress(operation, terms, parts)
 
 
@@ -146,7 +146,7 @@ async def _offsets(
 async def _coordinated(
     client: ClusterClient, group: str, request: OffsetFetchRequest | OffsetCommitRequest, partitions: int
 ) -> list[Any]:
-    """The coordinator's answers of so many partitions, each with its error last, when none has one."""
+    """The coordinator's answers for this many partitions, each with its error code last; none is an error."""
     error: object = None
     for _ in range(TRIES):
         try:
@@ -160,6 +160,6 @@ async def _coordinated(
         codes = {getattr(response, "error_code", 0), *(code for *_, code in answers)} - {0}
         if not codes and len(answers) == partitions:
             return answers
-        error = ", ".join(for_code(code).__name__ for code in codes) or "not all partitions were told"
+        error = ", ".join(for_code(code).__name__ for code in codes) or "the answer lacks partitions"
         await asyncio.sleep(COORDINATOR_RETRY_INTERVAL_S)
     raise ClusterUnreachable(f"group {group} in {client.name} cannot be read or written: {error!r}")

@@ -1,13 +1,13 @@
-"""What is remembered of a merge, or a purge by query, in Kafka: the committed offsets of a group of its own.
+"""Kafka's record of a merge, or of a purge by query: the committed offsets of its own consumer group.
 
     group     switchyard.dlq-merge.<group>.<topic>.<operation>
     offset    of a partition of the DLQ: the next one to look at
     metadata  of that commit: where the partition's part began and ends, the terms, the counts so far (JSON)
 
-The copies and the commit that counts them are one transaction: what is remembered is what has happened. Kafka
-keeps the offsets of a group that nobody uses for `offsets.retention.minutes` (7 days unless changed) after
-its last commit, and so long a merge is remembered. A purge that has ended is kept for longer than its letters
-(`operation_history.keep`): they must not come back.
+One transaction holds the copies and the commit that counts them, so the record never says more or less than
+happened. Kafka keeps the offsets of an unused group for `offsets.retention.minutes` after its last commit
+(7 days by default); then the merge is forgotten. An ended purge is kept for longer than its letters
+(`operation_history.keep`), so that they do not come back.
 """
 
 from __future__ import annotations
@@ -23,22 +23,26 @@ from app.dispatch.dlq.letter import DeadLetter
 from app.dispatch.dlq.query import BadQuery, LetterQuery
 from app.dispatch.dlq.rules import DEFAULT_MAX_MERGES, MergeVerdict, PastOperation, Span, judge, judge_purge
 
-MAX_METADATA_BYTES = 4096  # offset.metadata.max.bytes of a broker that nobody has changed
+MAX_METADATA_BYTES = 4096  # a broker's default offset.metadata.max.bytes
 MAX_OPERATION_CHARS = 40
 PREFIX = "switchyard.dlq-merge"
-REFUSED = "refused"  # the broker does not take the copy: too large, or not as its topic wants it
-EXPIRED = "expired"  # retention took the letter before it was merged
+REFUSED = "refused"  # the broker refuses the copy for its size, or by a topic setting
+EXPIRED = "expired"  # retention deleted the letter before it was merged
 
 
 def stem(workload: Workload) -> str:
-    """What the names of all merges of a workload begin with; also their transactional id, so that a merge
-    that begins fences one that is still at work on the same queue."""
+    """The prefix of the group names of the workload's merges. It is also their transactional id, so that a
+    new merge fences the running one."""
     return f"{PREFIX}.{workload.metadata.group}.{workload.metadata.topic}"
 
 
 @dataclass(frozen=True, slots=True)
 class OperationTerms:
-    """What a merge, or a purge by query, was asked for; fixed when it begins."""
+    """The terms of a merge, or of a purge by query; fixed when it begins.
+
+    Attributes:
+        again: Earlier merges do not count, only earlier purges do.
+    """
 
     query: LetterQuery = field(default_factory=LetterQuery)
     max_merges: int = DEFAULT_MAX_MERGES
@@ -54,19 +58,18 @@ class OperationTerms:
         return "purge" if self.purge else "merge"
 
     def judge(self, letter: DeadLetter, past: Sequence[PastOperation]) -> MergeVerdict:
-        """What becomes of `letter`."""
         if self.purge:
             return judge_purge(letter, self.query, past)
         return judge(letter, self.query, self.max_merges, past)
 
-    def heeded(self, known: Iterable[OperationProgress]) -> list[PastOperation]:
-        """What counts of what is known: with `again` the purges only."""
-        return [merge.past() for merge in known if merge.terms.purge or not self.again]
+    def past_of(self, operations: Iterable[OperationProgress]) -> list[PastOperation]:
+        """The operations that count for this one: with `again` purges only, else all."""
+        return [merge.past() for merge in operations if merge.terms.purge or not self.again]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """One partition's part of a merge: [start, end), looked at up to `next_offset`."""
+    """One partition's part of an operation: [start, end), judged up to `next_offset`."""
 
     start: int
     end: int
@@ -78,21 +81,20 @@ class PartitionProgress:
         return self.next_offset >= self.end
 
     def after(self, next_offset: int, verdicts: Iterable[str]) -> PartitionProgress:
-        """The part once the letters before `next_offset` have been dealt with."""
+        """The part, once the letters before `next_offset` got these verdicts."""
         assert self.next_offset <= next_offset <= self.end, (self, next_offset)
         counts = dict(self.counts)
         for verdict in verdicts:
-            counts[str(verdict)] = counts.get(str(verdict), 0) + 1  # JSON takes no other keys
+            counts[str(verdict)] = counts.get(str(verdict), 0) + 1  # keys of JSON are plain strings
         return replace(self, next_offset=next_offset, counts=counts)
 
-    def plus(self, what: str, count: int) -> PartitionProgress:
-        """The part with `count` more of `what`."""
-        return replace(self, counts={**self.counts, what: self.counts.get(what, 0) + count})
+    def plus(self, verdict: str, count: int) -> PartitionProgress:
+        return replace(self, counts={**self.counts, verdict: self.counts.get(verdict, 0) + count})
 
 
 @dataclass(frozen=True, slots=True)
 class OperationProgress:
-    """A merge, or a purge by query, as it stands."""
+    """The recorded state of a merge, or of a purge by query."""
 
     operation: str
     terms: OperationTerms
@@ -103,7 +105,8 @@ class OperationProgress:
         return all(part.done for part in self.parts.values())
 
     def past(self, *, certain: bool = False) -> PastOperation:
-        """What a later one must know of it; `certain`: without parts of which some letters had no copy."""
+        """The operation as later ones see it. `certain`: without partitions where a letter was refused or
+        lacked its value, so got no copy."""
         spans: dict[int, Span] = {
             number: (part.start, part.next_offset)
             for number, part in self.parts.items()
@@ -112,7 +115,7 @@ class OperationProgress:
         return PastOperation(self.terms.query, self.terms.max_merges, spans, self.terms.purge)
 
     def counts(self) -> dict[str, int]:
-        """Over all partitions, every verdict named."""
+        """The letters of all partitions, by verdict; every verdict is present."""
         total = dict.fromkeys([*map(str, MergeVerdict), REFUSED, EXPIRED], 0)
         for part in self.parts.values():
             for name, count in part.counts.items():
@@ -120,7 +123,6 @@ class OperationProgress:
         return total
 
     def to_json(self) -> dict[str, Any]:
-        """For people and progress bars."""
         return {
             "operation": self.operation,
             "kind": self.terms.kind,
@@ -138,15 +140,16 @@ class OperationProgress:
 
 
 def check_operation(name: str) -> str:
-    """`name` when it can be a part of a group's name. Raises BadQuery."""
+    """`name`, if it can be part of a group's name. Raises BadQuery."""
     plain = name.isascii() and all(char.isalnum() or char in "-_" for char in name)
     if not (plain and 0 < len(name) <= MAX_OPERATION_CHARS):
-        raise BadQuery(f"operation {name[:60]!r}: letters, digits, - and _, at most {MAX_OPERATION_CHARS}")
+        raise BadQuery(
+            f"operation {name[:60]!r}: use letters, digits, - and _, at most {MAX_OPERATION_CHARS} characters"
+        )
     return name
 
 
 def pack(terms: OperationTerms, part: PartitionProgress) -> str:
-    """The metadata of a commit."""
     packed = orjson.dumps(
         {
             "start": part.start,
@@ -163,7 +166,7 @@ def pack(terms: OperationTerms, part: PartitionProgress) -> str:
 
 
 def unpack(metadata: str, next_offset: int) -> tuple[OperationTerms, PartitionProgress] | None:
-    """The inverse; None when it is none of ours."""
+    """The inverse of `pack`; None: this is not the metadata of an operation."""
     try:
         found = orjson.loads(metadata)
         again, purge = bool(found["again"]), bool(found.get("purge", False))

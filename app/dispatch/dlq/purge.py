@@ -1,9 +1,9 @@
-"""Purges a DLQ: what lies before a bound, or what a query chooses.
+"""Purges a DLQ: all letters before a bound, or those that a query chooses.
 
-bound    Kafka deletes the front of each partition up to it, for ever.
-query    is remembered as a merge is (`operation_progress`): its letters are gone for every tool and every
-later merge.
-         Then the front of each partition, where nothing is left but what was purged or merged, is deleted.
+1. With a bound, Kafka deletes the front of each partition up to it, for ever.
+2. With a query, the purge is recorded like a merge (`operation_progress`), so every tool and every later
+   merge ignores its letters. Then Kafka deletes the front of each partition up to the first letter that was
+   neither purged nor merged.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ async def foresee_purge(
     before_offsets: Mapping[int, int] | None = None,
     partitions: Collection[int] = (),
 ) -> dict[str, Any]:
-    """What a purge would delete: [start, end) of every partition, to be given to `purge`.
+    """The offsets [start, end) of every partition that `purge` would delete.
 
-    Without bounds: everything that is there now. With `before_ms`: what lies before the first letter that
-    was appended at or after it. With both: what is before both.
+    Without bounds: everything that is in the log now. With `before_ms`: offsets before the first letter that
+    was appended at or after that time. With both bounds: offsets before both.
 
     Raises:
         NoQueue, BadQuery, ClusterUnreachable
@@ -49,32 +49,30 @@ async def foresee_purge(
     if before_ms is not None:
         at = await offsets_at(client, [(topic, p) for p in spans], before_ms)
         if len(at) < len(spans):
-            raise ClusterUnreachable(f"not every leader of {topic} answers; ask again in a moment")
-        limits = {p: at[topic, p] for p in spans if at[topic, p] >= 0}  # -1: all of it is older
+            raise ClusterUnreachable(f"not every leader of {topic} answered; repeat the request in a moment")
+        limits = {p: at[topic, p] for p in spans if at[topic, p] >= 0}  # -1: every letter is older
         spans = {p: (s, min(e, limits.get(p, e))) for p, (s, e) in spans.items()}
         spans = {p: (s, e) for p, (s, e) in spans.items() if s < e}
-    known = await merges_of(client, workload, ends)
+    operations = await merges_of(client, workload, ends)
     return {
         "topic": topic,
         "offsets": sum(end - start for start, end in spans.values()),
         "partitions": {str(n): {"start": start, "end": end} for n, (start, end) in sorted(spans.items())},
-        "unfinished": sorted(name for name, merge in known.items() if not merge.done),
+        "unfinished": sorted(name for name, merge in operations.items() if not merge.done),
     }
 
 
 async def purge(client: ClusterClient, workload: Workload, spans: Mapping[int, Span]) -> dict[int, int]:
-    """Deletes what lies before the ends of `spans`; returns the partitions' first offsets afterwards.
-
-    A second time deletes nothing more.
+    """Deletes everything before the ends of `spans`, once; returns the partitions' new first offsets.
 
     Raises:
-        NoQueue, BadQuery, KafkaError: the broker refused (authorisation, policy).
+        NoQueue, BadQuery, KafkaError: The broker refused (authorisation, policy).
     """
     topic = workload.dlq_topic()
     ends = await queue_ends(client, topic)
     for partition, (_, end) in spans.items():
         if partition not in ends or end > ends[partition][1]:
-            raise BadQuery(f"partition {partition}: offset {end} is not there yet; look again what there is")
+            raise BadQuery(f"partition {partition} does not reach offset {end}; repeat the dry run")
     cut = {p: end for p, (_, end) in spans.items() if end > ends[p][0]}
     if cut:
         admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
@@ -96,12 +94,13 @@ async def purge_chosen(
     spans: Mapping[int, Span] | None = None,
     report: ReportOperation | None = None,
 ) -> dict[str, Any]:
-    """Purges the letters of `spans` that `terms` choose, or goes on with `operation`; what it came to.
+    """Purges the letters of `spans` that `terms` choose, or resumes `operation`. Returns its progress and the
+    number of deleted offsets.
 
-    Killed at any point it can go on; one that never does is forgotten like a merge, and what it took is back.
+    A killed purge can be resumed. If it never is, Kafka forgets it like a merge, and its letters come back.
 
     Raises:
-        see `Merger.run`
+        The errors of `Merger.run`.
     """
     assert terms is None or terms.purge
     done = await Merger(client, workload, operation, report=report).run(terms, spans)
@@ -110,26 +109,26 @@ async def purge_chosen(
 
 
 async def _delete_front(client: ClusterClient, workload: Workload, done: OperationProgress) -> int:
-    """Deletes what is first in the partitions of `done` and was purged or merged; how many offsets."""
+    """Deletes purged and merged letters from the front of `done`'s partitions; returns how many offsets."""
     topic = workload.dlq_topic()
     ends = await queue_ends(client, topic)
-    known = await merges_of(client, workload, ends)
-    past = [merge.past(certain=True) for merge in known.values()]
+    operations = await merges_of(client, workload, ends)
+    past = [merge.past(certain=True) for merge in operations.values()]
     front: dict[int, Span] = {}
     async with reading(client, topic) as reader:
-        for partition in sorted(done.parts.keys() & ends.keys()):  # a queue made anew may have fewer
+        for partition in sorted(done.parts.keys() & ends.keys()):  # a recreated queue may have fewer
             first, end = ends[partition]
             until = first
             async for letters, following in reader.chunks(partition, (first, end)):
-                left = next((o.offset for o in letters if not any(take.took(o) for take in past)), None)
-                until = following if left is None else left
-                if left is not None:
+                stays_at = next((o.offset for o in letters if not any(take.took(o) for take in past)), None)
+                until = following if stays_at is None else stays_at
+                if stays_at is not None:
                     break
             front[partition] = (first, until)
     firsts = {p: first for p, (first, _) in ends.items()} | await purge(client, workload, front)
     spent = [
         name
-        for name, merge in known.items()
+        for name, merge in operations.items()
         if merge.terms.purge and all(part.end <= firsts.get(n, 0) for n, part in merge.parts.items())
     ]
     await forget(client, workload, set(spent) - {done.operation})

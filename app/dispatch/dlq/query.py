@@ -1,14 +1,14 @@
-"""Which dead letters: every condition that is given must hold.
+"""A query that chooses dead letters: every given condition must hold.
 
-    reason         text that the reason contains, whatever its case; between slashes a regular expression
+    reason         text that the reason contains, in any case; between slashes a regular expression
     code           one of these status names
-    since, until   when it was moved here: [since, until)
-    key            the whole key: text, or base64:... where it is none
-    attempt_min    delivered at least so often
+    since, until   when it was moved to the DLQ: [since, until)
+    key            the whole key, as text or base64:...
+    attempt_min    at least this many deliveries
     partition      one of these
 
-Regular expressions are RE2's: their time grows with the text and not with the pattern, because they run on
-strangers' words inside a worker that must not stand still.
+Regular expressions are RE2's, whose time grows with the text but not with the pattern. Users write the
+patterns, and receivers the text, so a backtracking engine could stop the worker's event loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from app.dispatch.dlq.letter import DeadLetter
 from app.kernel.durations import parse_duration
 
 MAX_TEXT_CHARS = 500
-MAX_QUERY_BYTES = 3000  # it is kept in a commit's metadata, which Kafka limits to 4096 bytes
+MAX_QUERY_BYTES = 3000  # it is stored in a commit's metadata, which Kafka limits to 4096 bytes
 MAX_ITEMS = 32
 MAX_NUMBER = 10**15
 REGEX_MEMORY_BYTES = 1 << 20
@@ -38,12 +38,12 @@ _CODE = re.compile(r"[A-Za-z0-9_]{1,40}")
 
 
 class BadQuery(ValueError):
-    """A condition that cannot be used, with its name and the remedy."""
+    """A condition that cannot be used; the message names it and the remedy."""
 
 
 @dataclass(frozen=True)
 class LetterQuery:
-    """See the module. None and () mean: whatever it is."""
+    """The conditions; None and () set none."""
 
     reason: str | None = None
     code: tuple[str, ...] = ()
@@ -62,25 +62,23 @@ class LetterQuery:
                 raise BadQuery(f"{name}: must be text of at most {MAX_TEXT_CHARS} bytes")
         for name in ("code", "partition"):
             if len(getattr(self, name)) > MAX_ITEMS:
-                raise BadQuery(f"{name}: at most {MAX_ITEMS} of them")
+                raise BadQuery(f"{name}: name at most {MAX_ITEMS}")
         for code in self.code:
             if not isinstance(code, str) or not _CODE.fullmatch(code):
-                raise BadQuery(f"code: {str(code)[:60]!r} is no status; write one such as INTERNAL")
+                raise BadQuery(f"code: {str(code)[:60]!r} is not a status name; write one such as INTERNAL")
         for name in ("since_ms", "until_ms", "attempt_min"):
             _check_number(name, getattr(self, name))
         for partition in self.partition:
             _check_number("partition", partition)
-        _ = self._reason, self._key  # whatever is wrong with them is said now
+        _ = self._reason, self._key  # raises BadQuery now, not at the first letter
         if len(orjson.dumps(self.to_json())) > MAX_QUERY_BYTES:
-            raise BadQuery(f"the query is longer than {MAX_QUERY_BYTES} bytes as JSON; ask for less at once")
+            raise BadQuery(f"the query has more than {MAX_QUERY_BYTES} bytes as JSON; use fewer conditions")
 
     @property
     def everything(self) -> bool:
-        """Whether it holds for every letter."""
         return self == LetterQuery()
 
     def holds(self, letter: DeadLetter) -> bool:
-        """Whether `letter` is one of them."""
         return (
             (not self.partition or letter.partition in self.partition)
             and (not self.code or letter.code.upper() in self._codes)
@@ -118,14 +116,14 @@ class LetterQuery:
         try:
             compiled = re2.compile(text[1:-1], options)
         except re2.error as error:
-            told = error.args[0] if error.args else error
-            words = told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+            cause = error.args[0] if error.args else error
+            words = cause.decode("utf-8", "replace") if isinstance(cause, bytes) else str(cause)
             raise BadQuery(f"reason: no regular expression that RE2 knows: {words}") from error
         return lambda reason: compiled.search(reason) is not None
 
     def to_json(self) -> dict[str, Any]:
-        """The conditions that are given; `from_json` reads them back."""
-        told = {
+        """The given conditions; `from_json` reads them."""
+        conditions = {
             "reason": self.reason,
             "code": list(self.code),
             "since_ms": self.since_ms,
@@ -134,16 +132,16 @@ class LetterQuery:
             "attempt_min": self.attempt_min,
             "partition": list(self.partition),
         }
-        return {name: value for name, value in told.items() if value not in (None, [])}
+        return {name: value for name, value in conditions.items() if value not in (None, [])}
 
     @classmethod
     def from_json(cls, data: Any) -> LetterQuery:
-        """Raises BadQuery: also for a name that is no condition, which would else select too much."""
+        """Raises BadQuery, also for an unknown condition, without which the query would choose too much."""
         if not isinstance(data, Mapping):
             raise BadQuery("the query must be an object of conditions")
         known = {"reason", "code", "since_ms", "until_ms", "key", "attempt_min", "partition"}
         if unknown := sorted(map(str, set(data) - known)):
-            raise BadQuery(f"{unknown[0][:60]}: no such condition; there are {', '.join(sorted(known))}")
+            raise BadQuery(f"{unknown[0][:60]}: no such condition; use one of {', '.join(sorted(known))}")
         values = dict(data)
         for name in ("code", "partition"):
             value = values.get(name, ())
@@ -156,15 +154,14 @@ class LetterQuery:
 def _check_number(name: str, value: Any) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value is not None and not (whole and 0 <= value <= MAX_NUMBER):
-        raise BadQuery(f"{name}: must be a whole number from 0 on")
+        raise BadQuery(f"{name}: must be a whole number of at least 0")
 
 
 def parse_when(text: str, now_ms: int) -> int:
-    """Milliseconds since the epoch of "2h" (so long ago), an ISO 8601 time (UTC where it names no zone) or
-    milliseconds themselves.
+    """Milliseconds since 1970, from a duration before now ("2h"), ISO 8601 (default UTC) or milliseconds.
 
     Raises:
-        BadQuery: it is none of them.
+        BadQuery: The text is none of them.
     """
     text = text.strip()
     if text.isascii() and text.isdigit() and 11 <= len(text) <= 15:
@@ -179,5 +176,5 @@ def parse_when(text: str, now_ms: int) -> int:
         return max(0, round(at.timestamp() * 1000))
     except (ValueError, OverflowError) as error:
         raise BadQuery(
-            f"{text[:60]!r} is no time; write 2h (ago), 2026-01-31T12:00 or milliseconds"
+            f"{text[:60]!r} is not a time; write 2h (ago), 2026-01-31T12:00 or milliseconds since 1970"
         ) from error

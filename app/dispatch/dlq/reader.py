@@ -1,4 +1,4 @@
-"""Reads a DLQ: its bounds, and the letters of a part of it, a chunk at a time."""
+"""Reads a DLQ: its bounds, and its committed letters in chunks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.records.record import size_of
 
 CHUNK_LETTERS = 500
-CHUNK_BYTES = 8 * 1024 * 1024  # of letters once decompressed: 20 MB of text may be some kB in the log
-FETCH_BYTES = 1024 * 1024  # a response; a letter that is larger comes alone
+CHUNK_BYTES = 8 * 1024 * 1024  # of decompressed letters: a few kB of the log may be 20 MB of text
+FETCH_BYTES = 1024 * 1024  # of a response; a larger letter comes alone
 WAIT_MS = 500
-READ_STALL_TIMEOUT_S = 30.0  # the broker gives nothing although there is something
+READ_STALL_TIMEOUT_S = 30.0  # without a record, although the log has not ended
 
 
 class NoQueue(LookupError):
@@ -28,25 +28,27 @@ class NoQueue(LookupError):
 
 
 async def queue_ends(client: ClusterClient, topic: str) -> dict[int, Span]:
-    """[first, end) of every partition as committed now; what arrives later is not in it.
+    """The committed offsets [first, end) of every partition at this moment.
 
     Raises:
-        NoQueue; ClusterUnreachable: some leader does not answer.
+        NoQueue; ClusterUnreachable: A leader does not answer.
     """
     count = await client.partitions(topic)
     if not count:
-        raise NoQueue(f"there is no topic {topic}: nothing has been dead-lettered yet, or dlq is off")
+        raise NoQueue(
+            f"topic {topic} does not exist: the workload has no dead letters yet, or its DLQ is off"
+        )
     wanted = [(topic, partition) for partition in range(count)]
     begins = await client.offsets(wanted, EARLIEST)
     ends = await client.offsets(wanted, LATEST, READ_COMMITTED)
     for at in wanted:
         if at not in begins or at not in ends:
-            raise ClusterUnreachable(f"no leader answers for {topic}-{at[1]}; ask again in a moment")
+            raise ClusterUnreachable(f"no leader answers for {topic}-{at[1]}; repeat the request in a moment")
     return {p: (begins[topic, p], max(begins[topic, p], ends[topic, p])) for _, p in wanted}
 
 
 class QueueReader:
-    """Reads letters of one topic; see `reading`."""
+    """Reads the letters of one topic; made by `reading`."""
 
     def __init__(self, consumer: AIOKafkaConsumer, client: ClusterClient, topic: str) -> None:
         self._consumer = consumer
@@ -54,15 +56,14 @@ class QueueReader:
         self._topic = topic
 
     async def chunks(
-        self, partition: int, span: Span, most: int = CHUNK_LETTERS
+        self, partition: int, span: Span, max_letters: int = CHUNK_LETTERS
     ) -> AsyncIterator[tuple[list[DeadLetter], int]]:
-        """(letters, next offset) until the next offset is the span's end. A chunk ends with the letter that
-        makes it larger than `CHUNK_BYTES`.
-
-        Offsets without a letter (retention, transactions' markers) are passed over.
+        """(letters, next offset), until the next offset is the span's end. A chunk ends with the letter that
+        makes it larger than `CHUNK_BYTES`. Offsets without a letter (retention, transaction markers) do not
+        count.
 
         Raises:
-            TimeoutError: the broker gave nothing for `READ_STALL_TIMEOUT_S`.
+            TimeoutError: The broker returned nothing for `READ_STALL_TIMEOUT_S`.
             KafkaError
         """
         at, end = span
@@ -70,16 +71,18 @@ class QueueReader:
         self._consumer.assign([part])
         self._consumer.seek(part, at)
         while at < end:
-            letters, following = await self._some(part, at, end, most)
+            letters, following = await self._next_chunk(part, at, end, max_letters)
             assert following > at
             at = following
             yield letters, at
 
-    async def _some(self, part: TopicPartition, at: int, end: int, most: int) -> tuple[list[DeadLetter], int]:
+    async def _next_chunk(
+        self, part: TopicPartition, at: int, end: int, max_letters: int
+    ) -> tuple[list[DeadLetter], int]:
         async with asyncio.timeout(READ_STALL_TIMEOUT_S):
             while True:
                 try:
-                    records = await self._records(part, most)
+                    records = await self._records(part, max_letters)
                 except OffsetOutOfRangeError:
                     first = (await queue_ends(self._client, self._topic))[part.partition][0]
                     following = min(max(first, at), end)
@@ -94,22 +97,22 @@ class QueueReader:
                 if position > at:
                     return [], min(end, position)
 
-    async def _records(self, part: TopicPartition, most: int) -> list[Any]:
-        """One at a time: aiokafka decompresses a record when it is asked for."""
+    async def _records(self, part: TopicPartition, max_letters: int) -> list[Any]:
+        """Takes records one by one, because aiokafka decompresses a record when it returns it."""
         records: list[Any] = []
-        left, wait_ms = CHUNK_BYTES, WAIT_MS
-        while len(records) < most and left > 0:
+        free_bytes, wait_ms = CHUNK_BYTES, WAIT_MS
+        while len(records) < max_letters and free_bytes > 0:
             found = (await self._consumer.getmany(part, timeout_ms=wait_ms, max_records=1)).get(part)
             if not found:
                 break
             records += found
-            wait_ms, left = 0, left - size_of(found[0])
+            wait_ms, free_bytes = 0, free_bytes - size_of(found[0])
         return records
 
 
 @asynccontextmanager
 async def reading(client: ClusterClient, topic: str) -> AsyncIterator[QueueReader]:
-    """A reader of committed letters; it commits nothing. The topic must exist (see `queue_ends`)."""
+    """A reader of committed letters, without commits. The topic must exist (see `queue_ends`)."""
     consumer = AIOKafkaConsumer(
         enable_auto_commit=False,
         auto_offset_reset="none",
@@ -119,7 +122,7 @@ async def reading(client: ClusterClient, topic: str) -> AsyncIterator[QueueReade
         **client.spec.aiokafka_options(),
     )
     await consumer.start()
-    await asyncio.sleep(0)  # stopped before its tasks have begun, it would cancel whoever stops it
+    await asyncio.sleep(0)  # a consumer that is stopped before its tasks have begun cancels the caller
     try:
         yield QueueReader(consumer, client, topic)
     finally:
@@ -127,7 +130,7 @@ async def reading(client: ClusterClient, topic: str) -> AsyncIterator[QueueReade
 
 
 async def read_one(client: ClusterClient, topic: str, partition: int, offset: int) -> DeadLetter | None:
-    """The letter at `offset`; None when there is none.
+    """The letter at `offset`; None: there is none.
 
     Raises:
         NoQueue; KafkaError
@@ -145,7 +148,7 @@ async def read_one(client: ClusterClient, topic: str, partition: int, offset: in
 async def scan(
     client: ClusterClient, topic: str, spans: Mapping[int, Span], within_s: float | None = None
 ) -> AsyncIterator[tuple[list[DeadLetter], int]]:
-    """(letters, offsets passed over) of `spans`, partition after partition, for at most `within_s`."""
+    """(letters, number of offsets) of the chunks of `spans`, by partition, for about `within_s`."""
     loop = asyncio.get_running_loop()
     until_s = None if within_s is None else loop.time() + within_s
     async with reading(client, topic) as reader:

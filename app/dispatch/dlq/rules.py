@@ -1,17 +1,17 @@
-"""What becomes of a dead letter in a merge or a purge, and what its copy says: pure.
+"""Decides what a merge or a purge does with a dead letter, and which headers a merged copy gets. Pure.
 
     letter -> the query holds? -> purged before? -> a message at all? -> merged before? -> merged too often?
 
-Rules
-1. A letter is merged at most once by all the merges that are remembered, unless it is asked for `again`.
-2. A letter that has been merged `max_merges` times is quarantined: it stays where it is and is counted, so
-   that a poison pill does not go round for ever. The count travels in the header `switchyard-merges`.
-3. The bytes of a batch that could not be decoded are no message and are never merged.
-4. A copy carries key, value and the producer's headers untouched, its origin and its attempts so far; the
-   reason it was given up for is behind it.
-5. What a remembered purge took is gone for whoever asks, whatever still stands in the log.
-6. A letter whose value was left out is merged with what stands at its place (`app.dispatch.dlq.left_out`).
-   Where that is gone, it is counted and never sent: null would tell the receiver to delete.
+Rules (tests/dispatch/dlq/test_rules.py)
+1. All recorded merges together copy a letter at most once, unless a merge has the term `again`.
+2. A message that was merged `max_merges` times is quarantined: its letter stays and is counted, so that a
+   poison pill does not circulate for ever. The header `switchyard-merges` carries the count.
+3. The bytes of a batch that could not be decoded are not a message, and are never merged.
+4. A copy has the letter's key, value, producer headers, origin and number of attempts. It does not have the
+   reason of the failure.
+5. A letter that a recorded purge took is gone for every reader, even while the log still contains it.
+6. If the value was left out, the merge copies it from its place (`app.dispatch.dlq.left_out`). If it is no
+   longer there, the letter is counted and never sent: null would tell the receiver to delete.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Span = tuple[int, int]  # offsets [start, end)
 
 
 class MergeVerdict(StrEnum):
-    """What a merge does with a letter."""
+    """The result of a merge or a purge for one letter."""
 
     MERGE = "merged"
     PURGE = "purged"
@@ -43,12 +43,12 @@ class MergeVerdict(StrEnum):
     QUARANTINE = "quarantined"
     RAW = "raw"
     GONE = "gone"  # an earlier purge took it
-    LEFT_OUT = "left-out"  # its value is not in it, and not where it stood either
+    LEFT_OUT = "left-out"  # it lacks its value, and no record has it any more
 
 
 @dataclass(frozen=True, slots=True)
 class PastOperation:
-    """What an earlier merge or purge has passed over: offsets [start, next) by partition, under its query."""
+    """An earlier merge or purge: its terms, and by partition the offsets [start, next) that it has judged."""
 
     query: LetterQuery
     max_merges: int
@@ -56,7 +56,7 @@ class PastOperation:
     purge: bool = False
 
     def took(self, letter: DeadLetter) -> bool:
-        """Whether that merge made a copy of `letter`, or that purge removed it."""
+        """Whether that merge copied `letter`, or that purge removed it."""
         start, end = self.spans.get(letter.partition, (0, 0))
         taken = self.purge or (letter.merges < self.max_merges and not letter.raw)
         return taken and start <= letter.offset < end and self.query.holds(letter)
@@ -64,18 +64,16 @@ class PastOperation:
 
 @dataclass(frozen=True, slots=True)
 class LetterChoice:
-    """The letters for which `query` holds and that none of `purges` took (rule 5)."""
+    """The letters for which `query` holds and which none of `purges` took (rule 5)."""
 
     query: LetterQuery
     purges: Sequence[PastOperation] = ()
 
     @property
     def everything(self) -> bool:
-        """Whether it holds for every letter."""
         return self.query.everything and not self.purges
 
     def holds(self, letter: DeadLetter) -> bool:
-        """Whether `letter` is one of them."""
         return self.query.holds(letter) and not _is_gone(letter, self.purges)
 
 
@@ -84,7 +82,6 @@ def _is_gone(letter: DeadLetter, past: Iterable[PastOperation]) -> bool:
 
 
 def judge_purge(letter: DeadLetter, query: LetterQuery, past: Iterable[PastOperation]) -> MergeVerdict:
-    """What a purge does with `letter`: whatever is asked for goes, once."""
     if not query.holds(letter):
         return MergeVerdict.OTHER
     return MergeVerdict.GONE if _is_gone(letter, past) else MergeVerdict.PURGE
@@ -93,7 +90,7 @@ def judge_purge(letter: DeadLetter, query: LetterQuery, past: Iterable[PastOpera
 def judge(
     letter: DeadLetter, query: LetterQuery, max_merges: int, past: Sequence[PastOperation]
 ) -> MergeVerdict:
-    """What a merge does with `letter`: see the module."""
+    """A merge's verdict on `letter`, in the order of the module's diagram."""
     if not query.holds(letter):
         return MergeVerdict.OTHER
     if _is_gone(letter, past):
@@ -106,29 +103,28 @@ def judge(
 
 
 def copy_headers(letter: DeadLetter, merged_at_ms: int) -> list[Header]:
-    """The headers of the copy that goes to the workload (rule 4)."""
-    own = [(name, value) for name, value in letter.headers if not name.startswith(names.PREFIX)]
+    """The headers of a merged copy (rule 4)."""
+    producer_headers = [(name, value) for name, value in letter.headers if not name.startswith(names.PREFIX)]
     last = {name: value for name, value in letter.headers if value is not None}
     kept: list[Header] = [(name, last[name]) for name in KEPT_HEADERS if name in last]
     count: list[Header] = [(MERGES, str(letter.merges + 1).encode())]
-    return [*own, *kept, *count, (names.MOVED_AT, str(merged_at_ms).encode())]
+    return [*producer_headers, *kept, *count, (names.MOVED_AT, str(merged_at_ms).encode())]
 
 
 def bounded(
     ends: Mapping[int, Span], wanted: Mapping[int, Span], partitions: Iterable[int]
 ) -> dict[int, Span]:
-    """The offsets to work through: what the log holds (`ends`), cut to what is `wanted` of it.
+    """The offsets to work through: `ends` of the log, cut to `wanted`. Empty partitions are left out.
 
-    `wanted` empty means all of it; `partitions` empty means all of them. Partitions with nothing to do are
-    left out.
+    An empty `wanted` or `partitions` sets no limit.
 
     Raises:
-        BadQuery: a partition that is not there is asked for.
+        BadQuery: `wanted` or `partitions` names a partition that does not exist.
     """
     chosen = set(partitions)
     for partition in chosen | set(wanted):
         if partition not in ends:
-            raise BadQuery(f"partition {partition} is not there; there are {len(ends)}")
+            raise BadQuery(f"partition {partition} does not exist; the queue has {len(ends)} partitions")
     found = {}
     for partition, (first, last) in sorted(ends.items()):
         if (chosen and partition not in chosen) or (wanted and partition not in wanted):
@@ -141,14 +137,14 @@ def bounded(
 
 
 def parse_range(text: str) -> tuple[int, Span]:
-    """ "0:100-200": partition 0, offsets [100, 200). Either side may be left out.
+    """Parses "0:100-200": partition 0, offsets [100, 200). Either offset may be omitted.
 
     Raises:
-        BadQuery: it is no range.
+        BadQuery: The text is not a range.
     """
     partition, colon, span = text.partition(":")
     start, dash, end = span.partition("-")
     numbers = (partition, start or "0", end or str(2**62))
     if not (colon and dash and all(n.isascii() and n.isdigit() and len(n) <= 19 for n in numbers)):
-        raise BadQuery(f"{text[:60]!r} is no range; write PARTITION:FROM-BEFORE, such as 0:100-200")
+        raise BadQuery(f"{text[:60]!r} is not a range; write PARTITION:FROM-BEFORE, such as 0:100-200")
     return int(partition), (int(numbers[1]), int(numbers[2]))

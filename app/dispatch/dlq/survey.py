@@ -1,6 +1,6 @@
-"""Looks a queue over without changing anything: figures for people, and what a merge would do.
+"""Reads a queue without changing it: statistics for people, and forecasts of merges and purges.
 
-A look ends after `within_s`: its figures are then those of the letters seen so far, and say so.
+Reading ends after `within_s`; the figures then cover the letters read so far, and `complete` is false.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.dispatch.dlq.rules import LetterChoice, MergeVerdict, Span, bounded
 from app.kafka.client.cluster import ClusterClient
 
 HOUR_MS = 3_600_000
-MAX_CODES = 100  # codes and reasons are strangers' words: a bounded number of them is counted apart
+MAX_CODES = 100  # receivers choose codes and reasons, so only this many are counted separately
 MAX_WORDS_CHARS = 200
 MAX_HOURS = 24 * 31
 OTHER_CODES = "(others)"
@@ -31,18 +31,15 @@ OTHER_CODES = "(others)"
 
 @dataclass
 class LetterStats:
-    """Figures of the letters that were counted."""
-
     letters: int = 0
     value_bytes: int = 0
     oldest_ms: int | None = None
     newest_ms: int | None = None
     codes: Counter[str] = field(default_factory=Counter)
-    hours: Counter[int] = field(default_factory=Counter)  # hour's begin -> letters moved in it
-    merged_before: int = 0  # letters that came back after a merge
+    hours: Counter[int] = field(default_factory=Counter)  # start of the hour in ms -> letters moved in it
+    merged_before: int = 0  # letters whose message was merged before, and failed again
 
     def count(self, letters: Iterable[DeadLetter]) -> None:
-        """Takes `letters` in."""
         for letter in letters:
             at_ms = letter.moved_ms
             self.letters += 1
@@ -54,7 +51,7 @@ class LetterStats:
             self.merged_before += letter.merges > 0
 
     def to_json(self) -> dict[str, Any]:
-        """Codes by count, the latest hours in order of time."""
+        """Codes by frequency, the latest hours by time."""
         return {
             "letters": self.letters,
             "value_bytes": self.value_bytes,
@@ -92,10 +89,10 @@ async def stats(
 async def lines(
     client: ClusterClient, topic: str, choice: LetterChoice, spans: Mapping[int, Span]
 ) -> AsyncIterator[bytes]:
-    """The letters as JSON lines, nothing of them left out (`export` writes them), a chunk at a time.
+    """The chosen letters as complete JSON lines, one chunk at a time.
 
     Raises:
-        KafkaError, TimeoutError: it ends early; what came before is not everything.
+        KafkaError, TimeoutError: The lines so far are not all.
     """
     async for letters, _ in scan(client, topic, spans):
         yield b"".join(orjson.dumps(exported(letter)) + b"\n" for letter in letters if choice.holds(letter))
@@ -108,9 +105,10 @@ async def foresee(
     wanted: Mapping[int, Span],
     within_s: float,
 ) -> dict[str, Any]:
-    """What a merge or a purge that begins now would do; its `partitions` are the bounds to begin it with.
+    """The forecast of a merge or a purge that would begin now; it then takes `partitions` as its bounds.
 
-    `reasons` counts what it would take by the reason, `front` the offsets that a purge would then delete.
+    `reasons` counts the letters that it would take by their reason. `front` is the number of offsets that a
+    purge would then delete.
 
     Raises:
         NoQueue, BadQuery, ClusterUnreachable, KafkaError, TimeoutError
@@ -118,37 +116,37 @@ async def foresee(
     topic = workload.dlq_topic()
     ends = await queue_ends(client, topic)
     spans = bounded(ends, wanted, terms.query.partition)
-    known = await merges_of(client, workload, ends)
-    past = terms.heeded(known.values())
-    certain = [merge.past(certain=True) for merge in known.values()]
+    operations = await merges_of(client, workload, ends)
+    past = terms.past_of(operations.values())
+    certain = [merge.past(certain=True) for merge in operations.values()]
     counts, passed = dict.fromkeys(map(str, MergeVerdict), 0), 0
     reasons: Counter[str] = Counter()
-    left: dict[int, int] = {}  # partition -> the first that stays
+    first_kept: dict[int, int] = {}  # partition -> offset
     async with reading_left_out(client, workload) as left_out:
         async for letters, offsets in scan(client, topic, spans, within_s):
             for letter in letters:
-                _, verdict = await left_out.judged(letter, terms.judge(letter, past), certain)
+                _, verdict = await left_out.judge(letter, terms.judge(letter, past), certain)
                 counts[verdict] += 1
                 if verdict in {MergeVerdict.MERGE, MergeVerdict.PURGE}:
                     _count_apart(reasons, letter.reason[:MAX_WORDS_CHARS])
                 stays = verdict != MergeVerdict.PURGE and not any(take.took(letter) for take in certain)
-                if stays and letter.partition not in left:
-                    left[letter.partition] = letter.offset
+                if stays and letter.partition not in first_kept:
+                    first_kept[letter.partition] = letter.offset
             passed += offsets
     extent = _extent(spans, passed)
-    whole = {p: left.get(p, end) - start for p, (start, end) in spans.items() if start == ends[p][0]}
+    front = {p: first_kept.get(p, end) - start for p, (start, end) in spans.items() if start == ends[p][0]}
     return {
         "topic": topic,
         **extent,
         "kind": terms.kind,
         "reasons": dict(reasons.most_common()),
-        "front": sum(whole.values()) if terms.purge and extent["complete"] else None,
+        "front": sum(front.values()) if terms.purge and extent["complete"] else None,
         "counts": counts,
         "partitions": {str(n): {"start": start, "end": end} for n, (start, end) in sorted(spans.items())},
-        "unfinished": sorted(name for name, merge in known.items() if not merge.done),
+        "unfinished": sorted(name for name, merge in operations.items() if not merge.done),
     }
 
 
 def _extent(spans: Mapping[int, Span], passed: int) -> dict[str, Any]:
-    of = sum(end - start for start, end in spans.values())
-    return {"looked_at": passed, "of": of, "complete": passed >= of}
+    total = sum(end - start for start, end in spans.values())
+    return {"looked_at": passed, "of": total, "complete": passed >= total}

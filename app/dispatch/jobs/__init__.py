@@ -1,1 +1,1 @@
-"""Dispatch jobs of a worker: changed definitions, pauses, heads of lines, catching up."""
+"""Services over a worker's dispatch jobs: definition changes, pauses, head-of-line blocking, catch-up."""

@@ -1,4 +1,5 @@
-"""Has pumps that are far behind catch up beside the latest (`app.dispatch.pump.catch_up`), and ends it."""
+"""Starts and ends catch-up: a pump with too much lag gets a second pump for its backlog
+(`app.dispatch.pump.catch_up`)."""
 
 from __future__ import annotations
 
@@ -14,12 +15,10 @@ from app.kafka.fetch.service import FetchService
 log = structlog.get_logger(__name__)
 
 CATCH_UP_POLL_INTERVAL_S = 0.25
-BACKLOG = "backlog"  # third part of the key under which a backlog is fetched
+BACKLOG = "backlog"  # third part of a backlog's key in the fetch service
 
 
 class CatchUpController(Service):
-    """Looks on a timer."""
-
     def __init__(
         self,
         pumps: MutableMapping[str, DispatchPump],
@@ -56,10 +55,13 @@ class CatchUpController(Service):
         topic, partition = pump.job.topic, pump.job.partition
         fetch.add((job, pump.epoch), topic, partition, main.tracker.end)
         fetch.add((job, pump.epoch, BACKLOG), topic, partition, pump.tracker.end)
-        message = f"{lag} messages behind: new ones flow from offset {at} on, those before it beside them"
-        log.warning("a job catches up beside the latest", job=job, why=message)
+        message = f"{lag} messages behind: new messages flow from offset {at} on, and the backlog beside them"
+        log.warning("a job catches up beside new messages", job=job, why=message)
         self._report_incident(
-            "catching-up", job, message, "see why it fell behind; spec.catchUp.rate sets the pace"
+            "catching-up",
+            job,
+            message,
+            "find out why it fell behind; spec.catchUp.rate sets the backlog's pace",
         )
 
     def _end(self, job: str, pump: DispatchPump, fetch: FetchService) -> None:
@@ -68,4 +70,4 @@ class CatchUpController(Service):
             fetch.remove((job, pump.epoch, BACKLOG))
         if pump.backlog.is_done:
             pump.retire()
-            log.info("a backlog is done", job=job)
+            log.info("a job has finished its backlog", job=job)

@@ -1,6 +1,5 @@
-"""Changed definitions come into force, one that cannot be leaves the former in force; and receivers are told
-what this region is for a workload of several.
-"""
+"""Brings changed workload definitions into force on this worker, and announces the region's role.
+A definition whose interceptors cannot be made leaves the former one in force."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ ROLLOUT_RETRY_INTERVAL_S = 1.0
 class DefinitionRollout:
     """Compares the definitions in force with those in the control log.
 
-    `changed(runtime, reordered)` is called once a changed one is in force, `ended` after each try. One that
-    names another cluster (moved, or deleted and deployed again at once) changes no runtime: `moved` ends the
-    former.
+    Calls `changed(runtime, reordered)` once a changed definition is in force, and `ended` after each attempt.
+    If a definition names another cluster (the workload was moved, or deleted and deployed again), it calls
+    `moved` instead, to end the runtime.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class DefinitionRollout:
         self._troubles: dict[str, str] = {}
 
     def reconcile(self) -> None:
-        """Begins to change whatever has changed."""
+        """Announces roles, and starts to bring each changed definition into force."""
         for key in [key for key in self._troubles if key not in self._runtimes]:
             del self._troubles[key]
         for key, runtime in list(self._runtimes.items()):
@@ -74,8 +73,9 @@ class DefinitionRollout:
             if self._troubles.get(key) != str(error):
                 self._troubles[key] = str(error)
                 self._report_incident(
-                    "definition-not-in-force", key, str(error), "the former one stays in force"
-                )
+                    "definition-not-in-force", key, str(error),
+                    "the former definition stays in force; correct the new one and deploy it again",
+                )  # fmt: skip
             await asyncio.sleep(ROLLOUT_RETRY_INTERVAL_S)
         else:
             self._troubles.pop(key, None)

@@ -1,4 +1,7 @@
-"""Head-of-line blocking, looked for on a timer, so that a quiet topic is freed too; and failing messages."""
+"""Looks for head-of-line blocking on a timer, because a quiet topic has no other event that would trigger it.
+
+It also reports receivers that fail messages or answer too much, and batches that cannot be decoded.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 HEAD_POLL_INTERVAL_S = 0.25
-FAILING = (
-    "mend the receiver, and they are delivered; spec.dlq.share and perMinute allow more dead letters;"
-    " tracker stash moves one away"
+WITHHELD_REMEDY = (
+    "repair the receiver, and it gets the messages; spec.dlq.share and perMinute allow more dead letters;"
+    " tracker stash moves a single message away"
 )
-UNDECODABLE_REMEDY = "see what wrote them; dlq list shows where they stood, dlq export has their bytes"
-UNDECODABLE_WAITS = "enable spec.dlq, or all that is behind them waits, too; see what wrote them"
-REMEDY = "it is in the dead letter queue or retry topic; look there for what is wrong with it"
+UNDECODABLE_REMEDY = "find their producer; dlq list shows their offsets, dlq export has their bytes"
+UNDECODABLE_WAITS = "enable spec.dlq, or everything behind them waits too; find their producer"
+REMEDY = "the message is in the dead letter queue or a retry topic now; find its fault there"
 
 
 class HeadOfLineMonitor(Service):
-    """Has every pump move away a message that blocks the others, and tells it."""
+    """Lets every pump move a message away that blocks its partition, and reports it."""
 
     def __init__(
         self, pumps: Mapping[str, DispatchPump], report_incident: Callable[[str, str, str, str], None]
@@ -45,13 +48,12 @@ class HeadOfLineMonitor(Service):
             self.look(time.monotonic())
 
     def look(self, now_s: float) -> None:
-        """One look at all pumps."""
         self._report_trouble(now_s)
         for job, pump in list(self._pumps.items()):
             try:
                 verdict = free_head(pump, now_s)
-            except Exception:  # of this job only
-                log.exception("the head of a line could not be looked at", job=job)
+            except Exception:  # other jobs continue
+                log.exception("a job could not be checked for head-of-line blocking", job=job)
                 continue
             if verdict is not None:
                 message = f"offset {verdict.offset}: {verdict.reason}"
@@ -59,8 +61,8 @@ class HeadOfLineMonitor(Service):
                 self._report_incident("head-of-line", job, message, REMEDY)
 
     def _report_trouble(self, now_s: float) -> None:
-        """Reports an incident for each workload whose failed messages may not be dead-lettered, or whose
-        batches cannot be decoded, and for each receiver that answers more than is read."""
+        """Reports failed messages that may not be dead-lettered, receivers whose answers are too large to
+        read, and batches that cannot be decoded."""
         reported: set[str] = set()
         for job, pump in list(self._pumps.items()):
             try:
@@ -68,20 +70,20 @@ class HeadOfLineMonitor(Service):
                 key = runtime.workload.key
                 if key not in reported:
                     reported.add(key)
-                    self._report_of(key, runtime, now_s)
-            except Exception:  # of this job only
-                log.exception("what a receiver fails could not be looked at", job=job)
+                    self._report_workload(key, runtime, now_s)
+            except Exception:  # other jobs continue
+                log.exception("a job could not be checked for failed messages", job=job)
 
-    def _report_of(self, key: str, runtime: WorkloadRuntime, now_s: float) -> None:
+    def _report_workload(self, key: str, runtime: WorkloadRuntime, now_s: float) -> None:
         if message := runtime.withholding.incident_message(now_s):
-            self._report_incident("withheld", key, message, FAILING)
+            self._report_incident("withheld", key, message, WITHHELD_REMEDY)
         for link in runtime.links.values():
             if due := link.unread.due(now_s):
-                message = f"{link.address} answered {due[0]} times more than is read: {due[1]}"
+                message = f"{due[0]} answers of {link.address} were too large to read: {due[1]}"
                 self._report_incident("answer-too-large", key, message, ANSWER_REMEDY)
         if due := runtime.undecodable.due(now_s):
             has_queue = runtime.policy.dlq_enabled
-            become = "go to the dead letter queue" if has_queue else "wait, as spec.dlq.enabled is false"
+            become = "go to the dead letter queue" if has_queue else "wait, because spec.dlq.enabled is false"
             message = f"{due[0]} records or batches cannot be decoded. They {become}. The last: {due[1]}"
             remedy = UNDECODABLE_REMEDY if has_queue else UNDECODABLE_WAITS
             self._report_incident("undecodable", key, message, remedy)

@@ -1,4 +1,4 @@
-"""The interceptors of a workload: the operator's, then its payload's."""
+"""Makes a workload's interceptors: first those that the operator configured, then the payload's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FRAMINGS = {"raw": Framing.NONE, "confluent": Framing.CONFLUENT}
 
 
 async def payload_codec(workload: Workload, schemas: SchemaLoader) -> PayloadCodec | None:
-    """The codec of the workload's payload; None when it names none.
+    """The codec of the workload's payload; None: its definition names none.
 
     Raises:
-        app.payload.descriptors.DescriptorError: its descriptors cannot be used; says what to do.
+        app.payload.descriptors.DescriptorError: The descriptors cannot be used; the message names the remedy.
     """
     payload = workload.spec.payload
     if payload is None or payload.protobuf is None:
@@ -31,10 +31,10 @@ async def payload_codec(workload: Workload, schemas: SchemaLoader) -> PayloadCod
 async def make_chain(
     workload: Workload, operators: Sequence[tuple[str, Interceptor]], schemas: SchemaLoader
 ) -> InterceptorChain | None:
-    """The workload's interceptors; None when there are none.
+    """The workload's interceptors; None: it has none.
 
     Raises:
-        app.payload.descriptors.DescriptorError: see `payload_codec`.
+        app.payload.descriptors.DescriptorError: See `payload_codec`.
     """
     codec = await payload_codec(workload, schemas)
     payload = workload.spec.payload

@@ -1,14 +1,14 @@
-"""Which pumps of workloads rest here, without being given back.
+"""Decides which pumps of workloads pause on this worker while it keeps their jobs.
 
-Rules
-1. Those that an operator has paused (`workload pause`).
-2. Those of a cluster that the workload has left: they are about to be closed, and what they began now would
-   be delivered there again.
-3. Those of a workload that this region does not act for, as far as is known here
-   (`app.failover.run.role_keeper`): another one was decided on, or the region lay still and has not heard
-   what was decided. The leader then lets them go in order, with what they have finished, or they go on where
-   they were.
-4. One of which that cannot be found out, for whatever reason. It is told, and the others do not suffer by it.
+Rules (tests/dispatch/jobs/test_pause_controller.py)
+1. A pump pauses while an operator has paused it (`workload pause`).
+2. A pump on a cluster that its workload has left pauses until it is closed: its messages would be delivered
+   again in the new cluster.
+3. A pump pauses while this region does not act for its workload, as far as this worker knows. Either another
+   region has the role, or this region was down and does not know the present role yet
+   (`app.failover.run.role_keeper`). The leader then takes the jobs away in order, with their progress, or
+   they continue.
+4. If an error prevents the decision, the pump pauses and an incident is reported. Other pumps continue.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class PauseController:
-    """See the module. `pumps`: this worker's, by job. `report_incident` may be set: to whom troubles are
-    told."""
+    """Applies the rules to `pumps` of this worker, by job. `report_incident` may be set (rule 4)."""
 
     def __init__(self, control: ControlLog, catalog: Catalog, pumps: Mapping[str, DispatchPump]) -> None:
         self._control = control
@@ -39,7 +38,7 @@ class PauseController:
         self.report_incident: ReportIncident = lambda *_: None
 
     def reconcile(self) -> None:
-        """Pauses what is to rest by what is known now, and lets the others go on."""
+        """Pauses and resumes all pumps by what the worker knows now."""
         why: dict[str, str] = {}
         self._failing &= self._pumps.keys()
         for job, pump in self._pumps.items():
@@ -49,23 +48,24 @@ class PauseController:
                     why[key] = self._why_passive(key)
                 self._set(pump, why[key])
             except Exception as error:
-                _rest(pump, "whether it is to rest cannot be found out, see this worker's log")
+                _rest(pump, "this worker cannot determine whether to pause it, see its log")
                 if job not in self._failing:
                     self._failing.add(job)
-                    log.exception("whether a job is to rest cannot be found out: it rests", job=job)
+                    log.exception("a job pauses, because an error prevented the decision", job=job)
                     self.report_incident(
-                        "workload-trouble", key, f"{job} rests; whether it is to is not known: {error!r}",
-                        "deploy the workload again; if it stays so, report it with this worker's log",
+                        "workload-trouble", key,
+                        f"{job} pauses, because this worker cannot determine whether it must: {error!r}",
+                        "deploy the workload again; if it stays paused, report a bug with this worker's log",
                     )  # fmt: skip
             else:
                 self._failing.discard(job)
 
     def attach(self, pump: DispatchPump) -> None:
-        """The same, of one that begins."""
+        """Pauses a pump that begins, if it must pause."""
         self._set(pump, self._why_passive(pump.job.name))
 
     def _why_passive(self, key: str) -> str:
-        """Rule 3; "" of what acts, and of what is not known: that stays as it is."""
+        """Why the workload pauses by rule 3; "": this region acts, or the worker does not know of it."""
         defined = self._catalog.workload(key)
         if defined is None or self._catalog.runs_here(defined) is not False:
             return ""
@@ -90,13 +90,13 @@ class PauseController:
 
 
 def _rest(pump: DispatchPump, why: str) -> None:
-    """Pauses it by another rule than the first: no operator can have it go on."""
+    """Pauses the pump by a rule other than the first, so that no operator can resume it."""
     pump.pause(True)
     _show_trouble(pump, f"{RESTS}{why}")
 
 
 def _show_trouble(pump: DispatchPump, trouble: str) -> None:
-    """With the job's status; another trouble that it has stays."""
-    for one in (pump, pump.backlog.pump) if pump.backlog is not None else (pump,):
-        if not one.trouble or one.trouble.startswith(RESTS):
-            one.trouble = trouble
+    """Shows it in the job's status, unless the pump has a trouble of another kind."""
+    for part in (pump, pump.backlog.pump) if pump.backlog is not None else (pump,):
+        if not part.trouble or part.trouble.startswith(RESTS):
+            part.trouble = trouble

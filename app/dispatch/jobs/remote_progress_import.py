@@ -1,19 +1,18 @@
-"""Jobs of active-passive workloads that begin here carry over what other regions' readers have finished
-(`app.offsets.sync.remote_progress`), and remember their own progress for those.
+"""Gives jobs of active-passive workloads that begin here the progress of readers in other regions
+(`app.offsets.sync.remote_progress`), and makes them record their own progress for those.
 
-Rules
-1. It is looked up once under each role of the region: by then what was finished elsewhere under former ones
-   is known, or never will be. The job's own note says so to its successors (`FinishedOffsets.carried`), which
-   begin at once. A job that an operator reset delivers what he asked for.
-2. While this region's copy lags behind what was finished elsewhere, the replicas that lead into the topic
-   tell barriers at once, what is undecided is held back (`app.dispatch.pump.remote_progress_filter`), and
-   what becomes known is passed on to the pump: for `BARRIER_LAG_S` at most, or, where the role was handed
-   over in order, until nothing more has become known for so long: whatever was finished is going to come
-   here. Then it is delivered, though it may have been elsewhere, and that is told.
-3. What cannot be known is told, and holds up nobody for long: `MAP_READ_TIMEOUT_S`, and
-   `FAILOVER_READ_TIMEOUT_S` where the role came here from another region, since what is not known then is all
-   that was finished there. Nor does `latest` count then: what came after it was deployed here need not have
-   been read there.
+Rules (tests/dispatch/jobs/test_remote_progress_import.py)
+1. A job imports progress once under each role of the region: by then the progress under former roles is
+   known, or never will be. The job's note records it (`FinishedOffsets.carried`), so its next owners begin at
+   once. A job that an operator reset imports nothing, and delivers from the reset on.
+2. While the copy here lags behind another region's progress, the replicas into the topic emit offset syncs at
+   once. Undecided batches are held (`app.dispatch.pump.remote_progress_filter`), and new progress goes to the
+   pump, for at most `BARRIER_LAG_S`. After an orderly handover everything finished will arrive here, so the
+   time begins again with each advance. Then the messages are delivered, perhaps for the second time, and an
+   incident says so.
+3. Missing knowledge is reported, and delays a job by at most `MAP_READ_TIMEOUT_S`. If the role came from
+   another region, it is all that was finished there, so the job waits for `FAILOVER_READ_TIMEOUT_S`. Then
+   `latest` does not apply: records that came after the deployment here may be unread there.
 """
 
 from __future__ import annotations
@@ -41,17 +40,19 @@ from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPo
 log = structlog.get_logger(__name__)
 
 REMOTE_PROGRESS_POLL_INTERVAL_S = 0.25
-IDLE_RETRY_INTERVAL_S = 2.0  # while nothing waits for it
+IDLE_RETRY_INTERVAL_S = 2.0  # while no batch is held
 FAILOVER_READ_TIMEOUT_S = 30.0
 BARRIER_LAG_S = 15.0
-# since a role came here, and on until its topic's replicas are where their sources ended then
+# after a role came here; then until the topic's replicas reach the ends that their sources had
 FAILOVER_POLL_WINDOW_S = 15.0
 BARRIER_INTERVAL_S = 1.0
 
 
-class _Lagging(NamedTuple):
-    """A pump that more of what was finished elsewhere may come to be known for. `handed_over`: by which
-    region, in order; "": by none. `reached`: how far its copy was (`PassOver`)."""
+class _LaggingPump(NamedTuple):
+    """A pump for which more progress of other regions may arrive until `until_s` (monotonic).
+
+    `handed_over`: the region that handed the role over in order; "": none did. `reached`: see `PassOver`.
+    """
 
     epoch: int
     workload: Workload
@@ -61,13 +62,10 @@ class _Lagging(NamedTuple):
 
 
 class RemoteProgressImport(Service):
-    """See the module.
-
-    Args:
-        pumps: this worker's of workloads, by job. replicas: those of routes.
+    """Imports progress by the module's rules. `pumps` and `replicas`: this worker's, by job.
 
     Attributes:
-        remote_progress: None where no regions are known: then nothing is carried.
+        remote_progress: None: no regions are known, and nothing is imported.
     """
 
     def __init__(
@@ -85,19 +83,19 @@ class RemoteProgressImport(Service):
         self._pumps = pumps
         self._replicas = replicas
         self._report_incident = report_incident
-        self._told: set[tuple[str, str]] = set()
-        self._lagging: dict[str, _Lagging] = {}
-        self._refreshed_s = self._took_s = 0.0
-        self._seen = -1  # of the control log
+        self._reported: set[tuple[str, str]] = set()
+        self._lagging: dict[str, _LaggingPump] = {}
+        self._refreshed_s = self._refresh_took_s = 0.0
+        self._seen_offset = -1  # of the control log
         self._roles: dict[str, tuple[int, str]] = {}  # epoch and state
-        self._taken_s: dict[str, float] = {}  # when they came here
-        self._behind: dict[str, int] = {}  # where sources of their replicas ended then
+        self._taken_s: dict[str, float] = {}  # when the role came here
+        self._behind: dict[str, int] = {}  # replica job -> its source's end at that time
         self._barriers_s = 0.0
 
     # -- beginning -------------------------------------------------------------------------------
 
     def _role(self, job: JobId, workload: Workload) -> RolePut | None:
-        """The role under which the job begins here; None: it carries nothing over."""
+        """The role under which the job begins here; None: it imports nothing."""
         if (
             self.remote_progress is None
             or job.topic != workload.metadata.topic
@@ -107,41 +105,40 @@ class RemoteProgressImport(Service):
         return self._control.view.roles.of(workload.key)
 
     def _role_epoch(self, job: JobId, workload: Workload) -> int:
-        """Its epoch; -1: there is none."""
+        """The epoch of `_role`; -1: there is no role."""
         role = self._role(job, workload)
         return -1 if role is None else role.epoch
 
     async def imported_progress(
         self, job: JobId, workload: Workload, answer: TakeoverAnswer, reset: LineageReset | None
     ) -> ImportedProgress | None:
-        """What a job that begins here has not to deliver; None: nothing is to be looked up (rule 1)."""
+        """The progress of other regions for a job that begins here; None: it imports nothing (rule 1)."""
         role = self._role(job, workload)
         is_reset = reset is not None and not reset.reason
         if role is None or is_reset or (reset is None and _carried(answer) == role.epoch):
             return None
         try:
             found = await self._find_progress(job, workload, role)
-        except Exception as error:  # what was elsewhere must not keep anything from flowing here
-            log.exception("what was finished in other regions could not be looked up", job=str(job))
-            found = ImportedProgress(why=f"{error!r}; expect that it is delivered again")
+        except Exception as error:  # delivery here must not depend on other regions
+            log.exception("the progress of other regions could not be imported", job=str(job))
+            found = ImportedProgress(why=f"{error!r}; expect duplicates of finished messages")
         if found.why and self._has_moved(role):
-            found = found._replace(was_read=True)  # somebody has, wherever that was
-        if found.why and (workload.key, found.why) not in self._told:
-            self._told.add((workload.key, found.why))
+            found = found._replace(was_read=True)  # the other region has read it, up to an unknown offset
+        if found.why and (workload.key, found.why) not in self._reported:
+            self._reported.add((workload.key, found.why))
             message, _, remedy = found.why.rpartition("; ")
             self._report_incident(
-                "carried-in-part", str(job), f"what was finished in other regions is known in part: "
-                f"{message or found.why}", remedy if message else "expect that it is delivered again",
+                "carried-in-part", str(job), f"the progress of other regions is known in part: "
+                f"{message or found.why}", remedy if message else "expect duplicates of finished messages",
             )  # fmt: skip
         return found
 
     def _has_moved(self, role: RolePut) -> bool:
-        """Whether it came here from another region."""
+        """Whether the role came here from another region."""
         assert self.remote_progress is not None, "there are other regions"
         return role.previous not in {"", self.remote_progress.region}
 
     async def _find_progress(self, job: JobId, workload: Workload, role: RolePut) -> ImportedProgress:
-        """Rule 3."""
         assert self.remote_progress is not None, "there are other regions"
         if not self._has_moved(role):
             return await self.remote_progress.imported_progress(job, workload)
@@ -156,101 +153,100 @@ class RemoteProgressImport(Service):
             looking.cancel()
 
     def _report_late(self, job: JobId, workload: Workload, role: RolePut) -> None:
-        late = f"where region {role.previous} stood cannot be read yet under epoch {role.epoch}"
-        if (workload.key, late) not in self._told:
-            self._told.add((workload.key, late))
+        late = f"the positions of region {role.previous} cannot be read yet under epoch {role.epoch}"
+        if (workload.key, late) not in self._reported:
+            self._reported.add((workload.key, late))
             self._report_incident(
                 "carried-late",
                 str(job),
-                f"{late}; its jobs here begin when it can be, or after {FAILOVER_READ_TIMEOUT_S:.0f} s "
-                "without it",
-                "see that the control cluster answers, and that this machine is not overloaded",
+                f"{late}; jobs here begin once they can, or after {FAILOVER_READ_TIMEOUT_S:.0f} s",
+                "check that the control cluster answers, and that this machine is not overloaded",
             )
 
     def attach(
         self, pump: DispatchPump, workload: Workload, answer: TakeoverAnswer, start: StartPosition,
         reset: LineageReset | None, carried: ImportedProgress | None,
     ) -> None:  # fmt: skip
-        """Of a pump that was fed nothing yet."""
+        """Gives the imported progress to a pump that has fetched nothing yet."""
         epoch = self._role_epoch(pump.job, workload)
         if epoch < 0:
             return
-        goes_on = reset is None and start.lineage == answer.lineage
-        goes_on = goes_on and not answer.log.is_another(start.log)
-        pump.remember(answer.note if goes_on else b"", epoch)
+        continues = reset is None and start.lineage == answer.lineage
+        continues = continues and not answer.log.is_another(start.log)
+        pump.remember(answer.note if continues else b"", epoch)
         if carried is None:
             return
         until_s = time.monotonic() + BARRIER_LAG_S
         over = carried.over
         if carried.log.is_another(start.log):
-            over = None  # the topic was made anew since
+            over = None  # the topic was recreated since
         if over is not None and (over.lags or over.until > start.snapshot.base):
             pump.pass_over(over, until_s)
         if carried.why or (over is not None and over.lags):
-            by = self._handed_over_by(workload)
-            self._hold_longer(pump, until_s, by)
-            self._lagging[str(pump.job)] = _Lagging(
-                pump.epoch, workload, until_s, by, -1 if over is None else over.reached
+            from_region = self._handed_over_by(workload)
+            self._hold_longer(pump, until_s, from_region)
+            self._lagging[str(pump.job)] = _LaggingPump(
+                pump.epoch, workload, until_s, from_region, -1 if over is None else over.reached
             )
 
     def _handed_over_by(self, workload: Workload) -> str:
-        """The region that let go of it before it became active here; "": none did."""
+        """The region that released the role in order before it came here; "": none did."""
         role = self._control.view.roles.of(workload.key)
         run = None if role is None or not role.plan else self._control.view.runs.get(role.plan)
         in_order = role is not None and run is not None and not run.forced and self._has_moved(role)
         return role.previous if role is not None and in_order else ""
 
     @staticmethod
-    def _hold_longer(pump: DispatchPump, until_s: float, by: str) -> None:
-        for one in pump.remote_progress_filters if by else ():
-            one.hold_longer(until_s, BARRIER_LAG_S)
+    def _hold_longer(pump: DispatchPump, until_s: float, from_region: str) -> None:
+        for part in pump.remote_progress_filters if from_region else ():
+            part.hold_longer(until_s, BARRIER_LAG_S)
 
     # -- while the copy lags ---------------------------------------------------------------------
 
     @Service.task
-    async def _poll_for_ever(self) -> None:
+    async def _poll(self) -> None:
         while not self.should_stop:
             await self.sleep(REMOTE_PROGRESS_POLL_INTERVAL_S)
             try:
-                self._poll()
+                self._emit_offset_syncs()
                 await self._refresh()
             except Exception:
-                log.exception("what was finished in other regions could not be looked up, and is again")
+                log.exception("the progress of other regions could not be imported; retrying")
 
     async def _refresh(self) -> None:
         now_s, waits = time.monotonic(), False
         for job, lagging in list(self._lagging.items()):
             pump = self._pumps.get(job)
             if pump is None or pump.epoch != lagging.epoch or pump.closed:
-                if now_s >= lagging.until_s:  # or it is not known yet
+                if now_s >= lagging.until_s:  # before that the pump may not be registered yet
                     del self._lagging[job]
                 continue
             waits |= pump.resume_held()
             self._report_undecided(job, lagging, pump)
             if now_s >= lagging.until_s:
                 del self._lagging[job]
-        # where it takes long, half of the time
-        pause_s = min(IDLE_RETRY_INTERVAL_S, self._took_s) if waits else IDLE_RETRY_INTERVAL_S
+        # an import that takes long takes half of the time
+        pause_s = min(IDLE_RETRY_INTERVAL_S, self._refresh_took_s) if waits else IDLE_RETRY_INTERVAL_S
         if self._lagging and now_s - self._refreshed_s >= pause_s:
-            await asyncio.gather(*(self._again(*at) for at in list(self._lagging.items())))
+            await asyncio.gather(*(self._import_again(*at) for at in list(self._lagging.items())))
             self._refreshed_s = time.monotonic()
-            self._took_s = self._refreshed_s - now_s
+            self._refresh_took_s = self._refreshed_s - now_s
 
-    def _report_undecided(self, job: str, lagging: _Lagging, pump: DispatchPump) -> None:
-        count = sum(one.undecided for one in pump.remote_progress_filters) if lagging.handed_over else 0
-        told = job, f"undecided under {lagging.epoch}"
-        if count and told not in self._told:
-            self._told.add(told)
+    def _report_undecided(self, job: str, lagging: _LaggingPump, pump: DispatchPump) -> None:
+        count = sum(part.undecided for part in pump.remote_progress_filters) if lagging.handed_over else 0
+        reported = job, f"undecided under {lagging.epoch}"
+        if count and reported not in self._reported:
+            self._reported.add(reported)
             self._report_incident(
                 "read-again", job,
-                f"up to {count} messages so far, and what follows, may be delivered again: region "
-                f"{lagging.handed_over} may have finished them, and nothing more became known of that for "
+                f"up to {count} messages so far, and those that follow, may be delivered again: region "
+                f"{lagging.handed_over} may have finished them, but its progress has not advanced here for "
                 f"{BARRIER_LAG_S:.0f} s",
-                "see that the routes into the topic copy (route list), and that this machine keeps up",
+                "check that the routes into the topic copy (route list), and that this machine keeps up",
             )  # fmt: skip
 
-    async def _again(self, job: str, lagging: _Lagging) -> None:
-        assert self.remote_progress is not None, "it lags behind what that one knows"
+    async def _import_again(self, job: str, lagging: _LaggingPump) -> None:
+        assert self.remote_progress is not None, "only an import makes a pump lag"
         found = await self.remote_progress.imported_progress(JobId.parse(job), lagging.workload)
         pump = self._pumps.get(job)
         if pump is None or pump.epoch != lagging.epoch or found.over is None:
@@ -263,13 +259,13 @@ class RemoteProgressImport(Service):
             self._hold_longer(pump, until_s, lagging.handed_over)
             self._lagging[job] = lagging._replace(until_s=until_s, reached=found.over.reached)
 
-    def _poll(self) -> None:
-        """Rule 2, the barriers; and pumps that flowed before any region shared their topic remember, too."""
+    def _emit_offset_syncs(self) -> None:
+        """Rule 2. Also makes pumps record progress that began before a region shared their topic."""
         view, now_s, carrier = self._control.view, time.monotonic(), self.remote_progress
         if carrier is None:
             return
-        if view.next_offset != self._seen:
-            self._seen = view.next_offset
+        if view.next_offset != self._seen_offset:
+            self._seen_offset = view.next_offset
             for role in view.roles:
                 if self._roles.get(role.key) != (role.epoch, role.state):
                     self._roles[role.key] = role.epoch, role.state
@@ -294,7 +290,7 @@ class RemoteProgressImport(Service):
             replica.emit_offset_sync(now_s)
 
     def _taken_over(self, remote_progress: RemoteProgress, now_s: float) -> set[tuple[str, str]]:
-        """(cluster, topic) of the workloads whose role came here a moment ago."""
+        """(cluster, topic) of the workloads whose role came here in the last `FAILOVER_POLL_WINDOW_S`."""
         self._taken_s = {
             key: at_s for key, at_s in self._taken_s.items() if now_s - at_s < FAILOVER_POLL_WINDOW_S
         }
@@ -307,7 +303,7 @@ class RemoteProgressImport(Service):
 
 
 def _carried(answer: TakeoverAnswer) -> int:
-    """Under which role a former owner here has looked; -1: none has."""
+    """The role's epoch under which a former owner here has imported progress; -1: none has."""
     try:
         return FinishedOffsets.from_bytes(answer.note).carried if answer.note else -1
     except CorruptProgress:

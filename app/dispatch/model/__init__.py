@@ -1,1 +1,1 @@
-"""Rules of dispatch: outcomes, breaker, limits, order, delays, dead letters. Pure."""
+"""Decisions of dispatch: outcomes, breakers, limits, order, delays, dead letters. Pure."""

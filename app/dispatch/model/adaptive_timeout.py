@@ -1,25 +1,25 @@
-"""How long a call to one receiver may take: longer after repeated timeouts, back when calls are quick again.
+"""Adapts the timeout of calls to one receiver: longer after repeated timeouts, shorter after quick answers.
 
     timeout_s ▲      ╭──────╮ the most
               │   ╭──╯      ╰──╮
        base_s ┼───╯            ╰────────▶      x 2 up, / 2 down
 
-Two things are adapted:
+Two timeouts adapt:
 
-- Each message: the timeout doubles with every timeout that *this* message has had, up to the maximum.
-  This is what uForwarder does (GrpcUtils.getTimeout: `rpcTimeoutMs << timeoutCount`, at most 30
-  minutes), so that a message that needs longer than the rest gets through in the end. `for_message`.
-- The receiver: when `STREAK` calls in a row time out, or more than `TIMEOUT_SHARE` of the last
-  `WINDOW_CALLS`, all calls get twice the time: otherwise a receiver that has become slow does all its work
-  in vain, message after message. At most `RECEIVER_FACTOR` times the definition's: a receiver that hangs
-  must not hold its slots for half an hour. `timeout_s`.
+- A message's (`for_message`): it doubles with every timeout of this message, up to the maximum. So a message
+  that needs longer than others gets through. uForwarder does the same (GrpcUtils.getTimeout: `rpcTimeoutMs <<
+  timeoutCount`, at most 30 minutes).
+- The receiver's (`timeout_s`): it doubles after `STREAK` timeouts in a row, or when more than `TIMEOUT_SHARE`
+  of `WINDOW_CALLS` calls timed out. Otherwise all work of a receiver that has become slow would be lost. It
+  is at most `RECEIVER_FACTOR` times the definition's, so that hanging calls free their places.
 
-Rules
-1. base_s <= timeout_s <= for_message(n) <= for_message(n + 1) <= maximum_s: what the operator wrote is
-   never undercut.
-2. After a step nothing counts that was started before it: these calls had the old timeout.
-3. One step down after a window in which at most `CALM_SHARE` timed out and the slowest answer took less
-   than `CALM_LATENCY` of the lower timeout: a step that would bring the timeouts back is not taken.
+Rules (tests/dispatch/model/test_adaptive_timeout.py)
+1. base_s <= timeout_s <= for_message(n) <= for_message(n + 1) <= maximum_s: no call gets less than the
+   definition's timeout.
+2. After a change, calls that began before it do not count: they had the old timeout.
+3. The timeout halves after a calm window, so that a step down does not cause new timeouts. At most
+   `CALM_SHARE` of its calls timed out, and its slowest answer took less than `CALM_LATENCY` of the lower
+   timeout.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MAX_DOUBLINGS = 32  # beyond every sane maximum
 
 
 class AdaptiveTimeout:
-    """See the module. One a receiver, used from one thread.
+    """One for each receiver; for one thread.
 
     Args:
-        base_s: the definition's timeout.
-        maximum_s: the most a call ever gets; at least `base_s`.
+        base_s: The definition's timeout.
+        maximum_s: The longest timeout of any call; at least `base_s`.
 
     Attributes (read only):
-        timeout_s: what a message's first call gets.
+        timeout_s: The timeout of a message's first call.
 
     Raises:
         ValueError: base_s is not above 0, or maximum_s is below it.
@@ -64,13 +64,12 @@ class AdaptiveTimeout:
         self._slowest_s = 0.0
 
     def for_message(self, timeouts: int) -> float:
-        """What a message gets that has timed out `timeouts` times."""
+        """The timeout of a message that has timed out `timeouts` times."""
         if not timeouts:
             return self.timeout_s
         return min(self.maximum_s, max(self.timeout_s, self.base_s * FACTOR ** min(timeouts, MAX_DOUBLINGS)))
 
     def on_answer(self, now_s: float, latency_s: float) -> None:
-        """A call was answered in time, whatever the answer."""
         if now_s - latency_s < self._since_s:
             return
         self._streak = 0
@@ -81,7 +80,7 @@ class AdaptiveTimeout:
             self._end_window(now_s)
 
     def on_answers(self, now_s: float, count: int, slowest_s: float) -> None:
-        """`count` calls were answered in time, the slowest after `slowest_s`."""
+        """Takes `count` calls that were answered in time, the slowest after `slowest_s`."""
         if not count or now_s - slowest_s < self._since_s:
             return
         self._streak = 0
@@ -91,7 +90,7 @@ class AdaptiveTimeout:
             self._end_window(now_s)
 
     def on_timeout(self, now_s: float, after_s: float, count: int = 1) -> None:
-        """`count` calls were given up `after_s` after they began."""
+        """Takes `count` calls that timed out after `after_s`."""
         if now_s - after_s < self._since_s:
             return
         self._streak += count
@@ -103,11 +102,10 @@ class AdaptiveTimeout:
             self._end_window(now_s)
 
     def reset(self, now_s: float) -> None:
-        """The receiver is back after an outage, or another one: what was learnt is of the past."""
+        """Forgets everything, because the receiver is back after an outage, or is another instance."""
         self._step(now_s, self.base_s)
 
     def _end_window(self, now_s: float) -> None:
-        """A window is full."""
         share, lower_s = self._timeouts / self._calls, max(self.base_s, self.timeout_s / FACTOR)
         if share > TIMEOUT_SHARE:
             self._step(now_s, self.timeout_s * FACTOR)
@@ -117,7 +115,6 @@ class AdaptiveTimeout:
             self._forget()
 
     def _step(self, now_s: float, timeout_s: float) -> None:
-        """Another timeout from now on (rule 2)."""
         timeout_s = min(timeout_s, self.maximum_s, RECEIVER_FACTOR * self.base_s)
         if timeout_s != self.timeout_s:
             self.timeout_s = timeout_s

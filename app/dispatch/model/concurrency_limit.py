@@ -1,4 +1,4 @@
-"""How many calls one receiver gets at once: as many as it can work on, and few that wait.
+"""Adapts how many calls one receiver gets at once: as many as it can work on, and few that queue.
 
     latency ▲
             │             ╭──▶ a queue: latency = base * limit / capacity
@@ -7,47 +7,49 @@
             └──────────┴─────▶ calls in flight
                    capacity
 
-    RAMP ──a queue, it seems──▶ PROBE (half the limit) ◀──one is due, or latency changed── HOLD
-      ▲                           │    │                                                    ▲
-      └──────no queue at all──────┘    └──────there was one: by Little's law───────────────┘
+    RAMP ──maybe a queue──▶ PROBE (half the limit) ◀──a probe is due, or latency changed── HOLD
+      ▲                        │    │                                                       ▲
+      └─────no queue at all────┘    └───────a queue: the limit by Little's law──────────────┘
 
-Rules
-1. Time is cut into windows, each with one limit throughout; one begins once no more are out than its limit.
-   It ends with two calls a slot, `MIN_SAMPLES` at least and `MIN_WINDOW_S`, or after a second or so with
-   what there is.
-2. A queue delays everybody. So it is looked for in the lower quantiles of what a window's own calls took:
-   as far as each of them rose, a queue is there. One message in forty that takes a hundred times as long
-   says nothing there, and everything in a mean: of a hundred calls such a mean is half noise. (Envoy's
-   adaptive concurrency compares medians, too.)
-3. How large the limit must be is a matter of the mean, though (Little's law). It is calls in flight * time /
-   calls ended: that counts as well what is still out, and has not ended in any window as short as these.
-   A mean that rose by `ERRORS` of its standard errors is a queue, too: a processor that is shared slows
-   short work by little, all work by much.
-4. RAMP doubles the limit as long as there is no queue (TCP slow start, RFC 5681).
-5. PROBE takes half of it for a window, as the ProbeRTT of BBR does (Cardwell et al., "BBR: Congestion-Based
-   Congestion Control", 2016). Faster: the limit is set to `limit * (mean - queue + allowed) / mean`. No
-   faster, in a second window neither: there is no queue, the receiver has just become slower, or wider, and
-   RAMP goes on. Twice as fast: it was all queue, and unless the base is known there may be more of it: half
-   of the half is tried as well.
-6. The queue allowed is `QUEUE` of the mean, `slack_s` at least: so much of it keeps the receiver busy between
-   answers (cf. CoDel's target of 5 ms, RFC 8289; below that it is our own event loop that is seen).
-7. A probe takes no more than a quarter away where the throughput of late (the best of some seconds, times
-   the mean without a queue) needs it: a machine that others use is faster now and then by itself.
-8. The limit only grows when it is used: `in_flight` came within a tenth of it.
-9. When more than `DROP_SHARE` of a window was dropped (timed out, RESOURCE_EXHAUSTED) the limit is cut,
-   and grows gently for a while. One poison pill in a thousand cuts nothing.
+Rules (tests/dispatch/model/test_concurrency_limit.py, tests/bench/simulate_concurrency.py)
+1. Time is cut into windows with a constant limit. A window begins once at most that many calls are in flight.
+   It ends after two calls a slot, at least `MIN_SAMPLES` and `MIN_WINDOW_S`, or after a second or so with the
+   calls that it has.
+2. A queue delays every call. So the queue is the least rise among the lower quantiles of the calls that began
+   in the window. One message in forty that takes a hundred times as long leaves these unchanged, but makes a
+   mean of a hundred calls half noise. (Envoy's adaptive concurrency compares medians, too.)
+3. The size of the limit depends on the mean (Little's law): calls in flight * time / calls ended. It includes
+   the calls that have not ended yet, which are many in such short windows. A mean that rose by `ERRORS` of
+   its standard errors is a queue, too: a shared processor delays short calls little, and all work much.
+4. RAMP doubles the limit while there is no queue (TCP slow start, RFC 5681).
+5. PROBE halves the limit for a window, as the ProbeRTT of BBR does (Cardwell et al., "BBR: Congestion-Based
+   Congestion Control", 2016). If calls get faster, the limit becomes
+   `limit * (mean - queue + allowed) / mean`. If they do not, in a second window either, there is no queue:
+   the receiver has become slower or larger, and RAMP continues. If they get twice as fast, all was queue, and
+   there may be more of it unless the base is known: the probe halves again.
+6. The allowed queue is `QUEUE` of the mean, and at least `slack_s`. It keeps the receiver busy between
+   answers (cf. CoDel's target of 5 ms, RFC 8289); less would only show this worker's own event loop.
+7. On a shared machine calls are sometimes faster by chance. So a probe takes at most a quarter of the limit
+   away while recent throughput needs more. The need is the best recent rate times the mean without a queue.
+8. The limit grows only when it was used: `in_flight` reached `USED_SHARE` of it.
+9. If more than `DROP_SHARE` of a window's calls were dropped (timed out, overloaded or unavailable), the
+   limit is cut, and then grows gently. One poison pill in a thousand changes nothing.
 
-Why not one of Netflix' concurrency-limits: Gradient2 compares with a long-term mean, which a backlog
-that never ends drags up, and the limit with it; Vegas (uForwarder's choice) compares with the smallest
-latency of a long time, so that a receiver that becomes slower, or varies, starves; both grow by a few
-calls at a time. Measured, in tests/bench/simulate_concurrency.py: 8 servers of 10 ms, latency 5.7 and 2.7
-times the base against 1.4 here; tenfold slow for 10 s, 40 % and 32 % of the best fixed limit's throughput
-against 100 %; 1,000 servers of 50 ms after 12 s, 9 % and 21 % against 99 %; an event loop of 1 ms where one
-message in forty waits for 300 ms, 100 % at 5.8 times the base and 53 %, against 96 % at 1.7 times.
+Netflix' concurrency-limits were not used. Gradient2 compares with a long-term mean, and a lasting backlog
+raises both the mean and the limit. Vegas (uForwarder's choice) compares with the smallest latency of a long
+time, so a receiver that varies or becomes slower starves. Both grow by a few calls at a time. Measured by
+tests/bench/simulate_concurrency.py:
 
-What it cannot: where a tenth of the messages takes 500 times as long as the others, or cores are shared, a
-queue shows late: throughput is that of the best fixed limit, latency some four times the base. Below a
-hundred answers a second a window takes a second, and the first ramp and its probes up to a minute.
+| receiver                                           | Gradient2, Vegas                  | this limit      |
+|----------------------------------------------------|-----------------------------------|-----------------|
+| 8 servers of 10 ms: latency, times the base        | 5.7, 2.7                          | 1.4             |
+| tenfold slow for 10 s: of the best fixed limit     | 40 %, 32 %                        | 100 %           |
+| 1,000 servers of 50 ms, after 12 s                 | 9 %, 21 %                         | 99 %            |
+| event loop of 1 ms, 1 in 40 messages waits 300 ms  | 100 % at 5.8 times the base, 53 % | 96 % at 1.7     |
+
+Limits of the method: if a tenth of the messages takes 500 times as long as the others, or cores are shared, a
+queue shows late. Throughput is then that of the best fixed limit, and latency about four times the base.
+Below a hundred answers a second a window takes a second, and the first ramp with its probes up to a minute.
 """
 
 from __future__ import annotations
@@ -58,44 +60,42 @@ from math import hypot, sqrt
 from operator import mul, sub
 from typing import NamedTuple
 
-INITIAL = 20  # Netflix' default; enough to see a latency, too little to hurt
-MAXIMUM = 2_000  # calls in flight one worker can hold in memory for one receiver
-QUEUE = 0.3  # of the mean without a queue: that much of one is wanted
+INITIAL = 20  # Netflix' default: enough to measure a latency, too few to do harm
+MAXIMUM = 2_000  # calls in flight to one receiver that fit into a worker's memory
+QUEUE = 0.3  # the allowed queue, as a share of the mean without a queue
 SLACK_S = 0.005
-NO_QUEUE = 0.15  # of the mean: half the limit makes more of a difference only when there was a queue
-ALL_QUEUE = 0.4  # of the mean: nearer to a half means that at half the limit there may be one still
+NO_QUEUE = 0.15  # of the mean: halving the limit changes more only if there was a queue
+ALL_QUEUE = 0.4  # of the mean: a larger difference means that half the limit may still queue
 FASTER = 0.6  # of the base: not by chance
-QUANTILES = (0.25, 0.5)  # two: messages of two kinds, half of each, make one of them jump
+QUANTILES = (0.25, 0.5)  # two, because one of them jumps between messages of two kinds
 ERRORS = 2.5  # standard errors of a difference of means: less is chance
 SURE = 2  # probes after which the base is known
-BEST_OF = 8  # rates of a second or more
-LEAST_LEFT = 0.75  # by one probe, where the best rate of late needs as much
+BEST_OF = 8  # rates, each of a second or more
+LEAST_LEFT = 0.75  # of the limit after one probe, if the best recent rate needs it
 GROWTH = 2.0
 GENTLE_GROWTH = 1.1
 DROP_SHARE = 0.1
 DROP_CUT = 0.7  # CUBIC's beta (RFC 9438)
 USED_SHARE = 0.9
 MIN_SAMPLES = 100
-FEW_SAMPLES = 10  # below that a quantile says nothing, however long the window was
+FEW_SAMPLES = 10  # fewer make no quantile, even in a long window
 MIN_WINDOW_S = 0.05  # answers come in bursts, one for each turn of the event loop
 MAX_WINDOW_S = 1.0  # or three latencies, whichever is longer
 PROBE_MIN_S = 2.0
-PROBE_MAX_S = 16.0  # while nothing changes; a change of latency makes for a probe at once
-PROBE_SHARE = 20  # windows between two probes, at least: a probe costs about half a window's calls
+PROBE_MAX_S = 16.0  # while nothing changes; a change of latency causes a probe at once
+PROBE_SHARE = 20  # windows between two probes, at least, because a probe costs about half a window's calls
 
 
 class LimiterPhase(StrEnum):
-    """See the module's picture."""
-
     RAMP = "ramp"
     HOLD = "hold"
     PROBE = "probe"
 
 
 class WindowLatency(NamedTuple):
-    """What a window has shown, seconds: quantiles, and the mean by Little's law and of the calls that ended.
+    """A window's latencies in seconds: quantiles, the mean by Little's law, and the mean of ended calls.
 
-    The means differ while long calls pile up that have not ended yet, or old ones end.
+    The means differ while long calls accumulate, or old ones end. `error_s` is that of `ended_s`.
     """
 
     low_s: tuple[float, ...]
@@ -105,8 +105,8 @@ class WindowLatency(NamedTuple):
 
     @classmethod
     def of(cls, own_s: list[float], older_s: list[float], mean_s: float) -> WindowLatency:
-        """From the latencies of calls that began in a window, of those that only ended in it, and the mean
-        that Little's law gives. Sorts the first list."""
+        """From latencies of calls that began in the window (sorts them) or only ended in it, and Little's
+        mean."""
         own_s.sort()
         count = len(own_s) + len(older_s)
         ended_s = (sum(own_s) + sum(older_s)) / count
@@ -115,7 +115,7 @@ class WindowLatency(NamedTuple):
         return cls(tuple(own_s[int(share * len(own_s))] for share in QUANTILES), mean_s, ended_s, error_s)
 
     def above_s(self, other: WindowLatency) -> float:
-        """How much longer everybody takes than in the other; negative when somebody takes less."""
+        """How much longer every call takes than in the other window; negative if some take less."""
         low_s: float = min(map(sub, self.low_s, other.low_s))
         surely_s = min(self.mean_s, self.ended_s) - max(other.mean_s, other.ended_s)
         if surely_s > ERRORS * hypot(self.error_s, other.error_s):
@@ -123,29 +123,29 @@ class WindowLatency(NamedTuple):
         return low_s
 
     def is_faster(self, other: WindowLatency) -> bool:
-        """The receiver is another one than in the other window, or was."""
-        return all(mine < FASTER * its for mine, its in zip(self.low_s, other.low_s, strict=True))
+        """Whether all quantiles fell so far that the receiver must have changed."""
+        return all(low_s < FASTER * other_s for low_s, other_s in zip(self.low_s, other.low_s, strict=True))
 
 
 class AdaptiveLimit:
-    """See the module. One a receiver and worker, used from one thread.
+    """One for each receiver and worker; for one thread.
 
     Args:
-        initial: where every ramp from nothing begins.
-        minimum, maximum: the limit's bounds.
-        slack_s: a queue shorter than this is none.
+        initial: The start of every ramp after a reset.
+        minimum, maximum: The limit's bounds.
+        slack_s: A shorter queue does not count.
 
     Attributes (read only):
-        limit: calls that may be in flight.
-        phase: what is being found out.
+        limit: The number of calls that may be in flight.
 
     Raises:
-        ValueError: not 1 <= minimum <= initial <= maximum.
+        ValueError: Not 1 <= minimum <= initial <= maximum.
     """
 
     __slots__ = (
-        "_again", "_base", "_before", "_before_limit", "_changed", "_dropped", "_from_limit", "_growth",
-        "_held_s", "_in_flight", "_interval_s", "_last_s", "_needed", "_older", "_own", "_probe_at_s",
+        "_base", "_before", "_before_limit", "_call_seconds", "_changed", "_dropped", "_from_limit",
+        "_growth", "_in_flight", "_interval_s", "_is_second_window", "_last_s", "_needed", "_older", "_own",
+        "_probe_at_s",
         "_rated", "_rated_s", "_rates", "_reset_s", "_since_s", "_verdicts", "initial", "limit", "maximum",
         "minimum", "phase", "slack_s",
     )  # fmt: skip
@@ -172,13 +172,13 @@ class AdaptiveLimit:
         self.reset(float("-inf"))
 
     def reset(self, now_s: float) -> None:
-        """Begins from nothing: the receiver is back after an outage, or another one."""
+        """Starts again, because the receiver is back after an outage, or is another instance."""
         self.limit = self._from_limit = self._before_limit = self.initial
         self.phase = LimiterPhase.RAMP
         self._base: WindowLatency | None = None
-        self._verdicts = 0  # by two probes the base is known; before, it may have been measured in a queue
+        self._verdicts = 0  # probes; before `SURE` of them the base may include a queue
         self._before: WindowLatency | None = None
-        self._again = self._changed = False
+        self._is_second_window = self._changed = False
         self._growth = GROWTH
         self._interval_s = PROBE_MIN_S
         self._probe_at_s = float("inf")
@@ -190,7 +190,6 @@ class AdaptiveLimit:
     # -- samples ---------------------------------------------------------------------------------
 
     def on_sample(self, now_s: float, latency_s: float, in_flight: int, dropped: bool = False) -> None:
-        """A call ended after `latency_s`; `in_flight` were out just before."""
         if dropped:
             self.on_samples(now_s, 0, latency_s, in_flight, 1)
         else:
@@ -199,7 +198,7 @@ class AdaptiveLimit:
     def on_samples(
         self, now_s: float, count: int, latency_s: float, in_flight: int, dropped: int = 0
     ) -> None:
-        """`count` calls ended after `latency_s` each, and `dropped` more were dropped."""
+        """Takes `count` calls that ended after `latency_s` each, and `dropped` further ones."""
         if in_flight > self.limit:
             self._start_window(now_s)
             return
@@ -207,8 +206,8 @@ class AdaptiveLimit:
             self._in_flight = in_flight
         passed_s = now_s - self._last_s
         self._last_s = now_s
-        # It began when another had ended, if the limit was used; if not, nobody may have been out so long.
-        self._held_s += in_flight * (passed_s if passed_s < latency_s else latency_s)
+        # After an idle gap the calls have been out for `latency_s` only.
+        self._call_seconds += in_flight * (passed_s if passed_s < latency_s else latency_s)
         started_s = now_s - latency_s
         if started_s < self._since_s:
             if started_s >= self._reset_s:
@@ -223,25 +222,24 @@ class AdaptiveLimit:
             self._try_end_window(now_s)
 
     def _start_window(self, now_s: float) -> None:
-        """A new window, from `now_s` on, with the limit as it is."""
         self._since_s = self._last_s = now_s
         self._own: list[float] = []  # latencies of calls that began in the window
-        self._older: list[float] = []  # and of those that only ended in it
-        self._held_s = 0.0  # time times calls in flight
+        self._older: list[float] = []  # latencies of calls that only ended in it
+        self._call_seconds = 0.0  # time times calls in flight
         self._dropped = self._in_flight = 0
         self._needed = 1 if now_s == float("-inf") else FEW_SAMPLES
 
     def _try_end_window(self, now_s: float) -> None:
-        """Whether the window may end."""
-        if self._since_s == float("-inf"):  # the very first window begins with its first sample
+        """Ends the window if it has enough samples or time (rule 1)."""
+        if self._since_s == float("-inf"):  # the first window begins with its first sample
             self._since_s = self._reset_s = now_s
         samples = len(self._own) + self._dropped
         lasted_s = now_s - self._since_s
         enough = max(MIN_SAMPLES, 2 * self.limit)
         if samples < enough or lasted_s < MIN_WINDOW_S:
-            latency_s = self._held_s / (samples + len(self._older))
+            latency_s = self._call_seconds / (samples + len(self._older))
             if lasted_s < max(MAX_WINDOW_S, 3 * latency_s):
-                self._needed = samples + max(1, samples // 8)  # looks again after an eighth more
+                self._needed = samples + max(1, samples // 8)  # checks again after an eighth more
                 return
         self._end(now_s)
         self._start_window(now_s)
@@ -249,7 +247,6 @@ class AdaptiveLimit:
     # -- decisions -------------------------------------------------------------------------------
 
     def _end(self, now_s: float) -> None:
-        """Decides by the window that ends now."""
         used = self._in_flight >= USED_SHARE * self.limit
         count = len(self._own)
         if self._dropped > DROP_SHARE * (count + self._dropped):
@@ -257,111 +254,110 @@ class AdaptiveLimit:
         elif count:
             ended = count + len(self._older)
             self._rate(ended, now_s - self._since_s)
-            now = WindowLatency.of(self._own, self._older, self._held_s / ended)
+            window = WindowLatency.of(self._own, self._older, self._call_seconds / ended)
             base = self._base
             if self.phase is LimiterPhase.PROBE and base is not None and self._before is not None:
-                self._probed(now_s, now, base, self._before, used)
+                self._end_probe(now_s, window, base, self._before, used)
                 return
-            if base is None or base.above_s(now) > 0:
-                self._base = now
+            if base is None or base.above_s(window) > 0:
+                self._base = window
             if used:
-                self._used(now_s, now, base or now)
+                self._adjust(now_s, window, base or window)
 
     def _rate(self, ended: int, lasted_s: float) -> None:
-        """Remembers throughput, by the second: in less of it a rate is noise."""
+        """Records throughput over at least a second, because a shorter rate is noise."""
         self._rated += ended
         self._rated_s += lasted_s
         if self._rated_s >= 1:
             self._rates.append(self._rated / self._rated_s)
             self._rated, self._rated_s = 0, 0.0
 
-    def _used(self, now_s: float, now: WindowLatency, base: WindowLatency) -> None:
-        """RAMP or HOLD, and the limit was used."""
-        queue_s = max(0.0, now.above_s(base))
-        allowed_s = self._allowed_s(now.mean_s - queue_s)
+    def _adjust(self, now_s: float, window: WindowLatency, base: WindowLatency) -> None:
+        """RAMP or HOLD, after a window that used the limit."""
+        queue_s = max(0.0, window.above_s(base))
+        allowed_s = self._allowed_s(window.mean_s - queue_s)
         if self.phase is LimiterPhase.RAMP:
             if queue_s > allowed_s:
                 self._from_limit = self.limit
-                self._probe(now)
+                self._probe(window)
             elif self.limit == self.maximum:
                 self._hold(now_s, self.maximum)
             else:
                 self._set(self.limit * self._growth)
                 self._growth = min(GROWTH, self._growth * GENTLE_GROWTH)
             return
-        changed = queue_s > 2 * allowed_s or now.is_faster(base)
+        changed = queue_s > 2 * allowed_s or window.is_faster(base)
         if now_s >= self._probe_at_s:
             self._from_limit = self.limit
-            self._probe(now)
+            self._probe(window)
         elif changed:
-            if self._changed or len(self._own) >= MIN_SAMPLES:  # few samples: not by one window
-                self._probe_at_s = now_s  # within this window, perhaps: first a clean one
+            if self._changed or len(self._own) >= MIN_SAMPLES:  # one window with few samples is no proof
+                self._probe_at_s = now_s  # after the next window, which is not mixed
         elif queue_s < allowed_s / 2 and self._growth == GROWTH:
-            self._set(self.limit * GENTLE_GROWTH)  # a noisy probe may have shown too little
+            self._set(self.limit * GENTLE_GROWTH)  # a noisy probe may have lowered it too far
         self._changed = changed
 
-    def _probe(self, now: WindowLatency) -> None:
-        """Halves the limit to see what latency is then."""
-        self._before_limit, self._before = self.limit, now
+    def _probe(self, window: WindowLatency) -> None:
+        """Halves the limit for a window, to measure the latency then."""
+        self._before_limit, self._before = self.limit, window
         half = max(self.minimum, self.limit // 2)
-        if half == self.limit:  # nothing to halve: more is the only other thing to try
+        if half == self.limit:  # the minimum: only a larger limit is left to try
             self.phase = LimiterPhase.RAMP
-            self._base = now
+            self._base = window
             return
         self.phase = LimiterPhase.PROBE
         self.limit = half
-        self._again = False
+        self._is_second_window = False
 
-    def _probed(
-        self, now_s: float, now: WindowLatency, base: WindowLatency, before: WindowLatency, used: bool
+    def _end_probe(
+        self, now_s: float, window: WindowLatency, base: WindowLatency, before: WindowLatency, used: bool
     ) -> None:
-        """What a window at half the limit has shown: `now`, against `before` it."""
+        """Decides by a window at half the limit, against the one `before`."""
         if not used:
             self._hold(now_s, self._from_limit)
             return
         mean_s = before.mean_s
-        queue_s = min(mean_s, before.above_s(now))
+        queue_s = min(mean_s, before.above_s(window))
         allowed_s = self._allowed_s(mean_s - queue_s)
-        changed = now.above_s(base) > allowed_s
+        changed = window.above_s(base) > allowed_s
         if queue_s > max(ALL_QUEUE * mean_s, self.slack_s) and (changed or self._verdicts < SURE):
-            self._base = now
-            self._probe(now)
+            self._base = window
+            self._probe(window)
             return
-        none = queue_s <= NO_QUEUE * (mean_s - queue_s)
-        ramp = none and self._before_limit == self._from_limit
-        if ramp and not self._again:
-            self._again = True  # what ended was from before in part, and took as long as then
+        is_free = queue_s <= NO_QUEUE * (mean_s - queue_s)
+        ramp = is_free and self._before_limit == self._from_limit
+        if ramp and not self._is_second_window:
+            self._is_second_window = True  # some calls of the first one began before the probe
             return
-        self._verdicts = SURE if none else self._verdicts + 1
+        self._verdicts = SURE if is_free else self._verdicts + 1
         if ramp:
-            self._base = now
+            self._base = window
             self.limit = self._before_limit
             if self.limit == self.maximum:
                 self._hold(now_s, self.maximum)
             else:
                 self.phase = LimiterPhase.RAMP
             return
-        if changed or base.above_s(now) > 0:  # else a part of the queue may be in this window, too
-            self._base = base = now
+        if changed or base.above_s(window) > 0:  # otherwise this window may still have a part of the queue
+            self._base = base = window
         served_s = mean_s - min(mean_s, max(queue_s, before.above_s(base)))
         wanted = self._before_limit * min(GROWTH, (served_s + self._allowed_s(served_s)) / mean_s)
         self._hold(now_s, max(wanted, min(LEAST_LEFT * self._from_limit, max(self._rates) * served_s)))
 
     def _allowed_s(self, served_s: float) -> float:
-        """The queue that is wanted when latency is `served_s` without one."""
+        """The allowed queue, if latency is `served_s` without one (rule 6)."""
         return max(QUEUE * served_s, self.slack_s)
 
     def _cut(self, now_s: float) -> None:
-        """Too many were dropped."""
         self._growth = GENTLE_GROWTH
         self._from_limit = self.limit
         self._hold(now_s, self.limit * DROP_CUT)
 
     def _hold(self, now_s: float, limit: float) -> None:
-        """Stays at `limit` until the next probe; ever longer while nothing changes."""
+        """Stays at `limit` until the next probe; the wait doubles while nothing changes."""
         self._set(limit)
-        same = 0.5 <= self.limit / self._from_limit <= 2
-        self._interval_s = min(PROBE_MAX_S, 2 * self._interval_s) if same else PROBE_MIN_S
+        is_stable = 0.5 <= self.limit / self._from_limit <= 2
+        self._interval_s = min(PROBE_MAX_S, 2 * self._interval_s) if is_stable else PROBE_MIN_S
         wait_s = max(self._interval_s, PROBE_SHARE * (now_s - self._since_s))
         self._probe_at_s = now_s if self._verdicts == 1 else now_s + wait_s
         self._changed = False

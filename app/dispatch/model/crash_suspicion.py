@@ -1,49 +1,46 @@
-"""Whose fault it was that a receiver was lost: its own, or the message's that it had.
+"""Decides whether a receiver was lost by its own fault or by the message that it had. Pure.
 
-UNAVAILABLE burns no attempt, so that an outage costs no message anything. A message that kills each receiver
-that takes it, or that a working receiver never takes, looks the same from outside, and must not be sent for
-ever. What tells them apart is what befalls others meanwhile.
+UNAVAILABLE does not count as an attempt, so that an outage costs no message anything. A message that kills
+each receiver, or that a working receiver never takes, has the same status, and must not be sent for ever. The
+difference is what happens to other messages meanwhile.
 
 | the call ended                                        | `Loss`    |
 |-------------------------------------------------------|-----------|
-| no connection, nobody had it                          | UNREACHED |
+| no connection: no receiver had the message            | UNREACHED |
 | the receiver ended the connection on purpose: GOAWAY  | PLANNED   |
 | without an error (its maximum age, a restart)         |           |
 | the connection broke while the receiver had it        | DIED      |
-| the receiver (or a proxy) said UNAVAILABLE             | REFUSED   |
+| the receiver (or a proxy) answered UNAVAILABLE        | REFUSED   |
 
-Rules
-1. Nothing is held against a message that reached nobody, or whose connection was ended on purpose: that says
-   nothing of the receiver either.
-2. A loss counts as `blamed` when others were taken since the message's last one. When no others are: a death
-   counts if the receiver's health was heard since the last one, and it had nothing else; a refusal
-   counts if the message blocks a full tracker nearly all of which is finished. All else is an outage.
-3. After `SUSPECT_AFTER` deaths it is a suspect: it goes last, and only once the receiver is known to live;
-   one first, then twice as many at once, up to `MOST_AT_ONCE`, for as long as none of them is lost. Those
-   that were lost together go one at a time from then on, and their common death is held against none of
-   them. So a killer takes few down with it, and what was lost beside it is acquitted in its turn.
-4. Blamed `GIVE_UP_AFTER` times it failed, and is treated as such. A refusal is a receiver's word and may be
-   of the moment (a part of what it needs is away): unless the message blocks others, that is so only once
-   it has lasted `patience_s`.
-5. Giving up is paid for like a verdict on the head of a line (`app.dispatch.model.head_of_line`): what the
-   receiver takes earns `CREDIT_MAX` at most; one that dies of every message has few of them flushed away.
+Rules (tests/dispatch/model/test_crash_suspicion.py)
+1. UNREACHED and PLANNED say nothing about the message, nor about the receiver.
+2. A loss is blamed on the message if the receiver took others since the message's last loss. If it took none,
+   a death counts if the receiver answered a health check since then, and had no other message. A refusal
+   counts if the message blocks a full tracker that is nearly finished. Any other loss is an outage.
+3. After `SUSPECT_AFTER` deaths the message is a suspect. Suspects go last, once the receiver is known to
+   live. One goes first, then twice as many at once, up to `MOST_AT_ONCE`, while none is lost. Suspects that
+   were lost together go one at a time from then on, and that death is blamed on none of them. So a killer
+   takes few receivers down, and innocent suspects are cleared in their turn.
+4. A message that was blamed `GIVE_UP_AFTER` times has failed. A refusal may be temporary (a backend is away):
+   unless the message blocks others, refusals must also have lasted for `patience_s`.
+5. Giving up costs a credit and a token, like a verdict on the head of a line
+   (`app.dispatch.model.head_of_line`). Messages that the receiver takes earn credits, up to `CREDIT_MAX`. So
+   a receiver that dies of every message loses few of them to the DLQ.
 
-Pure. `taken` and `heard` count what the receiver took, and answers to questions for its health, so far.
+`taken` and `heard` are running counts: messages that the receiver took, and answers to health checks.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-SUSPECT_AFTER = 2  # a receiver that restarts loses everything in flight once
-MOST_AT_ONCE = 32  # suspects: so many go one at a time when there is a killer among them
+SUSPECT_AFTER = 2  # a restart loses everything in flight once
+MOST_AT_ONCE = 32  # suspects; after a death this many go one at a time
 GIVE_UP_AFTER = 4
 FINISHED_SHARE = 0.9  # of a full tracker, in rule 2
-UNKNOWN_AFTER_S = (
-    10.0  # a receiver whose health is never heard is tried all the same; rule 2 counts none of it
-)
+UNKNOWN_AFTER_S = 10.0  # then a receiver without health checks is tried too
 
-# Words of gRPC's C-core and of Envoy, in lower case; "not accepted", "not sent" are our own
+# Words of gRPC's C-core and of Envoy, in lower case; "not accepted" and "not sent" are Switchyard's
 # (`app.dispatch.push.stream.link`).
 NOT_SENT = "not sent on the stream"
 _UNREACHED = (
@@ -51,13 +48,11 @@ _UNREACHED = (
     "upstream connect error", "not accepted within", NOT_SENT,
 )  # fmt: skip
 _DIED = ("socket closed", "stream removed", "connection reset", "broken pipe", "keepalive", "goaway")
-# C core quotes a peer's GOAWAY, error 0 being NO_ERROR; its own server says the rest in a status.
+# C-core quotes a peer's GOAWAY, where error 0 is NO_ERROR; its own server writes the others into a status.
 _PLANNED = ("goaway received; error code: 0;", "max connection age", "max connection idle")
 
 
 class Loss(Enum):
-    """See the module's table."""
-
     UNREACHED = "unreached"
     PLANNED = "planned"
     DIED = "died"
@@ -68,9 +63,9 @@ _RESETS = {"connection termination": Loss.DIED, "remote reset": Loss.REFUSED}
 
 
 def read_loss(details: str) -> Loss:
-    """How a call ended whose status is UNAVAILABLE, by its words."""
+    """The kind of loss, by the details of a status UNAVAILABLE."""
     words = details.lower()
-    if "upstream connect error or disconnect/reset" in words:  # Envoy: only what follows tells which of these
+    if "upstream connect error or disconnect/reset" in words:  # Envoy: the reason follows
         for reason, loss in _RESETS.items():
             if f"reset reason: {reason}" in words:
                 return loss
@@ -82,18 +77,19 @@ def read_loss(details: str) -> Loss:
 
 
 def is_planned_end(details: str) -> bool:
-    """Whether the receiver ended the connection on purpose, by the words of a status UNAVAILABLE: also where
+    """Whether the receiver ended the connection on purpose, by the details of a status UNAVAILABLE; also if
     the message was not sent yet."""
     return read_loss(details.removeprefix(f"{NOT_SENT}: ")) is Loss.PLANNED
 
 
 class CrashSuspicion:
-    """What is held against one message.
+    """The losses of one message.
 
     Attributes:
-        deaths: connections that broke while the receiver had it.
-        blamed: losses that were its own fault, as far as can be known (rule 2).
-        lost_s: when it was last lost.
+        deaths: Connections that broke while the receiver had it.
+        refusals: Answers UNAVAILABLE of the receiver.
+        blamed: Losses that count against the message (rule 2).
+        lost_s: When it was last lost.
     """
 
     __slots__ = ("_heard", "_taken", "_vouched", "blamed", "deaths", "lost_s", "refusals")
@@ -106,27 +102,26 @@ class CrashSuspicion:
 
     @property
     def is_suspect(self) -> bool:
-        """Rule 3."""
         return self.deaths >= SUSPECT_AFTER
 
     @property
     def goes_alone(self) -> bool:
-        """It was lost as a suspect, perhaps beside others (rule 3)."""
+        """Whether it was lost as a suspect, perhaps with others (rule 3)."""
         return self.deaths > SUSPECT_AFTER
 
     def may_go(self, now_s: float, *, taken: int, heard: int, alone: bool) -> bool:
-        """Whether a suspect may be sent now, `alone` or beside others: the receiver lives (rule 3)."""
+        """Whether a suspect may be sent: the receiver lives (rule 3). `alone`: it has no other message."""
         self._vouched = alone and heard != self._heard
         return heard != self._heard or taken != self._taken or now_s >= self.lost_s + UNKNOWN_AFTER_S
 
     def lost(
         self, loss: Loss, now_s: float, *, taken: int, heard: int, stuck: bool, together: bool = False
     ) -> None:
-        """The message's call ended with UNAVAILABLE.
+        """Takes the end of a call with UNAVAILABLE.
 
         Args:
-            together: it was out as one of several suspects.
-            stuck: nothing more is read, and `FINISHED_SHARE` of the tracker is finished.
+            together: It was sent with other suspects.
+            stuck: The tracker is full, and `FINISHED_SHARE` of it is finished.
         """
         if loss in (Loss.UNREACHED, Loss.PLANNED):
             return
@@ -139,12 +134,11 @@ class CrashSuspicion:
         self.lost_s = now_s
 
     def has_failed(self, *, stuck: bool, age_s: float, patience_s: float) -> bool:
-        """Rule 4, for a message first sent `age_s` ago."""
+        """Rule 4; the message was first sent `age_s` ago."""
         return self.blamed >= GIVE_UP_AFTER and (self.deaths >= self.refusals or stuck or age_s >= patience_s)
 
     @property
     def reason(self) -> str:
-        """For people."""
         if self.deaths >= self.refusals:
             return f"its receiver was lost {self.deaths} times while it had this message"
-        return f"its receiver answered UNAVAILABLE {self.refusals} times, and took others meanwhile"
+        return f"its receiver answered UNAVAILABLE {self.refusals} times, and took other messages meanwhile"

@@ -1,45 +1,44 @@
-"""Head-of-line blocking: one message that stands still while the ones behind it finish.
+"""Head-of-line blocking: decides whether one message holds up a partition while the ones behind it finish.
 
            head (unfinished, sent long ago)
     ────────┼●●●●●○●●●●●●●●●●●●●●●●●●●●●●○●●●●┼ full: nothing more is fetched
 
 Two rules say that a head blocks; both need evidence that it is the head's fault:
 
-| rule  | says                                                                                        |
-|-------|---------------------------------------------------------------------------------------------|
+| rule  | says                                                                                         |
+|-------|----------------------------------------------------------------------------------------------|
 | FULL  | more than 90 % of the tracker is in use, less than 2 % of that is unfinished, and the head   |
-|       | has been out for `patience_s`: the thresholds of "Introducing uForwarder" (Uber) and   |
-|       | of its HeadBlockingDetector (`critical` 0.9, `minAckPercent` 0.98), which knows no patience: |
-|       | at full speed a window passes in 100 ms, and every merely slow message would be stashed      |
-| AGE   | the head has been out longer than `after_s`: frees a quiet topic, whose tracker never fills  |
+|       | has been out for `patience_s`. The thresholds are those of "Introducing uForwarder" (Uber)   |
+|       | and its HeadBlockingDetector (`critical` 0.9, `minAckPercent` 0.98), which has no patience:  |
+|       | at full speed a window passes in 100 ms, and it would stash every message that is just slow  |
+| AGE   | the head has been out longer than `after_s`: for a quiet topic, whose tracker never fills    |
 
-What is *not* head-of-line blocking, and is left alone (`why_not` says so, with the numbers):
+These cases are *not* head-of-line blocking, and change nothing (`why_not` names the case with its numbers):
 
-- The receiver is away or taken to be (the breaker is open). That time does not count as the head's age.
-- Nothing newer finishes: the receiver is broken as a whole, and would flush the topic into the DLQ.
-  While the tracker has room, something newer must have been acknowledged within the last half of
-  `after_s`. When it is full nothing more can be, and what was saved up counts (see the tokens).
-- The head has not been sent, or its copy is on its way already. Nor is it with the receiver while it waits
-  behind others that may have killed it (`app.dispatch.model.crash_suspicion`).
-- No token. Two kinds, both of them spent by a verdict:
-  1. Credit: an acknowledgement earns one, up to `CREDIT_MAX`, so that no more is stashed than gets
-     through, and a receiver that dies costs at most that many messages. uForwarder earns and spends
-     likewise: 2 for a move into its resilience queue, "to tolerate 50 % message failure", 50 for one
-     into the retry queue, all of the last five minutes (BlockingQueueStubManager). One is enough here:
-     each stuck message freed in a full tracker makes room for one that can earn the next.
-  2. One of `per_minute`, in a bucket that the jobs of a workload share on a worker, which has as much of
-     the workload's rate as of its jobs.
+- The receiver is away (the breaker is open). The time of an outage does not count as the head's age.
+- Nothing newer finishes: the receiver fails as a whole, and would flush the topic into the DLQ. While the
+  tracker has room, something newer must have been acknowledged within the last half of `after_s`. A full
+  tracker allows no new message, so earned credit suffices there.
+- The head has not been sent, or its copy is being written. A head that waits as a suspect is not with the
+  receiver either (`app.dispatch.model.crash_suspicion`).
+- A token is missing. A verdict spends one of each kind:
+  1. Credit: an acknowledgement earns one, up to `CREDIT_MAX`. So no more is stashed than gets through, and a
+     receiver that dies costs at most that many messages. One suffices: each stuck message that leaves a full
+     tracker makes room for one that can earn the next. In uForwarder a move into the resilience queue costs 2
+     ("to tolerate 50 % message failure"), and one into the retry queue 50. Only the credits of the last five
+     minutes count there (BlockingQueueStubManager).
+  2. One of `per_minute`, from a bucket that a workload's jobs on a worker share. A worker's part of the rate
+     is its part of the jobs.
 
-Rules
-1. Ages count from when the head was first sent, not from when it was appended: behind a backlog every
-   message is old.
-2. A verdict is for the head only. The next head is looked at the next time, with its own age, so that
-   several stuck messages are freed one by one, as fast as tokens allow.
-3. `evaluate` is called by a timer, and after acknowledgements that leave the tracker full; it keeps no queue.
+Rules (tests/dispatch/model/test_head_of_line.py)
+1. Ages count from when the head was first sent, not from when it was appended: in a backlog every message is
+   old.
+2. A verdict is for the head only. The next head gets its own look, with its own age. So several stuck
+   messages leave one by one, as fast as tokens allow.
+3. `evaluate` is called by a timer, and after acknowledgements that leave the tracker full; it has no queue.
 
-With `ordering: partition` nothing newer is ever sent, let alone finished: such a head is not for here.
-
-The mitigation is the caller's: mark CANCELED, cancel the call and its retries, stash, mark finished.
+With `ordering: partition` nothing newer is sent before the head is finished, so no head ever blocks by these
+rules. The caller carries a verdict out: mark CANCELED, cancel the call and its retries, stash, mark finished.
 """
 
 from __future__ import annotations
@@ -54,31 +53,29 @@ UNFINISHED_THRESHOLD = 0.02  # uForwarder's UNCOMMITTED_PERCENTAGE_THRESHOLD
 CREDIT_MAX = 10
 BLOCKED_AFTER_S = 1.0
 STASHES_PER_MINUTE = 60.0
-STASH_BURST_MINUTES = 1 / 6  # so many stuck messages at once may go at once: ten seconds' worth
+STASH_BURST_MINUTES = 1 / 6  # ten seconds' tokens may be spent at once
 
 
 class BlockingRule(StrEnum):
-    """Which of the module's rules a verdict goes by."""
-
     FULL = "full"
     AGE = "age"
 
 
 class WhyNot(StrEnum):
-    """Why the last look gave no verdict; "" after one that did."""
+    """Why the last look gave no verdict; "" after a verdict."""
 
     VERDICT = ""
     IDLE = "nothing is unfinished"
     UNSENT = "the head at {head} is not with the receiver"
-    AWAY = "the receiver is away: its outage does not count against the head at {head}"
+    AWAY = "the receiver is away, and its outage does not count against the head at {head}"
     YOUNG = "the head at {head} has been out for {age_s:.1f} s; {use:.0%} in use, {open:.1%} of it unfinished"
     BROKEN = (
         "the head at {head} has been out for {age_s:.1f} s, but nothing newer finishes"
-        " ({newer} finished behind it, none acknowledged for {since_s:.1f} s): the receiver, not one message"
+        " ({newer} finished behind it, none acknowledged for {since_s:.1f} s): the receiver itself is failing"
     )
     TOKENS = (
         "the head at {head} blocks, but this worker's {per_minute:g} verdicts a minute are spent;"
-        " in {wait_s:.1f} s"
+        " the next is allowed in {wait_s:.1f} s"
     )
 
 
@@ -87,8 +84,8 @@ class StashVerdict:
     """The message at `offset` blocks its partition.
 
     Attributes:
-        reason: the rule and its numbers, for people and for the copy's headers.
-        age_s: how long it has been with the receiver.
+        reason: The rule and its numbers, for people and for the copy's headers.
+        age_s: How long it has been with the receiver.
     """
 
     offset: int
@@ -98,12 +95,12 @@ class StashVerdict:
 
 
 def shared_tokens(per_minute: float = STASHES_PER_MINUTE) -> TokenBucket:
-    """The bucket of a workload's jobs on one worker, full."""
+    """A full bucket for a workload's jobs on one worker."""
     return TokenBucket(per_minute / 60, max(1.0, per_minute * STASH_BURST_MINUTES))
 
 
 def changed_tokens(former: TokenBucket, per_minute: float, now_s: float) -> TokenBucket:
-    """`former` for another rate: what was spent stays spent, and what does not fit any more is lost."""
+    """`former` for another rate: spent tokens stay spent, and tokens above the new burst are lost."""
     tokens = shared_tokens(per_minute)
     if (tokens.rate_per_s, tokens.burst) == (former.rate_per_s, former.burst):
         return former
@@ -112,12 +109,12 @@ def changed_tokens(former: TokenBucket, per_minute: float, now_s: float) -> Toke
 
 
 class HeadOfLineDetector:
-    """See the module. One a job.
+    """One for each job.
 
     Args:
-        after_s: the AGE rule's.
-        tokens: from `shared_tokens`, one a workload.
-        patience_s: the FULL rule's; a small multiple of the receiver's usual latency is a good one.
+        after_s: The age of the AGE rule.
+        tokens: From `shared_tokens`, one bucket for each workload.
+        patience_s: The age of the FULL rule; choose a small multiple of the receiver's usual latency.
     """
 
     __slots__ = (
@@ -131,8 +128,8 @@ class HeadOfLineDetector:
         self.after_s = after_s
         self.patience_s = patience_s
         self.tokens = shared_tokens() if tokens is None else tokens
-        self._back_s = float("-inf")  # since when the receiver has been there
-        self._progress_s = float("-inf")  # when `delivered` was last seen to grow
+        self._back_s = float("-inf")  # when the receiver was last away
+        self._progress_s = float("-inf")  # when `delivered` last grew
         self._delivered = 0
         self._credit = 0
         self._why = WhyNot.IDLE
@@ -140,16 +137,15 @@ class HeadOfLineDetector:
 
     @property
     def why_not(self) -> str:
-        """Why the last look gave no verdict, for people, with its numbers."""
+        """Why the last look gave no verdict, with its numbers, for people."""
         return self._why.format(**self._numbers)
 
     @property
     def why_not_code(self) -> WhyNot:
-        """The same as a member, for counting."""
         return self._why
 
     def age_s(self, now_s: float, head_sent_s: float) -> float:
-        """For how long a head first sent then has been with a receiver that was there."""
+        """How long a head that was first sent at `head_sent_s` has been with a receiver that was there."""
         return now_s - max(head_sent_s, self._back_s)
 
     def evaluate(
@@ -164,15 +160,15 @@ class HeadOfLineDetector:
         delivered: int,
         serving: bool = True,
     ) -> StashVerdict | None:
-        """Whether the head is to be stashed now. A verdict spends tokens: carry it out.
+        """Whether to stash the head now. A verdict spends tokens, so the caller must carry it out.
 
         Args:
-            base, capacity, unfinished: the tracker's; `unfinished` 0 means idle.
-            finished_above: finished slots of the tracker's window (in use, less `unfinished`).
-            head_sent_s: when the message at `base` was first sent; None while it has not been, or while
-                there is nothing to take from the receiver (its copy is being written, it is delayed).
-            delivered: acknowledged by the receiver so far, by this job; never decreases.
-            serving: the receiver is there (breaker closed) and calls may be made.
+            base, capacity, unfinished: The tracker's; `unfinished` 0 means idle.
+            finished_above: Finished slots of the tracker's window (in use, less `unfinished`).
+            head_sent_s: When the message at `base` was first sent; None: it is not with the receiver (not
+                sent yet, delayed, or its copy is being written).
+            delivered: The job's messages that the receiver has acknowledged; never decreases.
+            serving: The receiver is there (breaker closed), and calls are allowed.
         """
         if delivered > self._delivered:
             self._credit = min(CREDIT_MAX, self._credit + delivered - self._delivered)
@@ -190,7 +186,7 @@ class HeadOfLineDetector:
         in_use = unfinished + finished_above
         use, share = in_use / capacity, unfinished / in_use
         full = use > UTILISATION_THRESHOLD
-        # A head that is alone is few enough, however small the tracker.
+        # A single unfinished message counts as few in a small tracker too.
         few = share < UNFINISHED_THRESHOLD or (unfinished == 1 and finished_above > 0)
         if age_s > self.after_s:
             rule = BlockingRule.AGE
@@ -216,13 +212,13 @@ class HeadOfLineDetector:
     def _reason(
         self, rule: BlockingRule, age_s: float, use: float, share: float, finished_above: int, unfinished: int
     ) -> str:
-        others = f"{finished_above} newer finished, {unfinished - 1} did not"
+        newer = f"{finished_above} newer finished, {unfinished - 1} did not"
         if rule is BlockingRule.AGE:
-            return f"head of line: not finished after {age_s:.1f} s (limit {self.after_s:g} s); {others}"
+            return f"head of line: not finished after {age_s:.1f} s (limit {self.after_s:g} s); {newer}"
         return (
             f"head of line: {use:.1%} of the tracker in use (limit {UTILISATION_THRESHOLD:.0%}),"
             f" {share:.2%} of it unfinished (limit {UNFINISHED_THRESHOLD:.0%}),"
-            f" the head for {age_s:.1f} s; {others}"
+            f" the head for {age_s:.1f} s; {newer}"
         )
 
     def _no(self, why: WhyNot, **numbers: float) -> StashVerdict | None:

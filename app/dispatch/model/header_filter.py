@@ -1,7 +1,7 @@
-"""Which record headers a receiver gets: allow and deny lists of a workload's definition.
+"""Chooses the record headers that a receiver gets, by the allow and deny lists of a workload's definition.
 
-A name passes when `allow` names it (or there is no `allow`) and `deny` does not. An entry is a name, or the
-beginning of names and a `*`. Case does not count, as gRPC metadata is in lower case.
+A header passes if `allow` has its name (or is absent) and `deny` does not. An entry is a name, or a prefix
+with a `*`. Case does not count, because gRPC metadata is in lower case.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Iterable, Sequence
 
 from app.dispatch.model.retry_headers import Header
 
-MAX_CACHED_NAMES = 10_000  # anybody may make names up
+MAX_CACHED_NAMES = 10_000  # producers can invent any number
 
 
 class _Patterns:
-    __slots__ = ("_beginnings", "_names")
+    __slots__ = ("_names", "_prefixes")
 
     def __init__(self, entries: Iterable[str]) -> None:
         lower = [entry.lower() for entry in entries]
         self._names = frozenset(entry for entry in lower if not entry.endswith("*"))
-        self._beginnings = tuple(entry[:-1] for entry in lower if entry.endswith("*"))
+        self._prefixes = tuple(entry[:-1] for entry in lower if entry.endswith("*"))
 
     def match(self, name: str) -> bool:
-        return name in self._names or name.startswith(self._beginnings)
+        return name in self._names or name.startswith(self._prefixes)
 
 
 class HeaderFilter:
-    """See the module. `allow` None: every name; an empty one: no name."""
+    """`allow` None: every name; empty: no name."""
 
     __slots__ = ("_allow", "_deny", "_known")
 
@@ -36,7 +36,6 @@ class HeaderFilter:
         self._known: dict[str, bool] = {}
 
     def passes(self, name: str) -> bool:
-        """Whether the receiver gets headers of this name."""
         found = self._known.get(name)
         if found is None:
             lower = name.lower()
@@ -46,5 +45,4 @@ class HeaderFilter:
         return found
 
     def of(self, headers: Sequence[Header]) -> list[Header]:
-        """The headers that pass, in order."""
         return [header for header in headers if self.passes(header[0])]

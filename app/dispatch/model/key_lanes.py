@@ -1,25 +1,24 @@
-"""Ordering by key: a lane a key, in which one message is out and the next waits; keys run side by side.
+"""Ordering by key: each key has a lane, in which one message is out and the next ones wait.
 
     key a  ──●──○──○      ● with the receiver   ○ waits in its lane
     key b  ──●
     (none) ──●──●──●      no key, no order
 
-The guarantee of `ordering: key`: a message is given to the receiver only when every earlier one of its
-key (by offset in the main topic's partition) is finished, that is acknowledged or in the DLQ. At most one
-message of a key is with the receiver at a time, its attempts included. After kill -9 or a takeover what
-was not yet saved as finished is delivered again, in order: the receiver may see 1 2 1 2 3, never 2 1.
-`ordering: partition` is the same with one lane for everything, keyed or not (`single`).
+Guarantee of `ordering: key`: the receiver gets a message only when every earlier one of its key is finished
+(acknowledged, or in the DLQ). Earlier means by offset in the main topic's partition. So at most one
+message of a key is with the receiver, through all its attempts. After kill -9 or a takeover, messages that
+were not yet saved as finished are delivered again, in order: the receiver may see 1 2 1 2 3, never 2 1.
+`ordering: partition` has one lane for all messages, with or without a key (`single`).
 
-Across retries: a message that fails waits for its next attempt in its lane, for as long as the retry tier it
-would have gone to delays it, and those behind it wait too. In a retry topic it could not be kept in order
-after a kill: whether an earlier message of the key still waits there would have to be known before the first
-delivery. It leaves its lane acknowledged or, its attempts used up, for the DLQ.
+Retries: a failed message waits in its lane for the delay of its retry tier, and the messages behind it wait
+too. A retry topic could not keep the order after a kill: a new owner does not know whether an earlier message
+of the key waits there. The message leaves its lane acknowledged or, after its last attempt, for the
+DLQ.
 
-Out of turn: what waits may be taken out of its lane, to be ended without a delivery. The one that is out, and
-the order of those that wait, stay as they are.
+A waiting message may be withdrawn from its lane, to be finished without a delivery. The message that is out
+and the order of the others stay the same.
 
-Memory: keys are kept as bytes only while a message of theirs is out; what waits is bounded by the
-tracker's capacity.
+Memory: a key is stored only while one of its messages is out; the tracker's capacity bounds the waiting ones.
 """
 
 from __future__ import annotations
@@ -34,35 +33,33 @@ ONE_LANE = b""
 
 
 class LaneError(ValueError):
-    """The caller broke the rules: a programming error that must stop the job, before it breaks order."""
+    """The caller broke the protocol: a programming error that stops the job before it breaks the order."""
 
 
 class KeyLanes(Generic[Item]):
-    """See the module. One a job, used from one thread. Items are never None.
+    """One for each job; for one thread. Items are never None.
 
     Args:
-        single: everything is in one lane (`ordering: partition`).
+        single: All items are in one lane (`ordering: partition`).
 
     Attributes (read only):
-        waiting: items that wait for an earlier one of their key.
+        waiting: The number of items that wait for an earlier one of their key.
     """
 
     __slots__ = ("_lanes", "_single", "waiting")
 
     def __init__(self, *, single: bool = False) -> None:
-        self._lanes: dict[bytes, deque[Item] | None] = {}  # None: one is out, nothing waits
+        self._lanes: dict[bytes, deque[Item] | None] = {}  # None: one is out, none waits
         self._single = single
         self.waiting = 0
 
     @property
     def in_use(self) -> int:
-        """Keys of which a message is out."""
+        """The number of keys with a message out."""
         return len(self._lanes)
 
-    # -- one out, the next waits -----------------------------------------------------------------
-
     def offer(self, key: bytes | None, item: Item) -> Item | None:
-        """The next message in the log. Returns it when it is its turn, None when it waits."""
+        """Takes the next message of the log. Returns it if it may go now; None: it waits."""
         if self._single:
             key = ONE_LANE
         elif key is None:
@@ -80,15 +77,15 @@ class KeyLanes(Generic[Item]):
         return None
 
     def offer_many(self, pairs: Iterable[tuple[bytes | None, Item]]) -> list[Item]:
-        """`offer` for each of `pairs`, in order. Returns those whose turn it is."""
+        """`offer` for each of `pairs`, in order; returns the items that may go now."""
         offer = self.offer
         return [item for key, item in pairs if offer(key, item) is not None]
 
     def finished(self, key: bytes | None) -> Item | None:
-        """The message that was out is finished here. Returns the next of its lane, which is out from now on.
+        """Ends the message that is out; returns the next of its lane, which is out from now on.
 
         Raises:
-            LaneError: no message of `key` is out.
+            LaneError: No message of `key` is out.
         """
         if self._single:
             key = ONE_LANE
@@ -109,9 +106,10 @@ class KeyLanes(Generic[Item]):
         return item
 
     def withdraw(self, is_wanted: Callable[[Item], bool]) -> Item | None:
-        """Takes the first waiting item that is wanted out of its lane; None when there is none.
+        """Takes the first waiting item that `is_wanted` out of its lane; None: there is none. Reads all
+        items.
 
-        It never was out: its end must not be told to `finished`. Takes a look at all that waits.
+        It was never out, so do not call `finished` for it.
         """
         for key, queue in self._lanes.items():
             for index, item in enumerate(queue or ()):
@@ -125,6 +123,5 @@ class KeyLanes(Generic[Item]):
         return None
 
     def finished_many(self, keys: Iterable[bytes | None]) -> list[Item]:
-        """`finished` for each of `keys`. Returns those whose turn it is now."""
         following = map(self.finished, keys)
         return [item for item in following if item is not None]

@@ -1,4 +1,4 @@
-"""What happens to a message after the receiver answered: one pure decision, total over every status.
+"""Decides what happens to a message after the receiver's answer: a pure function of every status.
 
 | answer (gRPC status)                             | decision                                              |
 |--------------------------------------------------|-------------------------------------------------------|
@@ -6,33 +6,31 @@
 | INVALID_ARGUMENT 3, NOT_FOUND 5,                 | DLQ: no retry will help                               |
 | FAILED_PRECONDITION 9, ABORTED 10,               |                                                       |
 | OUT_OF_RANGE 11, DATA_LOSS 15                    |                                                       |
-| UNAVAILABLE 14                                   | HOLD: nobody took it, the attempt is not burnt        |
-|                                                  | (one that is to blame:
-`app.dispatch.model.crash_suspicion`)          |
+| UNAVAILABLE 14                                   | HOLD: no receiver took it, the attempt does not count |
 | DEADLINE_EXCEEDED 4, RESOURCE_EXHAUSTED 8        | breaker open: HOLD; else the next retry topic         |
-| UNIMPLEMENTED 12, UNAUTHENTICATED 16,            | breaker open: HOLD; else as below. They may be said   |
-| PERMISSION_DENIED 7                              | of one message; said of every message they tell of a  |
-|                                                  | deployment, and the breaker opens
-(`app.dispatch.model.circuit_breaker`)|
-|                                                  | before a topic is flushed into the DLQ                |
+| UNIMPLEMENTED 12, UNAUTHENTICATED 16,            | breaker open: HOLD; else as the next row. They may    |
+| PERMISSION_DENIED 7                              | concern one message. If they concern every message,   |
+|                                                  | the breaker opens before the topic is in the DLQ      |
 | CANCELLED 1, UNKNOWN 2, INTERNAL 13, any other   | breaker open because of them: HOLD; else in memory,   |
 |                                                  | `in_memory_attempts` deliveries; then the next retry  |
 |                                                  | topic                                                 |
-| trailer `kafka-action: Skip`                     | ACK, whatever the status                              |
-| trailer `kafka-action: Stash`                    | DLQ, whatever the status                              |
-| trailer `kafka-action: Retry`                    | the next retry topic, whatever the status; it waits   |
-|                                                  | there for the tier's delay, or for the receiver's     |
-|                                                  | wish (`kafka-retry-after-ms`) when that is longer     |
+| trailer `kafka-action: Skip`                     | ACK, with any status                                  |
+| trailer `kafka-action: Stash`                    | DLQ, with any status                                  |
+| trailer `kafka-action: Retry`                    | the next retry topic, with any status; it waits there |
+|                                                  | for the tier's delay, or for the receiver's wish      |
+|                                                  | (`kafka-retry-after-ms`) if that is longer            |
 
-The next retry topic: from the main topic tier 0; from a tier the same again until its `attempts`
-deliveries are used, then the next; behind the last the DLQ. Without tiers: in memory,
-`in_memory_attempts` deliveries, then the DLQ.
-How many messages that DLQ was decided for may go there is limited (`app.dispatch.model.dead_letter_budget`),
-but for those that the receiver stashes itself.
-Without a DLQ nothing is dropped: the last tier again and again, or without tiers in memory for ever.
+The next retry topic: from the main topic, tier 0. From a tier it is the same tier until its `attempts`
+deliveries are used, then the next; the DLQ follows the last tier. Without tiers: in memory,
+`in_memory_attempts` deliveries, then the DLQ. Without a DLQ no message is dropped: the last tier repeats, or
+without tiers the attempts in memory.
 
-Invariant: a message ends only by ACK, or by a copy that RETRY_TOPIC and DLQ ask for; DLQ is decided only
-where there is one, and RETRY_TOPIC only names a tier that exists.
+Callers may decide otherwise: `app.dispatch.model.crash_suspicion` about a message that is to blame for
+UNAVAILABLE, `app.dispatch.model.dead_letter_budget` about the number of dead letters, except those that the
+receiver stashes.
+
+Invariant: a message ends only by ACK, or by the copy of RETRY_TOPIC or DLQ. DLQ is decided only if there is
+one, and RETRY_TOPIC only names a tier that exists (tests/dispatch/model/test_outcome.py).
 """
 
 from __future__ import annotations
@@ -47,8 +45,6 @@ DEFAULT_BACKOFF = Backoff()
 
 
 class _Class(Enum):
-    """Statuses that are treated alike."""
-
     DONE = "done"
     NEVER = "never"  # no retry will help
     AWAY = "away"
@@ -67,8 +63,6 @@ _CLASSES = {
 
 
 class Action(StrEnum):
-    """What to do with the message."""
-
     ACK = "ack"
     RETRY_IN_MEMORY = "retry-in-memory"  # deliver again after `delay_s`; the attempt counts
     RETRY_TOPIC = "retry-topic"  # copy to the tier's topic, then nack
@@ -85,7 +79,7 @@ class KafkaAction(StrEnum):
 
     @classmethod
     def read(cls, trailer: str | None) -> KafkaAction | None:
-        """The action that a trailer's value names, upper or lower case; None for any other value."""
+        """The action that a trailer's value names, in any case; None for any other value."""
         word = (trailer or "").strip().lower()
         return cls(word) if word in _KAFKA_ACTIONS else None
 
@@ -95,10 +89,10 @@ _KAFKA_ACTIONS = frozenset(action.value for action in KafkaAction)
 
 @dataclass(frozen=True, slots=True)
 class RetryTopic:
-    """A retry topic: a message waits `delay_s` there, and is delivered from it `attempts` times at most.
+    """A retry topic: a message waits `delay_s` in it, and is delivered from it at most `attempts` times.
 
     Raises:
-        ValueError: the delay is negative or there is no attempt.
+        ValueError: The delay is negative, or there is no attempt.
     """
 
     delay_s: float
@@ -113,13 +107,13 @@ class RetryTopic:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """A workload's way through failure.
+    """A workload's treatment of failed messages.
 
     Attributes:
-        in_memory_attempts: deliveries before a message leaves memory, the first included.
-        backoff: waits between them, and before a held message is tried while the breaker is closed.
-        tiers: retry topics, in order.
-        dlq_enabled: whether there is a dead letter queue.
+        in_memory_attempts: Deliveries before a message leaves memory, including the first.
+        backoff: Waits between them, and before a held message is tried while the breaker is closed.
+        tiers: Retry topics, in order.
+        dlq_enabled: Whether there is a dead letter queue.
 
     Raises:
         ValueError: `in_memory_attempts` is below 1.
@@ -137,13 +131,12 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryDecision:
-    """What to do, and why.
+    """An action with its details.
 
     Attributes:
-        action: see `Action`.
-        tier: the tier to copy to, with RETRY_TOPIC; else None.
-        delay_s: seconds until it is delivered again (0 with ACK and DLQ).
-        reason: for people; goes into the copy's headers.
+        tier: The tier to copy to, with RETRY_TOPIC; else None.
+        delay_s: Seconds until the next delivery (0 with ACK and DLQ).
+        reason: For people, and for the copy's headers.
     """
 
     action: Action
@@ -164,18 +157,18 @@ def decide(
     fails_all: bool = False,
     random01: float = 1.0,
 ) -> DeliveryDecision:
-    """What happens to a message after this answer (the module's table).
+    """The decision of the module's table.
 
     Args:
-        code: gRPC status number.
-        kafka_action: value of the trailer, None when there was none; unknown values are ignored.
-        attempts_in_memory: deliveries since the message was read, this one included.
-        tier: the retry tier it was read from, None for the main topic.
-        tier_attempt: deliveries from this tier, this one included; of no account in the main topic.
-        policy: the workload's.
-        breaker_open: the breaker is not closed, this answer included.
-        fails_all: it opened because the receiver fails every message (`CircuitBreaker.failed`).
-        random01: uniform in [0, 1], for the jitter of the backoff; 1 = none.
+        code: The gRPC status number.
+        kafka_action: The trailer's value; None: there was none. Unknown values are ignored.
+        attempts_in_memory: Deliveries since the message was read, including this one.
+        tier: The retry tier from which it was read; None: the main topic.
+        tier_attempt: Deliveries from this tier, including this one; ignored in the main topic.
+        policy: The workload's.
+        breaker_open: The breaker is not closed, after this answer.
+        fails_all: It opened because the receiver fails every message (`CircuitBreaker.failed`).
+        random01: Uniform in [0, 1], for the jitter of the backoff; 1: none.
     """
     why = code_name(code)
     override = KafkaAction.read(kafka_action)
@@ -183,7 +176,7 @@ def decide(
         why = f"kafka-action {override.value} (with {why})"
     kind = _CLASSES.get(code, _Class.FAILED)
     backoff_s = policy.backoff.delay_s(attempts_in_memory, random01)
-    again = DeliveryDecision(Action.RETRY_IN_MEMORY, None, backoff_s, f"{why}; delivery {attempts_in_memory}")
+    retry = DeliveryDecision(Action.RETRY_IN_MEMORY, None, backoff_s, f"{why}; delivery {attempts_in_memory}")
     attempts_left = attempts_in_memory < policy.in_memory_attempts
 
     if override is KafkaAction.SKIP or (override is None and kind is _Class.DONE):
@@ -196,16 +189,16 @@ def decide(
         if kind is _Class.FAILED and fails_all:
             return DeliveryDecision(Action.HOLD, None, policy.backoff.delay_s(1, random01), f"{why}; held")
         if kind in (_Class.FAILED, _Class.REFUSED) and attempts_left:
-            return again
+            return retry
     if not policy.tiers and attempts_left:
-        return again
-    return _next_topic(why, again, tier, tier_attempt, policy)
+        return retry
+    return _next_topic(why, retry, tier, tier_attempt, policy)
 
 
 def stash(
     why: str, *, attempts_in_memory: int, policy: RetryPolicy, random01: float = 1.0
 ) -> DeliveryDecision:
-    """For a message that can never be delivered: the DLQ, or without one the slowest retry there is."""
+    """The decision for a message that can never be delivered: the DLQ, or without one the slowest retry."""
     if policy.dlq_enabled:
         return DeliveryDecision(Action.DLQ, None, 0.0, why)
     if policy.tiers:
@@ -218,9 +211,9 @@ def stash(
 
 
 def _next_topic(
-    why: str, again: DeliveryDecision, tier: int | None, tier_attempt: int, policy: RetryPolicy
+    why: str, retry: DeliveryDecision, tier: int | None, tier_attempt: int, policy: RetryPolicy
 ) -> DeliveryDecision:
-    """The next retry topic, behind the last the DLQ. A tier the policy lost counts as used up."""
+    """The next retry topic, or the DLQ behind the last. A removed tier counts as used up."""
     tiers = policy.tiers
     if tier is None:
         target = 0
@@ -236,4 +229,4 @@ def _next_topic(
         return DeliveryDecision(
             Action.RETRY_TOPIC, len(tiers) - 1, tiers[-1].delay_s, f"{why}; there is no DLQ"
         )
-    return DeliveryDecision(Action.RETRY_IN_MEMORY, None, again.delay_s, f"{why}; there is no DLQ")
+    return DeliveryDecision(Action.RETRY_IN_MEMORY, None, retry.delay_s, f"{why}; there is no DLQ")

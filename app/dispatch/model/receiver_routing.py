@@ -1,18 +1,18 @@
-"""Which receiver a message is for, by its headers: zones and environments kept apart.
+"""Chooses the receiver of a message by its headers, so that zones and environments stay apart.
 
 | the message's environment       | its zone has a target    | else                                          |
 |---------------------------------|--------------------------|-----------------------------------------------|
 | production, or no header        | that target of the zone  | the main target                               |
-| another, with targets           | its target of the zone   | its target without a zone; none: as unmatched |
-| another, without any            |                          | as unmatched                                  |
-| a header that is empty          |                          | as unmatched                                  |
+| another, with targets           | its target of the zone   | its target without a zone; none: unmatched    |
+| another, without any            |                          | unmatched                                     |
+| a header that is empty          |                          | unmatched                                     |
 
-Unmatched: to the DLQ, skipped, or (only when it is asked for) to the main target. So a test message never
-reaches production by a missing rule, nor by a header without a value. Names of headers count without their
-case, as people and proxies write them. Headers are untrusted: what is no text matches nothing.
+An unmatched message goes to the DLQ, is skipped, or (only if the definition says so) goes to the main target.
+So neither a missing rule nor an empty header sends a test message to production. The case of header names
+does not count. Headers are untrusted: bytes that are not text match nothing.
 
-A zone's target may name another zone of its environment, which gets its messages once it has been away for
-some time (`Fallbacks`).
+A zone's target may name another zone of its environment as fallback, which gets its messages once it has been
+away for some time (`Fallbacks`).
 
 Source: "Introducing uForwarder" (context-aware routing: zone isolation, tenancy).
 """
@@ -27,7 +27,7 @@ MAX_SHOWN_CHARS = 60
 
 
 class Unmatched(StrEnum):
-    """What becomes of a message of an environment that has no target."""
+    """The treatment of a message whose environment has no target."""
 
     DLQ = "dlq"
     SKIP = "skip"
@@ -36,19 +36,19 @@ class Unmatched(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoutingRefusal:
-    """No target may have the message."""
+    """No target may have the message; `skip`: it is skipped instead of dead-lettered."""
 
     skip: bool
     reason: str
 
 
 class ReceiverRouting:
-    """See the module.
+    """The routes of one workload.
 
     Args:
-        zone, environment: names of the headers; None: not told apart by it.
-        targets: (environment, zone, address); None for either: see the table.
-        production: values of the environment header that mean the main target.
+        zone, environment: Names of the headers; None: the header does not count.
+        targets: (environment, zone, address); None as in the module's table.
+        production: Values of the environment header that mean production.
     """
 
     __slots__ = ("_environment", "_main", "_production", "_targets", "_unmatched", "_zone")
@@ -72,7 +72,7 @@ class ReceiverRouting:
 
     @property
     def production(self) -> set[str]:
-        """Targets of production, the main one among them."""
+        """Targets of production, including the main one."""
         zones = {address for (environment, _), address in self._targets.items() if environment is None}
         return {self._main, *zones}
 
@@ -82,7 +82,7 @@ class ReceiverRouting:
         return list(dict.fromkeys([self._main, *self._targets.values()]))
 
     def choose(self, headers: Iterable[tuple[str, bytes | None]]) -> str | RoutingRefusal:
-        """The address for a message with these headers; the last header of a name counts, as in Kafka."""
+        """The address for a message with these headers. The last header of a name counts, as in Kafka."""
         zone = environment = None
         for name, value in headers:
             folded = name.casefold()
@@ -106,10 +106,10 @@ def _text(value: bytes | None) -> str:
 
 
 class Fallbacks:
-    """Where messages go whose target has been away for `after_s`, until it is back.
+    """The targets that get the messages of a target that has been away for `after_s`, until it is back.
 
     Args:
-        targets: address -> the address that its messages may go to; one that names itself names none.
+        targets: Address -> the address of its fallback; its own address: it has none.
     """
 
     __slots__ = ("_away_since_s", "_targets", "after_s")
@@ -123,14 +123,13 @@ class Fallbacks:
         return bool(self._targets)
 
     def update(self, address: str, now_s: float, *, is_away: bool) -> None:
-        """Whether this target is away now."""
         if is_away:
             self._away_since_s.setdefault(address, now_s)
         else:
             self._away_since_s.pop(address, None)
 
     def choose(self, address: str, now_s: float, is_away: Callable[[str], bool]) -> str:
-        """The target of a message for this one; itself unless it was away for long and another is there."""
+        """The target for a message of `address`: itself, or a fallback that is there after `after_s`."""
         at, seen = address, {address}
         while (since_s := self._away_since_s.get(at)) is not None and now_s >= since_s + self.after_s:
             following = self._targets.get(at)
@@ -143,6 +142,6 @@ class Fallbacks:
         return address
 
     def kept(self, former: Fallbacks) -> Fallbacks:
-        """This, knowing since when targets have been away."""
+        """Takes over since when targets have been away; returns self."""
         self._away_since_s = dict(former._away_since_s)
         return self

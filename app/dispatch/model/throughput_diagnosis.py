@@ -1,13 +1,12 @@
-"""Why a workload does not go faster on a worker: one reason, and a sentence with its numbers.
+"""Finds why a workload is not faster on a worker: one reason, with a sentence that has its numbers. Pure.
 
-The reasons stand in `ThroughputBound` from the gravest to none; the first that is true is told. Those that
-stop everything, or a partition, come before those that slow it down, and these are asked in the order in
-which a message passes them on its way (`app.dispatch.scheduler.workload`): its rate, the receiver's slow
-start, limit and credit. They hold only while something is ready to be sent: a limit that nobody waits for
-holds nothing back.
+`ThroughputBound` lists the reasons by severity, and the first true one counts. First come those that stop
+everything or a partition. The next ones slow sending down, in the order in which a message meets them
+(`app.dispatch.scheduler.workload`): its rate, the receiver's slow start, limit and credit. These hold only
+while a message is ready, because an unused limit holds nothing back.
 
-What is told is a moment's truth, read from a heartbeat. Pure: the reader of heartbeats asks, so that no
-sentence has to travel in them.
+The figures are of one moment, from a heartbeat. The reader of heartbeats makes the sentence, so that
+heartbeats do not carry it.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from enum import StrEnum
 
 import msgspec
 
-# before the trouble of a job that is paused, and by no operator (`app.dispatch.jobs.pause_controller`)
+# prefix of the trouble of a job that pauses, but not for an operator (`app.dispatch.jobs.pause_controller`)
 RESTS = "rests: "
-# before the trouble of a job whose copies no retry topic or DLQ takes (`app.dispatch.pump.retry_publisher`)
+# prefix of the trouble of a job whose copies no topic accepts (`app.dispatch.pump.retry_publisher`)
 NO_COPY = "no copy"
-NEARLY = 0.9  # of a limit: at it, but for the calls that were answered this moment
+NEARLY = 0.9  # of a limit: it counts as reached, because some calls were just answered
 SHOWN = 3  # partitions, or troubles, in a sentence
-MEMORY_FULL = 0.95  # of the budget: a partition is refused before the last byte is taken
+MEMORY_FULL = 0.95  # of the budget, because a partition has to wait before the last byte is taken
 
 
 class ThroughputBound(StrEnum):
-    """What holds a workload back; see the module."""
+    """The reasons that hold a workload back, by severity."""
 
     WORKER = "worker"
     LEASE = "lease"
@@ -61,17 +60,17 @@ class TargetStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """One receiver of a workload as one worker sees it.
 
     Attributes:
-        contract: the one in use.
-        breaker, why_open, probe_in_ms: its state, and while it is not closed the reason and when it may
-            probe (-1: it is closed).
-        limit, allowed: messages in flight at most, and what slow start leaves of it now (-1: all).
-        ceiling, phase: of the adaptive limit; 0 and "" when the limit is a fixed one.
-        credit: messages that the stream takes now; -1 for unary.
-        held: messages that wait for this receiver.
-        timeout_ms, base_timeout_ms: a call's timeout in force, and the definition's where that is another.
-        health: as last heard, "" while nothing was.
-        calls, failed: answers of the last seconds, and those that tell of trouble with the receiver.
-        latency_ms: mean time to an answer over the last minute that had any; -1: there was none yet.
+        contract: The one in use.
+        breaker, why_open, probe_in_ms: The breaker's state; while it is not closed, the reason and the time
+            to the next probe (-1: it is closed).
+        limit, allowed: The most messages in flight, and what slow start allows of it now (-1: all).
+        ceiling, phase: The adaptive limit's; 0 and "" with a fixed limit.
+        credit: The messages that the stream takes now; -1 for unary.
+        held: Messages that wait for this receiver.
+        timeout_ms, base_timeout_ms: The present timeout of a call, and the definition's if it differs.
+        health: The last health check's result; "": there was none.
+        calls, failed: Answers of the last seconds, and those that count against the receiver.
+        latency_ms: The mean time to an answer in the last minute that had any; -1: there was none yet.
     """
 
     address: str
@@ -96,7 +95,7 @@ class TargetStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 @dataclass(frozen=True, slots=True)
 class RateShare:
-    """This worker's share of a rate: so many of `unit` a second; `tokens` there are (below 0: a debt)."""
+    """This worker's share of a rate: `per_s` of `unit`, and the present `tokens` (below 0: a debt)."""
 
     unit: str
     per_s: float
@@ -104,28 +103,28 @@ class RateShare:
 
     @property
     def short(self) -> float:
-        """Tokens that are missing for the next message; 0 when it may go."""
+        """Tokens that the next message lacks; 0: it may go."""
         return max(0.0, 1 - self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class FlowReport:
-    """What a worker says of one workload.
+    """A worker's figures of one workload.
 
     Attributes:
-        blocked: why the worker may send nothing at all: "lease", "snapshots", or "".
-        jobs, paused: its jobs here, and those of them that are paused.
-        resting: why some of those are that no operator has paused.
-        obscured: whether one of them tells of another trouble, so that it is not known who has paused it.
-        stuck, cramped: partitions whose tracker is full behind few unfinished messages, or of many.
-        ready, behind, postponed, backoff: messages that may go now, that wait for their turn, for their
-            time, for their next attempt.
-        outgoing: messages on their way to a retry topic or the DLQ; `not_taken`: why none goes there now.
-        due_in_s: until the first of `postponed` is due.
-        unread: messages in the log that could be read and were not yet; None while unknown.
-        catching_up: jobs that work off a backlog beside the latest.
-        budget_used: share of the worker's memory for fetched messages.
-        withheld: messages that failed, and may not be dead-lettered yet; `failures`: how, for people.
+        blocked: Why the worker may send nothing at all: "lease", "snapshots", or "".
+        jobs, paused: Its jobs here, and how many of them are paused.
+        resting: Why jobs pause that no operator has paused.
+        obscured: A job has another trouble, so it is not known who paused it.
+        stuck, cramped: Partitions whose tracker is full behind few unfinished messages, or full of many.
+        ready, behind, postponed, backoff: Messages that may go now, that wait for an earlier one, for their
+            time, and for their next attempt.
+        outgoing: Messages on their way to a retry topic or the DLQ; `not_taken`: why none is accepted.
+        due_in_s: Seconds until the first of `postponed` is due.
+        unread: Messages in the log that were not read yet; None: unknown.
+        catching_up: Jobs that work off a backlog beside new messages.
+        budget_used: The used share of the worker's memory for fetched messages.
+        withheld: Failed messages that may not be dead-lettered yet; `failures`: how they fail, for people.
     """
 
     blocked: str = ""
@@ -152,14 +151,14 @@ class FlowReport:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputDiagnosis:
-    """What holds a workload back, in a word and in a sentence."""
+    """The reason that holds a workload back, as a word and as a sentence."""
 
     bound: ThroughputBound
     why: str
 
 
 def pace(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnosis:
-    """Why it does not go faster; `targets` are its receivers, the main one first."""
+    """Why the workload is not faster; `targets` are its receivers, the main one first."""
     stopped = _stopped(flow, targets)
     if stopped is not None:
         return stopped
@@ -171,40 +170,39 @@ def pace(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnos
 
 
 def gravest(paces: Iterable[ThroughputDiagnosis]) -> ThroughputDiagnosis | None:
-    """The one that somebody has to look at first; None of none."""
+    """The most severe of `paces`, which needs attention first; None: there are none."""
     return min(paces, key=lambda pace: _GRAVITY[pace.bound], default=None)
 
 
 def without_worker(waiting: int, jobs: int) -> ThroughputDiagnosis:
-    """`waiting` of a workload's `jobs` have no worker that is heard."""
+    """`waiting` of a workload's `jobs` have no live worker."""
     if not jobs:
         return ThroughputDiagnosis(ThroughputBound.WORKER, "no partition of it is assigned yet")
     return ThroughputDiagnosis(ThroughputBound.WORKER, f"{waiting} of {jobs} partitions wait for a worker")
 
 
 def hibernated(why: str) -> ThroughputDiagnosis:
-    """It sleeps, so that nothing is held back."""
     return ThroughputDiagnosis(ThroughputBound.HIBERNATED, why)
 
 
 def passive(why: str) -> ThroughputDiagnosis:
-    """Another region runs it."""
     return ThroughputDiagnosis(ThroughputBound.PASSIVE, why)
 
 
 def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnosis | None:
-    """What stops all of it, a receiver, or a partition."""
     if flow.blocked == "snapshots":
-        why = "nothing is sent until what was acknowledged is saved: the control cluster is slow to take it"
+        why = (
+            "nothing is sent until acknowledged messages are saved: the control cluster is slow to store them"
+        )
         return ThroughputDiagnosis(ThroughputBound.LEASE, why)
     if flow.blocked:
-        why = "nothing is sent: this worker's lease is over, its heartbeats were not acknowledged in time"
+        why = "nothing is sent: this worker's lease is over, as its heartbeats were not acknowledged in time"
         return ThroughputDiagnosis(ThroughputBound.LEASE, why)
     for target in targets:
         waits = f"; {target.held} messages wait for it" if target.held else ""
         if target.health == "not-serving":
             return ThroughputDiagnosis(
-                ThroughputBound.HEALTH, f"{target.address} says that it is not serving{waits}"
+                ThroughputBound.HEALTH, f"{target.address} reports that it is not serving{waits}"
             )
     for target in targets:
         if target.breaker != "closed":
@@ -216,24 +214,24 @@ def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDia
         return ThroughputDiagnosis(ThroughputBound.PAUSED, _paused(flow))
     if flow.withheld:
         why = (
-            f"{flow.withheld} messages failed and wait, as spec.dlq allows no more dead letters now"
-            f" ({flow.failures}): they are tried again, few at a time"
+            f"{flow.withheld} messages failed and wait, because spec.dlq allows no more dead letters now"
+            f" ({flow.failures}); the worker retries a few at a time"
         )
         return ThroughputDiagnosis(ThroughputBound.DEAD_LETTERS, why)
     if flow.not_taken:
         why = f"{flow.outgoing} messages wait to be copied: {'; '.join(flow.not_taken[:SHOWN])}"
         return ThroughputDiagnosis(ThroughputBound.COPYING, why)
     if flow.stuck:
-        why = f"{_few(flow.stuck)}: nothing more is read until its first unfinished message is done or moved"
+        why = f"{_few(flow.stuck)}: no more is read until its first unfinished message is finished or moved"
         return ThroughputDiagnosis(ThroughputBound.HEAD, why)
     return None
 
 
 def _paused(flow: FlowReport) -> str:
-    whole = f"all {flow.jobs} of its partitions here"
+    jobs = f"all {flow.jobs} of its partitions here"
     if flow.resting:
-        return f"{whole} rest, whatever operators resume: {'; '.join(flow.resting)}"
-    return f"{whole} are paused" if flow.obscured else f"{whole} were paused by an operator"
+        return f"{jobs} pause, and no operator can resume them: {'; '.join(flow.resting)}"
+    return f"{jobs} are paused" if flow.obscured else f"{jobs} were paused by an operator"
 
 
 def _next_probe(in_ms: int) -> str:
@@ -241,29 +239,28 @@ def _next_probe(in_ms: int) -> str:
 
 
 def _slowed(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnosis | None:
-    """What something waits for that is ready to be sent."""
     for rate in flow.rates:
         if rate.short > 0:
             why = (
                 f"the definition's rate is used up: {rate.per_s:g} {rate.unit}/s is this worker's share,"
-                f" {rate.short:,.0f} are short, there in {rate.short / rate.per_s:.2f} s"
+                f" {rate.short:,.0f} are short, available in {rate.short / rate.per_s:.2f} s"
             )
             return ThroughputDiagnosis(ThroughputBound.RATE, why)
-    # Of several receivers those that something waits for; what is ready goes to the only one there is.
+    # With several receivers, messages wait at theirs; with one, they wait in the partitions.
     wanted = [target for target in targets if target.held] or targets[:1]
     for target in wanted:
         out, address = target.in_flight, target.address
         if 0 <= target.allowed < target.limit and out >= NEARLY * target.allowed:
             share = f"{target.allowed} of {target.limit}"
-            why = f"{address} has just come back: {share} may be in flight, all within a second"
+            why = f"{address} has just come back: {share} may be in flight now, all of them within a second"
             return ThroughputDiagnosis(ThroughputBound.SLOW_START, why)
         if out >= NEARLY * target.limit:
             return ThroughputDiagnosis(
                 ThroughputBound.LIMIT, f"{out} of {target.limit} are in flight at {address}: {_limit(target)}"
             )
         if target.credit == 0:
-            what = f"has given no credit beyond the {out} in flight" if out else "has no stream up yet"
-            return ThroughputDiagnosis(ThroughputBound.CREDIT, f"{address} {what}")
+            cause = f"has given no credit beyond the {out} in flight" if out else "has no stream up yet"
+            return ThroughputDiagnosis(ThroughputBound.CREDIT, f"{address} {cause}")
     return None
 
 
@@ -271,16 +268,16 @@ def _limit(target: TargetStatus) -> str:
     if not target.ceiling:
         return "this worker's share of flow.max_inflight"
     if target.limit >= target.ceiling:
-        return f"{target.ceiling} is the most that a worker gives one receiver"
+        return f"{target.ceiling} is the most that a worker sends one receiver"
     if target.phase == "hold":
-        return "with more at once it only got slower"
-    return "how many it can take is being found out"
+        return "more at once only made it slower"
+    return "the worker is still measuring how many it can take"
 
 
 def _starved(flow: FlowReport, in_flight: int) -> ThroughputDiagnosis:
-    """Nothing is ready: what it waits for."""
+    """No message is ready: what the workload waits for."""
     if flow.cramped:
-        why = f"{_few(flow.cramped)}: more unfinished messages than tracker.capacity are not read"
+        why = f"{_few(flow.cramped)}: a worker reads no more unfinished messages than tracker.capacity"
         return ThroughputDiagnosis(ThroughputBound.CAPACITY, why)
     if flow.behind:
         return ThroughputDiagnosis(
@@ -288,13 +285,15 @@ def _starved(flow: FlowReport, in_flight: int) -> ThroughputDiagnosis:
         )
     if flow.unread and flow.budget_used >= MEMORY_FULL:
         used = f"{flow.budget_used:.0%} of this worker's memory for fetched messages is in use"
-        return ThroughputDiagnosis(ThroughputBound.MEMORY, f"{used}; more is read when some is done")
+        return ThroughputDiagnosis(
+            ThroughputBound.MEMORY, f"{used}; the worker reads on when messages finish"
+        )
     if flow.catching_up:
-        why = f"{flow.catching_up} partitions work off a backlog at catchUp.rate, beside what is new"
+        why = f"{flow.catching_up} partitions work off a backlog at catchUp.rate, beside new messages"
         return ThroughputDiagnosis(ThroughputBound.CATCH_UP, why)
     if flow.unread:
         return ThroughputDiagnosis(
-            ThroughputBound.FETCH, f"all that was read is sent; {flow.unread} messages are still to be read"
+            ThroughputBound.FETCH, f"every message that was read is sent; {flow.unread} are not read yet"
         )
     if flow.postponed:
         due = "" if flow.due_in_s is None else f", the first for {_span(max(0.0, flow.due_in_s))}"
@@ -310,11 +309,11 @@ def _starved(flow: FlowReport, in_flight: int) -> ThroughputDiagnosis:
         return ThroughputDiagnosis(ThroughputBound.COPYING, why)
     if in_flight:
         return ThroughputDiagnosis(
-            ThroughputBound.NONE, f"all there is is with the receiver: {in_flight} in flight"
+            ThroughputBound.NONE, f"every message is with the receiver: {in_flight} in flight"
         )
     if flow.unread is None:
-        return ThroughputDiagnosis(ThroughputBound.NONE, "nothing has been heard of its topic yet")
-    return ThroughputDiagnosis(ThroughputBound.NONE, "everything that came is delivered")
+        return ThroughputDiagnosis(ThroughputBound.NONE, "the end of its topic is not known yet")
+    return ThroughputDiagnosis(ThroughputBound.NONE, "every message is delivered")
 
 
 def _few(partitions: Sequence[str]) -> str:

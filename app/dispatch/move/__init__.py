@@ -1,1 +1,1 @@
-"""A workload moved to another cluster that has its topic."""
+"""Moves a workload to another cluster that has its topic."""

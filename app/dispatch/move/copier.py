@@ -1,4 +1,4 @@
-"""What a cluster move reads and copies: timestamps of what is unfinished, messages that wait elsewhere."""
+"""Reads timestamps and copies waiting messages between clusters, for a cluster move."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from app.worker.runtime.operators import OperationRefused
 
 TopicAndPartition = tuple[str, int]  # topic, partition
 
-TAIL_OFFSETS = 100  # offsets at the end of a log in which its newest record is looked for
-SCAN_RECORDS = 2_000  # at once, before the loop that pushes messages gets its turn
+TAIL_OFFSETS = 100  # the end of a log, in which its newest record is searched
+SCAN_RECORDS = 2_000  # before the event loop, which also delivers messages, gets a turn
 SCAN_WAIT_MS = 500
 READ_STALL_TIMEOUT_S = 30.0
 TRIES, RETRY_S = 20, 0.25
@@ -49,15 +49,15 @@ async def offsets(
     timestamp: int,
     isolation: int = READ_COMMITTED,
 ) -> dict[TopicAndPartition, int]:
-    """`offsets_at` of all of them.
+    """`offsets_at` for all of `wanted`, with retries.
 
     Raises:
-        ClusterUnreachable: some leader does not answer.
+        ClusterUnreachable: A leader does not answer.
     """
     missing, found = set(wanted), dict[TopicAndPartition, int]()
     for _ in range(TRIES):
         if missing:
-            with contextlib.suppress(ClusterUnreachable, KafkaError):  # a log that cannot be read now
+            with contextlib.suppress(ClusterUnreachable, KafkaError):  # retried below
                 found |= await offsets_at(client, missing, timestamp, isolation)
             missing -= set(found)
         if not missing:
@@ -67,7 +67,7 @@ async def offsets(
 
 
 async def at_times(client: ClusterClient, topic: str, wanted: Sequence[int | None]) -> list[int | None]:
-    """First offset at or after each partition's time in ms; None: there is no time, or no such record."""
+    """The first offset at or after each partition's time in ms; None: no time, or no such record."""
     by_time: dict[int, list[TopicAndPartition]] = {}
     for partition, time_ms in enumerate(wanted):
         if time_ms is not None:
@@ -81,8 +81,8 @@ async def at_times(client: ClusterClient, topic: str, wanted: Sequence[int | Non
     found: dict[TopicAndPartition, int] = {}
     for answer in await asyncio.gather(*(ask(*item) for item in by_time.items())):
         found |= answer
-    told = [found.get((topic, partition), -1) for partition in range(len(wanted))]
-    return [offset if offset >= 0 else None for offset in told]
+    firsts = [found.get((topic, partition), -1) for partition in range(len(wanted))]
+    return [offset if offset >= 0 else None for offset in firsts]
 
 
 async def read_times(
@@ -92,17 +92,16 @@ async def read_times(
     report_progress: Callable[[int, int], None],
     within_s: float | None = None,
 ) -> bool:
-    """Has `sources` see their unfinished records and the newest; False when `within_s` was not enough.
-
-    Also what is not committed yet is seen: it may be, once the mapping is made.
+    """Shows `sources` the timestamps of their unfinished records and of their newest one; False: `within_s`
+    passed first. Uncommitted records count too, because they may be committed after the mapping is made.
 
     Raises:
-        KafkaError; TimeoutError: the broker gives nothing although there is something.
+        KafkaError; TimeoutError: The broker returned nothing for `READ_STALL_TIMEOUT_S`.
     """
-    left = {
+    unread = {
         TopicPartition(topic, source.partition): source for source in sources if source.start < source.end
     }
-    if not left:
+    if not unread:
         return True
     loop = asyncio.get_running_loop()
     began_s, today_ms = loop.time(), now_ms()
@@ -111,31 +110,31 @@ async def read_times(
         **client.spec.aiokafka_options(),
     )  # fmt: skip
     async with _running(consumer):
-        consumer.assign(list(left))
-        begins = {at: max(s.start, min(s.position, s.end - TAIL_OFFSETS)) for at, s in left.items()}
+        consumer.assign(list(unread))
+        begins = {at: max(s.start, min(s.position, s.end - TAIL_OFFSETS)) for at, s in unread.items()}
         for at, offset in begins.items():
             consumer.seek(at, offset)
-        total = sum(source.end - begins[at] for at, source in left.items())
-        looked_at = dict.fromkeys(left, 0)
+        total = sum(source.end - begins[at] for at, source in unread.items())
+        looked_at = dict.fromkeys(unread, 0)
         moved_s = began_s
-        while left:
-            found = await consumer.getmany(*left, timeout_ms=SCAN_WAIT_MS, max_records=SCAN_RECORDS)
+        while unread:
+            found = await consumer.getmany(*unread, timeout_ms=SCAN_WAIT_MS, max_records=SCAN_RECORDS)
             for at, records in found.items():
                 for record in records:
-                    if record.offset < left[at].end:
-                        left[at].see(record.offset, record.timestamp, today_ms)
-            for at, source in list(left.items()):
+                    if record.offset < unread[at].end:
+                        unread[at].see(record.offset, record.timestamp, today_ms)
+            for at, source in list(unread.items()):
                 position = await consumer.position(at)
                 if position - begins[at] > looked_at[at]:
                     looked_at[at], moved_s = position - begins[at], loop.time()
                 if position >= source.end:
                     consumer.pause(at)
-                    del left[at]
+                    del unread[at]
             report_progress(sum(looked_at.values()), total)
-            if left and within_s is not None and loop.time() - began_s > within_s:
+            if unread and within_s is not None and loop.time() - began_s > within_s:
                 return False
             if loop.time() - moved_s > READ_STALL_TIMEOUT_S:
-                raise TimeoutError(f"nothing more comes from {client.name} of {sorted(left)[:3]}")
+                raise TimeoutError(f"cluster {client.name} returns no more records of {sorted(unread)[:3]}")
             await asyncio.sleep(0)
     return True
 
@@ -143,7 +142,7 @@ async def read_times(
 @asynccontextmanager
 async def _running(consumer: AIOKafkaConsumer) -> AsyncIterator[None]:
     await consumer.start()
-    await asyncio.sleep(0)  # stopped before its tasks have begun, it would cancel whoever stops it
+    await asyncio.sleep(0)  # a consumer that is stopped before its tasks have begun cancels the caller
     try:
         yield
     finally:
@@ -159,12 +158,12 @@ async def copy_topic(
     wanted: Callable[[DeadLetter], bool],
     report_progress: Callable[[int], None],
 ) -> int:
-    """Copies the committed records of `spans` to the topic of the same name, acknowledged by all in-sync
-    replicas; key, value, headers and timestamp as they are. Returns how many.
+    """Copies the committed `wanted` records of `spans` to the topic of the same name, until all in-sync
+    replicas have acknowledged them. Key, value, headers and timestamp stay the same. Returns their number.
 
     Raises:
-        OperationRefused: the topic refuses a record, which is named; none may be left behind.
-        KafkaError, TimeoutError: not all were taken. Copying again is harmless but for duplicates.
+        OperationRefused: The topic refuses a record, which the message names; none may be left behind.
+        KafkaError, TimeoutError: Some were not acknowledged. Copying again is safe, but makes duplicates.
     """
     if not any(start < end for start, end in spans.values()):
         return 0
@@ -185,9 +184,9 @@ async def copy_topic(
 class _Writer:
     """Writes letters to the topic of the same name.
 
-    aiokafka does not take the number of a refused batch back: what is sent behind it fails for that. So what
-    failed is sent once more by a new producer, one letter at a time, until one is refused by itself. Where
-    none is, the topic's limit was too small for a batch of several.
+    After a refused batch, aiokafka keeps its sequence number, so the batches behind it fail too. A new
+    producer therefore sends the failed letters again, one by one, until one is refused by itself. If none is,
+    a batch of several letters exceeded the topic's limit.
     """
 
     def __init__(self, target: ClusterClient, topic: str) -> None:
@@ -198,16 +197,15 @@ class _Writer:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[_Writer]:
-        """It, with a producer."""
         async with self._producers:
             await self._begin()
             yield self
 
     async def write(self, partition: int, letters: Sequence[DeadLetter]) -> None:
-        """All of them are acknowledged by all in-sync replicas.
+        """Returns once all in-sync replicas have acknowledged all letters.
 
         Raises:
-            OperationRefused: the topic refuses one of them. KafkaError.
+            OperationRefused: The topic refuses one of them. KafkaError.
         """
         sent: list[asyncio.Future[RecordMetadata]] = []
         try:
@@ -235,7 +233,7 @@ class _Writer:
             raise OperationRefused(
                 f"{self._topic} in {self._target.name} refuses the copy of {self._topic}-{letter.partition}, "
                 f"offset {letter.offset}: {words_of(error)}; or first merge or purge a dead letter, or let a "
-                "retry be delivered. Nothing was moved; move again then"
+                "retry be delivered. Then move the workload again; nothing was moved"
             ) from error
 
     async def _send(self, partition: int, letter: DeadLetter) -> asyncio.Future[RecordMetadata]:
@@ -246,7 +244,6 @@ class _Writer:
         )  # fmt: skip
 
     async def _begin(self) -> None:
-        """A new producer, once the former one has ended."""
         await self._producers.aclose()
         self._producer = AIOKafkaProducer(
             acks="all", enable_idempotence=True, request_timeout_ms=10_000, max_request_size=MAX_COPY_BYTES,
@@ -258,7 +255,7 @@ class _Writer:
 
 
 async def _stop(producer: AIOKafkaProducer) -> None:
-    """What it has taken is acknowledged, or told as failed, already."""
+    """Every letter has its result already, so errors do not matter."""
     with contextlib.suppress(KafkaError, TimeoutError):
         async with asyncio.timeout(PRODUCER_STOP_TIMEOUT_S):
             await producer.stop()
@@ -267,12 +264,12 @@ async def _stop(producer: AIOKafkaProducer) -> None:
 async def _partitions(client: ClusterClient, topic: str) -> range:
     count = await client.partitions(topic)
     if not count:
-        raise LookupError(f"topic {topic} is not in {client.name} any more")
+        raise LookupError(f"topic {topic} no longer exists in {client.name}")
     return range(count)
 
 
 async def ends(
     client: ClusterClient, at: Iterable[TopicAndPartition], *, committed_only: bool = True
 ) -> dict[TopicAndPartition, int]:
-    """The ends of partitions: of what is committed, or of all that is there. Raises ClusterUnreachable."""
+    """The end offsets of partitions, of committed records or of all. Raises ClusterUnreachable."""
     return await offsets(client, at, LATEST, READ_COMMITTED if committed_only else READ_UNCOMMITTED)

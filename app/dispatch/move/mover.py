@@ -1,17 +1,18 @@
-"""Moves a workload to another cluster that has its topic, without its receivers noticing: drain, map, resume.
+"""Moves a workload to another cluster that has its topic, unnoticed by its receivers: drain, map, resume.
 
     Moving -> owners at rest -> plan -> copies -> the group's commit there -> the definition
 
-Rules
-1. What counts is one record of the control log: the definition with the new cluster and with where it begins
-   there. Before it the workload is where it was, at its position and paused; after it, it is there and flows.
-   Who is killed on the way changes nothing: asked again, a move starts over; resuming undoes it.
-2. Retry topics there begin where they ended before anything was copied: what an earlier life of the workload,
-   or an earlier try, left in them is not read again. What waits here is copied behind it.
-3. A merge of the dead letter queue is ended first, and none begins while the move is under way: what it had
-   merged waits in the merge topic like a retry. Letters that it had not reached are copied.
-4. Copies are made at least once: a try that ended half way leaves dead letters, which the next copies again.
-5. Nothing that waits is left behind: a record that a topic there refuses ends the move, and is named.
+Rules (tests/dispatch/move/test_mover.py)
+1. One record of the control log decides: the definition with the new cluster and the start offsets there.
+   Before it, the workload is paused at its position in the old cluster; after it, it runs in the new one. A
+   killed worker changes nothing of that: a new request starts the move from the beginning, and resuming the
+   workload cancels it.
+2. Retry topics in the new cluster begin at the ends that they have before the copies. Older messages in them,
+   of a former deployment or a failed move, are not read. The waiting messages are copied behind them.
+3. A running merge of the DLQ is ended first, and none begins during the move. Its merged messages wait in the
+   merge topic like retries; the letters that it had not reached are copied.
+4. Copies are made at least once: after a failed move, the next one copies the dead letters again.
+5. No waiting message is left behind: if a topic there refuses a record, the move ends and names it.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ from app.worker.runtime.operators import OperationRefused
 
 log = structlog.get_logger(__name__)
 
-SETTLE_TIMEOUT_S = 60.0  # what is in flight ends, owners that just change settle
-HEARTBEAT_S = 0.5  # how often owners tell of their jobs
+SETTLE_TIMEOUT_S = 60.0  # for messages in flight, and for changes of owners
+HEARTBEAT_S = 0.5  # the interval at which owners report their jobs
 MOVE_POLL_INTERVAL_S = 0.1
-DRY_RUN_TIMEOUT_S = 6.0  # a dry run reads timestamps no longer
+DRY_RUN_TIMEOUT_S = 6.0  # for which a dry run reads timestamps
 
 
 class Mover:
-    """See the module. Holds nothing but what it was asked for: any worker can move any workload."""
+    """Carries out one request. Any worker can move any workload: all state is in logs and heartbeats."""
 
     def __init__(
         self, request: MoveRequest, control: ControlLog, clusters: DataClusters, members: Members
@@ -71,87 +72,88 @@ class Mover:
         """The plan as of now; changes nothing.
 
         Raises:
-            OperationRefused: it cannot work. ClusterUnreachable, KafkaError, TimeoutError.
+            OperationRefused: The move is not possible. ClusterUnreachable, KafkaError, TimeoutError.
         """
-        road = await self._planner.road()
-        seen = await self._planner.view(road, lambda _: None, DRY_RUN_TIMEOUT_S)
-        return seen.to_json(road, self._request)
+        path = await self._planner.path()
+        seen = await self._planner.view(path, lambda _: None, DRY_RUN_TIMEOUT_S)
+        return seen.to_json(path, self._request)
 
     async def run(self, move: str, actor: str, report_progress: ReportProgress) -> dict[str, Any]:
-        """Does it, under the name `move`; the plan as it was done. What fails is undone.
+        """Moves the workload, under the name `move`; returns the plan with results. A failed move is undone.
 
         Raises:
-            OperationRefused: it cannot work, or something else was done with the workload meanwhile.
+            OperationRefused: The move is not possible, or another operation changed the workload meanwhile.
             ClusterUnreachable, KafkaError, TimeoutError.
         """
         key, to = self._request.key, self._request.to
-        await self._planner.road()
+        await self._planner.path()
         await self._control.append(Moving(at_ms=now_ms(), key=key, move=move, to=to, actor=actor))
         try:
             report_progress({"step": "drain"})
-            road = await self._planner.road()
-            await self._settle(road)
-            merges = await self._end_merges(road)
-            seen = await self._planner.view(road, report_progress, None)
-            others = await self._prepare(road, seen)
-            copied, letters, left_out = await self._copy(road, seen, merges, report_progress)
+            path = await self._planner.path()
+            await self._settle(path)
+            merges = await self._end_merges(path)
+            seen = await self._planner.view(path, report_progress, None)
+            others = await self._prepare(path, seen)
+            copied, letters, left_out = await self._copy(path, seen, merges, report_progress)
             report_progress({"step": "switch"})
-            await self._commit(road, seen, others)
-            begun = StartRecorded(
-                at_ms=now_ms(), key=key, deployment=road.put.deployment, ends=seen.begins,
-                cluster_id=road.ids[1][0], topic_id=road.ids[1][1], others=others,
+            await self._commit(path, seen, others)
+            start = StartRecorded(
+                at_ms=now_ms(), key=key, deployment=path.put.deployment, ends=seen.begins,
+                cluster_id=path.ids[1][0], topic_id=path.ids[1][1], others=others,
             )  # fmt: skip
-            await self._switch(road, move, actor, begun)
+            await self._switch(path, move, actor, start)
         except BaseException:
             await asyncio.shield(self._give_up(move, actor))
             raise
-        told = seen.to_json(road, self._request) | {
+        result = seen.to_json(path, self._request) | {
             "copied": copied,
             "letters": letters,
             "left_out": left_out,
         }
         detail = (
-            f"{told['from']} -> {to}, margin {told['margin_ms']} ms: about {told['again']} may come again; "
-            f"copied {copied} that waited for retry, {letters} dead letters"
+            f"{result['from']} -> {to}, margin {result['margin_ms']} ms: about {result['again']} may be "
+            f"delivered again; copied {copied} messages that waited for retry, {letters} dead letters"
         )
         if left_out:
-            detail += f", of which {left_out} say only where their values stand, which is in {told['from']}"
+            detail += f", of which {left_out} lack their values, which are only in {result['from']}"
         act = OperatorAct(at_ms=now_ms(), subject=key, action="move", detail=detail, actor=actor)
         try:
             await self._control.append(act)
-        except Exception as error:  # noqa: BLE001 - the move is done, and stands in the log as the definition
-            log.error("a move's account is not in the control log", act=str(act), error=repr(error))
-        return told
+        except Exception as error:  # noqa: BLE001 - the move is done: the control log has the definition
+            log.error("a finished move could not be recorded as an act", act=str(act), error=repr(error))
+        return result
 
-    # -- what it needs -------------------------------------------------------------------------------
+    # -- preconditions -------------------------------------------------------------------------------
 
     async def _settle(self, path: MovePath) -> None:
-        """Until every job is paused and nothing is in flight. Raises Refused."""
+        """Waits until every job is paused with nothing in flight. Raises OperationRefused."""
         began_s = time.monotonic()
         main = [
             str(JobId(Kind.DISPATCH, self._request.key, path.workload.metadata.topic, partition))
             for partition in range(path.partitions[0])
         ]
         while True:
-            told = self._planner.statuses(began_s + HEARTBEAT_S)  # what was said before may be of before
-            restless = [
-                f"{job} ({_why(told.get(job))})"
-                for job in {*main, *told}
-                if (status := told.get(job)) is None or status.state != "paused" or status.in_flight
+            # An earlier heartbeat may show the state before the pause.
+            statuses = self._planner.statuses(began_s + HEARTBEAT_S)
+            active = [
+                f"{job} ({_why(statuses.get(job))})"
+                for job in {*main, *statuses}
+                if (status := statuses.get(job)) is None or status.state != "paused" or status.in_flight
             ]
-            if not restless:
+            if not active:
                 return
             if time.monotonic() > began_s + SETTLE_TIMEOUT_S:
                 raise OperationRefused(
-                    f"after {SETTLE_TIMEOUT_S:.0f} s {len(restless)} jobs are not at rest: "
-                    f"{', '.join(sorted(restless)[:3])}; nothing was moved"
+                    f"after {SETTLE_TIMEOUT_S:.0f} s {len(active)} jobs are not at rest: "
+                    f"{', '.join(sorted(active)[:3])}; nothing was moved"
                 )
             await asyncio.sleep(MOVE_POLL_INTERVAL_S)
 
-    # -- doing ---------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------
 
     async def _prepare(self, path: MovePath, seen: MoveView) -> dict[str, StartOffsets]:
-        """Creates the topics that are needed there; where the others begin (rule 2)."""
+        """Creates the topics needed there; returns the start offsets of all but the main topic (rule 2)."""
         client, moved = path.target.client, path.moved
         created = await create_topics(client, moved, path.partitions[1])
         stale = [topic for topic in moved.retry_topics() if topic not in created]
@@ -167,18 +169,18 @@ class Mover:
             [TopicSpec(topic, n, config=config) for topic, n in needed.items() if topic not in present],
         )
         present = await client.topics()
-        own = [topic for topic in (*moved.retry_topics(), *candidates(moved)) if topic in present]
-        ids = await client.topic_ids(own)
-        found = await ends(client, [(topic, p) for topic in own for p in range(present[topic])])
+        own_topics = [topic for topic in (*moved.retry_topics(), *candidates(moved)) if topic in present]
+        ids = await client.topic_ids(own_topics)
+        found = await ends(client, [(topic, p) for topic in own_topics for p in range(present[topic])])
         return {
             topic: StartOffsets(ids.get(topic, ""), [found[topic, p] for p in range(present[topic])])
-            for topic in own
+            for topic in own_topics
         }
 
     async def _copy(
         self, path: MovePath, seen: MoveView, merges: Sequence[PastOperation], report_progress: ReportProgress
     ) -> tuple[int, int, int]:
-        """Copies what waits, and the dead letters; how many of each, and letters without their values."""
+        """Copies waiting messages and dead letters. Returns both numbers, and letters without values."""
         source, target, workload = path.source.client, path.target.client, path.workload
         total = sum(end - start for spans in seen.waiting.values() for start, end in spans.values())
         if self._request.letters:
@@ -205,47 +207,47 @@ class Mover:
         return copied, letters, left_out
 
     async def _end_merges(self, path: MovePath) -> list[PastOperation]:
-        """Rule 3; what merges have taken, as far as it is remembered."""
+        """Rule 3. Returns all recorded merges and purges."""
         client, workload = path.source.client, path.workload
         if workload.dlq_topic() not in await client.topics():
             return []
         await end_merges(client, workload)
-        known = await merges_of(client, workload, await queue_ends(client, workload.dlq_topic()))
-        return [merge.past() for merge in known.values()]
+        operations = await merges_of(client, workload, await queue_ends(client, workload.dlq_topic()))
+        return [merge.past() for merge in operations.values()]
 
     async def _commit(self, path: MovePath, seen: MoveView, others: Mapping[str, StartOffsets]) -> None:
-        """The group's commit there says what is mapped: whatever it was, ahead or behind. Raises Refused."""
+        """Commits the start offsets there, over any former commit. Raises OperationRefused."""
         topic, group = path.moved.metadata.topic, path.moved.metadata.group
         wanted = {(topic, p): offset for p, offset in enumerate(seen.begins)}
         wanted |= {(name, p): offset for name, at in others.items() for p, offset in enumerate(at.offsets)}
         if refused := await path.target.committer.commit(group, wanted):
             at, why = next(iter(refused.items()))
-            raise OperationRefused(f"{self._request.to} takes no commit of {at[0]}-{at[1]}: {why}")
+            raise OperationRefused(f"{self._request.to} refuses a commit of {at[0]}-{at[1]}: {why}")
 
-    async def _switch(self, path: MovePath, move: str, actor: str, begun: StartRecorded) -> None:
-        """Rule 1. Raises Refused: somebody was faster."""
+    async def _switch(self, path: MovePath, move: str, actor: str, start: StartRecorded) -> None:
+        """Writes the record of rule 1. Raises OperationRefused: another operation was faster."""
         put = WorkloadPut(
-            at_ms=now_ms(), key=begun.key, definition=path.moved.to_wire(), etag=path.moved.etag(),
-            actor=actor, expected=path.put.etag, deployment=path.put.deployment, move=move, begun=begun,
+            at_ms=now_ms(), key=start.key, definition=path.moved.to_wire(), etag=path.moved.etag(),
+            actor=actor, expected=path.put.etag, deployment=path.put.deployment, move=move, begun=start,
         )  # fmt: skip
         offset = await self._control.append(put)
         if not self._control.counted(offset):
             raise OperationRefused(
-                f"{begun.key} was resumed, changed or moved by somebody else meanwhile; this move did nothing"
+                f"{start.key} was resumed, changed or moved by another operation meanwhile; nothing was moved"
             )
 
     async def _give_up(self, move: str, actor: str) -> None:
-        """Lets the workload go on where it is, unless something else was said of it meanwhile."""
+        """Resumes the workload where it is, unless another operation has changed it meanwhile."""
         key = self._request.key
         under_way = self._control.view.moves.get(key)
         if under_way is not None and under_way.move == move:
             try:
                 await self._control.append(Moving(at_ms=now_ms(), key=key, move="", to="", actor=actor))
             except (KafkaError, TimeoutError) as error:
-                log.error("a move was not given up; resume the workload", workload=key, error=repr(error))
+                log.error("a failed move left a workload paused; resume it", workload=key, error=repr(error))
 
 
 def _why(status: JobStatus | None) -> str:
     if status is None:
-        return "not heard of"
+        return "no recent heartbeat"
     return f"{status.state}, {status.in_flight} in flight" + f": {status.trouble}" * bool(status.trouble)

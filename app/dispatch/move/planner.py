@@ -1,10 +1,10 @@
-"""What a cluster move would do: where it goes from and to, what is unfinished, and where that begins there.
+"""Plans a cluster move: checks that it is possible, and maps what is unfinished to start offsets there.
 
 Rules
-1. Positions are the owners' bases: everything below is finished. They are read before the ends of topics, so
-   that a message which changes place meanwhile is found in at least one of them.
-2. Where to begin there is mapped by time (`app.dispatch.move.time_mapping`). The ends there are read before
-   the times are asked for: what is copied there in between lies behind them.
+1. The owners' bases are the positions: everything below is finished. They are read before the ends of topics,
+   so that a message that changes its topic meanwhile is found in at least one of them.
+2. Start offsets are mapped by time (`app.dispatch.move.time_mapping`). The ends there are read before the
+   times, so that messages copied there in between lie behind them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ReportProgress = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class MoveRequest:
-    """What is asked for: workload `key` to cluster `to`; with `letters`, its dead letters too."""
+    """Move workload `key` to cluster `to`; with `letters`, its dead letters too."""
 
     key: str
     to: str
@@ -53,7 +53,7 @@ class MoveRequest:
 
 @dataclass(frozen=True, slots=True)
 class MovePath:
-    """What a move goes from and to. `ids`: cluster and topic id of the source and of the destination."""
+    """The start and the destination of a move. `ids`: cluster and topic id of either."""
 
     put: WorkloadPut
     workload: Workload
@@ -66,12 +66,13 @@ class MovePath:
 
 @dataclass(slots=True)
 class MoveView:
-    """A move as it would be now.
+    """The plan of a move as of now.
 
     Attributes:
-        waiting, letters: spans by partition, of retry topics and of the dead letter queue.
-        left_there: topic -> what waits in the destination's retry topics from before, and is not read.
-        complete: all timestamps were read.
+        waiting: Topic -> spans by partition, of retry, merge and delayed topics.
+        letters: Spans by partition, of the dead letter queue.
+        left_there: Topic -> older messages in the destination's retry topics, which will not be read.
+        complete: All timestamps were read.
     """
 
     sources: list[SourcePartition]
@@ -83,7 +84,6 @@ class MoveView:
     left_there: dict[str, int] = field(default_factory=dict)
 
     def to_json(self, path: MovePath, request: MoveRequest) -> dict[str, Any]:
-        """For people."""
         retry = {topic: _sum(spans) for topic, spans in self.waiting.items()}
         return {
             "key": request.key, "from": path.workload.metadata.cluster, "to": request.to,
@@ -96,7 +96,7 @@ class MoveView:
 
 
 class MovePlanner:
-    """Looks at what `request` needs, and changes nothing."""
+    """Plans `request`; changes nothing."""
 
     def __init__(
         self, request: MoveRequest, control: ControlLog, clusters: DataClusters, members: Members
@@ -106,11 +106,11 @@ class MovePlanner:
         self._clusters = clusters
         self._members = members
 
-    async def road(self) -> MovePath:
-        """What can be known beforehand.
+    async def path(self) -> MovePath:
+        """Checks all that can be known before the workload is drained.
 
         Raises:
-            OperationRefused: it cannot work. ClusterUnreachable, KafkaError.
+            OperationRefused: The move is not possible. ClusterUnreachable, KafkaError.
         """
         key, to = self._request.key, self._request.to
         view, specs = self._control.view, self._clusters.specs
@@ -127,7 +127,7 @@ class MovePlanner:
         if workload.spec.mode is not None:
             raise OperationRefused(
                 f"{key} has a mode: each region reads its own cluster of a tier; move it between regions "
-                "with a failover, or take spec.mode out first"
+                "with a failover, or remove spec.mode first"
             )
         if to not in specs:
             raise OperationRefused(
@@ -136,7 +136,7 @@ class MovePlanner:
         if at == to:
             raise OperationRefused(f"{key} is in {to} already")
         if workload.spec.start == "latest" and not view.start_parts_of(key):
-            raise OperationRefused("where `start: latest` begins is not recorded yet; ask again in a moment")
+            raise OperationRefused("the start offsets of `start: latest` are not recorded yet; retry later")
         moved = workload.model_copy(update={"metadata": workload.metadata.model_copy(update={"cluster": to})})
         known = _readable({k: p.definition for k, p in view.workloads.items() if k != key})
         if conflicts := plan_changes(known, [moved]).conflicts:
@@ -151,7 +151,7 @@ class MovePlanner:
             cluster_id = await cluster.client.cluster_id()
             if not cluster_id:
                 raise OperationRefused(
-                    f"{cluster.name} does not tell its cluster id: positions there cannot be told apart"
+                    f"{cluster.name} reports no cluster id, without which its offsets cannot be identified"
                 )
             ids.append((cluster_id, (await cluster.client.topic_ids([topic])).get(topic, "")))
             partitions.append(count)
@@ -169,7 +169,7 @@ class MovePlanner:
         )
 
     def statuses(self, since_s: float = float("-inf")) -> dict[str, JobStatus | None]:
-        """What the present owners say of the workload's jobs; None: not heard since then (monotonic)."""
+        """Each assigned job's status, from its owner's heartbeat; None: none came after `since_s`."""
         found: dict[str, JobStatus | None] = {
             job: None
             for job, held in self._control.view.assignments.items()
@@ -190,12 +190,12 @@ class MovePlanner:
         """
         topic, client = path.workload.metadata.topic, path.source.client
         present = await client.topics()
-        own = [topic, *path.workload.retry_topics(), *candidates(path.workload)]
-        at = [(name, p) for name in own for p in range(present.get(name, 0))]
+        topics = [topic, *path.workload.retry_topics(), *candidates(path.workload)]
+        at = [(name, p) for name in topics for p in range(present.get(name, 0))]
         positions = await self._positions(path, at)  # rule 1: before the ends
         starts = await offsets(client, at, EARLIEST)
-        logs = await ends(client, [one for one in at if one[0] == topic], committed_only=False)
-        logs |= await ends(client, [one for one in at if one[0] != topic])
+        logs = await ends(client, [place for place in at if place[0] == topic], committed_only=False)
+        logs |= await ends(client, [place for place in at if place[0] != topic])
         statuses = self.statuses()
         sources: list[SourcePartition] = []
         waiting: dict[str, dict[int, Span]] = {}
@@ -219,11 +219,11 @@ class MovePlanner:
         letters = [(queue, p) for p in range(present.get(queue, 0))]
         first, last = await offsets(client, letters, EARLIEST), await ends(client, letters)
         spans = {p: (first[queue, p], max(first[queue, p], last[queue, p])) for _, p in letters}
-        there = await self._left_there(path)
-        return MoveView(sources, rows, begins, waiting, spans, complete, there)
+        left_there = await self._left_there(path)
+        return MoveView(sources, rows, begins, waiting, spans, complete, left_there)
 
     async def _left_there(self, path: MovePath) -> dict[str, int]:
-        """What the destination's retry topics hold beyond the group's commit there, by topic."""
+        """Messages in the destination's retry topics above the group's commit there, by topic."""
         client, moved = path.target.client, path.moved
         present = await client.topics()
         at = [(t, p) for t in (*moved.retry_topics(), *candidates(moved)) for p in range(present.get(t, 0))]
@@ -232,34 +232,34 @@ class MovePlanner:
         committed = await path.target.committer.committed(moved.metadata.group, at)
         firsts, lasts = await offsets(client, at, EARLIEST), await ends(client, at)
         found: dict[str, int] = {}
-        for one in at:
-            left = lasts[one] - max(firsts[one], committed.get(one) or 0)
-            if left > 0:
-                found[one[0]] = found.get(one[0], 0) + left
+        for place in at:
+            unread = lasts[place] - max(firsts[place], committed.get(place) or 0)
+            if unread > 0:
+                found[place[0]] = found.get(place[0], 0) + unread
         return found
 
     async def _positions(
         self, path: MovePath, at: Sequence[TopicAndPartition]
     ) -> dict[TopicAndPartition, int]:
-        """Next offsets that are known: an owner's, the group's, or where the workload was to begin."""
-        group, begun = path.workload.metadata.group, self._control.view.start_of(self._request.key)
+        """The known next offsets: an owner's base, else the group's commit, else the recorded start."""
+        group, start = path.workload.metadata.group, self._control.view.start_of(self._request.key)
         found: dict[TopicAndPartition, int] = {}
-        if begun is not None:
+        if start is not None:
             main = path.workload.metadata.topic
             ids = await path.source.client.topic_ids({topic for topic, _ in at})
             for topic, p in at:
-                mapped = begun.mapped(topic, p, path.ids[0][0], ids.get(topic, ""))
+                mapped = start.mapped(topic, p, path.ids[0][0], ids.get(topic, ""))
                 if mapped is not None:
                     found[topic, p] = mapped
                 elif (
                     topic == main
-                    and not begun.cluster_id
-                    and begun.topic_id == ids.get(topic)
-                    and p < len(begun.ends)
+                    and not start.cluster_id
+                    and start.topic_id == ids.get(topic)
+                    and p < len(start.ends)
                 ):
-                    found[topic, p] = begun.ends[p]
+                    found[topic, p] = start.ends[p]
         committed = await path.source.committer.committed(group, at)
-        found |= {one: offset for one, offset in committed.items() if offset is not None}
+        found |= {place: offset for place, offset in committed.items() if offset is not None}
         for job, status in self.statuses().items():
             if status is not None and status.committed >= 0:
                 parsed = JobId.parse(job)
@@ -269,41 +269,46 @@ class MovePlanner:
     async def _map(
         self, path: MovePath, sources: Sequence[SourcePartition]
     ) -> tuple[list[dict[str, Any]], list[int]]:
-        """What people are told of each partition, and where each begins there."""
-        topic, client, (here, there) = path.workload.metadata.topic, path.target.client, path.partitions
-        at = [(topic, p) for p in range(there)]
-        lasts = await ends(client, at)  # rule 2: before the times are asked for
+        """A row per partition for people, and the start offset of each partition there."""
+        topic, client, (source_count, target_count) = (
+            path.workload.metadata.topic,
+            path.target.client,
+            path.partitions,
+        )
+        at = [(topic, p) for p in range(target_count)]
+        lasts = await ends(client, at)  # rule 2: before the times
         firsts = await offsets(client, at, EARLIEST)
-        since = times(sources, there)
+        since = times(sources, target_count)
         margin = self._request.margin_ms
         mapped = await at_times(client, topic, [None if t is None else t - margin for t in since])
         done = [
-            not any(source.behind for source in (sources if here != there else [sources[p]])) for _, p in at
+            not any(source.behind for source in (sources if source_count != target_count else [sources[p]]))
+            for _, p in at
         ]
-        upto = await at_times(
+        upper_offsets = await at_times(
             client, topic, [None if t is None else t + done[p] for p, t in enumerate(since)]
         )
         rows, begins = [], []
-        for p in range(max(here, there)):
+        for p in range(max(source_count, target_count)):
             row: dict[str, Any] = {"partition": p, "position": None, "end": None, "unfinished": None}
-            if p < here:
+            if p < source_count:
                 source = sources[p]
                 row |= {"position": source.position, "end": source.end, "unfinished": source.unfinished}
             row |= {"since": None, "to": None, "again": None}
-            if p < there:
-                at_ms, found, upper = since[p], mapped[p], upto[p]
+            if p < target_count:
+                at_ms, found, upper = since[p], mapped[p], upper_offsets[p]
                 first, last = firsts[topic, p], max(firsts[topic, p], lasts[topic, p])
                 begin = first if at_ms is None else last if found is None else max(first, min(found, last))
-                again = max(0, (last if at_ms is None or upper is None else upper) - begin)
-                again += sources[p].finished_above if here == there else 0
-                row |= {"since": _time_words(at_ms, margin), "to": begin, "again": again}
+                duplicates = max(0, (last if at_ms is None or upper is None else upper) - begin)
+                duplicates += sources[p].finished_above if source_count == target_count else 0
+                row |= {"since": _time_words(at_ms, margin), "to": begin, "again": duplicates}
                 begins.append(begin)
             rows.append(row)
         return rows, begins
 
 
 def _readable(definitions: Mapping[str, Mapping[str, Any]]) -> dict[str, Workload]:
-    """Those that this version can read: a newer one may have written others."""
+    """The definitions that this version can read; a newer one may have written others."""
     found = {}
     for key, definition in definitions.items():
         with contextlib.suppress(ValidationError):

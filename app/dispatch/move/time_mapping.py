@@ -1,16 +1,16 @@
-"""Where a workload begins in another cluster: a mapping by time, pure.
+"""Maps by time where a workload begins in another cluster. Pure.
 
     source partition: [position, end) is unfinished; the least timestamp of it, less a margin, is its time
     destination partition: begins at the first record at or after that time
 
 Rules
-1. Nothing unfinished is passed over: a record before the mapped offset is older than all that is unfinished.
-   That needs copies which keep their timestamps (or get later ones), and a margin above what producers'
-   clocks differ by and above the time they took to switch.
-2. The newest record that is not from the future counts as unfinished too: when nothing is, the time is its.
-   Records from the future alone would put the time behind what was produced in the destination since.
-3. A partition without a record tells no time: its counterpart begins at its start.
-4. With unequal partition counts a key may be in any partition: all begin at the least time of all.
+1. No unfinished message is skipped: records below the mapped offset are older than all unfinished ones. This
+   requires that copies keep their timestamps or get later ones. The margin must exceed the difference of the
+   producers' clocks, and the time in which they switched clusters.
+2. The newest record that is not from the future counts as unfinished too, and gives the time when nothing is
+   unfinished. Records from the future alone would skip everything produced in the destination since.
+3. A partition without a record has no time: its counterpart begins at its start.
+4. With different partition counts a key may be in any partition, so all begin at the least of all times.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SourcePartition:
-    """One partition of the topic where the workload is now, in next offsets; [start, end) is its log.
+    """One partition of the topic in the present cluster, in next offsets; [start, end) is its log.
 
     Attributes:
-        least_ms: least timestamp from `position` on; None before any was seen.
-        newest_ms: timestamp of the last record that is not from the future.
-        finished_above: what is finished from `position` on, and is read again.
+        least_ms: The least timestamp from `position` on; None: no record was seen.
+        newest_ms: The timestamp of the last record that is not from the future.
+        finished_above: The finished messages from `position` on, which are delivered again.
     """
 
     partition: int
@@ -38,7 +38,7 @@ class SourcePartition:
     newest_ms: int | None = None
 
     def see(self, offset: int, timestamp_ms: int, now_ms: int) -> None:
-        """One record of the log, in order of offsets."""
+        """Takes one record of the log, in order of offsets."""
         if offset >= self.position and (self.least_ms is None or timestamp_ms < self.least_ms):
             self.least_ms = timestamp_ms
         if timestamp_ms <= now_ms:
@@ -46,30 +46,31 @@ class SourcePartition:
 
     @property
     def behind(self) -> int:
-        """Offsets from the position on."""
         return self.end - self.position
 
     @property
     def unfinished(self) -> int:
-        """Offsets that are not finished, as far as is known."""
+        """Offsets that are not known to be finished."""
         return max(0, self.behind - self.finished_above)
 
     @property
     def time_ms(self) -> int | None:
-        """Its time, without the margin. None: it has none, or a record without a timestamp."""
+        """The partition's time without the margin; None: it has no record, or one without a timestamp."""
         if self.least_ms is None or self.newest_ms is None:
-            # Unfinished ones from the future alone tell nothing of what was produced elsewhere meanwhile.
+            # Records from the future say nothing about records produced in the destination (rule 2).
             return self.newest_ms
         return min(self.least_ms, self.newest_ms)
 
 
 def times(sources: Sequence[SourcePartition], partitions: int) -> list[int | None]:
-    """The time from which each destination partition counts, without the margin; None: from its start."""
-    own = [source.time_ms for source in sources]
+    """The time from which each destination partition is read, without the margin; None: from its start."""
+    times_ms = [source.time_ms for source in sources]
     if len(sources) == partitions:
-        return [_sound(time) for time in own]
-    # A partition that has nothing unfinished and no record at all holds up nobody.
-    needed = [time for source, time in zip(sources, own, strict=True) if time is not None or source.behind]
+        return [_sound(time) for time in times_ms]
+    # An empty partition with nothing unfinished does not count.
+    needed = [
+        time for source, time in zip(sources, times_ms, strict=True) if time is not None or source.behind
+    ]
     return [_least(needed)] * partitions
 
 

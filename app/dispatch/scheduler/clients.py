@@ -1,4 +1,4 @@
-"""Makes the clients of a workload's receiver: unary, and stream."""
+"""Makes the gRPC clients of a workload's receiver: unary and stream."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from app.dispatch.push.unary import CallResult, UnaryTarget
 
 
 class GrpcTargets:
-    """For one worker, whose name receivers see in their logs."""
+    """Makes clients for one worker, whose name receivers see."""
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
 
     def unary(self, workload: Workload, address: str) -> UnaryTarget:
-        """The unary contract's client."""
         return UnaryTarget(address, workload.method())
 
     def stream(
@@ -26,7 +25,6 @@ class GrpcTargets:
         on_room: Callable[[], None],
         on_lost: Callable[[CallResult], None],
     ) -> StreamTarget:
-        """The stream contract's client."""
         return StreamTarget(
             address,
             group=workload.metadata.group,

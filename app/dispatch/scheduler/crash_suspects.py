@@ -1,4 +1,4 @@
-"""Messages that may be to blame for the loss of their receiver: few at a time
+"""Sends suspects, messages that may have killed their receiver, a few at a time
 (`app.dispatch.model.crash_suspicion`)."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ SUSPECT_POLL_INTERVAL_S = 0.1
 
 
 def send_suspects(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) -> None:
-    """Sends the next of them that may go together, once all that were out are answered; looks again when only
-    the receiver's health can tell."""
+    """Sends the next suspects that may go together, once all earlier ones are answered. Checks again later
+    while only the receiver's health can decide."""
     suspects, out = link.suspects, link.suspects_out
     if out:
         return
@@ -27,7 +27,7 @@ def send_suspects(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) ->
         elif first.pump.paused:
             first.pump.put_back(suspects.popleft())
         elif link.held or (runtime.scheduler and runtime.routing is None and not link.breaker.closed):
-            return  # others go first, and are the better probes
+            return  # other messages go first, and are better probes
         elif out and first.suspicion.goes_alone:
             return
         elif not first.suspicion.may_go(

@@ -1,9 +1,9 @@
-"""Messages that failed and may not be dead-lettered yet are tried again
+"""Retries withheld messages: those that failed and may not be dead-lettered yet
 (`app.dispatch.model.dead_letter_budget`).
 
-While the breaker is closed, others go on, and each that is taken earns the right to a dead letter.
-While it is not, these messages take turns as probes with fresh ones: only a fresh one can tell a receiver
-that fails all from one that fails a few in a row.
+While the breaker is closed, fresh messages continue, and each one that is taken earns a part of a dead
+letter. While it is not closed, withheld and fresh messages alternate as probes. Only a fresh one shows
+whether the receiver fails every message or a few in a row.
 """
 
 from __future__ import annotations
@@ -19,71 +19,70 @@ if TYPE_CHECKING:
     from app.dispatch.scheduler.receiver import ReceiverLink
     from app.dispatch.scheduler.workload import WorkloadRuntime
 
-MAX_CODES = 20  # told apart: gRPC's, and one for all numbers that it does not define
+MAX_CODES = 20  # gRPC's, and one for all numbers that gRPC does not define
 OTHER = "OTHER"
 MAX_WHY_CHARS = 300  # in every heartbeat
-TRIAL_POLL_INTERVAL_S = 0.1  # at least, before the next look
-INCIDENT_REPEAT_S = 600.0  # between incidents while it lasts
+TRIAL_POLL_INTERVAL_S = 0.1
+INCIDENT_REPEAT_S = 600.0
 
 
 class WithheldDeadLetters:
-    """What fails and how, of one workload on this worker.
+    """How messages of one workload fail on this worker.
 
     Attributes:
-        by_code: answers that would have dead-lettered a message and did not, by status.
-        last: the newest of them, for people; "" before the first.
+        by_code: Number of answers, by status, after which a message was withheld.
+        last: The newest of them, for people; "" before the first.
     """
 
-    __slots__ = ("_runtime", "_told_s", "by_code", "last")
+    __slots__ = ("_reported_s", "_runtime", "by_code", "last")
 
     def __init__(self, runtime: WorkloadRuntime) -> None:
         self.by_code: Counter[str] = Counter()
         self.last = ""
         self._runtime = runtime
-        self._told_s = float("-inf")
+        self._reported_s = float("-inf")
 
     @property
     def count(self) -> int:
-        """Messages that wait."""
+        """The number of withheld messages, including those that are being retried."""
         return sum(link.failed for link in self._runtime.links.values())
 
     def record_withheld(self, delivery: Delivery, code: str, why: str) -> None:
-        """The message is withheld because it failed like this."""
-        known = code in self.by_code or len(self.by_code) < MAX_CODES
-        self.by_code[code if known else OTHER] += 1
+        has_room = code in self.by_code or len(self.by_code) < MAX_CODES
+        self.by_code[code if has_room else OTHER] += 1
         origin = delivery.message_origin()
         self.last = f"{origin.topic}-{origin.partition} offset {origin.offset}: {why}"[:MAX_WHY_CHARS]
 
     def incident_message(self, now_s: float) -> str:
-        """What an incident has to say now; "" for nothing."""
+        """The message of an incident that is due; "": none is due."""
         if not (count := self.count):
-            self._told_s = float("-inf")
+            self._reported_s = float("-inf")
             return ""
-        if now_s < self._told_s + INCIDENT_REPEAT_S:
+        if now_s < self._reported_s + INCIDENT_REPEAT_S:
             return ""
-        self._told_s = now_s
-        return f"{count} messages failed and wait: {spelled(self.by_code)}; the last: {self.last}"
+        self._reported_s = now_s
+        return f"{count} messages failed and are withheld: {spelled(self.by_code)}; the last: {self.last}"
 
 
 def send_withheld(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) -> None:
-    """Sends those that may go now; looks again when more may."""
+    """Sends the messages that may go now, and schedules the next attempt."""
     withheld, trials, budget = link.withheld, link.trials, runtime.dead_letters
     withheld.pop_all(attrgetter("draining"))  # their next owner delivers them
     for paused in withheld.pop_all(attrgetter("paused")):
         paused.pump.put_back(paused)
     if link.breaker.closed:
-        most = trials.room(now_s, budget.available(now_s))
+        allowed = trials.room(now_s, budget.available(now_s))
     elif link.held or (runtime.scheduler and runtime.routing is None and not link.probe_held):
         return
     else:
-        most = 1
+        allowed = 1
         link.probe_held = False
-    while withheld and most > 0 and runtime.room(link, now_s):
+    while withheld and allowed > 0 and runtime.room(link, now_s):
         delivery = withheld.pop_next(lambda _: True)
         assert delivery is not None
         link.trials_out.add(delivery)
         trials.sent()
-        most -= 1
+        allowed -= 1
         runtime.start(delivery, link, now_s)
     if withheld and link.breaker.closed and not trials.out:
         runtime.call_at(

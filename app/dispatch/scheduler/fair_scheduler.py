@@ -1,10 +1,10 @@
-"""The pumps of a workload that have something to send, in turn, and how much of a receiver each may hold.
+"""Shares one receiver between a workload's pumps, by turns and by a bound on each pump's messages in flight.
 
-A pump whose messages hang would in the end hold every place that a receiver has, however fair the turns. So
-one holds at most `FREE_ROOM_FACTOR` times as much as is free (dynamic thresholds: Choudhury and Hahne,
-"Dynamic queue length thresholds for shared-memory packet switches", 1998): alone 10/11 of all, n of them
-10/(10n + 1) each, and there is always a place for one that has none. No history, no timer, nothing to pay for
-a pump without siblings.
+Turns alone are not fair: a pump whose messages hang would in the end hold all of the receiver's places. So a
+pump has at most `FREE_ROOM_FACTOR` times as many in flight as there are free places (dynamic thresholds:
+Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998). One hanging
+pump takes 10/11 of all places, n of them 10/(10n + 1) each, and a place always stays free for the others. No
+history or timer is needed, and a single pump has no bound.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ FREE_ROOM_FACTOR = 10
 
 
 def fair_allowance(room: int, in_flight: int) -> int:
-    """How many more a pump may send that has `in_flight` out, while `room` places are free: the last of them
-    leaves while it holds less than `FREE_ROOM_FACTOR` times what is free. At least 1 with nothing out and any
-    room."""
+    """How many more messages a pump with `in_flight` may send, while `room` places are free.
+
+    The last of them leaves while the pump has less than `FREE_ROOM_FACTOR` times the free places in flight.
+    At least 1 for a pump with nothing in flight, if there is room.
+    """
     return max(0, (FREE_ROOM_FACTOR * (room + 1) - in_flight) // (FREE_ROOM_FACTOR + 1))
 
 
 class FairScheduler:
-    """See the module; falsy when no pump has anything to send."""
+    """The pumps that have messages to send, in turn; falsy: none has."""
 
     def __init__(self) -> None:
         self._queue: deque[DispatchPump] = deque()
@@ -40,44 +42,43 @@ class FairScheduler:
         return len(self._queue)
 
     def join(self, pump: DispatchPump) -> None:
-        """`pump` is one of those that share."""
+        """`pump` shares from now on."""
         self._members.add(pump)
 
     def leave(self, pump: DispatchPump) -> None:
-        """It is closed."""
         self._members.discard(pump)
 
     def offer(self, pump: DispatchPump) -> None:
-        """`pump` has messages ready; it takes its turn."""
+        """`pump` has messages ready, and waits for its turn."""
         if not pump.in_turn:
             pump.in_turn = True
             self._queue.append(pump)
 
-    def most(self, pump: DispatchPump, room: int, link: ReceiverLink) -> int:
-        """How many messages it may send to this receiver, of `room`. A single probe is nobody's share."""
+    def allowance(self, pump: DispatchPump, room: int, link: ReceiverLink) -> int:
+        """How many messages the pump may send to this receiver, at most `room`. A probe needs no share."""
         if len(self._members) < 2 or not link.breaker.closed:
             return room
         return min(room, fair_allowance(room, link.out[pump]))
 
     def first(self, room: int, link: ReceiverLink) -> tuple[DispatchPump, int] | None:
-        """The next pump that may send to this receiver, and how much; None: none may, or none is there."""
+        """The next pump that may send to this receiver, and how many; None: there is none."""
         queue = self._queue
         for _ in range(len(queue)):
-            if most := self.most(queue[0], room, link):
-                return queue[0], most
+            if allowance := self.allowance(queue[0], room, link):
+                return queue[0], allowance
             queue.rotate(-1)
         return None
 
     def took(self) -> None:
-        """The first has had its turn."""
+        """The first pump has used its turn."""
         self._queue.rotate(-1)
 
     def done(self) -> None:
-        """The first has nothing (more) to send."""
+        """The first pump has no more messages."""
         self._queue.popleft().in_turn = False
 
     def next(self, may: Callable[[DispatchPump], bool]) -> Delivery | None:
-        """The next message of the pumps that `may`, in turn, whatever their share; None: none now."""
+        """The next message of a pump for which `may` is true, regardless of shares; None: there is none."""
         for _ in range(len(self._queue)):
             if not may(self._queue[0]):
                 self.took()

@@ -1,19 +1,19 @@
-"""Messages of a workload with several targets: each goes to its own, and waits for no other's.
+"""Sends the messages of a workload with several targets; one that is away or slow does not hold up others.
 
-Rules
-1. Messages are taken from their partitions whatever else waits, so that a target which is away or slow keeps
-   no other's back; but a partition that has `MOST_WAITING` waiting for a target of production that is there
-   goes at its pace. What waits counts as held (`app.dispatch.pump.intake`): its bytes, and the tracker, bound
-   it.
-2. What waits for a target of production that is away waits until it is back: with retry tiers (and no order
-   to keep) in the first of them, or again in the one that it is from, else where it is. Nothing is
-   dead-lettered.
-3. A test environment must not fill the trackers, and stop production with it. What waits for its target goes
-   to a retry tier as well, and without one to the DLQ, when `MAX_HELD_APART` wait already, or when half a
-   tracker has been read behind it and the target is away or has let it wait for `ISOLATION_WAIT_S`.
-4. A target that names a fallback has one message at a time as a probe while it is away, for
-   `ISOLATION_WAIT_S` at most, or until half a tracker has been read behind it. That one then goes to the
-   fallback, as the others do at once (`app.dispatch.model.receiver_routing.Fallbacks`).
+Rules (tests/dispatch/scheduler/test_isolation_router.py)
+1. Messages are taken from their partitions and wait for their targets, so that no target delays another one.
+   But a partition stops while `MOST_WAITING` of its messages wait for one production target that is there.
+   Waiting messages count as held (`app.dispatch.pump.intake`), so bytes and the tracker bound them.
+2. Messages for production wait in place until their target is back, and are never dead-lettered. With retry
+   tiers and no order, those for a target other than the main one move to a tier, in the cases of rule 3. They
+   go to the first tier, or stay in the tier that they came from.
+3. A test environment must not fill the trackers, and thereby stop production. Its messages move to a retry
+   tier, or without one to the DLQ, in two cases: `MAX_HELD_APART` wait already; or half a tracker was read
+   behind them, and the target is away or has let them wait for `ISOLATION_WAIT_S`. If the DLQ is disabled,
+   messages move only with `headOfLine.stash: retry`.
+4. A target with a fallback that is away gets one message at a time as a probe. After `ISOLATION_WAIT_S`, or
+   half a tracker read behind it, the probe goes to the fallback, as all others do at once
+   (`app.dispatch.model.receiver_routing.Fallbacks`).
 """
 
 from __future__ import annotations
@@ -32,22 +32,20 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-MOST_WAITING = 256  # of a partition for one target that is there: as much as is decoded at once
+MOST_WAITING = 256  # of a partition for one target: as many as are decoded at once
 MAX_HELD_APART = 1_000
 ISOLATION_WAIT_S = 1.0
 AWAY_POLL_INTERVAL_S = 0.1
 
 
 class IsolationRouter:
-    """Of one workload on this worker."""
-
     def __init__(self, runtime: WorkloadRuntime) -> None:
         self._runtime = runtime
-        self._look_at_s = 0.0
-        self._fallen: set[str] = set()  # targets whose messages go to another now
+        self._next_look_s = 0.0
+        self._on_fallback: set[str] = set()  # targets whose messages go to a fallback now
 
     def send(self, routing: ReceiverRouting, now_s: float) -> None:
-        """Sends what is ready."""
+        """Sends ready messages, and moves waiting ones that may wait no longer."""
         runtime, production = self._runtime, routing.production
         if runtime.fallbacks:
             self._refresh_away(now_s)
@@ -58,25 +56,25 @@ class IsolationRouter:
             while delivery := runtime.scheduler.next(
                 lambda pump: all(link.held.count(pump) < MOST_WAITING for link in up)
             ):
-                self._pass_on(delivery, routing, production, now_s)
+                self._route(delivery, routing, production, now_s)
         waited_for = [link for link in runtime.links.values() if link.held or link.suspects]
         if waited_for == [runtime.link] or not waited_for:
             return
-        if now_s < self._look_at_s:
-            runtime.call_at(self._look_at_s)
+        if now_s < self._next_look_s:
+            runtime.call_at(self._next_look_s)
             return
-        self._look_at_s = now_s + AWAY_POLL_INTERVAL_S
+        self._next_look_s = now_s + AWAY_POLL_INTERVAL_S
         if runtime.fallbacks:
-            runtime.call_at(self._look_at_s)
+            runtime.call_at(self._next_look_s)
         for link in waited_for:
-            self._fall_back(link, now_s)
+            self._move_to_fallback(link, now_s)
             if link is not runtime.link:
                 self._relieve(link, now_s, production)
 
-    def _pass_on(
+    def _route(
         self, delivery: Delivery, routing: ReceiverRouting, production: set[str], now_s: float
     ) -> None:
-        """To its target, or wherever else it has to go."""
+        """Sends the message to its target, or applies the rules."""
         runtime = self._runtime
         chosen = routing.choose(delivery.record.headers)
         if isinstance(chosen, RoutingRefusal):
@@ -86,40 +84,39 @@ class IsolationRouter:
             return
         link = runtime.links[chosen]
         if link.held or link.in_flight:  # else it serves as a probe (rule 4)
-            link = self._fallback(link, now_s)
+            link = self._link_for(link, now_s)
         delivery.link = link
         if link.breaker.failed and delivery.attempts:
             link.withhold(delivery, now_s)
             return
         if len(link.held) >= MAX_HELD_APART and self._may_move(link, production):
-            self._move_away(delivery, f"{link.address} does not keep up")
+            self._move_away(delivery, f"{link.address} is too slow")
             return
         delivery.started_s = now_s
         link.hold(delivery)
         runtime.send_held(link, now_s)
 
     def _refresh_away(self, now_s: float) -> None:
-        """Rule 4: which targets are away, and since when."""
         runtime = self._runtime
         for address, link in runtime.links.items():
             runtime.fallbacks.update(address, now_s, is_away=link.is_away)
 
-    def _fallback(self, link: ReceiverLink, now_s: float) -> ReceiverLink:
-        """The link that this one's messages go to now."""
+    def _link_for(self, link: ReceiverLink, now_s: float) -> ReceiverLink:
+        """The link that gets this one's messages now."""
         runtime = self._runtime
         if not runtime.fallbacks:
             return link
         links = runtime.links
         address = runtime.fallbacks.choose(link.address, now_s, lambda at: links[at].is_away)
-        if (address != link.address) is not (link.address in self._fallen):
-            log.warning("a zone's messages go to another target", target=link.address, now_to=address)
-            self._fallen ^= {link.address}
+        if (address != link.address) is not (link.address in self._on_fallback):
+            log.warning("the target of a zone's messages changed", target=link.address, now_to=address)
+            self._on_fallback ^= {link.address}
         return links[address]
 
-    def _fall_back(self, link: ReceiverLink, now_s: float) -> None:
-        """Rule 4, for what waits already."""
-        other = self._fallback(link, now_s)
-        if other is link:
+    def _move_to_fallback(self, link: ReceiverLink, now_s: float) -> None:
+        """Rule 4, for messages that already wait."""
+        fallback = self._link_for(link, now_s)
+        if fallback is link:
             return
         waiting = list(link.held)
         for index, delivery in enumerate(waiting):
@@ -129,20 +126,20 @@ class IsolationRouter:
             if is_last and is_young and tracker.end - delivery.record.offset <= tracker.capacity // 2:
                 break
             link.held.remove(delivery)
-            delivery.link = other
+            delivery.link = fallback
             delivery.started_s = now_s
-            other.hold(delivery)
-        self._runtime.send_held(other, now_s)
+            fallback.hold(delivery)
+        self._runtime.send_held(fallback, now_s)
 
     def _may_move(self, link: ReceiverLink, production: set[str]) -> bool:
-        """What waits for it may leave its topic (rules 2 and 3)."""
+        """Whether messages that wait for the target may leave their topic (rules 2 and 3)."""
         runtime = self._runtime
         if link is runtime.link or runtime.head_decision(None) is None:
             return False
         return link.address not in production or bool(runtime.policy.tiers and not runtime.ordered)
 
     def _relieve(self, link: ReceiverLink, now_s: float, production: set[str]) -> None:
-        """Moves away what waits for it too long, where it may."""
+        """Moves messages away that have waited too long, if they may move."""
         runtime, is_away = self._runtime, not (link.breaker.closed and link.health.serving)
         if not self._may_move(link, production):
             return
@@ -155,15 +152,15 @@ class IsolationRouter:
                     runtime.call_at(now_s + AWAY_POLL_INTERVAL_S)
                     continue
                 queue.remove(delivery)
-                state = "is away" if is_away else "does not keep up"
+                state = "is away" if is_away else "is too slow"
                 self._move_away(
-                    delivery, f"{link.address} {state}, and half a tracker has been read behind it"
+                    delivery, f"{link.address} {state}, and half a tracker was read behind the message"
                 )
 
     def _move_away(self, delivery: Delivery, why: str) -> None:
         runtime, policy, tiers = self._runtime, self._runtime.policy, self._runtime.policy.tiers
         decision = stash(why, attempts_in_memory=1, policy=policy)
-        if tiers and not runtime.ordered:  # it was not tried: in the tier that it is from it goes round
+        if tiers and not runtime.ordered:  # it was not delivered, so it stays in its tier
             from_tier = delivery.message_origin().tier
             tier = from_tier if from_tier is not None and from_tier < len(tiers) else 0
             decision = DeliveryDecision(Action.RETRY_TOPIC, tier, tiers[tier].delay_s, why)

@@ -1,19 +1,19 @@
-"""What becomes of a message after its answer: finished, delivered again, or moved to another topic.
+"""Carries out what happens to a message after its answer: finish it, deliver it again, or move it.
 
-Rules
-1. A message is finished only by an acknowledgement of the receiver, or once its copy in the retry topic
-   or DLQ is acknowledged by all in-sync replicas.
-2. Where order is asked for, a message waits in place for its next attempt, and what must not overtake it
-   waits behind it; it leaves for the DLQ only.
-3. What failed goes to the DLQ only while the workload may dead-letter
-   (`app.dispatch.model.dead_letter_budget`); else it is withheld, with its attempts as they were. What the
-   receiver stashes itself, an operator, or a rule with a limit of its own (`app.dispatch.model.head_of_line`,
-   `app.dispatch.model.crash_suspicion`), goes at once.
-4. Nothing is moved unless the lease holds: the copy waits for it (`app.dispatch.pump.retry_publisher`).
-5. A message that is too large for a retry topic waits in place for its attempts, as rule 2 says. It goes to
-   the DLQ at once if it is to leave its partition, or if so much waits already that nothing more is read.
+Rules (tests/dispatch/scheduler/test_outcomes.py)
+1. A message is finished only by the receiver's acknowledgement, or by its copy in the retry topic or DLQ once
+   all in-sync replicas have it.
+2. With an order, a failed message waits in place for its next attempt, and the messages that must not
+   overtake it wait behind it. It leaves only for the DLQ.
+3. A failed message goes to the DLQ only while the budget allows it (`app.dispatch.model.dead_letter_budget`);
+   otherwise it is withheld, and the attempt does not count. Messages that the receiver or an operator stashes
+   go at once. So do those of a rule with its own limit (`app.dispatch.model.head_of_line`,
+   `app.dispatch.model.crash_suspicion`).
+4. A message moves only while the lease holds: its copy waits for it (`app.dispatch.pump.retry_publisher`).
+5. A message that is too large for a retry topic waits in place, as in rule 2. It goes to the DLQ instead if
+   it has to leave its partition, or if so much waits already that nothing more is read.
 
-What is decided is pure (`app.dispatch.model.outcome`); here it is carried out.
+`app.dispatch.model.outcome` makes the decisions, as pure functions.
 """
 
 from __future__ import annotations
@@ -40,31 +40,29 @@ MAX_RETRY_AFTER_S = 3_600.0
 
 
 class OutcomeHandler:
-    """Of one workload on this worker."""
-
     def __init__(self, runtime: WorkloadRuntime) -> None:
         self._runtime = runtime
 
     def answered(self, delivery: Delivery, result: CallResult) -> None:
-        """The receiver (or the way to it) answered `delivery`."""
+        """Takes an answer of the receiver, or of the network before it."""
         if result.code != 0 or result.action is not None:
-            self._not_ok(delivery, result)
+            self._handle_failure(delivery, result)
         elif not delivery.pump.closed:
             runtime = self._runtime
             runtime.dead_letters.earn(runtime.clock())
             delivery.pump.finished(delivery.record, acknowledged=True)
 
     def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
-        """Messages [start, end) of `batch` were answered alike."""
+        """Takes the common answer of messages [start, end) of `batch`."""
         if result.code != 0 or result.action is not None:
             for index in range(start, end):
-                self._not_ok(batch.single(index), result)
+                self._handle_failure(batch.single(index), result)
         elif not batch.pump.closed:
             runtime = self._runtime
             runtime.dead_letters.earn(runtime.clock(), end - start)
             batch.pump.finished_run(batch.records, start, end)
 
-    def _not_ok(self, delivery: Delivery, result: CallResult) -> None:
+    def _handle_failure(self, delivery: Delivery, result: CallResult) -> None:
         pump, runtime = delivery.pump, self._runtime
         if pump.closed:
             return
@@ -80,7 +78,7 @@ class OutcomeHandler:
         if result.code == DEADLINE_EXCEEDED:
             delivery.timeouts += 1
         if result.local_error is not None or result.too_large:
-            details = ""  # the reason says it
+            details = ""  # the decision's reason has them
             decision = stash(
                 result.local_error or f"too large for the receiver: {result.details}",
                 attempts_in_memory=delivery.attempts,
@@ -94,8 +92,8 @@ class OutcomeHandler:
                 delivery, result.code, result.action, not breaker.closed, fails_all=breaker.failed
             )
             if decision.action is Action.HOLD and result.code == UNAVAILABLE:
-                decision = self._judged(delivery, delivery.link, decision, details)
-                is_limited = False  # it was paid for
+                decision = self._blame(delivery, delivery.link, decision, details)
+                is_limited = False  # rule 3: a suspect has its own limit
         wish_s = min(result.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
         if decision.delay_s < wish_s:
             decision = replace(decision, delay_s=wish_s)
@@ -128,10 +126,10 @@ class OutcomeHandler:
             random01=random.random(),  # noqa: S311 - jitter
         )
 
-    def _judged(
+    def _blame(
         self, delivery: Delivery, link: ReceiverLink, held: DeliveryDecision, details: str
     ) -> DeliveryDecision:
-        """`held`, or what becomes of a message that is to blame for the loss of its receiver."""
+        """`held`, or the decision about a message that is to blame for the loss of its receiver."""
         runtime, tracker, now_s = self._runtime, delivery.pump.tracker, self._runtime.clock()
         if (loss := read_loss(details)) in (Loss.UNREACHED, Loss.PLANNED):
             return held
@@ -145,7 +143,7 @@ class OutcomeHandler:
         if suspicion.has_failed(stuck=stuck, age_s=age_s, patience_s=runtime.head_after_s) and link.credit:
             failed = self._decide(delivery, INTERNAL, None, False, runtime.policy.in_memory_attempts)
             if failed.action is not Action.RETRY_IN_MEMORY and not tokens.wait_s(now_s):
-                if failed.action is Action.DLQ or not runtime.ordered:  # else it stays where it is
+                if failed.action is Action.DLQ or not runtime.ordered:  # otherwise it stays in place
                     tokens.take(now_s)
                     link.credit -= 1
                 return replace(failed, reason=suspicion.reason)
@@ -154,7 +152,7 @@ class OutcomeHandler:
     def _is_withheld(
         self, delivery: Delivery, decision: DeliveryDecision, code: int, is_limited: bool
     ) -> bool:
-        """Whether rule 3 keeps it; if not, its right to a dead letter is spent."""
+        """Whether rule 3 withholds the message; if not, spends the token of its dead letter."""
         if decision.action is Action.HOLD:
             link = delivery.link
             return link is not None and link.breaker.failed and code not in FAILURES
@@ -162,7 +160,7 @@ class OutcomeHandler:
         return decision.action is Action.DLQ and is_limited and not budget.try_spend(self._runtime.clock())
 
     def _withhold(self, delivery: Delivery, decision: DeliveryDecision, details: str, code: str) -> None:
-        """It may not be dead-lettered now: it waits, and this attempt does not count (rule 3)."""
+        """Keeps the message until it may be tried again; this attempt does not count."""
         runtime, now_s = self._runtime, self._runtime.clock()
         runtime.withholding.record_withheld(
             delivery, code, f"{decision.reason}: {details}" if details else decision.reason
@@ -170,7 +168,7 @@ class OutcomeHandler:
         delivery.attempts = max(0, delivery.attempts - 1)
         link = delivery.link
         if link is None or link is not runtime.link_of(delivery):
-            delivery.link = None  # the definition has changed: it is routed again
+            delivery.link = None  # the definition has changed, so it is routed again
             delivery.pump.later(delivery, TRIAL_MIN_S)
         else:
             link.withhold(delivery, now_s)
@@ -178,7 +176,8 @@ class OutcomeHandler:
     def carry_out(
         self, delivery: Delivery, decision: DeliveryDecision, details: str, code: str, *, sent: bool = False
     ) -> None:
-        """Does what was decided about a delivery that is not on its way; `sent`: by its receiver's answer."""
+        """Carries out a decision about a delivery that is not in flight; `sent`: after its receiver's
+        answer."""
         pump, runtime = delivery.pump, self._runtime
         match decision.action:
             case Action.ACK:
@@ -189,8 +188,8 @@ class OutcomeHandler:
                 delivery.attempts = max(0, delivery.attempts - 1)
                 link = delivery.link
                 if link is None or link.breaker.closed or link is not runtime.link_of(delivery):
-                    delivery.link = None  # the definition may have changed: it is routed anew
-                    pump.later(delivery, decision.delay_s)  # it alone is not taken: it must not spin
+                    delivery.link = None  # the definition may have changed, so it is routed again
+                    pump.later(delivery, decision.delay_s)  # with a delay, because only this message failed
                 else:
                     link.hold(delivery)
             case Action.RETRY_IN_MEMORY:
@@ -203,14 +202,14 @@ class OutcomeHandler:
                 words = f"{decision.reason}: {details}" if details else decision.reason
                 due_ms = None
                 if tier is not None and decision.delay_s > runtime.policy.tiers[tier].delay_s:
-                    due_ms = now_ms() + ceil(decision.delay_s * 1000)  # the receiver wishes for more
+                    due_ms = now_ms() + ceil(decision.delay_s * 1000)  # the receiver asked for a longer delay
                 runtime.retry_publisher.start(
                     delivery, topic, tier, words, code, runtime.send,
-                    lambda: self._stay(delivery, decision, words, code), due_ms,
+                    lambda: self._keep_in_place(delivery, decision, words, code), due_ms,
                 )  # fmt: skip
 
-    def _stay(self, delivery: Delivery, decision: DeliveryDecision, reason: str, code: str) -> None:
-        """Rule 5."""
+    def _keep_in_place(self, delivery: Delivery, decision: DeliveryDecision, reason: str, code: str) -> None:
+        """Rule 5: no retry topic takes the message."""
         runtime, budget = self._runtime, self._runtime.dead_letters
         leaves = delivery.verdict is not None or (
             not delivery.pump.may_hold(delivery.record) and budget.try_spend(runtime.clock())
@@ -218,12 +217,12 @@ class OutcomeHandler:
         if leaves and runtime.policy.dlq_enabled:
             runtime.retry_publisher.start(delivery, runtime.dlq_topic, None, reason, code, runtime.send)
             return
-        delivery.verdict = None  # what it was to make room for goes on waiting
+        delivery.verdict = None  # the messages behind it continue to wait
         self._retry_in_place(delivery, decision)
 
     @staticmethod
     def _retry_in_place(delivery: Delivery, decision: DeliveryDecision) -> None:
-        """Rules 2 and 5: the tier's delay passes here, and its attempts are counted here."""
+        """Waits for the tier's delay and counts its attempts in memory (rules 2 and 5)."""
         origin = delivery.message_origin()
         stays = origin.tier == decision.tier
         delivery.origin = replace(
@@ -234,5 +233,5 @@ class OutcomeHandler:
             tier_attempt=origin.tier_attempt + 1 if stays else 0,
         )
         delivery.attempts = 0
-        delivery.first_sent_s = 0.0  # its wait is nobody's fault: its age counts from its next attempt
+        delivery.first_sent_s = 0.0  # the delay does not count as its age
         delivery.pump.later(delivery, decision.delay_s)

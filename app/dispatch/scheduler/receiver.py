@@ -1,20 +1,20 @@
-"""One receiver of a workload as this worker sees it: how much it may be given now, and how it fares.
+"""One receiver of a workload as this worker sees it: how many messages it may get now, and how it answers.
 
-A workload has one, or with isolation one for each of its targets; what befalls one is no other's trouble.
+A workload has one receiver, or with isolation one for each target. Trouble of one does not affect the others.
 
-Rules
-1. No more in flight than `limit`: this worker's share of a fixed number, or what the adaptive limit finds.
-2. While the breaker is not closed only probes go out. After it closed the limit grows from a little to its
-   full size within `SLOW_START_S`: a receiver that has just come back is not thrown down again.
-3. What was held (the receiver was away) goes first, with its attempts as they were. Probes take turns
-   between held and fresh messages: one that is never taken cannot keep the receiver from being found.
-4. What may be to blame for the loss of its receiver (`app.dispatch.model.crash_suspicion`) goes last, few at
-   a time.
-5. A receiver that says it is not serving gets nothing, probes neither (`app.dispatch.push.health_watch`).
-6. What it fails and may not be dead-lettered (`app.dispatch.model.dead_letter_budget`) is tried again, few at
-   a time (`app.dispatch.scheduler.dead_letter_trials`).
-7. With the contract `auto`, a receiver without the stream is called message by message; the stream is tried
-   again from time to time. With `stream` its messages wait until there is one.
+Rules (tests/dispatch/scheduler/test_receiver.py)
+1. At most `limit` messages are in flight: this worker's share of a fixed number, or the adaptive limit.
+2. While the breaker is not closed only probes go out. After it closes, the limit grows to its full size
+   within `SLOW_START_S`, so that a receiver that has just come back is not overloaded again.
+3. Held messages (the receiver was away) go first, with their attempts unchanged. Held and fresh messages
+   alternate as probes, so that a message that is never taken does not hide a recovered receiver.
+4. Suspects (`app.dispatch.model.crash_suspicion`) go last, a few at a time.
+5. A receiver whose health check says that it is not serving gets nothing, not even probes
+   (`app.dispatch.push.health_watch`).
+6. Withheld messages, which failed and may not be dead-lettered, are retried a few at a time
+   (`app.dispatch.model.dead_letter_budget`, `app.dispatch.scheduler.dead_letter_trials`).
+7. With the contract `auto`, a receiver without the stream gets unary calls, and the stream is tried again
+   from time to time. With `stream` its messages wait until there is one.
 """
 
 from __future__ import annotations
@@ -58,21 +58,19 @@ if TYPE_CHECKING:
 SLOW_START_S = 1.0
 SLOW_START_LEAST = 4
 MAX_ADAPTIVE = 10_000
-DROPPED = {DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE}  # tell of too much at once
-NOBODY = {CANCELLED, UNAVAILABLE}
+DROPPED = {DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE}  # the receiver may have too many calls
+UNREACHED = {CANCELLED, UNAVAILABLE}
 TAKEN = {OK, ALREADY_EXISTS}
-REFUSALS = {NOT_FOUND: UNIMPLEMENTED}  # of a whole stream; any other end of one finds nobody
+REFUSALS = {NOT_FOUND: UNIMPLEMENTED}  # of a whole stream; any other end of one counts as UNAVAILABLE
 
 
 def was_taken(result: CallResult) -> bool:
-    """The receiver took the message, or said itself that it is to be passed over or stashed."""
+    """Whether the receiver took the message, or decided itself to skip or stash it."""
     action = None if result.action is None else KafkaAction.read(result.action)
     return result.code in TAKEN if action is None else action is not KafkaAction.RETRY
 
 
 class ReceiverClientFactory(Protocol):
-    """Makes the clients of a workload's receiver."""
-
     def unary(self, workload: Workload, address: str) -> UnaryTarget: ...
 
     def stream(
@@ -82,7 +80,7 @@ class ReceiverClientFactory(Protocol):
 
 
 class ReceiverLink:
-    """See the module. `share` is what this worker may use of the limits; `on_room` is told of new room."""
+    """The state of one receiver; see the module's rules. `on_room` is called when there may be room again."""
 
     def __init__(
         self, workload: Workload, address: str, targets: ReceiverClientFactory, clock: Callable[[], float],
@@ -91,7 +89,7 @@ class ReceiverLink:
         self.address = address
         self.breaker = CircuitBreaker()
         self.in_flight = 0
-        self.out: Counter[DispatchPump] = Counter()  # messages in flight of each that has any
+        self.out: Counter[DispatchPump] = Counter()  # messages in flight
         self.held = ReceiverBacklog()
         self.withheld = ReceiverBacklog()  # failed, and may not be dead-lettered yet
         self.trials = DeadLetterTrials()
@@ -100,11 +98,11 @@ class ReceiverLink:
         self.suspects_out: set[Delivery] = set()
         self.suspects_sent = 0  # together, the last time
         self.suspects_most = 1  # that may go together
-        self.unread = RepeatedTrouble()  # answers too large to be read (`app.dispatch.push.answer_limits`)
-        self.taken = 0  # messages that it took, whatever it said of them
-        self.credit = 1  # for giving up what may be to blame, earned by what it takes
-        self.share = ALL
-        self.probe_held = False  # the next probe is of what is held; they take turns (rule 3)
+        self.unread = RepeatedTrouble()  # answers that are too large to read
+        self.taken = 0  # messages that the receiver took, with any answer
+        self.credit = 1  # spent by giving up a suspect, earned by messages that the receiver takes
+        self.share = ALL  # the part of the limits that this worker may use
+        self.probe_held = False  # the next probe is a held message (rule 3)
         self.adaptive: AdaptiveLimit | None = None
         self.latency = MeanLatency()
         self.target = targets.unary(workload, address)
@@ -114,11 +112,10 @@ class ReceiverLink:
         self._stream: StreamTarget | None = None
         self._never_unary = workload.spec.target.contract == "stream"
         if workload.spec.target.contract != "unary":
-            self._stream = targets.stream(workload, address, on_room, self._lost)
+            self._stream = targets.stream(workload, address, on_room, self._on_stream_end)
         self.change(workload)
 
     def change(self, workload: Workload) -> None:
-        """Takes a changed definition of the same target into force."""
         wanted = workload.spec.flow.max_inflight
         self.fixed = wanted if isinstance(wanted, int) else None
         if self.fixed is not None:
@@ -130,16 +127,16 @@ class ReceiverLink:
 
     @property
     def is_away(self) -> bool:
-        """Nobody is there who takes messages; one that is there and fails them is not away."""
+        """Whether the receiver takes no messages. One that answers and fails them is not away."""
         return not self.health.serving or not (self.breaker.closed or self.breaker.failed)
 
     def announce_role(self, role: SenderRole | None) -> None:
-        """What the receiver is told of this region over its stream, at once and from now on."""
+        """Sends this region's role over the stream, now and after each connect."""
         if self._stream is not None:
             self._stream.announce_role(role)
 
     def hold(self, delivery: Delivery) -> None:
-        """Keeps it until the receiver is there (rules 3 and 4)."""
+        """Keeps the message until the receiver is there (rules 3 and 4)."""
         suspicion = delivery.suspicion
         if suspicion is not None and suspicion.is_suspect:
             self.suspects.append(delivery)
@@ -147,29 +144,28 @@ class ReceiverLink:
             self.held.append(delivery)
 
     def withhold(self, delivery: Delivery, now_s: float) -> None:
-        """Keeps what it failed until it may be tried again."""
+        """Keeps a failed message until it may be tried again (rule 6)."""
         if not (self.withheld or self.trials_out):
             self.trials.withheld(now_s)
         self.withheld.append(delivery)
 
     def back(self, delivery: Delivery, now_s: float, *, taken: bool) -> None:
-        """It came back, answered or not sent."""
+        """The delivery came back, answered or not sent."""
         if delivery in self.trials_out:
             self.trials_out.discard(delivery)
             self.trials.answered(now_s, taken=taken)
 
     @property
     def failed(self) -> int:
-        """Messages that it failed and that wait to be tried again."""
+        """The number of withheld messages, including those that are being retried."""
         return len(self.withheld) + len(self.trials_out)
 
     def is_turn_of(self, suspect: Delivery) -> bool:
-        """Whether this suspect is out, or the next to go."""
+        """Whether this suspect is in flight, or goes next."""
         out = self.suspects_out
         return suspect in out or (not out and bool(self.suspects) and self.suspects[0] is suspect)
 
     def suspect_answered(self, delivery: Delivery, code: int) -> None:
-        """Of what may be to blame and was out, this one is answered."""
         self.suspects_out.discard(delivery)
         if code == UNAVAILABLE:
             self.suspects_most = 0
@@ -178,13 +174,13 @@ class ReceiverLink:
 
     @property
     def limit(self) -> int:
-        """Messages in flight from this worker, at most."""
+        """The most messages in flight from this worker."""
         if self.adaptive is not None:
             return self.adaptive.limit
         return self.share.in_flight(self.fixed or 1)
 
     def allowed(self, now_s: float) -> int:
-        """The limit, or what slow start leaves of it (rule 2)."""
+        """The limit, or what slow start allows of it (rule 2)."""
         limit, closed_s = self.limit, now_s - self.breaker.closed_at_s
         if closed_s < SLOW_START_S:
             return min(limit, max(SLOW_START_LEAST, int(limit * closed_s / SLOW_START_S)))
@@ -192,22 +188,21 @@ class ReceiverLink:
 
     @property
     def timeout_s(self) -> float:
-        """How long a call may take now."""
         return self.timeout.timeout_s
 
     @property
     def stream(self) -> StreamTarget | None:
-        """The stream, when messages go by it (rule 7)."""
+        """The stream, if messages go over it (rule 7)."""
         stream = self._stream
-        return stream if stream is not None and self._counts(stream) else None
+        return stream if stream is not None and self._uses_stream(stream) else None
 
-    def _counts(self, stream: StreamTarget) -> bool:
-        """What becomes of the stream is the receiver's fate; else unary calls tell of it (rule 7)."""
+    def _uses_stream(self, stream: StreamTarget) -> bool:
+        """Whether messages depend on the stream; otherwise they go by unary calls (rule 7)."""
         return self._never_unary or stream.supported is not False
 
     def room(self, now_s: float) -> int:
-        """How many messages may be sent now. While the breaker is not closed at most one, a probe: send it,
-        or `breaker.forgo` it."""
+        """How many messages may go now; at most a probe while the breaker is not closed: send or `forgo`
+        it."""
         if not self.health.serving:
             return 0
         breaker = self.breaker
@@ -219,12 +214,11 @@ class ReceiverLink:
             stream.timeout_s = self.timeout_s
             room = min(room, stream.room)
             if room <= 0:
-                stream.connect()  # of no effect when it is up, and only its credit is used up
+                stream.connect()  # no effect if it is connected and only has no credit
                 return 0
         return room if breaker.closed else 1
 
     def status(self, now_s: float) -> TargetStatus:
-        """What the heartbeat says of it."""
         breaker, adaptive, stream = self.breaker, self.adaptive, self.stream
         limit, allowed = self.limit, self.allowed(now_s)
         calls, failed = breaker.recent(now_s)
@@ -252,32 +246,31 @@ class ReceiverLink:
         )
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until there may be room although nothing is answered; 0 when only answers give it."""
+        """Seconds until there may be room without an answer; 0: only answers make room."""
         if not self.breaker.closed:
             return max(self.breaker.next_probe_at_s - now_s, 0.01)
         return 0.01 if now_s - self.breaker.closed_at_s < SLOW_START_S else 0.0
 
     def sent(self, pump: DispatchPump, count: int) -> None:
-        """So many messages of the pump are on their way."""
+        """`count` messages of the pump are in flight from now on."""
         self.in_flight += count
         self.out[pump] += count
 
     def answered(
         self, pump: DispatchPump, result: CallResult, count: int, started_s: float, now_s: float, spent: bool
     ) -> None:
-        """`count` messages of the pump, sent at `started_s`, were answered alike; `spent`: no dead letter may
-        be written now."""
+        """Takes the common answer to `count` messages of the pump; `spent`: no dead letter is allowed now."""
         before = self.in_flight
         self.in_flight -= count
         self.out[pump] -= count
         if not self.out[pump]:
             del self.out[pump]
         if result.local_error is not None or result.too_large or result.is_planned_end:
-            # Tells of the message only, or of nothing.
+            # This says something about the message at most, and nothing about the receiver.
             self.breaker.forgo(now_s)
             return
         code = result.code
-        if result.answer_too_large and code not in NOBODY:  # of a stream `_lost` counts it, once
+        if result.answer_too_large and code not in UNREACHED:  # a stream's is counted by `_on_stream_end`
             self.unread.record(result.details)
         if code not in FAILURES and code != CANCELLED:
             self.taken += count
@@ -295,25 +288,25 @@ class ReceiverLink:
             self.adaptive.on_samples(now_s, count - dropped, latency_s, before, dropped)
         if code == DEADLINE_EXCEEDED:
             self.timeout.on_timeout(now_s, latency_s, count)
-        elif code not in NOBODY:
+        elif code not in UNREACHED:
             self.timeout.on_answers(now_s, count, latency_s)
-        if code not in NOBODY:
+        if code not in UNREACHED:
             self.latency.add(latency_s, count)
 
-    def _lost(self, result: CallResult) -> None:
+    def _on_stream_end(self, result: CallResult) -> None:
         """The stream ended, or could not be opened."""
         now_s = self._clock()
         stream = self._stream
         if result.answer_too_large:
             self.unread.record(result.details)
-        if stream is not None and self._counts(stream) and not result.is_planned_end:
+        if stream is not None and self._uses_stream(stream) and not result.is_planned_end:
             lost = result.code in FAILURES or result.code == CANCELLED
             code = result.code if lost else REFUSALS.get(result.code, UNAVAILABLE)
             self.breaker.on_result(code, now_s, now_s)
         self._on_room()
 
     async def close(self) -> None:
-        """Ends the connections; what is under way ends as CANCELLED."""
+        """Closes the connections; calls in flight end as CANCELLED."""
         self.held.clear()
         self.withheld.clear()
         self.suspects.clear()

@@ -1,20 +1,19 @@
-"""One workload on one worker: which of its messages goes to which receiver when, and at what pace.
+"""One workload on one worker: decides which message goes to which receiver, when, and how fast.
 
-A `WorkloadRuntime` is shared by the pumps of all the workload's jobs on this worker (main topic and
-retry tiers). It decides *when* the next message is sent; the pumps know *which*. Everything here runs in
-the event loop, by callbacks: no task and no future a message.
+The pumps of all the workload's jobs on this worker (main topic and retry tiers) share a `WorkloadRuntime`. It
+decides *when* the next message is sent; the pumps decide *which*. All of this runs as callbacks in the event
+loop, without a task or a future for each message.
 
 Rules
-1. A message is sent only while the lease holds and snapshots are taken (asked again when it has waited for a
-   stream's credit), its receiver has room (`app.dispatch.scheduler.receiver`) and the workload's rates allow
-   it.
-2. Jobs take turns and share what room there is (`app.dispatch.scheduler.fair_scheduler`): neither a deep
-   backlog nor messages that hang, of one partition, starve another.
-3. Held messages (the receiver was away) go first, with their attempts as they were; what may be to blame
-   for that goes last (`app.dispatch.scheduler.crash_suspects`), behind what failed and may not be
-   dead-lettered yet (`app.dispatch.scheduler.dead_letter_trials`).
+1. A message is sent only while the lease holds and snapshots are saved; this is checked again after a wait
+   for a stream's credit. Its receiver must have room (`app.dispatch.scheduler.receiver`), and the workload's
+   rates must allow it.
+2. Jobs take turns and share the room (`app.dispatch.scheduler.fair_scheduler`), so neither a deep backlog nor
+   hanging messages of one partition starve another one.
+3. The order is: held messages (the receiver was away), fresh messages, withheld ones
+   (`app.dispatch.scheduler.dead_letter_trials`), suspects (`app.dispatch.scheduler.crash_suspects`).
 
-What becomes of a message after its answer: `app.dispatch.scheduler.outcomes`.
+`app.dispatch.scheduler.outcomes` carries out what happens after an answer.
 """
 
 from __future__ import annotations
@@ -63,15 +62,15 @@ if TYPE_CHECKING:
 
 
 LEASE_RETRY_S = 0.05
-# a worker without a share of the rates looks again so often; a share wakes it, too
+# while the worker has no share of the rates; a new share wakes it at once
 NO_SHARE_RETRY_INTERVAL_S = 0.25
 BUSY_PAUSE_S = 0.001
 MAX_BATCH = 512  # messages sent together over a stream
-DEFAULT_BACKLOG_RATE = 1_000.0  # of a backlog whose definition lost its rate meanwhile
+DEFAULT_BACKLOG_RATE = 1_000.0  # for a running backlog after its rate was removed from the definition
 
 
 class WorkloadRuntime:
-    """See the module. The job manager tells `shared` what this worker may use of the limits."""
+    """The runtime of one workload; the job manager calls `shared` with this worker's share of the limits."""
 
     def __init__(
         self,
@@ -99,34 +98,34 @@ class WorkloadRuntime:
         self.fallbacks = Fallbacks({}, 0.0)
         self._targets = targets
         self._old_links: list[ReceiverLink] = []
-        self._sending = self._soon = False
+        self._sending = self._is_send_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
         self.workload = workload
         self.chain = chain
-        self.role_metadata: Metadata = ()  # of unary calls; streams are told by their links
+        self.role_metadata: Metadata = ()  # for unary calls; links announce the role over streams
         self._role: SenderRole | None = None
-        self.links: dict[str, ReceiverLink] = {}  # by address, the main target's first
-        self._set(workload)
+        self.links: dict[str, ReceiverLink] = {}  # by address, the main target first
+        self._apply(workload)
         self.head_tokens = shared_tokens(self._heads_per_minute)
         self.dead_letters = _dead_letters(workload, clock())
         self.withholding = WithheldDeadLetters(self)
         self.undecodable = RepeatedTrouble()
 
     def change(self, workload: Workload, chain: InterceptorChain | None) -> None:
-        """Takes a changed definition into force; messages in flight end under the old one.
+        """Applies a changed definition; messages in flight end under the old one.
 
-        What waits is routed anew: all that is held goes back to its pump, and what is in flight now, and has
-        to be sent again, finds its target by `link_of`.
+        If targets changed, waiting messages go back to their pumps and are routed again. A message in flight
+        that has to be sent again finds its target by `link_of`.
         """
         former = self.workload
         self.chain = chain
-        if _way(workload) != _way(former):
+        if _connection_key(workload) != _connection_key(former):
             self._old_links += self.links.values()
             self.links = {}
-        self._set(workload)
+        self._apply(workload)
         for link in self.links.values():
-            link.trials.reset()  # what failed may not fail now
+            link.trials.reset()  # withheld messages may succeed now
             if workload.spec.isolation != former.spec.isolation:
                 self._put_back(link)
         for link in list(self._old_links):
@@ -136,7 +135,7 @@ class WorkloadRuntime:
         self.send_soon()
 
     def announce_role(self, role: SenderRole | None) -> None:
-        """What receivers are told of this region from now on; None: nothing, of a workload of one region."""
+        """Tells receivers this region's role from now on; None: the workload has no role."""
         if role != self._role:
             self._role = role
             self.role_metadata = () if role is None else role.metadata()
@@ -144,7 +143,7 @@ class WorkloadRuntime:
                 link.announce_role(role)
 
     def _put_back(self, link: ReceiverLink) -> None:
-        """What the link holds may be for another one now."""
+        """Returns the link's waiting messages to their pumps, because they may have another target now."""
         for delivery in [*link.held, *link.withheld, *link.suspects]:
             delivery.link = None
             delivery.pump.put_back(delivery)
@@ -158,7 +157,7 @@ class WorkloadRuntime:
             self._old_links.remove(link)
             asyncio.get_running_loop().create_task(link.close())
 
-    def _set(self, workload: Workload) -> None:
+    def _apply(self, workload: Workload) -> None:
         spec = workload.spec
         self.workload = workload
         self.routing = _routing(workload)
@@ -194,7 +193,7 @@ class WorkloadRuntime:
         )
 
     def shared(self, share: WorkerShare) -> None:
-        """What this worker may use of the workload's limits from now on."""
+        """Applies this worker's share of the workload's limits."""
         gains = share.rate > self._share.rate or share.slots > self._share.slots
         self._share = share
         for link in self.links.values():
@@ -212,7 +211,7 @@ class WorkloadRuntime:
             self.send_soon()
 
     def need(self, now_s: float) -> LimitNeed | None:
-        """What this worker needs of the limits, for its heartbeat; None: there are none."""
+        """This worker's need of the limits, for its heartbeat; None: the workload has no limits."""
         flow = self.workload.spec.flow
         if not flow.is_limited:
             return None
@@ -227,29 +226,28 @@ class WorkloadRuntime:
 
     @property
     def in_flight(self) -> int:
-        """Messages on their way."""
         return sum(link.in_flight for link in self.links.values())
 
     def held(self) -> list[ReceiverBacklog | deque[Delivery]]:
-        """What waits for its receiver, queue by queue."""
+        """The queues of messages that wait for a receiver."""
         return [queue for link in self.links.values() for queue in (link.held, link.withheld, link.suspects)]
 
     def is_spent(self, now_s: float) -> bool:
-        """There is a DLQ, and no message may be dead-lettered now."""
+        """Whether there is a DLQ, but no message may be dead-lettered now."""
         return self.policy.dlq_enabled and self.dead_letters.is_spent(now_s)
 
     def is_serving(self, delivery: Delivery | None, now_s: float) -> bool:
-        """Whether messages may be sent to the receiver that `delivery` is for (None: the main one)."""
+        """Whether messages may be sent to the receiver of `delivery` (None: the main one)."""
         link = delivery.link if delivery is not None and delivery.link is not None else self.link
         return link.breaker.closed and link.health.serving and self.lease.may_push(now_s)
 
     def new_lanes(self) -> KeyLanes[Record] | None:
-        """What keeps a job's messages in the order that the definition asks for; None: no order."""
+        """Lanes that keep a job's messages in the definition's order; None: it asks for no order."""
         ordering = self.workload.spec.ordering
         return None if ordering == "none" else KeyLanes(single=ordering == "partition")
 
     def head_decision(self, tier: int | None) -> DeliveryDecision | None:
-        """What becomes of a message of this tier that blocks the others; None: it has to stay."""
+        """The decision for a message of this tier that blocks its partition; None: it stays."""
         if self._head_stash == "retry" and tier is None and self.policy.tiers and not self.ordered:
             return DeliveryDecision(Action.RETRY_TOPIC, 0, self.policy.tiers[0].delay_s, "")
         return DeliveryDecision(Action.DLQ, None, 0.0, "") if self.policy.dlq_enabled else None
@@ -257,11 +255,9 @@ class WorkloadRuntime:
     # -- sending ---------------------------------------------------------------------------------
 
     def offer(self, pump: DispatchPump) -> None:
-        """`pump` has messages ready; it takes its turn."""
         self.scheduler.offer(pump)
 
     def send(self) -> None:
-        """Sends as much as rule 1 allows."""
         if self._sending:
             return
         self._sending = True
@@ -294,13 +290,12 @@ class WorkloadRuntime:
                 send_suspects(self, link, now_s)
 
     def _send_fresh(self, link: ReceiverLink, now_s: float) -> None:
-        """Sends what is ready to the only receiver there is."""
         turns = self.scheduler
         while turns and (room := self.room(link, now_s)):
             link.probe_held = True
             while (found := turns.first(room, link)) is not None:
-                pump, most = found
-                if self._send_of(pump, most, link, now_s):
+                pump, allowance = found
+                if self._send_from(pump, allowance, link, now_s):
                     turns.took()
                     break
                 turns.done()
@@ -308,18 +303,18 @@ class WorkloadRuntime:
                 link.breaker.forgo(now_s)
                 return
 
-    def _send_of(self, pump: DispatchPump, most: int, link: ReceiverLink, now_s: float) -> bool:
-        """Sends at most so many messages of the pump; whether it had any."""
+    def _send_from(self, pump: DispatchPump, limit: int, link: ReceiverLink, now_s: float) -> bool:
+        """Sends up to `limit` messages of the pump; returns whether it had any."""
         if (stream := link.stream) is not None and self.chain is None:
             if self.messages is not None:
-                most = min(most, max(1, int(self.messages.available(now_s))))
-            if records := pump.next_records(min(most, MAX_BATCH)):
+                limit = min(limit, max(1, int(self.messages.available(now_s))))
+            if records := pump.next_records(min(limit, MAX_BATCH)):
                 self._spend(records, now_s)
                 BatchDelivery(pump, link, stream, records, now_s).start()
                 return True
         while (delivery := pump.next_delivery()) is not None:
             delivery.link = link
-            if link.breaker.failed and delivery.attempts:  # it failed before: a fresh one is the better probe
+            if link.breaker.failed and delivery.attempts:  # a fresh message is a better probe
                 link.withhold(delivery, now_s)
                 continue
             if delivery.suspicion is None or not delivery.suspicion.is_suspect:
@@ -329,20 +324,20 @@ class WorkloadRuntime:
         return False
 
     def send_held(self, link: ReceiverLink, now_s: float) -> None:
-        """Sends what waits for this receiver, as far as it has room."""
+        """Sends held messages to this receiver, as far as it has room."""
         held = link.held
-        held.pop_all(attrgetter("draining"))  # stopped or moved meanwhile: its next owner delivers it
+        held.pop_all(attrgetter("draining"))  # the job's next owner delivers them
         for paused in held.pop_all(attrgetter("paused")):
             paused.pump.put_back(paused)
         while held and (room := self.room(link, now_s)):
-            delivery = held.pop_next(lambda pump: self.scheduler.most(pump, room, link))
+            delivery = held.pop_next(lambda pump: self.scheduler.allowance(pump, room, link))
             if delivery is None:
                 return
             link.probe_held = False
             self.start(delivery, link, now_s)
 
     def room(self, link: ReceiverLink, now_s: float) -> int:
-        """How many messages may go to the receiver now (rule 1); looks again when there may be more."""
+        """How many messages may go to the receiver now (rule 1); schedules the next look."""
         if wait_s := self.rate_wait_s(now_s):
             self.call_at(now_s + wait_s)
             return 0
@@ -355,12 +350,10 @@ class WorkloadRuntime:
         return max(0, room)
 
     def start(self, delivery: Delivery, link: ReceiverLink, now_s: float) -> None:
-        """Sends it."""
         self._spend((delivery.record,), now_s)
         delivery.start(link, now_s)
 
     def _spend(self, records: Sequence[Record], now_s: float) -> None:
-        """Counts what is sent against the rates."""
         flow, used = self.workload.spec.flow, 0.0
         if self.messages is not None and flow.messages_per_second:
             self.messages.take(now_s, len(records))
@@ -388,36 +381,36 @@ class WorkloadRuntime:
         return wait_s
 
     def call_at(self, at_s: float) -> None:
-        """Sends again then, or before."""
+        """Calls `send` at that time or earlier."""
         if self._timer is not None and not self._timer.cancelled() and self._timer_at_s <= at_s:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at_s = at_s
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock()), self._woken)
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock()), self._on_timer)
 
-    def _woken(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self.send()
 
     def answered(self, delivery: Delivery, result: CallResult) -> None:
-        """The receiver (or the way to it) answered `delivery`."""
+        """Takes an answer of the receiver, or of the network before it."""
         if result is UNSENT:
-            self._answered_by(delivery, result, 1)
+            self._count_answer(delivery, result, 1)
             delivery.come_back()
         else:
             if delivery.link is not None and delivery in delivery.link.suspects_out:
                 delivery.link.suspect_answered(delivery, result.code)
             link = delivery.link
-            self._answered_by(delivery, result, 1)
+            self._count_answer(delivery, result, 1)
             self.outcomes.answered(delivery, result)
             if link is not None:
                 link.back(delivery, self.clock(), taken=was_taken(result))
         self.send()
 
     def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
-        """Messages [start, end) of `batch` were answered alike."""
-        self._answered_by(batch, result, end - start)
+        """Takes the common answer of messages [start, end) of `batch`."""
+        self._count_answer(batch, result, end - start)
         if result is UNSENT:
             for index in range(start, end):
                 batch.single(index).come_back()
@@ -426,18 +419,18 @@ class WorkloadRuntime:
         self.send_soon(batch.link)
 
     def send_soon(self, link: ReceiverLink | None = None) -> None:
-        """Sends once for all the ranges of results that come together; while the receiver (the main one) has
-        much to do, for those of the next moment too: larger runs cost both sides less."""
-        if not self._soon:
-            self._soon, link = True, link or self.link
+        """Calls `send` once for all results that arrive together. While `link` (default: the main one) is
+        busy, it also waits for those of the next moment, because larger runs cost both sides less."""
+        if not self._is_send_due:
+            self._is_send_due, link = True, link or self.link
             wait_s = BUSY_PAUSE_S if 2 * link.in_flight > link.limit else 0.0
-            asyncio.get_running_loop().call_later(wait_s, self._sent_soon)
+            asyncio.get_running_loop().call_later(wait_s, self._send_due)
 
-    def _sent_soon(self) -> None:
-        self._soon = False
+    def _send_due(self) -> None:
+        self._is_send_due = False
         self.send()
 
-    def _answered_by(self, sent: Delivery | BatchDelivery, result: CallResult, count: int) -> None:
+    def _count_answer(self, sent: Delivery | BatchDelivery, result: CallResult, count: int) -> None:
         link = sent.link
         assert link is not None
         now_s = self.clock()
@@ -445,21 +438,21 @@ class WorkloadRuntime:
         self._close_when_idle(link)
 
     def link_of(self, delivery: Delivery) -> ReceiverLink | None:
-        """The link that `delivery` is for as the definition is now; None: no target may have it."""
+        """The link for `delivery` by the present definition; None: no target may have it."""
         if self.routing is None:
             return self.link
         chosen = self.routing.choose(delivery.record.headers)
         return None if isinstance(chosen, RoutingRefusal) else self.links[chosen]
 
     def stash_batch(self, pump: DispatchPump, error: UndecodableBatch, finished: Callable[[], None]) -> None:
-        """Writes a batch that cannot be decoded to the DLQ, as it is; then calls `finished`."""
+        """Writes a batch that cannot be decoded to the DLQ unchanged; then calls `finished`."""
         self.undecodable.record(f"{pump.job.topic}-{pump.job.partition}, {error}"[:MAX_WHY_CHARS])
         self.retry_publisher.start_raw(
             pump, error, lambda: self.dlq_topic if self.policy.dlq_enabled else None, finished
         )
 
     async def close(self) -> None:
-        """Ends the timer and the channels; the pumps have been closed before."""
+        """Ends the timer and the connections; the pumps must be closed already."""
         if self._timer is not None:
             self._timer.cancel()
         for link in [*self.links.values(), *self._old_links]:
@@ -469,11 +462,11 @@ class WorkloadRuntime:
 def _bucket(
     former: TokenBucket | None, rate_per_s: float | None, share: float, now_s: float
 ) -> TokenBucket | None:
-    """The bucket for this worker's share of a rate; what was saved up or owed stays."""
+    """The bucket for this worker's share of a rate; keeps saved tokens and debts."""
     if rate_per_s is None:
         return None
     if share <= 0:
-        return former  # nothing is sent (`rate_wait_s`)
+        return former  # without a share nothing is sent (`rate_wait_s`)
     if former is None:
         return TokenBucket(rate_per_s * share)
     former.change(rate_per_s * share, now_s)
@@ -485,8 +478,8 @@ def _dead_letters(workload: Workload, now_s: float) -> DeadLetterBudget:
     return DeadLetterBudget(now_s, dlq.share, dlq.per_minute, dlq.burst)
 
 
-def _way(workload: Workload) -> tuple[str, str, str]:
-    """What connections depend on."""
+def _connection_key(workload: Workload) -> tuple[str, str, str]:
+    """The part of a definition that connections depend on."""
     target = workload.spec.target
     return target.address, target.contract, workload.method()
 

@@ -1,1 +1,1 @@
-"""Topics of a workload: those it needs beside its own, those in which nothing waits any more."""
+"""Topics of a workload: their settings, the ones that still hold messages, and idle workloads."""

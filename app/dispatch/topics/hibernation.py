@@ -1,9 +1,9 @@
-"""Idle workloads sleep: they have no jobs until something waits for them again.
+"""Tracks which workloads are idle and sleep: a sleeping workload has no jobs until a message waits for it.
 
-The leader looks at the ends of all topics that can bring them work (their own, retry tiers, what was merged
-back, what was delayed) and at the group's commits, and `app.sizing.recommendation.Hibernation` decides. What
-cannot be read now is not known, and never a reason to change anything. A workload whose jobs have no owner
-already was asleep under the former leader, and stays so.
+The leader reads the ends of all topics that can bring work (the workload's own, retry tiers, merged and
+delayed messages) and the group's commits. `app.sizing.recommendation.Hibernation` decides. An end or commit
+that cannot be read is unknown, and never a reason for a change. If none of a workload's jobs has an owner, it
+was asleep under the former leader and stays so.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from app.sizing.recommendation import Activity, Hibernation
 
 
 class HibernationTracker:
-    """Which workloads sleep, and why."""
-
     def __init__(self) -> None:
         self.asleep: dict[str, str] = {}
         self._rules: dict[str, Hibernation] = {}
@@ -29,7 +27,7 @@ class HibernationTracker:
             self._forget(key)
 
     def knows(self, key: str) -> bool:
-        """Whether it has been looked at, by this leader."""
+        """Whether this leader has evaluated the workload."""
         return key in self._rules
 
     def evaluate(
@@ -40,8 +38,8 @@ class HibernationTracker:
         now_s: float,
         is_owned: bool,
     ) -> None:
-        """Looks at all partitions that can bring one workload work; `is_owned`: whether any of its jobs has
-        an owner."""
+        """Evaluates a workload. `wanted`: all partitions that can bring it work; `is_owned`: a job has an
+        owner."""
         key, hibernate = workload.key, workload.spec.hibernate
         if hibernate is None:
             self._forget(key)
@@ -53,7 +51,7 @@ class HibernationTracker:
         before, ends = self._ends.get(key, {}), backlog.ends
         moved = sum(abs(ends[at] - before.get(at, ends[at])) for at in wanted if at in ends)
         waiting = [backlog.waiting(at) for at in wanted]
-        lag = sum(abs(one) for one in waiting if one is not None)
+        lag = sum(abs(count) for count in waiting if count is not None)
         unknown = None if None in waiting else 0
         why = rule.observe(Activity(moved or unknown, lag or unknown, 0), now_s)
         self._ends[key] = before | ends

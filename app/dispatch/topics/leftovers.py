@@ -1,10 +1,10 @@
-"""Topics of a workload that are pumped only while something waits in them.
+"""Topics of a workload that have jobs only while messages wait in them.
 
-    {topic}__{group}__retry_N   of a tier that the definition no longer has: what is there must not strand
-    {topic}__{group}__merge     what was merged back from the dead letter queue
-    {topic}__{group}__delayed   what is due far ahead (`app.dispatch.model.delayed_delivery`)
+    {topic}__{group}__retry_N   of a tier that the definition no longer has: its messages must not strand
+    {topic}__{group}__merge     messages merged back from the dead letter queue
+    {topic}__{group}__delayed   messages that are due far ahead (`app.dispatch.model.delayed_delivery`)
 
-Something waits in a partition while the group's commit is not at its end. It stays a job for
+Messages wait in a partition while the group's commit is below its end. Its job stays for
 `LEFTOVER_LINGER_S` longer, so that the next letters of a merge find it running.
 """
 
@@ -20,7 +20,7 @@ MAX_TIERS = 10  # as many as a definition may have
 
 
 def tier_of(workload: Workload, topic: str) -> int | None:
-    """The retry tier whose topic this is, counted from 0, defined or not; None for any other topic."""
+    """The retry tier whose topic this is, from 0, even if it is no longer defined; None: another topic."""
     stem = f"{workload.metadata.topic}__{workload.metadata.group}__retry_"
     number = topic.removeprefix(stem) if topic.startswith(stem) else ""
     return int(number) - 1 if number.isascii() and number.isdigit() else None
@@ -33,30 +33,29 @@ def is_left(workload: Workload, topic: str) -> bool:
 
 
 def candidates(workload: Workload) -> list[str]:
-    """All topics of this kind that the workload may have."""
+    """All topics of these kinds that the workload may have."""
     stem = f"{workload.metadata.topic}__{workload.metadata.group}__retry_"
     numbers = range(len(workload.spec.retry) + 1, MAX_TIERS + 1)
     return [*(f"{stem}{number}" for number in numbers), workload.merge_topic(), workload.delayed_topic()]
 
 
 def partitions_of(sizes: Mapping[str, int]) -> list[TopicAndPartition]:
-    """Every partition of topics of these sizes."""
     return [(topic, partition) for topic, count in sizes.items() for partition in range(count)]
 
 
 class TierLeftovers:
-    """Which partitions of such topics something waits in, by workload key."""
+    """The partitions of such topics in which messages wait, by workload key."""
 
     def __init__(self) -> None:
-        # The definition under which it was looked at, and when something was last seen waiting.
+        # The etag of the evaluated definition, and when messages were last seen waiting.
         self._waiting: dict[str, tuple[str, dict[TopicAndPartition, float]]] = {}
 
     def of(self, key: str) -> Mapping[TopicAndPartition, float]:
-        """Those in which something waits, and when that was last seen."""
+        """The partitions in which messages wait, with the time at which they were last seen."""
         return self._waiting.get(key, ("", {}))[1]
 
     def knows(self, key: str, etag: str) -> bool:
-        """Whether the workload was looked at under this definition."""
+        """Whether the workload was evaluated under this definition."""
         return key in self._waiting and self._waiting[key][0] == etag
 
     def keep(self, keys: Iterable[str]) -> None:
@@ -66,8 +65,8 @@ class TierLeftovers:
     def update(
         self, workload: Workload, etag: str, sizes: Mapping[str, int], backlog: ConsumerLag, now_s: float
     ) -> None:
-        """Takes in what waits; `sizes` are the partition counts of those topics that exist. What is not
-        known now stays as it was."""
+        """Takes the present lag; `sizes` are the partition counts of the existing topics. A partition whose
+        lag is unknown keeps its state."""
         known, found = self.of(workload.key), dict[TopicAndPartition, float]()
         for at in partitions_of(sizes):
             waiting, seen_s = backlog.waiting(at), known.get(at)

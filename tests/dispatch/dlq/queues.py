@@ -1,7 +1,7 @@
 """A dead letter queue of real Kafka to work on, and a merge or purge as a process of its own, to be killed.
 
 python -m tests.dispatch.dlq.queues BOOTSTRAP TOPIC OPERATION RATE      merges; a line of JSON a transaction
-                                                               RATE "purge": purges, asks before it goes on
+                                                               RATE "purge": purges, asks before each step
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def of_topic(topic: str) -> Workload:
     )
 
 
-def headers(number: int = 0, **told: Any) -> list[tuple[str, bytes | None]]:
-    """What Switchyard says of a dead letter, and one header of its producer."""
-    values = {"reason": "not today", "code": "INTERNAL", "attempt": 3, "moved_ms": 1_700_000_000_000} | told
+def headers(number: int = 0, **fields: Any) -> list[tuple[str, bytes | None]]:
+    """The headers of a dead letter: Switchyard's, and one of its producer."""
+    values = {"reason": "not today", "code": "INTERNAL", "attempt": 3, "moved_ms": 1_700_000_000_000} | fields
     found: list[tuple[str, bytes | None]] = [
         ("own", b"\x00kept"),
         (names.ORIGIN_TOPIC, b"orders"),
@@ -57,8 +57,8 @@ def headers(number: int = 0, **told: Any) -> list[tuple[str, bytes | None]]:
         (names.CODE, str(values["code"]).encode()),
         (names.MOVED_AT, str(values["moved_ms"]).encode()),
     ]
-    if "merges" in told:
-        found.append((MERGES, str(told["merges"]).encode()))
+    if "merges" in fields:
+        found.append((MERGES, str(fields["merges"]).encode()))
     return found
 
 
@@ -92,19 +92,19 @@ class DeadLetterQueue:
         await create(self.bootstrap, self.workload.dlq_topic(), partitions, **config)
 
     async def put(self, *values: bytes | None, topic: str | None = None, **record: Any) -> None:
-        """Records that are alike but for their values, one after the other."""
+        """Appends records that differ only in their values."""
         async with AIOKafkaProducer(bootstrap_servers=self.bootstrap, max_request_size=8 << 20) as producer:
             for value in values:
                 await producer.send_and_wait(topic or self.workload.dlq_topic(), value, **record)
 
-    async def fill(self, numbers: Iterable[int], **told: Any) -> None:
+    async def fill(self, numbers: Iterable[int], **fields: Any) -> None:
         """Dead letters with the numbers as values and keys, spread over the partitions in turn."""
         topic = self.workload.dlq_topic()
         async with AIOKafkaProducer(bootstrap_servers=self.bootstrap, linger_ms=5) as producer:
             count = len(await producer.partitions_for(topic))
             for number in numbers:
                 text = str(number).encode()
-                await producer.send(topic, text, text, number % count, headers=headers(number, **told))
+                await producer.send(topic, text, text, number % count, headers=headers(number, **fields))
 
     async def ends(self) -> dict[int, Span]:
         return await queue_ends(self.client, self.workload.dlq_topic())
@@ -113,7 +113,7 @@ class DeadLetterQueue:
         return Merger(self.client, self.workload, operation, rate=rate, report=report)
 
     async def merge(self, operation: str, terms: OperationTerms | None = None) -> OperationProgress:
-        """Merges all there is."""
+        """Merges everything in the queue."""
         return await self.merger(operation).run(terms or OperationTerms(), await self.ends())
 
     async def merged(self) -> list[Any]:
@@ -140,7 +140,7 @@ class DeadLetterQueue:
             await consumer.stop()
 
     async def numbers(self) -> list[int]:
-        """What was merged, in order."""
+        """The numbers of the merged messages, in order."""
         return sorted(int(record.value) for record in await self.merged())
 
 
@@ -159,7 +159,7 @@ class Clusters:
         return self._started
 
 
-async def work_as_told(bootstrap: str, topic: str, operation: str, rate: str) -> None:
+async def run_operation(bootstrap: str, topic: str, operation: str, rate: str) -> None:
     client = ClusterClient(ClusterSpec("east", (bootstrap,)))
     await client.start()
     queue = DeadLetterQueue(bootstrap, topic, client)
@@ -181,4 +181,4 @@ async def work_as_told(bootstrap: str, topic: str, operation: str, rate: str) ->
 
 
 if __name__ == "__main__":
-    asyncio.run(work_as_told(*sys.argv[1:5]))
+    asyncio.run(run_operation(*sys.argv[1:5]))

@@ -1,4 +1,4 @@
-"""Dead letters without their values: merged with what stands at their place, and never as null."""
+"""Dead letters without their values are merged with the value of another record, and never as null."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ async def put(queue: DeadLetterQueue, lacks: list[tuple[str, bytes | None]], key
 
 
 async def delete_all(queue: DeadLetterQueue) -> None:
-    """Of the workload's topic, as retention does."""
+    """Deletes the records of the workload's topic, as retention does."""
     await delete_before(queue.client, queue.topic, -1)
 
 
 async def counted(queue: DeadLetterQueue, operation: str, **terms: Any) -> dict[str, int]:
-    """What a merge did, which is what its dry run foretold."""
-    asked = OperationTerms(**terms)
-    foreseen = (await foresee(queue.client, queue.workload, asked, {}, 30))["counts"]
-    done = (await queue.merge(operation, asked)).counts()
+    """The counts of a merge, which are those of its dry run."""
+    chosen = OperationTerms(**terms)
+    foreseen = (await foresee(queue.client, queue.workload, chosen, {}, 30))["counts"]
+    done = (await queue.merge(operation, chosen)).counts()
     assert {what: count for what, count in done.items() if count} == {k: v for k, v in foreseen.items() if v}
     return done
 
 
 @pytest.mark.parametrize("key", [b"k", None])
-async def test_a_value_that_no_topic_took_is_merged_from_where_it_stands(
+async def test_a_value_that_no_topic_took_is_merged_from_its_record(
     queue: DeadLetterQueue, key: bytes | None
 ) -> None:
     topic_id = await stand(queue, LARGE)
@@ -82,13 +82,13 @@ async def test_a_value_that_no_topic_took_is_merged_from_where_it_stands(
     first, large, last = await queue.merged()
     assert [first.value, last.value] == [b"1", b"2"]
     assert (large.key, large.value) == (b"k", LARGE)
-    told = dict(large.headers)
+    copied = dict(large.headers)
     assert [header for header in large.headers if header[0] == "own"] == OWN
-    assert (told[names.ORIGIN_OFFSET], told[MERGES]) == (b"0", b"1")
-    assert names.KEY_BYTES not in told
-    assert names.VALUE_BYTES not in told
+    assert (copied[names.ORIGIN_OFFSET], copied[MERGES]) == (b"0", b"1")
+    assert names.KEY_BYTES not in copied
+    assert names.VALUE_BYTES not in copied
     await delete_all(queue)
-    assert (await counted(queue, "later"))["before"] == 3, "also where it does not stand there any more"
+    assert (await counted(queue, "later"))["before"] == 3, "also after the value is gone"
 
 
 async def test_a_letter_of_more_than_a_request_takes_is_merged_and_moved_compressed(
@@ -111,7 +111,7 @@ async def test_a_letter_of_more_than_a_request_takes_is_merged_and_moved_compres
     assert (copied.value, copied.timestamp_ms) == (huge, original.timestamp_ms)
 
 
-async def test_a_letter_of_an_earlier_version_is_merged_from_where_its_message_first_stood(
+async def test_a_letter_of_an_earlier_version_is_merged_from_its_original_record(
     queue: DeadLetterQueue,
 ) -> None:
     await stand(queue, b"v" * 100)
@@ -128,7 +128,7 @@ async def test_a_letter_of_an_earlier_version_is_merged_from_where_its_message_f
 async def test_another_message_at_the_place_of_an_earlier_letters_is_not_taken_for_it(
     queue: DeadLetterQueue, is_later: bool, merged: int
 ) -> None:
-    """As long, and with the same key, in a topic made anew: a worker of an earlier version told no id."""
+    """The other has the same key and length, in a recreated topic; earlier versions wrote no topic id."""
     await stand(queue, b"another")
     (there,) = [one async for found, _ in scan(queue.client, queue.topic, {0: (0, 1)}) for one in found]
     written_ms = there.timestamp_ms - is_later
@@ -142,7 +142,7 @@ async def test_another_message_at_the_place_of_an_earlier_letters_is_not_taken_f
 
 @pytest.mark.parametrize("topic", ["{}__billing__retry_9", "{}__billing__delayed"])
 @pytest.mark.parametrize("is_copy", [True, False])
-async def test_a_copy_in_a_topic_of_the_workloads_is_read_where_it_tells_the_same_origin(
+async def test_a_copy_with_the_same_origin_in_the_workloads_topics_is_read(
     queue: DeadLetterQueue, topic: str, is_copy: bool
 ) -> None:
     """Also of a tier that the definition no longer has. Where the copy is gone, the first message is read."""
@@ -151,7 +151,7 @@ async def test_a_copy_in_a_topic_of_the_workloads_is_read_where_it_tells_the_sam
     topic_id = await stand(queue, b"value")
     origin = [(names.ORIGIN_TOPIC, queue.topic.encode()), (names.ORIGIN_PARTITION, b"0"),
               (names.ORIGIN_OFFSET, b"0")]  # fmt: skip
-    of_another = [(one, b"7") if one == names.ORIGIN_OFFSET else (one, told) for one, told in origin]
+    of_another = [(one, b"7") if one == names.ORIGIN_OFFSET else (one, copied) for one, copied in origin]
     await queue.put(b"copy!", topic=name, key=b"k", headers=origin if is_copy else of_another)
     assert topic_id
     await queue.create()
@@ -220,7 +220,7 @@ Place = Callable[[str, str], tuple[bytes | None, str, int, int, str]]
         ("no topic at all", lambda topic, its: (b"v", "../etc", 0, 0, its)),
     ],
 )
-async def test_what_does_not_stand_there_is_counted_and_never_sent(
+async def test_a_missing_value_is_counted_and_never_sent(
     queue: DeadLetterQueue, why: str, place: Place
 ) -> None:
     topic_id = await stand(queue, b"v")
@@ -233,7 +233,7 @@ async def test_what_does_not_stand_there_is_counted_and_never_sent(
     assert (await counted(queue, "later"))["left-out"] == 1
 
 
-async def test_a_value_that_retention_took_is_told_from_null_wherever_letters_are_shown(
+async def test_an_expired_value_differs_from_null_wherever_letters_are_shown(
     queue: DeadLetterQueue,
 ) -> None:
     topic_id = await stand(queue, b"v")
@@ -255,7 +255,7 @@ async def test_a_value_that_retention_took_is_told_from_null_wherever_letters_ar
     ]
 
 
-def test_a_value_beside_what_says_that_there_is_none_is_a_value() -> None:
+def test_a_value_counts_although_headers_say_that_it_is_missing() -> None:
     class Record:
         partition, offset, timestamp, key, value = 1, 2, 3, b"k", b"v"
         headers = left_out_headers(b"v" * 9, "orders", 0, 0, "")

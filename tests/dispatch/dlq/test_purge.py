@@ -1,4 +1,4 @@
-"""Purging on real Kafka: by bound and by query; what was purged does not come back, whatever is killed."""
+"""Purging on real Kafka, by bound and by query: purged letters do not come back, whatever is killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def purged(queue: DeadLetterQueue, operation: str, terms: OperationTerms =
 
 
 async def left(queue: DeadLetterQueue) -> list[int]:
-    """What everybody sees."""
+    """The letters that every reader sees."""
     ends = await queue.ends()
     choice = await choose(queue.client, queue.workload, LetterQuery(), ends)
     found = [o async for some, _ in scan(queue.client, queue.workload.dlq_topic(), ends) for o in some]
@@ -48,11 +48,11 @@ async def test_a_purge_deletes_what_is_before_its_bound_and_nothing_else(queue: 
     assert await purge(queue.client, queue.workload, bounds) == {0: 4, 1: 4}
     assert await purge(queue.client, queue.workload, bounds) == {0: 4, 1: 4}
     assert await queue.ends() == {0: (4, 10), 1: (4, 10)}
-    with pytest.raises(BadQuery, match="is not there yet"):
+    with pytest.raises(BadQuery, match="does not reach offset"):
         await purge(queue.client, queue.workload, {0: (0, 11)})
 
 
-async def test_a_purge_of_a_queue_that_was_made_anew_with_fewer_partitions_ends(
+async def test_a_purge_of_a_queue_that_was_recreated_with_fewer_partitions_ends(
     queue: DeadLetterQueue,
 ) -> None:
     await queue.create(1)
@@ -60,7 +60,9 @@ async def test_a_purge_of_a_queue_that_was_made_anew_with_fewer_partitions_ends(
     assert await _delete_front(queue.client, queue.workload, done) == 0
 
 
-async def test_what_a_query_purges_is_gone_for_everybody_and_the_rest_stays(queue: DeadLetterQueue) -> None:
+async def test_letters_purged_by_query_are_gone_for_every_reader_and_the_others_stay(
+    queue: DeadLetterQueue,
+) -> None:
     await queue.create(2)
     await queue.fill(range(20))
     await queue.fill(range(20, 30), code="DATA_LOSS")
@@ -74,8 +76,8 @@ async def test_what_a_query_purges_is_gone_for_everybody_and_the_rest_stays(queu
     done = await purged(queue, "op")
     assert (done["counts"]["purged"], done["counts"]["other"], done["deleted"]) == (10, 20, 0)
     assert await left(queue) == list(range(20))
-    told = await stats(queue.client, queue.workload, LetterQuery(), 30)
-    assert (told["letters"], told["codes"]) == (20, {"INTERNAL": 20})
+    figures = await stats(queue.client, queue.workload, LetterQuery(), 30)
+    assert (figures["letters"], figures["codes"]) == (20, {"INTERNAL": 20})
     await queue.fill(range(30, 32), code="DATA_LOSS")
     assert await left(queue) == [*range(20), 30, 31], "what came later was not purged"
     assert (await purged(queue, "again"))["counts"]["gone"] == 10
@@ -84,7 +86,7 @@ async def test_what_a_query_purges_is_gone_for_everybody_and_the_rest_stays(queu
     assert await queue.numbers() == list(range(20))
 
 
-async def test_the_front_is_deleted_once_all_in_it_was_purged_or_merged(queue: DeadLetterQueue) -> None:
+async def test_the_front_is_deleted_once_all_its_letters_are_purged_or_merged(queue: DeadLetterQueue) -> None:
     await queue.create()
     await queue.fill(range(5), code="DATA_LOSS")
     await queue.fill(range(5, 10), code="INTERNAL")
@@ -117,7 +119,7 @@ async def test_a_letter_whose_copy_was_refused_and_raw_bytes_keep_the_front_wher
     assert await queue.ends() == {0: (3, 3)}, "asked for, they go"
 
 
-async def test_a_purge_killed_in_every_partition_goes_on_where_it_was(queue: DeadLetterQueue) -> None:
+async def test_a_purge_killed_in_every_partition_resumes_where_it_was(queue: DeadLetterQueue) -> None:
     await queue.create(3)
     await queue.fill(range(3), code="DATA_LOSS")
     await queue.fill(range(3, 3000), code="INTERNAL")
@@ -131,7 +133,7 @@ async def test_a_purge_killed_in_every_partition_goes_on_where_it_was(queue: Dea
             assert state["looked_at"] >= reached, "what was acknowledged is not done again"
             if state["looked_at"] > reached:
                 reached = state["looked_at"]
-                running.kill()  # SIGKILL, before it is told to go on
+                running.kill()  # SIGKILL, before it gets the permission to continue
                 break
             running.stdin.write(b"\n")
         await running.communicate()

@@ -1,4 +1,4 @@
-"""Which letters, what becomes of them, what is remembered: pure, and for every letter there may be."""
+"""Queries, verdicts and records of operations, for every possible letter. Pure."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Record:
 
 
 @given(st.lists(st.tuples(header_names, header_values), max_size=8))
-def test_no_header_whatever_stands_in_it_keeps_a_letter_from_being_read(
+def test_a_letter_can_be_read_with_any_header(
     headers: list[tuple[str, bytes | None]],
 ) -> None:
     letter = read_letter(Record(headers))
@@ -116,7 +116,7 @@ def test_a_letter_is_merged_by_one_merge_and_never_beyond_its_count(
 
 
 @given(letters(), queries(), queries(), st.integers(0, 21), st.booleans())
-def test_a_letter_that_was_purged_is_gone_for_queries_merges_and_purges_and_no_other_is(
+def test_only_a_purged_letter_is_gone_for_queries_merges_and_purges(
     letter: DeadLetter, first: LetterQuery, second: LetterQuery, reached: int, again: bool
 ) -> None:
     began = OperationProgress(
@@ -131,7 +131,7 @@ def test_a_letter_that_was_purged_is_gone_for_queries_merges_and_purges_and_no_o
         (purge, MergeVerdict.PURGE),
     ):
         held = MergeVerdict.GONE if gone else else_
-        assert terms.judge(letter, terms.heeded([began])) == (
+        assert terms.judge(letter, terms.past_of([began])) == (
             held if second.holds(letter) else MergeVerdict.OTHER
         )
 
@@ -139,7 +139,7 @@ def test_a_letter_that_was_purged_is_gone_for_queries_merges_and_purges_and_no_o
 @given(
     queries(), st.integers(1, 1000), st.booleans(), st.integers(0, 9), st.dictionaries(text, st.integers(0))
 )
-def test_what_is_remembered_is_read_back_as_it_was(
+def test_the_record_of_an_operation_is_read_back_as_written(
     query: LetterQuery, most: int, again: bool, next_offset: int, counts: dict[str, int]
 ) -> None:
     counts = {name: count % 2**60 for name, count in list(counts.items())[:5] if name.isprintable()}
@@ -153,7 +153,7 @@ def test_a_foreign_commit_is_not_taken_for_a_merge(metadata: str) -> None:
 
 
 @pytest.mark.parametrize("metadata", ["{}", "[]", "null", '{"start":0,"end":1,"query":{},"max_merges":-1}'])
-def test_a_commit_that_is_almost_one_of_a_merge_is_none(metadata: str) -> None:
+def test_a_damaged_commit_of_a_merge_is_ignored(metadata: str) -> None:
     assert unpack(metadata, 0) is None
 
 
@@ -163,11 +163,11 @@ def test_the_longest_query_fits_into_a_commit() -> None:
         LetterQuery(reason="\x00" * 400, code=tuple("C" * 15 for _ in range(20))), 1000, True
     )
     assert len(pack(longest, PartitionProgress(10**15, 10**15, 10**15, counts))) <= MAX_METADATA_BYTES
-    with pytest.raises(BadQuery, match=f"longer than {MAX_QUERY_BYTES} bytes"):
+    with pytest.raises(BadQuery, match=f"more than {MAX_QUERY_BYTES} bytes"):
         LetterQuery(reason="\x00" * 500, key="\x01" * 500)
 
 
-def test_reasons_are_found_by_text_or_by_expression_whatever_their_case() -> None:
+def test_reasons_are_found_by_text_or_by_expression_in_any_case() -> None:
     letter = replace(read_letter(Record([])), reason="Timeout after 30s at Ledger")
     assert LetterQuery(reason="timeout AFTER").holds(letter)
     assert LetterQuery(reason="/after \\d+s/").holds(letter)
@@ -175,7 +175,7 @@ def test_reasons_are_found_by_text_or_by_expression_whatever_their_case() -> Non
     assert not LetterQuery(reason="after \\d").holds(letter)
 
 
-def test_an_expression_made_to_run_for_ever_does_not() -> None:
+def test_an_expression_cannot_run_for_ever() -> None:
     letter = replace(read_letter(Record([])), reason="a" * 1000)
     # a backtracking engine never ends here
     assert not LetterQuery(reason="/(a|a|aa)*(a+)+(a*)*b/").holds(letter)
@@ -190,7 +190,7 @@ def test_an_expression_made_to_run_for_ever_does_not() -> None:
         ({"reason": "x" * 501}, "at most 500"),
         ({"reason": 5}, "must be text"),
         ({"code": "INTERNAL"}, "must be a list"),
-        ({"code": ["no such"]}, "no status"),
+        ({"code": ["no such"]}, "not a status"),
         ({"key": "base64:x"}, "not base64"),
         ({"attempt_min": -1}, "whole number"),
         ({"attempt_min": True}, "whole number"),
@@ -199,7 +199,7 @@ def test_an_expression_made_to_run_for_ever_does_not() -> None:
         ([], "must be an object"),
     ],
 )
-def test_a_query_that_cannot_be_meant_is_refused(data: Any, words: str) -> None:
+def test_a_meaningless_query_is_refused(data: Any, words: str) -> None:
     with pytest.raises(BadQuery, match=words):
         LetterQuery.from_json(data)
 
@@ -210,7 +210,7 @@ def test_times_are_ago_or_iso_or_milliseconds() -> None:
     assert parse_when("1970-01-01T01:01+01:00", 5) == 60_000
     assert parse_when("1700000000000", 5) == 1_700_000_000_000
     for wrong in ("", "yesterday", "-1h", "99999-01-01"):
-        with pytest.raises(BadQuery, match="is no time"):
+        with pytest.raises(BadQuery, match="is not a time"):
             parse_when(wrong, 5)
 
 
@@ -218,12 +218,12 @@ spans = st.dictionaries(st.integers(0, 3), st.tuples(st.integers(0, 9), st.integ
 
 
 @given(spans, spans, st.sets(st.integers(0, 3)))
-def test_bounds_never_leave_the_log_nor_what_was_asked_for(
+def test_bounds_stay_within_the_log_and_the_wanted_offsets(
     ends: Any, wanted: Any, partitions: set[int]
 ) -> None:
     ends = {p: (min(span), max(span)) for p, span in ends.items()}
     if not (partitions | set(wanted)) <= set(ends):
-        with pytest.raises(BadQuery, match="is not there"):
+        with pytest.raises(BadQuery, match="does not exist"):
             bounded(ends, wanted, partitions)
         return
     found = bounded(ends, wanted, partitions)
@@ -242,7 +242,7 @@ def test_ranges_are_read_or_refused() -> None:
     assert parse_range("3:-7") == (3, (0, 7))
     assert parse_range("3:7-")[1][0] == 7
     for wrong in ("", "0", "0:5", "a:1-2", "0:1-2-3", "0:x-", "0:" + "9" * 20 + "-"):
-        with pytest.raises(BadQuery, match="is no range"):
+        with pytest.raises(BadQuery, match="is not a range"):
             parse_range(wrong)
     for wrong in ("", "a b", "a.b", "x" * 41, "ü"):
         with pytest.raises(BadQuery, match="letters, digits"):

@@ -20,17 +20,17 @@ from app.kafka.append.producer import Producer
 from tests.dispatch.dlq.queues import DeadLetterQueue, headers
 
 
-async def test_figures_tell_codes_hours_and_ages(queue: DeadLetterQueue) -> None:
+async def test_figures_have_codes_hours_and_ages(queue: DeadLetterQueue) -> None:
     with pytest.raises(NoQueue):
         await stats(queue.client, queue.workload, LetterQuery(), 30)
     await queue.create(2)
     await queue.fill(range(6), moved_ms=3_600_000)
     await queue.fill(range(3), code="DATA_LOSS", moved_ms=7_200_001, merges=1)
-    told = await stats(queue.client, queue.workload, LetterQuery(), 30)
-    assert told["codes"] == {"INTERNAL": 6, "DATA_LOSS": 3}
-    assert told["hours"] == [[3_600_000, 6], [7_200_000, 3]]
-    assert (told["oldest_ms"], told["newest_ms"], told["merged_before"]) == (3_600_000, 7_200_001, 3)
-    assert (told["letters"], told["looked_at"], told["complete"]) == (9, 9, True)
+    figures = await stats(queue.client, queue.workload, LetterQuery(), 30)
+    assert figures["codes"] == {"INTERNAL": 6, "DATA_LOSS": 3}
+    assert figures["hours"] == [[3_600_000, 6], [7_200_000, 3]]
+    assert (figures["oldest_ms"], figures["newest_ms"], figures["merged_before"]) == (3_600_000, 7_200_001, 3)
+    assert (figures["letters"], figures["looked_at"], figures["complete"]) == (9, 9, True)
     assert (await stats(queue.client, queue.workload, LetterQuery(partition=(1,)), 30))["letters"] == 4
 
 
@@ -64,14 +64,14 @@ async def test_an_export_holds_every_byte_in_both_formats(queue: DeadLetterQueue
     assert export.write_file(table, "parquet", found) == 5
     rows = parquet.read_table(table).to_pylist()
     assert [row["value"] for row in rows] == values
-    told = [json.loads(line) for line in plain.read_text().splitlines()]
-    assert [row["offset"] for row in told] == [row["offset"] for row in rows] == list(range(5))
-    assert told[1]["value"] == {"base64": "/wA="}
+    figures = [json.loads(line) for line in plain.read_text().splitlines()]
+    assert [row["offset"] for row in figures] == [row["offset"] for row in rows] == list(range(5))
+    assert figures[1]["value"] == {"base64": "/wA="}
     assert rows[0]["key"] == b"\xfe"
     assert {h["name"]: h["value"] for h in rows[0]["headers"]}["own"] == b"\x00kept"
 
 
-async def test_an_export_and_the_figures_tell_a_value_that_is_not_in_its_letter_from_null(
+async def test_exports_and_figures_distinguish_a_left_out_value_from_null(
     queue: DeadLetterQueue, tmp_path: Path
 ) -> None:
     parquet: Any = pytest.importorskip("pyarrow.parquet")
@@ -80,13 +80,13 @@ async def test_an_export_and_the_figures_tell_a_value_that_is_not_in_its_letter_
     lacks_both = left_out_headers(large, "orders", 0, 8, "", key)
     producer = Producer(queue.client.spec)  # aiokafka's sends nothing without key and value
     await producer.start()
-    for at, value, told in (
+    for at, value, figures in (
         (b"k", None, headers()),
         (b"k", None, [*headers(), *left_out_headers(large, "orders", 0, 7, "")]),
         (None, None, [*headers(), *lacks_both]),
         (b"k", b"here", headers()),
     ):
-        await producer.send(queue.workload.dlq_topic(), at, value, told, 0)
+        await producer.send(queue.workload.dlq_topic(), at, value, figures, 0)
     await producer.stop()
     found = await exported(queue, LetterQuery())
     table = tmp_path / "letters.parquet"

@@ -199,7 +199,7 @@ async def test_where_a_role_came_from_another_region_its_positions_are_waited_fo
     beginning = [asyncio.create_task(side.begin(Pump())) for _ in range(2)]
     await until(lambda: side.told)
     assert not any(one.done() for one in beginning), "it is waited for"
-    assert "where region east stood cannot be read yet under epoch 130; its jobs here begin" in side.told[0]
+    assert "the positions of region east cannot be read yet under epoch 130; jobs here begin" in side.told[0]
     side.looking.set()
     assert await asyncio.gather(*beginning) == [ImportedProgress()] * 2
     assert (side.patience, len(side.told)) == ([(module.FAILOVER_READ_TIMEOUT_S,)] * 2, 1)

@@ -1,4 +1,4 @@
-"""The adaptive timeout: up on repeated timeouts, down when calls are quick, never below what was written."""
+"""The adaptive timeout: up after repeated timeouts, down after quick answers, at least the definition's."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NOW_S = 100.0
 
 
 def raised() -> AdaptiveTimeout:
-    """Twice its base after a row of timeouts."""
+    """A timeout of twice its base, after several timeouts in a row."""
     timeout = AdaptiveTimeout(10.0)
     timeout.on_timeout(NOW_S, 10.0, STREAK)
     assert timeout.timeout_s == 20.0
     return timeout
 
 
-def test_a_row_of_timeouts_doubles_it_and_one_alone_does_not() -> None:
+def test_timeouts_in_a_row_double_it_and_a_single_one_does_not() -> None:
     timeout = AdaptiveTimeout(10.0)
     for _ in range(10):
         timeout.on_timeout(NOW_S, 10.0, STREAK - 1)
@@ -45,7 +45,7 @@ def test_a_poison_pill_in_a_thousand_changes_nothing() -> None:
         assert timeout.timeout_s == 10.0
 
 
-def test_calls_with_the_old_timeout_count_no_more() -> None:
+def test_calls_with_the_former_timeout_do_not_count() -> None:
     timeout = raised()
     timeout.on_timeout(NOW_S + 9.0, 10.0, 1000)
     assert timeout.timeout_s == 20.0
@@ -53,7 +53,7 @@ def test_calls_with_the_old_timeout_count_no_more() -> None:
     assert timeout.timeout_s == 40.0
 
 
-def test_quick_answers_bring_it_back_and_slow_ones_do_not() -> None:
+def test_quick_answers_lower_it_and_slow_ones_do_not() -> None:
     timeout = raised()
     timeout.on_answers(NOW_S + 15.0, WINDOW_CALLS, 9.0)
     assert timeout.timeout_s == 20.0  # at 10 s the slowest would soon time out again
@@ -63,7 +63,7 @@ def test_quick_answers_bring_it_back_and_slow_ones_do_not() -> None:
     assert timeout.timeout_s == 10.0
 
 
-def test_a_receiver_that_hangs_gets_eight_times_the_time_and_no_more() -> None:
+def test_a_hanging_receiver_gets_at_most_eight_times_the_timeout() -> None:
     timeout, now_s = AdaptiveTimeout(10.0), NOW_S
     for _ in range(20):
         now_s += 1000.0
@@ -102,10 +102,10 @@ def test_whatever_happens_it_stays_between_base_and_maximum(
                 assert before_s / 2 <= timeout.timeout_s <= 2 * before_s
             case _:
                 timeout.reset(now_s)
-        told = [timeout.for_message(timeouts) for timeouts in range(40)]
-        assert base_s <= timeout.timeout_s == told[0]
-        assert told == sorted(told)
-        assert told[-1] <= timeout.maximum_s
+        timeouts_s = [timeout.for_message(timeouts) for timeouts in range(40)]
+        assert base_s <= timeout.timeout_s == timeouts_s[0]
+        assert timeouts_s == sorted(timeouts_s)
+        assert timeouts_s[-1] <= timeout.maximum_s
 
 
 @pytest.mark.parametrize(("base_s", "maximum_s"), [(0, 1), (-1, 1), (2, 1), (1, float("inf"))])

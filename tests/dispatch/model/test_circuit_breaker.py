@@ -1,4 +1,4 @@
-"""The breaker: when it opens, how it probes, and what it does not count."""
+"""The circuit breaker: when it opens, how it probes, and which answers do not count."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE, UNAUTHENTICATED = 8, 12, 14, 16
 
 
 def fail(breaker: CircuitBreaker, code: int, times: int, now_s: float = 1.0) -> None:
-    """So many calls of the same moment fail."""
+    """`times` calls fail at the same moment."""
     for _ in range(times):
         breaker.on_result(code, now_s, now_s - 0.01)
 
@@ -41,14 +41,14 @@ def test_a_new_breaker_lets_calls_through() -> None:
     assert breaker.allow(0.0)
 
 
-def test_a_receiver_that_is_gone_opens_it_at_once() -> None:
+def test_an_unreachable_receiver_opens_it_at_once() -> None:
     breaker = CircuitBreaker()
     fail(breaker, UNAVAILABLE, DOWN_FAILURES - 1)
     assert breaker.closed
     fail(breaker, UNAVAILABLE, 1)
     assert breaker.state is BreakerState.OPEN
     assert not breaker.allow(1.0)
-    assert "in a row found nobody" in breaker.reason
+    assert "in a row found no receiver" in breaker.reason
 
 
 def test_one_dead_instance_among_many_does_not_open_it() -> None:
@@ -60,7 +60,7 @@ def test_one_dead_instance_among_many_does_not_open_it() -> None:
 
 
 @pytest.mark.parametrize("code", [DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED])
-def test_a_row_of_overload_opens_it(code: int) -> None:
+def test_overload_in_a_row_opens_it(code: int) -> None:
     breaker = CircuitBreaker()
     fail(breaker, code, STREAK_FAILURES - 1)
     assert breaker.closed
@@ -132,7 +132,7 @@ def test_probes_start_soon_and_become_rarer_up_to_a_bound() -> None:
 def test_recovery_is_noticed_within_two_seconds(
     away_s: float, answer_s: float, swallowing: bool, tick_s: float
 ) -> None:
-    """Also when the receiver swallowed the calls of before, so that their deadlines are still to come."""
+    """Also if the receiver never answered the earlier calls, whose deadlines are still to come."""
     breaker = opened(now_s=0.0)
     now_s = 0.0
     pending: list[float] = []
@@ -177,7 +177,7 @@ def test_a_probe_with_a_poison_pill_closes_it_too(code: int) -> None:
 
 
 def fails_everything() -> CircuitBreaker:
-    """Opened because every message failed while no dead letter could be written."""
+    """A breaker that opened because every message failed while no dead letter was allowed."""
     breaker = CircuitBreaker()
     for _ in range(STREAK_FAILURES):
         breaker.on_result(UNKNOWN, 1.0, 1.0, failed=True, spent=True)
@@ -194,7 +194,7 @@ def test_a_receiver_that_fails_everything_opens_it_once_no_dead_letter_may_be_wr
     breaker.on_result(UNKNOWN, 1.0, 1.0, failed=True, spent=True)
     assert not breaker.closed
     assert breaker.failed
-    assert "the last by UNKNOWN" in breaker.reason
+    assert "the last with UNKNOWN" in breaker.reason
 
 
 def test_failures_among_successes_do_not_open_it_whatever_dead_letters_may_be_written() -> None:
@@ -206,7 +206,7 @@ def test_failures_among_successes_do_not_open_it_whatever_dead_letters_may_be_wr
 
 
 @pytest.mark.parametrize("spent", [False, True])
-def test_one_that_opened_by_failures_is_closed_by_a_success_only(spent: bool) -> None:
+def test_after_failures_only_a_success_closes_it(spent: bool) -> None:
     breaker = fails_everything()
     assert breaker.allow(1.2)
     breaker.on_result(UNKNOWN, 1.3, 1.2, failed=True, spent=spent)
@@ -217,7 +217,7 @@ def test_one_that_opened_by_failures_is_closed_by_a_success_only(spent: bool) ->
     assert not breaker.failed
 
 
-def test_a_receiver_that_comes_back_and_fails_everything_is_not_taken_for_one_that_works() -> None:
+def test_a_receiver_that_comes_back_and_fails_everything_does_not_close_it() -> None:
     breaker = opened(now_s=1.0)
     assert breaker.allow(1.2)
     breaker.on_result(UNKNOWN, 1.3, 1.2, failed=True, spent=True)
@@ -226,7 +226,7 @@ def test_a_receiver_that_comes_back_and_fails_everything_is_not_taken_for_one_th
     assert "UNKNOWN" in breaker.reason
 
 
-def test_results_of_calls_from_before_it_opened_do_not_close_it() -> None:
+def test_results_of_calls_that_began_before_it_opened_do_not_close_it() -> None:
     breaker = opened(now_s=1.0)
     breaker.on_result(OK, 1.05, 0.5)
     assert not breaker.closed
@@ -236,7 +236,7 @@ def test_results_of_calls_from_before_it_opened_do_not_close_it() -> None:
     assert breaker.state is BreakerState.HALF_OPEN
 
 
-def test_results_of_calls_from_before_it_closed_do_not_open_it_again() -> None:
+def test_results_of_calls_that_began_before_it_closed_do_not_open_it() -> None:
     breaker = opened(now_s=1.0)
     breaker.allow(1.2)
     breaker.on_result(OK, 1.3, 1.2)
@@ -255,7 +255,7 @@ def test_a_probe_that_was_not_made_or_was_canceled_may_be_made_again_at_once() -
     assert breaker.allow(1.25)
 
 
-def test_canceled_calls_count_neither_way() -> None:
+def test_canceled_calls_do_not_count() -> None:
     breaker = CircuitBreaker()
     fail(breaker, UNAVAILABLE, DOWN_FAILURES - 1)
     fail(breaker, CANCELLED, 100)
@@ -264,7 +264,7 @@ def test_canceled_calls_count_neither_way() -> None:
     assert not breaker.closed
 
 
-def test_it_counts_from_nothing_after_it_closed() -> None:
+def test_closing_resets_its_counts() -> None:
     breaker = opened(now_s=1.0)
     breaker.allow(1.2)
     breaker.on_result(OK, 1.3, 1.2)

@@ -1,4 +1,4 @@
-"""The adaptive limit: near the best fixed limit, short queues, and no growth that nobody asked for."""
+"""The adaptive limit: near the best fixed limit, with short queues, and without unused growth."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.bench.simulate_concurrency import (
 def steady(
     limit: AdaptiveLimit, windows: int, latency_s: float, *, now_s: float = 100.0, used: bool = True
 ) -> float:
-    """So many windows of one latency; returns when they are over."""
+    """Windows with one latency; returns the time at their end."""
     for _ in range(windows):
         calls = 2 * limit.limit + 100
         now_s += 0.06 + latency_s
@@ -55,7 +55,7 @@ def test_a_receiver_that_answers_at_once_keeps_its_throughput_and_its_queue_with
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("tail", TAILS)
-def test_rare_long_messages_keep_nobody_from_a_receiver_that_takes_any_number(tail: str, seed: int) -> None:
+def test_rare_long_messages_do_not_lower_the_limit_of_an_unlimited_receiver(tail: str, seed: int) -> None:
     mean_s, work = TAILS[tail]
     run = simulate(Receiver(MANY, mean_s, work=work, offered=2000), AdaptiveLimit(), 12.0, seed)
     assert run.rate(4.0, 12.0) >= 0.97 * 2000
@@ -129,7 +129,7 @@ def test_a_limit_that_is_not_used_is_not_probed_either() -> None:
     assert limit.limit == 40
 
 
-def test_one_dropped_call_in_a_hundred_cuts_nothing_and_one_in_five_does() -> None:
+def test_one_dropped_call_in_five_cuts_the_limit_and_one_in_a_hundred_does_not() -> None:
     limit = AdaptiveLimit()
     limit.on_samples(100.0, 1, 0.01, 20)
     limit.on_samples(101.0, 198, 0.01, 20, dropped=2)
@@ -141,7 +141,7 @@ def test_one_dropped_call_in_a_hundred_cuts_nothing_and_one_in_five_does() -> No
 
 
 def test_a_receiver_that_refuses_above_its_own_bound_is_held_near_it() -> None:
-    """RESOURCE_EXHAUSTED above 64 in flight: the limit settles there instead of hammering on."""
+    """RESOURCE_EXHAUSTED above 64 in flight: the limit settles there."""
     limit, now_s, limits, dropped = AdaptiveLimit(), 100.0, [], 0
     for window in range(3000):
         now_s += 0.06
@@ -154,7 +154,7 @@ def test_a_receiver_that_refuses_above_its_own_bound_is_held_near_it() -> None:
     assert dropped < 0.2 * len(limits)
 
 
-def test_a_call_of_before_the_last_change_says_nothing() -> None:
+def test_a_call_from_before_the_last_change_does_not_count() -> None:
     limit = AdaptiveLimit()
     limit.on_samples(100.0, 1, 0.001, 20)
     limit.on_samples(100.1, 200, 0.001, 20)
@@ -164,7 +164,7 @@ def test_a_call_of_before_the_last_change_says_nothing() -> None:
     assert limit.limit == 2 * INITIAL
 
 
-def test_one_message_that_takes_for_ever_says_nothing_of_the_receiver() -> None:
+def test_a_single_endless_message_does_not_change_the_limit() -> None:
     limit = AdaptiveLimit(maximum=200)
     now_s = steady(limit, 12, 0.01)
     held = limit.limit

@@ -1,4 +1,4 @@
-"""A message is given up for what it did to its receiver, and for nothing that an outage did to it."""
+"""A message is given up for what it did to its receiver, never for an outage."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def failed(suspicion: CrashSuspicion, *, stuck: bool = False, age_s: float = 1.0
         ("", Loss.REFUSED),
     ],
 )
-def test_the_words_of_a_failure_tell_how_it_came(details: str, loss: Loss) -> None:
+def test_the_details_of_a_status_give_the_kind_of_loss(details: str, loss: Loss) -> None:
     assert read_loss(details) is loss
 
 
-def test_a_killer_is_given_up_when_others_are_taken_between_its_kills() -> None:
+def test_a_killer_is_given_up_when_the_receiver_takes_others_between_its_kills() -> None:
     suspicion = CrashSuspicion()
     for kills in range(1, GIVE_UP_AFTER + 1):
         assert not failed(suspicion)
@@ -63,7 +63,7 @@ def test_a_killer_is_given_up_when_others_are_taken_between_its_kills() -> None:
     assert suspicion.reason == f"its receiver was lost {GIVE_UP_AFTER} times while it had this message"
 
 
-def test_a_killer_that_is_alone_is_given_up_when_its_receiver_is_heard_between_its_kills() -> None:
+def test_a_lone_killer_is_given_up_when_health_checks_succeed_between_its_kills() -> None:
     suspicion = CrashSuspicion()
     for kills in range(SUSPECT_AFTER + GIVE_UP_AFTER):
         if suspicion.is_suspect:
@@ -73,7 +73,7 @@ def test_a_killer_that_is_alone_is_given_up_when_its_receiver_is_heard_between_i
     assert failed(suspicion)
 
 
-def test_what_is_lost_beside_other_suspects_is_not_blamed_for_it_and_goes_alone_from_then_on() -> None:
+def test_suspects_that_are_lost_together_are_not_blamed_and_go_alone_afterwards() -> None:
     suspicion = CrashSuspicion()
     for number in range(SUSPECT_AFTER):
         suspicion.lost(Loss.DIED, number, taken=0, heard=0, stuck=False)
@@ -86,7 +86,7 @@ def test_what_is_lost_beside_other_suspects_is_not_blamed_for_it_and_goes_alone_
     assert suspicion.blamed == 1
 
 
-def test_a_refusal_counts_at_once_only_from_what_blocks_the_others() -> None:
+def test_a_refusal_counts_at_once_only_if_the_message_blocks_others() -> None:
     suspicion = CrashSuspicion()
     for _ in range(GIVE_UP_AFTER):
         suspicion.lost(Loss.REFUSED, 1.0, taken=0, heard=0, stuck=True)
@@ -96,7 +96,7 @@ def test_a_refusal_counts_at_once_only_from_what_blocks_the_others() -> None:
 
 
 @given(st.lists(st.sampled_from(Loss), max_size=50), st.booleans())
-def test_nothing_is_given_up_while_nothing_is_taken_and_nobody_is_heard(losses: list[Loss], go: bool) -> None:
+def test_an_outage_gives_no_message_up(losses: list[Loss], go: bool) -> None:
     suspicion = CrashSuspicion()
     for at_s, loss in enumerate(losses):
         if go:
@@ -107,7 +107,7 @@ def test_nothing_is_given_up_while_nothing_is_taken_and_nobody_is_heard(losses: 
 
 
 @given(st.integers(0, 50))
-def test_what_reached_nobody_is_never_a_suspect(times: int) -> None:
+def test_a_message_that_reached_no_receiver_is_never_a_suspect(times: int) -> None:
     suspicion = CrashSuspicion()
     for number in range(times):
         suspicion.lost(Loss.UNREACHED, number, taken=number, heard=number, stuck=True)

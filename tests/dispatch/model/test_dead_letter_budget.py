@@ -1,4 +1,4 @@
-"""Dead letters are bought by successes, and a little by time; what is withheld is tried few at a time."""
+"""Successes, and time a little, buy dead letters; withheld messages are tried a few at a time."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def test_dead_letters_are_never_more_than_the_start_the_share_and_the_rate_allow
 
 
 @given(st.floats(0.01, 0.95), st.integers(1, 200))
-def test_bad_messages_that_are_no_more_than_the_share_are_all_dead_lettered(
-    share: float, rounds: int
-) -> None:
+def test_bad_messages_within_the_share_are_all_dead_lettered(share: float, rounds: int) -> None:
     budget = DeadLetterBudget(0.0, share, 0.001, DEAD_LETTER_BURST)
     good = -(-(1 - share) // share)  # for each bad one, rounded up
     for _ in range(rounds):
@@ -74,14 +72,14 @@ def test_time_alone_always_gives_the_next_one_and_never_saves_up_more_than_a_sta
     assert budget.available(wait_s + 1e9) <= START_LETTERS
 
 
-def test_a_worker_that_begins_has_less_than_one_that_has_earned_it() -> None:
+def test_a_new_worker_has_fewer_tokens_than_one_that_earned_them() -> None:
     fresh, earned = DeadLetterBudget(0.0), DeadLetterBudget(0.0)
     earned.earn(0.0, 1_000_000)
     assert (fresh.available(0.0), earned.available(0.0)) == (START_LETTERS, DEAD_LETTER_BURST)
 
 
 @given(SHARES, RATES, BURSTS, SHARES, RATES, BURSTS, st.integers(0, 100))
-def test_a_change_gives_nothing_that_was_spent(
+def test_a_change_returns_no_spent_token(
     share: float, rate: float, burst: int, other: float, other_rate: float, other_burst: int, taken: int
 ) -> None:
     budget = DeadLetterBudget(0.0, share, rate, burst)
@@ -110,16 +108,16 @@ def test_figures_out_of_bounds_are_refused(share: float, rate: float, burst: int
         st.tuples(st.floats(0, 20), st.floats(0, 400), st.lists(st.booleans(), max_size=300)), max_size=40
     )
 )
-def test_trials_are_bounded_one_round_at_a_time_and_always_go_on(
+def test_trials_are_bounded_to_one_round_at_a_time_and_never_end(
     rounds: list[tuple[float, float, list[bool]]],
 ) -> None:
     trials, now_s = DeadLetterTrials(), 0.0
     trials.withheld(now_s)
     for passed_s, tokens, answers in rounds:
         now_s += passed_s
-        most = trials.room(now_s, tokens)
-        assert most <= max(MOST_AT_ONCE, 1)
-        sent = answers[:most]
+        room = trials.room(now_s, tokens)
+        assert room <= max(MOST_AT_ONCE, 1)
+        sent = answers[:room]
         for _ in sent:
             trials.sent()
         for taken in sent:
@@ -130,17 +128,17 @@ def test_trials_are_bounded_one_round_at_a_time_and_always_go_on(
         assert trials.room(now_s + TRIAL_MAX_S, 0.0) >= 1
 
 
-def test_failed_rounds_are_rarer_and_smaller_and_one_that_is_taken_doubles_the_next() -> None:
+def test_failed_rounds_become_rarer_and_smaller_and_a_taken_one_doubles_the_next() -> None:
     trials = DeadLetterTrials()
     trials.withheld(0.0)
     assert trials.room(0.0, 0.0) == 0
     assert trials.room(0.0, 3.7) == 3  # what may be dead-lettered goes at once
     now_s, sizes = TRIAL_MIN_S, []
     for _ in range(5):
-        sizes.append(most := trials.room(now_s, 0.0))
-        for _ in range(most):
+        sizes.append(room := trials.room(now_s, 0.0))
+        for _ in range(room):
             trials.sent()
-        for _ in range(most):
+        for _ in range(room):
             trials.answered(now_s, taken=True)
     assert sizes == [1, 2, 4, 8, 16]
     waits = []

@@ -1,4 +1,4 @@
-"""Delayed messages: never early, the earliest first, a million of them small; the header that says when."""
+"""Delayed messages: never early, the earliest first, little memory for many; and the header `not-before`."""
 
 from __future__ import annotations
 
@@ -96,10 +96,8 @@ TestDelays = Delays.TestCase
 
 
 @given(st.integers(0, MAX_DELAY_MS), st.lists(st.integers(0, 10**5), max_size=60))
-def test_on_its_way_through_the_levels_a_message_is_never_late_and_hops_seldom(
-    wait_ms: int, delays_ms: list[int]
-) -> None:
-    """What a level's pump loses (its record is read later than it might be) makes it late only by that."""
+def test_the_levels_never_make_a_message_late_and_copy_it_rarely(wait_ms: int, delays_ms: list[int]) -> None:
+    """It is late only by the delay of the levels' pumps, which may read its record later than possible."""
     left_ms, hops = wait_ms, 0
     while (level := level_of(left_ms)) is not None:
         assert LEVELS_MS[level] <= left_ms
@@ -122,36 +120,36 @@ def test_a_topic_with_fewer_levels_takes_the_longest_it_has(wait_ms: int, levels
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=300),
     st.lists(st.tuples(st.integers(0, 20), st.integers(-(10**6), 10**9)), max_size=50),
 )
-def test_a_record_counts_as_appended_no_earlier_than_it_was_and_no_later_than_it_was_seen(
-    growth: list[tuple[int, int]], asked: list[tuple[int, int]]
+def test_a_record_counts_as_appended_between_its_append_and_its_first_sight(
+    growth: list[tuple[int, int]], wanted: list[tuple[int, int]]
 ) -> None:
-    """The log grows by records, each appended when the one sample says that first holds it."""
+    """The log grows by records; a record was appended at the time of the first sample that has it."""
     arrivals, appended_ms, present_ms = Arrivals(), [], 1_000
     for records, passed_ms in growth:
         present_ms += passed_ms
         appended_ms += [present_ms] * records
         arrivals.note(len(appended_ms), present_ms)
     last_seen_ms, offset = present_ms, 0
-    for ahead, timestamp_ms in asked:
-        offset += ahead
+    for distance, timestamp_ms in wanted:
+        offset += distance
         if offset >= len(appended_ms):
             break
-        told_ms = arrivals.appended_ms(offset, timestamp_ms)
-        if told_ms == timestamp_ms:
+        time_ms = arrivals.appended_ms(offset, timestamp_ms)
+        if time_ms == timestamp_ms:
             assert timestamp_ms >= 0
         else:
-            assert appended_ms[offset] <= told_ms <= last_seen_ms
-        assert told_ms <= last_seen_ms
+            assert appended_ms[offset] <= time_ms <= last_seen_ms
+        assert time_ms <= last_seen_ms
 
 
-def test_a_long_wait_is_told_nearly_as_exactly_as_it_was_seen() -> None:
+def test_the_arrivals_of_a_long_wait_stay_nearly_exact() -> None:
     arrivals = Arrivals()
     for second in range(10_000):
         arrivals.note((second + 1) * 100, second * 1_000)
     assert len(arrivals) <= MOST_ARRIVALS
     for second in range(0, 10_000, 7):
-        told_ms = arrivals.appended_ms(second * 100, 10**15)
-        assert second * 1_000 <= told_ms <= 10_000_000
+        time_ms = arrivals.appended_ms(second * 100, 10**15)
+        assert second * 1_000 <= time_ms <= 10_000_000
     assert arrivals.appended_ms(999_999, 10**15) == 9_999_000
 
 
@@ -167,7 +165,7 @@ def test_milliseconds_microseconds_and_nanoseconds_are_the_same_instant(at_ms: i
 
 
 @given(st.integers(0, (NOW_MS + MAX_DELAY_MS) // 1000))
-def test_seconds_are_told_apart_and_may_have_a_fraction(at_s: int) -> None:
+def test_seconds_are_recognised_and_may_have_a_fraction(at_s: int) -> None:
     assert not_before_ms([("not-before", str(at_s).encode())], NOW_MS) == (at_s * 1000, "")
     if at_s * 1000 < NOW_MS:
         assert not_before_ms([("not-before", f"{at_s}.0015".encode())], NOW_MS) == (at_s * 1000 + 2, "")
@@ -194,7 +192,7 @@ def test_a_time_with_an_offset_is_the_same_instant_and_never_early(at: datetime,
 
 
 @given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
-def test_whatever_a_header_holds_it_is_a_time_or_a_reason(value: bytes) -> None:
+def test_any_header_gives_a_time_or_a_reason(value: bytes) -> None:
     at_ms, reason = not_before_ms([("not-before", value)], NOW_MS)
     assert (at_ms is None) == bool(reason)
     assert at_ms is None or 0 <= at_ms <= NOW_MS + MAX_DELAY_MS
@@ -213,7 +211,7 @@ def test_whatever_a_header_holds_it_is_a_time_or_a_reason(value: bytes) -> None:
         (b"\xff\xfe", "neither a number"),
     ],
 )
-def test_a_header_that_cannot_be_kept_is_told_and_delays_nothing(value: bytes, words: str) -> None:
+def test_an_unusable_header_is_reported_and_delays_nothing(value: bytes, words: str) -> None:
     at_ms, reason = not_before_ms([("not-before", value)], NOW_MS)
     assert at_ms is None
     assert words in reason
@@ -227,11 +225,11 @@ def test_the_last_header_counts_and_none_is_no_delay() -> None:
 
 
 @given(st.none() | st.integers(FIRST_MS, NOW_MS + MAX_DELAY_MS), st.integers(0, NOW_MS + 2 * MAX_DELAY_MS))
-def test_of_a_copys_own_time_and_its_producers_the_later_counts(header_ms: int | None, told_ms: int) -> None:
-    headers = [(POSTPONED_TO, str(told_ms).encode())]
+def test_the_later_of_a_copys_time_and_its_producers_time_counts(header_ms: int | None, time_ms: int) -> None:
+    headers = [(POSTPONED_TO, str(time_ms).encode())]
     if header_ms is not None:
         headers.append(("not-before", str(header_ms).encode()))
-    kept = [ms for ms in (header_ms, told_ms) if ms is not None and ms <= NOW_MS + MAX_DELAY_MS]
+    kept = [ms for ms in (header_ms, time_ms) if ms is not None and ms <= NOW_MS + MAX_DELAY_MS]
     assert not_before_ms(headers, NOW_MS) == (max(kept, default=None), "")
 
 

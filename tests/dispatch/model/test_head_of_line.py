@@ -1,4 +1,4 @@
-"""Head-of-line blocking: what blocks is found, what is merely slow, away or broken is left alone."""
+"""Head-of-line blocking: a blocking head is found; a slow one, or one of a broken receiver, stays."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_an_old_head_is_found_while_newer_ones_finish() -> None:
     )
 
 
-def test_a_young_head_is_left_alone_and_its_numbers_are_told() -> None:
+def test_a_young_head_stays_and_its_numbers_are_reported() -> None:
     head = HeadOfLineDetector(300.0)
     assert look(head, out_s=300.0) is None
     assert head.why_not == "the head at 7 has been out for 300.0 s; 1% in use, 1.0% of it unfinished"
     assert head.why_not_code is WhyNot.YOUNG
 
 
-def test_a_full_tracker_of_finished_messages_is_found_by_the_thresholds_of_the_seed() -> None:
+def test_a_full_tracker_of_finished_messages_is_found_by_uforwarders_thresholds() -> None:
     verdict = look(HeadOfLineDetector(300.0), unfinished=180, finished_above=8900, out_s=2.0)
     assert verdict is not None
     assert verdict.rule is BlockingRule.FULL
@@ -68,14 +68,14 @@ def test_a_full_tracker_of_finished_messages_is_found_by_the_thresholds_of_the_s
 
 
 @pytest.mark.parametrize("finished_above", [0, -5])
-def test_with_nothing_newer_finished_it_is_no_verdict(finished_above: int) -> None:
+def test_there_is_no_verdict_while_nothing_newer_finishes(finished_above: int) -> None:
     head = HeadOfLineDetector(300.0)
     assert look(head, unfinished=20, finished_above=finished_above, capacity=10, out_s=500.0) is None
     assert head.why_not_code is WhyNot.BROKEN
 
 
 @given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 50))
-def test_a_lowered_capacity_tells_no_head_of_what_did_not_finish(high: int, low: int, acked: int) -> None:
+def test_a_lowered_capacity_counts_no_unfinished_message_as_finished(high: int, low: int, acked: int) -> None:
     tracker = Tracker(0, high)
     tracker.fetched(0, high)
     tracker.ack_range(1, 1 + acked)
@@ -98,7 +98,7 @@ def test_at_a_threshold_nothing_is_stashed(unfinished: int, finished_above: int,
     assert head.why_not_code is WhyNot.YOUNG
 
 
-def test_a_head_that_is_alone_in_a_small_full_tracker_blocks_though_it_is_a_tenth_of_it() -> None:
+def test_a_single_unfinished_head_blocks_a_small_full_tracker() -> None:
     verdict = look(HeadOfLineDetector(300.0), capacity=10, finished_above=9, out_s=2.0)
     assert verdict is not None
     assert verdict.rule is BlockingRule.FULL
@@ -108,10 +108,10 @@ def test_a_receiver_that_finishes_nothing_newer_is_broken_and_flushes_nothing() 
     head = HeadOfLineDetector(300.0)
     assert look(head, finished_above=0, unfinished=500, delivered=100) is None
     assert head.why_not_code is WhyNot.BROKEN
-    assert "the receiver, not one message" in head.why_not
+    assert "the receiver itself is failing" in head.why_not
 
 
-def test_what_was_acknowledged_before_the_receiver_hung_makes_no_blocker_of_the_head() -> None:
+def test_acknowledgements_before_the_receiver_hung_do_not_make_the_head_a_blocker() -> None:
     head = HeadOfLineDetector(300.0)
     assert look(head, NOW_S, unfinished=50, out_s=1.0) is None
     for later_s in range(1, 2000, 10):  # nothing is acknowledged any more
@@ -136,7 +136,7 @@ def test_an_outage_does_not_age_the_head() -> None:
     assert look(head, NOW_S + 5301, out_s=5600.0, delivered=300) is not None
 
 
-def test_a_head_that_is_not_with_the_receiver_is_left_alone() -> None:
+def test_a_head_that_is_not_with_the_receiver_stays() -> None:
     head = HeadOfLineDetector(300.0)
     assert look(head, out_s=None) is None
     assert head.why_not == "the head at 7 is not with the receiver"
@@ -148,7 +148,7 @@ def test_jobs_that_share_tokens_stash_no_more_than_these_allow() -> None:
     tokens = shared_tokens(per_minute=60)
     jobs = [HeadOfLineDetector(300.0, tokens) for _ in range(50)]
     assert sum(look(job) is not None for job in jobs) == 10
-    assert "60 verdicts a minute are spent; in 1.0 s" in jobs[-1].why_not
+    assert "60 verdicts a minute are spent; the next is allowed in 1.0 s" in jobs[-1].why_not
     assert sum(look(job, NOW_S + 5.0, delivered=200) is not None for job in jobs) == 5
 
 

@@ -154,7 +154,7 @@ def test_an_unknown_trailer_is_ignored(code: int, word: str) -> None:
     assert answer(code, word) == answer(code)
 
 
-def test_a_retry_that_is_asked_for_is_bounded_without_retry_topics_too() -> None:
+def test_a_receivers_retry_is_bounded_without_retry_topics_too() -> None:
     actions = [answer(0, "retry", policy=NO_TIERS, attempts_in_memory=attempt).action for attempt in (1, 3)]
     assert actions == [Action.RETRY_IN_MEMORY, Action.DLQ]
 

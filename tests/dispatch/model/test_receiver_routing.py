@@ -77,8 +77,8 @@ def test_only_production_reaches_production_whatever_the_headers(
     headers: list[tuple[str, bytes | None]],
 ) -> None:
     chosen = routing().choose(headers)
-    told = [value for name, value in headers if name.lower() == "env"]
-    environment = (told[-1] or b"").decode("utf-8", "replace").strip() if told else "prod"
+    values = [value for name, value in headers if name.lower() == "env"]
+    environment = (values[-1] or b"").decode("utf-8", "replace").strip() if values else "prod"
     is_production = environment.casefold() in PRODUCTION
     assert (chosen in ("main:1", "main-b:1")) == is_production
 

@@ -1,4 +1,4 @@
-"""What a message carries through retry topics: read back as written, the producer's own untouched."""
+"""The headers of a message in retry topics are read back as written, and its own headers stay unchanged."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_an_attempt_in_another_tier_does_not_count_here() -> None:
 
     assert read(move([], origin, 0), 0).tier_attempt == 3
     assert read(move([], origin, 1), 1).tier_attempt == 0
-    assert read(move([], origin, 0), 1).tier_attempt == 0  # copied over by somebody else
+    assert read(move([], origin, 0), 1).tier_attempt == 0  # copied by another program
 
 
 def test_the_way_into_the_dead_letter_queue_is_no_retry() -> None:

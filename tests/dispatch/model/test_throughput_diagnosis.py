@@ -1,4 +1,4 @@
-"""Why a workload goes no faster: the gravest true reason is told, and none that is not true."""
+"""The diagnosis names the most severe true reason why a workload is not faster, and never an untrue one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CASES = [
         ThroughputBound.PAUSED,
         flow(paused=2, resting=["region west has it"]),
         target(),
-        "all 2 of its partitions here rest, whatever operators resume: region west has it",
+        "all 2 of its partitions here pause, and no operator can resume them: region west has it",
     ),
     (
         ThroughputBound.PAUSED,
@@ -87,13 +87,13 @@ CASES = [
         ThroughputBound.LIMIT,
         flow(ready=1),
         target(in_flight=95, ceiling=500, phase="hold"),
-        "only got slower",
+        "only made it slower",
     ),
     (
         ThroughputBound.LIMIT,
         flow(ready=1),
         target(in_flight=95, ceiling=500, phase="ramp"),
-        "being found out",
+        "still measuring",
     ),
     (ThroughputBound.LIMIT, flow(ready=1), target(in_flight=95, ceiling=100, phase="ramp"), "the most"),
     (ThroughputBound.CREDIT, flow(ready=1), target(credit=0, in_flight=7), "no credit beyond the 7"),
@@ -107,39 +107,39 @@ CASES = [
     (ThroughputBound.ORDER, flow(behind=12), target(in_flight=1), "12 messages wait for an earlier one"),
     (ThroughputBound.MEMORY, flow(unread=9, budget_used=0.99), target(), "99%"),
     (ThroughputBound.CATCH_UP, flow(catching_up=1, unread=9), target(), "catchUp.rate"),
-    (ThroughputBound.FETCH, flow(unread=9), target(in_flight=2), "9 messages are still to be read"),
+    (ThroughputBound.FETCH, flow(unread=9), target(in_flight=2), "9 are not read yet"),
     (ThroughputBound.DELAY, flow(postponed=8, due_in_s=90.0), target(), "the first for 90.0 s"),
     (ThroughputBound.DELAY, flow(postponed=8, due_in_s=86_400.0), target(), "the first for 24.0 h"),
     (ThroughputBound.BACKOFF, flow(backoff=3), target(), "3 messages failed"),
     (ThroughputBound.NONE, IDLE, target(in_flight=4), "4 in flight"),
-    (ThroughputBound.NONE, flow(unread=None), target(), "nothing has been heard"),
-    (ThroughputBound.NONE, IDLE, target(), "everything that came is delivered"),
+    (ThroughputBound.NONE, flow(unread=None), target(), "not known yet"),
+    (ThroughputBound.NONE, IDLE, target(), "every message is delivered"),
 ]
 
 
 @pytest.mark.parametrize(("bound", "of", "receiver", "words"), CASES)
-def test_each_reason_is_told_with_its_numbers(
+def test_each_reason_is_reported_with_its_numbers(
     bound: ThroughputBound, of: FlowReport, receiver: TargetStatus, words: str
 ) -> None:
-    told = pace(of, [receiver])
-    assert told.bound is bound
-    assert words in told.why
+    diagnosis = pace(of, [receiver])
+    assert diagnosis.bound is bound
+    assert words in diagnosis.why
     by_operator = bound is ThroughputBound.PAUSED and not (of.resting or of.obscured)
-    assert ("by an operator" in told.why) is by_operator
+    assert ("by an operator" in diagnosis.why) is by_operator
 
 
-def test_every_reason_there_is_can_be_told() -> None:
+def test_every_reason_can_be_reported() -> None:
     others = {without_worker(1, 2).bound, hibernated("idle").bound, passive("in west").bound}
     assert {bound for bound, *_ in CASES} | others == set(ThroughputBound)
 
 
-def test_a_limit_that_nobody_waits_for_holds_nothing_back() -> None:
+def test_a_limit_without_waiting_messages_holds_nothing_back() -> None:
     full = target(in_flight=100, credit=0)
     assert pace(flow(rates=[SLOW]), [full]).bound is ThroughputBound.NONE
     assert pace(flow(ready=1), [full]).bound is ThroughputBound.LIMIT
 
 
-def test_of_several_receivers_the_one_is_named_that_something_waits_for() -> None:
+def test_with_several_receivers_the_one_with_waiting_messages_is_named() -> None:
     idle, full = target(address="main:1", in_flight=100), target(address="test:1", in_flight=100, held=2)
     assert "test:1" in pace(IDLE, [idle, full]).why
 
@@ -147,12 +147,12 @@ def test_of_several_receivers_the_one_is_named_that_something_waits_for() -> Non
 def test_a_receiver_that_is_away_is_named_though_another_is_only_full() -> None:
     full = target(address="main:1", in_flight=100, held=9)
     away = target(address="test:1", breaker="open", held=1)
-    told = pace(IDLE, [full, away])
-    assert told.bound is ThroughputBound.BREAKER
-    assert "test:1" in told.why
+    diagnosis = pace(IDLE, [full, away])
+    assert diagnosis.bound is ThroughputBound.BREAKER
+    assert "test:1" in diagnosis.why
 
 
-def test_the_gravest_of_all_workers_is_told() -> None:
+def test_the_most_severe_reason_of_all_workers_is_reported() -> None:
     paces = [
         ThroughputDiagnosis(bound, "")
         for bound in (
@@ -203,8 +203,8 @@ flows = st.builds(
 
 
 @given(flows, st.lists(targets, min_size=1, max_size=3))
-def test_whatever_the_numbers_what_is_told_is_true(of: FlowReport, receivers: list[TargetStatus]) -> None:
-    told = pace(of, receivers)
+def test_the_reported_reason_is_true_for_any_numbers(of: FlowReport, receivers: list[TargetStatus]) -> None:
+    diagnosis = pace(of, receivers)
     waits = bool(of.ready or any(receiver.held for receiver in receivers))
     true = {
         ThroughputBound.LEASE: bool(of.blocked),
@@ -226,9 +226,9 @@ def test_whatever_the_numbers_what_is_told_is_true(of: FlowReport, receivers: li
         ThroughputBound.BACKOFF: of.backoff > 0,
         ThroughputBound.NONE: True,
     }
-    assert true[told.bound]
+    assert true[diagnosis.bound]
     # what stops is never hidden by what slows down
     graver = list(true)[: list(true).index(ThroughputBound.RATE)]
-    assert told.bound in graver or not any(true[bound] for bound in graver)
-    assert told.why
-    assert "\n" not in told.why
+    assert diagnosis.bound in graver or not any(true[bound] for bound in graver)
+    assert diagnosis.why
+    assert "\n" not in diagnosis.why

@@ -401,7 +401,7 @@ async def test_letters_whose_values_are_not_in_them_are_counted_and_told(stage: 
     assert [there[key][0] for key in (b"k-lacking", b"k-null")] == [None, None]
     assert dict(lacking).items() <= there[b"k-lacking"][1].items(), "it still says what it lacks, and where"
     (act,) = [e for e in stage.log.recent if e["event"] == "operator-act"]
-    where = f"4 dead letters, of which 1 say only where their values stand, which is in {EAST}"
+    where = f"4 dead letters, of which 1 lack their values, which are only in {EAST}"
     assert act["detail"].endswith(where)
 
 

@@ -161,7 +161,9 @@ async def test_an_answer_that_is_too_large_fails_only_its_message_and_is_reporte
             {"j": pump}, lambda kind, _, message, __: incidents.append(f"{kind}: {message}")
         ).look(time.monotonic())
         (message,) = incidents
-        assert message.startswith(f"answer-too-large: {stand.runtime.link.address} answered 1 times")
+        assert message.startswith(
+            f"answer-too-large: 1 answers of {stand.runtime.link.address} were too large"
+        )
     await server.stop(None)
 
 
