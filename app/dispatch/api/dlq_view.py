@@ -67,7 +67,8 @@ async def newest(
     choice = await choose(cluster.client, workload, query, [p["partition"] for p in state["partitions"]])
     partitions = [p for p in state["partitions"] if not query.partition or p["partition"] in query.partition]
     begins = {p["partition"]: p["start"] or 0 for p in partitions}
-    ends = {p["partition"]: p["end"] or 0 for p in partitions} | _read_cursor(cursor, begins)
+    ends = {p["partition"]: p["end"] or 0 for p in partitions}
+    ends |= _read_cursor(cursor, ends)
     window = limit if choice.everything else max(limit, SEARCH_WINDOW)
     items: list[dict[str, Any]] = []
     until_s = asyncio.get_running_loop().time() + LETTER_SEARCH_TIMEOUT_S
@@ -153,13 +154,14 @@ def newest_first(
     return shown, next_ends
 
 
-def _read_cursor(cursor: str, known: dict[int, int]) -> dict[int, int]:
+def _read_cursor(cursor: str, ends: dict[int, int]) -> dict[int, int]:
+    """Where each partition's page ends; a cursor of a DLQ that was recreated may name more than there is."""
     found: dict[int, int] = {}
     for part in cursor.split(",") if cursor else []:
         partition, _, end = part.partition(":")
-        if not (is_number(partition) and is_number(end) and int(partition) in known):
+        if not (is_number(partition) and is_number(end) and int(partition) in ends):
             raise ApiError(400, "Bad cursor", "take the cursor from `next` of the page before")
-        found[int(partition)] = int(end)
+        found[int(partition)] = min(int(end), ends[int(partition)])
     return found
 
 

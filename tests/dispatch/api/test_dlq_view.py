@@ -94,6 +94,15 @@ async def test_a_queue_that_ends_with_a_transactions_marker_is_read_to_its_end(
     assert shown == ["2", "1", "0"]
 
 
+async def test_a_cursor_beyond_the_end_reads_what_is_there(queue: DeadLetterQueue) -> None:
+    """As after the queue was deleted and made again; a read would wait for records that never come."""
+    await queue.create()
+    async with AIOKafkaProducer(bootstrap_servers=queue.bootstrap) as producer:
+        await producer.send_and_wait(queue.workload.dlq_topic(), b"0")
+    found = await dlq_view.newest(queue, queue.workload, 10, "0:999999999")
+    assert [item["value"]["text"] for item in found["items"]] == ["0"]
+
+
 @pytest.mark.parametrize("cursor", ["x", "0", "0:x", "9:1", "0:1,", "-1:2", "0:" + "9" * 30])
 async def test_a_cursor_that_is_none_of_ours_is_refused(queue: DeadLetterQueue, cursor: str) -> None:
     await queue.create()
