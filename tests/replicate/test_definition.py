@@ -114,7 +114,7 @@ def test_a_rename_may_be_a_template_a_replacement_or_a_list(rename: Any, copied:
      ("spec/exclude", ["orders", r"pay.*"], "spec.topics", "exclude less"),
      ("spec/topics", ["__consumer_.*"], "spec.topics", "name the internal topic"),
      ("spec/rename", "{cluster}-copy", "spec.rename.to", "{topic} once"),
-     ("spec/rename", {"to": "a b{topic}"}, "spec.rename.to", "not part of a topic's name"),
+     ("spec/rename", {"to": "a b{topic}"}, "spec.rename.to", "characters that no topic name has"),
      ("spec/rename", {"names": {"orders": "a b"}}, "spec.rename.names.orders", "not a topic's name"),
      ("spec/rename", 7, "spec.rename", "must be a mapping"),
      ("spec/headers", {"keep": ["a"], "drop": ["b"]}, "spec.headers.drop", "not both"),

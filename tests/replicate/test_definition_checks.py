@@ -52,7 +52,7 @@ def test_a_deployment_that_would_loop_with_another_regions_route_is_refused_with
     (conflict,) = plan({}, wanted, other_regions=beside).conflicts
     assert conflict == (
         "there: would loop: orders: west -> east (route back of region west) -> west (route there); "
-        "exclude the topic in route back of region west or there, or let one rename it"
+        "exclude the topic in route back of region west or there, or let one of them rename it"
     )
     known = {"there": wanted[0]}
     assert plan({}, wanted, routes=known, other_regions=beside).conflicts == (), (

@@ -1,1 +1,3 @@
-"""Which topics a route copies, under which names, without loops; what destinations need. Pure."""
+"""The topics that a route copies, the names of the copies, the proof that routes make no loop, and the needs
+of destination topics. Pure.
+"""

@@ -149,7 +149,7 @@ class DestinationTopics:
             return "preparing", f"to be given {plan.expand_to} partitions"
         if plan.alter:
             return "preparing", f"to be configured: {', '.join(sorted(plan.alter))}"
-        return "copied", "; ".join(plan.told)
+        return "copied", "; ".join(plan.notes)
 
     def _denied(self, target: TargetTopic) -> bool:
         there = self._topics.get(target[0])
@@ -348,7 +348,7 @@ class DestinationTopics:
                 for why in plan.blocked:
                     message, _, remedy = why.rpartition("; ")
                     told[name, f"nothing new is copied to {where}: {message}"] = ("route-blocked", remedy)
-                for odd in plan.told:
+                for odd in plan.notes:
                     told[name, f"{where}: {odd}"] = ("route-topic", "nothing to do, unless that matters")
         for (cluster, topic), wanted in self._wanted.items():
             if self._denied((cluster, topic)):

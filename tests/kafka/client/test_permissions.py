@@ -297,7 +297,7 @@ async def test_destination_without_alter_permission_is_copied_to_unless_the_rout
         await administered.acls(AWAY).allow(USER, TOPIC, orders, READ, WRITE, DESCRIBE_CONFIGS)
         await two.deploy(**({"sync": {"onSmallerLimits": smaller}} if smaller else {}))
         kind = "route-blocked" if smaller else "route-topic"
-        said = {"max.message.bytes is 3000: larger", f"{NEWEST} is 3600000: records of the future"}
+        said = {"max.message.bytes is 3000: larger", f"{NEWEST} is 3600000: records from the future"}
 
         def are_reported(jobs: dict[str, set[int]]) -> bool:
             messages = [message for told, _, message, _ in two.told if told == kind]

@@ -56,7 +56,7 @@ def test_what_was_done_is_said() -> None:
     assert with_topic(made(["r.*"], ["refunds"]), "refunds")[1] == "refunds: taken out of exclude"
     assert without_topic(route, "refunds")[1] == "refunds: added to exclude"
     assert without_topic(route, "orders")[1] == "orders: taken out of topics"
-    assert without_topic(route, "x")[1] == "x is not copied: no entry of topics means it"
+    assert without_topic(route, "x")[1] == "x is not copied: no entry of topics matches it"
 
 
 def test_what_no_entry_of_its_own_does_is_refused_with_what_to_do() -> None:

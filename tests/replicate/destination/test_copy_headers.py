@@ -52,7 +52,7 @@ async def test_records_that_say_they_come_from_the_destination_are_told_and_not_
     await stand.until(lambda: stand.incidents)
     ((kind, message),) = stand.incidents
     assert kind == "records-left-out"
-    assert "2 records were left out, the last of them at offset 2" in message
+    assert "2 records were not copied, the last of them at offset 2" in message
     assert topic_name in message
 
     await write(been)
@@ -63,4 +63,4 @@ async def test_records_that_say_they_come_from_the_destination_are_told_and_not_
     for later_s in (LEFT_OUT_REPORT_INTERVAL_S + 60, 3 * LEFT_OUT_REPORT_INTERVAL_S):
         check_progress(pump, time.monotonic() + later_s)
     assert stand.kinds() == ["records-left-out"] * 2, "and not while there are no others"
-    assert "1 records were left out, the last of them at offset 3" in stand.incidents[1][1]
+    assert "1 records were not copied, the last of them at offset 3" in stand.incidents[1][1]

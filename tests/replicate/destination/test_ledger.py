@@ -44,7 +44,7 @@ async def test_the_stamp_is_of_the_copy_below_the_floor() -> None:
     appended.stamp = ProducerStamp(7, 16, 3)
     await acknowledge(ledger, 113, appended)
     assert noted(ledger) == (113, 63, 0, appended.stamp)
-    ledger.under(17)
+    ledger.change_epoch(17)
     await acknowledge(ledger, 116, -1)
     assert noted(ledger) == (116, 63, 3, appended.stamp), "nobody told where it lies"
     await acknowledge(ledger, 119, 90)
@@ -81,6 +81,6 @@ def test_a_copy_that_does_not_begin_where_the_last_one_ended_is_refused(start: i
     ledger = a_ledger()
     ledger.take_next(VerbatimCopy(b"", 3, 100, 103))
     ledger.pass_over(SentBatch(110))
-    with pytest.raises(RecordsMissed, match=rf"\[{start}, 118\) came .* ended at 110"):
+    with pytest.raises(RecordsMissed, match=rf"\[{start}, 118\) is next .* ended at 110"):
         ledger.take_next(VerbatimCopy(b"", 3, start, 118))
     ledger.take_next(VerbatimCopy(b"", 3, 110, 118))

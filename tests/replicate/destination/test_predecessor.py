@@ -6,7 +6,7 @@ import pytest
 
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.verbatim_copy import RecordsMissed, VerbatimCopy
-from app.replicate.destination.predecessor import begins_at, prints_of, without
+from app.replicate.destination.predecessor import begins_at, drop_first, prints_of
 from tests.kafka.records.batches import make_batch
 from tests.kafka.records.test_verbatim_copy import the_batch
 
@@ -36,15 +36,15 @@ def test_where_what_is_left_of_a_copy_begins_is_known_where_its_records_follow_o
     data = make_batch(50, [(b"k", b"%d" % n) for n in range(4)])
     copy = VerbatimCopy(data, 4, 47, 60)
     assert begins_at(copy, copy) == 47, "what lies before it shows no record"
-    (rest,) = without(copy, 3, 1 << 20)
+    (rest,) = drop_first(copy, 3, 1 << 20)
     assert (begins_at(rest, copy), rest.source_start, rest.source_end) == (53, 53, 60)
     apart = copy._replace(data=(-1).to_bytes(8, signed=True) + data[8:])
-    (rest,) = without(apart, 3, 1 << 20)
+    (rest,) = drop_first(apart, 3, 1 << 20)
     assert begins_at(rest, apart) < 0
     assert rest.record_count == 1
 
 
 def test_pieces_that_do_not_stand_for_all_of_a_copy_are_refused() -> None:
     copy = VerbatimCopy(make_batch(50, [(b"k", b"%d" % n) for n in range(4)]), 5, 50, 55)
-    with pytest.raises(RecordsMissed, match=r"\[50, 55\) holds 5 records, its pieces stand for 4"):
-        list(without(copy, 1, 1 << 20))
+    with pytest.raises(RecordsMissed, match=r"\[50, 55\) holds 5 records, but its pieces hold 4"):
+        list(drop_first(copy, 1, 1 << 20))

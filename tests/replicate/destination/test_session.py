@@ -318,7 +318,8 @@ async def test_a_former_owner_whose_id_has_no_epoch_left_is_not_shut_out_and_tha
     assert there.told == [("unsure", succession.NOT_SHUT_OUT)]
     there.append(a_copy(1, b"late"), ProducerId(FORMER.id, MAX_EPOCH - 1))
     await found.check_late(there.append(a_copy(1, b"late"), NEW))
-    assert there.told[1:] == [("unsure", "a former owner wrote 1 records after its successor had looked")]
+    late = "a former owner wrote 1 records after this owner had read its last ones"
+    assert there.told[1:] == [("unsure", late)]
     assert ReplicaHandover.from_bytes(found.note).passed == 0
     assert found.not_yet_copied([copy := a_copy(0, b"a")], copy) == []
     assert ReplicaHandover.from_bytes(found.note).passed == 0, "it speaks of the new id's"

@@ -74,7 +74,7 @@ def test_of_a_compacted_destination_only_what_is_still_there_is_compared() -> No
     copied = sent(joined())
     assert copied.prints is not None
     left = the_batch(as_logged(40, rows_of([ROWS[1], ROWS[4]], [1, 2]), taken_behind=1))
-    assert "2 records are there instead of 6" in compare(copied, [left])
+    assert "it has 2 records instead of 6" in compare(copied, [left])
     assert compare_records(copied.prints, copied, [left]) == ""
     assert compare_records(copied.prints, copied, []) == "", "all of it has gone"
     moved = the_batch(as_logged(40, rows_of([ROWS[1], ROWS[4]], [0, 3])))

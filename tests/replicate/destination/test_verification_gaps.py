@@ -131,9 +131,9 @@ async def test_what_still_waits_is_counted_once_when_its_replica_begins_again() 
         note = ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=saved(former))
         former.close()
         pump = begun(runtime, note.to_bytes())
-        assert (verifier.owes(JOB), pump.copying().uncompared) == (16, 10)
+        assert (verifier.unverified(JOB), pump.copying().uncompared) == (16, 10)
         verifier._pop(TARGET)
-        assert verifier.owes(JOB) == 10
+        assert verifier.unverified(JOB) == 10
 
 
 @pytest.mark.parametrize("is_saved_late", [False, True])
@@ -160,7 +160,7 @@ async def test_what_was_copied_after_the_note_is_not_taken_for_a_part_of_it(is_s
         former.close()
         former.snapshot_version = version + 1  # whatever was on its way
         begun(runtime, note.to_bytes())
-        assert (verifier.uncompared[JOB], verifier.owes(JOB)) == (10, 16 + after)
+        assert (verifier.uncompared[JOB], verifier.unverified(JOB)) == (10, 16 + after)
 
 
 def comparing(client: ClusterClient, tell: verification.ReportIncident) -> CopyVerifier:

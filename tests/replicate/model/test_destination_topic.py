@@ -106,7 +106,7 @@ def test_partitions_are_added_and_never_taken_away() -> None:
     assert plan_topic({"s": topic(8)}, topic(4), SYNC).expand_to == 8
     more = plan_topic({"s": topic(4)}, topic(8), SYNC)
     assert not more.changes
-    assert "8 partitions, the source 4" in more.told[0]
+    assert "8 partitions, the source 4" in more.notes[0]
     kept = plan_topic({"s": topic(8)}, topic(4), replace(SYNC, partitions=False))
     assert not kept.changes
     assert "add partitions" in kept.blocked[0]
@@ -138,7 +138,7 @@ def test_limits_that_cannot_be_raised_block_a_topic_only_where_the_route_says_so
     sync = replace(SYNC, configuration=False, smaller=smaller)
     found = plan_topic({"s": large}, small, sync)
     assert not found.changes
-    said, none = (found.blocked, found.told) if smaller == "block" else (found.told, found.blocked)
+    said, none = (found.blocked, found.notes) if smaller == "block" else (found.notes, found.blocked)
     assert none == ()
     assert len(said) == 3
     (bytes_,) = [one for one in said if one.startswith("max.message.bytes")]
@@ -165,7 +165,7 @@ def test_sources_that_disagree_change_nothing_and_are_told() -> None:
     plan = plan_topic(many, topic(6, retention_ms="7"), SYNC)
 
     assert not plan.changes
-    assert plan.told == (
+    assert plan.notes == (
         "retention.ms: the sources disagree, so it stays as it is: "
         "1 (orders in east), the default (orders in west)",
     )
@@ -177,7 +177,7 @@ def test_a_setting_that_older_brokers_do_not_know_is_told_and_not_tried() -> Non
     plan = plan_topic({"s": source}, topic(), SYNC)
 
     assert not plan.changes
-    assert plan.told == ("compression.zstd.level: the destination's brokers do not know it",)
+    assert plan.notes == ("compression.zstd.level: the destination's brokers do not know it",)
 
 
 settings = st.dictionaries(

@@ -124,7 +124,7 @@ async def test_a_single_record_that_is_too_large_waits_and_is_told_by_its_offset
     assert "max.message.bytes" in there.obstacle.why
     for offset in range(700, 704):
         async with asyncio.timeout(ENOUGH_S):
-            while there.obstacle.at != ((offset, offset + 1),):  # noqa: ASYNC110 - a task moves it
+            while there.obstacle.waiting_ranges != ((offset, offset + 1),):  # noqa: ASYNC110 - a task moves it
                 await asyncio.sleep(0)
         assert there.obstacle.skip(offset, offset + 1)
     await there.settled(704)
@@ -149,7 +149,7 @@ async def test_of_a_batch_that_is_refused_for_some_records_those_wait_and_are_sk
     for start, end in together:
         place = start + later, end + later
         async with asyncio.timeout(ENOUGH_S):
-            while there.obstacle.at != (place,):  # noqa: ASYNC110 - a task moves it
+            while there.obstacle.waiting_ranges != (place,):  # noqa: ASYNC110 - a task moves it
                 await asyncio.sleep(0)
         assert there.obstacle.skip(*place)
     await there.settled(40 + later)
@@ -168,7 +168,7 @@ async def test_a_large_batch_of_which_every_other_record_is_refused_is_divided_w
     there.append(copy)
     turns = 0
     async with asyncio.timeout(ENOUGH_S):
-        while there.obstacle.at != ((1, 2),):
+        while there.obstacle.waiting_ranges != ((1, 2),):
             turns += 1
             await asyncio.sleep(0)
     assert CUTS_AT_ONCE < there.asked < 3 * CUTS_AT_ONCE
@@ -186,16 +186,16 @@ async def test_two_that_wait_are_skipped_each_by_itself() -> None:
     first = asyncio.ensure_future(obstacle.wait(5, 8, "refused", "raise it", 60.0))
     second = asyncio.ensure_future(obstacle.wait(20, 30, "not to be decoded", "see"))
     await asyncio.sleep(0)
-    assert obstacle.at == ((5, 8), (20, 30))
+    assert obstacle.waiting_ranges == ((5, 8), (20, 30))
     assert obstacle.why.startswith("offsets [5, 8)")
     assert not obstacle.skip(20, 29)
     assert obstacle.skip(20, 30)
     assert not obstacle.skip(20, 30), "it is being skipped"
     assert await second
     assert not first.done()
-    assert list(obstacle.at) == [(5, 8)]
-    obstacle.passed(8)
-    assert not list(obstacle.at)
+    assert list(obstacle.waiting_ranges) == [(5, 8)]
+    obstacle.drop_below(8)
+    assert not list(obstacle.waiting_ranges)
     first.cancel()
 
 

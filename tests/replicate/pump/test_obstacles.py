@@ -114,7 +114,7 @@ async def test_a_gap_that_begins_elsewhere_makes_the_replica_begin_again_and_a_d
 ) -> None:
     pump = await copying(stand, topic_name)
     pump.skip(LogGap("k", topic_name, 0, 120, 150, "deleted"))
-    assert "what came before it ended at 100" in pump.lost
+    assert "the offsets before it ended at 100" in pump.lost
     pump.skip(LogGap("k", topic_name, 0, 100, 150, "deleted"))
     await stand.until(lambda: not pump.is_busy)
     assert pump.base == 100
@@ -250,7 +250,10 @@ async def test_one_record_that_the_destination_refuses_waits_alone_and_is_skippe
         assert await rows(stand.target, topic_name) == [
             row for row, n in zip(here, range(first), strict=False) if n not in keyless
         ], "what is in front of it has come"
-        assert f"offsets [{at[0]}, {at[1]}) wait: refused with error 87" in pump.status().trouble
+        assert (
+            f"offsets [{at[0]}, {at[1]}) wait: the destination refuses them with error 87"
+            in pump.status().trouble
+        )
         assert pump.finish_by_operator(*at)
     await stand.copied([pump])
     assert await rows(stand.target, topic_name) == [row for n, row in enumerate(here) if n not in keyless]

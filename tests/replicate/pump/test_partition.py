@@ -218,7 +218,7 @@ async def test_a_byte_that_changes_on_the_way_to_the_destination_is_told_with_to
     assert verifier.compared[pump.job] == 9 - count
     ((kind, message),) = stand.incidents
     assert kind == "copy-differs"
-    assert f"{topic_name}-0 in east-aggregate is not what was sent to it: offsets [4, {4 + count})" in message
+    assert f"{topic_name}-0 in east-aggregate differs from what was sent: offsets [4, {4 + count})" in message
     assert f"copied from [3, {3 + count}) of {topic_name}-0" in message
 
 

@@ -105,7 +105,7 @@ async def test_a_lane_that_waits_for_its_next_epoch_to_be_saved_says_so(
     assert not pump.awaits_snapshot
     stand.saves = False
     assert pump.session.lane is not None
-    pump.session._bumped(pump.session.lane)
+    pump.session._on_epoch_bump(pump.session.lane)
     await stand.until(lambda: pump.awaits_snapshot)
     stand.saves = True
     await stand.until(lambda: not pump.awaits_snapshot)
