@@ -7,7 +7,7 @@ appends.
 
 Rules
 1. The replica looks for the former owner's writes at the start, and a last time right before its first
-   batch, because batches in flight may still arrive. From the first batch on the broker refuses the former
+   batch. Until then batches in flight may arrive. From the first batch on the broker refuses the former
    owner, and records under the same id are the replica's own.
 2. While there is nothing to copy, it looks again with every idle offset sync of the first
    `LATE_COPY_SEARCH_S`. Then it assumes that the former owner is silent, because others may write a lot to
@@ -15,7 +15,7 @@ Rules
 3. If nothing is known (no note, or the destination's log no longer reaches back to it), copying continues
    from the last saved position. Records that were copied behind it arrive twice, and the replica reports
    that.
-4. The former owner's lane is closed once all of its writes are known to be copies of certain source records,
+4. The former owner's lane is closed once all its writes are known copies of certain source records,
    and its sequence numbers have no gap. The replica then emits the offset sync behind that lane, which the
    former owner could not emit itself. Later writes, by anyone, do not change what it says of the destination
    below it.

@@ -1,1 +1,3 @@
-"""Routes of a worker; what the leader tells of lines that nobody writes, and of what readers need."""
+"""The routes of a worker; and what the leader publishes about copies without an owner and about consumers'
+positions.
+"""

@@ -1,7 +1,7 @@
 """Decides when a replica emits an offset sync (a barrier of the offset map), and which.
 
 Rules
-1. An offset sync is emitted only at a new maximum of the source, and not below `quiet_below`: an earlier
+1. An offset sync is emitted only at a new maximum of the source, and not below `quiet_below`. An earlier
    owner may have sent those records twice. All records from there on were sent once, so an offset sync there
    is true.
 2. The first offset sync is the genesis: where copying begins, and where the destination ended before that.

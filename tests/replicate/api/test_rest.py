@@ -211,7 +211,7 @@ def test_what_becomes_of_each_topic_is_told_by_the_leader(console: Console) -> N
     listed(fed, "east", orders=2, orders_test=1, unrelated=1)
     topics = console.ask("GET", f"{PATH}/topics").json
     assert [(t["topic"], t["state"], t["why"]) for t in topics["items"]] == [
-        ("orders", "preparing", "not looked at yet"),
+        ("orders", "preparing", "not planned yet"),
         ("orders.test", "not-copied", "excluded by 'orders.test'"),
     ]
     assert topics["others"] == 1

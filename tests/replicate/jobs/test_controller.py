@@ -259,7 +259,7 @@ class Place:
         target = (await self._manager.jobs._clusters.get(AWAY)).client
         return await find_replica_start(
             job, route, cluster, given, recorded=recorded, reset=reset, report_incident=lambda *_: None,
-            goes_on=await same_target(job, route, target, given),
+            continues=await same_target(job, route, target, given),
         )  # fmt: skip
 
 

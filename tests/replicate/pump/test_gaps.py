@@ -19,13 +19,13 @@ from tests.worker.runtime.replica_manager import HOME, replica_manager_rig
         (
             {"start": 3, "end": 2, "begun_anew": True, "truncated_in": 4},
             "log-truncated",
-            "the source was cut off, [2, 3) was copied before",
+            "the source was truncated; [2, 3) was copied before",
             (1, 3),  # what is there now was copied again
         ),
         (
             {"start": 3, "end": 0, "begun_anew": True},
             "log-begun-anew",
-            "the source's log is another one from 3 on",
+            "the source has another log from offset 3 on",
             (1, 3),
         ),
     ],
@@ -46,4 +46,4 @@ async def test_a_route_that_goes_on_at_gaps_tells_what_the_source_lost_and_where
         assert told == kind
         assert said in message
         assert f"{topic_name}/0" in message
-        assert f"copying goes on at {gap['end']}" in message
+        assert f"copying continues at {gap['end']}" in message

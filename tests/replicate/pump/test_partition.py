@@ -182,7 +182,7 @@ async def test_what_a_compacted_destination_does_not_keep_is_no_difference_what_
     verifier.add(pump.job, pump.target, 0, VerbatimCopy(gone, count, 0, 7, lambda: iter(other * 7)))
     await stand.until(lambda: stand.incidents)
     assert stand.kinds() == ["copy-differs"]
-    assert "the record at 0 is another" in stand.incidents[0][1]
+    assert "the record at 0 has other contents" in stand.incidents[0][1]
 
 
 @pytest.mark.usefixtures("unjoined")

@@ -269,7 +269,7 @@ async def test_a_copy_whose_name_kafka_takes_for_anothers_is_told_in_the_brokers
     assert (kind, subject) == ("route-blocked", "mirror")
     assert message.startswith(f"nothing new is copied to topic {taken} in west: could not be created: ")
     assert f"collides with existing topic: {there} (InvalidTopicError, error 17)" in message
-    assert remedy == f"{RENAME}: it is tried again every minute"
+    assert remedy == f"{RENAME} (the worker retries every minute)"
     await two.delete("west", there)
     await two.until({"mirror good": {0}, "mirror later": {0}, "mirror pay.eu": {0}})
     assert len(two.told) == 1
@@ -334,7 +334,7 @@ async def test_what_a_new_leader_does_not_know_yet_stays(
         await two.append(Claim(at_ms=0, term=1, worker="worker-b"), Claim(at_ms=0, term=2, worker="worker-a"))
     else:
         two.restart()
-    await asyncio.gather(*two.catalog.routes._looking.values())
+    await asyncio.gather(*two.catalog.routes._reads.values())
     with monkeypatch.context() as patch:
         # no answer comes in time
         patch.setattr(ClusterTopics, "refresh", lambda *_, **__: asyncio.sleep(0.5))
