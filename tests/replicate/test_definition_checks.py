@@ -1,4 +1,4 @@
-"""What is known beyond a region's routes, and that a deployment is planned beside it."""
+"""Routes and clusters beyond a region's routes, and deployments that are checked against them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.web.runtime_fake import route
 IDS = {"east": "E", "west": "W", "west-vip": "W", "north": ""}
 
 
-def elsewhere(source: str, target: str, *ids: str, name: str = "back") -> RemoteRoute:
+def remote_route(source: str, target: str, *ids: str, name: str = "back") -> RemoteRoute:
     return RemoteRoute("west", route(name, source, target), *ids)
 
 
@@ -32,7 +32,7 @@ def elsewhere(source: str, target: str, *ids: str, name: str = "back") -> Remote
 def test_clusters_are_known_by_their_ids_and_else_by_their_names(
     source: str, ids: tuple[str, str], called: str
 ) -> None:
-    beside = beside_of(IDS, [elsewhere(source, "other", *ids)])
+    beside = beside_of(IDS, [remote_route(source, "other", *ids)])
     (found,) = beside.routes
     assert (found.name, found.source, found.target) == ("back of region west", called, "east")
     assert beside.ids == {"east": "E", "west": "W", "west-vip": "W"} | (
@@ -48,7 +48,7 @@ def test_what_cannot_be_read_is_left_out() -> None:
 def test_a_deployment_that_would_loop_with_another_regions_route_is_refused_with_the_loop() -> None:
     wanted = [RouteDefinition.model_validate(route("there", "east", "west"))]
     assert plan({}, wanted).conflicts == ()
-    beside = beside_of(IDS, [elsewhere("west-there", "east", "W", "E")])
+    beside = beside_of(IDS, [remote_route("west-there", "east", "W", "E")])
     (conflict,) = plan({}, wanted, other_regions=beside).conflicts
     assert conflict == (
         "there: would loop: orders: west -> east (route back of region west) -> west (route there); "

@@ -2,8 +2,8 @@
 written.
 
     records of the source below `base` have copies, which the destination acknowledged
-    later writes by `producer_id`, in any of its epochs, lie at or above `floor` in the destination, behind
-    `passed` records of the same producer that are copies of records below `base`
+    later writes by `producer_id`, in any epoch -> at or above `floor` in the destination, behind `passed`
+    records of the same producer that are copies of records below `base`
 
 Rules
 1. A replica appends nothing under an id and epoch before the tracker table knows them. So the successor knows

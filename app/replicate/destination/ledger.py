@@ -1,6 +1,6 @@
 """Keeps what a replica has sent and what was acknowledged; the only place where its position moves.
 
-    Sent, Sent, Sent, ...      in the source's order; each is acknowledged, or has no record
+    SentBatch, SentBatch, ...  in the source's order; each is acknowledged, or has no record
     base, note                 advance when everything below is finished
 
 Invariants (tests/replicate/destination/test_ledger.py): `base` never passes a batch that is not acknowledged.

@@ -43,7 +43,7 @@ NOT_SAVED = (
     "the tracker table has not saved this replica's state, and nothing is appended before that; check that "
     "the control cluster takes records and that a worker follows the tracker topic"
 )
-DESTINATION_RECREATED = "its destination topic was deleted and created again"
+DESTINATION_RECREATED = "its destination topic was deleted and recreated"
 
 T = TypeVar("T")
 

@@ -160,8 +160,8 @@ class Succession:
             self._tail = self._tail._replace(end=floor)
 
     def lose(self, end: int) -> None:
-        """Notes that the destination now ends at `end`: the former owner's copies above it are lost and are
-        copied again."""
+        """Notes that the destination now ends at `end`. All records behind the last saved position are copied
+        again."""
         if self.note is not None and end > self.note.floor and not self.is_over:
             self.unsure = NOT_COMPARED
         self._copied_index, self._searches, self.looked_to = CopiedIndex(), False, end

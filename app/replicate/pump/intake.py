@@ -1,7 +1,8 @@
 """Takes fetched responses and gaps for a replica, in the source's order.
 
 Rules
-1. A response or gap begins where the one before it ended; otherwise the replica begins again.
+1. A response or gap continues where the one before it ended; overlapping offsets are dropped. If offsets are
+   missing in between, the replica begins again.
 2. A replica halts before a gap at which the route stops. It copies everything before the gap and takes
    nothing else, until an operator skips the gap or the definition changes.
 3. A response is held until all of it is acknowledged, so the fetch budget bounds the memory.

@@ -1,4 +1,4 @@
-"""One topic more, one topic less: the route does exactly that, and nothing else changes."""
+"""Adding and removing one topic: the route changes by exactly that topic."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_edit_is_of_one_topic_only_and_doing_it_again_changes_nothing(
             assert edit(edited, topic)[0] is edited
 
 
-def test_what_was_done_is_said() -> None:
+def test_the_answer_describes_the_change() -> None:
     route = made(["orders", "r.*"])
 
     assert with_topic(route, "a")[1] == "a: added to topics"
@@ -59,7 +59,7 @@ def test_what_was_done_is_said() -> None:
     assert without_topic(route, "x")[1] == "x is not copied: no entry of topics matches it"
 
 
-def test_what_no_entry_of_its_own_does_is_refused_with_what_to_do() -> None:
+def test_an_edit_that_no_single_entry_can_make_is_refused_with_a_remedy() -> None:
     with pytest.raises(NoSuchEdit, match=r"excluded by '\.\*\\\.test'; change the definition"):
         with_topic(made(["orders"], [".*\\.test"]), "b.test")
     with pytest.raises(NoSuchEdit, match="delete the route, or pause it"):

@@ -1,4 +1,4 @@
-"""Which headers copies have."""
+"""The headers of copies."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ GIVEN = [("id", b"1"), ("secret", b"2"), ("x-a", None), ("id", b""), ("", b"3")]
 )
 def test_what_is_named_is_kept_and_what_is_not_is_dropped(headers: dict[str, Any], left: list[Any]) -> None:
     keeps = definition("a", "b", "t", headers=headers).keeps_header()
-    plain, marked = (HeaderEdit("r", "a/t", 0, "b/t", keeps, provenance=told) for told in (False, True))
+    plain, marked = (HeaderEdit("r", "a/t", 0, "b/t", keeps, provenance=origin) for origin in (False, True))
     record: Any = SimpleNamespace(offset=7, headers=GIVEN)
     assert plain(record) == left
     assert marked(record) == [*left, ("switchyard-route", b"r"), (ORIGIN, b"a/t/0/7")]
 
 
-async def test_records_that_say_they_come_from_the_destination_are_told_and_not_each_time(
+async def test_records_that_were_at_the_destination_are_reported_and_not_each_time(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """Any producer may write such a header, and its records are left out of the copy."""
+    """Any producer may write such a header, and its records are not copied."""
     await both(stand, topic_name)
     been = (ORIGIN, f"east-aggregate/{topic_name}/0/7".encode())
 

@@ -1,5 +1,6 @@
-"""A successor tells where its predecessor's lane ended, so that what that one copied last is known elsewhere.
-Where that is not certain, it tells nothing."""
+"""A successor emits the end of its predecessor's lane, so that other regions know the predecessor's last
+copies. If the end is not certain, it emits nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ SELDOM: dict[str, Any] = {"records": 10**6, "every": "1h"}  # barriers at a lane
 
 
 class Left(NamedTuple):
-    """By an owner: its note, and how many barriers there were."""
+    """The state that an owner left: its note, and the number of its offset syncs."""
 
     note: ReplicaHandover
-    told: int
+    emitted_count: int
 
 
 async def copied(stand: ReplicaRig, topic: str, pump: ReplicaPump, count: int, name: str) -> None:
@@ -34,8 +35,8 @@ async def copied(stand: ReplicaRig, topic: str, pump: ReplicaPump, count: int, n
 
 
 async def owned(stand: ReplicaRig, topic: str, *, saved: int, unsaved: int) -> tuple[ReplicaPump, Left]:
-    """An owner that has copied so many records that the table knows of, and others; the table takes nothing
-    any more."""
+    """An owner that has copied `saved` records that the table knows of, and `unsaved` others; the table takes
+    nothing more."""
     await both(stand, topic)
     pump = await stand.start_pump(topic, checkpoint=SELDOM)
     await copied(stand, topic, pump, saved, "saved")
@@ -44,12 +45,12 @@ async def owned(stand: ReplicaRig, topic: str, *, saved: int, unsaved: int) -> t
     if unsaved:
         await copied(stand, topic, pump, unsaved, "unsaved")
     note = ReplicaHandover.from_bytes(stand.saved[0][1])
-    assert (note.base, stand.barriers[-1][1]) == (saved, 0), "no barrier was told since it began"
+    assert (note.base, stand.barriers[-1][1]) == (saved, 0), "no offset sync was emitted since it began"
     return pump, Left(note, len(stand.stamped))
 
 
 async def killed(stand: ReplicaRig, topic: str, *, saved: int, unsaved: int) -> Left:
-    """And is killed; the table takes what its successor has."""
+    """The state that such an owner left when it was killed; the table takes its successor's state."""
     pump, left = await owned(stand, topic, saved=saved, unsaved=unsaved)
     stand.kill(pump)
     stand.saves = True
@@ -59,7 +60,7 @@ async def killed(stand: ReplicaRig, topic: str, *, saved: int, unsaved: int) -> 
 async def of_producer(
     stand: ReplicaRig, topic: str, note: ReplicaHandover, epoch: int = 0
 ) -> list[tuple[int, int, int]]:
-    """Start and end of the batches of an epoch, and the first number in each."""
+    """Start and end of the batches of an epoch, and the first sequence number of each."""
     found, _ = await written(stand.target, topic, note.producer_id, 0)
     return [
         (header.base_offset, header.next_offset, header.base_sequence)
@@ -69,16 +70,16 @@ async def of_producer(
 
 
 def closings(stand: ReplicaRig, left: Left) -> list[Barrier]:
-    """What was told of the former owner's lane since."""
+    """The offset syncs about the former owner's lane since then."""
     return [
         one
-        for one in stand.stamped[left.told :]
+        for one in stand.stamped[left.emitted_count :]
         if one.stamp is not None and one.stamp.producer_id == left.note.producer_id and one.stamp.epoch < STEP
     ]
 
 
 def line(stand: ReplicaRig) -> OffsetMapLine:
-    """As the table has it."""
+    """The line as the table has it."""
     found: OffsetMapLine | None = None
     for one in stand.stamped:
         item = BarrierItem("r", "t", 0, 1, 0, LogId("s", "t"), LogId("d", "t"), "t", 0, [one])
@@ -88,7 +89,8 @@ def line(stand: ReplicaRig) -> OffsetMapLine:
 
 
 async def all_passed_over(stand: ReplicaRig, topic: str, note: ReplicaHandover, end: int) -> None:
-    """Who has finished all of the source below `end` elsewhere gets none of the former owner's copies."""
+    """Checks that a group that has finished the source below `end` in another copy gets none of the former
+    owner's copies."""
     known = line(stand)
     over = PassOver({"s": SourceFinished(Snapshot(end), (known,))}, [LineSource("s", known)], 0)
     found = await of_producer(stand, topic, note)
@@ -97,7 +99,7 @@ async def all_passed_over(stand: ReplicaRig, topic: str, note: ReplicaHandover, 
         assert over.ranges(start, stop, note.producer_id, 0, sequence) == [(start, stop)]
 
 
-async def test_what_a_killed_owner_copied_last_is_known_by_its_successor_s_first_barrier(
+async def test_the_last_copies_of_a_killed_owner_are_known_by_its_successors_first_offset_sync(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     left = await killed(stand, topic_name, saved=200, unsaved=150)
@@ -114,10 +116,10 @@ async def test_what_a_killed_owner_copied_last_is_known_by_its_successor_s_first
     await all_passed_over(stand, topic_name, left.note, 350)
 
 
-async def test_where_the_former_owner_ended_within_a_batch_both_lanes_are_known_to_the_record(
+async def test_if_the_former_owner_ended_within_a_batch_both_lanes_are_known_to_the_record(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """The successor fetches what it finds as one batch, which the former one got in two."""
+    """The successor fetches as one batch what the former owner had fetched in two."""
     left = await killed(stand, topic_name, saved=100, unsaved=60)
     await write(stand, topic_name, 40, "later")
     successor = await stand.start_pump(topic_name, checkpoint=SELDOM)
@@ -133,7 +135,7 @@ async def test_where_the_former_owner_ended_within_a_batch_both_lanes_are_known_
     await all_passed_over(stand, topic_name, left.note, 160)
 
 
-async def test_an_owner_that_saved_all_and_told_no_barrier_is_closed_before_there_is_more_to_copy(
+async def test_the_lane_of_an_owner_that_saved_all_without_an_offset_sync_is_closed_before_more_is_copied(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     left = await killed(stand, topic_name, saved=200, unsaved=0)
@@ -149,7 +151,7 @@ async def test_an_owner_that_saved_all_and_told_no_barrier_is_closed_before_ther
 async def test_a_successor_that_is_killed_before_its_barrier_comes_through_leaves_it_to_its_own(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """It had passed over all that there was, and saved that; what it told was lost."""
+    """The first successor had matched all copies and saved that, but its offset sync was lost."""
     left = await killed(stand, topic_name, saved=100, unsaved=100)
     first = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.until(lambda: first.base == 200 and first.snapshot_version == first.version)
@@ -157,7 +159,7 @@ async def test_a_successor_that_is_killed_before_its_barrier_comes_through_leave
     note = ReplicaHandover.from_bytes(stand.saved[0][1])
     assert (note.base, note.floor, note.passed) == (200, 100, 100)
     assert closings(stand, left)
-    del stand.stamped[left.told :]
+    del stand.stamped[left.emitted_count :]
     await write(stand, topic_name, 50, "later")
     second = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.copied([second])
@@ -165,7 +167,7 @@ async def test_a_successor_that_is_killed_before_its_barrier_comes_through_leave
     await all_passed_over(stand, topic_name, left.note, 200)
 
 
-async def test_what_comes_late_of_the_former_owner_is_closed_once_more(
+async def test_late_batches_of_the_former_owner_close_its_lane_again(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     zombie, left = await owned(stand, topic_name, saved=150, unsaved=150)
@@ -196,14 +198,12 @@ async def test_what_comes_late_of_the_former_owner_is_closed_once_more(
 
 
 async def unproven(stand: ReplicaRig, left: Left, successor: ReplicaPump, end: int) -> None:
-    """It copies on, and says nothing of the former owner's lane."""
+    """Checks that the successor copies, and emits nothing about the former owner's lane."""
     await stand.until(lambda: successor.base >= end)
     assert closings(stand, left) == []
 
 
-async def test_nothing_is_told_of_copies_whose_records_have_gone_from_the_source(
-    stand: ReplicaRig, topic_name: str
-) -> None:
+async def test_no_lane_is_closed_whose_source_records_have_gone(stand: ReplicaRig, topic_name: str) -> None:
     left = await killed(stand, topic_name, saved=100, unsaved=200)
     successor = await stand.start_pump(topic_name, fetches=False, checkpoint=SELDOM)
     data = compacted(await rows(stand.source, topic_name), 100, lambda n: n % 3 != 1 or n == 299)
@@ -211,7 +211,7 @@ async def test_nothing_is_told_of_copies_whose_records_have_gone_from_the_source
     await unproven(stand, left, successor, 300)
 
 
-async def test_nothing_is_told_of_copies_that_are_not_of_this_source(
+async def test_no_lane_is_closed_whose_copies_are_of_another_source(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     left = await killed(stand, topic_name, saved=100, unsaved=50)
@@ -226,10 +226,10 @@ async def test_nothing_is_told_of_copies_that_are_not_of_this_source(
     assert stand.kinds() == ["replica-resumed-unsure"]
 
 
-async def test_nothing_is_told_of_a_former_owner_whose_numbers_are_not_known(
+async def test_no_lane_is_closed_whose_sequence_numbers_are_not_known(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """Its note was written before there were stamps in notes."""
+    """The former owner's note was written before notes had stamps."""
     left = await killed(stand, topic_name, saved=100, unsaved=50)
     snapshot, data = stand.saved[0]
     assert left.note.stamp is not None

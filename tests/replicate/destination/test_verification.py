@@ -1,4 +1,6 @@
-"""What was encoded anew is compared with what was read; what a cleaner has taken is no difference."""
+"""Copies that were encoded again are compared with the records that were read; compaction makes no
+difference.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ ROWS: list[Any] = [(1_000 + n, b"k%d" % n, b"v", [("h", b"%d" % n)]) for n in ra
 
 
 def sent(copy: VerbatimCopy) -> ExpectedCopy:
-    """As it waits to be compared, at offset 40 of the destination."""
+    """A copy that waits to be compared, at offset 40 of the destination."""
     client: Any = None
     verifier = CopyVerifier(client, lambda *_: None, VerificationBudget(1e9))
     verifier.add(JOB, ("t", 0), 40, copy)
@@ -41,13 +43,13 @@ def sent(copy: VerbatimCopy) -> ExpectedCopy:
 
 
 def joined() -> VerbatimCopy:
-    """Small batches that travel as one."""
+    """Small batches that are copied as one batch."""
     data = b"".join(as_logged(at, rows_of(ROWS[at : at + 2])) for at in (0, 2, 4))
     (copy,) = copies(fetched(data, 0, 6), NO_LIMIT)
     return copy
 
 
-def test_what_was_encoded_anew_and_went_as_it_was_is_the_same() -> None:
+def test_copies_that_were_encoded_again_or_sent_unchanged_are_equal() -> None:
     copied = sent(joined())
     assert compare(copied, [the_batch(as_logged(40, rows_of(ROWS)))]) == ""
     stamped = the_batch(as_logged(40, rows_of(ROWS), flags=LOG_APPEND_TIME, max_timestamp_ms=5))
@@ -63,14 +65,14 @@ def test_what_was_encoded_anew_and_went_as_it_was_is_the_same() -> None:
         ((9, b"k3", b"v", [("h", b"3")]), "record at 43 has timestamp 9, not 1003"),
     ],
 )
-def test_a_fault_in_encoding_anew_is_found(changed: Any, said: str) -> None:
-    """It was not: the bytes that were made were compared with themselves."""
+def test_a_fault_in_encoding_again_is_found(changed: Any, said: str) -> None:
+    """The fault: the encoded bytes were compared with themselves."""
     wrong = as_logged(40, rows_of([*ROWS[:3], changed, *ROWS[4:]]))
     copy = joined()._replace(data=as_logged(0, rows_of([*ROWS[:3], changed, *ROWS[4:]])))
     assert said in compare(sent(copy), [the_batch(wrong)])
 
 
-def test_of_a_compacted_destination_only_what_is_still_there_is_compared() -> None:
+def test_in_a_compacted_destination_only_the_records_that_are_left_are_compared() -> None:
     copied = sent(joined())
     assert copied.prints is not None
     left = the_batch(as_logged(40, rows_of([ROWS[1], ROWS[4]], [1, 2]), taken_behind=1))
@@ -82,13 +84,13 @@ def test_of_a_compacted_destination_only_what_is_still_there_is_compared() -> No
 
 
 def with_prints(count: int) -> VerbatimCopy:
-    """Records that are compared one by one."""
+    """A copy of `count` records that are compared one by one."""
     return VerbatimCopy(
         as_logged(0, rows_of(ROWS)), count, 0, count, lambda: iter([(0, (1, b"k", b"v", ()))] * count)
     )
 
 
-def test_how_much_waits_is_bounded_for_all_of_a_worker_however_many_records_a_copy_has(
+def test_the_waiting_copies_of_a_worker_are_bounded_by_their_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """4,096 copies of a route could wait, with a print of every record: gigabytes."""
@@ -107,24 +109,24 @@ def test_how_much_waits_is_bounded_for_all_of_a_worker_however_many_records_a_co
 
 
 class Compared:
-    """A verifier that is led by hand, over a real destination with `ROWS` in it."""
+    """A verifier that the test drives, over a real destination with `ROWS` in it."""
 
     def __init__(self, stand: ReplicaRig, topic: str) -> None:
-        self.told: list[str] = []
+        self.incidents: list[str] = []
         self.verifier = CopyVerifier(
-            stand.target, lambda kind, *_: self.told.append(kind), VerificationBudget(1e9)
+            stand.target, lambda kind, *_: self.incidents.append(kind), VerificationBudget(1e9)
         )
         self.target = topic, 0
 
     async def compare(self, copy: VerbatimCopy, topic_id: str) -> tuple[int, int]:
-        """How many records were compared and differ, of all so far."""
+        """The total numbers of records that were compared and that differ."""
         self.verifier.add(JOB, self.target, 0, copy, topic_id)
         await self.verifier._compare_run(self.target)
         assert not self.verifier.waiting
         return self.verifier.compared[JOB], self.verifier.differing[JOB]
 
 
-async def test_copies_in_a_topic_that_is_made_anew_or_gone_are_not_compared_with_another(
+async def test_copies_in_a_recreated_or_deleted_topic_are_not_compared_with_another(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "VERIFY_POLL_INTERVAL_S", 0.01)
@@ -136,19 +138,19 @@ async def test_copies_in_a_topic_that_is_made_anew_or_gone_are_not_compared_with
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     compared.verifier.everything = True
     assert await compared.compare(copy, "AAAAAAAAAAAAAAAAAAAAAA") == (0, 0)
-    assert (compared.verifier.uncompared[JOB], compared.told) == (6, [])
+    assert (compared.verifier.uncompared[JOB], compared.incidents) == (6, [])
     assert await compared.compare(copy, topic_id) == (0, 6)
-    assert compared.told == ["copy-differs"]
+    assert compared.incidents == ["copy-differs"]
     compared.verifier.add(JOB, (f"{topic_name}-gone", 0), 0, copy, topic_id)
     running = asyncio.create_task(compared.verifier.run())
     try:
         await stand.until(lambda: not compared.verifier.waiting)
     finally:
         running.cancel()
-    assert compared.told == ["copy-differs"]
+    assert compared.incidents == ["copy-differs"]
 
 
-async def test_where_nobody_may_know_whether_it_is_compacted_bytes_are_no_evidence_and_count_as_nothing(
+async def test_if_compaction_is_unknown_different_bytes_are_no_evidence_and_count_as_uncompared(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: object) -> dict[str, str]:
@@ -164,11 +166,11 @@ async def test_where_nobody_may_know_whether_it_is_compacted_bytes_are_no_eviden
 
 
 class Refusing:
-    """A client that has no right to read, as long as it `refuses`."""
+    """A client without permission to read, while it `refuses`."""
 
     def __init__(self, client: ClusterClient, connection: str) -> None:
         self.refuses = True
-        self.asked = 0
+        self.requests = 0
         self._send = client.send
         self._connection = connection
 
@@ -176,15 +178,15 @@ class Refusing:
         found = await self._send(node, request, group)
         if group != self._connection or not self.refuses or not isinstance(request, FetchRequest):
             return found
-        self.asked += 1
+        self.requests += 1
         ((topic, ((partition, _, *rest),)),) = found.topics
         return SimpleNamespace(topics=[(topic, [(partition, NOT_AUTHORISED, *rest[:-1], b"")])])
 
 
-async def test_copies_that_may_not_be_read_back_are_given_up_and_told_once_with_what_is_missing(
+async def test_copies_that_may_not_be_read_back_are_given_up_and_reported_once_with_the_missing_permission(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were tried again for ever, and nobody knew."""
+    """The fault: the verifier tried them for ever without a report."""
     for name, seconds in (
         ("VERIFY_POLL_INTERVAL_S", 0.01),
         ("VERIFY_RETRY_INTERVAL_S", 0.01),
@@ -219,10 +221,10 @@ async def test_copies_that_may_not_be_read_back_are_given_up_and_told_once_with_
     assert verifier.differing.total() == 0
 
 
-async def test_what_of_a_route_that_compares_all_could_not_be_compared_is_counted_whoever_copied_it(
+async def test_a_route_that_compares_all_counts_uncompared_copies_of_former_owners_too(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was dropped untold when its worker ended, and when it could not be read back."""
+    """The fault: copies were dropped uncounted when their worker ended or they could not be read back."""
 
     def noted() -> int:
         return ReplicaHandover.from_bytes(stand.saved[0][1]).uncompared
@@ -286,7 +288,7 @@ async def test_a_replica_that_compares_all_ends_once_all_is_compared(
     await stand.until(lambda: ReplicaHandover.from_bytes(stand.saved[0][1]).uncompared == 0)
 
 
-async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missing_until_it_may(
+async def test_a_successor_that_may_not_read_the_copies_reports_the_missing_permission_until_it_may(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pump = await copying(stand, topic_name)
@@ -299,7 +301,7 @@ async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missin
     refusing = Refusing(stand.target, history.CONNECTION)
     monkeypatch.setattr(stand.target, "send", refusing.send)
     pump = await stand.start_pump(topic_name)
-    await stand.until(lambda: refusing.asked > 2)
+    await stand.until(lambda: refusing.requests > 2)
     ((kind, message),) = stand.incidents
     assert kind == "append-trouble"
     assert f"{topic_name}/0" in message
@@ -313,15 +315,15 @@ async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missin
     assert pump.status().trouble == ""
 
 
-@pytest.mark.parametrize(("asked", "everything"), [("sampled", False), ("all", True)])
+@pytest.mark.parametrize(("verify", "everything"), [("sampled", False), ("all", True)])
 async def test_a_route_compares_a_sample_or_everything(
-    stand: ReplicaRig, topic_name: str, asked: str, everything: bool, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, verify: str, everything: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "MAX_BEHIND", 3)
     stand._verify_budget = VerificationBudget(verification.RUN_BYTES)  # one run a second
     await both(stand, topic_name)
     await write(stand, topic_name, 400, name="v" * 10_000, max_batch_size=200_000)  # 8 MB, nothing to join
-    pump = await stand.start_pump(topic_name, verify=asked)
+    pump = await stand.start_pump(topic_name, verify=verify)
     most = 0
 
     def is_done() -> bool:

@@ -1,4 +1,4 @@
-"""What operators do to a route, with real brokers: reset, skip, other limits, a topic less; cluster ids."""
+"""Operators' actions on a route between real brokers: reset, skip, limits, a dropped topic; cluster ids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def operators(manager: ReplicaManagerRig) -> OperatorActions:
 
 
 def acts(manager: ReplicaManagerRig) -> list[tuple[str, str]]:
-    """What was done, and how it is told."""
+    """The operators' actions, with their incidents."""
     return [(act.action, act.detail) for act in manager.log.appended if isinstance(act, OperatorAct)]
 
 
@@ -43,7 +43,7 @@ async def test_a_reset_copies_again_or_leaves_out_and_lasts(yard: Yard, manager:
     assert (back.start, back.to, back.again) == (3, 1, 2)
     await manager.copied(3)
     assert await _copy(yard, manager.topic) == [b"a", b"b", b"c", b"b", b"c"]
-    # What is left out is never copied, nor by the next owner.
+    # Skipped offsets are never copied, not even by the next owner.
     pump = manager.pump
     assert pump is not None
     manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=True, actor="test"))
@@ -60,7 +60,7 @@ async def test_a_reset_copies_again_or_leaves_out_and_lasts(yard: Yard, manager:
     assert acts(manager) == [("reset", "3 -> 1, 2 again"), ("reset", "3 -> 4, 1 skipped")]
 
 
-async def test_what_cannot_be_copied_is_skipped_by_hand_and_nothing_else(
+async def test_only_offsets_that_cannot_be_copied_are_skipped_by_hand(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     client = (await manager.jobs._clusters.get(AWAY)).client
@@ -85,7 +85,7 @@ async def test_what_cannot_be_copied_is_skipped_by_hand_and_nothing_else(
         operators(manager).foresee_pass(manager.job, 0, 3)
 
 
-async def test_a_route_that_its_limits_hold_back_is_not_told_to_get_nowhere(
+async def test_a_route_that_its_limits_hold_back_is_not_reported_as_stalled(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put(limits={"messages_per_second": 1.0})
@@ -120,7 +120,7 @@ async def test_another_priority_is_in_force_for_what_is_fetched_already(
     assert manager.pump is pump
 
 
-async def test_a_topic_less_ends_its_copying_and_nobody_else_s_and_nobody_is_told(
+async def test_dropping_a_topic_ends_only_its_copying_and_without_an_incident(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put()
@@ -143,7 +143,7 @@ async def test_a_topic_less_ends_its_copying_and_nobody_else_s_and_nobody_is_tol
     assert manager.incidents == []
 
 
-async def test_where_a_record_was_is_told_by_cluster_id_whatever_the_clusters_are_called(
+async def test_provenance_names_clusters_by_id_and_not_by_their_names(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     topic = manager.topic
@@ -164,7 +164,7 @@ async def test_where_a_record_was_is_told_by_cluster_id_whatever_the_clusters_ar
     assert pump.copying().left_out == 1
 
 
-async def test_a_route_that_stops_at_a_gap_says_so_whatever_else_is_wrong_until_somebody_skips_it(
+async def test_a_route_that_stops_at_a_gap_reports_it_beside_other_troubles_until_an_operator_skips_it(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put(onGap="stop")
@@ -173,7 +173,7 @@ async def test_a_route_that_stops_at_a_gap_says_so_whatever_else_is_wrong_until_
     pump = await manager.copied(3)
     key = (manager.job, pump.epoch)
     cluster = await manager.jobs._clusters.get(HOME)
-    cluster.fetch.remove(key)  # as the fetch service does not go on behind a gap that it tells
+    cluster.fetch.remove(key)  # as the fetch service stops behind a gap that it reports
     manager.jobs.hand_to_pump(LogGap(key, manager.topic, 0, 3, 5, "deleted by retention"))
     manager.jobs.hand_to_pump(FetchIncident(key, manager.topic, 0, "a broker is away", "start it"))
     (status,) = manager.jobs.statuses()
@@ -191,32 +191,32 @@ async def test_a_route_that_stops_at_a_gap_says_so_whatever_else_is_wrong_until_
     assert (status.state, status.copying.halted) == ("flowing", "")
 
 
-async def test_a_route_that_leads_to_another_topic_copies_there_all_that_it_has_copied_before(
+async def test_a_route_with_a_new_target_topic_copies_everything_to_it(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put()
     manager.assign()
     await _write(yard, manager.topic, "a", "b")
     await manager.copied(2)
-    elsewhere = f"{manager.topic}.copy"
+    other_topic = f"{manager.topic}.copy"
     client = (await manager.jobs._clusters.get(AWAY)).client
-    await ensure_topics(client, [TopicSpec(elsewhere, 1, 1)])
+    await ensure_topics(client, [TopicSpec(other_topic, 1, 1)])
     manager.put(rename="{topic}.copy")
-    await manager.until(lambda: manager.pump is not None and manager.pump.target[0] == elsewhere)
+    await manager.until(lambda: manager.pump is not None and manager.pump.target[0] == other_topic)
     await _write(yard, manager.topic, "c")
     pump = await manager.copied(3)
-    assert await _copy(yard, elsewhere) == [b"a", b"b", b"c"]
+    assert await _copy(yard, other_topic) == [b"a", b"b", b"c"]
     assert await _copy(yard, manager.topic) == [b"a", b"b"], "what was made stays"
     manager.assign(release=True)
     await manager.until(lambda: manager.pump is None)
     await _write(yard, manager.topic, "d")
     manager.assign()
     assert (await manager.copied(4)).lineage == pump.lineage == 1, "the next owner goes on"
-    assert await _copy(yard, elsewhere) == [b"a", b"b", b"c", b"d"]
+    assert await _copy(yard, other_topic) == [b"a", b"b", b"c", b"d"]
     assert manager.incidents == []
 
 
-async def test_what_cannot_be_saved_leaves_no_replica_drained(
+async def test_no_replica_stays_drained_if_its_state_cannot_be_saved(
     yard: Yard, manager: ReplicaManagerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager.put()
@@ -244,7 +244,7 @@ async def test_what_cannot_be_saved_leaves_no_replica_drained(
     assert await _copy(yard, manager.topic) == [b"a", b"b"], "nothing was reset, nothing is lost"
 
 
-async def test_fetching_that_goes_on_is_no_trouble_any_more_though_nothing_new_came(
+async def test_fetching_that_continues_clears_the_trouble_even_without_new_records(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put()

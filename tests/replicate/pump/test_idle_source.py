@@ -1,5 +1,6 @@
-"""A replica with nothing to copy knows its destination all the same: its barriers go on, and its successors
-look no further back than it has come."""
+"""A replica with nothing to copy still knows its destination: it emits idle offset syncs, and its successors
+search only behind its last floor.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ def saved_note(stand: ReplicaRig) -> ReplicaHandover:
 
 
 async def others_write(stand: ReplicaRig, topic: str, count: int) -> None:
-    """As other routes to the same destination do."""
+    """Writes to the destination, as other routes do."""
     async with producing(stand.target.spec.bootstrap[0]) as other:
         for n in range(count):
             await other.send(topic, b"another's %d" % n, partition=0)
 
 
-async def test_a_replica_that_restarts_at_rest_tells_idle_barriers_and_raises_its_floor(
+async def test_a_replica_that_restarts_at_rest_emits_idle_offset_syncs_and_raises_its_floor(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """It met its destination with the next record only, and then read all that others had written there."""
+    """The fault: it met its destination only with the next record, and then read all others' writes."""
     pump = await copying(stand, topic_name, 100)
     await stand.until(lambda: stand.saved[0][0].base == 100)
     stand.kill(pump)
@@ -51,7 +52,7 @@ async def test_a_replica_that_restarts_at_rest_tells_idle_barriers_and_raises_it
     assert stand.incidents == []
 
 
-async def test_what_a_former_owner_copied_and_did_not_save_is_behind_before_a_barrier_is_told(
+async def test_unsaved_copies_of_a_former_owner_are_matched_before_an_offset_sync(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name, 100)
@@ -73,7 +74,8 @@ async def test_what_a_former_owner_copied_and_did_not_save_is_behind_before_a_ba
 async def test_a_paused_replica_raises_its_floor_over_what_others_write_meanwhile(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stayed where the pause began, and a successor read all that others had written since."""
+    """The fault: the floor stayed where the pause began, so a successor read all that others had written
+    since."""
     monkeypatch.setattr(pump_module, "IDLE_FLOOR_INTERVAL_S", 0.2)
     pump = await copying(stand, topic_name, 100)
     pump.pause(True)
@@ -95,7 +97,7 @@ async def test_a_paused_replica_raises_its_floor_over_what_others_write_meanwhil
 async def test_unsaved_copies_are_not_repeated_where_the_destination_has_lost_what_was_before_them(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """Retention took the saved position from the destination, but none of what was copied behind it."""
+    """Retention deleted the saved position from the destination, but none of the copies behind it."""
     pump = await copying(stand, topic_name, 100)
     await stand.until(lambda: saved_note(stand).floor == 100)
     stand.saves = False

@@ -1,4 +1,4 @@
-"""What a route may take: its rates, over all workers, and of a worker's memory while it is paused."""
+"""The limits of a route: its rates over all workers, and its share of a worker's memory while paused."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_route_that_is_paused_takes_none_of_the_workers_memory(
         manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=yes, actor="test"))
 
     async def known(end: int) -> None:
-        """The log's end is seen all the same."""
+        """The log's end is still known."""
         assert manager.pump is not None
         key = manager.job, manager.pump.epoch
         await manager.until(lambda: cluster.fetch.high_watermark(key) == end)

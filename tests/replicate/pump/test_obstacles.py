@@ -1,4 +1,4 @@
-"""What stands in the way is told, and waited for: no record is passed over."""
+"""A replica reports obstacles and waits for them: it passes over no record."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from app.kafka.fetch.deliveries import LogGap
 from app.kafka.records.verbatim_copy import VerbatimCopy
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, replica_rig, rows
-from tests.replicate.source_topics import batches_of, both, copying, made_anew, same, write
+from tests.replicate.source_topics import batches_of, both, copying, recreate, same, write
 
 
-async def test_what_is_too_large_for_the_destination_is_divided_and_what_stays_too_large_waits(
+async def test_a_batch_too_large_for_the_destination_is_divided_and_a_record_too_large_waits(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     await create(stand.source, topic_name, 1)
@@ -40,7 +40,9 @@ async def test_what_is_too_large_for_the_destination_is_divided_and_what_stays_t
     assert pump.status().trouble == ""
 
 
-async def test_what_nobody_takes_waits_until_an_operator_skips_it(stand: ReplicaRig, topic_name: str) -> None:
+async def test_a_record_that_the_destination_refuses_waits_until_an_operator_skips_it(
+    stand: ReplicaRig, topic_name: str
+) -> None:
     await create(stand.source, topic_name, 1)
     await create(stand.target, topic_name, 1, max_message_bytes="3000")
     (bootstrap,) = stand.source.spec.bootstrap
@@ -82,7 +84,8 @@ async def test_a_damaged_batch_is_not_passed_over(stand: ReplicaRig, topic_name:
 async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_is_there_once(
     killable_yard: Yard, topic_name: str
 ) -> None:
-    """uReplicator committed after a failed send: the position stays until the destination has the data."""
+    """uReplicator committed after a failed send. Here the position stays until the destination has the
+    records."""
     yard = killable_yard
     async with replica_rig(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as stand:
         await both(stand, topic_name)
@@ -99,7 +102,7 @@ async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_
         assert pump.status().trouble == ""
 
 
-async def test_offsets_that_the_source_lost_are_passed_over_once_what_is_before_them_is_copied(
+async def test_offsets_that_the_source_lost_are_passed_over_once_all_records_before_them_are_copied(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name)
@@ -109,7 +112,7 @@ async def test_offsets_that_the_source_lost_are_passed_over_once_what_is_before_
     assert not pump.lost, "it knew that"
 
 
-async def test_a_gap_that_begins_elsewhere_makes_the_replica_begin_again_and_a_draining_one_takes_none(
+async def test_a_gap_behind_missing_offsets_restarts_the_replica_and_a_draining_one_takes_none(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name)
@@ -120,7 +123,7 @@ async def test_a_gap_that_begins_elsewhere_makes_the_replica_begin_again_and_a_d
     assert pump.base == 100
 
 
-async def test_a_replica_that_halts_at_a_gap_says_so_until_an_operator_skips_it(
+async def test_a_replica_that_halts_at_a_gap_reports_it_until_an_operator_skips_it(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name)
@@ -167,29 +170,31 @@ async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothin
     assert await same(stand, topic_name) == 1_000
 
 
-async def test_a_destination_that_is_made_anew_while_copying_makes_the_replica_begin_again(
+async def test_a_destination_that_is_recreated_while_copying_restarts_the_replica(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name)
-    await made_anew(stand.target, topic_name)
+    await recreate(stand.target, topic_name)
     await stand.until(lambda: pump.lost)
-    assert "made anew" in pump.status().trouble
+    assert "recreated" in pump.status().trouble
 
 
-async def test_another_log_of_the_source_is_begun_once_all_that_came_of_the_former_is_copied(
+async def test_another_log_of_the_source_begins_once_all_fetched_records_of_the_former_are_copied(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     await both(stand, topic_name)
     await write(stand, topic_name, 3_000)
     pump = await stand.start_pump(topic_name)
     await stand.until(lambda: pump.status().fetched == 3_000)
-    pump.skip(LogGap("k", topic_name, 0, 3_000, 0, "deleted and made anew", begun_anew=True))
+    pump.skip(LogGap("k", topic_name, 0, 3_000, 0, "deleted and recreated", begun_anew=True))
     await stand.until(lambda: pump.reset is not None)
     assert pump.base == 3_000
     assert await same(stand, topic_name) == 3_000
 
 
-async def test_what_was_not_fetched_is_never_passed_over(stand: ReplicaRig, topic_name: str) -> None:
+async def test_offsets_that_were_not_fetched_are_never_passed_over(
+    stand: ReplicaRig, topic_name: str
+) -> None:
     await both(stand, topic_name)
     await write(stand, topic_name, 60, max_batch_size=300)
     batches = await batches_of(stand.source, topic_name, 0)
@@ -202,12 +207,12 @@ async def test_what_was_not_fetched_is_never_passed_over(stand: ReplicaRig, topi
     assert pump.base <= first
 
 
-async def test_a_log_that_begins_anew_where_a_replica_halts_is_not_fetched_by_it_again(
+async def test_a_recreated_log_before_which_a_replica_halts_is_not_fetched_by_it_again(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     """It would be fetched from a position in another log."""
     pump = await copying(stand, topic_name)
-    pump.halt(LogGap("k", topic_name, 0, 100, 0, "made anew", begun_anew=True), "it is another")
+    pump.halt(LogGap("k", topic_name, 0, 100, 0, "recreated", begun_anew=True), "it is another")
     assert pump.intake.new_lineage_at == 0
     assert pump.finish_by_operator(100, 101)
     assert not pump.intake.wants_fetching(pump.base)
@@ -215,10 +220,10 @@ async def test_a_log_that_begins_anew_where_a_replica_halts_is_not_fetched_by_it
 
 
 @pytest.mark.parametrize("is_transactional", [False, True])
-async def test_one_record_that_the_destination_refuses_waits_alone_and_is_skipped_alone(
+async def test_one_record_that_the_destination_refuses_waits_and_is_skipped_alone(
     stand: ReplicaRig, topic_name: str, is_transactional: bool
 ) -> None:
-    """Nine good records waited for a tenth, and the remedy that was printed skipped them with it."""
+    """The fault: nine good records waited for a tenth, and the printed remedy skipped them with it."""
     await create(stand.source, topic_name, 1)
     await create(stand.target, topic_name, 1, cleanup_policy="compact")
     (bootstrap,) = stand.source.spec.bootstrap

@@ -1,4 +1,4 @@
-"""Copies on real brokers: all there is to copy, as it was, with what a route wants besides."""
+"""Copies between real brokers: all records, unchanged, with the headers that a route adds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_every_record_is_copied_as_it_is_whatever_its_compression_and_its_
     assert pump.status().committed == (await stand.source.end_offsets([(topic_name, 0)]))[topic_name, 0]
 
 
-async def test_headers_are_kept_dropped_and_told_where_they_come_from_and_nothing_goes_round(
+async def test_headers_are_kept_dropped_and_given_provenance_and_no_record_loops(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     await both(stand, topic_name)
@@ -87,7 +87,7 @@ async def test_limits_are_held(stand: ReplicaRig, topic_name: str) -> None:
 
 
 @pytest.mark.usefixtures("unjoined")
-async def test_barriers_are_true_and_told_at_the_beginning_by_count_and_when_idle(
+async def test_offset_syncs_are_true_and_emitted_at_the_beginning_by_count_and_when_idle(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     await both(stand, topic_name)
@@ -117,7 +117,7 @@ async def test_barriers_are_true_and_told_at_the_beginning_by_count_and_when_idl
         assert stand.stamped[known].stamp == stand.stamped[known - 1].stamp, "where the former lane ended"
         del later[0]
     assert all(target_end == source_end + 8 for _, source_end, target_end in later), (
-        "1,000 are not told again"
+        "1,000 are not emitted again"
     )
 
 
@@ -139,7 +139,7 @@ async def test_nothing_is_appended_while_the_lease_does_not_hold_nor_while_pause
     assert await same(stand, topic_name) == 200
 
 
-async def test_every_copy_of_a_slow_flow_is_read_back_and_what_differs_is_told_with_its_offsets(
+async def test_every_copy_of_a_slow_flow_is_read_back_and_a_difference_is_reported_with_its_offsets(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     await both(stand, topic_name)
@@ -162,7 +162,7 @@ async def test_every_copy_of_a_slow_flow_is_read_back_and_what_differs_is_told_w
     assert "ends before it" in stand.incidents[1][1]
 
 
-async def test_what_a_compacted_destination_does_not_keep_is_no_difference_what_it_changed_is(
+async def test_a_record_removed_by_compaction_is_no_difference_and_a_changed_one_is(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     await create(stand.source, topic_name, 1)
@@ -186,11 +186,11 @@ async def test_what_a_compacted_destination_does_not_keep_is_no_difference_what_
 
 
 @pytest.mark.usefixtures("unjoined")
-@pytest.mark.parametrize("provenance", [False, True], ids=["as it was", "encoded anew"])
-async def test_a_byte_that_changes_on_the_way_to_the_destination_is_told_with_topic_partition_and_offsets(
+@pytest.mark.parametrize("provenance", [False, True], ids=["unchanged", "encoded again"])
+async def test_a_byte_that_changes_on_the_way_is_reported_with_topic_partition_and_offsets(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch, provenance: bool
 ) -> None:
-    """The copy in the destination's log is sound by its checksum, and is another."""
+    """The copy's checksum in the destination's log is valid, but its contents differ."""
     append, altered = AppendLane.append, list[int]()
 
     async def append_altered(lane: AppendLane, data: Bytes, record_count: int) -> asyncio.Future[int]:
@@ -226,7 +226,7 @@ async def test_a_byte_that_changes_on_the_way_to_the_destination_is_told_with_to
 async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_out(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing behind it is appended, and the job begins again, from before it."""
+    """Nothing behind the record is appended, and the job begins again before it."""
     missed: list[VerbatimCopy] = []
 
     def all_but_one(*fetched: Any) -> Iterator[VerbatimCopy]:

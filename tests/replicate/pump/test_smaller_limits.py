@@ -1,4 +1,4 @@
-"""A destination with smaller limits gets what fits, in order; what does not fit waits, and is told."""
+"""A destination with smaller limits gets the records that fit, in order; the others wait and are reported."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.replicate.source_topics import same, write
 HOUR_MS = 3_600_000
 
 
-async def test_records_of_the_future_that_a_newer_broker_refuses_wait_alone_and_what_is_before_them_is_copied(
+async def test_records_from_the_future_that_a_newer_broker_refuses_wait_alone_and_earlier_ones_are_copied(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """Kafka 4 takes no timestamps more than an hour ahead (KIP-1030), Kafka 3 took them all."""
+    """Kafka 4 accepts timestamps up to one hour ahead (KIP-1030), Kafka 3 accepted all."""
     await create(stand.source, topic_name, 1, message_timestamp_after_max_ms=ANY_AGE)
     await create(stand.target, topic_name, 1, message_timestamp_after_max_ms=str(HOUR_MS))
     (bootstrap,) = stand.source.spec.bootstrap

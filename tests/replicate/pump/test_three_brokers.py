@@ -1,4 +1,4 @@
-"""A destination of three brokers, two of which have to be in sync: its leaders are killed in turn."""
+"""A destination of three brokers, two of which must be in sync; its leaders are killed in turn."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_a_copy_whose_leaders_are_killed_in_turn_has_every_record_once_and
             await second.elect({at: order})
             copied = pump.base
             await stand.until(lambda copied=copied: pump.base > copied)  # type: ignore[misc]
-            if node == FIRST:  # the controller is gone with it: nobody else can lead
+            if node == FIRST:  # the controller goes with it, so no other broker can lead
                 await asyncio.to_thread(yard.kill, AWAY)
                 await asyncio.to_thread(yard.start, AWAY)
             else:

@@ -1,4 +1,4 @@
-"""How far copying may be ahead of what is saved: a successor has to know all of it again."""
+"""The bound on records that are copied and not yet saved: a successor has to recognize all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ BATCH = 20  # records of a test's batch, at most
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("acts"), st.integers(0, 3))))
-def test_what_no_snapshot_covers_is_counted_for_each_and_for_all(steps: list[tuple[int, str, int]]) -> None:
+def test_unsnapshotted_records_are_counted_for_each_replica_and_for_all(
+    steps: list[tuple[int, str, int]],
+) -> None:
     together = UnsnapshottedBudget()
     replicas = [UnsnapshottedRecords(together) for _ in range(3)]
     appended, acknowledged, taken, saved = [0] * 3, [0] * 3, [{-1: 0} for _ in range(3)], [-1] * 3
@@ -48,7 +50,7 @@ def test_what_no_snapshot_covers_is_counted_for_each_and_for_all(steps: list[tup
     assert together.records == 0
 
 
-def test_who_has_few_goes_on_while_others_have_too_many() -> None:
+def test_a_replica_with_few_unsnapshotted_records_continues_while_others_have_too_many() -> None:
     together = UnsnapshottedBudget()
     many, few = UnsnapshottedRecords(together), UnsnapshottedRecords(together)
     many.appended(MAX_RECORDS)
@@ -62,7 +64,7 @@ def test_who_has_few_goes_on_while_others_have_too_many() -> None:
 
 
 @pytest.mark.usefixtures("unjoined")
-async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_goes_on_afterwards(
+async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_continues_afterwards(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unsnapshotted_budget, "LEAST_RECORDS", 100)
@@ -99,7 +101,7 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_goes_on_a
 async def test_a_lane_that_waits_for_its_next_epoch_to_be_saved_says_so(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """Copies of bookkeeping are saved rarely: this one is due at once."""
+    """Copies of control topics are saved rarely, but this snapshot is due at once."""
     pump = await copying(stand, topic_name)
     await stand.until(lambda: pump.snapshot_version == pump.version)
     assert not pump.awaits_snapshot
