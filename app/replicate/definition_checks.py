@@ -27,8 +27,7 @@ TOPICS: Path_ = ("spec", "topics")
 def route_checks(
     document: Document, definition: RouteDefinition | None, clusters: Collection[str] | None
 ) -> Iterator[ConfigProblem]:
-    """All checks. `definition`: None if a field is wrong. `clusters`: the known names of clusters, None: not
-    known."""
+    """All checks. `definition`: None if a field is wrong. `clusters`: names of clusters, None: not known."""
     for end in ("from", "to"):
         cluster = value_at(document.data, ("spec", end))
         if clusters is not None and isinstance(cluster, str) and cluster not in clusters:

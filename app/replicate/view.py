@@ -13,7 +13,6 @@ COUNTS = ("encoded", "left_out", "lost", "compared", "differing", "uncompared", 
 
 
 def copying_fields(status: JobStatus) -> dict[str, Any]:
-    """The fields of one partition's copies."""
     copying, barrier = status.copying or NOTHING, None
     if copying.barrier is not None:
         barrier = dict(zip(("source_end", "target_end", "at_ms"), copying.barrier, strict=True))
@@ -30,8 +29,7 @@ def copying_fields(status: JobStatus) -> dict[str, Any]:
 
 
 def copying_sums(jobs: Sequence[JobStatus]) -> dict[str, Any]:
-    """The sums of a route's copies; `halted`, `stuck` and `limited` count partitions. The rate is None while
-    a partition's rate is unknown."""
+    """Sums over partitions; `halted`, `stuck`, `limited` count these. An unknown rate makes the sum None."""
     copying = [job.copying or NOTHING for job in jobs]
     rates = [_rate(job) for job in jobs if job.copying is not None]
     known = [rate for rate in rates if rate is not None]

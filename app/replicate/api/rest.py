@@ -128,8 +128,7 @@ class RouteRoutes:
 
     @described(replicate_schemas.RouteTopics, query=PAGE, problems=(404, 502))
     async def get_route_topics(self, request: web.Request) -> web.Response:
-        """Lists each topic that the route's entries match: its copy's name, or why it is not copied. The
-        leader answers."""
+        """Lists each topic that entries match: its copy's name, or why it is not copied. The leader knows."""
         put, runtime = self.put_of(request), self._api.runtime
         leader = runtime.control.view.leader
         if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):
@@ -217,8 +216,7 @@ class RouteRoutes:
         )
 
     async def _topics_at(self, cluster: str) -> Mapping[str, int]:
-        """The cluster's topics. None if it does not answer; then the leader reports later which copies cannot
-        be created."""
+        """The cluster's topics; none if it does not answer. The leader reports uncreatable copies later."""
         listed_s, found = self._listed.get(cluster, (float("-inf"), {}))
         if time.monotonic() < listed_s + LISTED_S:
             return found

@@ -167,8 +167,7 @@ class RouteActRoutes:
 
     @described(schemas.RouteSkipped, headers=ACTOR, body=request_bodies.SkipBody, problems=(404, 409, 502))
     async def skip_route(self, request: web.Request) -> web.Response:
-        """Leaves offsets from `start` to before `end` out of the copy that cannot be copied; the others are
-        copied."""
+        """Leaves those of [`start`, `end`) out of the copy that cannot be copied; the others are copied."""
         name = self._routes.put_of(request).key
         body = await read_body(request, request_bodies.SkipBody)
         start, end = body.get("start"), body.get("end")

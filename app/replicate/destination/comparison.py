@@ -24,10 +24,8 @@ class ExpectedCopy(NamedTuple):
     """A copy as it was sent, expected in the destination at `base_offset`.
 
     Attributes:
-        crc: The checksum of the bytes of its records.
-        codec: Their compression, by Kafka's number.
+        crc, codec: The checksum of its records' bytes, and their compression by Kafka's number.
         prints: The prints of the source's records; None: the batch is compared by its bytes.
-        topic_id: The destination topic's id; "": not known.
     """
 
     job: JobId

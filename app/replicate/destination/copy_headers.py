@@ -1,10 +1,10 @@
 """The headers of copies: those that are kept, and the provenance that a route may ask for.
 
 With `provenance` each copy gets one more `switchyard-origin` header: "cluster id/topic/partition/offset". The
-last one names the record that this copy was made from, the first one where the record was written. A record
-that has already been at the route's target would circulate: it gets no copy, and the replica counts and
-reports it. Accepted routes cannot form a loop (`app.replicate.model.copy_graph`). This check covers routes of
-other regions and other tools, and producers that pass on headers of records that they have read.
+last one names the record that was copied, the first one where the record was written. A record that has
+already been at the route's target would circulate, so it is not copied but counted and reported. Accepted
+routes cannot form a loop (`app.replicate.model.copy_graph`). But routes of other regions, other tools, and
+producers that forward headers can.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ ORIGIN = "switchyard-origin"  # "cluster id/topic/partition/offset"; one more wi
 
 
 class HeaderEdit:
-    """Gives the records of one partition the headers of their copies: an `Edit`. Returns None for a record
-    that would circulate.
+    """An `Edit` of one partition's headers. Returns None for a record that would circulate.
 
     Args:
         source, target: "cluster id/topic", because other installations may use other names for clusters.

@@ -1,5 +1,4 @@
-"""The note that a replica's owner leaves to its successor beside the position: how to find what it has
-written.
+"""The note that a replica's owner leaves to its successor: how to find its writes.
 
     records of the source below `base` have copies, which the destination acknowledged
     later writes by `producer_id`, in any epoch -> at or above `floor` in the destination, behind `passed`
@@ -38,8 +37,7 @@ class ReplicaHandover(msgspec.Struct, frozen=True, array_like=True):
         source_epoch: The leader epoch in which the source was last found truncated; 0: it never was.
         read_epoch: No record below `base` was written in a later leader epoch; -1: not known.
         losses: How often the destination lost acknowledged records, or was recreated.
-        source, target: The copied cluster, and "cluster/topic" of the copy, by the route's names; "": an
-            older note.
+        source, target: The copied cluster, and the copy's "cluster/topic", by the route's names; "": unknown.
         lost: Offsets below `base` that the source lost before they were copied.
         lost_ms: When the last of these were found missing; 0: none.
         quiet_below: Below this source offset records may be in the copy twice, so no offset sync is emitted
@@ -47,8 +45,7 @@ class ReplicaHandover(msgspec.Struct, frozen=True, array_like=True):
         epochs: The source's leader epochs in which records were read (`app.kafka.records.leader_epochs`); ():
             not known.
         stamp: The producer's stamp after its records below `floor`; None: not known, or of another lineage.
-        uncompared: For a route that compares everything, copies of records below `base` that are not compared
-            (yet).
+        uncompared: Copies of records below `base` that are not compared, in a route that compares all.
         begun_anew: How often the source was found truncated, or deleted and recreated.
     """
 
@@ -73,7 +70,6 @@ class ReplicaHandover(msgspec.Struct, frozen=True, array_like=True):
     begun_anew: int = 0
 
     def to_bytes(self) -> bytes:
-        """Encodes the note for the tracker table."""
         return msgspec.json.encode(self)
 
     @classmethod

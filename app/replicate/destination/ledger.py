@@ -28,12 +28,12 @@ from app.replicate.destination.handover import ReplicaHandover
 
 
 class SentBatch(NamedTuple):
-    """A batch on its way. Without a `copy`, no record up to `source_end` is to be copied; -1: it moves no
-    position.
+    """A batch on its way. Without a `copy`, no record up to `source_end` is to be copied; -1: no position
+    moves.
 
     Attributes:
         fetched: Released when this batch is finished.
-        accounted: Records of the former owner's producer that are accounted for from here; -1: no change.
+        accounted: The former owner's records that are accounted for from here on; -1: no change.
         is_mended: It replaces a refused batch.
         lost: Offsets that the source lost before they were fetched.
     """
@@ -51,10 +51,9 @@ class CopyLedger:
     """The batches of one replica that were sent.
 
     Args:
-        acknowledged: Takes an acknowledged batch, its base offset in the destination (-1: the broker does not
-            say), and whether it moved the base.
-        failed: Takes the first batch that was refused or can no longer arrive, and the error, once. Nothing
-            behind it moves.
+        acknowledged: Takes a batch, its base offset (-1: the broker does not say), and whether the base
+            moved.
+        failed: Takes the first batch that cannot arrive, and the error, once. Nothing behind it moves.
         release: Takes a fetched response once all of it is finished.
 
     Attributes:
@@ -63,12 +62,9 @@ class CopyLedger:
         note: For the successor; None until a former owner's is inherited or a producer appends.
         in_flight, delivered: Records.
         appended: Batches.
-        sent_to: The end of the source's offsets that were sent.
-        taken_to: The source offset at which the next batch begins.
+        sent_to, taken_to: The end of the source offsets that were sent; where the next batch begins.
         lost, lost_ms, uncompared, begun_anew: As in the note; former owners' counts are included.
-        read_epoch: No fetched record was written in a later leader epoch; -1: not known.
-        epochs: All leader epochs in which records were read, also by former owners
-            (`app.kafka.records.leader_epochs`).
+        read_epoch, epochs: As in the note, of all fetched records.
         progress_s: When something was last acknowledged, or the wait for it began; monotonic.
     """
 
@@ -111,7 +107,6 @@ class CopyLedger:
         self.taken_to = copy.source_end
 
     def append(self, copy: VerbatimCopy, future: asyncio.Future[int]) -> None:
-        """Adds a copy that was handed to the lane."""
         if not self.in_flight:
             self.progress_s = time.monotonic()
         self.appended += 1
@@ -127,8 +122,7 @@ class CopyLedger:
         self._settle_head()
 
     def replace_failed(self, pieces: Sequence[VerbatimCopy], futures: Sequence[asyncio.Future[int]]) -> None:
-        """Replaces the failed batch by pieces that were handed to the lane; without pieces, it is passed
-        over."""
+        """Replaces the failed batch by pieces that were handed to the lane; without pieces, skips it."""
         failed = self._pending.popleft()
         assert failed.copy is not None, "only copies fail"
         self.in_flight += sum(piece.record_count for piece in pieces) - failed.copy.record_count
@@ -142,7 +136,6 @@ class CopyLedger:
         self._settle_head()
 
     def close(self) -> None:
-        """Forgets all batches; nothing moves any more."""
         self._pending.clear()
         self.in_flight = 0
 
@@ -161,16 +154,15 @@ class CopyLedger:
         self._accounted = 0 if note is None else note.passed
 
     def start_under(self, note: ReplicaHandover, *, continues: bool) -> None:
-        """Sets the note whose producer appends from now on. Unless it `continues` the former note, none of
-        that producer's records lie at or above its floor."""
+        """Sets the note of a new producer. Unless it `continues`, none of its records lie at or above the
+        floor."""
         self.note = note
         self.version += 1
         if not continues:
             self._accounted = 0
 
     def raise_floor(self, floor: int, lineage: int) -> None:
-        """Raises the floor while nothing is on its way: later copies, of this lineage, lie at or above
-        `floor`."""
+        """Raises the floor while nothing is in flight: later copies, of this lineage, lie at or above it."""
         if self.note is not None and self.is_empty and floor >= self.note.floor:
             # Records behind the floor continue the numbers of the stamp there.
             is_known = lineage == self.note.lineage and not self._accounted

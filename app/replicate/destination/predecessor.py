@@ -34,8 +34,7 @@ class PredecessorBatches(NamedTuple):
         epoch: The highest epoch that it wrote under; -1: it wrote nothing.
         end: Where the log ended.
         timed: The log keeps the records' own timestamps.
-        is_known: Nothing is missing: the log still reaches back to that offset, or the producer's sequence
-            numbers have no gap.
+        is_known: Nothing is missing: the log reaches back to that offset, or the numbers have no gap.
         tail: The state behind all of its records.
     """
 
@@ -136,7 +135,6 @@ def divided(copy: VerbatimCopy, cuts: Iterable[int]) -> Iterator[VerbatimCopy]:
 
 
 def halves(copy: VerbatimCopy) -> Iterator[VerbatimCopy]:
-    """`divided` in the middle."""
     return divided(copy, [(copy.record_count + 1) // 2])
 
 

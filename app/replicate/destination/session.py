@@ -55,20 +55,15 @@ class DestinationSession:
         target: Topic and partition.
         note: The former owner's note, b"" if there was none.
         is_same_log: The note was written for the source log that is copied now.
-        lineage: The lineage of the source's offsets now.
         source_epoch: The leader epoch in which the source was last found truncated; None: as the note says.
         is_first: The route never copied this log.
-        start_task: Starts a task of the replica.
-        report_incident: Takes kind, message and remedy.
         on_unsure: Takes the reason why later records may be in the copy twice.
         on_lost: Is called when the destination has lost acknowledged records.
         on_closed: Takes the offset sync behind a former owner's lane: source and target end, stamp, and time.
 
     Attributes:
         log: The destination's log, once it `is_met`.
-        lane: None until there is something to append.
-        is_ready: Batches may be appended to the lane (rule 1).
-        max_batch_bytes: The destination's limit.
+        lane: None until there is something to append; then batches wait until it `is_ready` (rule 1).
         why: The present obstacle, "" for none.
         is_saving: The replica waits until the tracker table has its state.
         losses: How often the destination lost acknowledged records, or was recreated.
@@ -219,8 +214,7 @@ class DestinationSession:
             self.lane.rests_at(end)
 
     def acknowledged(self, base_offset: int, end: int) -> None:
-        """Takes the offsets of an acknowledged copy in the destination; offsets below the last end show a
-        loss."""
+        """Takes the offsets of an acknowledged copy; offsets below the last end show a loss."""
         if base_offset < self._target_end:
             self._count_loss()
             start, former_end = base_offset, self._target_end
@@ -249,9 +243,8 @@ class DestinationSession:
 
     def close_former(self, source_end: int) -> None:
         """Reports the offset sync behind the former owner's lane (rule 4 of
-        `app.replicate.destination.succession`).
-
-        Only if all that it wrote are copies of records below `source_end`; -1: not known."""
+        `app.replicate.destination.succession`), if all that it wrote are copies of records below
+        `source_end`; -1: not known."""
         tail = self._succession.tail
         if tail is not None and source_end >= 0:
             self._on_closed(source_end, *tail, time.monotonic())
@@ -367,8 +360,7 @@ class DestinationSession:
         self._start_task(save_epoch)
 
     async def check_late(self, base_offset: int) -> None:
-        """Reports records that a former owner wrote after the last look, before this replica's first batch
-        fenced it."""
+        """Reports records that a former owner wrote between the last look and this replica's first batch."""
         late_records = await self._retry(lambda: self._count_late(base_offset))
         if late_records:
             self._on_unsure(
@@ -409,6 +401,5 @@ class DestinationSession:
                 return found
 
     def close(self) -> None:
-        """Closes the lane; nothing more is appended."""
         if self.lane is not None:
             self.lane.close()

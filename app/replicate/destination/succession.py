@@ -1,5 +1,4 @@
-"""How a replica continues behind a former owner: which records have a copy already, and which producer
-appends.
+"""How a replica continues behind a former owner: which records have a copy, which producer appends.
 
     the note (app.replicate.destination.handover) -> what the former owner wrote behind it
                                 -> the records that have no copy
@@ -143,8 +142,7 @@ class Succession:
         return end if end < offset else -1
 
     async def has_settled(self) -> bool:
-        """Whether each record that the former owner wrote is matched with the source (rule 2). Raises as
-        `look_up`."""
+        """Whether all the former owner's writes are matched with the source (rule 2). Raises as `look_up`."""
         if time.monotonic() - self._began_s < LATE_COPY_SEARCH_S:
             await self.look_up()
         return self.is_over
@@ -160,8 +158,7 @@ class Succession:
             self._tail = self._tail._replace(end=floor)
 
     def lose(self, end: int) -> None:
-        """Notes that the destination now ends at `end`. All records behind the last saved position are copied
-        again."""
+        """Sets the destination's new end. All records behind the last saved position are copied again."""
         if self.note is not None and end > self.note.floor and not self.is_over:
             self.unsure = NOT_COMPARED
         self._copied_index, self._searches, self.looked_to = CopiedIndex(), False, end
@@ -189,9 +186,7 @@ class Succession:
 
     async def skip_silence(self) -> None:
         """Moves the next look to the log's end if the leader confirms that the former owner wrote nothing
-        since the last one.
-
-        The caller has appended nothing since the last look. This spares the reading of what others wrote."""
+        since the last one, so others' writes need not be read. The caller has appended nothing since then."""
         if self.note is None or self.looked_to < 0 or not self._searches:
             return
         at = self._topic, self._partition
@@ -206,14 +201,13 @@ class Succession:
 
     @property
     def unmatched(self) -> int:
-        """The number of its copies that have no record in the source (any more); once it is over."""
+        """Once it is over: the number of its copies without a record in the source (any more)."""
         return self._copied_index.left
 
     @property
     def tail(self) -> tuple[int, ProducerStamp] | None:
-        """Where the former owner's writes end in the destination, and its stamp there (rule 4).
-
-        None: not certain, or not each of its copies is matched with a source record."""
+        """Where the former owner's writes end in the destination, and its stamp there (rule 4); None: not
+        certain."""
         end, stamp, is_whole = self._tail
         is_exact = is_whole and not self._copied_index.left and not self._copied_index.skipped
         return (end, stamp) if stamp is not None and is_exact and self.continues else None
@@ -233,14 +227,12 @@ class Succession:
 
     @property
     def accounted(self) -> int:
-        """The producer's records at or above the note's floor whose source records are matched; -1: the note
-        is of others."""
+        """The producer's matched records at or above the note's floor; -1: the note is of others."""
         return self._passed_before + self._copied_index.passed if self.continues else -1
 
     @property
     def continues(self) -> bool:
-        """Whether the former owner's copies are known and are copies of this source, so that they still
-        count."""
+        """Whether the former owner's copies are known and of this source, so that they still count."""
         return not self.unsure and self._searches
 
     @property

@@ -68,8 +68,7 @@ TargetPartition = tuple[str, int]  # topic, partition
 
 
 class VerificationBudget:
-    """The state that all verifiers of a worker share: the rate of compared `bytes`, and the weight of
-    `waiting` copies."""
+    """Shared by a worker's verifiers: the rate of compared `bytes`, and the weight of `waiting` copies."""
 
     def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
         self.bytes = TokenBucket(bytes_per_s, bytes_per_s)
@@ -77,8 +76,6 @@ class VerificationBudget:
 
 
 class CopyUnreadable(ClusterUnreachable):
-    """Copies cannot be read from the destination."""
-
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
         self.remedy = remedy
@@ -86,8 +83,6 @@ class CopyUnreadable(ClusterUnreachable):
 
 @dataclass(slots=True)
 class _Trouble:
-    """A target whose copies cannot be read."""
-
     since_s: float
     retry_at_s: float = 0.0
     is_given_up: bool = False
@@ -122,8 +117,7 @@ class CopyVerifier:
     def add(
         self, job: JobId, target: TargetPartition, base_offset: int, copy: VerbatimCopy, topic_id: str = ""
     ) -> None:
-        """Queues an acknowledged copy, unless there is too much to compare. `topic_id`: the destination
-        topic's."""
+        """Queues an acknowledged copy, unless there is too much to compare."""
         left_bytes, trouble = self._left_bytes.get(target, 0), self._troubles.get(target)
         if trouble is not None and trouble.is_given_up and target in self._waiting:
             self.leave_uncompared(job, copy.record_count)
@@ -155,15 +149,14 @@ class CopyVerifier:
         self._budget.waiting += copied.weight
 
     def start_replica(self, job: JobId, uncompared: int) -> None:
-        """Starts a replica, perhaps again, with the `uncompared` copies of its saved note.
-
-        The number includes copies that still wait here, except those that came after the note."""
+        """Starts a replica, perhaps again, with the `uncompared` copies of its saved note. They include
+        copies that still wait here, except those that came after the note."""
         noted = max(0, self._must_compare(job) - self._unnoted[job])
         self.uncompared[job] = max(0, uncompared - noted)
 
     def noted(self, job: JobId, acknowledged: int, covered: int | None) -> None:
-        """Takes the counts of a saved note: `covered` records were acknowledged when it was made (None: not
-        known), and `acknowledged` are now."""
+        """Takes a saved note's counts: `covered` records were acknowledged when it was made, `acknowledged`
+        are now."""
         if covered is not None:
             self._unnoted[job] = acknowledged - covered
 
@@ -186,7 +179,6 @@ class CopyVerifier:
 
     @property
     def waiting(self) -> int:
-        """The number of copies to compare."""
         return self._count
 
     @property
@@ -195,7 +187,6 @@ class CopyVerifier:
         return self.everything and self._count >= MAX_BEHIND
 
     async def run(self) -> None:
-        """Compares the waiting copies until it is cancelled."""
         has_read = True
         while True:
             hurries = has_read and self.everything and self._count > MAX_BEHIND // 4
@@ -207,9 +198,8 @@ class CopyVerifier:
                     has_read = await self._verify(target) or has_read
 
     async def _verify(self, target: TargetPartition) -> bool:
-        """Compares the copies that wait now; returns whether anything could be read.
-
-        Copies that come meanwhile wait for the next round; otherwise each would need a request of its own."""
+        """Compares the copies that wait now; returns whether anything could be read. Later copies wait for
+        the next round; otherwise each would need a request of its own."""
         has_read, last = False, self._waiting[target][-1].base_offset
         try:
             try:
@@ -252,7 +242,6 @@ class CopyVerifier:
         self._drop(target)
 
     def close(self) -> None:
-        """Drops the copies that still wait."""
         if self.everything and self._count:
             log.warning(
                 "copies were not compared before the worker closed the route",
@@ -271,7 +260,6 @@ class CopyVerifier:
         self.leave_uncompared(copied.job, copied.record_count)
 
     def _pop(self, target: TargetPartition) -> ExpectedCopy:
-        """Removes the first waiting copy."""
         waiting = self._waiting[target]
         copied = waiting.popleft()
         self._count -= 1
@@ -348,7 +336,7 @@ class CopyVerifier:
                 self.compared[copied.job] += copied.record_count
 
     async def _is_gone(self, target: TargetPartition) -> bool:
-        """Whether the topic was deleted or recreated since the first waiting copy was made; if so, drops its
+        """Whether the topic was deleted or recreated since the first waiting copy was made; then drops its
         copies.
 
         Raises: ClusterUnreachable, KafkaError, OSError, TimeoutError: It cannot be known now."""

@@ -1,3 +1,1 @@
-"""The routes of a worker; and what the leader publishes about copies without an owner and about consumers'
-positions.
-"""
+"""The routes of a worker, and the leader's publications about unowned copies and consumers' positions."""

@@ -1,5 +1,4 @@
-"""Manages the routes of this worker: it starts their pumps, applies changed definitions, and sends offset
-syncs.
+"""Manages this worker's routes: starts pumps, applies changed definitions, and sends offset syncs.
 
 Rules
 1. A changed definition applies to everything that is fetched from then on: the route's replicas drain, save,
@@ -53,13 +52,6 @@ LOST_RESTART_DELAY_S = 2.0  # before the first restart; a job that fails at once
 
 
 class ReplicaController(Service):
-    """The replicas of this worker.
-
-    Attributes:
-        pumps: By job.
-        routes: The runtimes, by route name.
-    """
-
     def __init__(
         self,
         control: ControlLog,
@@ -183,14 +175,12 @@ class ReplicaController(Service):
         return StartedJob(pump, beginning, source, self._leaves(runtime), pump.ledger.read_epoch)
 
     def drop(self, name: str) -> None:
-        """Closes the route's runtime if it has no pump left."""
         if not any(pump.job.name == name for pump in self.pumps.values()):
             runtime = self.routes.pop(name, None)
             if runtime is not None:
                 asyncio.get_running_loop().create_task(runtime.close())
 
     def add(self, job: str, pump: ReplicaPump) -> None:
-        """Adds a pump that copies from now on."""
         self.pumps[job] = pump
         self._pause(pump)
 
@@ -202,15 +192,13 @@ class ReplicaController(Service):
                 cluster.fetch.leave((str(pump.job), pump.epoch), leaves_bytes)
 
     def _leaves(self, runtime: RouteRuntime) -> int:
-        """The bytes of memory that fetching for the route leaves to others. A paused route is not fetched, so
-        its waiting bytes take no memory."""
+        """Bytes of memory that fetching leaves to others. A paused route is not fetched, so it takes none."""
         if self._control.view.is_paused(runtime.definition.key, None):
             return ALL_BYTES
         return runtime.leaves(self._clusters.budget.capacity_bytes)
 
     def skip(self, pump: ReplicaPump, gap: LogGap) -> None:
-        """Reports a gap: the source's log lost offsets, or is another one now. Then halts or continues, as
-        the route says."""
+        """Reports a gap (lost offsets or another log), then halts or continues as the route says."""
         stops = pump.runtime.definition.spec.on_gap == "stop"
         kind, message = "offsets-lost", f"offsets [{gap.start}, {gap.end}) are gone and were not copied"
         if gap.is_truncation:
@@ -243,10 +231,8 @@ class ReplicaController(Service):
         restart: Callable[[str, Pump], None],
         restart_in_new_lineage: Callable[[Pump, int, int, str, int | None], None],
     ) -> None:
-        """Applies changed definitions (rule 1), and restarts jobs.
-
-        Jobs that are lost, or whose gap was skipped, begin again; jobs with another log begin in a new
-        lineage."""
+        """Applies changed definitions (rule 1), and restarts jobs that are lost or whose gap was skipped.
+        Jobs with another log begin in a new lineage."""
         outdated: set[RouteRuntime] = set()
         self._redirected &= set(self.pumps.values())
         for name, runtime in self.routes.items():

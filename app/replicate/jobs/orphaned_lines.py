@@ -138,8 +138,8 @@ class OrphanedLines(Service):
                 log.warning("the ends of copies without an owner were not published", error=repr(error))
 
     async def publish_new(self, now_s: float) -> int:
-        """Publishes new ends; returns the number of lines. Raises the errors of `read` and `read_control`,
-        and KafkaError."""
+        """Publishes new ends; returns the number of lines. Raises `read`'s and `read_control`'s errors,
+        KafkaError."""
         jobs = self._settled_jobs(now_s)
         self._rounds += 1
         known = self._lines if self._rounds % POLLS_BEFORE_REREAD else {}
@@ -221,8 +221,6 @@ class OrphanedLines(Service):
         return found
 
     async def _clusters(self) -> dict[str, ClusterClient]:
-        """The clusters that answer, by their ids."""
-
         async def connect(name: str) -> tuple[str, ClusterClient] | None:
             try:
                 client = (await self._reach(name)).client

@@ -8,9 +8,9 @@ Rules
 3. Without any position a partition begins at its start. With `start: latest` it begins at the end that was
    recorded when the route was first defined (`app.replicate.topics.source_ends`). A topic or partition that
    is found later is copied from its start.
-4. A partition also begins there, in a new lineage, if its copies were made from another cluster's topic or in
-   another destination than the definition now says, because none of them is in the new one. Ids decide that,
-   not names: a cluster that has a new name in switchyard.yaml is the same one.
+4. A partition also begins there, in a new lineage, if the definition now names another source or another
+   destination than its copies have. Ids decide that, not names: a cluster that has a new name in
+   switchyard.yaml is the same one.
 """
 
 from __future__ import annotations

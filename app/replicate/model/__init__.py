@@ -1,3 +1,1 @@
-"""The topics that a route copies, the names of the copies, the proof that routes make no loop, and the needs
-of destination topics. Pure.
-"""
+"""The topics that a route copies, their copies' names, loop proofs, and needs of destination topics. Pure."""

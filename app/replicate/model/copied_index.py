@@ -47,15 +47,13 @@ class CopiedIndex:
         return len(self._left)
 
     def add(self, prints: Iterable[int]) -> None:
-        """Adds copies that were found behind the others."""
         added = list(prints)
         self._left += added
         self._count.update(added)
         self._over = self._over and not added
 
     def drop(self, prints: Sequence[int]) -> int:
-        """Matches the next records of the source, in order; returns how many of them come before the first
-        without a copy."""
+        """Matches the source's next records; returns how many come before the first without a copy."""
         for index, wanted in enumerate(prints):
             if self._over or not self._count[wanted]:
                 self._over = True

@@ -81,8 +81,6 @@ ALONE = OtherRegions()
 
 @dataclass(frozen=True, slots=True)
 class DuplicateCopy:
-    """Two routes that copy the same topic to the same topic."""
-
     routes: tuple[str, str]
     source: tuple[str, str]
     target: tuple[str, str]
@@ -208,8 +206,7 @@ def find_folded(
 
 
 def _overlapping(routes: Sequence[Route]) -> Iterator[tuple[Route, Route]]:
-    """Pairs of routes whose patterns may share a topic. Most routes share none, and one question rules out
-    all pairs."""
+    """Pairs of routes whose patterns may share a topic; one question rules out most pairs together."""
     words = LanguageTable()
     before: list[tuple[Route, Language]] = []
     together = words.never
@@ -260,8 +257,7 @@ def _path_back(
     known: Collection[str],
     other_regions: OtherRegions,
 ) -> tuple[tuple[Route, ...], str] | None:
-    """The shortest path from `route` back to itself, and a topic that would take it, if possible one of
-    `known`."""
+    """The shortest path from `route` back to itself, and a topic that would take it, best one of `known`."""
     words.next_question()
     reached: dict[str, Language] = defaultdict(lambda: words.never)  # by cluster: topics that arrive
     line: list[tuple[Language, tuple[Route, ...]]] = [(domains[route.name], ())]
@@ -308,8 +304,7 @@ def _remedy(path: Sequence[Route]) -> str:
 
 
 def _both_copy(one: Route, other: Route) -> str | None:
-    """A topic that expressions of both routes copy to the same name. The caller has already compared named
-    topics."""
+    """A topic that expressions of both routes copy to the same name. Named topics are compared before."""
     try:
         words = LanguageTable()
         own = words.one_of({**one.rename.names, **other.rename.names})
@@ -334,8 +329,7 @@ def _both_copy(one: Route, other: Route) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The names that a rename changes in the same way: by how many letters they grow, and the form of their
-    copies."""
+    """Names that a rename changes alike: by how many letters they grow, and the form of their copies."""
 
     names: Language
     longer: int

@@ -199,7 +199,6 @@ class LanguageTable:
 
     @property
     def size(self) -> int:
-        """The number of terms."""
         return len(self._terms)
 
     # -- within ------------------------------------------------------------------------------------

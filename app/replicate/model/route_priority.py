@@ -43,7 +43,6 @@ class RoutePriorities:
         self._at_s = dict.fromkeys(WEIGHTS, float("-inf"))
 
     def yields(self, priority: Priority, now_s: float) -> bool:
-        """Whether a higher priority presses."""
         for higher in HIGHER[priority]:
             pressing = self._pressing[higher]
             if pressing and now_s < next(reversed(pressing.values())):

@@ -50,8 +50,6 @@ class _Waiting:
 
 
 class BlockedBatch:
-    """The waiting batches of one replica."""
-
     def __init__(self, report_incident: Callable[[str, str, str], None], where: str) -> None:
         self._report_incident = report_incident
         self._where = where
@@ -84,8 +82,7 @@ class BlockedBatch:
     async def wait(
         self, start: int, end: int, message: str, remedy: str, timeout_s: float | None = None
     ) -> bool:
-        """Waits until an operator skips these offsets, or for `timeout_s`; returns whether they are to be
-        skipped."""
+        """Waits until an operator skips these offsets, or for `timeout_s`; returns whether to skip them."""
         offsets = start, end
         place = f"{self._where}, offsets [{start}, {end})"
         waiting = self._waiting.get(offsets)
@@ -114,8 +111,7 @@ class BlockedBatch:
         *,
         divides: bool = True,
     ) -> None:
-        """Replaces a refused batch by one that may be accepted, or waits. `divides`: batches that are too
-        large may be divided.
+        """Replaces a refused batch by one that may be accepted, or waits. `divides`: it may be divided.
 
         Raises: AppendError, ValueError: The lane has ended meanwhile."""
         copy = sent.copy
@@ -153,10 +149,8 @@ class BlockedBatch:
 
 
 def _cuts_around(refused: Sequence[int], count: int) -> list[int]:
-    """Where to divide a batch of `count` records so that the refused records are by themselves.
-
-    Refused records in a row stay together. Records behind the first `CUTS_AT_ONCE` cuts are divided later,
-    when their piece is refused."""
+    """Where to divide a batch of `count` records so that the refused ones are apart; a row of them stays
+    together. Records behind the first `CUTS_AT_ONCE` cuts are divided when their piece is refused."""
     cuts = {index + 1 for index in refused}.symmetric_difference(refused)
     return [cut for cut in heapq.nsmallest(CUTS_AT_ONCE, cuts) if 0 < cut < count]
 

@@ -20,8 +20,7 @@ from app.kernel.ranges import Range
 
 
 def to_skip(gap: LogGap) -> Range:
-    """The offsets that an operator skips: the gap, or for another log the offset at which the former one
-    ended."""
+    """The offsets that an operator skips: the gap, or for another log the former one's end."""
     return gap.start, gap.start + 1 if gap.begun_anew else gap.end
 
 
@@ -47,9 +46,9 @@ class BatchIntake:
         self._held: dict[int, FetchedBatches] = {}
 
     def accept(self, fetched: FetchedBatches, *, takes: bool) -> bool:
-        """Takes a response, if the replica still takes any and it is new; otherwise releases its bytes.
+        """Takes a new response if the replica still takes any; otherwise releases its bytes.
 
-        Returns: Whether it will be copied. Nothing is copied behind a gap where the log has `begun_anew`."""
+        Returns: Whether it will be copied; nothing is, behind a gap where the log has `begun_anew`."""
         if not takes or self.halted is not None or fetched.next_offset <= self.expected:
             fetched.release()
             return False
@@ -87,8 +86,7 @@ class BatchIntake:
 
     @property
     def new_lineage_at(self) -> int | None:
-        """Where the job begins again in another lineage once the gap is skipped; None: the same lineage
-        continues."""
+        """Where the job begins in a new lineage once the gap is skipped; None: the same lineage continues."""
         return self._gap.end if self._gap is not None and self._gap.begun_anew else None
 
     def resume(self) -> None:
@@ -104,12 +102,10 @@ class BatchIntake:
         return 0 <= self._resumes_at <= base
 
     async def get(self) -> FetchedBatches | LogGap:
-        """The next response or gap."""
         return await self._inbox.get()
 
     @property
     def held(self) -> list[FetchedBatches]:
-        """The responses that are not acknowledged yet."""
         return list(self._held.values())
 
     @property
@@ -117,6 +113,5 @@ class BatchIntake:
         return not self._held
 
     def release(self, fetched: FetchedBatches) -> None:
-        """Releases a response, all of which is acknowledged."""
         if self._held.pop(id(fetched), None) is not None:
             fetched.release()

@@ -71,12 +71,11 @@ class OffsetSyncEmitter:
         self._opened = self.stamp = stamp
 
     def genesis(self, source_end: int, target_end: int, now_s: float) -> None:
-        """Emits the first offset sync of a copy."""
         self._emit_at(source_end, target_end, now_s)
 
     def closed(self, source_end: int, target_end: int, stamp: ProducerStamp, now_s: float) -> None:
-        """Emits the end of a former owner's lane, before a batch of this owner was acknowledged. Does not
-        postpone the next one."""
+        """Emits the end of a former owner's lane, before anything else is acknowledged; the next is not
+        postponed."""
         own_stamp, at_s = self.stamp, self._at_s
         self.stamp = stamp
         self._emit_at(source_end, target_end, now_s)
@@ -89,8 +88,7 @@ class OffsetSyncEmitter:
         self._acknowledged_end = None
 
     def acknowledged(self, copy: VerbatimCopy, base_offset: int, now_s: float) -> None:
-        """Takes an acknowledged copy: everything up to its end has copies, and its own begins at
-        `base_offset`."""
+        """Takes an acknowledged copy, which begins at `base_offset`; everything before it has copies."""
         if copy is self.first:
             self._emit_lane_start(copy, int(base_offset), now_s)  # a plain int, because it is serialized
         self.first = None

@@ -65,14 +65,12 @@ OnBarrier = Callable[["ReplicaPump", int, int, ProducerStamp | None], None]  # n
 
 
 class ReplicaPump:
-    """The pump of one replica. The job manager owns it; the replicate agent feeds it.
+    """Owned by the job manager; fed by the replicate agent.
 
     Args:
         next_offset: The source offset at which copying begins.
-        lineage: The lineage of the source's offsets.
-        note, is_same_log, source_epoch: See `app.replicate.destination.session`.
+        note, is_same_log, lineage, source_epoch: See `app.replicate.destination.session`.
         is_first: The route never copied anything of this log.
-        source_log: The source's log.
         seals: The region's seals; only for a control topic.
         on_barrier: Takes offset syncs (`app.replicate.pump.offset_sync_emitter`).
 
@@ -305,22 +303,20 @@ class ReplicaPump:
     # -- offset syncs ----------------------------------------------------------------------------
 
     def wants_idle_barrier(self, now_s: float) -> bool:
-        """Whether everything is copied and an idle offset sync needs the destination's end
-        (`OffsetSyncEmitter`)."""
+        """Whether everything is copied, and an idle offset sync needs the destination's end."""
         is_idle = self.session.is_at_rest and not (self.closed or self.draining)
         is_idle = is_idle and self.ledger.is_empty and self.intake.is_empty
         return is_idle and self.base >= self.high_watermark >= 0 and self._offset_syncs.wants_idle(now_s)
 
     def wants_floor(self, now_s: float) -> bool:
-        """Whether nothing is in flight although there is something to copy (paused, halted, limited), and the
-        floor should be raised to the destination's end. A successor then need not read what others write
-        there."""
+        """Whether nothing is in flight although there is something to copy (paused, halted, limited). The
+        floor then rises to the destination's end, so that a successor reads none of the others' writes."""
         is_quiet = self.session.is_ready and self.ledger.is_empty and not (self.closed or self.draining)
         return is_quiet and now_s - self._floor_at_s >= IDLE_FLOOR_INTERVAL_S
 
     async def ended_at(self, target_end: int, appended: int) -> None:
-        """Takes the destination's end offset, read after `appended` batches: emits an idle offset sync if one
-        is due, and raises the floor to that end.
+        """Takes the destination's end, read after `appended` batches: emits a due idle offset sync, raises
+        the floor.
 
         Raises: ClusterUnreachable, KafkaError: It cannot be known now."""
         self._floor_at_s = time.monotonic()
@@ -346,7 +342,6 @@ class ReplicaPump:
         return self.ledger.version
 
     def snapshot(self) -> Snapshot:
-        """The finished part, to be saved."""
         self.unsnapshotted.taken(self.version, self.ledger.delivered)
         return Snapshot(self.base)
 
@@ -367,7 +362,6 @@ class ReplicaPump:
 
     @property
     def note(self) -> bytes:
-        """For the successor (`app.replicate.destination.handover`)."""
         return self.session.note
 
     @property
@@ -382,22 +376,18 @@ class ReplicaPump:
 
     @property
     def paused(self) -> bool:
-        """Whether an operator has paused it."""
         return self.send_gate.paused
 
     @property
     def limited(self) -> bool:
-        """Whether it waits for the route's rate, for routes of a higher priority, or for copies to be
-        compared."""
+        """As `SendGate.limited`."""
         return self.send_gate.limited
 
     @property
     def in_flight(self) -> int:
-        """Records in flight."""
         return self.ledger.in_flight
 
     def copying(self) -> CopyingStatus:
-        """The heartbeat's status of the copies."""
         return copying(self)
 
     def work(self) -> JobWork:
@@ -405,7 +395,6 @@ class ReplicaPump:
         return JobWork(2 * self.intake.read_bytes, self.ledger.delivered, 0)
 
     def status(self) -> JobStatus:
-        """The heartbeat's status of the job."""
         return job_status(self)
 
     @property
@@ -415,7 +404,6 @@ class ReplicaPump:
         return f"{source} to {self.session.name}"
 
     def report_incident(self, kind: str, message: str, remedy: str) -> None:
-        """Reports an incident of this job."""
         self._report_incident(kind, str(self.job), message, remedy)
 
     # -- the end ---------------------------------------------------------------------------------

@@ -58,12 +58,8 @@ class RouteRuntime:
     """The shared state of one route on this worker.
 
     Attributes:
-        definition, route: The definition in force, and the route that it describes.
-        source, target: The clusters' clients; `appender` appends to the target.
         messages, bytes: This worker's shares of the limits; None: no limit.
         group: The source cluster's consumer group of the commits, for people and their tools.
-        pumps: The route's replicas on this worker.
-        unsnapshotted_budget: Shared by all routes of the worker.
 
     Args:
         cluster_ids: The source's and the target's ids, for provenance; other installations may name the
@@ -114,7 +110,6 @@ class RouteRuntime:
         self._tasks = [loop.create_task(work) for work in (self._poll_for_ever(), self.verifier.run())]
 
     async def close(self) -> None:
-        """Ends the tasks, once the last replica is gone."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -123,9 +118,8 @@ class RouteRuntime:
     # -- limits ----------------------------------------------------------------------------------
 
     def takes(self, definition: RouteDefinition) -> bool:
-        """Whether a changed definition can come into force here: it differs only in `LIVE_FIELDS`.
-
-        The caller has to find replicas whose destination changes."""
+        """Whether only `LIVE_FIELDS` of a changed definition differ. The caller finds replicas with a new
+        destination."""
         live = {part: getattr(definition.spec, part) for part in LIVE_FIELDS}
         spec = self.definition.spec.model_copy(update=live)
         return (
@@ -140,7 +134,6 @@ class RouteRuntime:
         self._set_limits()
 
     def shared(self, share: WorkerShare) -> None:
-        """Sets this worker's share of the route's limits."""
         if share != self._share:
             self._share = share
             self._set_limits()

@@ -22,7 +22,6 @@ LEFT_OUT_REPORT_INTERVAL_S = 3600.0  # between reports of records that are left 
 
 
 def job_status(pump: ReplicaPump) -> JobStatus:
-    """The fields that every job has."""
     halted = pump.halted
     state = "closed" if pump.closed else "halted" if halted else "paused" if pump.paused else "flowing"
     return JobStatus(
@@ -36,7 +35,6 @@ def job_status(pump: ReplicaPump) -> JobStatus:
 
 
 def copying(pump: ReplicaPump) -> CopyingStatus:
-    """The fields about its copies."""
     job, verifier, stuck, ledger = pump.job, pump.runtime.verifier, pump.stuck, pump.ledger
     return CopyingStatus(
         halted=pump.halted or "",
@@ -56,10 +54,8 @@ def copying(pump: ReplicaPump) -> CopyingStatus:
 
 
 def _oldest_ms(pump: ReplicaPump) -> int:
-    """When the first record that is not copied was written; -1: there is none, or none is known.
-
-    Records that are not fetched, as where a route halts, have an unknown age. They count as old as the last
-    copied record, though they may be younger."""
+    """When the first record that is not copied was written; -1: there is none, or none is known. Records that
+    are not fetched count as old as the last copied record, though they may be younger."""
     head, held = pump.ledger.head, pump.intake.held
     oldest_ms = pump.copied_ms if pump.halted or 0 <= pump.base < pump.high_watermark else -1
     if head is not None:
@@ -79,8 +75,7 @@ def _first_ms(data: Bytes, else_ms: int) -> int:
 
 
 def check_progress(pump: ReplicaPump, now_s: float) -> None:
-    """Reports a replica that makes no progress although it may, and records that it left out. Called on a
-    timer."""
+    """Reports a replica without progress that may send, and left-out records. Called on a timer."""
     _report_left_out(pump, now_s)
     has_records = pump.in_flight > 0 or not pump.intake.is_empty
     unread = not has_records and pump.intake.expected < pump.high_watermark

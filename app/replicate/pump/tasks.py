@@ -22,14 +22,12 @@ class ReplicaTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Runs the work as a task."""
         task = asyncio.get_running_loop().create_task(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def cancel(self) -> None:
-        """Cancels all tasks."""
         for task in list(self._tasks):
             task.cancel()
 

@@ -53,8 +53,7 @@ class UnsnapshottedRecords:
             self._taken.append((version, count))
 
     def saved(self, version: int) -> int | None:
-        """Notes that the tracker table has the snapshot of this version; returns how many records it covers,
-        None if unknown."""
+        """Returns how many records the saved snapshot of this version covers; None: not known."""
         found = None
         while self._taken and self._taken[0][0] <= version:
             self._saved = found = self._taken.popleft()[1]

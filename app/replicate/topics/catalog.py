@@ -61,8 +61,6 @@ BUSY_SHARE = 20  # a cluster is read for at most a twentieth of the time
 
 
 class ReadableRoute(NamedTuple):
-    """A valid definition, and its route."""
-
     definition: RouteDefinition
     route: Route
 
@@ -102,8 +100,7 @@ class TopicsOfRoute(NamedTuple):
 
 
 class RoutesCatalog:
-    """The routes of the control log. Without rounds (on workers that do not lead) only `definition` and
-    `route` are valid."""
+    """The control log's routes. On workers that do not lead only `definition` and `route` are valid."""
 
     def __init__(
         self,
@@ -138,15 +135,14 @@ class RoutesCatalog:
         return None if known is None else known.definition
 
     def route(self, name: str) -> Route | None:
-        """The topics that it copies, and the names of the copies."""
         known = self._known.get(name)
         return None if known is None else known.route
 
     # -- the leader's rounds -----------------------------------------------------------------------
 
     async def refresh(self, held: Iterable[str] = ()) -> None:
-        """Reads clusters again and prepares destination topics; waits at most `REFRESH_TIMEOUT_S`. `held`:
-        see `jobs`."""
+        """Reads clusters again, prepares destination topics; takes at most `REFRESH_TIMEOUT_S`. `held`: see
+        `jobs`."""
         view = self._control.view
         routes = {name: known for name in list(view.routes) if (known := self._known.get(name)) is not None}
         self._copies = {name: self._copies[name] for name in self._copies.keys() & routes.keys()}
@@ -172,8 +168,7 @@ class RoutesCatalog:
             await asyncio.wait([planning], timeout=max(0.0, began_s + REFRESH_TIMEOUT_S - time.monotonic()))
 
     def jobs(self, held: Mapping[str, Iterable[str]]) -> Iterator[str]:
-        """Yields every job of every route. `held`: the jobs in the control log, by their name without the
-        partition."""
+        """Every job of every route. `held`: the control log's jobs, by their name without the partition."""
         assigned = self._control.view.assignments
         by_route: dict[str, dict[str, list[str]]] = {}
         for prefix, jobs in held.items():
@@ -244,8 +239,7 @@ class RoutesCatalog:
                 yield from jobs
 
     def _copied(self, known: ReadableRoute) -> Mapping[str, str]:
-        """The topics of the source that the route copies, with the names of their copies. The same object
-        while nothing changes."""
+        """The topics that the route copies, with their copies' names; the same object until they change."""
         name, topics = known.route.name, self._topics[known.route.source]
         before = self._copies.get(name)
         if before is None or before.route is not known.route:
@@ -379,7 +373,6 @@ class RoutesCatalog:
                 self._late.discard(cluster)
 
     def _awaiting_start(self, source: str, routes: Mapping[str, ReadableRoute]) -> list[ReadableRoute]:
-        """Routes whose start offsets have to be recorded."""
         view = self._control.view
         return [
             known

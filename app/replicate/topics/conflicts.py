@@ -11,8 +11,6 @@ from app.replicate.model.route import Route
 
 
 class ConflictingRoutes(NamedTuple):
-    """Routes that must not run together, and the reason."""
-
     names: frozenset[str]
     message: str
     remedy: str

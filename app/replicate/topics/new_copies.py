@@ -20,10 +20,8 @@ class NewCopies(NamedTuple):
 
 
 def new_copies(route: Route, before: Route | None, source_topics: Iterable[str]) -> NewCopies:
-    """The new copies of the source's topics and of the topics that the route names.
-
-    Copies that `before` makes too are not new. Slow for many topics.
-    """
+    """The new copies of the source's topics and of named topics; `before`'s copies are not new. Slow for many
+    topics."""
     known, new = set[str](), set[str]()
     has_same_target = before is not None and before.target == route.target
     for topic in {*source_topics, *route.names, *route.rename.names}:

@@ -41,7 +41,6 @@ async def read_ends(client: ClusterClient, partitions: Collection[Partition]) ->
 
 
 def lacks_beginning(view: ControlState, name: str, start: str) -> bool:
-    """Whether the route's start offsets have to be recorded."""
     return start == "latest" and name in view.routes and not view.start_parts_of(name)
 
 

@@ -1,5 +1,4 @@
-"""Creates and configures the topics that routes copy to, as `app.replicate.model.destination_topic` plans
-them.
+"""Creates and configures destination topics as `app.replicate.model.destination_topic` plans them.
 
 A topic is fit, and copying to it may begin, once nothing is left to do and nothing blocks it. If a cluster
 refuses a change, its words are reported and the topic is planned without the change, because it may be fit
@@ -119,11 +118,9 @@ class DestinationTopics:
         self._reported: set[tuple[str, str]] = set()
 
     def forget(self) -> None:
-        """Drops all plans, so that they are made again."""
         self._plans, self._fit, self._stamp = {}, {}, None
 
     def of(self, cluster: str) -> Set[str]:
-        """The topics of `cluster` that are copied to."""
         return self._of.get(cluster, frozenset())
 
     def fit(self, target: TargetTopic) -> int:
@@ -131,7 +128,6 @@ class DestinationTopics:
         return self._fit.get(target, 0)
 
     def plan(self, target: TargetTopic) -> TopicPlan | None:
-        """The plan of the topic; None: not known yet."""
         found = self._plans.get(target)
         return None if found is None else found[1]
 
@@ -157,8 +153,8 @@ class DestinationTopics:
         return topics is not None and target[1] in topics.denied
 
     def reconcile(self, routes: RoutesWithNames, unknown: Collection[str]) -> asyncio.Task[None] | None:
-        """Begins to plan changed topics, or to carry out plans. `unknown`: clusters into which routes copy
-        whose source is not known yet."""
+        """Plans changed topics, or carries plans out. `unknown`: clusters with copies of a source not known
+        yet."""
         if self._planning is not None and not self._planning.done():
             return self._planning
         now_s = time.monotonic()

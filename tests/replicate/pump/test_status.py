@@ -17,7 +17,7 @@ ROWS: Any = [(0, 1_600_000_000_000, None, b"a", []), (1, 1_600_000_000_007, None
 
 
 def with_horizon(batch: Bytes) -> bytes:
-    """A batch whose first-timestamp field holds a delete horizon; its records' timestamps count from there."""
+    """A batch whose first-timestamp field holds a delete horizon; records' timestamps count from there."""
     found = bytearray(batch)
     found[CHECKED_FROM + 1] |= DELETE_HORIZON
     found[status.FIRST_TIMESTAMP] = (9_000_000_000_000).to_bytes(8)
