@@ -116,7 +116,9 @@ class Headers(Model):
 
 
 class Offsets(Model):
-    """Consumer groups whose positions are kept in step at the destination. An exclusion always wins."""
+    """Consumer groups whose positions are kept in step at the destination: names, or expressions.
+
+    An exclusion always wins."""
 
     groups: TextEntries
     exclude: Annotated[tuple[TextEntry, ...], Len(0, MAX_LISTED)] = ()

@@ -18,7 +18,7 @@ from tests.kafka.second_broker import delete
 from tests.replicate.rig import ReplicaRig, Row, rows
 
 
-async def both(stand: ReplicaRig, topic: str, **config: str) -> None:
+async def create_on_both_sides(stand: ReplicaRig, topic: str, **config: str) -> None:
     """Creates the topic on both sides."""
     await create(stand.source, topic, 1, **config)
     await create(stand.target, topic, 1, **config)
@@ -42,9 +42,9 @@ async def write(stand: ReplicaRig, topic: str, count: int, name: str = "v", **op
         await asyncio.gather(*sent)
 
 
-async def copying(stand: ReplicaRig, topic: str, count: int = 100, **options: Any) -> ReplicaPump:
+async def start_copying(stand: ReplicaRig, topic: str, count: int = 100, **options: Any) -> ReplicaPump:
     """Starts a replica of a new topic that has copied `count` records."""
-    await both(stand, topic)
+    await create_on_both_sides(stand, topic)
     await write(stand, topic, count, **options)
     pump = await stand.start_pump(topic)
     await stand.copied([pump])
@@ -59,14 +59,14 @@ async def recreate(client: ClusterClient, topic: str) -> None:
     await create(client, topic, 1)
 
 
-async def same(stand: ReplicaRig, topic: str) -> int:
+async def assert_same(stand: ReplicaRig, topic: str) -> int:
     """Checks that the copy equals the source, record by record; returns their number."""
     here, there = await rows(stand.source, topic), await rows(stand.target, topic)
     assert there == here
     return len(here)
 
 
-def compacted(found: Sequence[Row], start: int, stays: Callable[[int], bool]) -> bytes:
+def compacted_batches(found: Sequence[Row], start: int, stays: Callable[[int], bool]) -> bytes:
     """Batches of the records from `start` on as compaction leaves them: some records, at their offsets."""
     data = b""
     for base in range(start, len(found), 20):

@@ -209,7 +209,7 @@ def test_workloads_and_routes_come_from_the_same_files(tmp_path: Path) -> None:
     found, warnings = load_definitions([written(tmp_path, SMALL, FULL_ROUTE)])
 
     assert [definition.key for definition in found] == ["billing/orders", "east-west"]
-    assert not warnings, "all of it is in force"
+    assert not warnings, "every field is in force"
 
 
 def test_groups_are_kept_in_step_by_name_or_expression_and_an_exclusion_wins() -> None:

@@ -22,9 +22,13 @@ def remote_route(source: str, target: str, *ids: str, name: str = "back") -> Rem
     ("source", "ids", "called"),
     [
         ("west", ("W", "E"), "west"),
-        ("main", ("W", "E"), "west"),  # of names for one cluster the first, whatever they call it there
-        ("west", ("", "E"), "west"),  # no line tells its id yet: its name has to do
-        ("west", ("Z", "E"), "west/west"),  # they call another one so
+        (
+            "main",
+            ("W", "E"),
+            "west",
+        ),  # the first local name of the cluster, whatever the other region calls it
+        ("west", ("", "E"), "west"),  # its id is not known yet, so its name decides
+        ("west", ("Z", "E"), "west/west"),  # the other region uses the name for another cluster
         ("main", ("", "E"), "west/main"),
         ("north", ("", "E"), "north"),
     ],
@@ -56,5 +60,5 @@ def test_a_deployment_that_would_loop_with_another_regions_route_is_refused_with
     )
     known = {"there": wanted[0]}
     assert plan({}, wanted, routes=known, other_regions=beside).conflicts == (), (
-        "it stands already: the leader sees"
+        "the route is deployed already; the leader checks it"
     )

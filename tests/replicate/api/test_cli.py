@@ -104,7 +104,7 @@ def test_commands_that_change_a_route_are_dry_runs_without_execute(shell: Shell)
 def test_a_route_is_deleted_only_with_execute_and_its_copies_stay(shell: Shell) -> None:
     flowing_route(shell)
     assert "its copies stay; dry run" in shell("route", "delete", "mirror").stderr
-    assert shell("route", "delete", "mirror", "--execute").returncode == 5, "nobody is there to answer"
+    assert shell("route", "delete", "mirror", "--execute").returncode == 5, "the prompt gets no answer"
     assert not shell.fed.control.appended
     done = shell("route", "delete", "mirror", "--execute", "--yes")
     assert (done.returncode, "route mirror is deleted" in done.stderr) == (0, True), done.stderr

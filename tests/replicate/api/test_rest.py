@@ -161,7 +161,9 @@ def test_the_counts_of_copies_are_shown_by_partition_and_as_sums(console: Consol
     assert (first["lost"], first["lost_ms"], second["lost"], second["lost_ms"]) == (5, 7_000, 0, None)
     assert (second["halted"], second["stuck"], second["barrier"]) == ("", None, None)
     fed.observe(beat(copying_job(), flowing(copying(1)), url=fed.url))
-    assert console.ask("GET", PATH).json["status"]["rate"] == 12.5, "what says nothing adds nothing"
+    assert console.ask("GET", PATH).json["status"]["rate"] == 12.5, (
+        "a partition without a report adds nothing"
+    )
 
 
 def test_metrics_have_the_counts_of_copies(console: Console) -> None:

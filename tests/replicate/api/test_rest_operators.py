@@ -80,7 +80,7 @@ def test_only_offsets_that_cannot_be_copied_are_skipped_and_each_range_as_a_whol
 ) -> None:
     problem(console.ask("POST", SKIP, {"start": 11, "end": 12, "execute": True}), 409, "[10, 12) waits")
     console.ask("POST", SKIP, {"start": 10, "end": 12, "execute": True})
-    assert pump.stuck == ((15, 16),), "what lies beyond still waits"
+    assert pump.stuck == ((15, 16),), "later offsets still wait"
     console.ask("POST", SKIP, {"start": 15, "end": 16, "execute": True})
     problem(console.ask("POST", SKIP, {"start": 15, "end": 16, "execute": True}), 409, "needs no skip")
 

@@ -12,7 +12,7 @@ from app.replicate.destination.copy_headers import ORIGIN, HeaderEdit
 from app.replicate.pump.status import LEFT_OUT_REPORT_INTERVAL_S, check_progress
 from tests.kafka.conftest import producing
 from tests.replicate.rig import ReplicaRig, definition
-from tests.replicate.source_topics import both
+from tests.replicate.source_topics import create_on_both_sides
 
 GIVEN = [("id", b"1"), ("secret", b"2"), ("x-a", None), ("id", b""), ("", b"3")]
 
@@ -38,7 +38,7 @@ async def test_records_that_were_at_the_destination_are_reported_and_not_each_ti
     stand: ReplicaRig, topic_name: str
 ) -> None:
     """Any producer may write such a header, and its records are not copied."""
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     been = (ORIGIN, f"east-aggregate/{topic_name}/0/7".encode())
 
     async def write(*headers: Any) -> None:
@@ -62,5 +62,5 @@ async def test_records_that_were_at_the_destination_are_reported_and_not_each_ti
     assert len(stand.incidents) == 1
     for later_s in (LEFT_OUT_REPORT_INTERVAL_S + 60, 3 * LEFT_OUT_REPORT_INTERVAL_S):
         check_progress(pump, time.monotonic() + later_s)
-    assert stand.kinds() == ["records-left-out"] * 2, "and not while there are no others"
+    assert stand.kinds() == ["records-left-out"] * 2, "not again without new ones"
     assert "1 records were not copied, the last of them at offset 3" in stand.incidents[1][1]

@@ -39,7 +39,7 @@ async def acknowledge(ledger: CopyLedger, end: int, base_offset: int) -> None:
 async def test_the_stamp_belongs_to_the_copy_below_the_floor() -> None:
     ledger = a_ledger()
     ledger.pass_over(SentBatch(110, accounted=5))
-    assert noted(ledger) == (110, 40, 5, FORMER), "what was found lies above the floor"
+    assert noted(ledger) == (110, 40, 5, FORMER), "the found records lie above the floor"
     appended = AppendedOffset(60)
     appended.stamp = ProducerStamp(7, 16, 3)
     await acknowledge(ledger, 113, appended)
@@ -48,7 +48,7 @@ async def test_the_stamp_belongs_to_the_copy_below_the_floor() -> None:
     await acknowledge(ledger, 116, -1)
     assert noted(ledger) == (116, 63, 3, appended.stamp), "the broker did not say where it lies"
     await acknowledge(ledger, 119, 90)
-    assert noted(ledger) == (119, 93, 0, None), "whose numbers say nothing of its place"
+    assert noted(ledger) == (119, 93, 0, None), "its numbers do not show its offset"
 
 
 def test_a_floor_that_rises_over_uncounted_records_has_no_stamp() -> None:

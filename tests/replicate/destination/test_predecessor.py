@@ -35,7 +35,7 @@ def test_a_batch_that_cannot_be_decoded_is_identified_by_its_bytes() -> None:
 def test_the_start_of_the_uncopied_rest_is_known_if_its_records_are_consecutive() -> None:
     data = make_batch(50, [(b"k", b"%d" % n) for n in range(4)])
     copy = VerbatimCopy(data, 4, 47, 60)
-    assert begins_at(copy, copy) == 47, "what lies before it shows no record"
+    assert begins_at(copy, copy) == 47, "the offsets before it have no record"
     (rest,) = drop_first(copy, 3, 1 << 20)
     assert (begins_at(rest, copy), rest.source_start, rest.source_end) == (53, 53, 60)
     apart = copy._replace(data=(-1).to_bytes(8, signed=True) + data[8:])

@@ -125,7 +125,7 @@ class Destination:
     async def max_batch_bytes(self, _: str) -> int:
         return 1 << 20
 
-    def way(self, note: ReplicaHandover) -> DestinationSession:
+    def session_to(self, note: ReplicaHandover) -> DestinationSession:
         runtime: Any = SimpleNamespace(
             target=self,
             appender=self,
@@ -169,7 +169,7 @@ def a_note(base: int = 0, epoch: int = 0) -> ReplicaHandover:
 async def test_a_replicas_own_first_batch_is_not_taken_for_its_former_owners(there: Destination) -> None:
     """The fault: a search for the former owner's copies had waited until the lane was open. It found this
     replica's copies under the same id, so an equal record was left out."""
-    found = there.way(a_note())
+    found = there.session_to(a_note())
     await found.meet()
     first, second = a_copy(0, b"a", b"tick"), a_copy(2, b"tick", b"b")
     assert found.not_yet_copied([first], first) == [first]
@@ -184,7 +184,7 @@ async def test_a_replicas_own_first_batch_is_not_taken_for_its_former_owners(the
     assert found.lane.producer == (FORMER.id, STEP)
     there.append(first, found.lane.producer)
     await looking
-    assert there.walks == 2, "after the last look there is none"
+    assert there.walks == 2, "no further look follows the last one"
     assert found.not_yet_copied([second], second) == [second]
     assert there.reports == []
 
@@ -203,7 +203,7 @@ async def test_records_under_the_successors_epoch_are_not_taken_for_its_former_o
 
 
 async def test_a_session_whose_lane_is_opened_meanwhile_is_not_at_rest(there: Destination) -> None:
-    found = there.way(a_note())
+    found = there.session_to(a_note())
     await found.meet()
     there.gate.clear()
     looking = asyncio.ensure_future(found.ends_at(0))
@@ -224,7 +224,7 @@ async def test_copies_that_the_destination_loses_between_two_looks_are_copied_ag
     there.end = 100
     for n, copy in enumerate(copies):
         there.append(copy, FORMER, n)
-    found = there.way(a_note(100))
+    found = there.session_to(a_note(100))
     await found.meet()
     assert found.not_yet_copied([copies[0]], copies[0]) == []
     fresh = a_copy(104, b"fresh")
@@ -245,7 +245,7 @@ async def test_if_some_copies_are_lost_all_are_copied_again_and_that_is_reported
     copies = [a_copy(n, b"%d" % n) for n in range(4)]
     for n, copy in enumerate(copies):
         there.append(copy, FORMER, n)
-    found = there.way(a_note())
+    found = there.session_to(a_note())
     await found.meet()
     there.lose(2)
     if by == "an idle barrier":
@@ -257,7 +257,7 @@ async def test_if_some_copies_are_lost_all_are_copied_again_and_that_is_reported
     assert unsure == ("unsure", succession.NOT_COMPARED)
     assert [found.not_yet_copied([copy], copy) for copy in copies] == [[copy] for copy in copies]
     assert there.saved is not None
-    assert there.saved.floor == 2, "known before anything is appended: ours lie behind"
+    assert there.saved.floor == 2, "known before the first batch, so this replica's copies lie behind"
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -265,7 +265,7 @@ async def test_a_loss_of_the_destinations_end_is_counted_and_reported_once(
     there: Destination, is_open: bool
 ) -> None:
     there.end = 100
-    found = there.way(a_note(100))
+    found = there.session_to(a_note(100))
     await found.meet()
     if is_open:
         await there.open(found)
@@ -285,7 +285,7 @@ async def test_a_destination_that_loses_its_end_before_the_first_copy_has_lost_i
     """The fault: the genesis stood above the copies, so a group that continued there skipped them. Batches in
     doubt were looked up behind the end."""
     there.end = 100
-    found = there.way(a_note(100))
+    found = there.session_to(a_note(100))
     await found.meet()
     await there.open(found)
     there.lose(60)
@@ -301,7 +301,7 @@ async def test_after_a_loss_of_the_destinations_end_a_lane_looks_from_the_new_en
     there: Destination,
 ) -> None:
     there.end = 100
-    found = there.way(a_note(100))
+    found = there.session_to(a_note(100))
     await found.meet()
     await there.open(found)
     assert found.lane is not None
@@ -315,7 +315,7 @@ async def test_a_former_owner_whose_id_has_no_epoch_left_is_not_fenced_and_that_
     there: Destination,
 ) -> None:
     there.append(a_copy(0, b"a"), FORMER)
-    found = there.way(a_note(epoch=MAX_EPOCH - 1))
+    found = there.session_to(a_note(epoch=MAX_EPOCH - 1))
     await found.meet()
     await there.open(found)
     assert found.lane is not None
@@ -323,8 +323,9 @@ async def test_a_former_owner_whose_id_has_no_epoch_left_is_not_fenced_and_that_
     assert there.reports == [("unsure", succession.NOT_SHUT_OUT)]
     there.append(a_copy(1, b"late"), ProducerId(FORMER.id, MAX_EPOCH - 1))
     await found.check_late(there.append(a_copy(1, b"late"), NEW))
-    late = "a former owner wrote 1 records after this owner had read its last ones"
-    assert there.reports[1:] == [("unsure", late)]
+    assert there.reports[1:] == [
+        ("unsure", "a former owner wrote 1 records after this owner had read its last ones")
+    ]
     assert ReplicaHandover.from_bytes(found.note).passed == 0
     assert found.not_yet_copied([copy := a_copy(0, b"a")], copy) == []
-    assert ReplicaHandover.from_bytes(found.note).passed == 0, "it speaks of the new id's"
+    assert ReplicaHandover.from_bytes(found.note).passed == 0, "the note is of the new id"

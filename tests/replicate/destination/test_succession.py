@@ -12,14 +12,22 @@ from app.replicate.destination.handover import STEP, ReplicaHandover
 from tests.kafka.append.test_appender import batch_of
 from tests.kafka.conftest import ENOUGH_S
 from tests.replicate.rig import ReplicaRig, rows
-from tests.replicate.source_topics import batches_of, both, compacted, copying, recreate, same, write
+from tests.replicate.source_topics import (
+    assert_same,
+    batches_of,
+    compacted_batches,
+    create_on_both_sides,
+    recreate,
+    start_copying,
+    write,
+)
 
 
 async def test_the_batches_in_flight_of_a_killed_owner_are_copied_once_and_in_order_by_its_successor(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     """Owners are killed repeatedly, at any point, and the saved state is older than the last writes."""
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     total = 0
     for turn in range(6):
         await write(stand, topic_name, 500, f"turn {turn}", compression_type=[None, "lz4"][turn % 2])
@@ -34,7 +42,7 @@ async def test_the_batches_in_flight_of_a_killed_owner_are_copied_once_and_in_or
     stand.saves = True
     pump = await stand.start_pump(topic_name)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == total
+    assert await assert_same(stand, topic_name) == total
     assert stand.incidents == []
 
 
@@ -43,7 +51,7 @@ async def test_a_former_owner_that_wakes_is_fenced_by_its_successor(
 ) -> None:
     """uReplicator's writers interleaved after a move. Here the former owner appends, and the broker refuses
     it."""
-    zombie = await copying(stand, topic_name, 300)
+    zombie = await start_copying(stand, topic_name, 300)
     stand.freeze(zombie)
     successor = await stand.start_pump(topic_name)
     await write(stand, topic_name, 300, "later")
@@ -57,14 +65,14 @@ async def test_a_former_owner_that_wakes_is_fenced_by_its_successor(
     zombie.close()
     await write(stand, topic_name, 50, "after")
     await stand.copied([successor])
-    assert await same(stand, topic_name) == 650
+    assert await assert_same(stand, topic_name) == 650
     assert stand.incidents == []
 
 
 async def test_records_that_a_zombie_wrote_before_its_successor_appended_are_not_copied_again(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 150)
     zombie = await stand.start_pump(topic_name)
     await stand.until(lambda: zombie.base > 0)
@@ -84,7 +92,7 @@ async def test_records_that_a_zombie_wrote_before_its_successor_appended_are_not
     stand.saves = True
     await stand.copied([successor])
     zombie.close()
-    assert await same(stand, topic_name) == 400
+    assert await assert_same(stand, topic_name) == 400
     assert stand.incidents == []
 
 
@@ -93,7 +101,7 @@ async def test_a_compacted_source_is_copied_behind_a_killed_owner_although_recor
 ) -> None:
     """The former owner copied everything; then half of the records behind the saved position are compacted
     away."""
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 200)
     pump = await stand.start_pump(topic_name)
     await stand.until(lambda: pump.base > 0)
@@ -106,7 +114,9 @@ async def test_a_compacted_source_is_copied_behind_a_killed_owner_although_recor
     assert base < 400
     stand.saves = True
     pump = await stand.start_pump(topic_name, fetches=False)
-    data = compacted(await rows(stand.source, topic_name), base, lambda n: n % 3 != 1 and not 350 <= n < 370)
+    data = compacted_batches(
+        await rows(stand.source, topic_name), base, lambda n: n % 3 != 1 and not 350 <= n < 370
+    )
     stand.feed(pump, data, base, 400)
     await stand.until(lambda: pump.base >= 400)
     assert await rows(stand.target, topic_name) == before
@@ -116,7 +126,7 @@ async def test_a_compacted_source_is_copied_behind_a_killed_owner_although_recor
 async def test_a_drained_replica_saves_all_it_sent_and_its_successor_continues_behind_it(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 3_000)
     pump = await stand.start_pump(topic_name)
     await stand.until(lambda: pump.base > 0)
@@ -127,13 +137,13 @@ async def test_a_drained_replica_saves_all_it_sent_and_its_successor_continues_b
     stand.kill(pump)
     successor = await stand.start_pump(topic_name)
     await stand.copied([successor])
-    assert await same(stand, topic_name) == 3_000
-    assert pump.status().delivered + successor.status().delivered == 3_000, "none was copied twice"
+    assert await assert_same(stand, topic_name) == 3_000
+    assert pump.status().delivered + successor.status().delivered == 3_000, "no record was copied twice"
 
 
 async def test_without_a_note_copying_continues_at_the_position(stand: ReplicaRig, topic_name: str) -> None:
     """uReplicator moved to the end if a checkpoint was missing."""
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100)
     stand.saved[0] = Snapshot(40), b"no note"
     pump = await stand.start_pump(topic_name)
@@ -145,7 +155,7 @@ async def test_without_a_note_copying_continues_at_the_position(stand: ReplicaRi
 async def test_no_later_owner_emits_an_offset_sync_where_records_may_be_twice(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100)
     stand.saved[0] = Snapshot(40), b"no note"
     often = {"records": 10, "every": "200ms"}
@@ -162,7 +172,7 @@ async def test_no_later_owner_emits_an_offset_sync_where_records_may_be_twice(
 async def test_a_recreated_destination_is_reported_and_copying_continues_at_its_position(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     await stand.until(lambda: stand.saved[0][0].base == 100)
     stand.kill(pump)
     await recreate(stand.target, topic_name)
@@ -179,7 +189,7 @@ async def test_a_former_owner_whose_lane_took_many_epochs_is_fenced_too(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     """The fault: the note kept the lane's first epoch, and successors left it only 16 more."""
-    zombie = await copying(stand, topic_name, 100)
+    zombie = await start_copying(stand, topic_name, 100)
     lane = zombie.session.lane
     assert lane is not None
     for _ in range(3 * STEP):
@@ -198,5 +208,5 @@ async def test_a_former_owner_whose_lane_took_many_epochs_is_fenced_too(
         async with asyncio.timeout(ENOUGH_S):
             await future
     zombie.close()
-    assert await same(stand, topic_name) == 200
+    assert await assert_same(stand, topic_name) == 200
     assert stand.incidents == []

@@ -28,13 +28,13 @@ from tests.kafka.conftest import write as write_to
 from tests.kafka.fetch.test_decoder import fetched
 from tests.kafka.records.test_verbatim_copy import NO_LIMIT, as_logged, rows_of, the_batch
 from tests.replicate.rig import ReplicaRig
-from tests.replicate.source_topics import both, copying, same, write
+from tests.replicate.source_topics import assert_same, create_on_both_sides, start_copying, write
 
 JOB = JobId(Kind.REPLICATE, "r", "t", 0)
 ROWS: list[Any] = [(1_000 + n, b"k%d" % n, b"v", [("h", b"%d" % n)]) for n in range(6)]
 
 
-def sent(copy: VerbatimCopy) -> ExpectedCopy:
+def waiting_copy(copy: VerbatimCopy) -> ExpectedCopy:
     """A copy that waits to be compared, at offset 40 of the destination."""
     client: Any = None
     verifier = CopyVerifier(client, lambda *_: None, VerificationBudget(1e9))
@@ -42,7 +42,7 @@ def sent(copy: VerbatimCopy) -> ExpectedCopy:
     return verifier._waiting["t", 0][0]
 
 
-def joined() -> VerbatimCopy:
+def joined_copy() -> VerbatimCopy:
     """Small batches that are copied as one batch."""
     data = b"".join(as_logged(at, rows_of(ROWS[at : at + 2])) for at in (0, 2, 4))
     (copy,) = copies(fetched(data, 0, 6), NO_LIMIT)
@@ -50,7 +50,7 @@ def joined() -> VerbatimCopy:
 
 
 def test_copies_that_were_encoded_again_or_sent_unchanged_are_equal() -> None:
-    copied = sent(joined())
+    copied = waiting_copy(joined_copy())
     assert compare(copied, [the_batch(as_logged(40, rows_of(ROWS)))]) == ""
     stamped = the_batch(as_logged(40, rows_of(ROWS), flags=LOG_APPEND_TIME, max_timestamp_ms=5))
     assert compare(copied, [stamped]) == "", "the destination's own timestamps"
@@ -68,22 +68,22 @@ def test_copies_that_were_encoded_again_or_sent_unchanged_are_equal() -> None:
 def test_a_fault_in_encoding_again_is_found(changed: Any, said: str) -> None:
     """The fault: the encoded bytes were compared with themselves."""
     wrong = as_logged(40, rows_of([*ROWS[:3], changed, *ROWS[4:]]))
-    copy = joined()._replace(data=as_logged(0, rows_of([*ROWS[:3], changed, *ROWS[4:]])))
-    assert said in compare(sent(copy), [the_batch(wrong)])
+    copy = joined_copy()._replace(data=as_logged(0, rows_of([*ROWS[:3], changed, *ROWS[4:]])))
+    assert said in compare(waiting_copy(copy), [the_batch(wrong)])
 
 
 def test_in_a_compacted_destination_only_the_records_that_are_left_are_compared() -> None:
-    copied = sent(joined())
+    copied = waiting_copy(joined_copy())
     assert copied.prints is not None
     left = the_batch(as_logged(40, rows_of([ROWS[1], ROWS[4]], [1, 2]), taken_behind=1))
     assert "it has 2 records instead of 6" in compare(copied, [left])
     assert compare_records(copied.prints, copied, [left]) == ""
-    assert compare_records(copied.prints, copied, []) == "", "all of it has gone"
+    assert compare_records(copied.prints, copied, []) == "", "all records have gone"
     moved = the_batch(as_logged(40, rows_of([ROWS[1], ROWS[4]], [0, 3])))
     assert "record at 40 has other contents" in compare_records(copied.prints, copied, [moved])
 
 
-def with_prints(count: int) -> VerbatimCopy:
+def copy_with_prints(count: int) -> VerbatimCopy:
     """A copy of `count` records that are compared one by one."""
     return VerbatimCopy(
         as_logged(0, rows_of(ROWS)), count, 0, count, lambda: iter([(0, (1, b"k", b"v", ()))] * count)
@@ -100,11 +100,11 @@ def test_the_waiting_copies_of_a_worker_are_bounded_by_their_records(
     first, second = (CopyVerifier(client, lambda *_: None, budget) for _ in range(2))
     for n in range(10):
         for verifier in (first, second):
-            verifier.add(JOB, (f"t{n}", 0), 40, with_prints(600))
+            verifier.add(JOB, (f"t{n}", 0), 40, copy_with_prints(600))
     assert (first.waiting, second.waiting) == (1, 1)
     first.close()
     assert (first.waiting, budget.waiting) == (0, 601)
-    first.add(JOB, ("t", 0), 40, with_prints(600))
+    first.add(JOB, ("t", 0), 40, copy_with_prints(600))
     assert first.waiting == 1
 
 
@@ -161,8 +161,8 @@ async def test_if_compaction_is_unknown_different_bytes_are_no_evidence_and_coun
     await write_to(stand.target.spec.bootstrap[0], topic_name, [b"others"] * 6)
     compared = Compared(stand, topic_name)
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
-    assert await compared.compare(copy, "") == (0, 0), "not compared is not the same"
-    assert await compared.compare(copy, "") == (0, 6), "from now on by its records"
+    assert await compared.compare(copy, "") == (0, 0), "a copy that is not compared does not count as equal"
+    assert await compared.compare(copy, "") == (0, 6), "later copies are compared by records"
 
 
 class Refusing:
@@ -195,7 +195,7 @@ async def test_copies_that_may_not_be_read_back_are_given_up_and_reported_once_w
         monkeypatch.setattr(verification, name, seconds)
     refusing = Refusing(stand.target, verification.CONNECTION)
     monkeypatch.setattr(stand.target, "send", refusing.send)
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     verifier = pump.runtime.verifier
     await stand.until(lambda: stand.incidents)
     ((kind, message),) = stand.incidents
@@ -208,7 +208,7 @@ async def test_copies_that_may_not_be_read_back_are_given_up_and_reported_once_w
     trouble = verifier._troubles[pump.target]
     await write(stand, topic_name, 300, max_batch_size=300)
     await stand.copied([pump])
-    assert verifier.waiting <= 1, "one is tried, no more wait for that"
+    assert verifier.waiting <= 1, "one copy is tried, and no others wait"
     await stand.until(lambda: trouble.retry_at_s > 1e8)
     assert (verifier.compared.total(), stand.kinds()) == (0, ["verify-trouble"])
 
@@ -233,13 +233,13 @@ async def test_a_route_that_compares_all_counts_uncompared_copies_of_former_owne
         monkeypatch.setattr(verification, name, seconds)
     refusing = Refusing(stand.target, verification.CONNECTION)
     monkeypatch.setattr(stand.target, "send", refusing.send)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100)
     killed = await stand.start_pump(topic_name, verify="all")
     await stand.copied([killed])
     await stand.until(lambda: noted() == 100 and killed.runtime.verifier._troubles)
-    assert not killed.is_busy, "nobody waits for what cannot be read"
-    assert killed.copying().uncompared == 0, "it may still be"
+    assert not killed.is_busy, "nothing waits for copies that cannot be read"
+    assert killed.copying().uncompared == 0, "it may still be compared"
     stand.kill(killed)
 
     refusing.refuses = False
@@ -257,7 +257,7 @@ async def test_a_route_that_compares_all_counts_uncompared_copies_of_former_owne
     await stand.until(lambda: pump.copying().uncompared == 150)
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     pump._acknowledged(SentBatch(6, copy), -1, False)
-    assert pump.copying().uncompared == 156, "nobody knows where it lies"
+    assert pump.copying().uncompared == 156, "its offset is not known"
     await stand.until(lambda: noted() == 156)
     assert verifier.differing.total() == 0
 
@@ -274,7 +274,7 @@ async def test_a_replica_that_compares_all_ends_once_all_is_compared(
         return await send(node, request, group)
 
     monkeypatch.setattr(stand.target, "send", held)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100)
     pump = await stand.start_pump(topic_name, verify="all")
     await stand.copied([pump])
@@ -291,7 +291,7 @@ async def test_a_replica_that_compares_all_ends_once_all_is_compared(
 async def test_a_successor_that_may_not_read_the_copies_reports_the_missing_permission_until_it_may(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     await stand.until(lambda: pump.snapshot_version == pump.version)
     stand.saves = False
     await write(stand, topic_name, 50)
@@ -311,7 +311,7 @@ async def test_a_successor_that_may_not_read_the_copies_reports_the_missing_perm
     refusing.refuses = False
     await write(stand, topic_name, 50)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 200
+    assert await assert_same(stand, topic_name) == 200
     assert pump.status().trouble == ""
 
 
@@ -321,7 +321,7 @@ async def test_a_route_compares_a_sample_or_everything(
 ) -> None:
     monkeypatch.setattr(verification, "MAX_BEHIND", 3)
     stand._verify_budget = VerificationBudget(verification.RUN_BYTES)  # one run a second
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 400, name="v" * 10_000, max_batch_size=200_000)  # 8 MB, nothing to join
     pump = await stand.start_pump(topic_name, verify=verify)
     most = 0
@@ -332,6 +332,6 @@ async def test_a_route_compares_a_sample_or_everything(
         return pump.base == 400 and not pump.runtime.verifier.waiting
 
     await stand.until(is_done)
-    assert await same(stand, topic_name) == 400
+    assert await assert_same(stand, topic_name) == 400
     assert (pump.runtime.verifier.compared[pump.job] == 400) == everything
-    assert most <= 3 + LANE_BYTES // 100_000, "what waits is bounded, but for what was on its way"
+    assert most <= 3 + LANE_BYTES // 100_000, "the waiting copies are bounded, except for batches in flight"

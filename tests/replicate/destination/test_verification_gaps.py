@@ -103,10 +103,10 @@ def started_pump(runtime: RouteRuntime, note: bytes) -> ReplicaPump:
     )  # fmt: skip
 
 
-def saved(pump: ReplicaPump) -> int:
+def save_note(pump: ReplicaPump) -> int:
     """Saves the pump's state if it is new; returns the uncompared copies in the table's note."""
     version = pump.version
-    assert version != pump.snapshot_version, "it has to be saved"
+    assert version != pump.snapshot_version, "the state has to be saved"
     assert pump.snapshot() == Snapshot(0)
     pump.snapshot_version = version
     return ReplicaHandover.from_bytes(pump.note).uncompared
@@ -117,9 +117,9 @@ async def test_the_last_comparison_is_in_the_note_of_a_clean_handover() -> None:
     async with a_runtime() as runtime:
         pump = started_pump(runtime, ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
         runtime.verifier.add(JOB, TARGET, 0, a_copy())
-        assert saved(pump) == 16
+        assert save_note(pump) == 16
         runtime.verifier._pop(TARGET)  # as once it is compared
-        assert saved(pump) == 10
+        assert save_note(pump) == 10
         assert pump.version == pump.snapshot_version
 
 
@@ -128,7 +128,7 @@ async def test_waiting_copies_are_counted_once_when_their_replica_begins_again()
         verifier = runtime.verifier
         former = started_pump(runtime, ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
         verifier.add(JOB, TARGET, 0, a_copy())
-        note = ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=saved(former))
+        note = ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=save_note(former))
         former.close()
         pump = started_pump(runtime, note.to_bytes())
         assert (verifier.unverified(JOB), pump.copying().uncompared) == (16, 10)
@@ -158,12 +158,12 @@ async def test_copies_after_the_note_do_not_count_as_a_part_of_it(is_saved_late:
         if not is_saved_late:
             copied(former, 6)
         former.close()
-        former.snapshot_version = version + 1  # whatever was on its way
+        former.snapshot_version = version + 1  # and batches in flight
         started_pump(runtime, note.to_bytes())
         assert (verifier.uncompared[JOB], verifier.unverified(JOB)) == (10, 16 + after)
 
 
-def comparing(client: ClusterClient, report: verification.ReportIncident) -> CopyVerifier:
+def busy_verifier(client: ClusterClient, report: verification.ReportIncident) -> CopyVerifier:
     """A verifier that compares all, with many waiting copies."""
     verifier = CopyVerifier(client, report, VerificationBudget(1e9))
     verifier.everything = True
@@ -182,7 +182,7 @@ async def test_a_verifier_far_behind_that_cannot_read_does_not_spin(
     ):
         monkeypatch.setattr(verification, name, value)
     client = Answering()
-    verifier = comparing(client, nothing)
+    verifier = busy_verifier(client, nothing)
     running = asyncio.create_task(verifier.run())
     try:
         for _ in range(TURNS):
@@ -209,7 +209,7 @@ async def test_comparing_continues_after_every_error(
         reported.append(kind)
         raise ValueError("nobody takes it")
 
-    verifier = comparing(Answering(code), report)
+    verifier = busy_verifier(Answering(code), report)
     running = asyncio.create_task(verifier.run())
     try:
         async with asyncio.timeout(ENOUGH_S):

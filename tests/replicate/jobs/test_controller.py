@@ -72,7 +72,7 @@ async def test_pausing_and_handing_over_a_route_neither_loses_nor_doubles_a_reco
 
     manager.assign(release=True)
     await manager.until(lambda: manager.pump is None)
-    assert not manager.jobs.replicas.routes, "its runtime goes with its last pump"
+    assert not manager.jobs.replicas.routes, "the runtime is closed with its last pump"
     await _write(yard, topic, "d")
     manager.assign()
     await manager.copied(4)
@@ -134,14 +134,14 @@ async def test_a_recreated_source_topic_is_copied_from_its_start_or_halts_as_the
     assert not (await manager.jobs._clusters.get(HOME)).fetch._partitions, "nothing is fetched any more"
     assert "route-halted" in {kind for kind, _ in manager.incidents}
     manager.put(onGap="stop", limits={"messages_per_second": 500.0})
-    assert await manager.halted() is pump, "that changes nothing"
+    assert await manager.halted() is pump, "the heartbeat does not change it"
     assert f"skip r {topic} 0 3 4" in pump.status().trouble
-    assert pump.status().oldest_ms > 0, "its age does not vanish"
+    assert pump.status().oldest_ms > 0, "the first record still has an age"
     manager.assign(release=True)
     await manager.until(lambda: manager.pump is None)
     manager.assign()
     pump = await manager.halted()
-    assert (pump.stuck, pump.base, pump.lineage) == (((3, 4),), 3, 0), "so it is for the next owner"
+    assert (pump.stuck, pump.base, pump.lineage) == (((3, 4),), 3, 0), "the next owner sees the same"
     hand = OperatorActions(manager.jobs, manager.log)  # type: ignore[arg-type]
     if how == "continue":
         manager.put(onGap="continue")
@@ -154,7 +154,7 @@ async def test_a_recreated_source_topic_is_copied_from_its_start_or_halts_as_the
     await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
     pump = await manager.copied(2)
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"d", b"e"]
-    assert pump.copying().begun_anew == (how != "reset"), "that is what an operator wanted"
+    assert pump.copying().begun_anew == (how != "reset"), "an operator wanted the reset"
 
 
 async def test_a_route_that_halts_at_a_gap_continues_behind_it_once_an_operator_skips_it(
@@ -179,7 +179,7 @@ async def test_a_route_that_halts_at_a_gap_continues_behind_it_once_an_operator_
     await manager.copied(5)
     assert manager.pump is not pump
     assert await _copy(yard, topic) == [b"a", b"b", b"e"]
-    for _ in range(2):  # whoever owns it
+    for _ in range(2):  # with any owner
         status = (await manager.copied(5)).copying()
         assert (status.lost, status.lost_ms > 0) == (2, True)
         manager.assign(release=True)
@@ -214,7 +214,7 @@ async def test_a_replica_in_a_new_lineage_copies_again_and_its_offset_syncs_are_
     await _write(yard, topic, "d")
     manager.assign()
     pump = await manager.copied(4)
-    assert (pump.lineage, pump.session.source_epoch) == (1, 7), "the next owner knows"
+    assert (pump.lineage, pump.session.source_epoch) == (1, 7), "the next owner knows the lineage"
     assert pump.copying().begun_anew == 1
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c", b"d"]
 
@@ -285,7 +285,7 @@ async def test_a_replica_begins_at_its_position_and_never_by_chance_at_the_end(
     restarted = await place.begin(3, log=another, note=b"n")
     assert (restarted.snapshot.base, restarted.lineage, restarted.is_first) == (0, 1, True)
     halted = await place.begin(3, log=another, on_gap="stop")
-    assert (halted.snapshot.base, halted.log, halted.known) == (3, another, True), "nothing is given up"
+    assert (halted.snapshot.base, halted.log, halted.known) == (3, another, True), "no position is given up"
     of = ReplicaHandover(first.log, 2, 1, 0, 0, source="another", target=f"{AWAY}/{manager.topic}").to_bytes()
     read = await place.begin(2, start="latest", recorded=ends, log=another, note=of, on_gap="stop")
     assert (read.snapshot.base, read.lineage, read.is_first) == (3, 1, True), "as spec.start says"

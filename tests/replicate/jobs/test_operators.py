@@ -26,7 +26,7 @@ def operators(manager: ReplicaManagerRig) -> OperatorActions:
     return OperatorActions(manager.jobs, manager.log)  # type: ignore[arg-type]
 
 
-def acts(manager: ReplicaManagerRig) -> list[tuple[str, str]]:
+def actions(manager: ReplicaManagerRig) -> list[tuple[str, str]]:
     """The operators' actions, with their incidents."""
     return [(act.action, act.detail) for act in manager.log.appended if isinstance(act, OperatorAct)]
 
@@ -57,7 +57,7 @@ async def test_a_reset_copies_again_or_leaves_out_and_lasts(yard: Yard, manager:
     manager.assign()
     await manager.copied(5)
     assert await _copy(yard, manager.topic) == [b"a", b"b", b"c", b"b", b"c", b"e"]
-    assert acts(manager) == [("reset", "3 -> 1, 2 again"), ("reset", "3 -> 4, 1 skipped")]
+    assert actions(manager) == [("reset", "3 -> 1, 2 again"), ("reset", "3 -> 4, 1 skipped")]
 
 
 async def test_only_offsets_that_cannot_be_copied_are_skipped_by_hand(
@@ -80,7 +80,7 @@ async def test_only_offsets_that_cannot_be_copied_are_skipped_by_hand(
     assert await operators(manager).pass_over(manager.job, 0, 3, "ann", "too large") == ((1, 2),)
     await manager.copied(3)
     assert await _copy(yard, manager.topic) == [b"a", b"b"]
-    assert acts(manager) == [("skip", "1: 1 offsets are not copied (too large)")]
+    assert actions(manager) == [("skip", "1: 1 offsets are not copied (too large)")]
     with pytest.raises(OperationRefused, match="needs no skip"):
         operators(manager).foresee_pass(manager.job, 0, 3)
 
@@ -206,12 +206,12 @@ async def test_a_route_with_a_new_target_topic_copies_everything_to_it(
     await _write(yard, manager.topic, "c")
     pump = await manager.copied(3)
     assert await _copy(yard, other_topic) == [b"a", b"b", b"c"]
-    assert await _copy(yard, manager.topic) == [b"a", b"b"], "what was made stays"
+    assert await _copy(yard, manager.topic) == [b"a", b"b"], "the earlier copies stay"
     manager.assign(release=True)
     await manager.until(lambda: manager.pump is None)
     await _write(yard, manager.topic, "d")
     manager.assign()
-    assert (await manager.copied(4)).lineage == pump.lineage == 1, "the next owner goes on"
+    assert (await manager.copied(4)).lineage == pump.lineage == 1, "the next owner continues"
     assert await _copy(yard, other_topic) == [b"a", b"b", b"c", b"d"]
     assert manager.incidents == []
 

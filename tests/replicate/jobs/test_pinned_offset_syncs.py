@@ -43,7 +43,7 @@ async def test_the_leader_publishes_the_unmoved_positions_of_groups_in_a_copy_an
         control, Catalog(control, clusters, lambda *_: None), clusters, sender, lambda: True
     )
 
-    async def looked() -> list[PinnedOffsets]:
+    async def published_needs() -> list[PinnedOffsets]:
         published.clear()
         await needed.publish_changes()
         return [item.needs for item in sorted(published, key=lambda item: item.partition)]
@@ -62,15 +62,17 @@ async def test_the_leader_publishes_the_unmoved_positions_of_groups_in_a_copy_an
         await east.committer.commit(still, {(topic_name, 1): 9})
         await west.committer.commit(moving, {(topic_name, 0): 30})
         await east.committer.commit("switchyard-mirror", {(topic_name, 0): 99})
-        assert await looked() == [], "nobody knows yet who lies still"
+        assert await published_needs() == [], "one look does not show which groups move"
         await west.committer.commit(moving, {(topic_name, 0): 40})
-        assert await looked() == [PinnedOffsets([7], []), PinnedOffsets([], [9])]
+        assert await published_needs() == [PinnedOffsets([7], []), PinnedOffsets([], [9])]
         ids = await west.client.topic_ids([topic_name])
         assert {item.target for item in published} == {LogId(await west.client.cluster_id(), ids[topic_name])}
         await west.committer.commit(moving, {(topic_name, 0): 50})
-        assert await looked() == [], "it is published already"
+        assert await published_needs() == [], "it is published already"
         await west.committer.commit(still, {(topic_name, 0): 8})
-        assert await looked() == [PinnedOffsets([50], [])], "it goes on, the other one does not any more"
-        assert await looked() == [PinnedOffsets([8, 50], [])]
+        assert await published_needs() == [PinnedOffsets([50], [])], (
+            "the group moves, the other one stands still"
+        )
+        assert await published_needs() == [PinnedOffsets([8, 50], [])]
     finally:
         await clusters.stop()

@@ -88,7 +88,7 @@ class Stand:
         self.published += items
         return []
 
-    async def looked(self, times: int = 1) -> list[PinnedOffsets]:
+    async def published_needs(self, times: int = 1) -> list[PinnedOffsets]:
         self.published.clear()
         for _ in range(times):
             await self.needed.publish_changes()
@@ -99,16 +99,16 @@ class Stand:
 async def stand() -> Stand:
     stand = Stand()
     stand.west.groups_of = {"idle": 7, "other": 30}
-    assert await stand.looked(2) == [PinnedOffsets([7, 30], [])]
+    assert await stand.published_needs(2) == [PinnedOffsets([7, 30], [])]
     return stand
 
 
 async def test_a_group_whose_coordinator_restarts_keeps_what_it_needs(stand: Stand) -> None:
     stand.west.silent = {"idle"}
     stand.west.groups_of["other"] = 40
-    assert await stand.looked(3) == []
+    assert await stand.published_needs(3) == []
     stand.west.silent = set()
-    assert await stand.looked(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
+    assert await stand.published_needs(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
 
 
 async def test_a_group_that_cannot_be_read_counts_with_its_last_position_and_affects_no_other(
@@ -116,14 +116,14 @@ async def test_a_group_that_cannot_be_read_counts_with_its_last_position_and_aff
 ) -> None:
     stand.west.unread = {"idle", "never-read"}
     stand.west.groups_of |= {"other": 40, "never-read": 3}
-    assert await stand.looked(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
+    assert await stand.published_needs(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
 
 
 async def test_needs_that_were_published_before_their_line_existed_are_published_again(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "POLLS_BEFORE_RESEND", 5)
-    assert await stand.looked(5) == [PinnedOffsets([7, 30], [])]
+    assert await stand.published_needs(5) == [PinnedOffsets([7, 30], [])]
 
 
 class Brokers:
@@ -167,7 +167,7 @@ def test_thinning_costs_unmoved_groups_nothing_and_the_lowest_moving_group_a_few
     line = after(None, _grown(0, 300))
     before: ClusterPositions | None = None
     was: dict[str, int] = {}
-    kept: dict[str, tuple[int, int | None]] = {}  # who lies still -> position, and what it was mapped to
+    kept: dict[str, tuple[int, int | None]] = {}  # unmoved group -> position, and its translation
     for look in range(LOOKS):
         at = {f"g{n}": start + sum(steps[:look]) for n, (start, steps) in enumerate(groups)}
         seen = ClusterPositions({group: {AT: position} for group, position in at.items()}, "c", {})

@@ -235,14 +235,14 @@ def test_neither_another_name_of_a_cluster_nor_another_region_hides_a_loop(
     assert (loop is None) == (find_loop(chosen) is None)
     if loop is not None:
         by_name = {one.name: one for one in (*here, *remote)}
-        assert ids[loop.cluster] == ids[loop.hops[-1][1]], "it comes back to where it began"
+        assert ids[loop.cluster] == ids[loop.hops[-1][1]], "the path returns to its start"
         assert all(ids[one] == ids[other] and one != other for one, other in loop.same)
         assert all(by_name[name].target == target for name, target, _ in loop.hops)
 
 
 def test_two_names_of_a_cluster_are_reported_as_one_cluster() -> None:
     there, back = route("there", "east", "west", "orders"), route("back", "west", "east-vip", "orders")
-    assert find_loop([there, back]) is None, "nothing says that they are one"
+    assert find_loop([there, back]) is None, "nothing shows that they are one cluster"
     beside = OtherRegions({"east": "X", "east-vip": "X", "west": "Y"})
     assert str(find_loop([there, back], other_regions=beside)) == (
         "orders: west -> east-vip (route back) -> west (route there); east and east-vip are the same cluster"

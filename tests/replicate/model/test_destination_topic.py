@@ -38,7 +38,7 @@ def topic(partitions: int = 4, **own: str) -> TopicState:
     return TopicState(partitions, DEFAULTS | settings, tuple(settings))
 
 
-def carried_out(plan: TopicPlan, present: TopicState | None) -> TopicState:
+def apply_plan(plan: TopicPlan, present: TopicState | None) -> TopicState:
     """The destination topic after the plan."""
     if plan.create is not None:
         partitions, config = plan.create
@@ -197,7 +197,7 @@ def test_carried_out_a_plan_leaves_nothing_to_do_and_takes_nothing_away(
     sync = TopicSync(partitions=partitions)
     after = present
     for _ in range(2 if present is None else 1):
-        after = carried_out(plan_topic(sources, after, sync), after)
+        after = apply_plan(plan_topic(sources, after, sync), after)
 
     assert after is not None
     assert not plan_topic(sources, after, sync).changes

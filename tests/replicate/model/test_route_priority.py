@@ -22,7 +22,7 @@ TURN_S = 0.001
 BY_RANK: list[Priority] = ["high", "normal", "low"]
 
 
-def copied(
+def bytes_by_priority(
     routes: list[Priority], seconds: float, turns: RoutePriorities | None = None, *, presses: bool = True
 ) -> Counter[Priority]:
     """Bytes by priority, if all have a backlog and in each turn a route that may send copies a batch."""
@@ -41,17 +41,17 @@ def copied(
 
 
 def test_a_route_of_high_priority_is_not_slowed_by_many_of_low_priority() -> None:
-    found = copied(["high"] + ["low"] * 50, 10.0)
+    found = bytes_by_priority(["high"] + ["low"] * 50, 10.0)
     share = found["low"] / found.total()
     assert 1 / 20 < share < 1 / 12
-    assert copied(["high"] * 51, 10.0).total() == found.total(), "nothing is left undone for it"
+    assert bytes_by_priority(["high"] * 51, 10.0).total() == found.total(), "no capacity is wasted"
 
 
 @given(st.lists(st.sampled_from(BY_RANK), min_size=2, max_size=8))
 def test_beside_a_pressing_priority_the_others_get_at_most_their_share_and_none_starves(
     routes: list[Priority],
 ) -> None:
-    found = copied(routes, 1.0)
+    found = bytes_by_priority(routes, 1.0)
     present = [one for one in BY_RANK if one in routes]
     highest = present[0]
     for lower in present[1:]:
@@ -63,7 +63,7 @@ def test_beside_a_pressing_priority_the_others_get_at_most_their_share_and_none_
 
 @pytest.mark.parametrize("low", ["low", "normal"])
 def test_a_replica_that_does_not_press_leaves_the_rest_to_others(low: Priority) -> None:
-    found = copied(["high", low], 5.0, presses=False)  # both have caught up, or their own limits
+    found = bytes_by_priority(["high", low], 5.0, presses=False)  # both have caught up, or their own limits
     assert found["high"] == pytest.approx(found[low], rel=0.01)
     turns = RoutePriorities()
     for who in (1, 2):
@@ -72,9 +72,9 @@ def test_a_replica_that_does_not_press_leaves_the_rest_to_others(low: Priority) 
         assert turns.yields(low, PRIORITY_HOLD_S / 2)
         turns.spend(low, 3, PRIORITY_HOLD_S / 2, SAVED_BYTES, presses=True)
     assert turns.wait_s(low, PRIORITY_HOLD_S / 2)
-    assert not turns.wait_s(low, PRIORITY_HOLD_S + 0.01), "they stand still"
+    assert not turns.wait_s(low, PRIORITY_HOLD_S + 0.01), "the replicas stand still"
     turns.spend("high", 2, 0.0, 1, presses=False)
-    assert turns.wait_s(low, PRIORITY_HOLD_S / 2), "there is another one"
+    assert turns.wait_s(low, PRIORITY_HOLD_S / 2), "another replica presses"
     turns.spend("high", 1, 0.0, 1, presses=False)
     assert not turns.wait_s(low, PRIORITY_HOLD_S / 2), "all have caught up"
 

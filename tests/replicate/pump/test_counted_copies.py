@@ -26,7 +26,7 @@ from tests.audit.query.test_view import audit_plan
 from tests.kafka.conftest import producing
 from tests.replicate.pump.test_truncation import cut_off, until_led
 from tests.replicate.rig import ReplicaRig, replica_rig
-from tests.replicate.source_topics import both, copying, recreate, write
+from tests.replicate.source_topics import create_on_both_sides, recreate, start_copying, write
 
 HOME, AWAY = "east-regional", "east-aggregate"
 
@@ -119,7 +119,7 @@ async def replica(stand: ReplicaRig, counts: Counting, topic: str) -> ReplicaPum
     return pump
 
 
-async def counted(stand: ReplicaRig, counts: Counting, audit: AuditPump, topic: str) -> None:
+async def assert_counted(stand: ReplicaRig, counts: Counting, audit: AuditPump, topic: str) -> None:
     """Waits until the audit has counted everything; checks the counts against those of a fetching audit."""
 
     async def is_all() -> bool:
@@ -146,20 +146,20 @@ async def until_reported(stand: ReplicaRig, counts: Counting, topic: str, more: 
 async def test_copies_are_counted_by_their_headers_as_if_they_were_fetched(
     stand: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100)
     pump = await replica(stand, counts, topic_name)
     await stand.copied([pump])
     audit = await counts.begin(topic_name)
     await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
     await stand.copied([pump])
-    await counted(stand, counts, audit, topic_name)
+    await assert_counted(stand, counts, audit, topic_name)
 
 
 async def test_other_writers_to_the_copy_are_counted_too(
     stand: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     pump = await replica(stand, counts, topic_name)
     audit = await counts.begin(topic_name)
     (bootstrap,) = stand.target.spec.bootstrap
@@ -182,22 +182,22 @@ async def test_other_writers_to_the_copy_are_counted_too(
             await write(stand, topic_name, 100)
             await others()
     await stand.copied([pump])
-    await counted(stand, counts, audit, topic_name)
+    await assert_counted(stand, counts, audit, topic_name)
 
 
 async def test_a_lane_that_is_followed_by_another_is_counted_once(
     stand: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     audit = await counts.begin(topic_name)
     for _ in range(3):
         pump = await replica(stand, counts, topic_name)
         await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
         await write(stand, topic_name, 300)
-        stand.kill(pump)  # in the middle: its successor copies again what was not saved
+        stand.kill(pump)  # in the middle: its successor copies unsaved records again
     pump = await replica(stand, counts, topic_name)
     await stand.copied([pump])
-    await counted(stand, counts, audit, topic_name)
+    await assert_counted(stand, counts, audit, topic_name)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ async def test_a_lane_that_is_followed_by_another_is_counted_once(
 async def test_a_log_that_changes_what_it_takes_is_fetched(
     stand: ReplicaRig, counts: Counting, topic_name: str, setting: dict[str, str]
 ) -> None:
-    pump = await copying(stand, topic_name, 10)
+    pump = await start_copying(stand, topic_name, 10)
     await recreate(stand.target, topic_name)
     stand.kill(pump)
     stand.saved.clear()
@@ -218,7 +218,7 @@ async def test_a_log_that_changes_what_it_takes_is_fetched(
         await write(stand, topic_name, 100)
         await stand.copied([pump])
         await asyncio.sleep(appended_module.LOCAL_APPEND_ROUND_S / 3)
-    await counted(stand, counts, audit, topic_name)
+    await assert_counted(stand, counts, audit, topic_name)
     assert not counts.reported
 
 
@@ -230,12 +230,12 @@ async def no_round(_: float, *, all_lanes: bool) -> None:
 async def test_a_recreated_destination_is_reported(
     stand: ReplicaRig, counts: Counting, topic_name: str, monkeypatch: pytest.MonkeyPatch, is_seen: bool
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     pump = await replica(stand, counts, topic_name)
     audit = await counts.begin(topic_name)
     await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
     await stand.copied([pump])
-    await counted(stand, counts, audit, topic_name)
+    await assert_counted(stand, counts, audit, topic_name)
     end = audit.reader.next_offset
     if not is_seen:  # at the next look the log is longer than before
         monkeypatch.setattr(counts.appended, "_round", no_round)
@@ -261,12 +261,12 @@ async def test_a_destination_that_lost_its_end_is_reported(killable_yard: Yard, 
         replica_rig(killable_yard.bootstrap(HOME), killable_yard.bootstrap(AWAY)) as stand,
         counting(stand) as counts,
     ):
-        await both(stand, topic_name)
+        await create_on_both_sides(stand, topic_name)
         pump = await replica(stand, counts, topic_name)
         audit = await counts.begin(topic_name)
         await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
         await stand.copied([pump])
-        await counted(stand, counts, audit, topic_name)
+        await assert_counted(stand, counts, audit, topic_name)
         end = audit.reader.next_offset
         await asyncio.to_thread(killable_yard.kill, AWAY)
         diverges_at = cut_off(killable_yard, AWAY, topic_name, end - 50)

@@ -20,7 +20,7 @@ from tests.worker.runtime.replica_manager import HOME, replica_manager_rig
             {"start": 3, "end": 2, "begun_anew": True, "truncated_in": 4},
             "log-truncated",
             "the source was truncated; [2, 3) was copied before",
-            (1, 3),  # what is there now was copied again
+            (1, 3),  # the present records were copied again
         ),
         (
             {"start": 3, "end": 0, "begun_anew": True},

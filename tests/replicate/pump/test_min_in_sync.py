@@ -17,7 +17,7 @@ from app.replicate.pump.partition import ReplicaPump
 from tests.kafka.conftest import create, producing
 from tests.kafka.second_broker import FIRST, SECOND, SecondBroker, create_on, delete, second_broker
 from tests.replicate.rig import ReplicaRig, replica_rig
-from tests.replicate.source_topics import rows, same, write
+from tests.replicate.source_topics import assert_same, rows, write
 
 HOME, AWAY = "east-regional", "east-aggregate"
 IN_SYNC = "min.insync.replicas"
@@ -87,7 +87,7 @@ async def test_a_destination_with_too_few_replicas_is_reported_and_nothing_is_lo
 
         await second.start()
         await stand.copied([pump])
-        assert await same(stand, topic_name) == 150
+        assert await assert_same(stand, topic_name) == 150
         assert pump.status().trouble == ""
         assert "replica-resumed-unsure" not in stand.kinds()
 
@@ -100,7 +100,7 @@ async def test_a_lowered_setting_is_not_enough_and_each_remedy_lets_copying_cont
     async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, second, former):
         pump, away, at = former, stand.target, (topic_name, 0)
         assert await away.offsets([at], LATEST) == {at: 50}
-        assert await _log_end(away, FIRST, *at) > 50, "the leader has what it does not show"
+        assert await _log_end(away, FIRST, *at) > 50, "the leader has records above the high watermark"
         assert await alter(away, {topic_name: {IN_SYNC: "1"}}) == {}
         if remedy != "reassign":
             stand.kill(former)

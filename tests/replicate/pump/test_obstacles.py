@@ -13,7 +13,14 @@ from app.kafka.fetch.deliveries import LogGap
 from app.kafka.records.verbatim_copy import VerbatimCopy
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, replica_rig, rows
-from tests.replicate.source_topics import batches_of, both, copying, recreate, same, write
+from tests.replicate.source_topics import (
+    assert_same,
+    batches_of,
+    create_on_both_sides,
+    recreate,
+    start_copying,
+    write,
+)
 
 
 async def test_a_batch_too_large_for_the_destination_is_divided_and_a_record_too_large_waits(
@@ -36,7 +43,7 @@ async def test_a_batch_too_large_for_the_destination_is_divided_and_a_record_too
     assert pump.base == 301, "nothing is passed over"
     await alter(stand.target, {topic_name: {"max.message.bytes": "1000000"}})
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 402
+    assert await assert_same(stand, topic_name) == 402
     assert pump.status().trouble == ""
 
 
@@ -54,7 +61,7 @@ async def test_a_record_that_the_destination_refuses_waits_until_an_operator_ski
     await stand.until(lambda: stand.incidents)
     assert pump.stuck == ((10, 11),)
     assert pump.copying().stuck == (10, 11)
-    assert not pump.finish_by_operator(9, 10), "that is copied"
+    assert not pump.finish_by_operator(9, 10), "these offsets are copied"
     assert pump.finish_by_operator(10, 11)
     await stand.copied([pump])
     here = await rows(stand.source, topic_name)
@@ -64,7 +71,7 @@ async def test_a_record_that_the_destination_refuses_waits_until_an_operator_ski
 
 
 async def test_a_damaged_batch_is_not_passed_over(stand: ReplicaRig, topic_name: str) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 30, max_batch_size=400, compression_type="gzip")
     batches = await batches_of(stand.source, topic_name, 0)
     pump = await stand.start_pump(topic_name, fetches=False)
@@ -88,7 +95,7 @@ async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_
     records."""
     yard = killable_yard
     async with replica_rig(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as stand:
-        await both(stand, topic_name)
+        await create_on_both_sides(stand, topic_name)
         await write(stand, topic_name, 300)
         pump = await stand.start_pump(topic_name)
         await stand.copied([pump])
@@ -98,24 +105,24 @@ async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_
         assert pump.base == 300
         await asyncio.to_thread(yard.start, "east-aggregate")
         await stand.copied([pump])
-        assert await same(stand, topic_name) == 1_000
+        assert await assert_same(stand, topic_name) == 1_000
         assert pump.status().trouble == ""
 
 
 async def test_offsets_that_the_source_lost_are_passed_over_once_all_records_before_them_are_copied(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     pump.skip(LogGap("k", topic_name, 0, 100, 150, "deleted"))
     await stand.until(lambda: pump.base == 150)
     pump.skip(LogGap("k", topic_name, 0, 140, 150, "deleted"))
-    assert not pump.lost, "it knew that"
+    assert not pump.lost, "the gap was known"
 
 
 async def test_a_gap_behind_missing_offsets_restarts_the_replica_and_a_draining_one_takes_none(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     pump.skip(LogGap("k", topic_name, 0, 120, 150, "deleted"))
     assert "the offsets before it ended at 100" in pump.lost
     pump.skip(LogGap("k", topic_name, 0, 100, 150, "deleted"))
@@ -126,14 +133,14 @@ async def test_a_gap_behind_missing_offsets_restarts_the_replica_and_a_draining_
 async def test_a_replica_that_halts_at_a_gap_reports_it_until_an_operator_skips_it(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     pump.halt(LogGap("k", topic_name, 0, 100, 150, "deleted"), "offsets [100, 150) are gone")
     pump.trouble = "fetch: something else"
     assert (pump.status().state, pump.status().trouble) == ("halted", "offsets [100, 150) are gone")
     assert pump.copying().halted == pump.halted == "offsets [100, 150) are gone"
     assert pump.stuck == ((100, 150),)
     await write(stand, topic_name, 10)
-    assert pump.status().oldest_ms == pump.copied_ms > 0, "nothing of it is at hand, and it has an age"
+    assert pump.status().oldest_ms == pump.copied_ms > 0, "its first record is not fetched, and has an age"
     assert not pump.finish_by_operator(100, 101)
     assert not pump.intake.wants_fetching(pump.base)
     assert pump.finish_by_operator(100, 150)
@@ -146,7 +153,7 @@ async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothin
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """uReplicator swallowed an exception, and with it a record."""
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 1_000)
     pump = await stand.start_pump(topic_name)
     send = pump._send
@@ -167,13 +174,13 @@ async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothin
     stand.kill(pump)
     pump = await stand.start_pump(topic_name)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 1_000
+    assert await assert_same(stand, topic_name) == 1_000
 
 
 async def test_a_destination_that_is_recreated_while_copying_restarts_the_replica(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     await recreate(stand.target, topic_name)
     await stand.until(lambda: pump.lost)
     assert "recreated" in pump.status().trouble
@@ -182,20 +189,20 @@ async def test_a_destination_that_is_recreated_while_copying_restarts_the_replic
 async def test_another_log_of_the_source_begins_once_all_fetched_records_of_the_former_are_copied(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 3_000)
     pump = await stand.start_pump(topic_name)
     await stand.until(lambda: pump.status().fetched == 3_000)
     pump.skip(LogGap("k", topic_name, 0, 3_000, 0, "deleted and recreated", begun_anew=True))
     await stand.until(lambda: pump.reset is not None)
     assert pump.base == 3_000
-    assert await same(stand, topic_name) == 3_000
+    assert await assert_same(stand, topic_name) == 3_000
 
 
 async def test_offsets_that_were_not_fetched_are_never_passed_over(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 60, max_batch_size=300)
     batches = await batches_of(stand.source, topic_name, 0)
     pump = await stand.start_pump(topic_name, fetches=False)
@@ -211,7 +218,7 @@ async def test_a_recreated_log_before_which_a_replica_halts_is_not_fetched_by_it
     stand: ReplicaRig, topic_name: str
 ) -> None:
     """It would be fetched from a position in another log."""
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     pump.halt(LogGap("k", topic_name, 0, 100, 0, "recreated", begun_anew=True), "it is another")
     assert pump.intake.new_lineage_at == 0
     assert pump.finish_by_operator(100, 101)
@@ -254,7 +261,7 @@ async def test_one_record_that_the_destination_refuses_waits_and_is_skipped_alon
         await stand.until(lambda at=at: pump.stuck == (at,))
         assert await rows(stand.target, topic_name) == [
             row for row, n in zip(here, range(first), strict=False) if n not in keyless
-        ], "what is in front of it has come"
+        ], "all records before it are copied"
         assert (
             f"offsets [{at[0]}, {at[1]}) wait: the destination refuses them with error 87"
             in pump.status().trouble

@@ -43,7 +43,7 @@ def test_a_waiting_consumer_gets_the_offset_sync_of_the_last_acknowledged_batch(
         marks.stamp = ProducerStamp(7, 0, 3 * at)
         marks.acknowledged(VerbatimCopy(b"", 3, 97 + 3 * at, 100 + 3 * at), AppendedOffset(37 + 3 * at), 1.0)
     assert emitted == [(100, 40, None)]
-    marks.stamp = ProducerStamp(7, 0, 9)  # of what has come in the meantime, and moved nothing
+    marks.stamp = ProducerStamp(7, 0, 9)  # of a later batch that moved nothing
     marks.now(2.0)
     marks.now(2.0)
     assert emitted[1:] == [(106, 46, ProducerStamp(7, 0, 6))]
@@ -51,7 +51,7 @@ def test_a_waiting_consumer_gets_the_offset_sync_of_the_last_acknowledged_batch(
     marks.acknowledged(VerbatimCopy(b"", 3, 106, 109), AppendedOffset(46), 3.0)
     marks.lost()
     marks.now(4.0)
-    assert len(emitted) == 2, "the destination has lost what it was of"
+    assert len(emitted) == 2, "the destination has lost those offsets"
     codec.encode(emitted)
 
 
@@ -60,7 +60,7 @@ def test_the_end_of_a_former_lane_precedes_its_successors_first_offset_sync() ->
     marks = OffsetSyncEmitter(10.0, 1_000, lambda *barrier: emitted.append(barrier))
     former, opened = ProducerStamp(7, 0, 90), ProducerStamp(7, 16, 0)
     marks.closed(100, 40, former, 5.0)
-    assert marks.wants_idle(5.0), "what is due stays due"
+    assert marks.wants_idle(5.0), "the next offset sync is not postponed"
     marks.opened(opened)
     marks.closed(104, 47, former.behind(4), 5.0)
     marks.first = copy = VerbatimCopy(b"", 3, 104, 107)

@@ -16,13 +16,13 @@ from app.kafka.records.verbatim_copy import Bytes, VerbatimCopy
 from tests.kafka.append.test_appender import batch_of
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, rows
-from tests.replicate.source_topics import both, copying, same, write
+from tests.replicate.source_topics import assert_same, create_on_both_sides, start_copying, write
 
 
 async def test_every_record_is_copied_as_it_is_whatever_its_compression_and_its_transaction(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     for codec in (None, "gzip", "snappy", "lz4", "zstd"):
         await write(stand, topic_name, 200, str(codec), compression_type=codec)
     pump = await stand.start_pump(topic_name)
@@ -35,7 +35,7 @@ async def test_every_record_is_copied_as_it_is_whatever_its_compression_and_its_
         await (producer.abort_transaction() if number % 2 else producer.commit_transaction())
     await producer.stop()
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 1_000 + 60
+    assert await assert_same(stand, topic_name) == 1_000 + 60
     assert stand.incidents == []
     assert pump.status().delivered == 1_060
     assert pump.status().committed == (await stand.source.end_offsets([(topic_name, 0)]))[topic_name, 0]
@@ -44,7 +44,7 @@ async def test_every_record_is_copied_as_it_is_whatever_its_compression_and_its_
 async def test_headers_are_kept_dropped_and_given_provenance_and_no_record_loops(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     (bootstrap,) = stand.source.spec.bootstrap
     been = f"east-aggregate/{topic_name}/0/7".encode()
     headers: list[list[tuple[str, bytes | None]]] = [
@@ -73,7 +73,7 @@ async def test_headers_are_kept_dropped_and_given_provenance_and_no_record_loops
 
 @pytest.mark.usefixtures("unjoined")
 async def test_limits_are_held(stand: ReplicaRig, topic_name: str) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 200, max_batch_size=300)
     pump = await stand.start_pump(topic_name, limits={"messages_per_second": 30.0})
     await stand.until(lambda: pump.base > 20)
@@ -83,14 +83,14 @@ async def test_limits_are_held(stand: ReplicaRig, topic_name: str) -> None:
     assert pump.runtime.takes(fast)
     pump.runtime.change(fast)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 200
+    assert await assert_same(stand, topic_name) == 200
 
 
 @pytest.mark.usefixtures("unjoined")
 async def test_offset_syncs_are_true_and_emitted_at_the_beginning_by_count_and_when_idle(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     async with producing(stand.target.spec.bootstrap[0]) as other:
         for n in range(7):
             await other.send_and_wait(topic_name, b"another route's %d" % n, partition=0)
@@ -124,7 +124,7 @@ async def test_offset_syncs_are_true_and_emitted_at_the_beginning_by_count_and_w
 async def test_nothing_is_appended_while_the_lease_does_not_hold_nor_while_paused(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     stand.lease.expires_at_s = 0.0
     await write(stand, topic_name, 100)
     await asyncio.sleep(0.3)
@@ -136,13 +136,13 @@ async def test_nothing_is_appended_while_the_lease_does_not_hold_nor_while_pause
     assert len(await rows(stand.target, topic_name)) == 100
     pump.pause(False)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 200
+    assert await assert_same(stand, topic_name) == 200
 
 
 async def test_every_copy_of_a_slow_flow_is_read_back_and_a_difference_is_reported_with_its_offsets(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 200, compression_type="lz4")
     pump = await stand.start_pump(topic_name)
     verifier = pump.runtime.verifier
@@ -201,7 +201,7 @@ async def test_a_byte_that_changes_on_the_way_is_reported_with_topic_partition_a
         return await append(lane, data, record_count)
 
     monkeypatch.setattr(AppendLane, "append", append_altered)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     async with producing(stand.target.spec.bootstrap[0]) as other:
         await other.send_and_wait(topic_name, b"another's", partition=0)
     for name in ("before", "the one", "behind"):
@@ -237,7 +237,7 @@ async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_ou
                 yield copy
 
     monkeypatch.setattr("app.replicate.pump.partition.copies", all_but_one)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100, max_batch_size=300)
     pump = await stand.start_pump(topic_name)
     await stand.until(lambda: pump.lost and pump.base == missed[0].source_start)
@@ -246,4 +246,4 @@ async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_ou
     assert f"ended at {missed[0].source_start}: an internal error" in message
     stand.kill(pump)
     await stand.copied([await stand.start_pump(topic_name)])
-    assert await same(stand, topic_name) == 100
+    assert await assert_same(stand, topic_name) == 100

@@ -12,7 +12,7 @@ from app.replicate.destination import session
 from app.replicate.destination.session import DESTINATION_RECREATED, NOT_SAVED
 from app.replicate.pump.status import UNREAD_S, check_progress
 from tests.replicate.rig import ReplicaRig
-from tests.replicate.source_topics import both, copying, write
+from tests.replicate.source_topics import create_on_both_sides, start_copying, write
 
 ANOTHER = LogId("", "AAAAAAAAAAAAAAAAAAAAAA")
 
@@ -20,7 +20,7 @@ ANOTHER = LogId("", "AAAAAAAAAAAAAAAAAAAAAA")
 async def test_a_hanging_transaction_is_reported_and_records_behind_it_have_an_age(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     producer = AIOKafkaProducer(bootstrap_servers=stand.source.spec.bootstrap[0], transactional_id=topic_name)
     await producer.start()
     try:
@@ -46,7 +46,7 @@ async def test_an_unsaved_state_is_not_blamed_on_the_destination(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SNAPSHOT_TIMEOUT_S", 0.0)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     stand.saves = False
     pump = await stand.start_pump(topic_name)
     await write(stand, topic_name, 10)
@@ -60,7 +60,7 @@ async def test_an_unsaved_state_is_not_blamed_on_the_destination(
 
 
 async def test_a_recreated_destination_counts_as_not_truncated(stand: ReplicaRig, topic_name: str) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     pump.session._target_end, pump.session.log = 1_000, ANOTHER
     await write(stand, topic_name, 10)
     await stand.until(lambda: pump.lost)
@@ -71,7 +71,7 @@ async def test_a_recreated_destination_counts_as_not_truncated(stand: ReplicaRig
 async def test_a_recreated_destination_is_noticed_while_its_end_cannot_be_read(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
 
     async def fails() -> None:
         raise TimeoutError

@@ -17,7 +17,7 @@ from app.kafka.records.batch import iter_batches
 from app.replicate.destination.handover import ReplicaHandover
 from tests.kafka.conftest import create, pumping
 from tests.replicate.rig import ReplicaRig, replica_rig, rows
-from tests.replicate.source_topics import both, write
+from tests.replicate.source_topics import create_on_both_sides, write
 
 HOME, AWAY = "east-regional", "east-aggregate"
 OFTEN: dict[str, Any] = {"checkpoint": {"every": "200ms"}}
@@ -56,7 +56,7 @@ async def test_truncated_sources_and_destinations_are_reported_and_copying_conti
     yard = killable_yard
     watched = f"{topic_name}-watched"
     async with replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)) as stand:
-        await both(stand, topic_name)
+        await create_on_both_sides(stand, topic_name)
         await create(stand.source, watched, 1)
         await write(stand, watched, 100, max_batch_size=300)
         await write(stand, topic_name, 100, max_batch_size=300)
@@ -88,9 +88,9 @@ async def test_truncated_sources_and_destinations_are_reported_and_copying_conti
         assert pump.reset.truncated_in > 0
         (message,) = [text for kind, text in stand.incidents if kind == "destination-truncated"]
         assert f"lost offsets [{end}, 100)" in message
-        assert pump.base == 100, "nothing that came of the other log was taken for what follows"
+        assert pump.base == 100, "no record of the other log was taken for a later one"
         await stand.until(lambda: pump.high_watermark > 100)
-        assert pump.ledger.read_epoch < pump.reset.truncated_in, "nor does a successor take it for read"
+        assert pump.ledger.read_epoch < pump.reset.truncated_in, "a successor does not count it as read"
         ((former_epoch, _),) = pump.ledger.epochs
         assert former_epoch == pump.ledger.read_epoch
         await stand.until(lambda: ReplicaHandover.from_bytes(stand.saved[0][1]).losses == 1)

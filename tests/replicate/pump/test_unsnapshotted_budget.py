@@ -16,7 +16,7 @@ from app.replicate.pump.unsnapshotted_budget import (
     UnsnapshottedRecords,
 )
 from tests.replicate.rig import ReplicaRig, rows
-from tests.replicate.source_topics import both, copying, same, write
+from tests.replicate.source_topics import assert_same, create_on_both_sides, start_copying, write
 
 BATCH = 20  # records of a test's batch, at most
 
@@ -32,7 +32,7 @@ def test_unsnapshotted_records_are_counted_for_each_replica_and_for_all(
         if act == "a":
             appended[one] += count
             replicas[one].appended(appended[one])
-        elif act == "c":  # what is acknowledged is of another version
+        elif act == "c":  # the acknowledgement is of another version
             acknowledged[one] = min(appended[one], acknowledged[one] + count)
         elif act == "t":
             taken[one][acknowledged[one]] = acknowledged[one]
@@ -46,7 +46,7 @@ def test_unsnapshotted_records_are_counted_for_each_replica_and_for_all(
     assert together.records == sum(replica.records for replica in replicas)
     for one, replica in enumerate(replicas):
         replica.close()
-        replica.saved(max(taken[one]))  # what was on its way
+        replica.saved(max(taken[one]))  # batches in flight
     assert together.records == 0
 
 
@@ -70,7 +70,7 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_continues
     monkeypatch.setattr(unsnapshotted_budget, "LEAST_RECORDS", 100)
     monkeypatch.setattr(unsnapshotted_budget, "MAX_RECORDS", 200)
     monkeypatch.setattr(send_gate, "SNAPSHOT_TIMEOUT_S", 0.0)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 2_000, max_batch_size=400)
     pump = await stand.start_pump(topic_name)
     pump.pause(True)
@@ -79,7 +79,7 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_continues
     pump.pause(False)
     await stand.until(lambda: pump.awaits_snapshot and not pump.in_flight)
     assert 200 <= pump.base < 200 + BATCH
-    assert len(await rows(stand.target, topic_name)) == pump.base, "more than is saved, and no more than that"
+    assert len(await rows(stand.target, topic_name)) == pump.base, "the bound is reached and not exceeded"
     await stand.until(lambda: pump.status().trouble == NOT_SAVED)
     stand.save(pump)
     await stand.until(lambda: pump.base >= 400 and pump.awaits_snapshot and not pump.in_flight)
@@ -92,7 +92,7 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_continues
     stand.saves = True
     pump = await stand.start_pump(topic_name)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 2_000
+    assert await assert_same(stand, topic_name) == 2_000
     await stand.until(lambda: stand.unsaved.records == 0)
     assert not pump.awaits_snapshot
     assert pump.status().trouble == ""
@@ -102,7 +102,7 @@ async def test_a_lane_that_waits_for_its_next_epoch_to_be_saved_says_so(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     """Copies of control topics are saved rarely, but this snapshot is due at once."""
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     await stand.until(lambda: pump.snapshot_version == pump.version)
     assert not pump.awaits_snapshot
     stand.saves = False

@@ -303,7 +303,7 @@ async def test_a_deployment_asks_the_destination_for_the_copies_that_are_new(two
     (_, twins) = new_copies(expressed.route(), None, [taken, there, free])
     assert twins is not None
     assert (taken in str(twins), there in str(twins)) == (True, True)
-    assert await west.partitions(taken) is None, "nothing was made"
+    assert await west.partitions(taken) is None, "no topic was created"
 
 
 @pytest.mark.parametrize("end", ["source", "target"])
@@ -371,7 +371,7 @@ async def test_a_loop_by_another_name_of_a_cluster_or_through_another_region_is_
     await two.deploy("there", two.name("orders"))
     await two.until({"there orders": {0}})
     await two.deploy("back", two.name("orders"), source="west", target="east-vip")
-    await two.until({})  # where "there" does not run, it was found before "back" could begin
+    await two.until({})  # "there" does not run if the loop was found before "back" could begin
     refused = {incident[1]: incident for incident in two.incidents if incident[0] == "route-refused"}
     assert refused.keys() == {"there", "back"}
     assert refused["back"][2].endswith("east and east-vip are the same cluster")
