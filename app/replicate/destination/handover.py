@@ -1,14 +1,14 @@
 """The note that a replica's owner leaves to its successor: how to find its writes.
 
-    records of the source below `base` have copies, which the destination acknowledged
-    later writes by `producer_id`, in any epoch -> at or above `floor` in the destination, behind `passed`
-    records of the same producer that are copies of records below `base`
+Records of the source below `base` have copies, which the destination acknowledged. Later writes by
+`producer_id`, in any epoch, lie at or above `floor` in the destination. Before them `passed` records of the
+same producer are copies of records below `base`.
 
 Rules
 1. A replica appends nothing under an id and epoch before the tracker table knows them. So the successor knows
    whose records to look for, and takes an epoch under which nothing was appended.
 2. A lane takes further epochs by itself (`app.kafka.append.lane`, rules 4 to 6), each under rule 1. Notes may
-   reach the table late, so a successor leaves the lane `STEP` epochs.
+   reach the table late, so a successor begins `STEP` epochs above the highest known one.
 3. In a note of another lineage the source's offsets had another meaning. Such a note names only the producer
    to succeed, and does not say what has a copy.
 """

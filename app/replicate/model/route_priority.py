@@ -5,7 +5,7 @@
     low     █
 
 Rules
-1. A replica `presses` while it copies a part of a backlog: until it copies something that is none, or nothing
+1. A replica `presses` while it copies a backlog: until it copies a batch that is no part of one, or nothing
    for `PRIORITY_HOLD_S`. A replica that has caught up, stands still, is paused or is held back by its own
    limits does not press. Others use the capacity that it leaves.
 2. Bytes of a lower priority are then sent on credit. Credit grows with every byte of the highest priority

@@ -1,9 +1,9 @@
 """Decides when a replica emits an offset sync (a barrier of the offset map), and which.
 
 Rules
-1. An offset sync is emitted only at a new maximum of the source, and not below `quiet_below`. An earlier
-   owner may have sent those records twice. All records from there on were sent once, so an offset sync there
-   is true.
+1. An offset sync is emitted only at a new maximum of the source, and not below `quiet_below`. Below it an
+   earlier owner may have sent records twice; all records from there on were sent once, so offset syncs are
+   true.
 2. The first offset sync is the genesis: where copying begins, and where the destination ended before that.
 3. An idle offset sync follows once everything is acknowledged and the source has no more. It names the
    destination's end, read while nothing was in flight. It follows again when that end moves, also before
