@@ -80,8 +80,8 @@ def conflicts(
     own = {route.name for route in routes}
     try:
         if loop := find_loop(routes, changed=changed, other_regions=other_regions):
-            mine = [name for name, _, _ in loop.hops if name in own]
-            yield f"would loop: {loop}", loop.remedy, (mine or [loop.hops[-1][0]])[-1]
+            own_names = [name for name, _, _ in loop.hops if name in own]
+            yield f"would loop: {loop}", loop.remedy, (own_names or [loop.hops[-1][0]])[-1]
         if double := find_duplicate(routes, other_regions):
             yield f"would copy twice: {double}", double.remedy, double.routes[1]
     except TooComplicated as error:
@@ -114,9 +114,9 @@ def beside_of(ids: Mapping[str, str], routes: Iterable[RemoteRoute]) -> OtherReg
             continue
         ends = []
         for name, found in ((route.source, remote.source_id), (route.target, remote.target_id)):
-            here = names.get(found) or (name if name in ids and not found else "")
-            ends.append(here or f"{remote.region}/{name}")
-            if found and not here:
+            local_name = names.get(found) or (name if name in ids and not found else "")
+            ends.append(local_name or f"{remote.region}/{name}")
+            if found and not local_name:
                 known[ends[-1]] = found
         name = f"{route.name} of region {remote.region}"
         remote_routes.append(replace(route, name=name, source=ends[0], target=ends[1]))

@@ -199,29 +199,33 @@ def find_folded(
     owners: dict[tuple[str, str], tuple[str, str]] = {}
     for route, names in copies:
         for copy in names:
-            mine = route.name, copy
-            first = owners.setdefault((other_regions.place(route.target), folded(copy)), mine)
+            owned = route.name, copy
+            first = owners.setdefault((other_regions.place(route.target), folded(copy)), owned)
             if first[1] != copy:
-                yield FoldedCopies(mine, first, route.target)
+                yield FoldedCopies(owned, first, route.target)
 
 
 def _overlapping(routes: Sequence[Route]) -> Iterator[tuple[Route, Route]]:
     """Pairs of routes whose patterns may share a topic; one question rules out most pairs together."""
     words = LanguageTable()
-    before: list[tuple[Route, Language]] = []
+    earlier: list[tuple[Route, Language]] = []
     together = words.never
     for route in routes:
-        mine = route.patterns(words)
-        if _may_meet(words, mine, together):
-            yield from ((other, route) for other, its in before if _may_meet(words, mine, its))
-        before.append((route, mine))
-        together = words.either(together, mine)
+        pattern = route.patterns(words)
+        if _may_meet(words, pattern, together):
+            yield from (
+                (earlier_route, route)
+                for earlier_route, earlier_pattern in earlier
+                if _may_meet(words, pattern, earlier_pattern)
+            )
+        earlier.append((route, pattern))
+        together = words.either(together, pattern)
 
 
-def _may_meet(words: LanguageTable, one: Language, other: Language) -> bool:
+def _may_meet(words: LanguageTable, first: Language, second: Language) -> bool:
     words.next_question()
     try:
-        return words.shortest(words.both(one, other)) is not None
+        return words.shortest(words.both(first, second)) is not None
     except TooComplicated:
         words.next_question()
         return True  # `_both_copy` decides
@@ -303,26 +307,27 @@ def _remedy(path: Sequence[Route]) -> str:
     return f"exclude the topic in route {names}, or let one of them rename it"
 
 
-def _both_copy(one: Route, other: Route) -> str | None:
+def _both_copy(first: Route, second: Route) -> str | None:
     """A topic that expressions of both routes copy to the same name. Named topics are compared before."""
     try:
         words = LanguageTable()
-        own = words.one_of({**one.rename.names, **other.rename.names})
-        common = words.both(one.by_pattern(words), other.by_pattern(words), words.no(own))
-        for mine, its in product(_pieces(words, one), _pieces(words, other)):
-            if mine.longer != its.longer:
+        own = words.one_of({**first.rename.names, **second.rename.names})
+        common = words.both(first.by_pattern(words), second.by_pattern(words), words.no(own))
+        for first_piece, second_piece in product(_pieces(words, first), _pieces(words, second)):
+            if first_piece.longer != second_piece.longer:
                 continue  # copies of different length
             both = words.both(
-                common, mine.names, its.names,
-                one.rename.origin(words, its.shape), other.rename.origin(words, mine.shape),
+                common, first_piece.names, second_piece.names,
+                first.rename.origin(words, second_piece.shape),
+                second.rename.origin(words, first_piece.shape),
             )  # fmt: skip
             found = words.shortest(both)
             if found is not None:
                 return found
     except TooComplicated as error:
         raise TooComplicated(
-            f"it cannot be proved that routes {one.name} and {other.name} never copy the same topic twice: "
-            f"{error}"
+            f"it cannot be proved that routes {first.name} and {second.name} never copy the same topic "
+            f"twice: {error}"
         ) from None
     return None
 

@@ -206,7 +206,7 @@ class DestinationTopics:
         for number, (target, (look, plan)) in enumerate(list(self._plans.items())):
             if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
                 await asyncio.sleep(0)
-            if retried := {what for what in self._refused_of(target) if (target, what) not in resting}:
+            if retried := {action for action in self._refused_of(target) if (target, action) not in resting}:
                 plan = self._plan_retry(target, look, retried)  # noqa: PLW2901 - `_plans` keeps the reported plan
             if plan.changes:
                 self._to_do[target[0]][target[1]] = plan
@@ -214,7 +214,9 @@ class DestinationTopics:
         self._start_round()
 
     def _refused_of(self, target: TargetTopic) -> dict[str, _Refused]:
-        return {what: found for what in REFUSED if (found := self._refused.get((target, what))) is not None}
+        return {
+            action: found for action in REFUSED if (found := self._refused.get((target, action))) is not None
+        }
 
     def _plan_retry(self, target: TargetTopic, look: _Look, retried: Collection[str]) -> TopicPlan:
         """The plan with the refused changes; forgets refusals of changes that are no longer needed."""
@@ -230,9 +232,9 @@ class DestinationTopics:
             ),
         )
         to_do = {"create": plan.create, "partitions": plan.expand_to, "configuration": plan.alter}
-        for what in retried:
-            if not to_do[what]:
-                del self._refused[target, what]
+        for action in retried:
+            if not to_do[action]:
+                del self._refused[target, action]
         return plan
 
     def _look_at(
@@ -262,7 +264,7 @@ class DestinationTopics:
             configuration=wanted.sync.configuration
             and "configuration" not in refused
             and topic not in topics.troubles,
-            refused={what: f"{found.why}; {found.remedy}" for what, found in refused.items()},
+            refused={action: f"{found.why}; {found.remedy}" for action, found in refused.items()},
         )
         return _Look(sources, present, sync)
 
@@ -281,12 +283,12 @@ class DestinationTopics:
     async def _carry_out(self, cluster: str, plans: Mapping[str, TopicPlan]) -> None:
         try:
             client = (await self._clusters.get(cluster)).client
-            async for what, tried, refused in self._steps(client, plans):
+            async for action, tried, refused in self._steps(client, plans):
                 for topic in tried:
-                    self._refused.pop(((cluster, topic), what), None)
+                    self._refused.pop(((cluster, topic), action), None)
                     if topic in refused:
-                        self._refused[(cluster, topic), what] = self._refusal(
-                            client, topic, what, refused[topic]
+                        self._refused[(cluster, topic), action] = self._refusal(
+                            client, topic, action, refused[topic]
                         )
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
             log.warning("destination topics could not be changed yet", cluster=cluster, error=repr(error))
@@ -298,13 +300,13 @@ class DestinationTopics:
         self._done_s[cluster] = time.monotonic()
         self._stamp = None  # plan again, so that refusals are reported
 
-    def _refusal(self, client: ClusterClient, topic: str, what: str, error: KafkaError) -> _Refused:
+    def _refusal(self, client: ClusterClient, topic: str, action: str, error: KafkaError) -> _Refused:
         remedy = f"do it by hand ({RETRIES})"
         if isinstance(error, AUTHORISATION):
-            remedy = f"{allow(client.spec, 'topic', topic, PERMISSIONS[what])}, or {remedy}"
+            remedy = f"{allow(client.spec, 'topic', topic, PERMISSIONS[action])}, or {remedy}"
         elif isinstance(error, TopicRefused):
             remedy = f"{RENAME if error.code == INVALID_NAME else error.remedy} ({RETRIES})"
-        return _Refused(time.monotonic(), f"{REFUSED[what]}: {error}", remedy)
+        return _Refused(time.monotonic(), f"{REFUSED[action]}: {error}", remedy)
 
     async def _steps(
         self, client: ClusterClient, plans: Mapping[str, TopicPlan]
@@ -320,9 +322,9 @@ class DestinationTopics:
                 leave = () if wanted is None or wanted.sync is None else wanted.sync.leave
                 safe = {name: value for name, value in safe.items() if replication > 2 and name not in leave}
                 specs.append(TopicSpec(topic, partitions, replication, {**safe, **config}))
-            made, refused = await create(client, specs)
+            created, refused = await create(client, specs)
             yield "create", new, refused
-            topics.grown({spec.name: spec.partitions for spec in specs if spec.name in made})
+            topics.grown({spec.name: spec.partitions for spec in specs if spec.name in created})
         more = {topic: plan.expand_to for topic, plan in plans.items() if plan.expand_to is not None}
         refused = await expand(client, more)
         yield "partitions", more, refused
@@ -336,8 +338,8 @@ class DestinationTopics:
     def _report_all(self) -> None:
         reports: dict[tuple[str, str], tuple[str, str]] = {}  # (route, message) -> (kind, remedy)
         self._refused = {key: refused for key, refused in self._refused.items() if key[0] in self._wanted}
-        for ((cluster, topic), what), refused in self._refused.items():
-            if what == "configuration":  # the other refusals block the topic, which is reported below
+        for ((cluster, topic), action), refused in self._refused.items():
+            if action == "configuration":  # the other refusals block the topic, which is reported below
                 text = f"topic {topic} in {cluster} {refused.why}"
                 reports |= {
                     (name, text): ("route-topic", refused.remedy)
