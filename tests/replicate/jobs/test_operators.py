@@ -133,13 +133,13 @@ async def test_dropping_a_topic_ends_only_its_copying_and_without_an_incident(
     assert await manager.copied(2) is pump, "other topics are no reason to begin again"
     manager.put(rename="{topic}.copy")
     await manager.until(lambda: manager.pump is not None and manager.pump.target[0].endswith(".copy"))
-    assert pump.closed, "its destination is another one"
+    assert pump.closed, "the route has another destination"
     manager.put(topics=["another"])
     await manager.until(lambda: manager.pump is None)
-    await manager.until(lambda: any("does not copy" in one.trouble for one in manager.jobs.statuses()))
-    await asyncio.sleep(1.5)  # a job that cannot start is tried again every second
+    await manager.until(lambda: any("no longer copies" in one.trouble for one in manager.jobs.statuses()))
+    await asyncio.sleep(1.5)  # the worker retries a job that cannot start every second
     (status,) = manager.jobs.statuses()
-    assert (status.state, "does not copy" in status.trouble) == ("starting", True)
+    assert (status.state, "no longer copies" in status.trouble) == ("starting", True)
     assert manager.incidents == []
 
 
