@@ -1,1 +1,1 @@
-"""Topics copied from cluster to cluster: the definition of a route, and its view."""
+"""Copies topics from cluster to cluster: the definition of a route, and its view in the console."""

@@ -9,7 +9,7 @@
       exclude: ['.*\\.test']
       rename: "{cluster}.{topic}"             # MirrorMaker 2's source.topic; without it names stay
 
-What an entry of `topics` means, and which topics are internal: `app.replicate.model.route`.
+`app.replicate.model.route` defines the entries of `topics`, and the internal topics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from app.replicate.model.name_patterns import MAX_EXPRESSION_CHARS, AnyOf, check
 from app.replicate.model.route import TOPIC, Route, is_topic
 from app.replicate.model.route import TopicRename as RenameRule
 
-MAX_RECORDS = 10**9  # a checkpoint so rare is none
+MAX_RECORDS = 10**9  # beyond that there would be no checkpoints
 
 
 def _topic(value: Any) -> Any:
@@ -118,8 +118,7 @@ class Headers(Model):
 class Offsets(Model):
     """Consumer groups whose positions are kept in step at the destination: names, or expressions.
 
-    An exclusion always wins.
-    """
+    An exclusion always wins."""
 
     groups: TextEntries
     exclude: Annotated[tuple[TextEntry, ...], Len(0, MAX_LISTED)] = ()
@@ -140,7 +139,6 @@ class Limits(Model):
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is anything to divide."""
         return bool(self.messages_per_second or self.bytes_per_second)
 
 
@@ -217,17 +215,17 @@ class RouteDefinition(Definition):
         return self.metadata.name
 
     def route(self) -> Route:
-        """Which topics it copies, and under which names.
+        """The topics that it copies, and the names of the copies.
 
         Raises:
-            TooComplicated: its entries are, all together.
+            TooComplicated: Its entries together are too complicated.
         """
         spec = self.spec
         rename = RenameRule.of(spec.rename.before, spec.rename.after, spec.rename.names, cluster=spec.source)
         return Route(self.key, spec.source, spec.target, spec.topics, spec.exclude, rename)
 
     def keeps_header(self) -> Callable[[str], bool] | None:
-        """Whether a header comes along, by its name; None when all do."""
+        """Whether a header, given by its name, is copied; None: all are."""
         headers = self.spec.headers
         if headers.keep is not None:
             return AnyOf(headers.keep)
@@ -238,7 +236,7 @@ class RouteDefinition(Definition):
 
     @property
     def offsets(self) -> GroupSync | None:
-        """Which consumer groups are kept in step; None: none. Made anew each time: keep it."""
+        """The consumer groups that are kept in step; None: none. Built on each call, so callers keep it."""
         offsets = self.spec.offsets
         if offsets is None:
             return None
@@ -246,6 +244,6 @@ class RouteDefinition(Definition):
         return GroupSync(lambda group: means(group) and not excluded(group), offsets.every)
 
     def topic_sync(self) -> TopicSync:
-        """What may be done to its destination topics."""
+        """The changes that the route allows at its destination topics."""
         sync = self.spec.sync
         return TopicSync(sync.create, sync.partitions, sync.configuration, sync.leave, sync.on_smaller_limits)

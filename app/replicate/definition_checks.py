@@ -1,4 +1,4 @@
-"""What no single field of a route shows: clusters there are not, topics that nobody could copy, loops."""
+"""Checks a route beyond its single fields: unknown clusters, entries that match no topic, loops."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TOPICS: Path_ = ("spec", "topics")
 def route_checks(
     document: Document, definition: RouteDefinition | None, clusters: Collection[str] | None
 ) -> Iterator[ConfigProblem]:
-    """All of it; `definition` is None when a field is wrong, `clusters` are the names there are, if known."""
+    """All checks. `definition`: None if a field is wrong. `clusters`: names of clusters, None: not known."""
     for end in ("from", "to"):
         cluster = value_at(document.data, ("spec", end))
         if clusters is not None and isinstance(cluster, str) and cluster not in clusters:
             yield problem_at(document, ("spec", end), "no such cluster", suggest(cluster, list(clusters)))
     if all(value_at(document.data, ("spec", "headers", name)) for name in ("keep", "drop")):
         yield problem_at(
-            document, ("spec", "headers", "drop"), "keep already says which headers come along",
+            document, ("spec", "headers", "drop"), "keep already says which headers are copied",
             "write keep or drop, not both",
         )  # fmt: skip
     if definition is None:
@@ -43,8 +43,10 @@ def route_checks(
         route = definition.route()
         words = LanguageTable()
         if words.shortest(route.domain(words)) is None:
-            what = "is copied by it: all of them are excluded, or internal"
-            yield problem_at(document, TOPICS, f"no topic {what}", "exclude less, or name the internal topic")
+            why = "all that match are excluded or internal"
+            yield problem_at(
+                document, TOPICS, f"no topic is copied: {why}", "exclude less, or name the internal topic"
+            )
         loop = find_loop([route])
     except TooComplicated as error:
         message, _, remedy = str(error).rpartition("; ")
@@ -55,14 +57,14 @@ def route_checks(
 
 
 def between_routes(routes: Sequence[tuple[Document, Route]]) -> Iterator[ConfigProblem]:
-    """Loops and duplicates that routes make together; each of them is sound by itself."""
+    """Loops and duplicates that sound routes make together."""
     documents = {route.name: document for document, route in routes}
     for message, remedy, name in conflicts([route for _, route in routes]):
         yield problem_at(documents[name], TOPICS, message, remedy)
 
 
 def folded_copies(routes: Sequence[Route], other_regions: OtherRegions = ALONE) -> Iterator[FoldedCopies]:
-    """Copies of topics that these routes name, which Kafka takes for another copy by its name."""
+    """Copies, of topics that these routes name, whose names collide with other copies' names in Kafka."""
     known = [*other_regions.routes, *sorted(routes, key=lambda route: route.name)]
     own = {route.name for route in routes}
     found = find_folded(((route, route.named_copies()) for route in known), other_regions)
@@ -72,15 +74,14 @@ def folded_copies(routes: Sequence[Route], other_regions: OtherRegions = ALONE) 
 def conflicts(
     routes: Sequence[Route], changed: Collection[str] | None = None, other_regions: OtherRegions = ALONE
 ) -> Iterator[tuple[str, str, str]]:
-    """The same, in words: what is wrong, what to do, and one of the routes to do it in.
+    """Loops and duplicates as texts: the fault, the remedy, and a route in which to change something.
 
-    `changed` are the names of those that are new or changed, when the others are known to be sound together.
-    """
+    `changed` are the names of new or changed routes; the others are known to be sound together."""
     own = {route.name for route in routes}
     try:
         if loop := find_loop(routes, changed=changed, other_regions=other_regions):
-            mine = [name for name, _, _ in loop.hops if name in own]
-            yield f"would loop: {loop}", loop.remedy, (mine or [loop.hops[-1][0]])[-1]
+            own_names = [name for name, _, _ in loop.hops if name in own]
+            yield f"would loop: {loop}", loop.remedy, (own_names or [loop.hops[-1][0]])[-1]
         if double := find_duplicate(routes, other_regions):
             yield f"would copy twice: {double}", double.remedy, double.routes[1]
     except TooComplicated as error:
@@ -89,7 +90,7 @@ def conflicts(
 
 
 class RemoteRoute(NamedTuple):
-    """A route of another region: its definition, and the ids of its clusters, "" where they are not known."""
+    """A route of another region: its definition, and the ids of its clusters; "": not known."""
 
     region: str
     definition: Mapping[str, Any]
@@ -98,24 +99,25 @@ class RemoteRoute(NamedTuple):
 
 
 def beside_of(ids: Mapping[str, str], routes: Iterable[RemoteRoute]) -> OtherRegions:
-    """What is known beyond this region's routes; `ids` has every cluster that is configured here, "" for one
-    whose id is not known. A cluster of another region is one of these if its id is, or, while that is not
-    known, if its name is. A definition that cannot be read is left out."""
+    """The clusters and routes beyond this region's routes, without unreadable definitions.
+
+    `ids` has every cluster that is configured here; "": its id is not known. A cluster of another region is
+    one of these if its id is. While its id is not known, its name decides."""
     known = {name: found for name, found in ids.items() if found}
     names = {found: name for name, found in sorted(known.items(), reverse=True)}
-    made = []
-    for at in routes:
+    remote_routes = []
+    for remote in routes:
         try:
-            definition = RouteDefinition.from_wire(at.definition)
+            definition = RouteDefinition.from_wire(remote.definition)
             route = definition.route()
         except (ValueError, TooComplicated):
             continue
         ends = []
-        for name, found in ((route.source, at.source_id), (route.target, at.target_id)):
-            here = names.get(found) or (name if name in ids and not found else "")
-            ends.append(here or f"{at.region}/{name}")
-            if found and not here:
+        for name, found in ((route.source, remote.source_id), (route.target, remote.target_id)):
+            local_name = names.get(found) or (name if name in ids and not found else "")
+            ends.append(local_name or f"{remote.region}/{name}")
+            if found and not local_name:
                 known[ends[-1]] = found
-        name = f"{route.name} of region {at.region}"
-        made.append(replace(route, name=name, source=ends[0], target=ends[1]))
-    return OtherRegions(known, tuple(made))
+        name = f"{route.name} of region {remote.region}"
+        remote_routes.append(replace(route, name=name, source=ends[0], target=ends[1]))
+    return OtherRegions(known, tuple(remote_routes))

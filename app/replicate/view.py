@@ -1,4 +1,4 @@
-"""What the console shows of a route's partitions beside what it shows of any job, and their sums: pure."""
+"""The fields of a route's partitions, and their sums, that the console adds to those of any job. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 
 from app.controllog.codec import CopyingStatus, JobStatus
 
-NOTHING = CopyingStatus()  # of a partition that nobody says anything of
+NOTHING = CopyingStatus()  # for a partition that no heartbeat mentions
 COUNTS = ("encoded", "left_out", "lost", "compared", "differing", "uncompared", "begun_anew",
           "destination_losses")  # fmt: skip
 
 
 def copying_fields(status: JobStatus) -> dict[str, Any]:
-    """One partition's copies."""
     copying, barrier = status.copying or NOTHING, None
     if copying.barrier is not None:
         barrier = dict(zip(("source_end", "target_end", "at_ms"), copying.barrier, strict=True))
@@ -30,19 +29,18 @@ def copying_fields(status: JobStatus) -> dict[str, Any]:
 
 
 def copying_sums(jobs: Sequence[JobStatus]) -> dict[str, Any]:
-    """All of a route's copies; `halted`, `stuck` and `limited` count partitions. The rate is None while a
-    part of it is unknown."""
+    """Sums over partitions; `halted`, `stuck`, `limited` count these. An unknown rate makes the sum None."""
     copying = [job.copying or NOTHING for job in jobs]
     rates = [_rate(job) for job in jobs if job.copying is not None]
     known = [rate for rate in rates if rate is not None]
     return {
-        "halted": sum(bool(one.halted) for one in copying),
-        "stuck": sum(one.stuck is not None for one in copying),
-        "limited": sum(one.limited for one in copying),
+        "halted": sum(bool(part.halted) for part in copying),
+        "stuck": sum(part.stuck is not None for part in copying),
+        "limited": sum(part.limited for part in copying),
         "rate": sum(known) if known and len(known) == len(rates) else None,
         "verbatim": sum(map(_verbatim, jobs)),
-        **{name: sum(getattr(one, name) for one in copying) for name in COUNTS},
-        "lost_ms": max((one.lost_ms for one in copying), default=0) or None,
+        **{name: sum(getattr(part, name) for part in copying) for name in COUNTS},
+        "lost_ms": max((part.lost_ms for part in copying), default=0) or None,
     }
 
 

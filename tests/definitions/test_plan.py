@@ -103,17 +103,17 @@ def test_copies_that_are_one_name_to_kafka_are_refused() -> None:
 
     one = routes(("mirror", "east", {"topics": ["pay.eu", "pay_eu"]}))
     (conflict,) = plan({}, [*one.values()]).conflicts
-    remedy = "name one of them otherwise by rename.names, or exclude its topic"
+    remedy = "give one of them another name by rename.names, or exclude its topic"
     assert conflict == (
-        "mirror: its copy pay_eu and pay.eu in west are one name to Kafka, which takes . for _, so that one "
-        f"of them is never made; {remedy}"
+        "mirror: its copy pay_eu and pay.eu in west collide, because Kafka treats . and _ as equal in topic "
+        f"names; only one of them can be created; {remedy}"
     )
     two = routes(
         ("a", "east", {"topics": ["pay.*"], "rename": {"names": {"pay": "pay.eu"}}}),
         ("b", "north", {"topics": ["pay_eu"]}),
     )
     (conflict,) = plan({}, [*two.values()]).conflicts
-    assert conflict.startswith("b: its copy pay_eu and pay.eu of route a in west are one name to Kafka")
+    assert conflict.startswith("b: its copy pay_eu and pay.eu of route a in west collide")
     (kept,) = plan({}, [two["b"]], routes={"a": two["a"]}).conflicts
     assert kept == conflict
     assert not plan({}, [two["b"]], routes={"a": two["a"]}, prune=True, allow_empty=True).conflicts

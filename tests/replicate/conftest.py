@@ -1,4 +1,4 @@
-"""A stand between two brokers of the yard."""
+"""Fixtures: replicas between two brokers of the yard."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.replicate.rig import ReplicaRig, replica_rig
 
 @pytest.fixture
 async def stand(yard: Yard) -> AsyncIterator[ReplicaRig]:
-    """Brokers that all tests share, and must not be hurt."""
+    """Replicas between brokers that all tests share, so the test must not stop these."""
     async with replica_rig(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as made:
         yield made
 
 
 @pytest.fixture
 def unjoined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches travel as they were written, however small: for tests of what happens between them."""
+    """Small batches are copied as they were written, for tests of what happens between batches."""
     monkeypatch.setattr(encoder, "SMALL_BYTES", 0)

@@ -1,4 +1,4 @@
-"""Replicas on a stand: real brokers on both sides, and a tracker table by hand that keeps what they save."""
+"""Replicas between real brokers, with a simulated tracker table that keeps what they save."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def definition(source: str, target: str, topic: str, **spec: Any) -> RouteDefini
 
 
 def row(record: Record) -> Row:
-    """All of a record but its offset."""
+    """All of a record except its offset."""
     return record.timestamp, record.key, record.value, tuple(record.headers)
 
 
 class ReplicaRig:
-    """See the module. `incidents` are incidents, `barriers` those of the offset map."""
+    """Replicas of one route. `incidents` and `barriers` collect what they report and emit."""
 
     def __init__(self, source: ClusterClient, target: ClusterClient) -> None:
         self.source, self.target = source, target
@@ -61,7 +61,7 @@ class ReplicaRig:
         self.lease.renewed(time.monotonic())
         self.appender = Appender(target, may_send=lambda: self.lease.holds(time.monotonic()))
         self.incidents: list[tuple[str, str]] = []
-        self.remedies: list[str] = []  # of what was told
+        self.remedies: list[str] = []  # of the incidents
         self.barriers: list[tuple[int, int, int]] = []  # partition, source's end, destination's end
         self.stamped: list[Barrier] = []  # the same
         self.pumps: dict[Any, ReplicaPump] = {}
@@ -84,7 +84,7 @@ class ReplicaRig:
             pump.skip(item)
 
     async def save_for_ever(self) -> None:
-        """Does what rounds of snapshots do."""
+        """Saves snapshots until it is cancelled."""
         while True:
             await asyncio.sleep(SAVE_S)
             for key, pump in self.pumps.items():
@@ -93,7 +93,7 @@ class ReplicaRig:
                     self.save(pump)
 
     def save(self, pump: ReplicaPump) -> None:
-        """The table has what the pump has finished."""
+        """Saves the pump's snapshot in the table."""
         if pump.version != pump.snapshot_version and not pump.closed:
             self.saved[pump.job.partition] = pump.snapshot(), pump.note
             pump.snapshot_version = pump.version
@@ -110,12 +110,12 @@ class ReplicaRig:
         seals: Callable[[], Seals | None] | None = None,
         **spec: Any,
     ) -> ReplicaPump:
-        """A new owner of the partition, from what is saved."""
+        """Starts a new owner of the partition from the saved state."""
         self._epoch += 1
         snapshot, note = self.saved.get(partition, (None, b""))
         runtime = RouteRuntime(
             definition(self.source.name, self.target.name, topic, **spec),
-            self.source, self.target, self.appender, self.lease, self._tell,
+            self.source, self.target, self.appender, self.lease, self._report_incident,
             self._verify_budget, self._priorities, self.unsaved,
         )  # fmt: skip
         self.runtimes.append(runtime)
@@ -124,7 +124,7 @@ class ReplicaRig:
             JobId(Kind.REPLICATE, ROUTE, topic, partition), self._epoch, runtime,
             next_offset=at if snapshot is None else snapshot.base, lineage=lineage, note=note,
             is_same_log=True, is_first=snapshot is None and not note, source_log=LogId("", ids[topic]),
-            report_incident=self._tell,
+            report_incident=self._report_incident,
             on_barrier=self._on_barrier,
             source_epoch=source_epoch,
             seals=seals,
@@ -137,25 +137,25 @@ class ReplicaRig:
         return pump
 
     def put_base(self, base: int, partition: int = 0) -> None:
-        """The table's position is another; the note is what it was."""
+        """Replaces the table's position; the note stays."""
         self.saved[partition] = Snapshot(base), self.saved[partition][1]
 
     def feed(self, pump: ReplicaPump, data: bytes, start: int, end: int, *, damage: str = "") -> None:
-        """Hands it these bytes for the offsets [start, end), as if they had been fetched."""
+        """Gives the pump these bytes for the offsets [start, end), as if they had been fetched."""
         part = PartitionFetch(self.fetch, "by hand", pump.job.topic, pump.job.partition, start)
         part.unreleased_bytes += len(data)
         self.budget.used_bytes += len(data)
         pump.accept(FetchedBatches(part, len(data), data, end, [], end, damage))
 
     def freeze(self, pump: ReplicaPump) -> None:
-        """Its process lies still: it gets nothing, and saves nothing, but is not closed."""
+        """Freezes the pump's process: it gets nothing and saves nothing, but is not closed."""
         for key, one in list(self.pumps.items()):
             if one is pump:
                 self.fetch.remove(key)
                 del self.pumps[key]
 
     def kill(self, pump: ReplicaPump) -> None:
-        """Its process is gone, with what it had in hand."""
+        """Kills the pump's process; its batches in flight are lost."""
         self.freeze(pump)
         pump.close()
 
@@ -165,16 +165,16 @@ class ReplicaRig:
         self.barriers.append((pump.job.partition, source_end, target_end))
         self.stamped.append(Barrier(source_end, target_end, 0, stamp))
 
-    def _tell(self, kind: str, _subject: str, message: str, remedy: str) -> None:
+    def _report_incident(self, kind: str, _subject: str, message: str, remedy: str) -> None:
         self.incidents.append((kind, message))
         self.remedies.append(remedy)
 
     def kinds(self) -> list[str]:
-        """Of what was told."""
+        """The kinds of the reported incidents."""
         return [kind for kind, _ in self.incidents]
 
     async def until(self, condition: Callable[[], Any], seconds: float = 2 * ENOUGH_S) -> None:
-        """Looks until it holds."""
+        """Waits until the condition holds."""
         try:
             async with asyncio.timeout(seconds):
                 while not condition():  # noqa: ASYNC110 - callbacks change it
@@ -184,13 +184,13 @@ class ReplicaRig:
             raise AssertionError(f"it never came: {states} {self.incidents}") from None
 
     async def copied(self, pumps: Iterable[ReplicaPump]) -> None:
-        """Waits until they have copied all there is now."""
+        """Waits until the pumps have copied all records of the source."""
         at = {(pump.job.topic, pump.job.partition): pump for pump in pumps}
         ends = await self.source.end_offsets(at)
         await self.until(lambda: all(pump.base >= ends[where] for where, pump in at.items()))
 
     async def close(self) -> None:
-        """Ends everything; nothing may be left of the budget."""
+        """Closes everything, and checks that the fetch budget is whole again."""
         for pump in self.pumps.values():
             pump.close()
         for runtime in self.runtimes:
@@ -199,7 +199,7 @@ class ReplicaRig:
 
 @asynccontextmanager
 async def replica_rig(home: str, away: str) -> AsyncIterator[ReplicaRig]:
-    """A stand between two brokers."""
+    """Replicas between two brokers."""
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(connected(home, "east-regional"))
         target = await stack.enter_async_context(connected(away, "east-aggregate"))
@@ -218,7 +218,7 @@ async def replica_rig(home: str, away: str) -> AsyncIterator[ReplicaRig]:
 
 
 async def rows(client: ClusterClient, topic: str, partition: int = 0) -> list[Row]:
-    """All records there are."""
+    """All records of the topic."""
     end = (await client.end_offsets([(topic, partition)]))[topic, partition]
     async with pumping(client) as pump:
         pump.service.add(0, topic, partition, 0)

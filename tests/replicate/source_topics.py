@@ -1,4 +1,4 @@
-"""What a test copies: topics on both sides, records of all sorts, logs as compaction leaves them."""
+"""The source topics of tests: topics on both sides, records of all kinds, compacted logs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.kafka.second_broker import delete
 from tests.replicate.rig import ReplicaRig, Row, rows
 
 
-async def both(stand: ReplicaRig, topic: str, **config: str) -> None:
-    """The topic on both sides."""
+async def create_on_both_sides(stand: ReplicaRig, topic: str, **config: str) -> None:
+    """Creates the topic on both sides."""
     await create(stand.source, topic, 1, **config)
     await create(stand.target, topic, 1, **config)
 
 
 async def write(stand: ReplicaRig, topic: str, count: int, name: str = "v", **options: Any) -> None:
-    """Numbered records with keys, headers, tombstones and timestamps that go back and forth."""
+    """Writes numbered records with keys, headers, tombstones and unordered timestamps."""
     (bootstrap,) = stand.source.spec.bootstrap
     async with producing(bootstrap, **{"max_batch_size": 2_000, **options}) as producer:
         sent = [
@@ -42,16 +42,16 @@ async def write(stand: ReplicaRig, topic: str, count: int, name: str = "v", **op
         await asyncio.gather(*sent)
 
 
-async def copying(stand: ReplicaRig, topic: str, count: int = 100, **options: Any) -> ReplicaPump:
-    """A replica of a topic on both sides that has copied `count` records."""
-    await both(stand, topic)
+async def start_copying(stand: ReplicaRig, topic: str, count: int = 100, **options: Any) -> ReplicaPump:
+    """Starts a replica of a new topic that has copied `count` records."""
+    await create_on_both_sides(stand, topic)
     await write(stand, topic, count, **options)
     pump = await stand.start_pump(topic)
     await stand.copied([pump])
     return pump
 
 
-async def made_anew(client: ClusterClient, topic: str) -> None:
+async def recreate(client: ClusterClient, topic: str) -> None:
     """Deletes the topic, and creates it again."""
     await delete(client, topic)
     while topic in await client.topics():  # noqa: ASYNC110 - the broker's
@@ -59,15 +59,15 @@ async def made_anew(client: ClusterClient, topic: str) -> None:
     await create(client, topic, 1)
 
 
-async def same(stand: ReplicaRig, topic: str) -> int:
-    """The copy is the source, record by record; how many."""
+async def assert_same(stand: ReplicaRig, topic: str) -> int:
+    """Checks that the copy equals the source, record by record; returns their number."""
     here, there = await rows(stand.source, topic), await rows(stand.target, topic)
     assert there == here
     return len(here)
 
 
-def compacted(found: Sequence[Row], start: int, stays: Callable[[int], bool]) -> bytes:
-    """Batches of the records from `start` on, of which only some are left, at their offsets."""
+def compacted_batches(found: Sequence[Row], start: int, stays: Callable[[int], bool]) -> bytes:
+    """Batches of the records from `start` on as compaction leaves them: some records, at their offsets."""
     data = b""
     for base in range(start, len(found), 20):
         builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 24)
@@ -81,7 +81,7 @@ def compacted(found: Sequence[Row], start: int, stays: Callable[[int], bool]) ->
 
 
 async def batches_of(client: ClusterClient, topic: str, start: int) -> list[tuple[bytes, int]]:
-    """The log's batches from an offset on, and how many records each has."""
+    """The log's batches from an offset on, each with its number of records."""
     found: list[tuple[bytes, int]] = []
 
     def take(batch: RecordBatch) -> bool:

@@ -1,4 +1,4 @@
-"""Route definitions: the whole shape is checked, all at once, alone and together with other routes."""
+"""Route definitions: all of their problems are reported at once, alone and together with other routes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def routed(path: str, value: Any) -> dict[str, Any]:
 
 
 def problems(document: Any, **options: Any) -> dict[str, str]:
-    """What is told, by field."""
+    """The reported problems, by field."""
     with pytest.raises(InvalidConfiguration) as caught:
         parse_route(document, **options)
     return {problem.field: f"{problem.message}; {problem.remedy}" for problem in caught.value.problems}
@@ -102,7 +102,7 @@ def test_a_rename_may_be_a_template_a_replacement_or_a_list(rename: Any, copied:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "field", "told"),
+    ("path", "value", "field", "expected"),
     [("spec/topics", [], "spec.topics", "at least 1"),
      ("spec/topics", ["*"], "spec.topics.0", "write .* for any text"),
      ("spec/topics", ["orders", "a b"], "spec.topics.1", "matches no name"),
@@ -114,7 +114,7 @@ def test_a_rename_may_be_a_template_a_replacement_or_a_list(rename: Any, copied:
      ("spec/exclude", ["orders", r"pay.*"], "spec.topics", "exclude less"),
      ("spec/topics", ["__consumer_.*"], "spec.topics", "name the internal topic"),
      ("spec/rename", "{cluster}-copy", "spec.rename.to", "{topic} once"),
-     ("spec/rename", {"to": "a b{topic}"}, "spec.rename.to", "not part of a topic's name"),
+     ("spec/rename", {"to": "a b{topic}"}, "spec.rename.to", "characters that no topic name has"),
      ("spec/rename", {"names": {"orders": "a b"}}, "spec.rename.names.orders", "not a topic's name"),
      ("spec/rename", 7, "spec.rename", "must be a mapping"),
      ("spec/headers", {"keep": ["a"], "drop": ["b"]}, "spec.headers.drop", "not both"),
@@ -132,17 +132,15 @@ def test_a_rename_may_be_a_template_a_replacement_or_a_list(rename: Any, copied:
      ("spec/to", "east", "spec.topics", "would loop: orders: east -> east (route east-west)"),
      ("metadata/name", "a/b", "metadata.name", "not a name")],
 )  # fmt: skip
-def test_what_is_wrong_is_told_at_its_field_with_a_remedy(
-    path: str, value: Any, field: str, told: str
-) -> None:
+def test_a_wrong_field_is_reported_with_a_remedy(path: str, value: Any, field: str, expected: str) -> None:
     found = problems(routed(path, value))
 
     assert list(found) == [field]
-    assert told in found[field]
+    assert expected in found[field]
     assert found[field].partition("; ")[2]
 
 
-def test_everything_that_is_wrong_is_told_at_once_with_its_line(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:
     wrong = routed("spec/topics", ["orders", "a("])
     wrong["spec"] |= {"onGap": "ignore", "color": 1}
     file = written(tmp_path, ROUTE, wrong, changed("spec/start", "middle"))
@@ -151,8 +149,8 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_line(tmp_path: Path) 
         load_definitions([file], clusters=["west"])
 
     lines = file.read_text().splitlines()
-    told = {(p.field, lines[p.line - 1].strip().rstrip(",")) for p in caught.value.problems}
-    assert told == {
+    reported = {(p.field, lines[p.line - 1].strip().rstrip(",")) for p in caught.value.problems}
+    assert reported == {
         ("spec.from", '"from": "east"'), ("spec.topics.1", '"a("'), ("spec.onGap", '"onGap": "ignore"'),
         ("spec.color", '"color": 1'), ("metadata.name", '"name": "east-west"'),
         ("spec.start", '"start": "middle"'), ("metadata.cluster", '"cluster": "east-aggregate"'),
@@ -202,7 +200,7 @@ def test_routes_that_copy_the_same_twice_are_refused(tmp_path: Path) -> None:
         load_definitions([file])
 
 
-def test_a_route_that_comes_twice_is_told_with_both_places(tmp_path: Path) -> None:
+def test_a_route_that_is_defined_twice_is_reported_with_both_places(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match=r"east-west is defined twice, first at .*routes.yaml:4"):
         load_definitions([written(tmp_path, ROUTE, ROUTE)])
 
@@ -211,7 +209,7 @@ def test_workloads_and_routes_come_from_the_same_files(tmp_path: Path) -> None:
     found, warnings = load_definitions([written(tmp_path, SMALL, FULL_ROUTE)])
 
     assert [definition.key for definition in found] == ["billing/orders", "east-west"]
-    assert not warnings, "all of it is in force"
+    assert not warnings, "every field is in force"
 
 
 def test_groups_are_kept_in_step_by_name_or_expression_and_an_exclusion_wins() -> None:
@@ -226,7 +224,7 @@ def test_groups_are_kept_in_step_by_name_or_expression_and_an_exclusion_wins() -
     assert parse_route(ROUTE)[0].offsets is None
 
 
-def test_a_mistyped_kind_is_answered_with_what_was_meant() -> None:
+def test_a_mistyped_kind_is_answered_with_a_suggestion() -> None:
     with pytest.raises(InvalidConfiguration, match=r"did you mean Route\?"):
         parse_any({**ROUTE, "kind": "Routes"})
 
@@ -253,13 +251,13 @@ def test_the_etag_changes_with_the_meaning_and_not_with_the_writing() -> None:
 
 
 @given(st.text(max_size=20))
-def test_any_text_in_a_list_of_topics_is_taken_or_told(text: str) -> None:
+def test_any_text_in_a_list_of_topics_is_accepted_or_reported(text: str) -> None:
     try:
         taken = parse_route(routed("spec/topics", ["orders", text]))[0]
     except InvalidConfiguration as error:
         taken = None
-        told = {problem.field for problem in error.problems}
-        assert told == {"spec.topics.1"}
+        reported = {problem.field for problem in error.problems}
+        assert reported == {"spec.topics.1"}
     if taken is not None:
         assert re2.compile(text)
 

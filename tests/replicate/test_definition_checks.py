@@ -1,4 +1,4 @@
-"""What is known beyond a region's routes, and that a deployment is planned beside it."""
+"""Routes and clusters beyond a region's routes, and deployments that are checked against them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.web.runtime_fake import route
 IDS = {"east": "E", "west": "W", "west-vip": "W", "north": ""}
 
 
-def elsewhere(source: str, target: str, *ids: str, name: str = "back") -> RemoteRoute:
+def remote_route(source: str, target: str, *ids: str, name: str = "back") -> RemoteRoute:
     return RemoteRoute("west", route(name, source, target), *ids)
 
 
@@ -22,9 +22,13 @@ def elsewhere(source: str, target: str, *ids: str, name: str = "back") -> Remote
     ("source", "ids", "called"),
     [
         ("west", ("W", "E"), "west"),
-        ("main", ("W", "E"), "west"),  # of names for one cluster the first, whatever they call it there
-        ("west", ("", "E"), "west"),  # no line tells its id yet: its name has to do
-        ("west", ("Z", "E"), "west/west"),  # they call another one so
+        (
+            "main",
+            ("W", "E"),
+            "west",
+        ),  # the first local name of the cluster, whatever the other region calls it
+        ("west", ("", "E"), "west"),  # its id is not known yet, so its name decides
+        ("west", ("Z", "E"), "west/west"),  # the other region uses the name for another cluster
         ("main", ("", "E"), "west/main"),
         ("north", ("", "E"), "north"),
     ],
@@ -32,7 +36,7 @@ def elsewhere(source: str, target: str, *ids: str, name: str = "back") -> Remote
 def test_clusters_are_known_by_their_ids_and_else_by_their_names(
     source: str, ids: tuple[str, str], called: str
 ) -> None:
-    beside = beside_of(IDS, [elsewhere(source, "other", *ids)])
+    beside = beside_of(IDS, [remote_route(source, "other", *ids)])
     (found,) = beside.routes
     assert (found.name, found.source, found.target) == ("back of region west", called, "east")
     assert beside.ids == {"east": "E", "west": "W", "west-vip": "W"} | (
@@ -48,13 +52,13 @@ def test_what_cannot_be_read_is_left_out() -> None:
 def test_a_deployment_that_would_loop_with_another_regions_route_is_refused_with_the_loop() -> None:
     wanted = [RouteDefinition.model_validate(route("there", "east", "west"))]
     assert plan({}, wanted).conflicts == ()
-    beside = beside_of(IDS, [elsewhere("west-there", "east", "W", "E")])
+    beside = beside_of(IDS, [remote_route("west-there", "east", "W", "E")])
     (conflict,) = plan({}, wanted, other_regions=beside).conflicts
     assert conflict == (
         "there: would loop: orders: west -> east (route back of region west) -> west (route there); "
-        "exclude the topic in route back of region west or there, or let one rename it"
+        "exclude the topic in route back of region west or there, or let one of them rename it"
     )
     known = {"there": wanted[0]}
     assert plan({}, wanted, routes=known, other_regions=beside).conflicts == (), (
-        "it stands already: the leader sees"
+        "the route is deployed already; the leader checks it"
     )

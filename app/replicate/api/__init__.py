@@ -1,1 +1,1 @@
-"""Routes by REST and on the command line."""
+"""The REST interface and the command line of routes."""

@@ -1,4 +1,4 @@
-"""route list|describe|pause|resume|reset|skip|delete|add-topic|drop-topic: what clusters copy."""
+"""route list|describe|pause|resume|reset|skip|delete|add-topic|drop-topic: copies to other clusters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TOPIC = click.argument("topic")
 
 @click.group()
 def route() -> None:
-    """Routes: topics of one cluster that are copied to another.
+    """Copies topics of one cluster to another.
 
     \b
     switchyard route list
@@ -52,7 +52,7 @@ def route() -> None:
 @output_option
 @guarded
 def list_routes(url: str | None, output: str) -> None:
-    """Every route with its lag, in messages and in seconds.
+    """Lists all routes with their lag, in messages and in seconds.
 
     \b
     switchyard route list -o json | jq '.[] | select(.lag_s > 60)'
@@ -68,7 +68,8 @@ def list_routes(url: str | None, output: str) -> None:
 @output_option
 @guarded
 def describe(name: str, url: str | None, output: str) -> None:
-    """One route: which topics it copies where to, which not and why, and who copies each partition.
+    """Shows a route: its topics and their copies, the reasons for those not copied, and the owner of each
+    partition.
 
     \b
     switchyard route describe east-to-west
@@ -89,7 +90,7 @@ def describe(name: str, url: str | None, output: str) -> None:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Numbers as people read them: shares instead of counts, the barrier as offset -> offset."""
+    """Numbers for people: shares instead of counts, the offset sync as offset -> offset."""
     at = row.get("barrier")
     barrier = "none yet" if at is None else f"{at['source_end']} -> {at['target_end']}"
     return {**row, "verbatim": _share(row["verbatim"], row["copied"]), "barrier": barrier}
@@ -109,7 +110,7 @@ def _topics(client: Client, path: str) -> dict[str, Any]:
     except CommandFailure as failure:
         if failure.code != EXIT_UNREACHABLE:
             raise
-        return {"items": [], "next": None, "read_s_ago": None, "others": None}  # only the leader knows them
+        return {"items": [], "next": None, "read_s_ago": None, "others": None}  # only the leader has them
     return found
 
 
@@ -125,17 +126,17 @@ def _print_details(body: dict[str, Any], topics: dict[str, Any]) -> None:
         f"except: {names[1]}",
         f"lag: {cell(status['lag_messages'])} records, {cell(status['lag_s'])} s; "
         f"rate: {cell(status['rate'])} records/s" + "; limits hold it back" * bool(status["limited"]),
-        f"copied: {status['copied']} records, {status['encoded']} of them in batches encoded anew; "
+        f"copied: {status['copied']} records, {status['encoded']} of them in batches encoded again; "
         f"{status['left_out']} left out by provenance",
         f"lost in gaps of the source since copying began: {status['lost']} offsets"
         + (f", the last found missing {_time(status['lost_ms'])}" if status["lost_ms"] else ""),
         f"read back: {status['compared']} records as they were sent, {status['differing']} that differ"
-        + f"; {status['uncompared']} could not be" * bool(status["uncompared"]),
+        + f"; {status['uncompared']} could not be compared" * bool(status["uncompared"]),
     ]
     if status["begun_anew"] or status["destination_losses"]:
         lines.append(
-            f"truncated or made anew since copying began: {status['begun_anew']} times a partition of the "
-            f"source, {status['destination_losses']} times one of the destination; the incidents say which"
+            f"truncated or recreated since copying began: {status['begun_anew']} times a partition of the "
+            f"source, {status['destination_losses']} times one of the destination; the incidents name them"
         )
     if spec.get("start") == "latest":
         begins = body["begins_ms"]
@@ -145,15 +146,15 @@ def _print_details(body: dict[str, Any], topics: dict[str, Any]) -> None:
     lines += [f"halted: {row['topic']}-{row['partition']}: {row['halted']}"
               for row in body["partitions"] if row["halted"]][:MAX_HALTED]  # fmt: skip
     lines += [f"stuck: route skip {status['name']} {row['topic']} {row['partition']} "
-              f"{row['stuck'][0]} {row['stuck'][1]} leaves out what cannot be copied"
+              f"{row['stuck'][0]} {row['stuck'][1]} leaves out the records that cannot be copied"
               for row in body["partitions"] if row["stuck"]][:MAX_HALTED]  # fmt: skip
     lines += ["paused: nothing is copied until route resume"] * status["paused"]
     lines += [f"trouble: {trouble}" for trouble in status["troubles"]]
     if topics["read_s_ago"] is None:
-        lines.append(f"topics: not known; the leader has not listed those of {status['from']} yet")
+        lines.append(f"topics: not known; the leader has not listed the topics of {status['from']} yet")
     else:
         more = f"; {MAX_TOPICS} are shown" if topics["next"] else ""
-        lines.append(f"topics: {topics['others']} others of {status['from']} are not meant{more}")
+        lines.append(f"topics: {topics['others']} others of {status['from']} match no entry{more}")
     click.echo("\n".join(map(printable, lines)))
 
 
@@ -162,7 +163,7 @@ def _print_details(body: dict[str, Any], topics: dict[str, Any]) -> None:
 @act_options
 @guarded
 def pause(name: str, **options: Any) -> None:
-    """Copies nothing more; positions stay.
+    """Pauses copying; positions stay.
 
     \b
     switchyard route pause east-to-west --execute
@@ -175,7 +176,7 @@ def pause(name: str, **options: Any) -> None:
 @act_options
 @guarded
 def resume(name: str, **options: Any) -> None:
-    """Copies again, from where it was paused.
+    """Resumes copying where it was paused.
 
     \b
     switchyard route resume east-to-west --execute --yes
@@ -190,10 +191,10 @@ def _pause(verb: str, name: str, *, execute: bool, yes: bool, url: str | None, o
         click.echo(f"{verb} {name}; {DRY}", err=True)
         return
     confirm(f"{verb.capitalize()} {name}?", yes)
-    told = client.ask("POST", f"{path}/{verb}")
-    emit([told], ["key", "changed", "paused"], output, whole=told)
-    if not told["changed"]:
-        click.echo("it was so before", err=True)
+    answer = client.ask("POST", f"{path}/{verb}")
+    emit([answer], ["key", "changed", "paused"], output, whole=answer)
+    if not answer["changed"]:
+        click.echo("nothing has changed", err=True)
 
 
 @route.command()
@@ -202,14 +203,14 @@ def _pause(verb: str, name: str, *, execute: bool, yes: bool, url: str | None, o
 @click.argument("partition", type=click.IntRange(0))
 @click.argument("start", metavar="FROM", type=click.IntRange(0))
 @click.argument("end", metavar="BEFORE", type=click.IntRange(1))
-@click.option("--reason", default="", help="Why; for the activity.")
+@click.option("--reason", default="", help="The reason, for the activity log.")
 @act_options
 @guarded
 def skip(
     name: str, topic: str, partition: int, start: int, end: int, reason: str, *,
     execute: bool, yes: bool, url: str | None, output: str,
 ) -> None:  # fmt: skip
-    """Leaves out what cannot be copied of FROM to before BEFORE; the rest of it is copied.
+    """Leaves out the offsets from FROM to before BEFORE that cannot be copied; the others are copied.
 
     \b
     switchyard route skip east-to-west orders 3 1042 1100 --reason "bug 17"
@@ -218,36 +219,39 @@ def skip(
     client = Client(url)
     path = f"{route_path(name)}/topics/{quote(topic, safe='')}/partitions/{partition}/skip"
     body = {"start": start, "end": end, "reason": reason}
-    told = client.ask("POST", path, body)
-    what = f"{told['count']} offsets of {topic}-{partition} are left out of the copy"
+    answer = client.ask("POST", path, body)
+    summary = f"{answer['count']} offsets of {topic}-{partition} are left out of the copy"
     if execute:
-        confirm(f"{name}: {what}?", yes)
-        told = client.ask("POST", path, {**body, "execute": True})
-    rows = [{"from": a, "before": b, "offsets": b - a, "why": told["why"]} for a, b in told["skipped"]]
-    emit(rows, ["from", "before", "offsets", "why"], output, whole=told)
+        confirm(f"{name}: {summary}?", yes)
+        answer = client.ask("POST", path, {**body, "execute": True})
+    rows = [{"from": a, "before": b, "offsets": b - a, "why": answer["why"]} for a, b in answer["skipped"]]
+    emit(rows, ["from", "before", "offsets", "why"], output, whole=answer)
     if not execute:
-        click.echo(f"{what}; {DRY}", err=True)
-    elif not told["count"]:
+        click.echo(f"{summary}; {DRY}", err=True)
+    elif not answer["count"]:
         raise CommandFailure("nothing was skipped; it may have been copied meanwhile", EXIT_PRECONDITION)
 
 
 @route.command()
 @NAME
-@click.option("--topic", help="One of the source's (default: all that the route copies).")
-@click.option("--partition", type=click.IntRange(0), multiple=True, help="Of the topic only (again: and).")
-@click.option("--earliest", is_flag=True, help="To the first record there is.")
-@click.option("--latest", is_flag=True, help="To the end: what is there now is not copied.")
+@click.option("--topic", help="A topic of the source (default: all that the route copies).")
 @click.option(
-    "--to-time", metavar="TIME", help="The first record since: 2h (ago), 2026-01-31T12:00 (UTC), ms."
+    "--partition", type=click.IntRange(0), multiple=True, help="A partition of the topic (repeatable)."
 )
-@click.option("--to-offset", metavar="OFFSET", type=click.IntRange(0), help="Of one partition of one topic.")
+@click.option("--earliest", is_flag=True, help="To the first record that exists.")
+@click.option("--latest", is_flag=True, help="To the end: present records are not copied.")
+@click.option(
+    "--to-time", metavar="TIME", help="To the first record since 2h (ago), 2026-01-31T12:00 (UTC), or ms."
+)
+@click.option("--to-offset", metavar="OFFSET", type=click.IntRange(0), help="For one partition of one topic.")
 @act_options
 @guarded
 def reset(
     name: str, topic: str | None, partition: tuple[int, ...], earliest: bool, latest: bool,
     to_time: str | None, to_offset: int | None, execute: bool, yes: bool, url: str | None, output: str,
 ) -> None:  # fmt: skip
-    """Moves a route's position: back to copy again (behind what is there), forward to leave out.
+    """Moves a route's position: back to copy records again (behind the present copies), forward to leave
+    records out.
 
     \b
     switchyard route reset east-to-west --to-time 2h                  # from, to, how many
@@ -258,10 +262,10 @@ def reset(
     wanted = _wanted(topic, partition, earliest, latest, to_time, to_offset)
     foreseen = client.ask("POST", path, wanted)
     rows = foreseen["partitions"]
-    skipped, again = (sum(row[what] for row in rows) for what in ("skipped", "again"))
-    what = f"{skipped} offsets of {name} are left out, {again} are copied again"
+    skipped, again = (sum(row[field] for row in rows) for field in ("skipped", "again"))
+    summary = f"{skipped} offsets of {name} are left out, {again} are copied again"
     reset_as_shown(
-        foreseen, what, RESET_COLUMNS, lambda: _reset_as_foreseen(client, path, foreseen),
+        foreseen, summary, RESET_COLUMNS, lambda: _reset_as_foreseen(client, path, foreseen),
         execute=execute, yes=yes, output=output,
     )  # fmt: skip
 
@@ -271,23 +275,27 @@ def _wanted(
     to_offset: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     if sum((earliest, latest, to_time is not None, to_offset is not None)) != 1:
-        raise CommandFailure("say where to, once: --earliest, --latest, --to-time or --to-offset", EXIT_USAGE)
+        raise CommandFailure("give one of --earliest, --latest, --to-time and --to-offset", EXIT_USAGE)
     if partition and topic is None:
-        raise CommandFailure("--partition is of one topic: name it with --topic", EXIT_USAGE)
-    of: dict[str, Any] = {} if topic is None else {"topic": topic}
+        raise CommandFailure("--partition needs a topic: name it with --topic", EXIT_USAGE)
+    place: dict[str, Any] = {} if topic is None else {"topic": topic}
     if to_offset is not None:
         if len(partition) != 1:
             raise CommandFailure(
-                "--to-offset is of one partition: name it with --topic and --partition", EXIT_USAGE
+                "--to-offset needs one partition: name it with --topic and --partition", EXIT_USAGE
             )
-        return {**of, "offsets": {str(partition[0]): to_offset}}
+        return {**place, "offsets": {str(partition[0]): to_offset}}
     chosen = {"partitions": list(partition)} if partition else {}
-    return {**of, **chosen, **({"at": to_time} if to_time else {"to": "earliest" if earliest else "latest"})}
+    return {
+        **place,
+        **chosen,
+        **({"at": to_time} if to_time else {"to": "earliest" if earliest else "latest"}),
+    }
 
 
 def _reset_as_foreseen(client: Client, path: str, foreseen: dict[str, Any]) -> dict[str, Any]:
-    """What was shown is what is done, wherever the log ends by now; topic by topic."""
-    told: dict[str, Any] = {**foreseen, "execute": True, "done": 0, "partitions": []}
+    """Resets to the offsets that were shown, topic by topic, even if the logs have grown since."""
+    result: dict[str, Any] = {**foreseen, "execute": True, "done": 0, "partitions": []}
     for topic in dict.fromkeys(row["topic"] for row in foreseen["partitions"]):
         offsets = {
             str(row["partition"]): row["to"] for row in foreseen["partitions"] if row["topic"] == topic
@@ -295,13 +303,13 @@ def _reset_as_foreseen(client: Client, path: str, foreseen: dict[str, Any]) -> d
         try:
             answer = client.ask("POST", path, {"topic": topic, "offsets": offsets, "execute": True})
         except CommandFailure as error:
-            if not told["partitions"]:
+            if not result["partitions"]:
                 raise
             failed = {"topic": topic, "done": False, "why": str(error)}
-            answer = {"done": 0, "partitions": [{**failed, "partition": int(one)} for one in offsets]}
-        told["done"] += answer["done"]
-        told["partitions"] += answer["partitions"]
-    return told
+            answer = {"done": 0, "partitions": [{**failed, "partition": int(number)} for number in offsets]}
+        result["done"] += answer["done"]
+        result["partitions"] += answer["partitions"]
+    return result
 
 
 @route.command()
@@ -309,10 +317,11 @@ def _reset_as_foreseen(client: Client, path: str, foreseen: dict[str, Any]) -> d
 @act_options
 @guarded
 def delete(name: str, *, execute: bool, yes: bool, url: str | None, output: str) -> None:
-    """Ends a route once what is in flight has arrived. Its copies stay, at both ends nothing is deleted.
+    """Deletes a route. It stops once what is in flight has arrived; its copies stay, and no topic is
+    deleted.
 
     \b
-    switchyard route delete east-to-west             # what copies now
+    switchyard route delete east-to-west             # shows the route
     switchyard route delete east-to-west --execute
     """
     client, path = Client(url), route_path(name)
@@ -331,7 +340,7 @@ def delete(name: str, *, execute: bool, yes: bool, url: str | None, output: str)
 @act_options
 @guarded
 def add_topic(name: str, topic: str, **options: Any) -> None:
-    """Lets a route copy one topic more: by its name, or by ending its exclusion.
+    """Adds a topic to a route, by its name or by ending its exclusion.
 
     \b
     switchyard route add-topic east-to-west orders --execute
@@ -345,7 +354,7 @@ def add_topic(name: str, topic: str, **options: Any) -> None:
 @act_options
 @guarded
 def drop_topic(name: str, topic: str, **options: Any) -> None:
-    """Lets a route copy one topic less: by taking its name out, or by an exclusion. Its copy stays.
+    """Removes a topic from a route, by removing its name or by an exclusion. Its copy stays.
 
     \b
     switchyard route drop-topic east-to-west orders --execute --yes
@@ -365,5 +374,5 @@ def _edit(
         return
     if foreseen["changed"]:
         confirm(f"{name}: {foreseen['done']}?", yes)
-    told = client.ask(method, path)
-    emit([told], columns, output, whole=told)
+    answer = client.ask(method, path)
+    emit([answer], columns, output, whole=answer)

@@ -1,6 +1,6 @@
-"""The REST side of routes: their definitions, their topics, their pauses.
+"""The REST interface of routes: their definitions, their topics, their pauses.
 
-What becomes of each topic knows the leader, who reads the clusters: whichever worker is asked asks it.
+The leader reads the clusters, so it knows the state of each topic; other workers forward such requests to it.
 """
 
 from __future__ import annotations
@@ -53,22 +53,23 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LISTED_S = 10.0  # a listing of topics is good for a deployment of many routes
+LISTED_S = 10.0  # one listing of topics serves a deployment of many routes
 PUT = put_answers("route")
 EDITED = {
-    200: AnswerDoc({JSON: replicate_schemas.RouteEdited}, "changed, as it was, or a dry run", ("ETag",))
+    200: AnswerDoc({JSON: replicate_schemas.RouteEdited}, "changed, unchanged, or a dry run", ("ETag",))
 }
 
 
 class RouteRoutes:
-    """Handlers; `api` finds the runtime."""
+    """The handlers; `api` finds the runtime."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._listed: dict[str, tuple[float, Mapping[str, int]]] = {}  # the last cluster, when, its topics
+        self._listed: dict[
+            str, tuple[float, Mapping[str, int]]
+        ] = {}  # only the last cluster: when, its topics
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
         route = "/api/v1/routes/{name}"
         return [
             web.get("/api/v1/routes", self.get_routes),
@@ -90,7 +91,7 @@ class RouteRoutes:
 
     @described(Page[http_schemas.Route], query=PAGE)
     async def get_routes(self, request: web.Request) -> web.Response:
-        """Every route, in numbers."""
+        """Lists all routes, with their numbers."""
         jobs = self._jobs()
         puts = [put for _, put in sorted(self._api.runtime.control.view.routes.items())]
         page = paged(puts, request)
@@ -98,8 +99,7 @@ class RouteRoutes:
 
     @described(replicate_schemas.Elsewhere)
     async def get_elsewhere(self, _: web.Request) -> web.Response:
-        """Routes of other regions, and the ids of clusters, as far as they are known here: a deployment is
-        planned beside them."""
+        """Lists the known routes of other regions, and cluster ids. A deployment is checked against them."""
         regions = self._api.runtime.regions
         if regions is None:
             return json_response({"clusters": {}, "routes": []})
@@ -107,7 +107,7 @@ class RouteRoutes:
         return json_response(
             {
                 "clusters": regions.remote_routes.ids,
-                "routes": [one._asdict() for one in regions.remote_routes.routes],
+                "routes": [remote._asdict() for remote in regions.remote_routes.routes],
             }
         )
 
@@ -115,33 +115,33 @@ class RouteRoutes:
         answers={200: AnswerDoc({JSON: replicate_schemas.RouteDetail}, headers=("ETag",))}, problems=(404,)
     )
     async def get_route(self, request: web.Request) -> web.Response:
-        """One route: its definition, and its partitions with their owners, states and lags."""
+        """Returns a route: its definition, and its partitions with their owners, states and lags."""
         put, jobs, view = self.put_of(request), self._jobs(), self._api.runtime.control.view
         body = {
             "definition": put.definition,
             "status": jobs.route(put),
             "partitions": jobs.partitions(put.key),
             "deployed": {"at_ms": put.at_ms, "by": put.actor, "made_by": put.made_by},
-            "begins_ms": max((begun.at_ms for begun in view.start_parts_of(put.key)), default=None),
+            "begins_ms": max((start.at_ms for start in view.start_parts_of(put.key)), default=None),
         }
         return json_response(body, headers={"ETag": f'"{put.etag}"'})
 
     @described(replicate_schemas.RouteTopics, query=PAGE, problems=(404, 502))
     async def get_route_topics(self, request: web.Request) -> web.Response:
-        """Each topic that fits the route: its copy's name, or why it is not copied; the leader knows."""
+        """Lists each topic that entries match: its copy's name, or why it is not copied. The leader knows."""
         put, runtime = self.put_of(request), self._api.runtime
         leader = runtime.control.view.leader
         if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):
             return await hand_over(self._api, request, leader)
-        told = runtime.catalog.routes.topics_of(put.key)
-        read_s = None if told is None else round(time.monotonic() - told.read_at_s, 1)
-        page = paged([] if told is None else told.topics, request)
-        items = [] if told is None else list(map(told.row, page["items"]))
-        others = 0 if told is None else told.others
-        return json_response({**page, "items": items, "read_s_ago": read_s, "others": others})
+        topics = runtime.catalog.routes.topics_of(put.key)
+        read_s = None if topics is None else round(time.monotonic() - topics.read_at_s, 1)
+        page = paged([] if topics is None else topics.topics, request)
+        items = [] if topics is None else list(map(topics.row, page["items"]))
+        unmatched = 0 if topics is None else topics.unmatched_count
+        return json_response({**page, "items": items, "read_s_ago": read_s, "others": unmatched})
 
     def put_of(self, request: web.Request) -> RoutePut:
-        """The route that the address names. Raises ApiError."""
+        """The route that the request's path names. Raises ApiError."""
         name = request.match_info["name"]
         put = self._api.runtime.control.view.routes.get(name)
         if put is None:
@@ -163,7 +163,7 @@ class RouteRoutes:
         problems=(409, 412, 422),
     )  # fmt: skip
     async def put_route(self, request: web.Request) -> web.Response:
-        """Defines or changes a route; 201, or 200 when it was there. `?dry_run=true` only checks."""
+        """Creates a route (201) or changes it (200). `?dry_run=true` only checks."""
         names, dry_run = self._api.runtime.clusters.specs.keys(), flag(request, "dry_run")
         body = await read_definition(request)
         route, warnings = await asyncio.to_thread(
@@ -185,10 +185,10 @@ class RouteRoutes:
         *,
         dry_run: bool,
     ) -> dict[str, Any]:
-        """Writes it down, if it goes together with all others. Raises ApiError."""
+        """Writes the route to the control log if it agrees with all others. Raises ApiError."""
         catalog, view = self._api.runtime.catalog, self._api.runtime.control.view
         known = {name: found for name in list(view.routes) if (found := catalog.route(name)) is not None}
-        # What is proved of names takes a moment: away from the loop that pushes messages.
+        # Proofs about names take long, so they run in a thread, beside the loop that delivers messages.
         regions = self._api.runtime.regions
         ends = (route.spec.source, route.spec.target)
         beside = ALONE if regions is None else await regions.remote_routes.refresh(ends)
@@ -200,13 +200,13 @@ class RouteRoutes:
         return {**answer, "doubts": doubts}
 
     async def _check_copies(self, definition: RouteDefinition, before: RouteDefinition | None) -> list[str]:
-        """Warnings about topics that its destination would not make. Raises ApiError."""
+        """Warnings about topics that the destination would refuse to create. Raises ApiError."""
         if definition == before:
             return []
         route, earlier = definition.route(), None if before is None else before.route()
         is_named = all(map(is_name, route.topics))
-        there = {} if is_named else await self._topics_at(route.source)
-        copies = await asyncio.to_thread(new_copies, route, earlier, there)
+        source_topics = {} if is_named else await self._topics_at(route.source)
+        copies = await asyncio.to_thread(new_copies, route, earlier, source_topics)
         if copies.twins is not None:
             raise ApiError(409, NAME_REFUSED, f"{route.name}: {copies.twins}; {copies.twins.remedy}")
         if not copies.names:
@@ -216,10 +216,9 @@ class RouteRoutes:
         )
 
     async def _topics_at(self, cluster: str) -> Mapping[str, int]:
-        """The cluster's topics; none where it does not answer: what its destination does not make is told
-        later."""
-        asked_s, found = self._listed.get(cluster, (float("-inf"), {}))
-        if time.monotonic() < asked_s + LISTED_S:
+        """The cluster's topics; none if it does not answer. The leader reports uncreatable copies later."""
+        listed_s, found = self._listed.get(cluster, (float("-inf"), {}))
+        if time.monotonic() < listed_s + LISTED_S:
             return found
         found = await ask_cluster(self._api, cluster, lambda client: client.topics()) or {}
         self._listed = {cluster: (time.monotonic(), found)}
@@ -227,19 +226,19 @@ class RouteRoutes:
 
     @described(http_schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 409, 412))
     async def delete_route(self, request: web.Request) -> web.Response:
-        """Deletes a route; it stops once what is in flight has arrived. Nothing is deleted at either end."""
+        """Deletes a route. It stops once what is in flight has arrived; no topic is deleted at either end."""
         put = self.put_of(request)
         refuse_derived(put)
         return await delete(self._api, request, put)
 
     @described(answers=EDITED, query=DRY_RUN, headers=(*MATCH, *ACTOR), problems=(404, 409, 412, 422))
     async def add_topic(self, request: web.Request) -> web.Response:
-        """Lets a route copy one topic more: by its name, or by ending its exclusion."""
+        """Adds a topic to a route, by its name or by ending its exclusion."""
         return await self._edit(request, with_topic)
 
     @described(answers=EDITED, query=DRY_RUN, headers=(*MATCH, *ACTOR), problems=(404, 409, 412, 422))
     async def drop_topic(self, request: web.Request) -> web.Response:
-        """Lets a route copy one topic less: by taking its name out, or by an exclusion."""
+        """Removes a topic from a route, by removing its name or by an exclusion."""
         return await self._edit(request, without_topic)
 
     async def _edit(self, request: web.Request, edit: Any) -> web.Response:
@@ -248,24 +247,24 @@ class RouteRoutes:
         refuse_derived(put)
         condition(request, put)
         if not is_topic(topic):
-            raise ApiError(400, "Bad topic", f"{topic[:60]!r} is no topic's name; one topic at a time")
+            raise ApiError(400, "Bad topic", f"{topic[:60]!r} is not a topic name; name one topic at a time")
         try:
             route, done = await asyncio.to_thread(edit, definition, topic)
         except NoSuchEdit as error:
             raise ApiError(409, "Refused", str(error)) from error
-        # Made of that very definition: whatever came meanwhile must not be undone by it.
+        # On the condition of this definition's etag, so that it does not undo a change that came meanwhile.
         answer = await self._define(request, route, put, put.etag, dry_run=dry_run)
         answer["warnings"] += answer["doubts"]
         return json_response({**answer, "done": done}, headers={"ETag": f'"{answer["etag"]}"'})
 
     @described(replicate_schemas.RoutePaused, headers=ACTOR, problems=(404,))
     async def pause_route(self, request: web.Request) -> web.Response:
-        """Copies nothing more until it is resumed; positions stay."""
+        """Pauses copying until the route is resumed; positions stay."""
         return await self._pause(request, paused=True)
 
     @described(replicate_schemas.RoutePaused, headers=ACTOR, problems=(404,))
     async def resume_route(self, request: web.Request) -> web.Response:
-        """Copies again, from where it was paused."""
+        """Resumes copying where it was paused."""
         return await self._pause(request, paused=False)
 
     async def _pause(self, request: web.Request, *, paused: bool) -> web.Response:

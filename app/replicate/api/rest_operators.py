@@ -1,7 +1,8 @@
-"""The REST side of what operators do to a route's positions: reset, and skip what cannot be copied.
+"""The REST interface of what operators do to a route's positions: reset, and skip batches that cannot be
+copied.
 
-Both look first (200, what would be) and act only with `"execute": true`. Any worker may be asked: what only
-an owner may do is handed to it.
+Both show first what they would do (200), and act only with `"execute": true`. Any worker takes the request;
+it forwards what only a job's owner may do.
 """
 
 from __future__ import annotations
@@ -42,14 +43,13 @@ TopicAndPartition = tuple[str, int]  # topic and partition
 
 
 class RouteActRoutes:
-    """Handlers; `api` finds the runtime, `routes` the route that an address names."""
+    """The handlers; `api` finds the runtime, `routes` the route that a path names."""
 
     def __init__(self, api: Api, routes: RouteRoutes) -> None:
         self._api = api
         self._routes = routes
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
         route = "/api/v1/routes/{name}"
         return [
             web.post(route + "/reset", acting(self.reset_route)),
@@ -62,8 +62,8 @@ class RouteActRoutes:
     async def reset_route(self, request: web.Request) -> web.Response:
         """Moves a route's position: `to` earliest or latest, `at` a time, or `offsets` by partition.
 
-        Going back copies again, behind what is there; going forward leaves out.
-        """
+        Moved back, the route copies records again, behind the copies that exist. Moved forward, it leaves
+        records out."""
         name = self._routes.put_of(request).key
         body = await read_body(request, request_bodies.RouteResetBody)
         wanted, at_ms = self._wanted(name, body)
@@ -85,13 +85,13 @@ class RouteActRoutes:
         )
 
     def _wanted(self, name: str, body: Mapping[str, Any]) -> tuple[dict[TopicAndPartition, int], bool]:
-        """Where to, by topic and partition; and whether that is a time. Raises BadQuery, ApiError."""
+        """The wanted offset by topic and partition, and whether it is a time. Raises BadQuery, ApiError."""
         if sum(field in body for field in ("to", "at", "offsets")) != 1:
             raise BadQuery('say where to: {"to": "earliest"}, {"to": "latest"}, {"at": "2h"} '
                            'or {"topic": "orders", "offsets": {"0": 1042}}')  # fmt: skip
         topic = body.get("topic")
         if not isinstance(topic, str) and ("topic" in body or "offsets" in body or body.get("partitions")):
-            raise BadQuery("topic: name one of the source's; offsets and partitions are of one topic")
+            raise BadQuery("topic: name a topic of the source; offsets and partitions belong to one topic")
         known = self._partitions(name, topic)
         if topic is not None and not known:
             raise ApiError(404, "No such topic", f"route {name} copies no topic {topic[:100]}")
@@ -99,16 +99,17 @@ class RouteActRoutes:
             found = {(str(topic), partition): offset for partition, offset in offsets_of(body).items()}
         else:
             where = end_of(body)
-            found = dict.fromkeys([(str(topic), one) for one in partitions_of(body)] or known, where)
+            found = dict.fromkeys([(str(topic), number) for number in partitions_of(body)] or known, where)
         if unknown := sorted(found.keys() - set(known)):
             missing, partition = unknown[0]
             raise ApiError(
                 404, "No such partition",
-                f"route {name} copies no partition {partition} of {missing[:100]}; it has {len(known)} of it",
+                f"route {name} copies no partition {partition} of {missing[:100]}; "
+                f"it copies {len(known)} partitions",
             )  # fmt: skip
         if not found:
             raise ApiError(
-                409, "Nothing to reset", f"route {name} copies nothing yet; GET its topics says why"
+                409, "Nothing to reset", f"route {name} copies nothing yet; GET its topics to see why"
             )
         if len(found) > MAX_PARTITIONS:
             remedy = "name a topic, or up to" if topic is None else "name up to"
@@ -118,7 +119,7 @@ class RouteActRoutes:
         return dict(sorted(found.items())), "at" in body
 
     def _partitions(self, name: str, topic: str | None) -> list[TopicAndPartition]:
-        """What the route copies, or of one topic."""
+        """The partitions that the route copies, of all topics or of one."""
         prefix = f"{Kind.REPLICATE}:{name}:" + (f"{topic}:" if topic is not None else "")
         held = self._api.runtime.control.view.assignments
         jobs = [JobId.parse(job) for job in held if job.startswith(prefix) and not is_gone(held[job])]
@@ -127,19 +128,19 @@ class RouteActRoutes:
     async def _reset_all(
         self, request: web.Request, moves: Mapping[TopicAndPartition, PositionMove]
     ) -> dict[TopicAndPartition, dict[str, Any]]:
-        """Every partition by its owner; what became of each."""
+        """Resets each partition on its owner; returns the result of each."""
         runtime = self._api.runtime
-        elsewhere: dict[tuple[str, str], dict[int, int]] = {}
+        by_owner: dict[tuple[str, str], dict[int, int]] = {}  # (worker, topic) -> partition -> offset
         here: list[TopicAndPartition] = []
         for at, move in moves.items():
             held = runtime.control.view.owner(move.job)
             if held is None or held.worker == runtime.worker or request.headers.get(HOP_HEADER):
                 here.append(at)
             else:
-                elsewhere.setdefault((held.worker, at[0]), {})[at[1]] = move.to
+                by_owner.setdefault((held.worker, at[0]), {})[at[1]] = move.to
         results = await asyncio.gather(
             *(self._reset_here(request, at, moves[at]) for at in here),
-            *(self._reset_there(request, *place, offsets) for place, offsets in elsewhere.items()),
+            *(self._reset_there(request, *place, offsets) for place, offsets in by_owner.items()),
         )
         return {(row["topic"], row["partition"]): row for rows in results for row in rows}
 
@@ -166,7 +167,7 @@ class RouteActRoutes:
 
     @described(schemas.RouteSkipped, headers=ACTOR, body=request_bodies.SkipBody, problems=(404, 409, 502))
     async def skip_route(self, request: web.Request) -> web.Response:
-        """Leaves out of the copy what of `start` to before `end` cannot be copied; what of it can be is."""
+        """Leaves those of [`start`, `end`) out of the copy that cannot be copied; the others are copied."""
         name = self._routes.put_of(request).key
         body = await read_body(request, request_bodies.SkipBody)
         start, end = body.get("start"), body.get("end")
@@ -184,9 +185,9 @@ class RouteActRoutes:
         skipped, why = self._api.operators.foresee_pass(job, start, end)
         if execute:
             skipped = await self._api.operators.pass_over(job, start, end, actor_of(request), reason)
-        many = sum(end - start for start, end in skipped)
-        told = {"job": job, "execute": execute, "skipped": skipped, "count": many, "why": why}
-        return json_response(told)
+        count = sum(end - start for start, end in skipped)
+        answer = {"job": job, "execute": execute, "skipped": skipped, "count": count, "why": why}
+        return json_response(answer)
 
 
 def _job(name: str, topic: str, partition: int) -> JobId:

@@ -1,4 +1,4 @@
-"""What the API answers of routes, as `app.web.http.schemas` does of everything else."""
+"""The REST answers about routes; `app.web.http.schemas` has those about everything else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.web.http.schemas import Deployed, Partition, Put, ResetRow, Route, Span
 
 
 class NewestBarrier(TypedDict):
-    """The newest entry of the offset map: where the source's and the copy's next records lie, and when."""
+    """The newest offset sync: the next offsets of the source and of the copy, and when it was made."""
 
     source_end: int
     target_end: int
@@ -18,12 +18,13 @@ class NewestBarrier(TypedDict):
 
 
 class RoutePartition(Partition):
-    """One partition that a route copies. `halted` says why it goes on no more (at a gap), `stuck` which
-    offsets [from, before) cannot be copied and wait for somebody. Counts are of records, since its owner
-    began; but `lost` offsets were gone from the source before they were copied since copying began here, the
-    last of them found missing at `lost_ms`. Since then, too: `uncompared` copies of a route that compares all
-    could not be, `begun_anew` times the source was truncated or made anew, `destination_losses` times the
-    destination was."""
+    """One partition that a route copies. `halted`: why it halts before a gap. `stuck`: the offsets [from,
+    before) that cannot be copied and wait for an operator. Counts are of records, since the owner began.
+
+    These count since copying began: `lost` offsets were deleted from the source before they were copied, the
+    last ones found missing at `lost_ms`. `uncompared` copies could not be compared, in a route that compares
+    all. `begun_anew` is how often the source was truncated or recreated, `destination_losses` the same of the
+    destination."""
 
     halted: str
     stuck: Annotated[list[int], Meta(min_length=2, max_length=2)] | None
@@ -43,14 +44,14 @@ class RoutePartition(Partition):
 
 
 class RouteDeployed(Deployed):
-    """`made_by`: the failover definition that the route is derived from, "" for one that somebody defined."""
+    """`made_by`: the failover definition that the route is derived from; "": a user defined it."""
 
     made_by: str
 
 
 class RouteDetail(TypedDict):
-    """One route: its definition as PUT takes it back, and its partitions. `begins_ms`: when it was recorded
-    where it begins, with `start: latest`; null while it is not, and without."""
+    """One route: its definition as PUT takes it, and its partitions. `begins_ms`: when the start of a route
+    with `start: latest` was recorded; null: not yet, or another start."""
 
     definition: dict[str, Any]
     status: Route
@@ -60,7 +61,7 @@ class RouteDetail(TypedDict):
 
 
 class RouteElsewhere(TypedDict):
-    """A route of another region, and the ids of its clusters; "" while they are not known."""
+    """A route of another region, and the ids of its clusters; "": not known."""
 
     region: str
     definition: dict[str, Any]
@@ -69,7 +70,7 @@ class RouteElsewhere(TypedDict):
 
 
 class Elsewhere(TypedDict):
-    """`clusters` has the ids of those that are configured here, "" of one that was never heard."""
+    """`clusters`: the ids of the clusters that are configured here; "": not known."""
 
     clusters: dict[str, str]
     routes: list[RouteElsewhere]
@@ -82,7 +83,7 @@ class RouteResetRow(ResetRow):
 
 
 class RouteReset(TypedDict):
-    """What a reset would do, or (`execute`) did; `done` counts partitions."""
+    """The moves that a reset would make, or (`execute`) made; `done` counts partitions."""
 
     key: str
     execute: bool
@@ -91,7 +92,8 @@ class RouteReset(TypedDict):
 
 
 class RouteSkipped(TypedDict):
-    """What would be, or (`execute`) was left out of a copy; `count` offsets. `why` it cannot be copied."""
+    """The offsets that would be left out of a copy, or (`execute`) were; `count` is their number. `why`: the
+    reason why they cannot be copied."""
 
     job: str
     execute: bool
@@ -101,8 +103,8 @@ class RouteSkipped(TypedDict):
 
 
 class RouteTopic(TypedDict):
-    """A topic of the source that an entry of the route means, and its copy. `why` says what it waits for, or
-    why it is not copied. One that `vanished` was copied, and has no partitions, or may not be described."""
+    """A topic of the source that an entry of the route matches, and its copy. `why`: what it waits for, or
+    why it is not copied. A `vanished` topic was copied and no longer exists, or may not be described."""
 
     topic: str
     partitions: int
@@ -113,8 +115,8 @@ class RouteTopic(TypedDict):
 
 
 class RouteTopics(TypedDict):
-    """A piece of the list; `read_s_ago`: when the source was listed, null while it never was. `others` counts
-    the topics there that the route does not mean."""
+    """A page of the list. `read_s_ago`: seconds since the source was listed; null: never. `others`: the
+    number of the source's topics that no entry matches."""
 
     items: list[RouteTopic]
     next: str | None
@@ -123,7 +125,7 @@ class RouteTopics(TypedDict):
 
 
 class RoutePaused(TypedDict):
-    """Whether a route is paused now."""
+    """Whether the route is paused now."""
 
     key: str
     changed: bool
@@ -131,6 +133,6 @@ class RoutePaused(TypedDict):
 
 
 class RouteEdited(Put):
-    """What became of a topic in a route; `done` says it in words."""
+    """A change of a route's topics; `done` describes it."""
 
     done: str

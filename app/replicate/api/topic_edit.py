@@ -1,7 +1,7 @@
-"""One topic more, or less, in a route: which entries that changes. Pure.
+"""Adds a topic to a route, or removes it: which entries change. Pure.
 
-Exclusions win over topics (`app.replicate.model.route`), so that a topic comes by ending its exclusion, or by
-its own name; and goes by taking its name out, or, where an expression means it too, by an exclusion.
+Exclusions win over topics (`app.replicate.model.route`). So a topic is added by ending its exclusion, or by
+its own name. It is removed by removing its name, or by an exclusion if an expression matches it too.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from app.replicate.definition import RouteDefinition
 
 
 class NoSuchEdit(ValueError):
-    """Why no entry of its own does it; what to do instead."""
+    """Why no change of an entry has the wanted effect; what to do instead."""
 
 
 def with_topic(definition: RouteDefinition, topic: str) -> tuple[RouteDefinition, str]:
-    """The route that copies `topic`, and what was done for it, in words; the same one when it does already.
+    """The route that copies `topic`, and a description of the change; the same route if it already does.
 
     Raises:
-        NoSuchEdit: an expression excludes it, or it has no name at the destination.
-        InvalidConfiguration: the route would not be valid.
+        NoSuchEdit: An expression excludes the topic, or it has no name at the destination.
+        InvalidConfiguration: The route would be invalid.
     """
     done = []
     if definition.route().destination(topic) is not None:
@@ -38,11 +38,11 @@ def with_topic(definition: RouteDefinition, topic: str) -> tuple[RouteDefinition
 
 
 def without_topic(definition: RouteDefinition, topic: str) -> tuple[RouteDefinition, str]:
-    """The route that does not copy `topic`, and what was done for it; the same one when it does not anyway.
+    """The route that does not copy `topic`, and a description of the change; the same route if it does not.
 
     Raises:
-        NoSuchEdit: nothing would be left of the route.
-        InvalidConfiguration: the route would not be valid.
+        NoSuchEdit: Nothing would be left of the route.
+        InvalidConfiguration: The route would be invalid.
     """
     done = []
     if why := definition.route().why_not(topic):

@@ -1,1 +1,1 @@
-"""A copy's way into its destination: behind a former owner, in order, compared again."""
+"""Appends a replica's copies behind those of a former owner, and compares them with what was sent."""

@@ -1,10 +1,10 @@
-"""Which headers copies have, and where each comes from, when a route asks for it.
+"""The headers of copies: those that are kept, and the provenance that a route may ask for.
 
-With `provenance` a copy has one `switchyard-origin` more than it had: "cluster id/topic/partition/offset".
-The last names where this copy was made from, the first where the record was written. A record that has been
-where the route leads would go round: it gets no copy, is counted, and that is told. (No set of routes that is
-accepted can do that, `app.replicate.model.copy_graph`; this holds for routes of other regions, and of other
-tools, and for producers that pass on headers of what they have read.)
+With `provenance` each copy gets one more `switchyard-origin` header: "cluster id/topic/partition/offset". The
+last one names the record that was copied, the first one where the record was written. A record that has
+already been at the route's target would circulate, so it is not copied but counted and reported. Accepted
+routes cannot form a loop (`app.replicate.model.copy_graph`). But routes of other regions, other tools, and
+producers that forward headers can.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ ORIGIN = "switchyard-origin"  # "cluster id/topic/partition/offset"; one more wi
 
 
 class HeaderEdit:
-    """Gives the records of one partition the headers of their copies: an `Edit`.
+    """An `Edit` of one partition's headers. Returns None for a record that would circulate.
 
     Args:
-        source, target: "cluster id/topic", as other installations may name clusters otherwise.
-        keeps: whether a header comes along, by its name; None: all do.
+        source, target: "cluster id/topic", because other installations may use other names for clusters.
+        keeps: Whether a header, given by its name, is copied; None: all are.
 
-    Attributes: `rounds` (records that have been at `target` before; each counts once), `last_round` (the
-    offset of the last of them, -1: there was none).
+    Attributes:
+        rounds: The number of records that were at `target` before; each counts once.
+        last_round: The offset of the last of them; -1: there was none.
     """
 
     __slots__ = ("_been", "_keeps", "_origin", "_provenance", "_route", "last_round", "rounds")

@@ -1,16 +1,16 @@
-"""What a replica's owner leaves to its successor, beside the position: how to find what it has written.
+"""The note that a replica's owner leaves to its successor: how to find its writes.
 
-    records below `base` of the source have copies, which the destination acknowledged
-    what was written beyond them, by `producer_id` in any of its epochs, lies at or above `floor`, behind
-    `passed` records of the same producer that are copies of records below `base`
+Records of the source below `base` have copies, which the destination acknowledged. Later writes by
+`producer_id`, in any epoch, lie at or above `floor` in the destination. Before them `passed` records of the
+same producer are copies of records below `base`.
 
 Rules
-1. Nothing is appended under an id and epoch before the table knows them: the successor always knows whose
-   records to look for, and takes an epoch that nobody has appended under.
-2. A lane takes further epochs by itself (`app.kafka.append.lane`, rules 4 to 6), each of them under rule 1.
-   Successors leave it `STEP` of them, for notes that come to the table late.
-3. A note of another lineage (the source's offsets meant something else) tells whose name to succeed to, and
-   nothing of what has a copy.
+1. A replica appends nothing under an id and epoch before the tracker table knows them. So the successor knows
+   whose records to look for, and takes an epoch under which nothing was appended.
+2. A lane takes further epochs by itself (`app.kafka.append.lane`, rules 4 to 6), each under rule 1. Notes may
+   reach the table late, so a successor begins `STEP` epochs above the highest known one.
+3. In a note of another lineage the source's offsets had another meaning. Such a note names only the producer
+   to succeed, and does not say what has a copy.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ STEP = 16
 
 
 class BadHandover(ValueError):
-    """Bytes that are no note."""
+    """The bytes are not a note."""
 
 
 class ReplicaHandover(msgspec.Struct, frozen=True, array_like=True):
-    """See the module. All offsets are next offsets; `log` is the destination that it speaks of.
+    """A note for the successor. All offsets are next offsets; `log` is the destination's log.
 
     Attributes:
-        lineage: of the source's offsets (`app.kernel.fencing`); -1: written before it was noted.
-        source_epoch: the leader epoch in which the source was last found truncated; 0: it never was.
-        read_epoch: no record below `base` was written in a later leader epoch; -1: not known.
-        losses: how often the destination was found to have lost acknowledged records, or made anew.
-        source, target: what is copied, and where to, as the route calls them: "cluster", "cluster/topic"; "":
-            written before they were noted.
-        lost, lost_ms: offsets below `base` that the source had lost before they were copied; when the last
-            of them were found missing, 0: none were.
-        quiet_below: below it of the source records may be in the copy twice, so no barrier is told there
-            (`app.replicate.pump.offset_sync_emitter`); -1: none may.
-        epochs: of the source's leaders, that were read in (`app.kafka.records.leader_epochs`); (): not known.
-        stamp: behind what the producer wrote below `floor`; None: it is not known, or of another lineage.
-        uncompared: of a route that compares all, copies of records below `base` that were not (yet).
-        begun_anew: how often the source was found truncated, or deleted and made anew.
+        lineage: The lineage of the source's offsets (`app.kernel.fencing`); -1: an older note without it.
+        source_epoch: The leader epoch in which the source was last found truncated; 0: it never was.
+        read_epoch: No record below `base` was written in a later leader epoch; -1: not known.
+        losses: How often the destination lost acknowledged records, or was recreated.
+        source, target: The copied cluster, and the copy's "cluster/topic", by the route's names; "": unknown.
+        lost: Offsets below `base` that the source lost before they were copied.
+        lost_ms: When the last of these were found missing; 0: none.
+        quiet_below: Below this source offset records may be in the copy twice, so no offset sync is emitted
+            there (`app.replicate.pump.offset_sync_emitter`); -1: none may.
+        epochs: The source's leader epochs in which records were read (`app.kafka.records.leader_epochs`); ():
+            not known.
+        stamp: The producer's stamp after its records below `floor`; None: not known, or of another lineage.
+        uncompared: Copies of records below `base` that are not compared, in a route that compares all.
+        begun_anew: How often the source was found truncated, or deleted and recreated.
     """
 
     log: LogId
@@ -70,7 +70,6 @@ class ReplicaHandover(msgspec.Struct, frozen=True, array_like=True):
     begun_anew: int = 0
 
     def to_bytes(self) -> bytes:
-        """For the tracker table."""
         return msgspec.json.encode(self)
 
     @classmethod
@@ -79,10 +78,10 @@ class ReplicaHandover(msgspec.Struct, frozen=True, array_like=True):
         try:
             return _decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadHandover(f"not a replica's note: {error}; {len(data)} bytes") from error
+            raise BadHandover(f"the replica's note cannot be decoded: {error}; {len(data)} bytes") from error
 
     def successor(self, seen_epoch: int) -> ProducerId | None:
-        """The next owner's producer; None when no epoch is left. `seen_epoch`: the highest in the log."""
+        """The next owner's producer; None: no epoch is left. `seen_epoch`: the highest epoch in the log."""
         epoch = max(self.epoch, seen_epoch) + STEP
         return ProducerId(self.producer_id, epoch) if epoch + STEP <= MAX_EPOCH else None
 

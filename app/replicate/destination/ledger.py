@@ -1,10 +1,11 @@
-"""What a replica has sent and what of it has come: the one place where its position moves.
+"""Keeps what a replica has sent and what was acknowledged; the only place where its position moves.
 
-    Sent, Sent, Sent, ...      in the source's order; each is acknowledged, or shows no record
-    base, note                 as far as all of them are
+    SentBatch, SentBatch, ...  in the source's order; each is acknowledged, or has no record
+    base, note                 advance when everything below is finished
 
-Invariants: `base` never passes what is not acknowledged; the note is always of this base. What is taken
-begins where what was taken before it ended: no offset is passed over unseen.
+Invariants (tests/replicate/destination/test_ledger.py): `base` never passes a batch that is not acknowledged.
+The note always belongs to this base. A batch begins where the one before it ended, so no offset is skipped
+unseen.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ from app.replicate.destination.handover import ReplicaHandover
 
 
 class SentBatch(NamedTuple):
-    """On its way; without a `copy`, there is nothing to see up to `source_end`, -1: it moves no position.
+    """A batch on its way. Without a `copy`, no record up to `source_end` is to be copied; -1: no position
+    moves.
 
-    `fetched` is released with it. `accounted`: of a former owner's copies, once they are behind. `lost`:
-    offsets that the source has lost before they came.
+    Attributes:
+        fetched: Released when this batch is finished.
+        accounted: The former owner's records that are accounted for from here on; -1: no change.
+        is_mended: It replaces a refused batch.
+        lost: Offsets that the source lost before they were fetched.
     """
 
     source_end: int
@@ -43,24 +48,24 @@ class SentBatch(NamedTuple):
 
 
 class CopyLedger:
-    """See the module.
+    """The batches of one replica that were sent.
 
     Args:
-        acknowledged: takes what the destination has, the offset at which it begins (-1: it does not tell),
-            and whether that moved the base.
-        failed: takes what is refused, or cannot come any more, and why, once; nothing behind it moves.
-        release: takes what was fetched, once all of it is finished.
+        acknowledged: Takes a batch, its base offset (-1: the broker does not say), and whether the base
+            moved.
+        failed: Takes the first batch that cannot arrive, and the error, once. Nothing behind it moves.
+        release: Takes a fetched response once all of it is finished.
 
     Attributes:
-        base: all of the source below it is finished. version: grows with it, and with the note.
-        note: for the successor; None until there is something of our own.
-        in_flight, delivered: records. appended: batches. sent_to: of the source's offsets below.
-        taken_to: what is taken next begins there.
-        lost, lost_ms: offsets below the base that the source had lost, also to former owners; when the last.
-        uncompared, begun_anew: as in the note.
-        read_epoch: no record of the source that came was written in a later leader epoch; -1: not known.
-        epochs: all that records were read in, also by former owners (`app.kafka.records.leader_epochs`).
-        progress_s: when something came last, or began to be waited for; monotonic.
+        base: All of the source below it is finished.
+        version: Grows with the base and with the note.
+        note: For the successor; None until a former owner's is inherited or a producer appends.
+        in_flight, delivered: Records.
+        appended: Batches.
+        sent_to, taken_to: The end of the source offsets that were sent; where the next batch begins.
+        lost, lost_ms, uncompared, begun_anew: As in the note; former owners' counts are included.
+        read_epoch, epochs: As in the note, of all fetched records.
+        progress_s: When something was last acknowledged, or the wait for it began; monotonic.
     """
 
     def __init__(
@@ -83,56 +88,54 @@ class CopyLedger:
         self._failed = failed
         self._release = release
         self._failing: SentBatch | None = None
-        # Records of our producer at or above the note's floor that are accounted for.
+        # This producer's records at or above the note's floor that are accounted for.
         self._accounted = 0
         self._pending: deque[SentBatch] = deque()
 
-    def came(self, fetched: FetchedBatches) -> None:
-        """It will be copied, unless it was."""
+    def record_fetched(self, fetched: FetchedBatches) -> None:
+        """Notes the leader epoch of a response that will be copied."""
         self.read_epoch = max(self.read_epoch, fetched.leader_epoch)
         self.epochs = read_in(self.epochs, fetched.leader_epoch, fetched.start_offset)
 
     def take_next(self, copy: VerbatimCopy) -> None:
-        """It is next to be appended, as far as it has no copy. Raises RecordsMissed: another was."""
+        """Checks that the copy is next in the source's order. Raises RecordsMissed if it is not."""
         if copy.source_start != self.taken_to:
             raise RecordsMissed(
-                f"[{copy.source_start}, {copy.source_end}) came to be copied, where what came before it "
-                f"ended at {self.taken_to}: an internal error, by which records would be missed or come twice"
+                f"[{copy.source_start}, {copy.source_end}) is next to be copied, but the batch before it "
+                f"ended at {self.taken_to}: an internal error that would skip or repeat records"
             )
         self.taken_to = copy.source_end
 
     def append(self, copy: VerbatimCopy, future: asyncio.Future[int]) -> None:
-        """It was handed to the lane."""
         if not self.in_flight:
             self.progress_s = time.monotonic()
         self.appended += 1
         self.sent_to = max(self.sent_to, copy.source_end)
         self.in_flight += copy.record_count
         self._pending.append(SentBatch(copy.source_end, copy, future))
-        future.add_done_callback(self._settle)
+        future.add_done_callback(self._settle_head)
 
     def pass_over(self, sent: SentBatch) -> None:
-        """Nothing of it is to be appended; what is before it may still be under way."""
+        """Adds offsets with nothing to append; batches before them may still be on their way."""
         self.taken_to = max(self.taken_to, sent.source_end)
         self._pending.append(sent)
-        self._settle()
+        self._settle_head()
 
-    def instead(self, pieces: Sequence[VerbatimCopy], futures: Sequence[asyncio.Future[int]]) -> None:
-        """These were handed to the lane in place of what failed; none: it is passed over."""
-        gone = self._pending.popleft()
-        assert gone.copy is not None, "only copies fail"
-        self.in_flight += sum(piece.record_count for piece in pieces) - gone.copy.record_count
+    def replace_failed(self, pieces: Sequence[VerbatimCopy], futures: Sequence[asyncio.Future[int]]) -> None:
+        """Replaces the failed batch by pieces that were handed to the lane; without pieces, skips it."""
+        failed = self._pending.popleft()
+        assert failed.copy is not None, "only copies fail"
+        self.in_flight += sum(piece.record_count for piece in pieces) - failed.copy.record_count
         sent = [
             SentBatch(piece.source_end, piece, future, is_mended=True)
             for piece, future in zip(pieces, futures, strict=True)
         ]
-        self._pending.extendleft(reversed(sent or [SentBatch(gone.source_end)]))
+        self._pending.extendleft(reversed(sent or [SentBatch(failed.source_end)]))
         for future in futures:
-            future.add_done_callback(self._settle)
-        self._settle()
+            future.add_done_callback(self._settle_head)
+        self._settle_head()
 
     def close(self) -> None:
-        """Nothing moves any more."""
         self._pending.clear()
         self.in_flight = 0
 
@@ -143,56 +146,55 @@ class CopyLedger:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is on its way."""
         return not self._pending
 
     def inherit(self, note: ReplicaHandover | None) -> None:
-        """What the former owner left: its copies count on."""
+        """Takes the former owner's note, whose copies stay accounted for."""
         self.note = note
         self._accounted = 0 if note is None else note.passed
 
-    def start_under(self, note: ReplicaHandover, *, goes_on: bool) -> None:
-        """Another note: from now on copies go under its producer. Unless it `goes_on` where the former one
-        was, none of that producer lie at or above its floor."""
+    def start_under(self, note: ReplicaHandover, *, continues: bool) -> None:
+        """Sets the note of a new producer. Unless it `continues`, none of its records lie at or above the
+        floor."""
         self.note = note
         self.version += 1
-        if not goes_on:
+        if not continues:
             self._accounted = 0
 
     def raise_floor(self, floor: int, lineage: int) -> None:
-        """Nothing is on its way: what will be, of this lineage, lies at or above `floor`."""
+        """Raises the floor while nothing is in flight: later copies, of this lineage, lie at or above it."""
         if self.note is not None and self.is_empty and floor >= self.note.floor:
-            # What lies behind the floor is numbered on from the stamp there.
+            # Records behind the floor continue the numbers of the stamp there.
             is_known = lineage == self.note.lineage and not self._accounted
             self._put_floor(floor, lineage, self.note.stamp if is_known else None)
 
     def lower_floor(self, floor: int) -> None:
-        """The destination ends there: it has lost what was above."""
+        """Lowers the floor to the end of a destination that has lost records above it."""
         if self.note is not None:
             self._put_floor(floor, self.note.lineage, None)
 
     def _put_floor(self, floor: int, lineage: int, stamp: ProducerStamp | None) -> None:
-        assert self.note is not None, "there is something to speak of"
-        now = msgspec.structs.replace(
+        assert self.note is not None, "the caller has checked"
+        note = msgspec.structs.replace(
             self.note, base=self.base, floor=floor, passed=0, lineage=lineage, stamp=stamp
         )
-        if now != self.note:
-            self.note, self._accounted = now, 0
+        if note != self.note:
+            self.note, self._accounted = note, 0
             self.version += 1
 
-    def owes(self, uncompared: int) -> None:
-        """So many are not compared, which the note is to say."""
+    def set_uncompared(self, uncompared: int) -> None:
+        """Sets the number of copies that are not compared, for the note."""
         self.version += uncompared != self.uncompared
         self.uncompared = uncompared
 
-    def under(self, epoch: int) -> int:
-        """What follows goes under this epoch of the producer: the version that says so."""
+    def change_epoch(self, epoch: int) -> int:
+        """Sets the epoch of the producer's next batches; returns the ledger's version that holds it."""
         if self.note is not None:
             self.note = msgspec.structs.replace(self.note, epoch=epoch)
         self.version += 1
         return self.version
 
-    def _settle(self, _: object = None) -> None:
+    def _settle_head(self, _: object = None) -> None:
         pending, base = self._pending, self.base
         while pending:
             sent, future = pending[0], pending[0].future
@@ -206,11 +208,11 @@ class CopyLedger:
                         self._failed(sent, error)
                     break
             pending.popleft()
-            self._settled(sent)
+            self._finish(sent)
         if self.base != base:
             self.version += 1
 
-    def _settled(self, sent: SentBatch) -> None:
+    def _finish(self, sent: SentBatch) -> None:
         base_offset = -1
         moves = sent.source_end > self.base
         if sent.accounted >= 0:

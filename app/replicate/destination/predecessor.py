@@ -1,9 +1,9 @@
-"""What a former owner of a replica wrote, read from the destination's log, and compared with the source.
+"""Reads from the destination's log what a former owner of a replica wrote, to compare it with the source.
 
-A broker's memory of producers is no help here (`app.kafka.producers.history`); the log itself is. Its records
-are compared with the source's (`app.replicate.model.copied_index`), not counted: compaction or retention may
-have taken some of those that were copied from the source meanwhile, and counting would leave out others that
-never were.
+Brokers forget producers (`app.kafka.producers.history`), so this module reads the log itself. It compares
+records with the source's (`app.replicate.model.copied_index`) and does not count them. Compaction or
+retention may since have removed some of them from the source. A count would then leave out records that were
+never copied.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _UNKNOWN_OFFSET = struct.pack(">q", -1)
 
 
 class PredecessorBatches(NamedTuple):
-    """What a producer id wrote from an offset on: a print of each record, in order.
+    """The writes of a producer id from an offset on: a print of each record, in order.
 
     Attributes:
-        epoch: the highest that it wrote under; -1: it wrote nothing.
-        end: where the log ended.
-        timed: the log keeps the records' own timestamps.
-        is_known: this is all. The log still reaches to that offset, or its numbers show that none is missing.
-        tail: behind all of it.
+        epoch: The highest epoch that it wrote under; -1: it wrote nothing.
+        end: Where the log ended.
+        timed: The log keeps the records' own timestamps.
+        is_known: Nothing is missing: the log reaches back to that offset, or the numbers have no gap.
+        tail: The state behind all of its records.
     """
 
     prints: list[int]
@@ -55,10 +55,11 @@ async def predecessor_of(
     tail: ProducerTail,
     below_epoch: int,
 ) -> PredecessorBatches:
-    """Reads what it wrote in epochs below `below_epoch`. `tail`: of what it wrote before.
+    """Reads what the producer wrote in epochs below `below_epoch`. `tail`: the state behind its earlier
+    records.
 
     Raises:
-        ClusterUnreachable, KafkaError: see `app.kafka.producers.history.own`.
+        ClusterUnreachable, KafkaError: See `app.kafka.producers.history.own`.
     """
     prints: list[int] = []
     epoch, timed = -1, True
@@ -82,15 +83,14 @@ async def predecessor_of(
 
 
 def prints_of(copy: VerbatimCopy, *, timed: bool) -> list[int]:
-    """The prints of a copy's records, to be compared with a `PredecessorBatches`'s."""
+    """The prints of a copy's records, comparable with those of `PredecessorBatches`."""
     return _prints(_batch(copy), timed=timed)
 
 
 def rows_of(copy: VerbatimCopy) -> Iterable[CopiedRecord]:
-    """The records as they are to be read of a copy: what the source has, not what was made of it.
+    """The records that a read of the copy should return: the source's records, not their encoding.
 
-    Raises: whatever the decoder does, here or while they are read.
-    """
+    Raises: The decoder's errors, here or during iteration."""
     return (row for _, row in _numbered_rows_of(copy))
 
 
@@ -98,39 +98,35 @@ def _numbered_rows_of(copy: VerbatimCopy) -> Iterable[tuple[int, CopiedRecord]]:
     return _numbered_rows(_batch(copy)) if copy.read_again is None else copy.read_again()
 
 
-def without(
+def drop_first(
     copy: VerbatimCopy, count: int, max_batch_bytes: int, codec: int | None = None
 ) -> Iterator[VerbatimCopy]:
-    """The copy without its first `count` records, in batches that are encoded anew (`codec`: see
-    `reencoded`), each when it is asked for.
+    """Yields the copy without its first `count` records, in batches that are encoded again on demand
+    (`codec`: see `reencoded`).
 
-    Where it is not known which of the source's offsets its records have, only the last moves a position, to
-    the end of the copy.
+    If the source offsets of its records are not known, only the last batch moves a position, to the end of
+    the copy.
 
-    Raises: UndecodableBatch.
-    """
+    Raises: UndecodableBatch."""
     batch = _batch(copy)
     start = batch.header.base_offset + count
     return _standing_for(copy, count, reencoded(batch, start, max_batch_bytes, codec=codec))
 
 
 def is_compressed(copy: VerbatimCopy) -> bool:
-    """Whether its records are."""
     return bool(_batch(copy).header.compression)
 
 
 def begins_at(piece: VerbatimCopy, copy: VerbatimCopy) -> int:
-    """Where of the source the first piece of what is to be appended of a copy begins, behind all that is not;
-    -1: that is not known."""
+    """The source offset at which the first piece to append begins; -1: not known."""
     return copy.source_start if piece is copy else _batch(piece).header.base_offset
 
 
 def divided(copy: VerbatimCopy, cuts: Iterable[int]) -> Iterator[VerbatimCopy]:
-    """The copy in pieces that are encoded anew, each when it is asked for, and hold some thousand records at
-    most. One begins at each of `cuts`, which are counted in records from 0.
+    """Yields the copy in pieces that are encoded again on demand, of some thousand records at most. A piece
+    begins at each of `cuts`, which count records from 0.
 
-    Raises: UndecodableBatch.
-    """
+    Raises: UndecodableBatch."""
     batch = _batch(copy)
     start = batch.header.base_offset
     return _standing_for(
@@ -139,37 +135,36 @@ def divided(copy: VerbatimCopy, cuts: Iterable[int]) -> Iterator[VerbatimCopy]:
 
 
 def halves(copy: VerbatimCopy) -> Iterator[VerbatimCopy]:
-    """`divided` in the middle."""
     return divided(copy, [(copy.record_count + 1) // 2])
 
 
 def places_of(copy: VerbatimCopy) -> Range:
-    """The source's offsets [start, end) of its records; as near as is known where nobody can decode them."""
+    """The source's offsets [start, end) of its records; the bounds of the copy if it cannot be decoded."""
     base_offset = _batch(copy).header.base_offset
     if base_offset < copy.source_start:
         try:
             offsets = [offset for offset, _ in _numbered_rows_of(copy)]
-        except Exception:  # noqa: BLE001 - whatever the decoder raises
+        except Exception:  # noqa: BLE001 - the decoder raises many kinds
             return copy.source_start, max(copy.source_end, copy.source_start + 1)
         return offsets[0], offsets[-1] + 1
     return base_offset, base_offset + copy.record_count
 
 
 def _standing_for(copy: VerbatimCopy, count: int, pieces: Iterable[VerbatimCopy]) -> Iterator[VerbatimCopy]:
-    """The pieces, in which are all records but the first `count`, with what of the source each stands for."""
+    """The pieces, which hold all records but the first `count`, with the source offsets that each covers."""
     base_offset, start, end = _batch(copy).header.base_offset, copy.source_start, copy.source_end
     if count and base_offset >= 0:
         start = base_offset + count
     for piece in pieces:
-        upto = count + piece.record_count
-        is_last = upto == copy.record_count
-        until = end if is_last else base_offset + upto if base_offset >= 0 else start
+        piece_end = count + piece.record_count
+        is_last = piece_end == copy.record_count
+        until = end if is_last else base_offset + piece_end if base_offset >= 0 else start
         data = piece.data if base_offset >= 0 else _UNKNOWN_OFFSET + piece.data[len(_UNKNOWN_OFFSET) :]
-        yield VerbatimCopy(data, piece.record_count, start, until, partial(_slice, copy, count, upto))
-        start, count = until if base_offset >= 0 else start, upto
+        yield VerbatimCopy(data, piece.record_count, start, until, partial(_slice, copy, count, piece_end))
+        start, count = until if base_offset >= 0 else start, piece_end
     if count != copy.record_count:
         raise RecordsMissed(
-            f"[{copy.source_start}, {end}) holds {copy.record_count} records, its pieces stand for {count}"
+            f"[{copy.source_start}, {end}) holds {copy.record_count} records, but its pieces hold {count}"
         )
 
 
@@ -189,8 +184,8 @@ def _numbered_rows(batch: RecordBatch) -> Iterator[tuple[int, CopiedRecord]]:
 def _prints(batch: RecordBatch, *, timed: bool) -> list[int]:
     try:
         return [hash(row if timed else (0, *row[1:])) for _, row in _numbered_rows(batch)]
-    except Exception:  # noqa: BLE001 - whatever the decoder raises
-        # Brokers take more than our decoder reads (header names that are no UTF-8, batches without bound).
-        # Such a batch was copied as it is, and all of it at once: its bytes tell it.
+    except Exception:  # noqa: BLE001 - the decoder raises many kinds
+        # Brokers accept more than this decoder reads (header names that are not UTF-8, unbounded batches).
+        # Such a batch was copied unchanged and as a whole, so its bytes identify it.
         records = hash(bytes(batch.data[HEADER_BYTES:]))
         return [hash((records, number)) for number in range(batch.header.record_count)]

@@ -1,6 +1,7 @@
-"""Copies of a region's control topics have only what its workers have sealed (`app.controllog.seals`).
+"""Copies only sealed records of a region's control topics (`app.controllog.seals`).
 
-Whoever reads a copy cannot check that: its offsets are others. Here the offsets are the region's own.
+Readers of a copy cannot check seals, because the copy has other offsets. So the check is made here, with the
+region's own offsets.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from app.kafka.records.record import Record
 
 
 class SealedCopies:
-    """Of one partition.
+    """The seal check of one partition.
 
     Args:
-        seals: the region's; None as long as it has none.
-        inner: gives records that count their headers.
+        seals: The region's seals; None while it has none.
+        inner: The edit of records that count.
     """
 
     def __init__(
@@ -31,20 +32,20 @@ class SealedCopies:
         self._place = topic, partition
         self._seals = seals
         self._inner = inner
-        self._upto = 0  # so far records were looked at: what is sent again is not counted again
+        self._checked_to = 0  # a record that is sent again is not counted again
 
     def edit(self, end: int) -> Edit | None:
-        """Leaves out the records that do not count, for batches that end at offset `end` at the latest.
+        """An edit that leaves out records that do not count, for batches that end at offset `end` at the
+        latest.
 
-        Batches below the first seal are copied by the route's own rules: nobody could have sealed them.
-        """
+        Batches below the first seal could not be sealed, so they are copied by the route's own rules."""
         seals = self._seals()
         if seals is None or end <= seals.begins.get(self._place, end):
             return self._inner
-        return partial(self._checked, seals)
+        return partial(self._edit_sealed, seals)
 
     async def refuses(self, error: UndecodableBatch) -> bool:
-        """Whether records that could not be copied do not count: no worker can read them, either."""
+        """Whether undecodable records do not count, because no worker can read them either."""
         seals = self._seals()
         if seals is None or error.start < seals.begins.get(self._place, error.end):
             return False
@@ -53,16 +54,16 @@ class SealedCopies:
         self._refuse(seals, error.start)
         return True
 
-    def _checked(self, seals: Seals, record: Record) -> Headers | None:
+    def _edit_sealed(self, seals: Seals, record: Record) -> Headers | None:
         if not seals.counts(*self._place, record):
             self._refuse(seals, record.offset)
             return None
-        self._upto = max(self._upto, record.offset + 1)
+        self._checked_to = max(self._checked_to, record.offset + 1)
         return record.headers if self._inner is None else self._inner(record)
 
     def _refuse(self, seals: Seals, offset: int) -> None:
-        if offset >= self._upto:
-            self._upto = offset + 1
+        if offset >= self._checked_to:
+            self._checked_to = offset + 1
             seals.refuse(*self._place, offset)
 
 
@@ -70,6 +71,6 @@ def _is_readable(raw: bytes) -> bool:
     try:
         for batch in iter_batches(raw):
             deque(records_of(batch), maxlen=0)
-    except Exception:  # noqa: BLE001 - decoders raise what they like
+    except Exception:  # noqa: BLE001 - the decoder raises many kinds
         return False
     return True

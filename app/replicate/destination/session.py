@@ -1,12 +1,12 @@
-"""A replica's way to its destination: whose copies are there already, whose name they go under, its lane.
+"""A replica's session with its destination: the former owner's copies, the producer, and the lane.
 
 Rules
-1. Nothing is appended under an id and epoch before the tracker table knows them
+1. The replica appends nothing under an id and epoch before the tracker table knows them
    (`app.replicate.destination.handover`).
-2. The destination's log is known by its id: a note of another one (the topic was made anew) says nothing, and
-   when it becomes another one the replica begins again, from where the source stands.
-3. What needs the destination is tried as often as it takes; `why` says what is in the way, and what does not
-   heal by itself (a right that is missing) is told.
+2. The destination's log is known by its id. A note of another log says nothing, because the topic was
+   recreated. When the log becomes another one, the replica begins again where the source stands.
+3. Every call to the destination is repeated until it succeeds; `why` shows the obstacle. The session reports
+   obstacles that do not heal by themselves, such as a missing permission.
 """
 
 from __future__ import annotations
@@ -40,36 +40,34 @@ DESTINATION_RETRY_INTERVAL_S = 1.0
 SNAPSHOT_POLL_INTERVAL_S = 0.02
 SNAPSHOT_TIMEOUT_S = 5.0
 NOT_SAVED = (
-    "the tracker table has not taken what has to stand there before anything is appended; see whether the "
-    "control cluster takes records, and somebody follows the tracker topic"
+    "the tracker table has not saved this replica's state, and nothing is appended before that; check that "
+    "the control cluster takes records and that a worker follows the tracker topic"
 )
-DESTINATION_RECREATED = "its destination topic was deleted and made anew"
+DESTINATION_RECREATED = "its destination topic was deleted and recreated"
 
 T = TypeVar("T")
 
 
 class DestinationSession:
-    """See the module.
+    """The way of one replica's copies into its destination partition.
 
     Args:
-        target: topic and partition.
-        note: of the former owner, b"" when there was none; `is_same_log`: it knew the log that is copied.
-        lineage: of the source's offsets now.
-        source_epoch: in which the source was last found truncated; None: as the note says.
-        is_first: nothing was copied before.
-        start_task: begins a task of the replica's.
-        report_incident: takes kind, message and remedy. on_unsure: takes why records may come twice from here
-        on. on_lost: is called when the destination has lost what it had acknowledged.
-        on_closed: takes the barrier behind a former owner's lane: source and target end, stamp, and the time.
+        target: Topic and partition.
+        note: The former owner's note, b"" if there was none.
+        is_same_log: The note was written for the source log that is copied now.
+        source_epoch: The leader epoch in which the source was last found truncated; None: as the note says.
+        is_first: The route never copied this log.
+        on_unsure: Takes the reason why later records may be in the copy twice.
+        on_lost: Is called when the destination has lost acknowledged records.
+        on_closed: Takes the offset sync behind a former owner's lane: source and target end, stamp, and time.
 
     Attributes:
-        log: the destination's, once it `is_met`.
-        lane: None until there is something to append; `is_ready`: it may be appended to (rule 1).
-        max_batch_bytes: of the destination.
-        why: what is in the way, "" while nothing is.
-        is_saving: nothing goes on before what is finished is saved.
-        losses: how often the destination has lost what it had acknowledged, or was made anew.
-        quiet_below: as in the note.
+        log: The destination's log, once it `is_met`.
+        lane: None until there is something to append; then batches wait until it `is_ready` (rule 1).
+        why: The present obstacle, "" for none.
+        is_saving: The replica waits until the tracker table has its state.
+        losses: How often the destination lost acknowledged records, or was recreated.
+        quiet_below: As in the note.
     """
 
     def __init__(
@@ -99,21 +97,21 @@ class DestinationSession:
         self._ledger = ledger
         self._note_bytes = note
         self._lineage = lineage
-        self._is_known = is_first  # what was copied before
+        self._is_history_known = is_first  # whether it is known what was copied before
         self._start_task = start_task
         self._report_incident = report_incident
         self._on_unsure = on_unsure
         self._on_lost = on_lost
         self._on_closed = on_closed
-        self._saved: Callable[[], int] = lambda: -1
-        self._target_end = -1  # of our copies, once one was acknowledged
-        self._succession = self._succeed(None)
+        self._saved_version: Callable[[], int] = lambda: -1
+        self._target_end = -1  # of this replica's copies, once one was acknowledged
+        self._succession = self._succession_of(None)
         self._predecessor: ReplicaHandover | None = None
-        self._bad = ""
+        self._note_error = ""
         try:
             self._predecessor = ReplicaHandover.from_bytes(note) if note else None
         except BadHandover as error:
-            self._bad = str(error)
+            self._note_error = str(error)
         former = self._predecessor
         self.losses = 0 if former is None else former.losses
         if former is not None:
@@ -129,12 +127,12 @@ class DestinationSession:
 
     @property
     def name(self) -> str:
-        """The destination, for people."""
+        """The destination as "cluster/topic", for messages."""
         return f"{self._runtime.target.name}/{self.target[0]}"
 
     @property
     def note(self) -> bytes:
-        """For the successor; what the former owner left until there is something of our own."""
+        """For the successor; the former owner's note until this replica has its own."""
         note = self._ledger.note or self._predecessor
         if note is None:
             return self._note_bytes
@@ -145,54 +143,56 @@ class DestinationSession:
             uncompared=self._ledger.uncompared, begun_anew=self._ledger.begun_anew,
         ).to_bytes()  # fmt: skip
 
-    def _succeed(self, note: ReplicaHandover | None) -> Succession:
+    def _succession_of(self, note: ReplicaHandover | None) -> Succession:
         is_same_log = note is not None and note.lineage in {-1, self._lineage}
         return Succession(self._runtime.target, *self.target, note, is_same_log=is_same_log)
 
     async def meet(self) -> None:
-        """Gets to know the destination, and what a former owner has copied there."""
-        self.log = await self._trying(self._find_log)
-        self.max_batch_bytes = await self.limit()
+        """Reads the destination's id and limit, and what a former owner has copied there."""
+        self.log = await self._retry(self._find_log)
+        self.max_batch_bytes = await self.read_limit()
         note = self._predecessor
-        self._is_known = self._is_known or note is not None
-        if self._bad:
+        self._is_history_known = self._is_history_known or note is not None
+        if self._note_error:
             self._report_incident(
-                "note-corrupt", self._bad, "what was copied since the last position comes twice"
+                "note-corrupt",
+                self._note_error,
+                "records that were copied since the last saved position are copied again; none is lost",
             )
         if note is not None and note.log.is_another(self.log):
             self._report_incident(
                 "destination-begun-anew",
-                f"the copies were in {note.log}, what is there now is {self.log}; copying goes on at "
-                f"{self._ledger.base}, what was copied before is not there any more",
+                f"the copies were in {note.log}, but the destination is now {self.log}; copying continues at "
+                f"{self._ledger.base}, and the earlier copies no longer exist",
                 "reset the route's topic to copy it from its start",
             )
             note, self.quiet_below = None, -1
-            self.losses += 1  # saved with what is copied next
-        self._succession = self._succeed(note)
+            self.losses += 1  # saved with the next copies
+        self._succession = self._succession_of(note)
         self._ledger.inherit(note)
-        await self._trying(self._succession.look_up)
+        await self._retry(self._succession.look_up)
         if note is not None and note.base != self._ledger.base:
-            self._succession.prove_nothing()
-        self._report_lost()
+            self._succession.distrust_tail()
+        self._report_former_loss()
         self.is_met = True
 
     @property
-    def opening(self) -> ProducerStamp:
-        """The lane's before anything was appended to it."""
+    def opening_stamp(self) -> ProducerStamp:
+        """The lane's stamp before its first batch."""
         assert self.lane is not None, "it is open"
         return ProducerStamp(*self.lane.producer, 0)
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is being done here, if there is nothing to copy."""
+        """Whether the session does nothing while there is nothing to copy."""
         return self.is_ready or (self.is_met and self.lane is None)
 
     async def ends_at(self, end: int) -> bool:
-        """Whether all copies of what lies behind are below `end`, where the destination was said to end while
-        this was at rest; if so, those to come lie at or above it, once the caller says so (`rests_at`).
+        """Whether all copies of finished records are below `end`, the destination's end offset that was read
+        while the session was at rest.
 
-        Raises: ClusterUnreachable, KafkaError: it cannot be known now.
-        """
+        If so, later copies lie at or above `end`, once the caller calls `rests_at`. Raises
+        ClusterUnreachable, KafkaError: it cannot be known now."""
         note = self._ledger.note
         if note is not None and end < note.floor:
             lost_from = await self._succession.end_below(note.floor)
@@ -201,20 +201,20 @@ class DestinationSession:
                 self._has_lost(lost_from, note.floor)
             return False
         if self.is_ready and not self._ledger.appended:
-            await self._succession.stays_silent()
+            await self._succession.skip_silence()
         is_settled = self.is_ready or await self._succession.has_settled()
-        return not self._report_lost() and is_settled and self.is_at_rest
+        return not self._report_former_loss() and is_settled and self.is_at_rest
 
     def rests_at(self, end: int) -> None:
-        """See `ends_at`; nothing has come meanwhile."""
+        """Raises the floor to `end` (see `ends_at`); nothing was fetched meanwhile."""
         self._ledger.raise_floor(end, self._lineage)
         if self.lane is None:
-            self._succession.begin_at(end)
+            self._succession.restart_at(end)
         else:
             self.lane.rests_at(end)
 
     def acknowledged(self, base_offset: int, end: int) -> None:
-        """A copy lies at these offsets of the destination."""
+        """Takes the offsets of an acknowledged copy; offsets below the last end show a loss."""
         if base_offset < self._target_end:
             self._count_loss()
             start, former_end = base_offset, self._target_end
@@ -222,19 +222,19 @@ class DestinationSession:
         self._target_end = end
 
     async def _find_loss(self, start: int, end: int) -> None:
-        if self.log.is_another(await self._trying(self._find_log)):
-            raise ValueError(DESTINATION_RECREATED)  # it begins again, and tells what is not there any more
+        if self.log.is_another(await self._retry(self._find_log)):
+            raise ValueError(DESTINATION_RECREATED)  # the job begins again and reports the missing copies
         self._report_loss(start, end)
 
-    def _report_lost(self) -> bool:
-        """Whether the destination was found to have lost what a former owner wrote."""
+    def _report_former_loss(self) -> bool:
+        """Reports a former owner's copies that the destination has lost; whether there are any."""
         lost, self._succession.lost = self._succession.lost, None
         if lost is not None:
             self._has_lost(*lost)
         return lost is not None
 
     def _has_lost(self, start: int, end: int) -> None:
-        self._target_end = min(self._target_end, start)  # or `acknowledged` finds the same
+        self._target_end = min(self._target_end, start)  # else `acknowledged` would report it again
         if self.lane is not None:
             self.lane.floor = min(self.lane.floor, start)
         self._ledger.lower_floor(start)
@@ -242,16 +242,16 @@ class DestinationSession:
         self._report_loss(start, end)
 
     def close_former(self, source_end: int) -> None:
-        """Tells the barrier behind the former owner's lane (rule 4 of
+        """Reports the offset sync behind the former owner's lane (rule 4 of
         `app.replicate.destination.succession`), if all that it wrote are copies of records below
-        `source_end`; -1: who knows."""
+        `source_end`; -1: not known."""
         tail = self._succession.tail
         if tail is not None and source_end >= 0:
             self._on_closed(source_end, *tail, time.monotonic())
 
     def _count_loss(self) -> None:
         self.losses += 1
-        self._succession.prove_nothing()
+        self._succession.distrust_tail()
         self._ledger.version += 1
         self._on_lost()
 
@@ -259,78 +259,80 @@ class DestinationSession:
         self._report_incident(
             "destination-truncated",
             f"{self.name}/{self.target[1]} has lost offsets [{start}, {end}), which it had acknowledged; "
-            f"copying goes on at {self._ledger.base} of the source",
-            "an unclean leader was elected, or a broker lost its disk; reset the route's topic to copy from "
-            "before the loss again",
+            f"copying continues at {self._ledger.base} of the source",
+            "an unclean leader was elected, or a broker lost its disk; reset the route's topic to a position "
+            "before the loss to copy the lost records again",
         )
 
     async def _find_log(self) -> LogId:
         client, topic = self._runtime.target, self.target[0]
         ids = await client.topic_ids([topic])
         if topic not in ids:
-            await client.partitions(topic)  # which permission is missing, if that is why
-            raise ClusterUnreachable(f"topic {topic} is not known in {client.name}")
+            await client.partitions(topic)  # raises if a permission is missing
+            raise ClusterUnreachable(f"topic {topic} does not exist in {client.name}")
         return LogId(await client.cluster_id(), ids[topic])
 
-    async def limit(self) -> int:
-        """The destination's `max.message.bytes`, asked for again."""
+    async def read_limit(self) -> int:
+        """Reads the destination's `max.message.bytes` again."""
         self.max_batch_bytes = await self._runtime.max_batch_bytes(self.target[0])
         return self.max_batch_bytes
 
     def not_yet_copied(self, found: list[VerbatimCopy], copy: VerbatimCopy) -> list[VerbatimCopy]:
-        """What of the copy, all of which is in `found`, was not copied before."""
+        """The parts of `found`, which make up the copy, that no former owner has copied."""
         succession = self._succession
         if succession.is_over:
             return found
-        rest = [piece for one in found for piece in succession.rest(one, self.max_batch_bytes)]
+        rest = [piece for part in found for piece in succession.uncopied(part, self.max_batch_bytes)]
         self._ledger.pass_over(SentBatch(-1 if rest else copy.source_end, accounted=succession.accounted))
         if rest and succession.unmatched:
             self._on_unsure(
-                f"{succession.unmatched} records that were copied are not in the source any more, or differ; "
-                "what follows the last one that was found may be there twice"
+                f"{succession.unmatched} copied records are no longer in the source, or differ from it; "
+                "records behind the last one that was found may be in the copy twice"
             )
         self.close_former(begins_at(rest[0], copy) if rest else copy.source_end)
         return rest
 
     async def open(self, saved: Callable[[], int]) -> int:
-        """Makes it ready to append, once the version of the ledger that is `saved` has the note (rule 1).
-        Returns where the destination ended before.
+        """Makes the lane ready to append, once the tracker table has the ledger's version with the note (rule
+        1).
 
-        What was under way of a former owner may have arrived meanwhile: ask `rest` again.
-        """
+        Returns where the destination ended before. A former owner's batches may have arrived meanwhile, so
+        the caller calls `not_yet_copied` again. `saved`: returns the version that the table has."""
         ledger, succession = self._ledger, self._succession
-        self._saved = saved
+        self._saved_version = saved
         if self.lane is None:
-            lane = self.lane = await self._trying(self._new_lane)
-            succession.begins(lane.producer)
+            lane = self.lane = await self._retry(self._new_lane)
+            succession.use_producer(lane.producer)
             note = ledger.note
-            if note is not None and note.producer_id == lane.producer.id and succession.goes_on:
-                # What the former owner wrote stays behind its floor until a copy of ours moves that.
-                ledger.start_under(msgspec.structs.replace(note, epoch=lane.producer.epoch), goes_on=True)
+            if note is not None and note.producer_id == lane.producer.id and succession.continues:
+                # The former owner's records stay behind its floor until a copy of this replica moves that.
+                ledger.start_under(msgspec.structs.replace(note, epoch=lane.producer.epoch), continues=True)
             else:
-                begun = ReplicaHandover(
+                first_note = ReplicaHandover(
                     self.log, ledger.base, *lane.producer, lane.floor, lineage=self._lineage
                 )
-                ledger.start_under(begun, goes_on=False)
-            if not self._is_known:
-                self._on_unsure("nobody knows what was copied behind the last position")
+                ledger.start_under(first_note, continues=False)
+            if not self._is_history_known:
+                self._on_unsure("no note says what was copied behind the last saved position")
             elif succession.unsure:
                 self._on_unsure(succession.unsure)
-        floor, told = self.lane.floor, succession.unsure
-        self._target_end = floor  # where it ended: nothing of ours comes to lie below
+        floor, reported = self.lane.floor, succession.unsure
+        self._target_end = floor  # this replica's copies lie at or above the end
         await self._save(ledger.version)
-        await self._trying(partial(succession.look_up, is_last=True))
-        if succession.unsure != told:
+        await self._retry(partial(succession.look_up, is_last=True))
+        if succession.unsure != reported:
             self._on_unsure(succession.unsure)
-        self._report_lost()
-        await self._save(ledger.version)  # the floor may be another
+        self._report_former_loss()
+        await self._save(ledger.version)  # the floor may have changed
         self.is_ready = True
         return floor
 
     async def _new_lane(self) -> AppendLane:
         runtime = self._runtime
         producer = self._succession.producer or await new_producer(runtime.target)
-        lane = await runtime.appender.lane(*self.target, producer, self._on_append_incident, self._bumped)
+        lane = await runtime.appender.lane(
+            *self.target, producer, self._on_append_incident, self._on_epoch_bump
+        )
         if lane.floor < 0:
             lane.close()
             raise ClusterUnreachable(f"{self.name}/{self.target[1]} has no leader that answers")
@@ -338,7 +340,7 @@ class DestinationSession:
 
     async def _save(self, version: int) -> None:
         since_s = time.monotonic()
-        while self._saved() < version:  # a round of snapshots does it
+        while self._saved_version() < version:  # the next round of snapshots saves it
             self.is_saving = True
             if time.monotonic() - since_s > SNAPSHOT_TIMEOUT_S:
                 self.why = NOT_SAVED
@@ -347,33 +349,35 @@ class DestinationSession:
         if self.why == NOT_SAVED:
             self.why = ""
 
-    def _bumped(self, lane: AppendLane) -> None:
-        """The lane goes on under another epoch, once the table knows it (rule 1)."""
-        version = self._ledger.under(lane.producer.epoch)
+    def _on_epoch_bump(self, lane: AppendLane) -> None:
+        """Saves the lane's new epoch before the lane uses it (rule 1)."""
+        version = self._ledger.change_epoch(lane.producer.epoch)
 
-        async def go_on() -> None:
+        async def save_epoch() -> None:
             await self._save(version)
             lane.epoch_saved()
 
-        self._start_task(go_on)
+        self._start_task(save_epoch)
 
     async def check_late(self, base_offset: int) -> None:
-        """What a former owner got in behind our last look, before our first batch shut it out."""
-        late = await self._trying(lambda: self._late(base_offset))
-        if late:
-            self._on_unsure(f"a former owner wrote {late} records after its successor had looked")
+        """Reports records that a former owner wrote between the last look and this replica's first batch."""
+        late_records = await self._retry(lambda: self._count_late(base_offset))
+        if late_records:
+            self._on_unsure(
+                f"a former owner wrote {late_records} records after this owner had read its last ones"
+            )
 
-    async def _late(self, base_offset: int) -> int:
+    async def _count_late(self, base_offset: int) -> int:
         lane = self.lane
-        return 0 if lane is None else await self._succession.late(base_offset, lane.producer)
+        return 0 if lane is None else await self._succession.count_late(base_offset, lane.producer)
 
     def _on_append_incident(self, trouble: AppendIncident) -> None:
         self.why = f"append: {trouble.message}; {trouble.remedy}"
         self._report_incident("append-trouble", trouble.message, trouble.remedy)
 
-    async def _trying(self, act: Callable[[], Awaitable[T]]) -> T:
-        """Rule 3."""
-        since_s, is_told = time.monotonic(), False
+    async def _retry(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Repeats `act` until it succeeds (rule 3)."""
+        since_s, is_reported = time.monotonic(), False
         while True:
             try:
                 found = await act()
@@ -387,8 +391,8 @@ class DestinationSession:
                 if code is not None:
                     remedy = remedy_of(code, self._runtime.target.spec, self.target[0])
                     self.why += f"; {remedy}"
-                    if not is_told:
-                        is_told = True
+                    if not is_reported:
+                        is_reported = True
                         at = f"{self.name}/{self.target[1]}"
                         self._report_incident("append-trouble", f"{at}: {error}", remedy)
                 await asyncio.sleep(DESTINATION_RETRY_INTERVAL_S)
@@ -397,6 +401,5 @@ class DestinationSession:
                 return found
 
     def close(self) -> None:
-        """Appends nothing any more."""
         if self.lane is not None:
             self.lane.close()

@@ -1,20 +1,23 @@
-"""How a replica goes on behind a former owner: what has a copy already, and under whose name it appends.
+"""How a replica continues behind a former owner: which records have a copy, which producer appends.
 
-    the note (app.replicate.destination.handover) -> what the former owner wrote behind it -> records that
-    have no copy
+    the note (app.replicate.destination.handover) -> what the former owner wrote behind it
+                                -> the records that have no copy
                                 -> the same producer's next epoch, saved before it is used
 
 Rules
-1. What the former owner wrote is looked for at the beginning, and for the last time right before the first
-   batch goes: what it had under way may arrive meanwhile. From that batch on the broker refuses it, and what
-   is found under the same id is our own.
-2. While there is nothing to copy, it is looked for with every idle barrier of the first `LATE_COPY_SEARCH_S`,
-   and then believed to be silent: others may write a great deal to the same destination.
-3. Where nothing can be told (no note, or the destination's log does not reach back to it any more), copying
-   goes on from the last saved position: what was copied behind it comes twice. That is told.
-4. Once all that the former owner wrote is known to be copies of certain source records, and its numbers go on
-   without a gap, its lane is closed: the barrier behind it is told, which it could not tell itself. What that
-   says of the destination below it stays true, whatever comes later, and from whom.
+1. The replica looks for the former owner's writes at the start, and a last time right before its first
+   batch. Until then batches in flight may arrive. From the first batch on the broker refuses the former
+   owner, and records under the same id are the replica's own.
+2. While there is nothing to copy, it looks again with every idle offset sync of the first
+   `LATE_COPY_SEARCH_S`. Then it assumes that the former owner is silent, because others may write a lot to
+   the same destination.
+3. If nothing is known (no note, or the destination's log no longer reaches back to it), copying continues
+   from the last saved position. Records that were copied behind it arrive twice, and the replica reports
+   that.
+4. The former owner's lane is closed once all its writes are known copies of certain source records,
+   and its sequence numbers have no gap. The replica then emits the offset sync behind that lane, which the
+   former owner could not emit itself. Later writes, by anyone, do not change what it says of the destination
+   below it.
 """
 
 from __future__ import annotations
@@ -32,28 +35,28 @@ from app.kafka.records.producer_sequences import ProducerStamp, ProducerTail
 from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.ranges import Range
 from app.replicate.destination.handover import ReplicaHandover
-from app.replicate.destination.predecessor import predecessor_of, prints_of, without
+from app.replicate.destination.predecessor import drop_first, predecessor_of, prints_of
 from app.replicate.model.copied_index import CopiedIndex
 
 LATE_COPY_SEARCH_S = 60.0
-NOT_REACHED = "the destination's log does not reach back to what was last saved"
-NOT_COMPARED = "the destination has lost some of what was copied behind the last position, not all of it"
-NOT_SHUT_OUT = "its former owner's producer id has no epoch left, so that nothing shuts that one out"
+NOT_REACHED = "the destination's log does not reach back to the last saved position"
+NOT_COMPARED = "the destination has lost some, but not all, of the copies behind the last saved position"
+NOT_SHUT_OUT = "the former owner's producer id has no epoch left, so brokers cannot fence the former owner"
 
 
 class Succession:
-    """See the module.
+    """The state of a replica's former owner, as far as the destination's log shows it.
 
     Args:
-        note: of the former owner; None when there was none.
-        is_same_log: the note's position is of the log that is copied now; otherwise its producer is
-            succeeded, but nothing of the source has a copy.
+        note: The former owner's note; None: there was none.
+        is_same_log: The note's position is of the source log that is copied now. Otherwise the replica
+            succeeds the producer, but no record of the source has a copy.
 
     Attributes:
-        unsure: why it is not known what the former owner wrote, all of it; "": it is.
-        looked_to: where the destination's log ended when it was last looked at.
-        lost: what the destination was found to have lost of that (or of what the note speaks of), as long as
-            nobody has told it.
+        unsure: Why not all of the former owner's writes are known; "": they are.
+        looked_to: Where the destination's log ended at the last look.
+        lost: The offsets of the former owner's copies that the destination has lost; None: none, or already
+            reported.
     """
 
     def __init__(
@@ -75,14 +78,14 @@ class Succession:
         self._tail = ProducerTail(-1) if note is None else ProducerTail(note.floor, note.stamp)
         self._timed = True
         self._seen_epoch = -1
-        self._begun_at = 0 if note is None else note.passed
+        self._passed_before = 0 if note is None else note.passed
         self._began_s = time.monotonic()
-        self._below_epoch = MAX_EPOCH + 1  # the former owner's epochs are
-        self._looking = asyncio.Lock()
+        self._below_epoch = MAX_EPOCH + 1  # above the former owner's epochs
+        self._look_lock = asyncio.Lock()
         self._has_looked_last = False
 
-    def begins(self, producer: ProducerId) -> None:
-        """Copies go on under this one."""
+    def use_producer(self, producer: ProducerId) -> None:
+        """Sets the producer under which copying continues."""
         if self.note is None:
             return
         if producer.id == self.note.producer_id:
@@ -91,9 +94,13 @@ class Succession:
             self.unsure = NOT_SHUT_OUT
 
     async def look_up(self, *, is_last: bool = False) -> None:
-        """Rule 1. Raises ClusterUnreachable, KafkaError: it cannot be known now."""
-        async with self._looking:
-            if not self._has_looked_last:  # who waited for the lock might find our own copies
+        """Reads what the former owner wrote since the last look (rule 1).
+
+        Raises:
+            ClusterUnreachable, KafkaError: It cannot be read now.
+        """
+        async with self._look_lock:
+            if not self._has_looked_last:  # after the last look, this replica's own copies may be there
                 await self._look_up()
                 self._has_looked_last = is_last
 
@@ -114,7 +121,7 @@ class Succession:
                 self.lose(end)
             else:
                 self.unsure, self._searches = NOT_REACHED, False
-                self.prove_nothing()
+                self.distrust_tail()
             return
         self._tail = found.tail
         self._timed = self._timed and found.timed
@@ -123,41 +130,43 @@ class Succession:
         self.looked_to = found.end
 
     async def end_below(self, offset: int) -> int:
-        """Where the destination ends, if that is below `offset`; else -1. Raises as `look_up`."""
+        """The destination's end if it is below `offset`, else -1. Raises as `look_up`."""
         at = self._topic, self._partition
         if await reaches(self._cluster, *at, offset):
             return -1
         end = (await self._cluster.offsets([at], LATEST)).get(at)
         if end is None:
-            raise ClusterUnreachable(f"{self._topic}-{self._partition} does not tell where it ends")
+            raise ClusterUnreachable(
+                f"the leader of {self._topic}-{self._partition} does not report its end offset"
+            )
         return end if end < offset else -1
 
     async def has_settled(self) -> bool:
-        """Whether all that the former owner wrote has its record behind: rule 2. Raises as `look_up`."""
+        """Whether all the former owner's writes are matched with the source (rule 2). Raises as `look_up`."""
         if time.monotonic() - self._began_s < LATE_COPY_SEARCH_S:
             await self.look_up()
         return self.is_over
 
-    def begin_at(self, floor: int) -> None:
-        """All that was written below `floor` of the destination is accounted for."""
+    def restart_at(self, floor: int) -> None:
+        """Starts from `floor`: all records below it in the destination are accounted for."""
         if self.note is not None:
             if self.tail is None:
-                self.prove_nothing()
+                self.distrust_tail()
             self.note = msgspec.structs.replace(self.note, floor=floor, passed=0)
             self.unsure, self._searches = "", True
-            self._copied_index, self._begun_at, self.looked_to = CopiedIndex(), 0, floor
+            self._copied_index, self._passed_before, self.looked_to = CopiedIndex(), 0, floor
             self._tail = self._tail._replace(end=floor)
 
     def lose(self, end: int) -> None:
-        """The destination ends there: what it has lost of the former owner's has no copy, and goes again."""
+        """Sets the destination's new end. All records behind the last saved position are copied again."""
         if self.note is not None and end > self.note.floor and not self.is_over:
             self.unsure = NOT_COMPARED
         self._copied_index, self._searches, self.looked_to = CopiedIndex(), False, end
-        self.prove_nothing()
+        self.distrust_tail()
 
-    async def late(self, end_offset: int, producer: ProducerId) -> int:
-        """How many records a former owner got into the log behind the last look and before `end_offset`,
-        where the producer's first batch begins: their source records came twice."""
+    async def count_late(self, end_offset: int, producer: ProducerId) -> int:
+        """Counts the former owner's records between the last look and `end_offset`, where this producer's
+        first batch begins. Their source records are in the copy twice."""
         if self.note is None or self.looked_to < 0 or end_offset <= self.looked_to:
             return 0
         late, is_another = 0, producer.id != self.note.producer_id
@@ -175,9 +184,9 @@ class Succession:
         await walk(self._cluster, self._topic, self._partition, self.looked_to, take)
         return late
 
-    async def stays_silent(self) -> None:
-        """Nothing was appended since the last look: where the leader remembers that the former owner wrote
-        nothing behind it either, the next look begins where the log ends now, whatever others wrote."""
+    async def skip_silence(self) -> None:
+        """Moves the next look to the log's end if the leader confirms that the former owner wrote nothing
+        since the last one, so others' writes need not be read. The caller has appended nothing since then."""
         if self.note is None or self.looked_to < 0 or not self._searches:
             return
         at = self._topic, self._partition
@@ -187,48 +196,46 @@ class Succession:
 
     @property
     def is_over(self) -> bool:
-        """All of the former owner's copies are behind."""
+        """All of the former owner's copies are matched."""
         return self._copied_index.is_over
 
     @property
     def unmatched(self) -> int:
-        """Of its copies so many have no record in the source (any more); once it is over."""
+        """Once it is over: the number of its copies without a record in the source (any more)."""
         return self._copied_index.left
 
     @property
     def tail(self) -> tuple[int, ProducerStamp] | None:
-        """Rule 4: where in the destination all ends that the former owner wrote, and its stamp there, once
-        each of its copies is known to be of a record that is behind; None: that is not so, or not certain.
-        """
+        """Where the former owner's writes end in the destination, and its stamp there (rule 4); None: not
+        certain."""
         end, stamp, is_whole = self._tail
         is_exact = is_whole and not self._copied_index.left and not self._copied_index.skipped
-        return (end, stamp) if stamp is not None and is_exact and self.goes_on else None
+        return (end, stamp) if stamp is not None and is_exact and self.continues else None
 
-    def prove_nothing(self) -> None:
-        """The destination has lost something: of what is gone no stamp is true."""
+    def distrust_tail(self) -> None:
+        """Marks the tail as incomplete: the destination has lost records, and no stamp is true of those."""
         self._tail = self._tail._replace(is_whole=False)
 
-    def rest(self, copy: VerbatimCopy, max_batch_bytes: int) -> list[VerbatimCopy]:
-        """What of the next copy, in order, is to be appended."""
+    def uncopied(self, copy: VerbatimCopy, max_batch_bytes: int) -> list[VerbatimCopy]:
+        """The part of the next copy, in order, that has to be appended."""
         if self._copied_index.is_over:
             return [copy]
         dropped = self._copied_index.drop(prints_of(copy, timed=self._timed))
         if dropped == copy.record_count:
             return []
-        return list(without(copy, dropped, max_batch_bytes)) if dropped else [copy]
+        return list(drop_first(copy, dropped, max_batch_bytes)) if dropped else [copy]
 
     @property
     def accounted(self) -> int:
-        """Records of the producer at or above the note's floor whose source records are behind; -1: the note
-        speaks of others."""
-        return self._begun_at + self._copied_index.passed if self.goes_on else -1
+        """The producer's matched records at or above the note's floor; -1: the note is of others."""
+        return self._passed_before + self._copied_index.passed if self.continues else -1
 
     @property
-    def goes_on(self) -> bool:
-        """The former owner's copies are copies of this source, and known: they count on."""
+    def continues(self) -> bool:
+        """Whether the former owner's copies are known and of this source, so that they still count."""
         return not self.unsure and self._searches
 
     @property
     def producer(self) -> ProducerId | None:
-        """Under which the copies go on; None: a new one."""
+        """The producer under which copying continues; None: a new one."""
         return None if self.note is None else self.note.successor(self._seen_epoch)

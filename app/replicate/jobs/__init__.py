@@ -1,1 +1,1 @@
-"""Routes of a worker; what the leader tells of lines that nobody writes, and of what readers need."""
+"""The routes of a worker, and the leader's publications about unowned copies and consumers' positions."""

@@ -1,11 +1,12 @@
-"""The routes of this worker: runtimes, their pumps' beginning, changed definitions, barriers on their way.
+"""Manages this worker's routes: starts pumps, applies changed definitions, and sends offset syncs.
 
 Rules
-1. A changed definition is for what is fetched from then on: its replicas drain, save, and begin again. One
-   with other topics, limits or the like comes into force at once; only those begin again that have another
-   destination, or none.
-2. A runtime is known only once it has a pump, and goes with its last one.
-3. Barriers are sent a few times a second, while the lease holds; one that is lost costs precision only.
+1. A changed definition applies to everything that is fetched from then on: the route's replicas drain, save,
+   and begin again. If only topics, limits or other `LIVE_FIELDS` changed, it applies at once, and only
+   replicas without a destination or with another one begin again.
+2. A runtime is known once it has a pump, and is closed with its last one.
+3. Offset syncs are sent every `OFFSET_SYNC_SEND_INTERVAL_S` while the lease holds. A lost one costs precision
+   only.
 """
 
 from __future__ import annotations
@@ -46,16 +47,11 @@ from app.worker.jobs.start_position import LineageReset, ReportIncident
 log = structlog.get_logger(__name__)
 
 OFFSET_SYNC_SEND_INTERVAL_S = 0.5
-MAX_PENDING_BARRIERS = 1_000  # barriers of a job that wait for a control cluster that is away
-LOST_RESTART_DELAY_S = 2.0  # the first; what is lost at once again must not fill the log
+MAX_PENDING_BARRIERS = 1_000  # of a job, while the control cluster is unreachable
+LOST_RESTART_DELAY_S = 2.0  # before the first restart; a job that fails at once must not fill the log
 
 
 class ReplicaController(Service):
-    """See the module.
-
-    Attributes: `pumps` (by job), `routes` (the runtimes, by name).
-    """
-
     def __init__(
         self,
         control: ControlLog,
@@ -80,10 +76,10 @@ class ReplicaController(Service):
         self._verify_budget = VerificationBudget()
         self._priorities = RoutePriorities()
         self._unsnapshotted_budget = UnsnapshottedBudget()
-        self._misled: set[ReplicaPump] = (
-            set()
-        )  # those that a changed definition gives another destination, or none
-        self._barriers: dict[tuple[ReplicaPump, int], list[Barrier]] = {}  # and its losses then
+        # Pumps to which a changed definition gives another destination, or none.
+        self._redirected: set[ReplicaPump] = set()
+        # By pump and the number of its destination's losses.
+        self._barriers: dict[tuple[ReplicaPump, int], list[Barrier]] = {}
 
     async def on_start(self) -> None:
         await self.add_runtime_dependency(self._sealed_sources)
@@ -94,14 +90,15 @@ class ReplicaController(Service):
         """A job's route, its source and its target.
 
         Raises:
-            LookupError: it is not there, or its clusters are not; Passing: it does not copy the topic.
-            ClusterUnreachable.
+            LookupError: The route or a cluster is unknown here.
+            StartPostponed: The route does not copy the topic.
+            ClusterUnreachable: A cluster does not answer.
         """
         found, route = self._catalog.route(job.name), self._catalog.routes.route(job.name)
         if found is None or route is None:
-            raise LookupError(f"this worker has no definition of route {job.name} that it can read")
+            raise LookupError(f"this worker has no readable definition of route {job.name}")
         if route.destination(job.topic) is None:
-            raise StartPostponed(f"route {job.name} does not copy {job.topic} any more: this job ends")
+            raise StartPostponed(f"route {job.name} no longer copies {job.topic}, so this job ends")
         for cluster in (found.spec.source, found.spec.target):
             if cluster not in self._clusters.specs:
                 raise LookupError(f"cluster {cluster!r} is not in this worker's configuration")
@@ -116,15 +113,17 @@ class ReplicaController(Service):
         reset: LineageReset | None,
         is_mine: Callable[[], bool],
     ) -> StartedJob | None:
-        """The pump of a job that was taken over; None when it is not this worker's any more.
+        """The pump of a job that was taken over; None if the job is no longer this worker's.
 
         Raises:
-            LookupError: what it needs to know cannot be known yet. KafkaError, ClusterUnreachable.
+            LookupError: The start position cannot be known yet.
+            StartPostponed: The definition is changing.
+            KafkaError, ClusterUnreachable: A cluster refuses or does not answer.
         """
         definition, source, target = await self.check(identity)
         view, at = self._control.view, (identity.name, identity.topic, identity.partition)
         recorded = partial(view.begins_at, *at) if view.start_parts_of(identity.name) else None
-        goes_on = await same_target(identity, definition, target.client, answer)
+        continues = await same_target(identity, definition, target.client, answer)
         beginning = await find_replica_start(
             identity,
             definition,
@@ -133,9 +132,9 @@ class ReplicaController(Service):
             recorded=recorded,
             reset=reset,
             report_incident=self._report_incident,
-            goes_on=goes_on,
+            continues=continues,
         )
-        note = answer.note if goes_on else b""
+        note = answer.note if continues else b""
         ids = beginning.log.cluster_id, ""
         if definition.spec.headers.provenance:
             ids = ids[0], await target.client.cluster_id()
@@ -146,7 +145,9 @@ class ReplicaController(Service):
             raise StartPostponed(f"route {identity.name} has just changed")
         runtime = self.routes.get(identity.name)
         if runtime is not None and not runtime.takes(definition):
-            raise StartPostponed(f"jobs of {identity.name} still leave its former definition here")
+            raise StartPostponed(
+                f"jobs of route {identity.name} still drain under its former definition here"
+            )
         if runtime is not None and runtime.definition is not definition:
             self._change(runtime, definition)
         if runtime is None:
@@ -167,21 +168,19 @@ class ReplicaController(Service):
                 await runtime.close()
             raise
         self.routes[identity.name] = runtime
-        # A reset is no loss: it comes without a reason.
+        # A reset by an operator has no reason; it is not counted.
         pump.ledger.begun_anew += beginning.begun_anew or bool(reset is not None and reset.reason)
         if beginning.gap is not None:
             self.skip(pump, beginning.gap)
         return StartedJob(pump, beginning, source, self._leaves(runtime), pump.ledger.read_epoch)
 
     def drop(self, name: str) -> None:
-        """A pump of the route is gone; its runtime goes with the last one."""
         if not any(pump.job.name == name for pump in self.pumps.values()):
             runtime = self.routes.pop(name, None)
             if runtime is not None:
                 asyncio.get_running_loop().create_task(runtime.close())
 
     def add(self, job: str, pump: ReplicaPump) -> None:
-        """It flows from now on."""
         self.pumps[job] = pump
         self._pause(pump)
 
@@ -193,49 +192,49 @@ class ReplicaController(Service):
                 cluster.fetch.leave((str(pump.job), pump.epoch), leaves_bytes)
 
     def _leaves(self, runtime: RouteRuntime) -> int:
-        """What fetching for the route leaves of the memory to others; while paused it is not fetched, so that
-        what waits for nothing takes none of it."""
+        """Bytes of memory that fetching leaves to others. A paused route is not fetched, so it takes none."""
         if self._control.view.is_paused(runtime.definition.key, None):
             return ALL_BYTES
         return runtime.leaves(self._clusters.budget.capacity_bytes)
 
     def skip(self, pump: ReplicaPump, gap: LogGap) -> None:
-        """The source's log lost something, or is another one now: it is told; the route goes on or not."""
+        """Reports a gap (lost offsets or another log), then halts or continues as the route says."""
         stops = pump.runtime.definition.spec.on_gap == "stop"
-        kind, what = "offsets-lost", f"offsets [{gap.start}, {gap.end}) are gone and were not copied"
+        kind, message = "offsets-lost", f"offsets [{gap.start}, {gap.end}) are gone and were not copied"
         if gap.is_truncation:
-            kind, what = (
+            kind, message = (
                 "log-truncated",
-                f"the source was cut off, [{gap.end}, {gap.start}) was copied before",
+                f"the source was truncated; [{gap.end}, {gap.start}) was copied before",
             )
         elif gap.begun_anew:
-            kind, what = "log-begun-anew", f"the source's log is another one from {gap.start} on"
-        what = f"{pump.where}: {what}: {gap.reason}"
+            kind, message = "log-begun-anew", f"the source has another log from offset {gap.start} on"
+        message = f"{pump.where}: {message}: {gap.reason}"
         if stops:
             job, (first, before) = pump.job, to_skip(gap)
             skip = f"switchyard route skip {job.name} {job.topic} {job.partition} {first} {before}"
-            what = f"{what}; the route stops at gaps: {skip}, or set onGap to continue"
-            pump.halt(gap, what)
+            message = f"{message}; the route stops at gaps: {skip}, or set onGap to continue"
+            pump.halt(gap, message)
             for cluster in self._clusters.started():
                 cluster.fetch.remove((str(pump.job), pump.epoch))
         else:
-            what = f"{what}; copying goes on at {gap.end}"
+            message = f"{message}; copying continues at {gap.end}"
             pump.skip(gap)
-        remedy = "lengthen the topic's retention, or see why the route was that far behind"
+        remedy = "lengthen the topic's retention, or find out why the route was this far behind"
         if gap.is_truncation:
             remedy = "an unclean leader was elected; the copy still has what the source has lost"
-        self._report_incident("route-halted" if stops else kind, str(pump.job), what, remedy)
+        self._report_incident("route-halted" if stops else kind, str(pump.job), message, remedy)
 
-    # -- looked at with every round of the job manager ---------------------------------------------
+    # -- called in every round of the job manager --------------------------------------------------
 
     def reconcile(
         self,
         restart: Callable[[str, Pump], None],
         restart_in_new_lineage: Callable[[Pump, int, int, str, int | None], None],
     ) -> None:
-        """Rule 1; pumps that are lost, or were halted, begin again, too; those of another log begin anew."""
-        old: set[RouteRuntime] = set()
-        self._misled &= set(self.pumps.values())
+        """Applies changed definitions (rule 1), and restarts jobs that are lost or whose gap was skipped.
+        Jobs with another log begin in a new lineage."""
+        outdated: set[RouteRuntime] = set()
+        self._redirected &= set(self.pumps.values())
         for name, runtime in self.routes.items():
             definition = self._catalog.route(name)
             if definition is None or definition is runtime.definition:
@@ -243,22 +242,22 @@ class ReplicaController(Service):
             if runtime.takes(definition):
                 self._change(runtime, definition)
             else:
-                old.add(runtime)
+                outdated.add(runtime)
         for job, pump in list(self.pumps.items()):
             self._pause(pump)
             if pump.reset is not None:
                 epoch = pump.reset.truncated_in if pump.reset.is_truncation else None
                 restart_in_new_lineage(pump, pump.lineage + 1, pump.reset.end, pump.reset.reason, epoch)
             elif (
-                pump.runtime in old
-                or pump in self._misled
+                pump.runtime in outdated
+                or pump in self._redirected
                 or pump.intake.wants_fetching(pump.base)
-                or self._begins_again(job, pump)
+                or self._may_restart(job, pump)
             ):
                 restart(job, pump)
 
-    def _begins_again(self, job: str, pump: ReplicaPump) -> bool:
-        """Whether it is lost, and has waited for long enough."""
+    def _may_restart(self, job: str, pump: ReplicaPump) -> bool:
+        """Whether the pump is lost and has waited long enough."""
         if not pump.lost:
             return False
         self._failures.failed(job, pump.epoch, pump.base, pump.lost, pump.lost_at_s, LOST_RESTART_DELAY_S)
@@ -268,15 +267,15 @@ class ReplicaController(Service):
         runtime.change(definition)
         for pump in runtime.pumps:
             if runtime.route.destination(pump.job.topic) != pump.target[0]:
-                self._misled.add(pump)
+                self._redirected.add(pump)
         log.info("a changed definition is in force", route=definition.key)
 
     def share(self, shares: Mapping[str, WorkerShare]) -> None:
-        """What this worker may use of the routes' limits, by name."""
+        """Sets this worker's shares of the routes' limits, by route name."""
         for name, runtime in self.routes.items():
             runtime.shared(shares.get(name, NOTHING))
 
-    # -- barriers --------------------------------------------------------------------------------
+    # -- offset syncs ----------------------------------------------------------------------------
 
     def _on_barrier(
         self, pump: ReplicaPump, source_end: int, target_end: int, stamp: ProducerStamp | None
@@ -286,7 +285,7 @@ class ReplicaController(Service):
         waiting.append(Barrier(source_end, target_end, at_ms, stamp))
         pump.barrier = source_end, target_end, at_ms
         if len(waiting) > MAX_PENDING_BARRIERS:
-            del waiting[1]  # the oldest but the genesis
+            del waiting[1]  # the oldest one after the genesis
 
     @Service.task
     async def _send_barriers(self) -> None:
@@ -297,8 +296,8 @@ class ReplicaController(Service):
             waiting, self._barriers = self._barriers, {}
             try:
                 await asyncio.gather(*await self._sender.send(_items(waiting.items())))
-            except Exception as error:  # noqa: BLE001 - newer ones say the same, less precisely
-                log.warning("barriers of the offset map were not taken", error=repr(error))
+            except Exception as error:  # noqa: BLE001 - newer ones replace them, with less precision
+                log.warning("offset syncs could not be saved and are dropped", error=repr(error))
 
 
 def _items(waiting: Iterable[tuple[tuple[ReplicaPump, int], list[Barrier]]]) -> list[BarrierItem]:

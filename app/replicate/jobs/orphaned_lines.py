@@ -1,23 +1,24 @@
-"""What routes have left behind that copy no more: told by the leader, so that it holds nobody back for ever.
+"""Publishes how far the copies of routes without an owner reach, so that consumers do not wait for them for
+ever.
 
-A line of the offset map whose job has no owner gets no barriers. Its copies lie where they lie, and no more
-come: that is told as the destination goes on (`app.offsets.model.offset_map.LineEnd`), as an owner tells idle
-barriers.
+A line of the offset map whose job has no owner gets no offset syncs, and no more copies come. As the
+destination grows, the leader publishes that (`app.offsets.model.offset_map.LineEnd`), as an owner emits idle
+offset syncs.
 
-Rules
-1. A job has had no owner for `UNOWNED_AFTER_S` before anything is told: what its last one sent has landed by
-   then.
-2. Ends are asked for first, then the control log is read to its end. Who copies later is given the job behind
-   that, and copies behind those ends.
-3. Of a destination's log two ends count. What was sent last may lie above the high watermark for long, while
-   replicas are missing: nothing of it lies behind the leader's own end. But that may be lost with its leader:
-   who comes next copies behind what was shown, no more. So it is told once the watermark has come, in the
-   same leader epoch, to where the log ended when that was first asked.
-4. Behind the source's end, asked for after that time, nothing was ever read: so nothing from there on was
-   copied. Without it (its cluster is away, or its log is another one) that is not told, and what was copied
-   holds back who may not have read it until retention takes it.
-5. What is told late or not at all costs precision, nothing else. Copies of regions' bookkeeping are left out:
-   nobody's position is in them, and each word on them would be copied in turn.
+Rules (tests/replicate/jobs/test_orphaned_lines.py)
+1. The leader publishes nothing about a job before it has had no owner for `UNOWNED_AFTER_S`. The last owner's
+   batches have arrived by then.
+2. It reads the end offsets first, and then the control log to its end. A later owner gets the job behind that
+   point, so its copies lie behind those ends.
+3. Two ends of a destination's log count. While replicas are missing, the last batches may lie above the high
+   watermark for long, but not above the leader's own end. Such batches may be lost with the leader, and the
+   next owner then copies from the high watermark on. So the leader publishes only once, in the same leader
+   epoch, the high watermark has reached the first known end of the log.
+4. Nothing behind the source's end was ever read or copied, if that end was read after the time in rule 1. The
+   source's cluster may be unreachable, or its log may be another one. Then this end is not published. The
+   copied records hold back consumers who may not have read them, until retention deletes the records.
+5. A late or missing publication costs precision only. Copies of regions' control topics are left out: no
+   consumer has positions in them, and each publication would be copied in turn.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ log = structlog.get_logger(__name__)
 
 ORPHAN_POLL_INTERVAL_S = 60.0
 UNOWNED_AFTER_S = 60.0
-LINES_PER_S = 100  # a line is up to 40 kB, written anew with every word on it
-TABLE_READ_TIMEOUT_S = 30.0  # patience with the region's own table: it goes on there
+LINES_PER_S = 100  # a line has up to 40 kB, and each publication writes it again
+TABLE_READ_TIMEOUT_S = 30.0  # for the region's own table; a later call continues the read
 POLLS_BEFORE_REREAD = 60  # then lines are read again
 PREFIX = f"{Kind.REPLICATE.value}:"
 
@@ -62,7 +63,7 @@ ReachCluster = Callable[[str], Awaitable[ReadableCluster]]
 
 
 class _Seen(NamedTuple):
-    """When an end was seen: the job's epoch, the destination's log, its leader's epoch."""
+    """The circumstances of an observed end: the job's epoch, the destination's log, its leader epoch."""
 
     epoch: int
     target: LogId
@@ -70,7 +71,7 @@ class _Seen(NamedTuple):
 
 
 def own_lines(tables: RegionTables) -> ReadLines:
-    """Lines of this region by their keys, without those that cannot be read. Raises NotRead, KafkaError."""
+    """Reads lines of this region by their keys, without unreadable ones. Raises NotRead, KafkaError."""
     region = tables.atlas.region
 
     async def read(keys: Collection[str]) -> Mapping[str, OffsetMapLine]:
@@ -89,13 +90,14 @@ def own_lines(tables: RegionTables) -> ReadLines:
 
 
 class OrphanedLines(Service):
-    """See the module.
+    """Runs on the leader.
 
     Args:
-        names: of the data clusters. reach: one that answers; raises ClusterUnreachable.
-        read: lines of this region by their keys; raises what its table does.
-        read_control: reads the control log to its end; raises ClusterUnreachable, KafkaError, TimeoutError.
-        may_act: whether this worker leads, and its lease holds.
+        names: The data clusters.
+        reach: Connects to a cluster; raises ClusterUnreachable.
+        read: Reads lines of this region by their keys; raises its table's errors.
+        read_control: Reads the control log to its end; raises ClusterUnreachable, KafkaError, TimeoutError.
+        may_act: Whether this worker leads and its lease holds.
     """
 
     def __init__(
@@ -118,50 +120,51 @@ class OrphanedLines(Service):
         self._may_act = may_act
         self._unowned: dict[str, tuple[int, float]] = {}  # job -> its highest epoch, and since when
         self._lines: dict[str, OffsetMapLine | None] = {}  # by job
-        self._behind: dict[str, tuple[_Seen, int]] = {}  # by job: where the log first ended (rule 3)
-        self._looks = 0
+        self._first_ends: dict[str, tuple[_Seen, int]] = {}  # by job: where the log first ended (rule 3)
+        self._rounds = 0
 
     @Service.task
     async def _poll_for_ever(self) -> None:
-        told = 0
+        published_lines = 0
         while not self.should_stop:
-            await self.sleep(max(ORPHAN_POLL_INTERVAL_S, told / LINES_PER_S))
-            told = 0
+            await self.sleep(max(ORPHAN_POLL_INTERVAL_S, published_lines / LINES_PER_S))
+            published_lines = 0
             if not self._may_act():
-                self._unowned, self._lines, self._behind = {}, {}, {}
+                self._unowned, self._lines, self._first_ends = {}, {}, {}
                 continue
             try:
-                told = await self.publish_new(time.monotonic())
+                published_lines = await self.publish_new(time.monotonic())
             except Exception as error:  # noqa: BLE001 - rule 5
-                log.warning("what ended routes have left behind was not told", error=repr(error))
+                log.warning("the ends of copies without an owner were not published", error=repr(error))
 
     async def publish_new(self, now_s: float) -> int:
-        """Tells what is new; of how many lines. Raises what `read` and `read_control` do, and KafkaError."""
-        jobs = self._settled(now_s)
-        self._looks += 1
-        known = self._lines if self._looks % POLLS_BEFORE_REREAD else {}
+        """Publishes new ends; returns the number of lines. Raises `read`'s and `read_control`'s errors,
+        KafkaError."""
+        jobs = self._settled_jobs(now_s)
+        self._rounds += 1
+        known = self._lines if self._rounds % POLLS_BEFORE_REREAD else {}
         self._lines = {job: known[job] for job in jobs if job in known}
-        self._behind = {job: self._behind[job] for job in jobs if job in self._behind}
+        self._first_ends = {job: self._first_ends[job] for job in jobs if job in self._first_ends}
         if missing := {_key(job): job for job in jobs if job not in self._lines}:
             found = await self._read(missing)
-            self._lines |= {job: _end_of(found.get(key)) for key, job in missing.items()}
+            self._lines |= {job: _compacted(found.get(key)) for key, job in missing.items()}
         lines = {job: line for job, line in self._lines.items() if line is not None}
         if not lines:
             return 0
-        items = await self._ended(lines, jobs)
+        items = await self._ended_items(lines, jobs)
         new = {job: line for job, item in items.items() if (line := at_end(lines[job], item)) is not None}
         if not new:
             return 0
         await self._read_control()
-        still = self._jobs()
-        new = {job: line for job, line in new.items() if still.get(job) == jobs[job]}
+        unowned = self._unowned_jobs()
+        new = {job: line for job, line in new.items() if unowned.get(job) == jobs[job]}
         if new and self._may_act():
             await asyncio.gather(*await self._sender.end([items[job] for job in new]))
             self._lines |= new
         return len(new)
 
-    def _jobs(self) -> dict[str, int]:
-        """Those without an owner, and the highest epoch of each."""
+    def _unowned_jobs(self) -> dict[str, int]:
+        """The jobs without an owner, and the highest epoch of each."""
         view = self._control.view
         return {
             job: view.floor[job]
@@ -171,9 +174,9 @@ class OrphanedLines(Service):
             and not JobId.parse(job).topic.startswith(BOOKKEEPING)
         }
 
-    def _settled(self, now_s: float) -> dict[str, int]:
-        """Rule 1."""
-        jobs, before = self._jobs(), self._unowned
+    def _settled_jobs(self, now_s: float) -> dict[str, int]:
+        """The jobs without an owner for long enough (rule 1), with their epochs."""
+        jobs, before = self._unowned_jobs(), self._unowned
         self._unowned = {
             job: before[job] if job in before and before[job][0] == epoch else (epoch, now_s)
             for job, epoch in jobs.items()
@@ -184,19 +187,19 @@ class OrphanedLines(Service):
             if now_s - since_s >= UNOWNED_AFTER_S
         }
 
-    async def _ended(
+    async def _ended_items(
         self, lines: Mapping[str, OffsetMapLine], jobs: Mapping[str, int]
     ) -> dict[str, EndedItem]:
-        asked: dict[str, set[TopicAndPartition]] = defaultdict(set)
+        partitions: dict[str, set[TopicAndPartition]] = defaultdict(set)  # by cluster id
         for job, line in lines.items():
-            asked[line.target.cluster_id].add((line.target_topic, line.target_partition))
+            partitions[line.target.cluster_id].add((line.target_topic, line.target_partition))
             if _lacks_source(line, jobs[job]):
                 identity = JobId.parse(job)
-                asked[line.source.cluster_id].add((identity.topic, identity.partition))
+                partitions[line.source.cluster_id].add((identity.topic, identity.partition))
         clusters = await self._clusters()
-        at_hand = [cluster_id for cluster_id in asked if cluster_id in clusters]
-        answered = await asyncio.gather(*(_ends(clusters[one], asked[one]) for one in at_hand))
-        ends = dict(zip(at_hand, answered, strict=True))
+        reachable = [cluster_id for cluster_id in partitions if cluster_id in clusters]
+        answers = await asyncio.gather(*(_read_ends(clusters[id_], partitions[id_]) for id_ in reachable))
+        ends = dict(zip(reachable, answers, strict=True))
         found: dict[str, EndedItem] = {}
         for job, line in lines.items():
             identity, target = JobId.parse(job), line.target.cluster_id
@@ -205,48 +208,46 @@ class OrphanedLines(Service):
                 continue
             topic_id, end = ends[target][at]
             seen = _Seen(jobs[job], LogId(target, topic_id), end.leader_epoch)
-            if job not in self._behind or self._behind[job][0] != seen:
-                self._behind[job] = seen, end.end
-            since = self._behind[job][1]
-            if end.shown < since:
+            if job not in self._first_ends or self._first_ends[job][0] != seen:
+                self._first_ends[job] = seen, end.end
+            first_end = self._first_ends[job][1]
+            if end.shown < first_end:
                 continue
             source_end = _source_end(line, identity, ends.get(line.source.cluster_id, {}))
-            ended = LineEnd(seen.epoch, seen.target, source_end, since, end.shown)
+            ended = LineEnd(seen.epoch, seen.target, source_end, first_end, end.shown)
             found[job] = EndedItem(
                 identity.name, identity.topic, identity.partition, line.lineage, line.source, ended
             )
         return found
 
     async def _clusters(self) -> dict[str, ClusterClient]:
-        """Those that answer, by their ids."""
-
-        async def reached(name: str) -> tuple[str, ClusterClient] | None:
+        async def connect(name: str) -> tuple[str, ClusterClient] | None:
             try:
                 client = (await self._reach(name)).client
                 return await client.cluster_id(), client
             except (ClusterUnreachable, KafkaError, OSError, TimeoutError):
                 return None
 
-        found = await asyncio.gather(*map(reached, sorted(self._names)))
-        return dict(one for one in found if one is not None)
+        found = await asyncio.gather(*map(connect, sorted(self._names)))
+        return dict(pair for pair in found if pair is not None)
 
 
-def _end_of(line: OffsetMapLine | None) -> OffsetMapLine | None:
-    """What is needed here: of many ended lines that stays in memory."""
+def _compacted(line: OffsetMapLine | None) -> OffsetMapLine | None:
+    """The part of a line that is needed here, because many ended lines stay in memory."""
     if line is None:
         return None
     return msgspec.structs.replace(line, barriers=line.barriers[-1:], needs=NO_PINS, epochs=())
 
 
-async def _ends(
-    client: ClusterClient, asked: Iterable[TopicAndPartition]
+async def _read_ends(
+    client: ClusterClient, partitions: Iterable[TopicAndPartition]
 ) -> dict[TopicAndPartition, tuple[str, LogEnd]]:
-    """Topic ids and ends; without what is not there, or is not known now."""
-    asked = sorted(asked)
+    """Topic ids and ends, without partitions that do not exist or are not known now."""
+    partitions = sorted(partitions)
     try:
-        # The ids first: should a topic be made anew in between, this is told of one that is not there.
-        ids = await client.topic_ids({topic for topic, _ in asked})
-        ends = await log_ends(client, [at for at in asked if at[0] in ids])
+        # The ids first: if a topic is recreated in between, the end is published for the former one.
+        ids = await client.topic_ids({topic for topic, _ in partitions})
+        ends = await log_ends(client, [at for at in partitions if at[0] in ids])
     except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
         log.debug("ends of a cluster are not known", cluster=client.name, error=repr(error))
         return {}
@@ -258,11 +259,11 @@ def _lacks_source(line: OffsetMapLine, epoch: int) -> bool:
 
 
 def _source_end(line: OffsetMapLine, job: JobId, ends: Mapping[TopicAndPartition, tuple[str, LogEnd]]) -> int:
-    """Rule 4."""
+    """The source's end for rule 4; `ENDLESS`: not known."""
     topic_id, end = ends.get((job.topic, job.partition), ("", None))
     if end is None or line.source.is_another(LogId(line.source.cluster_id, topic_id)):
         return ENDLESS
-    return max(end.end, line.barriers[-1].source_end)  # it may have lost its end since
+    return max(end.end, line.barriers[-1].source_end)  # the source may have lost its end since
 
 
 def _key(job: str) -> str:

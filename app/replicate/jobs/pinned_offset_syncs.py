@@ -1,17 +1,18 @@
-"""Which barriers of the offset map somebody still needs: told by the leader, so that no thinning drops them.
+"""Publishes which offset syncs consumers still need, so that thinning the offset map does not drop them.
 
-Rules
-1. A group needs the barrier below its position in a copy, or in a copy's source, while it lies still: one
-   that moves is elsewhere by the time it is told, and is near the newest barriers or gets there.
-2. It lies still when its position is the same as `PIN_POLL_INTERVAL_S` ago. A group that never comes back
-   needs nothing once Kafka forgets its positions (`offsets.retention.minutes`, seven days, after its last
+Rules (tests/replicate/jobs/test_pinned_offset_syncs.py)
+1. A group needs the offset sync below its position in a copy, or in a copy's source, while it stands still. A
+   group that moves has another position when this is published, and is near the newest offset syncs or will
+   be.
+2. A group stands still if its position is the same as `PIN_POLL_INTERVAL_S` ago. A group that never returns
+   needs nothing once Kafka forgets its positions (`offsets.retention.minutes`, seven days after its last
    member left).
-3. What is told stands in the line itself, so that another leader and another writer of the table know it. A
-   need that comes late, or not at all, costs precision, nothing else. What was told before its line was there
-   is told again.
-4. Clusters are asked seldom, a group at a time: nobody waits for it.
-5. Who cannot be asked now lies where he lay: a barrier that nobody asks for is gone for good. Of a cluster
-   of which not all groups are known nothing is told; of a group that cannot be read its last positions count.
+3. The line itself holds the published needs, so that another leader and another writer of the table know
+   them. A late or missing one costs precision only. Needs that were published before their line existed are
+   published again.
+4. Clusters are queried rarely, a group at a time, because no caller waits for the result.
+5. A group that cannot be read now counts with its last position, because a dropped offset sync cannot be
+   restored. If not all groups of a cluster are known, nothing is published about the cluster.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from app.worker.catalog import Catalog
 log = structlog.get_logger(__name__)
 
 PIN_POLL_INTERVAL_S = 60.0
-POLLS_BEFORE_RESEND = 30  # looks
-ATTEMPTS_PER_GROUP = 2  # times that a group is asked: the others wait
+POLLS_BEFORE_RESEND = 30
+ATTEMPTS_PER_GROUP = 2  # few, because the other groups wait
 MAX_POLL_INTERVAL_S = 600.0
-# a look that takes long is not had again before so many times as long, or `MAX_POLL_INTERVAL_S`
+# After a slow round the leader waits this many times as long, at most `MAX_POLL_INTERVAL_S`.
 BUSY_SHARE = 20
 PREFIX = f"{Kind.REPLICATE.value}:"
 OWN_GROUP_PREFIX = group_of("")
@@ -58,7 +59,7 @@ class RoutedPartition(NamedTuple):
 
 
 class ClusterPositions(NamedTuple):
-    """What a cluster was found to hold: the positions of all groups, and its and its topics' ids."""
+    """The positions of all groups of a cluster, and its and its topics' ids."""
 
     positions: Mapping[str, Mapping[TopicAndPartition, int]]
     cluster_id: str
@@ -66,7 +67,7 @@ class ClusterPositions(NamedTuple):
 
 
 class PinnedOffsetSyncs(Service):
-    """See the module. `may_act`: whether this worker leads, and its lease holds."""
+    """Runs on the leader. `may_act`: whether this worker leads and its lease holds."""
 
     def __init__(
         self,
@@ -83,8 +84,8 @@ class PinnedOffsetSyncs(Service):
         self._sender = sender
         self._may_act = may_act
         self._before: dict[str, ClusterPositions] = {}
-        self._told: dict[str, tuple[LogId, PinnedOffsets]] = {}  # by line
-        self._looks = 0
+        self._published: dict[str, tuple[LogId, PinnedOffsets]] = {}  # by line
+        self._rounds = 0
 
     @Service.task
     async def _poll_for_ever(self) -> None:
@@ -93,46 +94,48 @@ class PinnedOffsetSyncs(Service):
             await self.sleep(max(PIN_POLL_INTERVAL_S, min(BUSY_SHARE * took_s, MAX_POLL_INTERVAL_S)))
             began_s = time.monotonic()
             if not self._may_act():
-                self._before, self._told = {}, {}
+                self._before, self._published = {}, {}
                 continue
             try:
                 await self.publish_changes()
             except Exception as error:  # noqa: BLE001 - rule 3
-                log.warning("what is needed of the offset map was not told", error=repr(error))
+                log.warning("the offset syncs that consumers need were not published", error=repr(error))
             took_s = time.monotonic() - began_s
 
     async def publish_changes(self) -> None:
-        """Tells what has changed since the last look. Raises KafkaError: it was not taken."""
-        self._looks += 1
-        if self._looks % POLLS_BEFORE_RESEND == 0:
-            self._told = {}
-        copied = list(self._copied())
+        """Publishes the changes since the last round. Raises KafkaError: the record was not acknowledged."""
+        self._rounds += 1
+        if self._rounds % POLLS_BEFORE_RESEND == 0:
+            self._published = {}
+        routed = list(self._routed_partitions())
         seen: dict[str, ClusterPositions] = {}
-        for name in sorted({name for one in copied for name in (one.source, one.target)}):
+        for name in sorted({name for part in routed for name in (part.source, part.target)}):
             try:
-                seen[name] = await self._see(await self._clusters.get(name), copied)
+                seen[name] = await self._read_positions(await self._clusters.get(name), routed)
             except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
                 log.debug("positions of a cluster are not known", cluster=name, error=repr(error))
-        still = {name: _still(self._before[name], now) for name, now in seen.items() if name in self._before}
+        unmoved = {
+            name: _unmoved(self._before[name], now) for name, now in seen.items() if name in self._before
+        }
         self._before |= seen
         items = []
-        for one in copied:
-            if one.source not in still or one.target not in still:
+        for part in routed:
+            if part.source not in unmoved or part.target not in unmoved:
                 continue
-            job, target = one.job, seen[one.target]
+            job, target = part.job, seen[part.target]
             needs = needs_of(
-                still[one.target].get((one.copy, job.partition), ()),
-                still[one.source].get((job.topic, job.partition), ()),
+                unmoved[part.target].get((part.copy, job.partition), ()),
+                unmoved[part.source].get((job.topic, job.partition), ()),
             )
-            log_id = LogId(target.cluster_id, target.topic_ids.get(one.copy, ""))
+            log_id = LogId(target.cluster_id, target.topic_ids.get(part.copy, ""))
             item = NeedItem(job.name, job.topic, job.partition, log_id, needs)
-            if self._told.get(item.key) != (item.target, item.needs):
+            if self._published.get(item.key) != (item.target, item.needs):
                 items.append(item)
         if items and self._may_act():
             await asyncio.gather(*await self._sender.ask(items))
-            self._told |= {item.key: (item.target, item.needs) for item in items}
+            self._published |= {item.key: (item.target, item.needs) for item in items}
 
-    def _copied(self) -> Iterable[RoutedPartition]:
+    def _routed_partitions(self) -> Iterable[RoutedPartition]:
         for name in list(self._control.view.assignments):
             if name.startswith(PREFIX):
                 job = JobId.parse(name)
@@ -142,9 +145,11 @@ class PinnedOffsetSyncs(Service):
                 if route is not None and copy is not None and known:
                     yield RoutedPartition(job, route.source, route.target, copy)
 
-    async def _see(self, cluster: DataCluster, copied: Iterable[RoutedPartition]) -> ClusterPositions:
+    async def _read_positions(
+        self, cluster: DataCluster, routed: Iterable[RoutedPartition]
+    ) -> ClusterPositions:
         client, committer = cluster.client, cluster.committer
-        topics = {one.copy for one in copied if one.target == cluster.name}
+        topics = {part.copy for part in routed if part.target == cluster.name}
         ids = await client.topic_ids(topics) if topics else {}
         positions: dict[str, Mapping[TopicAndPartition, int]] = {}
         before = self._before.get(cluster.name)
@@ -162,8 +167,8 @@ class PinnedOffsetSyncs(Service):
         return ClusterPositions(positions, await client.cluster_id(), ids)
 
 
-def _still(before: ClusterPositions, now: ClusterPositions) -> dict[TopicAndPartition, list[int]]:
-    """The positions that are what they were, of whichever group."""
+def _unmoved(before: ClusterPositions, now: ClusterPositions) -> dict[TopicAndPartition, list[int]]:
+    """The unchanged positions of all groups."""
     found: dict[TopicAndPartition, list[int]] = {}
     for group, positions in now.positions.items():
         known = before.positions.get(group, {})

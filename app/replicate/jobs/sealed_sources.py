@@ -1,11 +1,12 @@
-"""The seals of the regions whose control topics are copied here (`app.replicate.destination.sealed_copies`).
+"""Keeps the seals of the regions whose control topics are copied here
+(`app.replicate.destination.sealed_copies`).
 
 Rules
-1. Only where a route begins at the region's own control cluster: a copy of a copy has other offsets, and was
-   checked before.
-2. No such route begins before the region's seals are known, as far as it has any.
-3. A region that goes back to an earlier version deletes its seals, and one whose control log is made anew has
-   another key. So the ids of both topics are looked at every `POLL_INTERVAL_S`, and whenever a job begins.
+1. Seals are needed only if a route begins at the region's own control cluster. A copy of a copy has other
+   offsets, and was checked before.
+2. No such route begins before the region's seals are known, if it has any.
+3. A region that returns to an earlier version deletes its seals, and a recreated control log has another key.
+   So the ids of both topics are read every `POLL_INTERVAL_S`, and whenever a job begins.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ READ_TIMEOUT_S = 10.0
 
 
 class SealedSources(Service):
-    """See the module."""
-
     def __init__(self, catalog: Catalog, clusters: DataClusters, report_incident: ReportIncident) -> None:
         super().__init__()
         self._catalog = catalog
@@ -45,25 +44,26 @@ class SealedSources(Service):
         self._unsealed = UnsealedRecords(report_incident)
         self._denied = defaultdict[str, RepeatedTrouble](RepeatedTrouble)
         self._wanted: dict[str, str] = {}  # region -> its control cluster
-        self._ids: dict[str, dict[str, str]] = {}  # of the topics that its seals were made of
+        self._ids: dict[str, dict[str, str]] = {}  # region -> the topic ids for which its seals were read
         self._seals: dict[str, Seals] = {}
         self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     async def of(self, cluster: str, topic: str) -> Callable[[], Seals | None] | None:
-        """What tells the seals of a source topic, as far as its region has any; None: it needs none.
+        """A function that returns the seals for a source topic, None while its region has none; None: it
+        needs none.
 
         Raises:
-            ClusterUnreachable, KafkaError, TimeoutError: they cannot be known now.
+            ClusterUnreachable, KafkaError, TimeoutError: The seals cannot be known now.
         """
         region = self._region_of(cluster, topic)
         if region is None:
             return None
         self._wanted[region] = cluster
-        await self._look(region)
+        await self._refresh(region)
         return lambda: self._seals.get(region)
 
     def _region_of(self, cluster: str, topic: str) -> str | None:
-        """Rule 1."""
+        """The region whose seals the topic needs (rule 1)."""
         layout = self._catalog.layout
         if layout is None or cluster not in layout.sites:
             return None
@@ -72,29 +72,29 @@ class SealedSources(Service):
             control = layout.control if region == layout.own else layout.cluster(region, "regional")
         except LookupError:
             return None
-        is_sealed = any(topic == one.name for one in ControlTopics(region).sealed)
+        is_sealed = any(topic == sealed.name for sealed in ControlTopics(region).sealed)
         return region if is_sealed and cluster == control else None
 
-    async def _look(self, region: str) -> None:
-        """Rule 3."""
+    async def _refresh(self, region: str) -> None:
+        """Reads the region's seals again if a topic id has changed (rule 3)."""
         async with self._locks[region]:
             client, topics = (await self._clusters.get(self._wanted[region])).client, ControlTopics(region)
             names = topics.control.name, topics.seals.name
             ids = await client.topic_ids(names)
             if ids == self._ids.get(region):
                 return
-            # Without ids its workers are of an earlier version, or its brokers are (`Seals.has_key`).
-            made = await self._made(region, client, topics) if all(map(ids.get, names)) else None
+            # Without ids the region's workers or brokers have an earlier version (`Seals.has_key`).
+            seals = await self._read_seals(region, client, topics) if all(map(ids.get, names)) else None
             former = self._seals.pop(region, None)
             self._ids[region] = ids
-            if made is not None:
-                self._seals[region] = made
+            if seals is not None:
+                self._seals[region] = seals
             elif len(ids) < len(names):
-                await self._tell_denied(region, client, names)
+                await self._report_denied(region, client, names)
             if former is not None:
                 await self.remove_dependency(former)
 
-    async def _made(self, region: str, client: ClusterClient, topics: ControlTopics) -> Seals:
+    async def _read_seals(self, region: str, client: ClusterClient, topics: ControlTopics) -> Seals:
         seals = Seals(topics, client.spec.aiokafka_options())
         await seals.learn(client, is_own=False)
         try:
@@ -110,8 +110,8 @@ class SealedSources(Service):
             raise
         return seals
 
-    async def _tell_denied(self, region: str, client: ClusterClient, names: tuple[str, ...]) -> None:
-        """Tells where it is for want of a permission that a region seems to have no seals."""
+    async def _report_denied(self, region: str, client: ClusterClient, names: tuple[str, ...]) -> None:
+        """Reports a missing permission that makes a region seem to have no seals."""
         try:
             for name in names:
                 await client.partitions(name)
@@ -120,8 +120,8 @@ class SealedSources(Service):
             if self._denied[region].due(time.monotonic()) is not None:
                 self._report_incident(
                     "seals-unread", region,
-                    f"{name} in {client.name} may not be described: routes copy the region's control topics "
-                    "with records that nobody has sealed",
+                    f"Switchyard may not describe {name} in {client.name}, so routes copy the region's "
+                    "control topics with unsealed records",
                     f"grant Read on switchyard-{region}- (prefixed) there (docs/permissions.md)",
                 )  # fmt: skip
 
@@ -131,15 +131,15 @@ class SealedSources(Service):
             await self.sleep(POLL_INTERVAL_S)
             for region in list(self._wanted):
                 try:
-                    self._tell_refused(region)
-                    await self._look(region)
+                    self._report_refused(region)
+                    await self._refresh(region)
                 except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
                     log.warning("a region's seals are not known now", region=region, error=repr(error))
                 except Exception:
-                    log.exception("looking for a region's seals failed and is tried again", region=region)
+                    log.exception("a region's seals could not be read; the worker retries", region=region)
 
-    def _tell_refused(self, region: str) -> None:
+    def _report_refused(self, region: str) -> None:
         layout = self._catalog.layout
-        is_own = layout is not None and layout.own == region  # its workers tell of it themselves
+        is_own = layout is not None and layout.own == region  # the region's workers report it themselves
         if region in self._seals and not is_own:
             self._unsealed.report(self._seals[region].take_refused(), time.monotonic())

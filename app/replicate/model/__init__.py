@@ -1,1 +1,1 @@
-"""Which topics a route copies, under which names, without loops; what destinations need. Pure."""
+"""The topics that a route copies, their copies' names, loop proofs, and needs of destination topics. Pure."""

@@ -1,15 +1,15 @@
-"""What of a source a former copier had copied already, found by what the records are.
+"""Finds which records of a source a former copier had already copied, by comparing contents.
 
     destination, from the last saved floor on:  a b c d        what the former copier wrote, in order
     source, from the last saved base on:        a b c d e f    -> e is the first without a copy
 
-A copier copies in order, so what it wrote is the beginning of what there was to copy. Since then records may
-have gone from the source (compaction, retention), never come in between: each record that is still there is
-looked for behind the one found before it, and the first that is not found ends the search. All that follows
-has no copy.
+A copier copies in order, so its copies match the beginning of what there was to copy. Since then compaction
+or retention may have removed records from the source, but none came in between. The search therefore looks
+for each source record behind the copy that matched the record before it. The first record that is not found
+ends the search: it and everything behind it has no copy.
 
-Records that are alike in all that is compared are told apart by their order alone. That errs only where some
-of them have gone, and then a record is taken for its own equal.
+Only their order distinguishes records that are equal in everything that is compared. This is wrong only if
+some of them have gone: then a record may be taken for its equal.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from collections.abc import Iterable, Sequence
 
 
 class CopiedIndex:
-    """See the module. `prints` stand for the copied records; equal records have equal prints.
+    """The copies that have not been matched with a source record yet.
 
-    Attributes: `passed` (copies that are accounted for), `skipped` (of these, copies whose records were not
-    found), `is_over` (a record without a copy was found, or there are no copies left).
+    `prints` stand for the copied records; equal records have equal prints.
+
+    Attributes:
+        passed: Copies that are accounted for.
+        skipped: How many of the passed copies had no record in the source.
+        is_over: A record without a copy was found, or no copies are left.
     """
 
     __slots__ = ("_count", "_left", "_over", "passed", "skipped")
@@ -39,27 +43,26 @@ class CopiedIndex:
 
     @property
     def left(self) -> int:
-        """Copies whose records were not found; once it is over they have gone from the source."""
+        """Copies that are not matched yet. Once the search is over, the source has lost their records."""
         return len(self._left)
 
     def add(self, prints: Iterable[int]) -> None:
-        """More copies were found, behind the others."""
         added = list(prints)
         self._left += added
         self._count.update(added)
         self._over = self._over and not added
 
     def drop(self, prints: Sequence[int]) -> int:
-        """How many of these records, the next ones of the source, come before the first without a copy."""
-        for index, one in enumerate(prints):
-            if self._over or not self._count[one]:
+        """Matches the source's next records; returns how many come before the first without a copy."""
+        for index, wanted in enumerate(prints):
+            if self._over or not self._count[wanted]:
                 self._over = True
                 return index
             while True:
-                gone = self._left.popleft()
-                self._count[gone] -= 1
+                copied = self._left.popleft()
+                self._count[copied] -= 1
                 self.passed += 1
-                if gone == one:
+                if copied == wanted:
                     break
                 self.skipped += 1
         return len(prints)

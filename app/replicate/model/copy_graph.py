@@ -1,19 +1,19 @@
-"""Loops are impossible: no record goes round for ever, under one name or under names that grow each time.
+"""Proves that no set of accepted routes copies a record in a loop, whether its name stays or grows each time.
 
-Topics and routes are the graph whose nodes are (cluster, topic) and whose edges are the copies. It is decided
-for all names there could be, not only for those of today. Going backward from a route's topics,
-`Rename.origin` gives exactly the topics that arrive there; when the route's own topics are among them, their
-copies could pass the route again, and there is a shortest example. As a topological sort does, routes that
-nothing could pass again are put aside, then those that could be passed again only with their help; what is
-left at the end is a loop. A set of routes without one stays so when routes, topics or entries are taken away.
+Clusters and topics are the nodes of a graph, and copies are its edges. The proof covers all possible topic
+names, not only those of today. `TopicRename.origin` gives exactly the topics whose copies arrive at a route's
+topics. If a route's own topics are among them, their copies could pass the route again, and a shortest
+example exists. As in a topological sort, routes that nothing could pass again are removed first. Then routes
+go that could be passed again only through removed ones. The routes that remain form a loop. A set of routes
+without a loop stays without one when routes, topics or entries are removed.
 
-Clusters are the same when their ids are (`OtherRegions.ids`), whatever they are called. Routes of other
-regions count too, as far as they are known.
+Two names mean one cluster if their cluster ids are equal (`OtherRegions.ids`). Known routes of other regions
+count too.
 
-Two routes may write the same topic from different sources (an aggregate). From the same topic they must not:
-each record would arrive twice. Nor may two topics have copies whose names Kafka takes for one
-(`app.kernel.topic_names`): the second is never made. This is decided for topics that routes name; of others,
-the destination's brokers refuse the second when it is to be made.
+Two routes may write the same topic from different sources (an aggregate), but not from the same topic: each
+record would arrive twice. Two topics must not have copies whose names collide in Kafka
+(`app.kernel.topic_names`), because the second copy cannot be created. The check covers topics that routes
+name. For other topics the destination's brokers refuse to create the second copy.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from app.kernel.topic_names import folded
 from app.replicate.model.regular_language import Language, LanguageTable, TooComplicated
 from app.replicate.model.route import Route
 
-EXAMPLE = "orders"  # a name that people understand, where it shows the same as any other
+EXAMPLE = "orders"  # preferred as an example, because people understand it
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A way that a topic's copies would go round.
+    """The path on which a topic's copies would return to their source.
 
     Attributes:
-        cluster, topic: where it begins.
-        hops: the route, the cluster and the topic it copies to; the first would go on where the last ends.
-        remedy: what to change.
-        same: names on the way that mean one cluster.
+        cluster, topic: Where the path begins.
+        hops: For each copy, the route, and the cluster and topic that it copies to. The first route would
+            copy the last topic again.
+        remedy: What to change.
+        same: Pairs of names on the path that mean one cluster.
     """
 
     cluster: str
@@ -48,28 +49,30 @@ class Loop:
     same: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        words, name = f"{self.topic}: {self.cluster}", self.topic
+        path, name = f"{self.topic}: {self.cluster}", self.topic
         for route, cluster, topic in self.hops:
-            words += f" -> {cluster}{f' as {topic}' if topic != name else ''} (route {route})"
+            path += f" -> {cluster}{f' as {topic}' if topic != name else ''} (route {route})"
             name = topic
-        words += "" if name == self.topic else f" -> again route {self.hops[0][0]}"
-        return "; ".join([words, *(f"{one} and {other} are the same cluster" for one, other in self.same)])
+        path += "" if name == self.topic else f" -> again route {self.hops[0][0]}"
+        return "; ".join(
+            [path, *(f"{first} and {second} are the same cluster" for first, second in self.same)]
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class OtherRegions:
-    """What is known beyond the routes of a region.
+    """Clusters and routes beyond this region's routes.
 
     Attributes:
-        ids: Kafka's cluster ids, by the names that routes call clusters by; one that is not known is missing.
-        routes: of other regions, under names that none here has.
+        ids: Kafka's cluster ids, by the cluster names in routes; an unknown id is missing.
+        routes: Routes of other regions, under names that no route of this region has.
     """
 
     ids: Mapping[str, str] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()
 
     def place(self, cluster: str) -> str:
-        """The same for names of the same cluster."""
+        """A key of the cluster, equal for all names of the same cluster."""
         return self.ids.get(cluster) or cluster
 
 
@@ -78,8 +81,6 @@ ALONE = OtherRegions()
 
 @dataclass(frozen=True, slots=True)
 class DuplicateCopy:
-    """Two routes that copy the same topic to the same topic."""
-
     routes: tuple[str, str]
     source: tuple[str, str]
     target: tuple[str, str]
@@ -93,13 +94,12 @@ class DuplicateCopy:
 
     @property
     def remedy(self) -> str:
-        """What to change."""
         return f"exclude it in route {self.routes[0]} or {self.routes[1]}"
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedCopies:
-    """Two copies in one cluster whose names Kafka takes for one; of each, its route and its name."""
+    """Two copies in one cluster whose names collide in Kafka, each as its route and its name."""
 
     one: tuple[str, str]
     other: tuple[str, str]
@@ -107,16 +107,15 @@ class FoldedCopies:
 
     def __str__(self) -> str:
         (first, copy), (second, twin) = self.one, self.other
-        of = f"{twin} of route {second}" if first != second else twin
+        twin_shown = f"{twin} of route {second}" if first != second else twin
         return (
-            f"its copy {copy} and {of} in {self.cluster} are one name to Kafka, which takes . for _, so that "
-            "one of them is never made"
+            f"its copy {copy} and {twin_shown} in {self.cluster} collide, because Kafka treats . and _ as "
+            "equal in topic names; only one of them can be created"
         )
 
     @property
     def remedy(self) -> str:
-        """What to change."""
-        return "name one of them otherwise by rename.names, or exclude its topic"
+        return "give one of them another name by rename.names, or exclude its topic"
 
 
 def find_loop(
@@ -126,23 +125,23 @@ def find_loop(
     changed: Collection[str] | None = None,
     other_regions: OtherRegions = ALONE,
 ) -> Loop | None:
-    """A loop that the routes make possible, or None when there can be none.
+    """A loop that the routes make possible, or None if there can be none.
 
-    `topics` are known topics by cluster; they only serve as examples, unknown ones are thought of as well.
-    `changed` are the names of the routes that are new or changed, when the others are known to make no loop.
-    One that passes routes of other regions only is told like any other.
+    `topics` are known topics by cluster. They only serve as examples; the proof covers unknown ones too.
+    `changed` are the names of new or changed routes; the other routes are known to make no loop. A loop that
+    passes only routes of other regions is returned too.
 
     Raises:
-        TooComplicated: neither can be proved; with the routes' names.
+        TooComplicated: Neither can be proved; names the routes.
     """
     left = _on_cycles([*routes, *other_regions.routes], other_regions)
-    asked = [route for route in left if changed is None or route.name in changed]
+    unproved = [route for route in left if changed is None or route.name in changed]
     try:
         words = LanguageTable()
         domains = {route.name: route.domain(words) for route in left}
         while True:
             ways = []
-            for route in asked:
+            for route in unproved:
                 found = _path_back(
                     words,
                     domains,
@@ -157,22 +156,22 @@ def find_loop(
                     left.remove(route)
             if not ways:
                 return None
-            if len(ways) == len(asked) == len(left):
+            if len(ways) == len(unproved) == len(left):
                 return _loop(*min(ways, key=lambda found: len(found[0])), other_regions)
-            asked = list(left)
+            unproved = list(left)
     except TooComplicated as error:
         names = ", ".join(route.name for route in left[:10])
         raise TooComplicated(f"it cannot be proved that no loop is possible among {names}: {error}") from None
 
 
 def find_duplicate(routes: Sequence[Route], other_regions: OtherRegions = ALONE) -> DuplicateCopy | None:
-    """Two routes that copy the same topic to the same topic, or None when there can be none.
+    """Two routes that copy the same topic to the same topic, or None if there can be none.
 
-    Where two renames shift the same letters (`a{topic}` and `{topic}a`) it errs on the safe side. Routes of
-    other regions are not looked at.
+    If two renames shift the same letters (`a{topic}` and `{topic}a`), it may report a duplicate that cannot
+    happen. It does not look at routes of other regions.
 
     Raises:
-        TooComplicated: it cannot be proved; with the routes' names.
+        TooComplicated: It cannot be proved; names the routes.
     """
     between: dict[tuple[str, str], list[Route]] = defaultdict(list)
     for route in sorted(routes, key=lambda route: route.name):
@@ -196,40 +195,44 @@ def find_duplicate(routes: Sequence[Route], other_regions: OtherRegions = ALONE)
 def find_folded(
     copies: Iterable[tuple[Route, Iterable[str]]], other_regions: OtherRegions = ALONE
 ) -> Iterator[FoldedCopies]:
-    """Each copy whose name Kafka takes for another's before it; `copies`: routes, and names of copies."""
+    """Yields each copy whose name collides with an earlier one. `copies`: routes, and names of copies."""
     owners: dict[tuple[str, str], tuple[str, str]] = {}
     for route, names in copies:
         for copy in names:
-            mine = route.name, copy
-            first = owners.setdefault((other_regions.place(route.target), folded(copy)), mine)
+            owned = route.name, copy
+            first = owners.setdefault((other_regions.place(route.target), folded(copy)), owned)
             if first[1] != copy:
-                yield FoldedCopies(mine, first, route.target)
+                yield FoldedCopies(owned, first, route.target)
 
 
 def _overlapping(routes: Sequence[Route]) -> Iterator[tuple[Route, Route]]:
-    """Pairs worth a closer look: most have no name in common, and are passed over all at once."""
+    """Pairs of routes whose patterns may share a topic; one question rules out most pairs together."""
     words = LanguageTable()
-    before: list[tuple[Route, Language]] = []
+    earlier: list[tuple[Route, Language]] = []
     together = words.never
     for route in routes:
-        mine = route.patterns(words)
-        if _may_meet(words, mine, together):
-            yield from ((other, route) for other, its in before if _may_meet(words, mine, its))
-        before.append((route, mine))
-        together = words.either(together, mine)
+        pattern = route.patterns(words)
+        if _may_meet(words, pattern, together):
+            yield from (
+                (earlier_route, route)
+                for earlier_route, earlier_pattern in earlier
+                if _may_meet(words, pattern, earlier_pattern)
+            )
+        earlier.append((route, pattern))
+        together = words.either(together, pattern)
 
 
-def _may_meet(words: LanguageTable, one: Language, other: Language) -> bool:
+def _may_meet(words: LanguageTable, first: Language, second: Language) -> bool:
     words.next_question()
     try:
-        return words.shortest(words.both(one, other)) is not None
+        return words.shortest(words.both(first, second)) is not None
     except TooComplicated:
         words.next_question()
-        return True  # the closer look will tell
+        return True  # `_both_copy` decides
 
 
 def _on_cycles(routes: Sequence[Route], other_regions: OtherRegions) -> list[Route]:
-    """The routes that lie on a cycle of clusters, by name; most sets of routes have none."""
+    """The routes that lie on a cycle of clusters, sorted by name; most sets of routes have none."""
     onward: dict[str, set[str]] = defaultdict(set)
     ends = {
         route.name: (other_regions.place(route.source), other_regions.place(route.target)) for route in routes
@@ -258,14 +261,14 @@ def _path_back(
     known: Collection[str],
     other_regions: OtherRegions,
 ) -> tuple[tuple[Route, ...], str] | None:
-    """The shortest way from `route` to itself, and a topic that would go it, if possible one of `known`."""
+    """The shortest path from `route` back to itself, and a topic that would take it, best one of `known`."""
     words.next_question()
     reached: dict[str, Language] = defaultdict(lambda: words.never)  # by cluster: topics that arrive
     line: list[tuple[Language, tuple[Route, ...]]] = [(domains[route.name], ())]
     for arriving, way in line:  # grows while it is walked
         cluster = other_regions.place(way[0].source if way else route.source)
         for last in routes:
-            # A way that passes another route twice has a shorter one within it, found from there.
+            # A path that passes another route twice contains a shorter loop, found from that route.
             if other_regions.place(last.target) != cluster or last in way:
                 continue
             origins = words.both(domains[last.name], last.rename.origin(words, arriving))
@@ -292,7 +295,7 @@ def _loop(path: Sequence[Route], topic: str, other_regions: OtherRegions) -> Loo
 
 
 def _remedy(path: Sequence[Route]) -> str:
-    """What would break it: the next route excludes what a renaming one writes."""
+    """A change that breaks the loop: the next route excludes the topics that a renaming route writes."""
     offers = []
     for route, following in zip(path, [*path[1:], path[0]], strict=True):
         if route.rename.after != ("", ""):
@@ -301,36 +304,37 @@ def _remedy(path: Sequence[Route]) -> str:
     if offers:
         return "; or ".join(offers)
     names = " or ".join(dict.fromkeys(route.name for route in path))
-    return f"exclude the topic in route {names}, or let one rename it"
+    return f"exclude the topic in route {names}, or let one of them rename it"
 
 
-def _both_copy(one: Route, other: Route) -> str | None:
-    """A topic that both copy to the same name because of expressions; own names were looked at before."""
+def _both_copy(first: Route, second: Route) -> str | None:
+    """A topic that expressions of both routes copy to the same name. Named topics are compared before."""
     try:
         words = LanguageTable()
-        own = words.one_of({**one.rename.names, **other.rename.names})
-        common = words.both(one.by_pattern(words), other.by_pattern(words), words.no(own))
-        for mine, its in product(_pieces(words, one), _pieces(words, other)):
-            if mine.longer != its.longer:
+        own = words.one_of({**first.rename.names, **second.rename.names})
+        common = words.both(first.by_pattern(words), second.by_pattern(words), words.no(own))
+        for first_piece, second_piece in product(_pieces(words, first), _pieces(words, second)):
+            if first_piece.longer != second_piece.longer:
                 continue  # copies of different length
             both = words.both(
-                common, mine.names, its.names,
-                one.rename.origin(words, its.shape), other.rename.origin(words, mine.shape),
+                common, first_piece.names, second_piece.names,
+                first.rename.origin(words, second_piece.shape),
+                second.rename.origin(words, first_piece.shape),
             )  # fmt: skip
             found = words.shortest(both)
             if found is not None:
                 return found
     except TooComplicated as error:
         raise TooComplicated(
-            f"it cannot be proved that routes {one.name} and {other.name} never copy the same topic twice: "
-            f"{error}"
+            f"it cannot be proved that routes {first.name} and {second.name} never copy the same topic "
+            f"twice: {error}"
         ) from None
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Names that a rename treats alike: by how many letters they grow, and what their copies look like."""
+    """Names that a rename changes alike: by how many letters they grow, and the form of their copies."""
 
     names: Language
     longer: int

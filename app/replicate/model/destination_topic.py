@@ -1,20 +1,23 @@
-"""What a destination topic needs, to take what its sources hold: pure, so that a dry run and the deed agree.
+"""Plans what a destination topic needs so that it can take its sources' records. Pure, so that a dry run and
+the deed agree.
 
 Rules
-1. It has as many partitions as its largest source. More are told and kept: Kafka takes none away.
-2. Configuration that says how long and how records are kept follows the source (`SYNCED`), where it was set
-   for the topic; a setting that the source does not have (any more) goes back to the destination's default.
-   Sources that disagree are told, and the setting stays as it is: two routes never quarrel over it.
-3. Nothing else follows. Above all not what is the destination cluster's own business: throttled replicas,
-   `min.insync.replicas`, unclean elections, a second storage tier and what is kept before it.
-4. Records must arrive as they are (`_forced`): the destination keeps their timestamps, also those that the
-   source stamped itself; it takes them at any age, and at any size that a source could store. Its limits are
-   only ever raised: what was written under an older, higher limit still comes.
-5. `leave` names settings that somebody keeps by hand; what then stands in the way is told. So it is where the
-   destination's brokers let nobody alter them.
-6. A limit that is smaller than the source's and cannot be raised keeps a topic from being copied only where
-   the route says `block`: else what fits is copied, and what does not waits
-   (`app.replicate.pump.blocked_batch`). What would give records other timestamps blocks always.
+1. The destination topic has as many partitions as its largest source. Additional ones are reported and kept,
+   because Kafka removes no partition.
+2. Retention, compaction and similar settings follow the source (`SYNCED`) if they are set for the source
+   topic. A setting that the source topic does not have (any more) returns to the destination's default. If
+   sources disagree, that is reported and the setting stays as it is, so two routes never overwrite each
+   other.
+3. No other setting follows, above all not what is up to the destination cluster: throttled replicas,
+   `min.insync.replicas`, unclean elections, tiered storage and its local retention.
+4. Records must arrive unchanged (`_forced`). So the destination keeps their timestamps, also those that the
+   source stamped itself. It takes records of any age, and of any size that a source could store. Limits are
+   only raised, because records that were written under an older, higher limit may still come.
+5. `leave` names settings that people keep by hand. If such a setting is in the way of records, the plan
+   reports it. The same holds for a setting that the destination's brokers do not allow to be altered.
+6. If a limit is smaller than the source's and cannot be raised, only `block` keeps the topic from being
+   copied. Otherwise the records that fit are copied and the others wait (`app.replicate.pump.blocked_batch`).
+   A setting that would change records' timestamps always blocks.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ NEWEST = "message.timestamp.after.max.ms"
 OLDEST = "message.timestamp.before.max.ms"
 ANY_AGE = str(2**63 - 1)  # Kafka's own default
 
-Smaller = Literal["block", "copy", "divide"]  # what is done at a destination with smaller limits
-STRICTEST: tuple[Smaller, ...] = ("block", "copy", "divide")  # which counts where several routes differ
+Smaller = Literal["block", "copy", "divide"]  # the action at a destination with smaller limits
+STRICTEST: tuple[Smaller, ...] = ("block", "copy", "divide")  # if routes differ, the first of these counts
 
 SYNCED = frozenset({
     "cleanup.policy", "compression.type", "compression.gzip.level", "compression.lz4.level",
@@ -42,12 +45,12 @@ SETTINGS = SYNCED | {MAX_BYTES, TIMESTAMP_TYPE, NEWEST, OLDEST}  # all that a pl
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic as it is.
+    """A topic as its cluster describes it.
 
     Attributes:
-        partitions: how many.
-        config: its settings, all that are known, with the broker's defaults.
-        own: those that were set for the topic.
+        partitions: The number of partitions.
+        config: All known settings, with the broker's defaults.
+        own: The names of the settings that are set for the topic.
     """
 
     partitions: int
@@ -57,10 +60,15 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class TopicSync:
-    """What may be done to the destination topic; `leave` are settings never to be touched. `smaller`: what is
-    done where its limits are smaller than the source's, and cannot be raised (rule 6). `refused`: why the
-    destination does not do what the route wants (create, partitions), with the remedy; then it is not to be
-    done now."""
+    """The changes that the route allows at the destination topic.
+
+    Attributes:
+        leave: Settings that are never changed.
+        smaller: The action if the destination's limits are smaller than the source's and cannot be raised
+            (rule 6).
+        refused: Why the destination refuses an action (create, partitions), with the remedy. The plan does
+            not try such an action now.
+    """
 
     create: bool = True
     partitions: bool = True
@@ -72,39 +80,36 @@ class TopicSync:
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """What to do, in this order, and what cannot be done.
+    """The changes to make, in this order, and the differences that stay.
 
     Attributes:
-        create: partitions and settings of the topic that is missing; None when there is nothing to create.
-        expand_to: partitions to have; None when there are enough.
-        alter: settings to set, or (None) to take back to the default.
-        blocked: why records could not be copied, or not all of them; with the remedy.
-        told: what is not as at the source and hurts nobody's data.
+        create: Partitions and settings of the missing topic; None: nothing to create.
+        expand_to: The number of partitions to reach; None: there are enough.
+        alter: Settings to set, or (None) to reset to the default.
+        blocked: Why none or not all of the records could be copied, with the remedy.
+        notes: Differences from the source that harm no records.
     """
 
     create: tuple[int, dict[str, str]] | None = None
     expand_to: int | None = None
     alter: Mapping[str, str | None] = field(default_factory=dict)
     blocked: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def changes(self) -> bool:
-        """Whether there is anything to do."""
         return self.create is not None or self.expand_to is not None or bool(self.alter)
 
 
 def plan_topic(sources: Mapping[str, TopicState], present: TopicState | None, sync: TopicSync) -> TopicPlan:
-    """What makes a destination topic fit for its sources; carried out, it leaves nothing to do.
+    """Plans the changes that make a destination topic fit for its sources.
 
-    After a creation it may: which defaults a broker has is seen only then.
-
-    `sources` are all topics that are copied to it, by a name for people such as "orders in east"; at least
-    one. `present` is the destination topic, None when there is none.
-    """
+    After they are carried out, a second plan is empty, except after a creation: only then are the broker's
+    defaults visible. `sources` are all topics that are copied to it, at least one, by a label such as "orders
+    in east". `present` is the destination topic, None if there is none."""
     assert sources, "a destination has a source"
     partitions = max(source.partitions for source in sources.values())
-    wanted, told = _followed(sources, sync)
+    wanted, notes = _followed(sources, sync)
     forced = _forced(sources)
     if present is None:
         if not sync.create:
@@ -113,11 +118,13 @@ def plan_topic(sources: Mapping[str, TopicState], present: TopicState | None, sy
         everywhere = {name: forced[name] for name in (MAX_BYTES, TIMESTAMP_TYPE) if name in forced}
         own = {name: value for name, value in (wanted | everywhere).items() if value is not None}
         config = {name: value for name, value in own.items() if name not in sync.leave}
-        return TopicPlan(create=(partitions, config), told=tuple(told))
+        return TopicPlan(create=(partitions, config), notes=tuple(notes))
     blocked = []
     expand_to = None
     if present.partitions > partitions:
-        told.append(f"it has {present.partitions} partitions, the source {partitions}: the others stay empty")
+        notes.append(
+            f"it has {present.partitions} partitions, the source {partitions}: the others stay empty"
+        )
     elif present.partitions < partitions and sync.partitions:
         expand_to = partitions
     elif present.partitions < partitions:
@@ -126,7 +133,7 @@ def plan_topic(sources: Mapping[str, TopicState], present: TopicState | None, sy
         blocked.append(sync.refused.get("partitions", few + remedy))
     differing = {name: value for name, value in wanted.items() if _own(present, name) != value}
     alter = {name: value for name, value in differing.items() if name in present.config}
-    told += [f"{name}: the destination's brokers do not know it" for name in differing.keys() - alter.keys()]
+    notes += [f"{name}: the destination's brokers do not know it" for name in differing.keys() - alter.keys()]
     for name, value in forced.items():
         if not _in_the_way(name, value, present):
             continue
@@ -135,28 +142,28 @@ def plan_topic(sources: Mapping[str, TopicState], present: TopicState | None, sy
         elif name == TIMESTAMP_TYPE or sync.smaller == "block":
             blocked.append(_why(name, value, present, sync.smaller))
         else:
-            told.append(_why(name, value, present, sync.smaller))
-    return TopicPlan(None, expand_to, alter, tuple(blocked), tuple(told))
+            notes.append(_why(name, value, present, sync.smaller))
+    return TopicPlan(None, expand_to, alter, tuple(blocked), tuple(notes))
 
 
 def _followed(sources: Mapping[str, TopicState], sync: TopicSync) -> tuple[dict[str, str | None], list[str]]:
-    """Settings as all sources have them (None: the default), and what they disagree on."""
+    """The settings that all sources agree on (None: the default), and a note for each of the others."""
     if not sync.configuration:
         return {}, []
     wanted: dict[str, str | None] = {}
-    told = []
+    notes = []
     for name in sorted(SYNCED.difference(sync.leave)):
         values = {label: _own(source, name) for label, source in sources.items()}
         if len(set(values.values())) == 1:
             wanted[name] = next(iter(values.values()))
         else:
             shown = ", ".join(f"{value or 'the default'} ({label})" for label, value in values.items())
-            told.append(f"{name}: the sources disagree, so it stays as it is: {shown}")
-    return wanted, told
+            notes.append(f"{name}: the sources disagree, so it stays as it is: {shown}")
+    return wanted, notes
 
 
 def _forced(sources: Mapping[str, TopicState]) -> dict[str, str]:
-    """What the destination must have for records to arrive as they are."""
+    """The settings that the destination needs so that records arrive unchanged."""
     forced = {TIMESTAMP_TYPE: "CreateTime", OLDEST: ANY_AGE}
     for name in (MAX_BYTES, NEWEST):
         limits = [_number(source.config.get(name)) for source in sources.values()]
@@ -180,7 +187,7 @@ def _why(name: str, value: str, present: TopicState, smaller: Smaller) -> str:
     harm = {
         TIMESTAMP_TYPE: "timestamps would be overwritten",
         OLDEST: "older records do not fit",
-        NEWEST: "records of the future, which the source takes, do not fit",
+        NEWEST: "records from the future, which the source takes, do not fit",
         MAX_BYTES: "larger batches are divided, and larger records do not fit",
     }[name]
     if name == MAX_BYTES and smaller == "copy":

@@ -1,12 +1,11 @@
-r"""What a route's lists of names may hold: names, and regular expressions that match whole names.
+r"""Reads the entries of a route's lists: topic names, and regular expressions that match whole names.
 
-An entry of nothing but letters, digits, '.', '_' and '-' is the name itself: in `orders.created` the point is
-a point. Any other is a regular expression, in the part of the usual syntax that describes names:
+An entry of only letters, digits, '.', '_' and '-' is a name: in `orders.created` the point is a point. Any
+other entry is a regular expression in this part of the usual syntax:
 
     x  .  [a-z]  [^.]  \d \D \w \W  \.  (x)  (?:x)  x|y  x*  x+  x?  x{2}  x{2,}  x{2,5}  ^ and $ at the ends
 
-There are no look-arounds and no back references, and matching takes time linear in the name
-(`regular_language`).
+There are no look-arounds and no back references. Matching takes time linear in the name (`regular_language`).
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import re
 import string
 from collections.abc import Iterable
 
-import re2  # type: ignore[import-untyped]  # it has no types
+import re2  # type: ignore[import-untyped]  # the package has no types
 
 from app.replicate.model.regular_language import ALL, BIT, Language, LanguageTable
 
 MAX_EXPRESSION_CHARS = 500
-MAX_ATOMS = 1000  # letters and classes, each repetition written out
-MAX_REPEAT = 249  # a topic has no more letters
+MAX_ATOMS = 1000  # letters and classes, with each repetition written out
+MAX_REPEAT = 249  # a topic name has no more letters
 MAX_DEPTH = 20
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
@@ -44,11 +43,11 @@ _ESCAPED |= {letter.upper(): ALL ^ letters for letter, letters in _ESCAPED.items
 
 
 class BadExpression(ValueError):
-    """What is wrong with it; what to do."""
+    """The fault in an expression; what to do."""
 
 
 def is_name(text: str) -> bool:
-    """Whether it is taken for a name, and not for an expression."""
+    """Whether the entry is a name, not an expression."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -56,25 +55,26 @@ def language(words: LanguageTable, text: str) -> Language:
     """The names that `text` stands for.
 
     Raises:
-        BadExpression: it is no expression, or too long a one.
+        BadExpression: The expression cannot be read, or is too long.
     """
     return words.literal(text) if is_name(text) else _Reader(words, text).read()
 
 
 def check_expression(text: str) -> None:
-    """Raises BadExpression: it cannot be read, or no name matches it."""
+    """Raises BadExpression if the expression cannot be read or matches no name."""
     words = LanguageTable()
     if language(words, text) in (words.never, words.empty):
         raise BadExpression("matches no name; names consist of letters, digits, '.', '_' and '-'")
 
 
 class AnyOf:
-    """Whether a text is one of some entries: for consumer groups and headers, which may have any character.
+    """Whether a text matches one of some entries. For consumer groups and headers, which may have any
+    character.
 
-    An entry is taken for a name as in a list of topics; any other is an expression of RE2, for whole texts.
+    An entry is a name as in a list of topics. Any other entry is an RE2 expression for the whole text.
 
     Raises:
-        BadExpression: an entry is none.
+        BadExpression: RE2 cannot read an entry.
     """
 
     _MAX_CACHED = 10_000
@@ -87,17 +87,17 @@ class AnyOf:
         try:
             self._expressions = [re2.compile(entry, options) for entry in listed if not is_name(entry)]
         except re2.error as error:
-            told = error.args[0] if error.args else b""
-            words = told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+            reason = error.args[0] if error.args else b""
+            words = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
             raise BadExpression(
-                f"no expression that RE2 knows: {words}; write one like 'billing-.*'"
+                f"RE2 cannot read the expression: {words}; write one like 'billing-.*'"
             ) from None
         self._cache: dict[str, bool] = {}
 
     def __call__(self, text: str) -> bool:
         known = self._cache.get(text)
         if known is None:
-            if len(self._cache) >= self._MAX_CACHED:  # strangers choose the names of headers
+            if len(self._cache) >= self._MAX_CACHED:  # producers choose the names of headers
                 self._cache.clear()
             known = text in self._names or any(e.fullmatch(text) is not None for e in self._expressions)
             self._cache[text] = known
@@ -118,7 +118,7 @@ class _Reader:
     def read(self) -> Language:
         node, _ = self._alternatives()
         if self._at < len(self._text):
-            raise self._wrong("a ')' too many", "remove it, or write \\)")
+            raise self._wrong("there is one ')' too many", "remove it, or write \\)")
         return node
 
     def _wrong(self, what: str, remedy: str) -> BadExpression:
@@ -128,7 +128,7 @@ class _Reader:
         return self._text[self._at : self._at + 1]
 
     def _alternatives(self) -> tuple[Language, int]:
-        """The language up to a ')' or the end, and how many atoms it takes."""
+        """The language up to a ')' or the end, and its number of atoms."""
         found, atoms = [], 0
         while True:
             node, more = self._sequence()
@@ -166,7 +166,7 @@ class _Reader:
         return words.cat(*[node] * low, *[optional] * (high - low)), atoms * times
 
     def _count(self) -> tuple[int, int | None]:
-        """How often: at least, and at most (None: any number)."""
+        """The repetitions: at least, and at most (None: any number)."""
         letter = self._next()
         if letter in {"*", "+", "?"}:
             self._at += 1
@@ -176,15 +176,15 @@ class _Reader:
             low = int(count[1]) if count else 0
             high = low if count and count[2] is None else int(count[3]) if count and count[3] else None
             if not count or max(low, high or 0) > MAX_REPEAT or (high is not None and high < low):
-                raise self._wrong("no such repetition", f"write {{2}} or {{2,5}}, at most {MAX_REPEAT}")
+                raise self._wrong("this is no repetition", f"write {{2}} or {{2,5}}, at most {MAX_REPEAT}")
             self._at = count.end()
             found = (low, high)
         else:
             return 1, 1
-        if self._next() == "?":  # as few as possible: the same names
+        if self._next() == "?":  # a lazy repetition matches the same names
             self._at += 1
         if self._next() in {"*", "+", "?", "{"}:
-            raise self._wrong("repeats a repetition", "put the first into brackets")
+            raise self._wrong("a repetition repeats another one", "put the first one into brackets")
         return found
 
     def _atom(self) -> tuple[Language, int]:
@@ -195,7 +195,7 @@ class _Reader:
             remedy = "write .* for any text" if letter == "*" else f"write \\{letter} for the character"
             raise self._wrong(f"{letter!r} has nothing to repeat", remedy)
         if letter in {"^", "$"}:
-            raise self._wrong("the whole name is matched", f"leave {letter} out")
+            raise self._wrong("expressions always match the whole name", f"leave {letter} out")
         self._at += 1
         if letter == ".":
             return self._words.chars(ALL), 1
@@ -210,11 +210,11 @@ class _Reader:
         self._at += 1
         if self._next() == "?":
             if not self._text.startswith("?:", self._at):
-                raise self._wrong("this kind of group is not read", "write (...) or (?:...)")
+                raise self._wrong("this kind of group is not supported", "write (...) or (?:...)")
             self._at += 2
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise self._wrong("nested too deeply", f"at most {MAX_DEPTH} levels are read")
+            raise self._wrong("groups are nested too deeply", f"use at most {MAX_DEPTH} levels")
         found = self._alternatives()
         self._depth -= 1
         if self._next() != ")":
@@ -223,13 +223,13 @@ class _Reader:
         return found
 
     def _escaped(self) -> int | str:
-        """The set behind a backslash, or the character that it takes literally."""
+        """The set that the escape stands for, or the literal character."""
         letter = self._next()
         if letter in _ESCAPED:
             self._at += 1
             return _ESCAPED[letter]
         if not letter or not letter.isascii() or letter.isalnum():
-            raise self._wrong(f"\\{letter} is not read here", "known: \\d \\w \\s \\D \\W \\S and \\.")
+            raise self._wrong(f"\\{letter} is not supported", "known: \\d \\w \\s \\D \\W \\S and \\.")
         self._at += 1
         return letter
 
@@ -248,7 +248,7 @@ class _Reader:
                 self._at += 1
                 item = self._class_item()
                 if isinstance(item, int) or item < low:
-                    raise self._wrong("no such range", "write one like a-z")
+                    raise self._wrong("this is no range", "write one like a-z")
                 high = item
             letters |= _set_of("".join(letter for letter in BIT if low <= letter <= high))
         self._at += 1
@@ -259,6 +259,6 @@ class _Reader:
         if not letter:
             raise self._wrong("a '[' is not closed", "add ']', or write \\[")
         if self._text.startswith("[:", self._at):
-            raise self._wrong("[: is not read here", "write a-z, \\d or \\w")
+            raise self._wrong("[: is not supported", "write a-z, \\d or \\w")
         self._at += 1
         return self._escaped() if letter == "\\" else letter

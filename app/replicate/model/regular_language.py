@@ -1,17 +1,16 @@
-"""Sets of names as regular languages: whether one is empty, what two have in common, what a rename does.
+"""Computes with sets of names as regular languages: emptiness, intersection, and the effect of a rename.
 
-Routes are proved not to loop for names that nobody has thought of yet, so the patterns themselves are
-computed with. A language is a node in a table of `LanguageTable`: node numbers are equal only for equal
-terms, and derivatives are remembered.
+The loop proof must hold for names that do not exist yet, so it computes with the patterns themselves. A
+language is a node in a `LanguageTable`. Equal terms have equal node numbers, and derivatives are cached.
 
     derivative of L by c = the rest of the words of L that begin with c        (Brzozowski 1964)
 
-Terms have union, intersection and complement, so that an exclusion is just a term. A word is matched, and
-a shortest word is found, by taking derivatives; unions are held as sets of their parts (Antimirov 1996), so
-that an expression of n letters has at most n + 1 parts in any state: matching takes time linear in the name,
-whatever the expression (Owens, Reppy and Turon 2009 for the classes of letters).
+Terms have union, intersection and complement, so an exclusion is just a term. Derivatives match a word and
+find a shortest word. Unions are sets of their parts (Antimirov 1996), so an expression of n letters has at
+most n + 1 parts in any state. Matching therefore takes time linear in the name for every expression. Classes
+of letters follow Owens, Reppy and Turon (2009).
 
-The letters are those of Kafka's topic names; a set of them is an int with one bit for each.
+The letters are those of Kafka's topic names; a set of letters is an int with one bit for each.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from os.path import commonprefix
 
 LETTERS = (
     string.ascii_lowercase + string.digits + string.ascii_uppercase + "-._"
-)  # nicest first, for examples
+)  # examples use the first possible letter
 BIT = {letter: 1 << index for index, letter in enumerate(LETTERS)}
 ALL = (1 << len(LETTERS)) - 1
 MAX_NODES = 200_000  # some hundred megabytes
-MAX_WORK = 2_000_000  # steps for an answer; they take a second or two
+MAX_WORK = 2_000_000  # steps for one answer; they take a second or two
 MAX_CACHED_NODES = 50_000  # of a matcher, beyond its language's own: some ten megabytes
 
-Language = int  # a node of one `LanguageTable`; of no use in another
+Language = int  # a node of one `LanguageTable`; meaningless in another
 _CHARS, _EMPTY, _CAT, _EITHER, _BOTH, _NOT, _STAR = range(7)
 
 
 class TooComplicated(ValueError):
-    """Patterns of which nothing can be proved with reasonable effort."""
+    """Nothing can be proved about the patterns with reasonable effort."""
 
 
 class LanguageTable:
-    """The terms, each once. All methods take and give nodes of the same table."""
+    """The terms, each once. All methods take and return nodes of the same table."""
 
     def __init__(self) -> None:
         self.max_nodes, self.max_work = MAX_NODES, MAX_WORK
@@ -59,15 +58,15 @@ class LanguageTable:
     # -- making ------------------------------------------------------------------------------------
 
     def chars(self, letters: int) -> Language:
-        """Words of one letter out of a set."""
+        """The words of one letter out of a set."""
         return self._node(_CHARS, letters)
 
     def literal(self, text: str) -> Language:
-        """Exactly `text`; nothing when it has a letter that no name has."""
+        """Exactly `text`; nothing if it has a letter that no name has."""
         return self.cat(*(self.chars(BIT.get(letter, 0)) for letter in text))
 
     def one_of(self, names: Iterable[str]) -> Language:
-        """Exactly these, held as a tree by their first letters."""
+        """Exactly these names, as a tree by their first letters."""
         by_first: dict[str, list[str]] = {}
         prefix = commonprefix(listed := list(names))  # noqa: RUF071 - of text, not of paths
         for name in listed:
@@ -79,7 +78,7 @@ class LanguageTable:
         return self.cat(self.literal(prefix), self.either(*branches))
 
     def cat(self, *parts: Language) -> Language:
-        """One after the other. Held as head and tail, so that derivatives share their tails."""
+        """One part after the other, held as head and tail, so that derivatives share their tails."""
         if self.never in parts:
             return self.never
         node = parts[-1] if parts else self.empty
@@ -119,50 +118,50 @@ class LanguageTable:
         return rest[0] if kind == _NOT else self._node(_NOT, part)
 
     def star(self, part: Language) -> Language:
-        """Any number of times, also none."""
+        """The part repeated any number of times, including none."""
         if part in (self.never, self.empty):
             return self.empty
         return part if self._terms[part][0] == _STAR else self._node(_STAR, part)
 
     def next_question(self) -> None:
-        """The steps for an answer count from here."""
+        """Starts counting the steps of a new answer."""
         self._work = 0
 
     # -- asking ------------------------------------------------------------------------------------
 
     def nullable(self, node: Language) -> bool:
-        """Whether the empty word is in it."""
+        """Whether the empty word is in the language."""
         return self._nullable[node]
 
     def holds(self, node: Language, word: str) -> bool:
-        """Whether `word` is in it."""
+        """Whether `word` is in the language."""
         return self._nullable[self.after(node, word)]
 
     def after(self, node: Language, prefix: str) -> Language:
-        """What follows `prefix` in the words that begin with it: the left quotient."""
+        """The rest of the words that begin with `prefix`: the left quotient."""
         for letter in prefix:
             node = self.derivative(node, BIT.get(letter, 0))
         return node
 
     def before(self, node: Language, suffix: str) -> Language:
-        """What precedes `suffix` in the words that end with it: the right quotient."""
+        """The front of the words that end with `suffix`: the right quotient."""
         if not suffix:
             return node
         return self.reverse(self.after(self.reverse(node), suffix[::-1]))
 
     def shortest(self, node: Language) -> str | None:
-        """One of the shortest words in it; None when there is none.
+        """One of the language's shortest words; None: it has no words.
 
         Raises:
-            TooComplicated: it has too many states to look at all of them.
+            TooComplicated: The language has too many states to visit all.
         """
         came: dict[Language, tuple[Language, str]] = {node: (node, "")}
-        line = [node]
-        for state in line:  # grows while it is walked
+        queue = [node]
+        for state in queue:  # grows while the loop runs
             if self._nullable[state]:
                 word = []
                 while state != node:
-                    state, letter = came[state]  # noqa: PLW2901 - the way back
+                    state, letter = came[state]  # noqa: PLW2901 - walks the path back
                     word.append(letter)
                 return "".join(reversed(word))
             for letters in self._classes_of(state):
@@ -170,11 +169,11 @@ class LanguageTable:
                 following = self.derivative(state, bit)
                 if following != self.never and following not in came:
                     came[following] = (state, LETTERS[bit.bit_length() - 1])
-                    line.append(following)
+                    queue.append(following)
         return None
 
     def derivative(self, node: Language, bit: int) -> Language:
-        """What follows the letter in the words that begin with it. No letter (0): nothing."""
+        """The rest of the words that begin with the letter. Without a letter (0): nothing."""
         if not bit:
             return self.never
         known = self._derivatives.get((node, bit))
@@ -200,7 +199,6 @@ class LanguageTable:
 
     @property
     def size(self) -> int:
-        """Terms so far."""
         return len(self._terms)
 
     # -- within ------------------------------------------------------------------------------------
@@ -270,12 +268,12 @@ class LanguageTable:
         return self.either(*found, self.derivative(node, bit))
 
     def _then(self, first: Language, rest: Language) -> list[Language]:
-        """`first` and then `rest`, as the parts of a union."""
+        """`first` followed by `rest`, as the parts of a union."""
         term = self._terms[first]
         return [self.cat(part, rest) for part in (term[1:] if term[0] == _EITHER else (first,))]
 
     def _classes_of(self, node: Language) -> tuple[int, ...]:
-        """The letters in classes, none of which `node` tells apart."""
+        """Partitions the letters into classes that `node` treats alike."""
         known = self._classes.get(node)
         if known is None:
             kind, *parts = self._terms[node]
@@ -289,7 +287,7 @@ class LanguageTable:
         return known
 
     def _first_of(self, node: Language) -> list[Language]:
-        """The parts of a sequence that a first letter may belong to."""
+        """The parts of a sequence to which a word's first letter may belong."""
         found = []
         for part in self._sequence(node):
             found.append(part)
@@ -308,10 +306,10 @@ class LanguageTable:
 
 
 class Matcher:
-    """Whether names are in a language: a table that is filled as names come by, from any thread.
+    """Whether names are in a language. It fills a table of transitions as names come. Thread-safe.
 
     Raises:
-        TooComplicated: the language alone takes more than `MAX_NODES` terms.
+        TooComplicated: The language alone takes more than `MAX_NODES` terms.
     """
 
     def __init__(self, build: Callable[[LanguageTable], Language]) -> None:
@@ -331,9 +329,7 @@ class Matcher:
     def _reset(self) -> None:
         words = LanguageTable()
         state = self._build(words)
-        words.max_nodes = words.max_work = (
-            sys.maxsize
-        )  # from now on it is a cache, which begins anew when it is full
+        words.max_nodes = words.max_work = sys.maxsize  # from now on a cache, rebuilt when it is full
         self._full = words.size + MAX_CACHED_NODES
         self._now: tuple[dict[Language, dict[str, Language]], LanguageTable, Language] = (
             {state: {}},
@@ -350,7 +346,7 @@ class Matcher:
                 if letter not in BIT:
                     return False
                 following = words.derivative(state, BIT[letter])
-                table.setdefault(following, {})  # before anybody can be sent there
+                table.setdefault(following, {})  # before another thread can reach this state
                 table[state][letter] = following
                 state = following
             return words.nullable(state)

@@ -1,20 +1,20 @@
-"""A route: which topics of one cluster are copied to another, and under which names.
+"""A route: the topics that are copied from one cluster to another, and the names of their copies.
 
 Rules
-1. A topic is copied when an entry of `topics` means it and none of `exclude` does (`name_patterns` says
-   what an entry is). An exclusion always wins.
-2. Internal topics are copied only when an entry is their name; no expression means them. They are
+1. A topic is copied if an entry of `topics` matches it and no entry of `exclude` does. `name_patterns`
+   defines entries. An exclusion always wins.
+2. Internal topics are copied only if an entry is their exact name; no expression matches them. Internal are
 
        __*                                      Kafka's own: group offsets, transaction state
        switchyard-*                             Switchyard's control topics, in every region
-       T__G__retry_N, __dlq, __merge, __delayed  what waits for a workload G of topic T: a copy of it
-                                                would be delivered once more, elsewhere
+       T__G__retry_N, __dlq, __merge, __delayed  messages that wait for a workload G of topic T: a copy
+                                                would be delivered a second time
        mm2-*.internal, *.checkpoints.internal   MirrorMaker 2's bookkeeping
 
-3. A rename changes what stands before and behind a stem. A topic that it does not fit keeps its name, so
-   that no rename makes a topic vanish from the route.
-4. A name that Kafka would not take (more than 249 characters, "." or "..") is no destination; `why_not` says
-   so.
+3. A rename changes a prefix and a suffix around a stem. A topic that does not fit the rename keeps its name,
+   so no rename removes a topic from the route.
+4. A copy whose name Kafka does not accept (more than 249 characters, "." or "..") is not made; `why_not`
+   reports it.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ INTERNAL = (
 )
 
 TOPIC, CLUSTER = "{topic}", "{cluster}"
-RENAME = "name its copy otherwise by rename.names, or exclude it"  # where Kafka does not take the copy's name
+RENAME = "give its copy another name by rename.names, or exclude it"  # Kafka does not accept the copy's name
 _AFFIX = re.compile(r"[A-Za-z0-9._-]*", re.ASCII)
 
 
 class BadRename(ValueError):
-    """What is wrong with it; what to do."""
+    """The fault in a rename; what to do."""
 
 
 def is_topic(name: str) -> bool:
-    """Whether Kafka takes it for a topic's name."""
+    """Whether Kafka accepts it as a topic name."""
     return is_name(name) and len(name) <= MAX_TOPIC_CHARS and name not in {".", ".."}
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRename:
-    """From a topic's name at the source to its name at the destination.
+    """Maps a topic's name at the source to its name at the destination.
 
     Attributes:
-        before: what a name must begin and end with; between them, a stem of at least one letter.
-        after: what its copy begins and ends with instead, around the same stem.
-        names: topics with a name of their own at the destination; these come first.
+        before: The prefix and suffix of the source name, around a stem of at least one letter.
+        after: The prefix and suffix of the copy's name, around the same stem.
+        names: Topics with a name of their own at the destination; these come first.
     """
 
     before: tuple[str, str] = ("", "")
@@ -68,15 +68,15 @@ class TopicRename:
     def of(
         cls, before: str = TOPIC, after: str = TOPIC, names: Mapping[str, str] | None = None, *, cluster: str
     ) -> TopicRename:
-        """Of templates such as "{cluster}.{topic}"; `cluster` is the source's name.
+        """Builds a rename from templates such as "{cluster}.{topic}"; `cluster` is the source's name.
 
         Raises:
-            BadRename: a template has not exactly one {topic}, or something that no topic's name has.
+            BadRename: A template has not exactly one {topic}, or characters that no topic name has.
         """
         return cls(_affixes(before, cluster), _affixes(after, cluster), dict(names or {}))
 
     def __call__(self, topic: str) -> str:
-        """The name at the destination, whether Kafka takes it or not."""
+        """The name at the destination, whether Kafka accepts it or not."""
         own = self.names.get(topic)
         if own is not None:
             return own
@@ -87,12 +87,12 @@ class TopicRename:
         return f"{prefix}{topic[len(old_prefix) : len(old_prefix) + stem]}{suffix}"
 
     def fits(self, words: LanguageTable) -> Language:
-        """The names that `before` fits."""
+        """The names that match `before`."""
         prefix, suffix = self.before
         return words.cat(words.literal(prefix), words.some, words.literal(suffix))
 
     def origin(self, words: LanguageTable, copies: Language) -> Language:
-        """The names whose copies are among `copies`: exactly those."""
+        """Exactly the names whose copies are among `copies`."""
         own = words.one_of(self.names)
         (old_prefix, old_suffix), (prefix, suffix) = self.before, self.after
         stems = words.both(words.before(words.after(copies, prefix), suffix), words.some)
@@ -108,24 +108,23 @@ def _affixes(template: str, cluster: str) -> tuple[str, str]:
         raise BadRename("must name {topic} once; write one like {cluster}.{topic}")
     if not all(_AFFIX.fullmatch(part) for part in parts):
         raise BadRename(
-            "not part of a topic's name; beside {topic} and {cluster} use letters, digits, '.', '_' and '-'"
+            "has characters that no topic name has; beside {topic} and {cluster} use letters, digits, '.', "
+            "'_' and '-'"
         )
     return parts[0], parts[1]
 
 
 @dataclass(frozen=True)
 class Route:
-    """See the module; made once, asked for every topic there is. Safe to ask from any thread.
+    """The selection and renaming of one route. Built once, queried for every topic, from any thread.
 
     Attributes:
-        name: its own.
-        source, target: the clusters it copies from and to.
-        topics, exclude: names and expressions.
-        rename: of the copies.
+        source, target: The clusters that it copies from and to.
+        topics, exclude: Names and expressions.
 
     Raises:
-        BadExpression: an entry is no expression.
-        TooComplicated: the entries are, all together.
+        BadExpression: An entry is no valid expression.
+        TooComplicated: The entries together are too complicated.
     """
 
     name: str
@@ -136,10 +135,10 @@ class Route:
     rename: TopicRename = TopicRename()
 
     def __post_init__(self) -> None:
-        _ = self._excluded, self._matched  # whatever is wrong with the entries is said now
+        _ = self._excluded, self._matched  # raises now if entries are wrong
 
     def destination(self, topic: str) -> str | None:
-        """The name of the topic's copy; None when the route does not copy it."""
+        """The name of the topic's copy; None if the route does not copy it."""
         if topic in self.names:
             if self._excluded(topic):
                 return None
@@ -149,32 +148,32 @@ class Route:
         return copy if is_topic(copy) else None
 
     def named_copies(self) -> list[str]:
-        """The copies of topics that it names, by themselves or in its rename."""
+        """The copies of the topics that the route names in `topics` or in its rename."""
         copies = {self.destination(topic) for topic in self.names | self.rename.names.keys()}
         return sorted(copy for copy in copies if copy is not None)
 
     def means(self, topic: str) -> bool:
-        """Whether an entry of `topics` does, be it excluded or internal."""
+        """Whether an entry of `topics` matches, even if the topic is excluded or internal."""
         return topic in self.names or self._meant(topic)
 
     def why_not(self, topic: str) -> str | None:
-        """Why the topic is not copied, in words; None when it is. Cheap, once it was asked for one."""
+        """Why the route does not copy the topic, as text; None if it does. Cheap after the first call."""
         if self.destination(topic) is not None:
             return None
         if self._excluded(topic):
             return f"excluded by '{self._excluding(topic)}'"
         if topic not in self.names and not self._meant(topic):
-            return "no entry of topics means it"
+            return "no entry of topics matches it"
         if topic not in self.names and not self._matched(topic):
-            return "internal: only an entry that is its name means it"
-        return f"its copy would be called {self.rename(topic)!r}, which Kafka does not take"
+            return "internal: only an entry that is its name matches it"
+        return f"its copy would be called {self.rename(topic)!r}, which Kafka does not accept"
 
     def _excluding(self, topic: str) -> str:
-        """The first entry that excludes it."""
+        """The first entry that excludes the topic."""
         for entry, matcher in self._excluders:
             if entry == topic or (matcher is not None and matcher(topic)):
                 return entry
-        raise AssertionError("only asked of what is excluded")
+        raise AssertionError("called only for excluded topics")
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -182,18 +181,18 @@ class Route:
         return frozenset(filter(is_name, self.topics))
 
     def by_pattern(self, words: LanguageTable) -> Language:
-        """The topics that it copies because of an expression."""
+        """The topics that the route copies because of an expression."""
         return words.both(
             self.patterns(words), words.some, words.no(_internal(words)), words.no(self._exclusion(words))
         )
 
     def domain(self, words: LanguageTable) -> Language:
-        """All topics that it copies, if there were such; whether Kafka takes the copy's name is not asked."""
+        """All topic names that the route would copy, whether Kafka accepts the copy's name or not."""
         named = words.one_of(self.names)
         return words.either(self.by_pattern(words), words.both(named, words.no(self._exclusion(words))))
 
     def patterns(self, words: LanguageTable) -> Language:
-        """What its expressions mean, also what is internal or excluded."""
+        """The names that the expressions match, including internal and excluded ones."""
         return words.either(*(language(words, entry) for entry in self.topics if not is_name(entry)))
 
     def _exclusion(self, words: LanguageTable) -> Language:
@@ -214,7 +213,7 @@ class Route:
 
     @cached_property
     def _excluders(self) -> list[tuple[str, Matcher | None]]:
-        """Entries of `exclude`; those that are no names with what tells the topics that they mean."""
+        """The entries of `exclude`, each expression with its matcher."""
         return [
             (entry, None if is_name(entry) else Matcher(partial(language, text=entry)))
             for entry in self.exclude

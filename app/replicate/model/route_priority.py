@@ -1,20 +1,20 @@
-"""Which of a worker's routes go first.
+"""Decides which of a worker's routes send first.
 
-    high    ████████████████   one that works off a backlog holds back those of lower priorities: of what it
-    normal  ████               moves they get a share, 16 : 4 : 1, and `LEAST_BYTES_S` in any case
+    high    ████████████████   a route with a backlog holds back those of lower priorities. They get shares of
+    normal  ████               what it moves, 16 : 4 : 1, and at least `LEAST_BYTES_S`
     low     █
 
 Rules
-1. A replica `presses` that copies a part of a backlog, until it copies what is none, or nothing for
-   `PRIORITY_HOLD_S`. One that has caught up, stands still, is paused, or is held back by its own limits
-   presses nobody: what it does not take is the others'.
-2. Bytes of a lower priority then go on credit, which grows with every byte of the highest that presses, and
-   with time: none is starved, whoever presses. Nothing is saved up beyond `SAVED_BYTES`.
-3. Within a priority nobody is told apart: shares are of a worker, not of a route, so that a hundred routes
-   of low priority weigh what one does.
+1. A replica `presses` while it copies a backlog: until it copies a batch that is no part of one, or nothing
+   for `PRIORITY_HOLD_S`. A replica that has caught up, stands still, is paused or is held back by its own
+   limits does not press. Others use the capacity that it leaves.
+2. Bytes of a lower priority are then sent on credit. Credit grows with every byte of the highest priority
+   that presses, and with time, so no priority starves. At most `SAVED_BYTES` of credit are kept.
+3. Shares belong to a priority on a worker, not to a route. So a hundred routes of low priority weigh as much
+   as one.
 
-Deficit round robin (Shreedhar and Varghese, 1995) does this where one place hands out what there is; here
-nobody sees how much there is (brokers, network, this process), so what goes first is what is counted.
+Deficit round robin (Shreedhar and Varghese, 1995) needs one place that hands out a known capacity. Here the
+capacity (brokers, network, this process) is not known, so the bytes of the highest priority are the measure.
 """
 
 from __future__ import annotations
@@ -30,22 +30,19 @@ HIGHER: dict[Priority, tuple[Priority, ...]] = {"low": ("normal", "high"), "norm
 LEAST_BYTES_S = 1024 * 1024
 SAVED_BYTES = 1024 * 1024
 PRIORITY_HOLD_S = 3.0
-MIN_WAIT_S, MAX_WAIT_S = 0.02, 0.25  # looked at again
+MIN_WAIT_S, MAX_WAIT_S = 0.02, 0.25  # until the next attempt
 
 
 class RoutePriorities:
-    """See the module."""
-
     __slots__ = ("_at_s", "_credit_bytes", "_pressing")
 
     def __init__(self) -> None:
-        # Who presses, and until when, by priority: those that did last come last.
+        # For each priority, until when each replica presses; the most recent are last.
         self._pressing: dict[Priority, dict[Hashable, float]] = {priority: {} for priority in WEIGHTS}
         self._credit_bytes = dict.fromkeys(WEIGHTS, 0.0)
         self._at_s = dict.fromkeys(WEIGHTS, float("-inf"))
 
     def yields(self, priority: Priority, now_s: float) -> bool:
-        """Whether a higher one presses."""
         for higher in HIGHER[priority]:
             pressing = self._pressing[higher]
             if pressing and now_s < next(reversed(pressing.values())):
@@ -53,7 +50,7 @@ class RoutePriorities:
         return False
 
     def wait_s(self, priority: Priority, now_s: float) -> float:
-        """Seconds until it is worth asking again; 0 when a batch may go now."""
+        """Seconds until the next call may succeed; 0: a batch may be sent now."""
         if not self.yields(priority, now_s):
             return 0.0
         self._earn(priority, min(PRIORITY_HOLD_S, now_s - self._at_s[priority]) * LEAST_BYTES_S)
@@ -62,14 +59,14 @@ class RoutePriorities:
         return 0.0 if owed_bytes <= 0 else min(MAX_WAIT_S, max(MIN_WAIT_S, owed_bytes / LEAST_BYTES_S))
 
     def spend(
-        self, priority: Priority, who: Hashable, now_s: float, size_bytes: int, *, presses: bool
+        self, priority: Priority, replica: Hashable, now_s: float, size_bytes: int, *, presses: bool
     ) -> None:
-        """A batch of a replica goes. `presses`: see rule 1."""
+        """Accounts for a batch that a replica sends. `presses`: see rule 1."""
         self._forget(now_s)
         pressing = self._pressing[priority]
-        pressing.pop(who, None)
+        pressing.pop(replica, None)
         if presses:
-            pressing[who] = now_s + PRIORITY_HOLD_S
+            pressing[replica] = now_s + PRIORITY_HOLD_S
         if self.yields(priority, now_s):
             self._credit_bytes[priority] -= size_bytes
         elif presses:
@@ -77,7 +74,7 @@ class RoutePriorities:
                 self._earn(lower, size_bytes * WEIGHTS[lower] / WEIGHTS[priority])
 
     def _forget(self, now_s: float) -> None:
-        """Those that press no more, as they copy nothing: they may never come back."""
+        """Drops replicas that press no more; they may never send again."""
         for pressing in self._pressing.values():
             while pressing and pressing[first := next(iter(pressing))] <= now_s:
                 del pressing[first]

@@ -1,14 +1,15 @@
-"""What a replica cannot get past: batches that the destination refuses, or that nobody can decode.
+"""The batches that stop a replica: the destination refuses them, or they cannot be decoded.
 
 Rules
-1. Nothing is passed over by itself, since a copy is complete or it is none. What is refused is encoded anew
-   once: it may be written by what this broker does not take. It goes uncompressed where the compression is
-   refused. What is too large, or has some record that is refused, is divided until it fits, or is a single
-   record. What is too large is not where the route says `sync.onSmallerLimits: copy`. Where the broker names
-   the refused records (KIP-467), it is divided around them at once.
-2. What is left is told, with its offsets, and waits: tried again every `BLOCKED_RETRY_INTERVAL_S` (somebody
-   may have raised the limit), until an operator skips it.
-3. Two may wait at once: what the destination refuses, and behind it what cannot be decoded.
+1. A replica passes over no batch by itself, because a copy is complete or it is none. It encodes a refused
+   batch again once, because the producer may have used a format that this broker does not accept. If the
+   compression is refused, it sends the batch uncompressed. A batch that is too large, or has some refused
+   record, is divided until it fits or is a single record. A batch that is too large stays whole if the route
+   says `sync.onSmallerLimits: copy`. If the broker names the refused records (KIP-467), the batch is divided
+   around them at once.
+2. The replica reports a batch that is left, with its offsets. It tries again every
+   `BLOCKED_RETRY_INTERVAL_S`, because the limit may have been raised, until an operator skips the batch.
+3. Two batches may wait at once: a refused one, and behind it one that cannot be decoded.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from app.kafka.fetch.decoder import UndecodableBatch
 from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.ranges import Range
 from app.replicate.destination.ledger import CopyLedger, SentBatch
-from app.replicate.destination.predecessor import divided, halves, is_compressed, places_of, without
+from app.replicate.destination.predecessor import divided, drop_first, halves, is_compressed, places_of
 
 BLOCKED_RETRY_INTERVAL_S = 5.0
 CUTS_AT_ONCE = 128
@@ -39,18 +40,16 @@ UNCOMPRESSED = 0
 
 
 class _Waiting:
-    """`given_up`: an operator has skipped it."""
+    """Offsets that wait; `is_skipped` is set once an operator skips them."""
 
-    __slots__ = ("given_up", "why")
+    __slots__ = ("is_skipped", "why")
 
     def __init__(self) -> None:
         self.why = ""
-        self.given_up = asyncio.Event()
+        self.is_skipped = asyncio.Event()
 
 
 class BlockedBatch:
-    """See the module; of one replica."""
-
     def __init__(self, report_incident: Callable[[str, str, str], None], where: str) -> None:
         self._report_incident = report_incident
         self._where = where
@@ -58,24 +57,24 @@ class BlockedBatch:
 
     @property
     def why(self) -> str:
-        """What waits first, and why; "" for nothing."""
+        """The first waiting offsets and the reason; "": none wait."""
         return self._waiting[min(self._waiting)].why if self._waiting else ""
 
     @property
-    def at(self) -> tuple[Range, ...]:
-        """Offsets [start, end) that wait, each all of it together, in order."""
+    def waiting_ranges(self) -> tuple[Range, ...]:
+        """Offsets [start, end) that wait, in order; each is skipped as a whole."""
         return tuple(sorted(self._waiting))
 
     def skip(self, start: int, end: int) -> bool:
-        """An operator gives up what waits at exactly these offsets; whether it waits."""
+        """Skips exactly these offsets for an operator; returns whether they waited."""
         waiting = self._waiting.get((start, end))
-        if waiting is None or waiting.given_up.is_set():
+        if waiting is None or waiting.is_skipped.is_set():
             return False
-        waiting.given_up.set()
+        waiting.is_skipped.set()
         return True
 
-    def passed(self, base: int) -> None:
-        """All below `base` is copied."""
+    def drop_below(self, base: int) -> None:
+        """Drops waiting offsets below `base`, because they are copied."""
         for start, end in list(self._waiting):
             if end <= base:
                 del self._waiting[start, end]
@@ -83,21 +82,23 @@ class BlockedBatch:
     async def wait(
         self, start: int, end: int, message: str, remedy: str, timeout_s: float | None = None
     ) -> bool:
-        """Waits until these offsets are skipped, or for so long; whether they are to be skipped."""
-        at = start, end
-        told = f"{self._where}, offsets [{start}, {end})"
-        waiting = self._waiting.get(at)
+        """Waits until an operator skips these offsets, or for `timeout_s`; returns whether to skip them."""
+        offsets = start, end
+        place = f"{self._where}, offsets [{start}, {end})"
+        waiting = self._waiting.get(offsets)
         if waiting is None:
-            waiting = self._waiting[at] = _Waiting()
-            self._report_incident("replica-stuck", f"{told}: {message}", remedy)
+            waiting = self._waiting[offsets] = _Waiting()
+            self._report_incident("replica-stuck", f"{place}: {message}", remedy)
         waiting.why = f"offsets [{start}, {end}) wait: {message}; {remedy}"
         try:
             async with asyncio.timeout(timeout_s):
-                await waiting.given_up.wait()
+                await waiting.is_skipped.wait()
         except TimeoutError:
             return False
-        self._waiting.pop(at, None)
-        self._report_incident("replica-skipped", f"{told} were skipped", "they are not in the copy")
+        self._waiting.pop(offsets, None)
+        self._report_incident(
+            "replica-skipped", f"{place} were skipped by an operator", "the copy does not have these records"
+        )
         return True
 
     async def mend(
@@ -110,28 +111,27 @@ class BlockedBatch:
         *,
         divides: bool = True,
     ) -> None:
-        """Puts something in the place of a refused batch. `divides`: what is too large may be taken apart.
+        """Replaces a refused batch by one that may be accepted, or waits. `divides`: it may be divided.
 
-        Raises: AppendError, ValueError: the lane has ended meanwhile.
-        """
+        Raises: AppendError, ValueError: The lane has ended meanwhile."""
         copy = sent.copy
         assert copy is not None, "only a copy is refused"
         pieces: list[VerbatimCopy] = []
         divides = divides or error.code in FOR_A_RECORD
-        cuts = _around(error.records, copy.record_count) if error.code in FOR_A_RECORD else []
+        cuts = _cuts_around(error.records, copy.record_count) if error.code in FOR_A_RECORD else []
         are_all_named = len(error.records) >= copy.record_count
         with contextlib.suppress(UndecodableBatch):
             if error.code == UNSUPPORTED_COMPRESSION and is_compressed(copy):
-                pieces = await _made(without(copy, 0, await max_batch_bytes(), UNCOMPRESSED))
+                pieces = await _collect(drop_first(copy, 0, await max_batch_bytes(), UNCOMPRESSED))
             elif divides and cuts:
-                pieces = await _made(divided(copy, cuts))
+                pieces = await _collect(divided(copy, cuts))
             elif not sent.is_mended and (divides or error.code not in TOO_LARGE):
-                pieces = await _made(without(copy, 0, await max_batch_bytes()))
-            fits_not = error.code in TOO_LARGE or (
+                pieces = await _collect(drop_first(copy, 0, await max_batch_bytes()))
+            must_shrink = error.code in TOO_LARGE or (
                 error.code in FOR_A_RECORD and sent.is_mended and not are_all_named
             )
-            if divides and fits_not and len(pieces) <= 1 and copy.record_count > 1:
-                pieces = await _made(halves(copy))
+            if divides and must_shrink and len(pieces) <= 1 and copy.record_count > 1:
+                pieces = await _collect(halves(copy))
         if not pieces:
             start, end = await asyncio.to_thread(places_of, copy)
             may_help = not divides and copy.record_count > 1 and error.code in TOO_LARGE
@@ -139,24 +139,24 @@ class BlockedBatch:
             skipped = await self.wait(
                 start,
                 end,
-                f"refused with error {error.code}: {error}",
+                f"the destination refuses them with error {error.code}: {error}",
                 REMEDIES.get(error.code, OTHER_REMEDY) + or_divide,
                 BLOCKED_RETRY_INTERVAL_S,
             )
             pieces = [] if skipped else [copy]
         futures = lane.replace_refused([(piece.data, piece.record_count) for piece in pieces])
-        ledger.instead(pieces, futures)
+        ledger.replace_failed(pieces, futures)
 
 
-def _around(refused: Sequence[int], count: int) -> list[int]:
-    """Where to divide a batch of `count` records, so that those that are refused are by themselves: in a row
-    they stay together. What is behind the first `CUTS_AT_ONCE` is divided when its turn comes."""
-    beyond = {at + 1 for at in refused}.symmetric_difference(refused)
-    return [at for at in heapq.nsmallest(CUTS_AT_ONCE, beyond) if 0 < at < count]
+def _cuts_around(refused: Sequence[int], count: int) -> list[int]:
+    """Where to divide a batch of `count` records so that the refused ones are apart; a row of them stays
+    together. Records behind the first `CUTS_AT_ONCE` cuts are divided when their piece is refused."""
+    cuts = {index + 1 for index in refused}.symmetric_difference(refused)
+    return [cut for cut in heapq.nsmallest(CUTS_AT_ONCE, cuts) if 0 < cut < count]
 
 
-async def _made(pieces: Iterator[VerbatimCopy]) -> list[VerbatimCopy]:
-    """All of them, between which others have their turn."""
+async def _collect(pieces: Iterator[VerbatimCopy]) -> list[VerbatimCopy]:
+    """All pieces; other tasks run between them, because encoding takes long."""
     found: list[VerbatimCopy] = []
     for piece in pieces:
         found.append(piece)

@@ -1,17 +1,19 @@
-"""The pump of one replica: a partition of one cluster, copied into a partition of another.
+"""The pump of one replica: it copies a partition of one cluster into a partition of another.
 
-    Fetched -> batches as they are, or encoded anew -> Lane -> acknowledged by all in-sync replicas -> Ledger
+    Fetched -> batches unchanged, or encoded again -> Lane -> acknowledged by all in-sync replicas -> Ledger
 
 Rules
-1. Batches go in the source's order, through one lane, and are acknowledged in that order: what is finished is
-   a number. It moves over what is acknowledged, and over offsets that show no record once all before them is.
-2. Nothing is appended without clearance (`app.replicate.pump.send_gate`), nor before the tracker table knows
-   under whose id and epoch (`app.replicate.destination.handover`). Behind a former owner it goes on where
-   that one had come (`app.replicate.destination.succession`).
-3. What the destination does not take, or nobody can decode, waits (`app.replicate.pump.blocked_batch`).
-4. A pump that is `closed` (fenced, moved, stopped) appends nothing and moves nothing. One that is `lost` has
-   to begin again.
-5. What comes, and what it halts before: `app.replicate.pump.intake`.
+1. Batches go in the source's order through one lane, and are acknowledged in that order, so the finished part
+   is one number. It moves over acknowledged batches, and over offsets without a record once everything before
+   them is finished.
+2. Nothing is appended before `app.replicate.pump.send_gate` allows it and the tracker table knows the
+   producer's id and epoch (`app.replicate.destination.handover`). Behind a former owner the pump continues
+   where that owner stopped (`app.replicate.destination.succession`).
+3. A batch that the destination refuses, or that cannot be decoded, waits
+   (`app.replicate.pump.blocked_batch`).
+4. A pump that is `closed` (fenced, moved, stopped) appends nothing and moves nothing. The job of a pump that
+   is `lost` begins again.
+5. `app.replicate.pump.intake` takes fetched batches and gaps, and halts before gaps at which the route stops.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from app.replicate.pump.route_runtime import RouteRuntime
 
 REPLICA_POLL_INTERVAL_S = 0.02
-# while nothing is in flight; a successor reads what others write in that time, at most
+# while nothing is in flight; a successor reads at most what others write in this time
 IDLE_FLOOR_INTERVAL_S = 5.0
 NO_LIMIT = (1 << 31) - 1  # bytes, more than any batch has
 
@@ -63,17 +65,17 @@ OnBarrier = Callable[["ReplicaPump", int, int, ProducerStamp | None], None]  # n
 
 
 class ReplicaPump:
-    """See the module. Owned by the job manager; fed by the replicate agent.
+    """Owned by the job manager; fed by the replicate agent.
 
     Args:
-        next_offset: where copying (again) begins.
-        lineage: of the source's offsets. note, is_same_log, source_epoch: see
-        `app.replicate.destination.session`. is_first: nothing of this log was ever copied by this route.
-        source_log: which it is. seals: of a control topic. on_barrier: takes barriers of the offset map
-        (`app.replicate.pump.offset_sync_emitter`).
+        next_offset: The source offset at which copying begins.
+        note, is_same_log, lineage, source_epoch: See `app.replicate.destination.session`.
+        is_first: The route never copied anything of this log.
+        seals: The region's seals; only for a control topic.
+        on_barrier: Takes offset syncs (`app.replicate.pump.offset_sync_emitter`).
 
     Raises:
-        LookupError: the route does not copy the topic (any more).
+        LookupError: The route does not copy the topic (any more).
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class ReplicaPump:
         self.high_watermark = -1
         self.closed = self.draining = False
         self.trouble = self.lost = ""
-        self.copied_ms = now_ms()  # when the last record that was copied was written, or this began
+        self.copied_ms = now_ms()  # when the last copied record was written; at first, when this pump began
         self.lost_at_s = 0.0
         self.reset: LogGap | None = None
         self._snapshot_version = self.encoded = 0
@@ -120,7 +122,7 @@ class ReplicaPump:
         self._offset_syncs = OffsetSyncEmitter(
             checkpoint.every, checkpoint.records, partial(on_barrier, self)
         )
-        self.emit_offset_sync = self._offset_syncs.now  # somebody waits for one
+        self.emit_offset_sync = self._offset_syncs.now  # called when a consumer waits for one
         self.intake = BatchIntake(next_offset, self.lose)
         self.ledger = CopyLedger(next_offset, self._acknowledged, self._failed, self.intake.release)
         self.session = DestinationSession(
@@ -139,56 +141,56 @@ class ReplicaPump:
             on_closed=self._offset_syncs.closed,
         )
         runtime.verifier.start_replica(job, self.ledger.uncompared)
-        # after the way, whose end it names
+        # after the session, because `where` names its destination
         self.blocked_batch = BlockedBatch(self.report_incident, self.where)
         self.send_gate = SendGate(job, runtime, self.intake, self.session, self.unsnapshotted)
-        self.pause = self.send_gate.pause  # what was fetched waits
-        self.told_stalled = False
-        self.told_rounds = 0, float("-inf")  # how many were told of, and when
-        self._checked = False
+        self.pause = self.send_gate.pause  # fetched batches wait
+        self.is_stall_reported = False
+        self.reported_rounds = 0, float("-inf")  # the number that was reported, and when
+        self._is_late_checked = False
         self._floor_at_s = float("-inf")
-        self._written: LaneWrites | None = None
+        self._lane_writes: LaneWrites | None = None
         runtime.pumps.add(self)
         self._running = self._tasks.start(self._run)
 
     # -- batches in ------------------------------------------------------------------------------
 
     def accept(self, fetched: FetchedBatches) -> None:
-        """Takes a fetched response; its bytes go back to the budget once all of it is acknowledged."""
+        """Takes a fetched response; releases its bytes to the budget once all of it is acknowledged."""
         self.high_watermark = fetched.high_watermark
         if self.intake.accept(fetched, takes=not (self.closed or self.draining)):
-            self.ledger.came(fetched)
+            self.ledger.record_fetched(fetched)
 
     def skip(self, gap: LogGap) -> None:
-        """The log lost [start, end): nothing there can ever be copied. Or it is another one now: once all
-        that came of the former one is copied, it is to begin `reset`."""
+        """Takes a gap: the log has lost [start, end). Or the log is another one now: once everything of the
+        former log is copied, the pump sets `reset`, and its job begins again there."""
         if not (self.closed or self.draining):
             self.intake.skip(gap)
 
     def halt(self, gap: LogGap, why: str) -> None:
-        """The route stops at this gap: nothing of it is fetched until it begins again."""
+        """Halts the route at this gap: nothing is fetched until the job begins again."""
         self.intake.halt(gap, why)
 
     @property
     def halted(self) -> str | None:
-        """Why it goes no further until the definition changes or an operator skips; None: it goes on."""
+        """Why it halts until the definition changes or an operator skips the gap; None: it does not."""
         return self.intake.halted
 
     @property
     def stuck(self) -> tuple[Range, ...]:
-        """Offsets [start, end) of the source that wait for an operator, each all of it together."""
+        """Offsets [start, end) of the source that wait for an operator; each is skipped as a whole."""
         gap = self.intake.halts_at
-        return self.blocked_batch.at if gap is None else (*self.blocked_batch.at, gap)
+        return self.blocked_batch.waiting_ranges if gap is None else (*self.blocked_batch.waiting_ranges, gap)
 
     def finish_by_operator(self, start: int, end: int) -> bool:
-        """An operator skips what is `stuck` at exactly these offsets. False: that does not wait."""
+        """Skips `stuck` offsets for an operator. False: exactly these offsets do not wait."""
         if self.closed or self.draining:
             return False
         if (start, end) != self.intake.halts_at:
             return self.blocked_batch.skip(start, end)
-        told = f"{self.where}, offsets [{start}, {end}): the gap there is passed over"
-        self.intake.go_on()
-        self.report_incident("replica-skipped", told, "what was there is not in the copy")
+        skipped = f"{self.where}, offsets [{start}, {end}): an operator skipped the gap"
+        self.intake.resume()
+        self.report_incident("replica-skipped", skipped, "the copy does not have the records of the gap")
         return True
 
     # -- copying ---------------------------------------------------------------------------------
@@ -212,66 +214,67 @@ class ReplicaPump:
                 await asyncio.sleep(0)
 
     async def _copy(self, fetched: FetchedBatches) -> None:
-        odd = await renumbered_batches(fetched)
-        for start, batch in odd.items():
+        renumbered = await renumbered_batches(fetched)
+        for start, batch in renumbered.items():
             if batch is not None and batch.header.next_offset > fetched.start_offset:
                 where = f"offsets [{start}, {batch.header.next_offset})"
                 self.runtime.renumbered.record(f"{self.where}, {where}")
         edit = self.edit if self._sealed is None else self._sealed.edit(fetched.next_offset)
         while True:
             try:
-                most_bytes = self.session.max_batch_bytes if self.runtime.divides else NO_LIMIT
-                for copy in copies(fetched, most_bytes, edit, odd):
+                max_batch_bytes = self.session.max_batch_bytes if self.runtime.divides else NO_LIMIT
+                for copy in copies(fetched, max_batch_bytes, edit, renumbered):
                     await self._send(copy)
                     if copy.read_again is not None:
-                        await asyncio.sleep(0)  # encoding the next one takes its time, too
+                        await asyncio.sleep(0)  # encoding takes long, so other tasks run between batches
                 return
             except UndecodableBatch as error:
                 if fetched.damage or self._sealed is None or not await self._sealed.refuses(error):
                     await self.blocked_batch.wait(
-                        error.start, error.end, f"they cannot go as they are, nor be decoded: {error}",
-                        "see what wrote them; skip them if they may be lost",
+                        error.start, error.end,
+                        f"these batches cannot be copied unchanged and cannot be decoded: {error}",
+                        "find the producer that wrote them; skip them if they may be lost",
                     )  # fmt: skip
                 if error.end >= fetched.next_offset:
                     return
                 self.ledger.pass_over(SentBatch(error.end))
-                fetched.start_offset = error.end  # `copies` goes on there
+                fetched.start_offset = error.end  # `copies` continues there
 
     async def _send(self, copy: VerbatimCopy) -> None:
-        way = self.session
+        session = self.session
         self.ledger.take_next(copy)
-        rest = way.not_yet_copied([copy], copy)
-        while rest and not way.is_ready:
-            floor = await way.open(lambda: self.snapshot_version)
-            self._offset_syncs.opened(way.opening)
+        rest = session.not_yet_copied([copy], copy)
+        while rest and not session.is_ready:
+            floor = await session.open(lambda: self.snapshot_version)
+            self._offset_syncs.opened(session.opening_stamp)
             if self._is_first:
                 self._offset_syncs.genesis(self.base, floor, time.monotonic())
-            rest = way.not_yet_copied(rest, copy)
+            rest = session.not_yet_copied(rest, copy)
             self._offset_syncs.first = rest[0] if rest and begins_at(rest[0], copy) >= 0 else None
-            self._written = self.runtime.written(self)
+            self._lane_writes = self.runtime.lane_writes(self)
         for piece in rest:
             await self.send_gate.wait(piece)
-            assert way.lane is not None, "it is ready"
-            self.ledger.append(piece, await way.lane.append(piece.data, piece.record_count))
+            assert session.lane is not None, "it is ready"
+            self.ledger.append(piece, await session.lane.append(piece.data, piece.record_count))
             self.unsnapshotted.appended(self.ledger.delivered + self.ledger.in_flight)
 
-    # -- what becomes of it ----------------------------------------------------------------------
+    # -- acknowledged or failed ------------------------------------------------------------------
 
     def _acknowledged(self, sent: SentBatch, base_offset: int, moved: bool) -> None:
         copy, self._offset_syncs.stamp = sent.copy, stamp_of(base_offset)
         assert copy is not None, "only copies are acknowledged"
-        self.session.why, self.told_stalled = "", False
+        self.session.why, self.is_stall_reported = "", False
         self.encoded += 0 if isinstance(copy.data, memoryview) else copy.record_count
         if self.blocked_batch.why:
-            self.blocked_batch.passed(self.base)
-        if self._written is not None:
-            self._written.acknowledged(base_offset, copy)
+            self.blocked_batch.drop_below(self.base)
+        if self._lane_writes is not None:
+            self._lane_writes.acknowledged(base_offset, copy)
         if base_offset < 0:
-            self.runtime.verifier.pass_by(self.job, copy.record_count)
+            self.runtime.verifier.leave_uncompared(self.job, copy.record_count)
             return
         self.session.acknowledged(base_offset, base_offset + copy.record_count)
-        if not self._checked:
-            self._checked = True
+        if not self._is_late_checked:
+            self._is_late_checked = True
             self._tasks.start(partial(self.session.check_late, base_offset))
         self.copied_ms = int.from_bytes(copy.data[MAX_TIMESTAMP], signed=True)
         self.runtime.verifier.add(self.job, self.target, base_offset, copy, self.session.log.topic_id)
@@ -284,7 +287,7 @@ class ReplicaPump:
         elif (lane := self.session.lane) is not None:
             divides = self.runtime.divides
             mend = partial(self.blocked_batch.mend, sent, error, lane, self.ledger, divides=divides)
-            self._tasks.start(partial(mend, self.session.limit))
+            self._tasks.start(partial(mend, self.session.read_limit))
 
     def _unsure(self, why: str) -> None:
         self._offset_syncs.quiet_below = self.session.quiet_below = max(
@@ -294,29 +297,28 @@ class ReplicaPump:
         self.report_incident(
             "replica-resumed-unsure",
             f"{self.where}, at {self.base}: {why}",
-            "records behind it may be in the copy twice; none is lost",
+            "records behind this offset may be in the copy twice; none is lost",
         )
 
-    # -- barriers --------------------------------------------------------------------------------
+    # -- offset syncs ----------------------------------------------------------------------------
 
     def wants_idle_barrier(self, now_s: float) -> bool:
-        """Whether all there is was copied, and the destination's end is wanted: see `OffsetSyncEmitter`."""
+        """Whether everything is copied, and an idle offset sync needs the destination's end."""
         is_idle = self.session.is_at_rest and not (self.closed or self.draining)
         is_idle = is_idle and self.ledger.is_empty and self.intake.is_empty
         return is_idle and self.base >= self.high_watermark >= 0 and self._offset_syncs.wants_idle(now_s)
 
     def wants_floor(self, now_s: float) -> bool:
-        """Whether nothing is in flight although there is something to copy (paused, halted, limited), and the
-        destination's end is wanted: a successor is to read nothing of what others write there meanwhile."""
+        """Whether nothing is in flight although there is something to copy (paused, halted, limited). The
+        floor then rises to the destination's end, so that a successor reads none of the others' writes."""
         is_quiet = self.session.is_ready and self.ledger.is_empty and not (self.closed or self.draining)
         return is_quiet and now_s - self._floor_at_s >= IDLE_FLOOR_INTERVAL_S
 
     async def ended_at(self, target_end: int, appended: int) -> None:
-        """The destination ended there, when so many batches were `appended`: tells an idle barrier if one is
-        due, and notes that what comes lies at or above that end.
+        """Takes the destination's end, read after `appended` batches: emits a due idle offset sync, raises
+        the floor.
 
-        Raises: ClusterUnreachable, KafkaError: it cannot be known now.
-        """
+        Raises: ClusterUnreachable, KafkaError: It cannot be known now."""
         self._floor_at_s = time.monotonic()
         if not await self.session.ends_at(target_end) or self.ledger.appended != appended:
             return
@@ -330,23 +332,22 @@ class ReplicaPump:
 
     @property
     def base(self) -> int:
-        """Everything below it is copied, or shows no record."""
+        """All offsets below it are copied, or have no record."""
         return self.ledger.base
 
     @property
     def version(self) -> int:
-        """Grows whenever snapshot or note change; the note says what is not compared as it is now."""
-        self.ledger.owes(self.runtime.verifier.owes(self.job))
+        """Grows whenever the snapshot or the note changes. Updates the note's number of uncompared copies."""
+        self.ledger.set_uncompared(self.runtime.verifier.unverified(self.job))
         return self.ledger.version
 
     def snapshot(self) -> Snapshot:
-        """What is finished; to be saved."""
         self.unsnapshotted.taken(self.version, self.ledger.delivered)
         return Snapshot(self.base)
 
     @property
     def snapshot_version(self) -> int:
-        """The version that the tracker table has; -1: it has to learn of this replica."""
+        """The version that the tracker table has; -1: none."""
         return self._snapshot_version
 
     @snapshot_version.setter
@@ -356,85 +357,81 @@ class ReplicaPump:
 
     @property
     def awaits_snapshot(self) -> bool:
-        """Nothing goes before one is taken."""
+        """Whether nothing is sent before a snapshot is taken."""
         return self.session.is_saving or not self.session.is_ready or self.send_gate.unsaved_s > 0
 
     @property
     def note(self) -> bytes:
-        """For the successor (`app.replicate.destination.handover`)."""
         return self.session.note
 
     @property
     def target_log(self) -> LogId:
-        """The destination's, once something was to be copied."""
+        """The destination's log, once the session has read it."""
         return self.session.log
 
     @property
     def commits_to(self) -> tuple[str, str]:
-        """Cluster and group under which Kafka's own tools see its lag."""
+        """The cluster and the consumer group of its commits, by which Kafka's own tools show its lag."""
         return self.runtime.source.name, self.runtime.group
 
     @property
     def paused(self) -> bool:
-        """Nothing goes by an operator's will."""
         return self.send_gate.paused
 
     @property
     def limited(self) -> bool:
-        """It waits for the route's rate, or for routes of a higher priority."""
+        """As `SendGate.limited`."""
         return self.send_gate.limited
 
     @property
     def in_flight(self) -> int:
-        """Records on their way."""
         return self.ledger.in_flight
 
     def copying(self) -> CopyingStatus:
-        """What the heartbeat says of its copies."""
         return copying(self)
 
     def work(self) -> JobWork:
-        """What it has done since it began; what it read it wrote, too."""
+        """The work since it began; it writes as many bytes as it reads."""
         return JobWork(2 * self.intake.read_bytes, self.ledger.delivered, 0)
 
     def status(self) -> JobStatus:
-        """What the heartbeat says of this job."""
         return job_status(self)
 
     @property
     def where(self) -> str:
-        """From where to where, for people."""
-        here = f"{self.runtime.source.name}/{self.job.topic}/{self.job.partition}"
-        return f"{here} to {self.session.name}"
+        """Source and destination, for messages."""
+        source = f"{self.runtime.source.name}/{self.job.topic}/{self.job.partition}"
+        return f"{source} to {self.session.name}"
 
     def report_incident(self, kind: str, message: str, remedy: str) -> None:
-        """Tells of an incident."""
         self._report_incident(kind, str(self.job), message, remedy)
 
     # -- the end ---------------------------------------------------------------------------------
 
     def lose(self, why: str) -> None:
-        """It cannot go on: its job begins again."""
+        """Stops this pump, so that its job begins again."""
         if not self.closed and not self.lost:
             self.lost, self.lost_at_s = why, time.monotonic()
             self.report_incident(
-                "replica-begins-again", f"{self.where}, at {self.base}: {why}", "it does so by itself"
+                "replica-begins-again",
+                f"{self.where}, at {self.base}: {why}",
+                "the worker begins the job again by itself",
             )
             self.draining = True
 
     def stop_intake(self) -> None:
-        """Appends nothing new from now on; what is under way goes on."""
+        """Appends nothing new; batches in flight are still acknowledged."""
         self.draining = True
         self._running.cancel()
 
     @property
     def is_busy(self) -> bool:
-        """Something of it is on its way, or is to be compared and can be."""
+        """Whether records are in flight, or copies are being compared."""
         is_comparing = self.runtime.verifier.is_comparing(self.job, self.target)
         return is_comparing or (self.in_flight > 0 and not self.lost)
 
     async def drain(self, grace_s: float) -> bool:
-        """Waits for what is under way, at most `grace_s`. Returns whether all of it was acknowledged."""
+        """Waits for records in flight, at most `grace_s`. Returns whether all of them were acknowledged."""
         self.stop_intake()
         deadline_s = time.monotonic() + grace_s
         while self.is_busy and time.monotonic() < deadline_s:  # noqa: ASYNC110 - callbacks change it
@@ -442,15 +439,15 @@ class ReplicaPump:
         return not self.in_flight
 
     def close(self) -> None:
-        """Fenced or moved: nothing of this pump counts from now on (rule 4)."""
+        """Ends a fenced or moved pump; nothing of it counts any more (rule 4)."""
         if self.closed:
             return
         self.stop_intake()
         self.closed = True
         self.runtime.pumps.discard(self)
         self.ledger.close()
-        if self._written is not None:
-            self._written.close()
+        if self._lane_writes is not None:
+            self._lane_writes.close()
         self.unsnapshotted.close()
         self._tasks.cancel()
         self.session.close()

@@ -1,8 +1,8 @@
-"""What the replicas of one route share on this worker: its definition, its clusters, its limits.
+"""The state that a route's replicas share on this worker: the definition, the clusters, the limits.
 
-Rates are this worker's share of the route's, as the leader divides it (`app.kernel.limit_shares`); they are
-held before a batch is appended, so that a batch of more than a burst goes when the bucket is full. There,
-too, it waits for routes of a higher priority on this worker (`app.replicate.model.route_priority`).
+The rates are this worker's share of the route's, as the leader divides them (`app.kernel.limit_shares`). A
+batch waits for them before it is appended; a batch larger than a burst is sent when the bucket is full. It
+also waits for routes of a higher priority on this worker (`app.replicate.model.route_priority`).
 """
 
 from __future__ import annotations
@@ -40,33 +40,31 @@ log = structlog.get_logger(__name__)
 
 ROUTE_POLL_INTERVAL_S = 1.0
 TOPIC_IDS_INTERVAL_S = 3.0
-KAFKA_MAX_BYTES = 1_048_588  # Kafka's own max.message.bytes, where the destination's is not to be known
-NO_SHARE_RETRY_INTERVAL_S = 0.25  # a worker without a share of the rates looks again so often
+KAFKA_MAX_BYTES = 1_048_588  # Kafka's default max.message.bytes, if the destination's cannot be read
+NO_SHARE_RETRY_INTERVAL_S = 0.25  # for a worker without a share of the rates
 BUSY_REPLICA_S = 5.0  # a replica that took a batch within this time has work
-# Parts of a definition that a replica with the same destination has nothing of, or looks at anew.
+# Parts of a definition that a replica with the same destination does not hold, or reads again each time.
 LIVE_FIELDS = ("topics", "exclude", "rename", "offsets", "limits", "sync", "start", "verify")
-# Of the worker's memory for fetched data so much stays free of those that wait for no hurry.
+# Share of the worker's memory for fetched data that routes of each priority leave to others.
 MEMORY_SHARE_LEFT = {"high": 0.0, "normal": 0.2, "low": 0.5}
 
 
 def group_of(route: str) -> str:
-    """The group of the source cluster under which a route's positions are committed."""
+    """The consumer group of the source cluster under which a route's positions are committed."""
     return f"switchyard-{route}"
 
 
 class RouteRuntime:
-    """See the module.
+    """The shared state of one route on this worker.
 
     Attributes:
-        definition, route: as it is in force.
-        source, target: the clusters' clients; `appender` appends to the latter.
-        messages, bytes: this worker's shares of the limits, None without one.
-        group: of the source cluster, under which positions are committed, for people and their tools.
-        pumps: the replicas that are here.
-        unsnapshotted_budget: all of the worker's.
+        messages, bytes: This worker's shares of the limits; None: no limit.
+        group: The source cluster's consumer group of the commits, for people and their tools.
 
-    `cluster_ids`: the source's and the target's, for provenance; other installations may name them otherwise.
-    `appended`: is told what the target has acknowledged.
+    Args:
+        cluster_ids: The source's and the target's ids, for provenance; other installations may name the
+            clusters otherwise.
+        appended: Takes what the target has acknowledged.
     """
 
     def __init__(
@@ -112,7 +110,6 @@ class RouteRuntime:
         self._tasks = [loop.create_task(work) for work in (self._poll_for_ever(), self.verifier.run())]
 
     async def close(self) -> None:
-        """Its last replica is gone."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -121,11 +118,8 @@ class RouteRuntime:
     # -- limits ----------------------------------------------------------------------------------
 
     def takes(self, definition: RouteDefinition) -> bool:
-        """Whether a changed definition can come into force here: none but `LIVE_FIELDS` parts of it are
-        others.
-
-        Which of its replicas have another destination then is the caller's to see.
-        """
+        """Whether only `LIVE_FIELDS` of a changed definition differ. The caller finds replicas with a new
+        destination."""
         live = {part: getattr(definition.spec, part) for part in LIVE_FIELDS}
         spec = self.definition.spec.model_copy(update=live)
         return (
@@ -133,20 +127,19 @@ class RouteRuntime:
         )
 
     def change(self, definition: RouteDefinition) -> None:
-        """A definition that it `takes` is in force from now on."""
+        """Puts a definition that it `takes` into force."""
         self.definition = definition
         self.route = definition.route()
         self.verifier.everything = definition.spec.verify == "all"
         self._set_limits()
 
     def shared(self, share: WorkerShare) -> None:
-        """What this worker may use of the route's limits from now on."""
         if share != self._share:
             self._share = share
             self._set_limits()
 
     def need(self, now_s: float) -> LimitNeed | None:
-        """What this worker needs of the limits, for its heartbeat; None: there are none."""
+        """This worker's need of the limits, for its heartbeat; None: the route has no limits."""
         if not self.definition.spec.limits.is_limited:
             return None
         self._took_s = {job: at_s for job, at_s in self._took_s.items() if now_s - at_s < BUSY_REPLICA_S}
@@ -162,7 +155,7 @@ class RouteRuntime:
         if rate_per_s is None:
             return None
         if self._share.rate <= 0:
-            return bucket  # nothing goes (`wait_s`)
+            return bucket  # `wait_s` holds everything back
         rate_per_s *= self._share.rate
         if bucket is None:
             return TokenBucket(rate_per_s)
@@ -170,7 +163,7 @@ class RouteRuntime:
         return bucket
 
     def wait_s(self, now_s: float, records: int, size_bytes: int) -> float:
-        """Seconds until a batch may go, or it is worth asking again."""
+        """Seconds until the next attempt; 0: the batch may be sent now."""
         wait_s = 0.0
         if self._share.rate <= 0 and self.definition.spec.limits.is_limited:
             wait_s = NO_SHARE_RETRY_INTERVAL_S
@@ -184,7 +177,7 @@ class RouteRuntime:
         return wait_s or self._priorities.wait_s(self.definition.spec.limits.priority, now_s)
 
     def spend(self, now_s: float, records: int, size_bytes: int, job: JobId, *, is_behind: bool) -> None:
-        """A batch of the job goes. `is_behind`: there is a backlog at the source."""
+        """Accounts for a batch of the job that is sent. `is_behind`: the source has a backlog."""
         limits, used = self.definition.spec.limits, 0.0
         if self.messages is not None and limits.messages_per_second:
             self.messages.take(now_s, records)
@@ -204,13 +197,13 @@ class RouteRuntime:
 
     @property
     def divides(self) -> bool:
-        """Whether batches that do not fit the destination are divided, also where its limits are known."""
+        """Whether batches that do not fit the destination are divided."""
         return self.definition.spec.sync.on_smaller_limits != "copy"
 
-    # -- a partition's ---------------------------------------------------------------------------
+    # -- for a partition -------------------------------------------------------------------------
 
     def edit(self, topic: str, partition: int, target_topic: str) -> HeaderEdit | None:
-        """How the headers of a partition's copies differ; None: they do not."""
+        """The edit of the headers of a partition's copies; None: they stay unchanged."""
         provenance = self.definition.spec.headers.provenance
         if self._keeps is None and not provenance:
             return None
@@ -218,21 +211,21 @@ class RouteRuntime:
         target = f"{self._target_id or self.target.name}/{target_topic}"
         return HeaderEdit(self.definition.key, source, partition, target, self._keeps, provenance=provenance)
 
-    def written(self, pump: ReplicaPump) -> LaneWrites | None:
-        """Takes what is acknowledged of a pump whose lane is open, for who counts the copy here."""
+    def lane_writes(self, pump: ReplicaPump) -> LaneWrites | None:
+        """Takes the acknowledged batches of a pump whose lane is open, for audits that count copies here."""
         if self.appended is None:
             return None
         ledger, topic_id = pump.ledger, pump.target_log.topic_id
         return self.appended.begin(*pump.target, topic_id, lambda: ledger.sent_to, lambda: ledger.in_flight)
 
     async def max_batch_bytes(self, target_topic: str) -> int:
-        """`max.message.bytes` of a destination topic; Kafka's own where it is not to be known."""
+        """`max.message.bytes` of a destination topic; Kafka's default if it cannot be read."""
         try:
             found = (await describe(self.target, [target_topic], [MAX_BYTES])).get(target_topic)
             if isinstance(found, TopicSettings):
                 return int(found.config[MAX_BYTES])
         except (KafkaError, OSError, TimeoutError, RuntimeError, LookupError, ValueError) as error:
-            log.debug("a topic's limit is not known", topic=target_topic, error=repr(error))
+            log.debug("a topic's limit could not be read", topic=target_topic, error=repr(error))
         return KAFKA_MAX_BYTES
 
     # -- on a timer ------------------------------------------------------------------------------
@@ -240,11 +233,11 @@ class RouteRuntime:
     async def _poll_for_ever(self) -> None:
         while True:
             await asyncio.sleep(ROUTE_POLL_INTERVAL_S)
-            for act in (self._poll, self._idle_barriers, self._known_targets):
+            for act in (self._poll, self._idle_barriers, self._check_target_ids):
                 try:
                     await act()
-                except Exception as error:  # noqa: BLE001 - the next look tells the same
-                    log.debug("a route could not be looked at", route=self.definition.key, error=repr(error))
+                except Exception as error:  # noqa: BLE001 - the next round tries again
+                    log.debug("a route could not be checked", route=self.definition.key, error=repr(error))
 
     async def _poll(self) -> None:
         now_s = time.monotonic()
@@ -254,13 +247,13 @@ class RouteRuntime:
             self._report_incident(
                 "batch-renumbered",
                 self.definition.key,
-                f"the records of {due[0]} batches had other offsets than their broker gave; the copies have"
-                f" those of the broker. The last: {due[1]}",
-                "see what wrote them; consumers of the source may lose records by it",
+                f"the records of {due[0]} batches had other offsets than their broker assigned; the copies"
+                f" have the broker's offsets. The last: {due[1]}",
+                "find the producer that wrote them; consumers of the source may lose such records",
             )
 
-    async def _known_targets(self) -> None:
-        """A destination topic that was made anew is another log: its replicas begin again."""
+    async def _check_target_ids(self) -> None:
+        """Makes replicas begin again whose destination topic was recreated, because it is another log."""
         ready = [pump for pump in self.pumps if pump.target_log.topic_id]
         if not ready or time.monotonic() - self._topic_ids_at_s < TOPIC_IDS_INTERVAL_S:
             return
@@ -280,12 +273,12 @@ class RouteRuntime:
         if not idle:
             return
         ends = await self.target.offsets({pump.target for pump in idle}, LATEST)
-        # Beside each other: one whose destination shows less than it has takes long, and comes to nothing.
+        # Concurrently, because a destination whose end lies below the floor takes long and yields nothing.
         known = [
             pump.ended_at(ends[pump.target], appended)
             for pump, appended in idle.items()
             if pump.target in ends
         ]
-        for found in await asyncio.gather(*known, return_exceptions=True):
-            if isinstance(found, Exception):
-                log.debug("an idle barrier was not told", route=self.definition.key, error=repr(found))
+        for result in await asyncio.gather(*known, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.debug("an idle offset sync failed", route=self.definition.key, error=repr(result))

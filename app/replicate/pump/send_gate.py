@@ -1,11 +1,11 @@
-"""When the next batch of a replica may go.
+"""Decides when a replica may send its next batch.
 
 Rules
-1. Not while its route is paused, nor unless the lease holds.
-2. Within its route's limits, and behind routes of a higher priority on this worker.
-3. Not while too much is copied that no snapshot covers (`app.replicate.pump.unsnapshotted_budget`): that is
-   told after `SNAPSHOT_TIMEOUT_S`.
-4. Not while too many copies wait to be compared, of a route of which all are
+1. Nothing is sent while the route is paused, or without a lease.
+2. A batch waits for the route's limits, and for routes of a higher priority on this worker.
+3. Nothing is sent while too many copied records have no snapshot (`app.replicate.pump.unsnapshotted_budget`).
+   The replica reports that after `SNAPSHOT_TIMEOUT_S`.
+4. If a route compares all copies, nothing is sent while too many of them wait
    (`app.replicate.destination.verification`).
 """
 
@@ -28,12 +28,12 @@ GATE_POLL_INTERVAL_S = 0.02
 
 
 class SendGate:
-    """See the module; of one replica.
+    """The gate of one replica.
 
     Attributes:
-        paused: it is.
-        limited: it waits for the route's rate, for routes of a higher priority, or for what is compared.
-        unsaved_s: since when it waits for a snapshot, monotonic; 0: it does not.
+        paused: An operator has paused it.
+        limited: It waits for the route's rate, for routes of a higher priority, or for copies to be compared.
+        unsaved_s: Since when it waits for a snapshot, monotonic; 0: it does not.
     """
 
     def __init__(
@@ -51,23 +51,22 @@ class SendGate:
         self._intake = intake
         self._session = session
         self._unsnapshotted = unsnapshotted
-        self._goes = asyncio.Event()  # not paused
-        self._goes.set()
+        self._is_running = asyncio.Event()  # not paused
+        self._is_running.set()
 
     def pause(self, paused: bool) -> None:
-        """Nothing goes while paused."""
         self.paused = paused
         if paused:
-            self._goes.clear()
+            self._is_running.clear()
         else:
-            self._goes.set()
+            self._is_running.set()
 
     async def wait(self, copy: VerbatimCopy) -> None:
-        """Until the batch may go; it counts as gone then."""
+        """Waits until the batch may be sent, and accounts for it."""
         runtime, records, size_bytes = self._runtime, copy.record_count, len(copy.data)
         while True:
             if self.paused:
-                await self._goes.wait()
+                await self._is_running.wait()
             now_s = time.monotonic()
             wait_s = runtime.wait_s(now_s, records, size_bytes)
             behind = runtime.verifier.is_behind
@@ -78,7 +77,7 @@ class SendGate:
             await asyncio.sleep(min(1.0, wait_s or GATE_POLL_INTERVAL_S))
 
     def _is_full(self, now_s: float) -> bool:
-        """Rule 3."""
+        """Whether too many records have no snapshot (rule 3)."""
         if not self._unsnapshotted.is_full:
             if self.unsaved_s and self._session.why == NOT_SAVED:
                 self._session.why = ""

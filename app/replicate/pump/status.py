@@ -1,4 +1,4 @@
-"""What a replica tells: in heartbeats, and when it does not get on."""
+"""The status of a replica: in heartbeats, and as incidents when it makes no progress."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ ATTRIBUTES = slice(21, 23)  # of a batch
 FIRST_TIMESTAMP = slice(27, 35)
 MAX_TIMESTAMP = slice(35, 43)
 STALLED_AFTER_S = 30.0
-UNREAD_S = 120.0  # a transaction may be open for so long
-LEFT_OUT_REPORT_INTERVAL_S = 3600.0  # records that are left out are told of again
+UNREAD_S = 120.0  # a transaction may be open for this long
+LEFT_OUT_REPORT_INTERVAL_S = 3600.0  # between reports of records that are left out
 
 
 def job_status(pump: ReplicaPump) -> JobStatus:
-    """As of any job."""
     halted = pump.halted
     state = "closed" if pump.closed else "halted" if halted else "paused" if pump.paused else "flowing"
     return JobStatus(
@@ -36,7 +35,6 @@ def job_status(pump: ReplicaPump) -> JobStatus:
 
 
 def copying(pump: ReplicaPump) -> CopyingStatus:
-    """Of its copies."""
     job, verifier, stuck, ledger = pump.job, pump.runtime.verifier, pump.stuck, pump.ledger
     return CopyingStatus(
         halted=pump.halted or "",
@@ -56,11 +54,8 @@ def copying(pump: ReplicaPump) -> CopyingStatus:
 
 
 def _oldest_ms(pump: ReplicaPump) -> int:
-    """When the first record was written that is not copied; -1: there is none, or none is known.
-
-    Of what is not fetched, as where a route halts, nobody knows: it is as old as the last that was copied, or
-    not as old.
-    """
+    """When the first record that is not copied was written; -1: there is none, or none is known. Records that
+    are not fetched count as old as the last copied record, though they may be younger."""
     head, held = pump.ledger.head, pump.intake.held
     oldest_ms = pump.copied_ms if pump.halted or 0 <= pump.base < pump.high_watermark else -1
     if head is not None:
@@ -71,8 +66,8 @@ def _oldest_ms(pump: ReplicaPump) -> int:
 
 
 def _first_ms(data: Bytes, else_ms: int) -> int:
-    """When the first record of a batch was written, where its header says so. With a delete horizon, the
-    field has the time at which tombstones may go."""
+    """When the first record of a batch was written, if its header says so. With a delete horizon, that field
+    holds the time at which tombstones may be removed."""
     if len(data) < MAX_TIMESTAMP.stop:
         return else_ms
     horizon = int.from_bytes(data[ATTRIBUTES], signed=True) & DELETE_HORIZON
@@ -80,42 +75,45 @@ def _first_ms(data: Bytes, else_ms: int) -> int:
 
 
 def check_progress(pump: ReplicaPump, now_s: float) -> None:
-    """Tells when it does not get on although it may, and when it has left out records; on a timer."""
+    """Reports a replica without progress that may send, and left-out records. Called on a timer."""
     _report_left_out(pump, now_s)
-    has_some = pump.in_flight > 0 or not pump.intake.is_empty
-    unread = not has_some and pump.intake.expected < pump.high_watermark
-    is_told = pump.halted or pump.trouble.startswith("fetch: ")
-    may = not (pump.paused or pump.limited) and (has_some or (unread and not is_told))
-    if not (may or pump.in_flight) or not pump.runtime.lease.holds(now_s):
+    has_records = pump.in_flight > 0 or not pump.intake.is_empty
+    unread = not has_records and pump.intake.expected < pump.high_watermark
+    is_reported = pump.halted or pump.trouble.startswith("fetch: ")
+    may_send = not (pump.paused or pump.limited) and (has_records or (unread and not is_reported))
+    if not (may_send or pump.in_flight) or not pump.runtime.lease.holds(now_s):
         pump.ledger.progress_s = now_s
-    elif now_s - pump.ledger.progress_s > (UNREAD_S if unread else STALLED_AFTER_S) and not pump.told_stalled:
-        pump.told_stalled = True
+    elif (
+        now_s - pump.ledger.progress_s > (UNREAD_S if unread else STALLED_AFTER_S)
+        and not pump.is_stall_reported
+    ):
+        pump.is_stall_reported = True
         _report_stalled(pump, unread)
 
 
 def _report_left_out(pump: ReplicaPump, now_s: float) -> None:
-    told, at_s = pump.told_rounds
-    if pump.edit is None or pump.edit.rounds == told or now_s - at_s < LEFT_OUT_REPORT_INTERVAL_S:
+    reported, at_s = pump.reported_rounds
+    if pump.edit is None or pump.edit.rounds == reported or now_s - at_s < LEFT_OUT_REPORT_INTERVAL_S:
         return
-    pump.told_rounds = pump.edit.rounds, now_s
+    pump.reported_rounds = pump.edit.rounds, now_s
     pump.report_incident(
         "records-left-out",
-        f"{pump.where}: {pump.edit.rounds - told} records were left out, the last of them at offset "
-        f"{pump.edit.last_round}: by their header {ORIGIN} they come from where the route leads",
-        f"see who writes them; a producer that passes on what it has read has to leave out {ORIGIN}",
+        f"{pump.where}: {pump.edit.rounds - reported} records were not copied, the last of them at offset "
+        f"{pump.edit.last_round}: by their header {ORIGIN} they have already been at the destination",
+        f"find the producer that writes them; one that forwards records which it has read must drop {ORIGIN}",
     )
 
 
 def _report_stalled(pump: ReplicaPump, unread: bool) -> None:
     why = pump.blocked_batch.why or pump.session.why or "the destination does not answer"
-    told = f"nothing was acknowledged for {STALLED_AFTER_S:.0f} s: {why}"
-    remedy = "see whether the destination's brokers run and have enough replicas in sync"
+    message = f"nothing was acknowledged for {STALLED_AFTER_S:.0f} s: {why}"
+    remedy = "check that the destination's brokers run and have enough replicas in sync"
     if why == NOT_SAVED:
-        remedy = "see the control cluster and the workers' leader"
+        remedy = "check the control cluster and the workers' leader"
     elif unread:
-        told = (
-            f"for {UNREAD_S:.0f} s nothing came of [{pump.intake.expected}, {pump.high_watermark}): a "
-            "transaction may be open there that nobody ends, or this worker's memory is used up"
+        message = (
+            f"for {UNREAD_S:.0f} s nothing of [{pump.intake.expected}, {pump.high_watermark}) was fetched: a "
+            "transaction may be open there that its producer does not end, or this worker's memory is used up"
         )
         remedy = "find it by kafka-transactions.sh find-hanging and abort it, or give the worker more memory"
-    pump.report_incident("replica-no-progress", f"{pump.where}, at {pump.base}: {told}", remedy)
+    pump.report_incident("replica-no-progress", f"{pump.where}, at {pump.base}: {message}", remedy)

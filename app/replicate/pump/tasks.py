@@ -1,4 +1,4 @@
-"""The tasks of one replica: whatever one of them fails by makes the job begin again."""
+"""The tasks of one replica: if one fails, the job begins again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = structlog.get_logger(__name__)
 
 
 class ReplicaTasks:
-    """See the module. `failed` takes why."""
+    """`failed` takes the reason."""
 
     def __init__(self, job: JobId, failed: Callable[[str], None]) -> None:
         self._job = job
@@ -22,14 +22,12 @@ class ReplicaTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """A task of its own."""
         task = asyncio.get_running_loop().create_task(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def cancel(self) -> None:
-        """Ends all of them."""
         for task in list(self._tasks):
             task.cancel()
 

@@ -1,22 +1,22 @@
-"""How many records a worker's replicas have copied that no snapshot covers yet: what successors would have to
-know again, by a print of each (`app.replicate.model.copied_index`), were the worker killed now.
+"""Bounds how many records a worker's replicas have copied since their last snapshots. If the worker is
+killed, successors have to recognize these records, by a print of each (`app.replicate.model.copied_index`).
 
 Rules
-1. All replicas of a worker together have at most `MAX_RECORDS` of them, and a batch each.
-2. Each may have `LEAST_RECORDS` in any case: where a part of the tracker topic takes nothing, the jobs that
-   are kept there stand still, and no others do.
+1. All replicas of a worker together have at most `MAX_RECORDS` of them, and one batch each.
+2. Each replica may have `LEAST_RECORDS` in any case. If a partition of the tracker topic takes nothing, only
+   the jobs that are kept there stand still.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-MAX_RECORDS = 1_000_000  # a successor takes some 100 bytes for each
+MAX_RECORDS = 1_000_000  # a successor needs some 100 bytes for each
 LEAST_RECORDS = 10_000
 
 
 class UnsnapshottedBudget:
-    """All of a worker. Attributes: `records`."""
+    """The `records` of all replicas of a worker."""
 
     __slots__ = ("records",)
 
@@ -25,11 +25,7 @@ class UnsnapshottedBudget:
 
 
 class UnsnapshottedRecords:
-    """See the module; of one replica, beside the others' of its worker. All counts are of records since it
-    began.
-
-    Attributes: `records` (how many there are).
-    """
+    """The `records` of one replica that no snapshot covers. All counts are of records since it began."""
 
     __slots__ = ("_appended", "_budget", "_saved", "_taken", "records")
 
@@ -37,25 +33,27 @@ class UnsnapshottedRecords:
         self.records = 0
         self._budget = budget
         self._appended = self._saved = 0
-        self._taken: deque[tuple[int, int]] = deque()  # snapshots that may be on their way
+        self._taken: deque[tuple[int, int]] = (
+            deque()
+        )  # version and records of snapshots that are not saved yet
 
     @property
     def is_full(self) -> bool:
-        """No batch may go before a snapshot was taken."""
+        """Whether a snapshot has to be saved before the next batch."""
         return self.records >= LEAST_RECORDS and self._budget.records >= MAX_RECORDS
 
     def appended(self, count: int) -> None:
-        """So many were handed over."""
+        """Sets the number of records that were handed to the lane."""
         self._appended = count
         self._count()
 
     def taken(self, version: int, count: int) -> None:
-        """The snapshot of this version covers so many."""
+        """Notes that the snapshot of this version covers `count` records."""
         if not self._taken or self._taken[-1][0] != version:
             self._taken.append((version, count))
 
     def saved(self, version: int) -> int | None:
-        """The table has the snapshot of this version. How many it covers; None when that is not known."""
+        """Returns how many records the saved snapshot of this version covers; None: not known."""
         found = None
         while self._taken and self._taken[0][0] <= version:
             self._saved = found = self._taken.popleft()[1]
@@ -63,9 +61,9 @@ class UnsnapshottedRecords:
         return found
 
     def close(self) -> None:
-        """They are the successor's from now on."""
+        """Leaves the records to the successor."""
         self._saved = self._appended
-        self._taken.clear()  # one that is on its way may be taken yet
+        self._taken.clear()
         self._count()
 
     def _count(self) -> None:

@@ -1,1 +1,1 @@
-"""Partitions that routes copy, and their destination topics made fit."""
+"""The partitions that routes copy, and the destination topics that the leader creates and configures."""

@@ -1,22 +1,22 @@
-"""Which partitions routes copy, and their destination topics, which the leader makes fit.
+"""Finds the partitions that routes copy; on the leader, with the destination topics that it prepares.
 
     definitions -> topics of the source (one request a cluster) -> copies -> plan of each destination topic
                 -> created, expanded, configured -> fit: its partitions are jobs
 
 Rules
-1. What cannot be known now never ends a job: one that is assigned stays while its cluster is away, or its
-   destination topic is not fit (any more), or a topic may not be described. It ends when the route no longer
-   copies the topic, or the topic is gone for good (`app.worker.jobs.topic_inventory`), which is told
+1. Missing knowledge never ends a job. An assigned job stays while its cluster is unreachable, its destination
+   topic is not fit (any more), or its topic may not be described. It ends when the route no longer copies the
+   topic, or the topic has vanished (`app.worker.jobs.topic_inventory`), which is reported
    (`app.worker.jobs.vanished_topics`).
-2. A destination topic is planned with all topics that are copied to it, by whichever routes, and touched as
-   far as all of them allow. While not all of its sources are known, nothing of it is made as at the source.
-3. What cannot be done for a topic is told once, costs that topic alone, and is tried again.
-4. Nobody waits for a cluster: reading and changing go on beside the rounds.
-5. A route with `start: latest` begins nothing before it is recorded where
+2. A destination topic is planned for all topics that any route copies to it, and changed as far as all of
+   these routes allow. Settings follow the source only while all sources are known.
+3. A failure for a topic is reported once, affects only that topic, and is retried.
+4. Rounds do not wait for clusters: reads and changes run in tasks beside them.
+5. A route with `start: latest` starts no job before its start offsets are recorded
    (`app.replicate.topics.source_ends`).
-6. Routes that together would loop or copy twice were deployed at the same moment, past the check of each:
-   none of them runs until one is changed. Until a new set of routes is proved, what is new does not begin.
-   So it is with loops that show only once a cluster has told its id, or another region's routes are heard.
+6. Routes that were deployed at the same moment pass the check of each and may still loop or copy twice
+   together. None of them runs until one is changed. New routes do not begin until the new set is proved. The
+   same holds for loops that show only once a cluster's id or another region's routes are known.
 """
 
 from __future__ import annotations
@@ -51,49 +51,56 @@ from app.worker.jobs.vanished_topics import ExpectedTopic, TopicPresence, was_he
 log = structlog.get_logger(__name__)
 
 REFRESH_INTERVAL_S = 2.0
-REFRESH_TIMEOUT_S = 0.25  # a round's, with clusters that answered in time before
+REFRESH_TIMEOUT_S = 0.25  # of a round, for clusters that answered in time before
 PREFIX = f"{Kind.REPLICATE.value}:"
 WHY_VANISHED = {
-    "absent": "it was copied, and is not there any more: create it again, or drop it from the route",
-    "denied": "it may not be described: grant Switchyard's principal Describe and Read on it",
+    "absent": "it was copied, and no longer exists: create it again, or drop it from the route",
+    "denied": "Switchyard may not describe it: grant its principal Describe and Read on it",
 }
-BUSY_SHARE = 20  # what takes long to read is read rarely: a twentieth of the time
+BUSY_SHARE = 20  # a cluster is read for at most a twentieth of the time
 
 
 class ReadableRoute(NamedTuple):
-    """A route that can be read."""
-
     definition: RouteDefinition
     route: Route
 
 
 class _Copies(NamedTuple):
-    """What a route makes of all topics there were when `ClusterTopics.names` was this.
+    """The copies that a route makes of all topics that existed when `ClusterTopics.names` had this value.
 
-    `shown` is what it means of them, those it copies first, once somebody has asked; `meant`: whether it does
-    mean one that it does not copy.
+    Attributes:
+        destinations: The copy of each topic; None: not copied.
+        copied: The copies of the topics that are copied.
+        matched: For topics that are not copied, whether an entry of the route matches them.
+        shown: The topics that an entry matches, copied ones first; None until it is needed.
     """
 
     route: Route
     names: int
-    asked: dict[str, str | None]
+    destinations: dict[str, str | None]
     copied: dict[str, str]
-    meant: dict[str, bool]
+    matched: dict[str, bool]
     shown: list[str] | None = None
 
 
 class TopicsOfRoute(NamedTuple):
-    """What is known of a route's topics, and when that was read (monotonic seconds); `others` is how many the
-    source has that the route does not mean. `topics`: those it copies first; `row` is what becomes of one."""
+    """The state of a route's topics.
+
+    Attributes:
+        topics: The topics that an entry matches, copied ones first.
+        row: The state of one topic, as JSON.
+        unmatched_count: How many topics of the source no entry matches.
+        read_at_s: When the source was read; monotonic.
+    """
 
     topics: list[str]
     row: Callable[[str], dict[str, Any]]
-    others: int
+    unmatched_count: int
     read_at_s: float
 
 
 class RoutesCatalog:
-    """See the module. Only `definition` and `route` are of use where the rounds are not made."""
+    """The control log's routes. On workers that do not lead only `definition` and `route` are valid."""
 
     def __init__(
         self,
@@ -104,43 +111,42 @@ class RoutesCatalog:
         self._control = control
         self._clusters = clusters
         self._report_incident = report_incident
-        self._known = DefinitionCache(lambda: control.view.routes, _parsed, self._unread)
+        self._known = DefinitionCache(lambda: control.view.routes, _parsed, self._report_unreadable)
         self._expected: dict[str, set[str]] = {}  # source -> topics that have jobs
         self._lost: dict[str, dict[str, TopicExistence]] = {}  # route -> topics that vanished
         self._topics: defaultdict[str, ClusterTopics] = defaultdict(ClusterTopics)
         self._copies: dict[str, _Copies] = {}
-        self._looking: dict[str, asyncio.Task[None]] = {}
-        self._late: set[str] = set()
+        self._reads: dict[str, asyncio.Task[None]] = {}  # by cluster
+        self._late: set[str] = set()  # clusters that did not answer in time
         self._term = 0
         self._proving: asyncio.Task[None] | None = None
-        self._proved: dict[str, str] = {}  # the etags of the last set that was looked at
+        self._proved: dict[str, str] = {}  # the stamps of the last set of routes that was examined
         self._refused: list[ConflictingRoutes] = []
-        self._ids: dict[str, str] = {}  # of clusters that were read
+        self._ids: dict[str, str] = {}  # the ids of the clusters that were read
         self._proved_beside = ALONE
-        # What is known beyond this region's routes (`app.offsets.sync.remote_routes`).
+        # Other regions' routes and cluster ids (`app.offsets.sync.remote_routes`).
         self.other_regions: Callable[[], OtherRegions] = lambda: ALONE
-        self._away: dict[str, frozenset[str]] = {}  # clusters that cannot be read, and of whom that was told
+        self._unreachable: dict[str, frozenset[str]] = {}  # cluster -> routes for which that was reported
         self.targets = DestinationTopics(self._topics, clusters, report_incident)
 
     def definition(self, name: str) -> RouteDefinition | None:
-        """As it stands in the control log, parsed once a change."""
+        """The definition in the control log, parsed once for each change."""
         known = self._known.get(name)
         return None if known is None else known.definition
 
     def route(self, name: str) -> Route | None:
-        """What it copies, and under which names."""
         known = self._known.get(name)
         return None if known is None else known.route
 
     # -- the leader's rounds -----------------------------------------------------------------------
 
     async def refresh(self, held: Iterable[str] = ()) -> None:
-        """Reads what is old, and sees to the destination topics; waits `REFRESH_TIMEOUT_S` at most. `held`:
-        as for `jobs`."""
+        """Reads clusters again, prepares destination topics; takes at most `REFRESH_TIMEOUT_S`. `held`: see
+        `jobs`."""
         view = self._control.view
         routes = {name: known for name in list(view.routes) if (known := self._known.get(name)) is not None}
         self._copies = {name: self._copies[name] for name in self._copies.keys() & routes.keys()}
-        if view.term != self._term:  # what was known when this worker led before may be old
+        if view.term != self._term:  # knowledge from an earlier leadership may be old
             self._term = view.term
             self._topics.clear()
             self.targets.forget()
@@ -152,7 +158,7 @@ class RoutesCatalog:
         awaited |= self._refresh_clusters(routes, began_s)
         if awaited:
             _, late = await asyncio.wait(awaited, timeout=REFRESH_TIMEOUT_S)
-            self._late |= {name for name, task in self._looking.items() if task in late}
+            self._late |= {name for name, task in self._reads.items() if task in late}
         running = {name: known for name, known in routes.items() if self.refused(name) is None}
         planning = self.targets.reconcile(
             {name: (known.definition, self._copied(known)) for name, known in running.items()},
@@ -162,23 +168,22 @@ class RoutesCatalog:
             await asyncio.wait([planning], timeout=max(0.0, began_s + REFRESH_TIMEOUT_S - time.monotonic()))
 
     def jobs(self, held: Mapping[str, Iterable[str]]) -> Iterator[str]:
-        """Every job of every route. `held`: those in the control log, by all of their name but the
-        partition."""
+        """Every job of every route. `held`: the control log's jobs, by their name without the partition."""
         assigned = self._control.view.assignments
-        of: dict[str, dict[str, list[str]]] = {}
+        by_route: dict[str, dict[str, list[str]]] = {}
         for prefix, jobs in held.items():
             if prefix.startswith(PREFIX):
                 _, name, topic = prefix.split(":")
-                of.setdefault(name, {})[topic] = [job for job in jobs if not is_gone(assigned[job])]
+                by_route.setdefault(name, {})[topic] = [job for job in jobs if not is_gone(assigned[job])]
         for name in list(self._control.view.routes):
-            known, mine = self._known.get(name), of.get(name, {})
-            if known is None:  # cannot be read: it stays as it was
-                yield from (job for jobs in mine.values() for job in jobs)
+            known, present = self._known.get(name), by_route.get(name, {})
+            if known is None:  # unreadable, so its jobs stay as they are
+                yield from (job for jobs in present.values() for job in jobs)
             elif self.refused(name) is None:
-                yield from self._jobs_of(known, mine)
+                yield from self._jobs_of(known, present)
 
     def _held_topics(self, held: Iterable[str], routes: Mapping[str, ReadableRoute]) -> dict[str, set[str]]:
-        """Topics that have, or had, jobs and are still meant, by their cluster."""
+        """Topics that have, or had, jobs and are still copied, by their cluster."""
         found: dict[str, set[str]] = {}
         for prefix in held:
             if prefix.startswith(PREFIX):
@@ -190,12 +195,12 @@ class RoutesCatalog:
 
     def _copies_topic(self, known: ReadableRoute, topic: str) -> bool:
         before = self._copies.get(known.route.name)
-        if before is not None and before.route is known.route and topic in before.asked:
-            return before.asked[topic] is not None
+        if before is not None and before.route is known.route and topic in before.destinations:
+            return before.destinations[topic] is not None
         return known.route.destination(topic) is not None
 
     def found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, TopicPresence]]:
-        """How things stand with topics that have, or had, jobs and are still copied; `held` as for `jobs`."""
+        """Yields the state of topics that have, or had, jobs and are still copied. `held`: see `jobs`."""
         assigned = self._control.view.assignments
         self._lost = {}
         for prefix, jobs in held.items():
@@ -234,36 +239,35 @@ class RoutesCatalog:
                 yield from jobs
 
     def _copied(self, known: ReadableRoute) -> Mapping[str, str]:
-        """The topics of the source that the route copies, and their copies' names; the same object while
-        nothing changed."""
+        """The topics that the route copies, with their copies' names; the same object until they change."""
         name, topics = known.route.name, self._topics[known.route.source]
         before = self._copies.get(name)
         if before is None or before.route is not known.route:
             before = _Copies(known.route, -1, {}, {}, {})
         if before.names != topics.names:
-            asked = before.asked
+            cached = before.destinations
             found = {
-                topic: asked[topic] if topic in asked else known.route.destination(topic)
+                topic: cached[topic] if topic in cached else known.route.destination(topic)
                 for topic in topics.sizes
             }
             copied = {topic: copy for topic, copy in found.items() if copy is not None}
-            before = self._copies[name] = _Copies(known.route, topics.names, found, copied, before.meant)
+            before = self._copies[name] = _Copies(known.route, topics.names, found, copied, before.matched)
         return before.copied
 
     def topics_of(self, name: str) -> TopicsOfRoute | None:
-        """What becomes of each topic that the route means; None: that is not known."""
+        """The state of each topic that an entry of the route matches; None: not known."""
         known = self._known.get(name)
         topics = None if known is None else self._topics.get(known.route.source)
         if known is None or topics is None or not topics.listed:
             return None
         route, copied = known.route, self._copied(known)
-        refused, there = self.refused(name), self._topics.get(route.target)
+        refused, target_topics = self.refused(name), self._topics.get(route.target)
         copies = self._copies[name]
-        if copies.shown is None:  # once a change of the topics there are
-            others, before = topics.sizes.keys() - copied.keys(), copies.meant
-            meant = {one: before[one] if one in before else route.means(one) for one in others}
-            shown = sorted(copied) + sorted(topic for topic in others if meant[topic])
-            copies = self._copies[name] = copies._replace(meant=meant, shown=shown)
+        if copies.shown is None:  # once for each change of the topics
+            uncopied, before = topics.sizes.keys() - copied.keys(), copies.matched
+            matched = {t: before[t] if t in before else route.means(t) for t in uncopied}
+            shown = sorted(copied) + sorted(topic for topic in uncopied if matched[topic])
+            copies = self._copies[name] = copies._replace(matched=matched, shown=shown)
 
         lost = self._lost.get(name, {})
 
@@ -277,45 +281,45 @@ class RoutesCatalog:
                 state, why = "refused", f"{refused.message}; {refused.remedy}"
             else:
                 state, why = self.targets.state_of((route.target, copy))
-            copy_count = None if there is None or copy is None else there.sizes.get(copy)
+            copy_count = None if target_topics is None or copy is None else target_topics.sizes.get(copy)
             return {
                 "topic": topic, "partitions": count, "copy": copy, "copy_partitions": copy_count,
                 "state": state, "why": why,
             }  # fmt: skip
 
         absent = [topic for topic in sorted(lost) if topic not in topics.sizes]
-        meant_count = len(copies.shown or [])
+        matched_count = len(copies.shown or [])
         return TopicsOfRoute(
-            absent + (copies.shown or []), row, len(topics.sizes) - meant_count, topics.listed_at_s
+            absent + (copies.shown or []), row, len(topics.sizes) - matched_count, topics.listed_at_s
         )
 
     # -- clusters ----------------------------------------------------------------------------------
 
     def _refresh_clusters(self, routes: Mapping[str, ReadableRoute], now_s: float) -> set[asyncio.Task[None]]:
-        """Begins to read clusters that were not read lately; those worth waiting for."""
-        self._looking = {name: task for name, task in self._looking.items() if not task.done()}
-        asked: dict[str, set[str] | None] = {}
+        """Begins to read clusters that were not read lately; returns the reads that are worth a wait."""
+        self._reads = {name: task for name, task in self._reads.items() if not task.done()}
+        wanted: dict[str, set[str] | None] = {}  # cluster -> topic names; None: all topics
         for known in routes.values():
             names = set(known.route.names) if all(map(is_name, known.route.topics)) else None
-            before = asked.setdefault(known.route.source, set())
-            asked[known.route.source] = None if before is None or names is None else before | names
-            asked.setdefault(known.route.target, set())
-        for cluster, names in asked.items():
+            before = wanted.setdefault(known.route.source, set())
+            wanted[known.route.source] = None if before is None or names is None else before | names
+            wanted.setdefault(known.route.target, set())
+        for cluster, names in wanted.items():
             if names is not None:
                 names.update(self.targets.of(cluster))
-        for gone in self._topics.keys() - asked.keys():
-            del self._topics[gone]
+        for unused in self._topics.keys() - wanted.keys():
+            del self._topics[unused]
         awaited = set()
-        for cluster, names in asked.items():
-            topics, of = self._topics[cluster], self._described(cluster, routes)
+        for cluster, names in wanted.items():
+            topics, described = self._topics[cluster], self._described(cluster, routes)
             pause_s = max(REFRESH_INTERVAL_S, BUSY_SHARE * topics.took_s)
-            begins = bool(self._without_beginning(cluster, routes))
-            relist = begins or now_s - topics.listed_at_s >= pause_s or not topics.knows(*of)
-            # What is there and not described yet must not wait for the next turn.
-            if cluster not in self._looking and (relist or topics.stale or topics.lacks(of)):
-                look = self._read(cluster, names, routes, relist=relist)
-                task = asyncio.get_running_loop().create_task(look)
-                self._looking[cluster] = task
+            begins = bool(self._awaiting_start(cluster, routes))
+            relist = begins or now_s - topics.listed_at_s >= pause_s or not topics.knows(*described)
+            # A topic that exists and is not described yet must not wait for the next turn.
+            if cluster not in self._reads and (relist or topics.stale or topics.lacks(described)):
+                read = self._read(cluster, names, routes, relist=relist)
+                task = asyncio.get_running_loop().create_task(read)
+                self._reads[cluster] = task
                 if cluster not in self._late:
                     awaited.add(task)
         return awaited
@@ -348,28 +352,27 @@ class RoutesCatalog:
             described = partial(self._described, cluster, routes)
             expected = self._expected.get(cluster, set()) | self.targets.of(cluster)
             await topics.refresh(client, names, described, began_s, relist=relist, expected=expected)
-            for known in self._without_beginning(cluster, routes):
+            for known in self._awaiting_start(cluster, routes):
                 if self._topics.get(cluster) is topics:
-                    await self._record_beginning(known, client)
+                    await self._record_start(known, client)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
-            of = frozenset(n for n, k in routes.items() if cluster in {k.route.source, k.route.target})
-            for name in sorted(of - self._away.get(cluster, frozenset())):
+            affected = frozenset(n for n, k in routes.items() if cluster in {k.route.source, k.route.target})
+            for name in sorted(affected - self._unreachable.get(cluster, frozenset())):
                 self._report_incident(
                     "route-trouble", name, f"cluster {cluster} cannot be read: {error}",
-                    "what is copied goes on with what is known; new topics wait until it answers",
+                    "topics that are already copied continue; new topics wait until the cluster answers",
                 )  # fmt: skip
-            self._away[cluster] = of
+            self._unreachable[cluster] = affected
             await asyncio.sleep(REFRESH_INTERVAL_S)
         except Exception:
-            log.exception("the topics of a cluster could not be read and are read again", cluster=cluster)
+            log.exception("the topics of a cluster could not be read; the worker retries", cluster=cluster)
             await asyncio.sleep(REFRESH_INTERVAL_S)
         else:
-            self._away.pop(cluster, None)
+            self._unreachable.pop(cluster, None)
             if time.monotonic() - began_s < REFRESH_TIMEOUT_S:
                 self._late.discard(cluster)
 
-    def _without_beginning(self, source: str, routes: Mapping[str, ReadableRoute]) -> list[ReadableRoute]:
-        """Routes of which it has to be recorded where they begin."""
+    def _awaiting_start(self, source: str, routes: Mapping[str, ReadableRoute]) -> list[ReadableRoute]:
         view = self._control.view
         return [
             known
@@ -377,66 +380,68 @@ class RoutesCatalog:
             if known.route.source == source and lacks_beginning(view, name, known.definition.spec.start)
         ]
 
-    async def _record_beginning(self, known: ReadableRoute, client: ClusterClient) -> None:
+    async def _record_start(self, known: ReadableRoute, client: ClusterClient) -> None:
         name, sizes = known.route.name, self._topics[known.route.source].sizes
         put = self._control.view.routes[name]
-        begun = await beginning_of(client, put, {topic: sizes[topic] for topic in self._copied(known)})
-        if unknown := not_known(begun):
+        starts = await beginning_of(client, put, {topic: sizes[topic] for topic in self._copied(known)})
+        if unknown := not_known(starts):
             some = ", ".join(unknown[:3])
             self._report_incident(
                 "route-begins-earlier", name,
-                f"where {len(unknown)} partitions end is not known: no leader answers for {some}",
-                "they are copied from their first record on once they have a leader; nothing is lost",
+                f"the end offsets of {len(unknown)} partitions are not known: no leader answers for {some}",
+                "once they have a leader they are copied from their first record on; nothing is lost",
             )  # fmt: skip
-        if self._known.get(name) is known:  # else it has just been changed, and is looked at again
-            await self._control.append(*begun)
+        if self._known.get(name) is known:  # else it has just changed, and the next round records it
+            await self._control.append(*starts)
 
     # -- loops -------------------------------------------------------------------------------------
 
     def refused(self, name: str) -> ConflictingRoutes | None:
-        """Why the route does not run beside the others; None: it does."""
+        """The conflict that keeps the route from running; None: there is none."""
         return next((found for found in self._refused if name in found.names), None)
 
     def _prove(self, routes: Mapping[str, ReadableRoute]) -> set[asyncio.Task[None]]:
-        etags, told = {name: self._stamp(known) for name, known in routes.items()}, self.other_regions()
-        known_beside = told == self._proved_beside
+        etags, remote = {name: self._stamp(known) for name, known in routes.items()}, self.other_regions()
+        known_beside = remote == self._proved_beside
         if (etags == self._proved and known_beside) or (
             self._proving is not None and not self._proving.done()
         ):
             return set()
         changed = {name for name, etag in etags.items() if not known_beside or self._proved.get(name) != etag}
         changed |= {name for found in self._refused for name in found.names}
-        self._proving = asyncio.get_running_loop().create_task(self._prove_them(routes, etags, changed, told))
+        self._proving = asyncio.get_running_loop().create_task(
+            self._prove_routes(routes, etags, changed, remote)
+        )
         return {self._proving}
 
     def _stamp(self, known: ReadableRoute) -> str:
-        """Of what is proved of a route: its definition, between the clusters that these names mean."""
+        """The subject of a proof: the route's definition, and the ids of its clusters."""
         route = known.route
         ids = self._ids.get(route.source, ""), self._ids.get(route.target, "")
         return f"{self._control.view.routes[route.name].etag} {ids}"
 
-    async def _prove_them(
+    async def _prove_routes(
         self,
         routes: Mapping[str, ReadableRoute],
         etags: dict[str, str],
         changed: Collection[str],
-        told: OtherRegions,
+        remote: OtherRegions,
     ) -> None:
-        beside = OtherRegions({**told.ids, **self._ids}, told.routes)
-        ours = [known.route for known in routes.values()]
-        found = await asyncio.to_thread(conflicts, ours, changed, beside)
+        beside = OtherRegions({**remote.ids, **self._ids}, remote.routes)
+        own = [known.route for known in routes.values()]
+        found = await asyncio.to_thread(conflicts, own, changed, beside)
         for refused in found:
             for name in sorted(refused.names & routes.keys() if refused not in self._refused else ()):
                 self._report_incident("route-refused", name, refused.message, refused.remedy)
-        self._refused, self._proved, self._proved_beside = found, etags, told
+        self._refused, self._proved, self._proved_beside = found, etags, remote
 
-    def _unread(self, name: str, why: str) -> None:
+    def _report_unreadable(self, name: str, why: str) -> None:
         self._report_incident("route-trouble", name, why, "deploy it again")
 
 
 def _parsed(name: str, definition: Mapping[str, Any]) -> ReadableRoute:
-    """Raises ValueError: it is another route's, or cannot be understood."""
+    """Raises ValueError: the definition is another route's, or invalid."""
     found = RouteDefinition.from_wire(definition)
     if found.key != name:
-        raise ValueError(f"it is of {found.key!r}, and stands under {name!r}")
+        raise ValueError(f"it is the definition of {found.key!r}, but is stored under {name!r}")
     return ReadableRoute(found, found.route())

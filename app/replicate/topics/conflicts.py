@@ -1,4 +1,4 @@
-"""Which routes must not run together: what stands in the control log, whoever put it there."""
+"""Finds routes in the control log that must not run together."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from app.replicate.model.route import Route
 
 
 class ConflictingRoutes(NamedTuple):
-    """Routes that must not run together, and why."""
-
     names: frozenset[str]
     message: str
     remedy: str
@@ -21,17 +19,17 @@ class ConflictingRoutes(NamedTuple):
 def conflicts(
     routes: list[Route], changed: Collection[str], other_regions: OtherRegions
 ) -> list[ConflictingRoutes]:
-    """Sets of routes that must not run together; some of them may be other regions'.
+    """Sets of routes that must not run together; some may be other regions' routes.
 
-    `changed` are the names of those that are new or changed; the others are known to be sound together. Of
-    which nothing can be proved is refused in turn: a version that could have deployed it.
-    """
+    `changed` are the names of new or changed routes; the others are known to be sound together. If nothing
+    can be proved about a route, it is refused in turn. Only another version of Switchyard can have deployed
+    it."""
     found: list[ConflictingRoutes] = []
     left = list(routes)
     try:
         while (refused := _conflict(left, changed, other_regions)) is not None:
             found.append(refused)
-            left, other_regions = _without(refused, left, other_regions)
+            left, other_regions = _drop_refused(refused, left, other_regions)
     except TooComplicated:
         found += _one_by_one(left, changed, other_regions)
     return found
@@ -53,10 +51,10 @@ def _conflict(
 def _one_by_one(
     routes: list[Route], changed: Collection[str], other_regions: OtherRegions
 ) -> list[ConflictingRoutes]:
-    """Those that are new, each beside all that are sound: what cannot be proved need not be all of them."""
+    """Checks each new route beside all sound ones, so that an unprovable route condemns no other."""
     found: list[ConflictingRoutes] = []
     sound = [route for route in routes if route.name not in changed]
-    for route in sorted((one for one in routes if one.name in changed), key=lambda one: one.name):
+    for route in sorted((new for new in routes if new.name in changed), key=lambda new: new.name):
         together = [*sound, route]
         try:
             refused = _conflict(together, {route.name}, other_regions)
@@ -67,14 +65,14 @@ def _one_by_one(
             sound = together
         else:
             found.append(refused)
-            sound, other_regions = _without(refused, together, other_regions)
+            sound, other_regions = _drop_refused(refused, together, other_regions)
     return found
 
 
-def _without(
+def _drop_refused(
     refused: ConflictingRoutes, routes: list[Route], other_regions: OtherRegions
 ) -> tuple[list[Route], OtherRegions]:
     left = [route for route in routes if route.name not in refused.names]
     return left, OtherRegions(
-        other_regions.ids, tuple(one for one in other_regions.routes if one.name not in refused.names)
+        other_regions.ids, tuple(route for route in other_regions.routes if route.name not in refused.names)
     )

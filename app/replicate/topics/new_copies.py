@@ -1,4 +1,4 @@
-"""Whether a cluster would make the topics that a new or changed route copies to: asked at its deployment."""
+"""Asks a cluster, at deployment, whether it would create the topics that a new or changed route copies to."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from app.replicate.model.route import Route
 
 
 class NewCopies(NamedTuple):
-    """Names at the destination: those that a change adds, and two of which Kafka takes one for the other."""
+    """The names that a change adds at the destination, and two of them that collide in Kafka."""
 
     names: list[str]
     twins: FoldedCopies | None
 
 
-def new_copies(route: Route, before: Route | None, there: Iterable[str]) -> NewCopies:
-    """Of the topics that are `there` at the source, and of those that the route names. What it copied
-    `before` is not new. Takes a moment where many are there."""
+def new_copies(route: Route, before: Route | None, source_topics: Iterable[str]) -> NewCopies:
+    """The new copies of the source's topics and of named topics; `before`'s copies are not new. Slow for many
+    topics."""
     known, new = set[str](), set[str]()
     has_same_target = before is not None and before.target == route.target
-    for topic in {*there, *route.names, *route.rename.names}:
+    for topic in {*source_topics, *route.names, *route.rename.names}:
         copy = route.destination(topic)
         if copy is None:
             continue
@@ -36,11 +36,12 @@ def new_copies(route: Route, before: Route | None, there: Iterable[str]) -> NewC
 
 
 async def refused_copies(client: ClusterClient, copies: Collection[str]) -> list[TopicRefused]:
-    """Those whose name the destination takes for another one's; nothing is made. Whatever else it may refuse
-    depends on settings and partitions, which are the source's then.
+    """The copies whose names collide with existing topics of the destination; creates nothing.
+
+    Other refusals depend on settings and partitions, which are known only later.
 
     Raises:
-        aiokafka.errors.KafkaError, ClusterUnreachable: it could not be asked now.
+        aiokafka.errors.KafkaError, ClusterUnreachable: The cluster does not answer now.
     """
     found = await refused(client, [TopicSpec(copy, 1, 1) for copy in copies])
-    return [one for one in found if one.code == INVALID_NAME]
+    return [refusal for refusal in found if refusal.code == INVALID_NAME]

@@ -1,8 +1,8 @@
-"""Where a route with `start: latest` begins: the ends of its source, read once, when it is first defined.
+"""Records where a route with `start: latest` begins: the ends of its source when it is first defined.
 
-What was there then is somebody else's to copy; what came since is copied, and topics and partitions that are
-found later from their first record on. It stands in the control log (`app.controllog.events.StartRecorded`),
-so that neither an edit of the definition nor another leader moves it.
+Earlier records are not copied. Later ones are, and topics and partitions that are found later are copied from
+their first record on. The control log keeps the ends (`app.controllog.events.StartRecorded`), so neither an
+edit of the definition nor another leader moves them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from app.controllog.state import ControlState
 from app.kafka.client.cluster import LATEST, READ_COMMITTED, ClusterClient
 from app.kernel.clock import now_ms
 
-TRIES, RETRY_S = 20, 0.25  # a partition in the making has no leader yet
+TRIES, RETRY_S = 20, 0.25  # a new partition has no leader yet
 PART_BYTES = 300_000  # of an event, roughly
 TOPIC_BYTES, OFFSET_BYTES = 300, 20  # at most
 NOT_KNOWN = -1
@@ -25,11 +25,11 @@ Partition = tuple[str, int]
 
 
 async def read_ends(client: ClusterClient, partitions: Collection[Partition]) -> dict[Partition, int]:
-    """The end of each as one reads who reads what is committed; without those whose leader does not answer
+    """The end of each partition for a reader of committed records, without those whose leader does not answer
     for five seconds.
 
     Raises:
-        ClusterUnreachable, KafkaError.
+        ClusterUnreachable, KafkaError: The cluster does not answer, or refuses.
     """
     ends: dict[Partition, int] = {}
     for _ in range(TRIES):
@@ -41,17 +41,16 @@ async def read_ends(client: ClusterClient, partitions: Collection[Partition]) ->
 
 
 def lacks_beginning(view: ControlState, name: str, start: str) -> bool:
-    """Whether it has to be recorded where the route begins."""
     return start == "latest" and name in view.routes and not view.start_parts_of(name)
 
 
 async def beginning_of(client: ClusterClient, put: RoutePut, sizes: Mapping[str, int]) -> list[StartRecorded]:
-    """To be written down for the route's deployment: `sizes` are the partitions of its topics.
+    """The events that record where a route begins. `sizes`: the partitions of its topics.
 
     Raises:
-        ClusterUnreachable, KafkaError: it cannot be known now.
+        ClusterUnreachable, KafkaError: It cannot be known now.
     """
-    # Read before any offset: should a topic be made anew in between, its ends are seen to be of another.
+    # Read before any offset: if a topic is recreated in between, its ends are known to be another's.
     ids = await client.topic_ids(sizes) if sizes else {}
     ends = await read_ends(client, [(topic, at) for topic, count in sizes.items() for at in range(count)])
     parts: list[dict[str, StartOffsets]] = [{}]
@@ -73,12 +72,12 @@ async def beginning_of(client: ClusterClient, put: RoutePut, sizes: Mapping[str,
     ]  # fmt: skip
 
 
-def not_known(begun: Collection[StartRecorded]) -> list[str]:
-    """The partitions whose end was not to be known, for people."""
+def not_known(starts: Collection[StartRecorded]) -> list[str]:
+    """The partitions without a known end, for messages."""
     return [
         f"{topic}-{at}"
-        for one in begun
-        for topic, position in one.others.items()
+        for start in starts
+        for topic, position in start.others.items()
         for at, offset in enumerate(position.offsets)
         if offset < 0
     ]

@@ -1,8 +1,8 @@
-"""The topics that routes copy to: planned by `app.replicate.model.destination_topic`, and made as planned.
+"""Creates and configures destination topics as `app.replicate.model.destination_topic` plans them.
 
-A topic is fit, and its copying may begin, once nothing is left to do and nothing blocks it. What a cluster
-refuses to do is told in its words, and planned without: so it is known whether the topic is fit all the same.
-It is tried again every `TOPIC_RETRY_INTERVAL_S`.
+A topic is fit, and copying to it may begin, once nothing is left to do and nothing blocks it. If a cluster
+refuses a change, its words are reported and the topic is planned without the change, because it may be fit
+without it. The change is tried again every `TOPIC_RETRY_INTERVAL_S`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 TOPIC_RETRY_INTERVAL_S = 60.0
 CLUSTER_RETRY_INTERVAL_S = 2.0
-TOPICS_PER_TURN = 100  # topics planned before the loop is given back: each takes a tenth of a millisecond
+TOPICS_PER_TURN = 100  # planned before other tasks run; each takes a tenth of a millisecond
 
 TargetTopic = tuple[str, str]  # cluster and topic
 RoutesWithNames = Mapping[str, tuple[RouteDefinition, Mapping[str, str]]]  # with the copies' names, by topic
@@ -49,13 +49,13 @@ REFUSED = {
     "partitions": "could not be given more partitions",
     "configuration": "could not be configured",
 }
-AGAIN = "it is tried again every minute"
+RETRIES = "the worker retries every minute"
 PERMISSIONS = {"create": "Create", "partitions": "Alter", "configuration": "AlterConfigs"}
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """A destination topic: all that is copied to it, and what may be done to it."""
+    """A destination topic: everything that is copied to it, and the changes that are allowed."""
 
     sources: set[TargetTopic] = field(default_factory=set)
     routes: set[str] = field(default_factory=set)
@@ -65,22 +65,22 @@ class _Wanted:
     def add(self, definition: RouteDefinition, topic: str) -> None:
         self.sources.add((definition.spec.source, topic))
         self.routes.add(definition.key)
-        one, other = definition.topic_sync(), self.sync
-        if other is not None:
-            one = TopicSync(
-                one.create and other.create,
-                one.partitions and other.partitions,
-                one.configuration and other.configuration,
-                frozenset(one.leave) | frozenset(other.leave),
-                min(one.smaller, other.smaller, key=STRICTEST.index),
+        sync, earlier = definition.topic_sync(), self.sync
+        if earlier is not None:
+            sync = TopicSync(
+                sync.create and earlier.create,
+                sync.partitions and earlier.partitions,
+                sync.configuration and earlier.configuration,
+                frozenset(sync.leave) | frozenset(earlier.leave),
+                min(sync.smaller, earlier.smaller, key=STRICTEST.index),
             )
-        self.sync = one
+        self.sync = sync
         self.replication = max(definition.spec.sync.replication or 0, self.replication or 0) or None
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a plan was made of."""
+    """The input of a plan."""
 
     sources: Mapping[str, TopicState]
     present: TopicState | None
@@ -89,7 +89,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """When, what it was, and the remedy."""
+    """A refused change: when, why, and the remedy."""
 
     at_s: float
     why: str
@@ -97,7 +97,7 @@ class _Refused:
 
 
 class DestinationTopics:
-    """See the module. `topics` is what is known of clusters."""
+    """The destination topics of all routes. `topics`: the inventories of the clusters."""
 
     def __init__(
         self, topics: Mapping[str, ClusterTopics], clusters: DataClusters, report_incident: ReportIncident
@@ -110,37 +110,34 @@ class DestinationTopics:
         self._plans: dict[TargetTopic, tuple[_Look, TopicPlan]] = {}
         self._to_do: defaultdict[str, dict[str, TopicPlan]] = defaultdict(dict)
         self._refused: dict[tuple[TargetTopic, str], _Refused] = {}
-        self._doing: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._done_s: dict[str, float] = {}
         self._fit: dict[TargetTopic, int] = {}
         self._stamp: object = None
         self._planning: asyncio.Task[None] | None = None
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def forget(self) -> None:
-        """What was planned is looked at anew."""
         self._plans, self._fit, self._stamp = {}, {}, None
 
     def of(self, cluster: str) -> Set[str]:
-        """Every topic of `cluster` that is copied to."""
         return self._of.get(cluster, frozenset())
 
     def fit(self, target: TargetTopic) -> int:
-        """Copying to so many of its partitions may begin."""
+        """The number of its partitions to which copying may begin."""
         return self._fit.get(target, 0)
 
     def plan(self, target: TargetTopic) -> TopicPlan | None:
-        """What is to be done to it; None: that is not known yet."""
         found = self._plans.get(target)
         return None if found is None else found[1]
 
     def state_of(self, target: TargetTopic) -> tuple[str, str]:
-        """Whether it is copied to, being prepared or blocked, and why, for people."""
+        """The topic's state (copied, preparing or blocked), and the reason for people."""
         plan = self.plan(target)
         if self._denied(target):
             return "blocked", lacks(self._clusters.specs[target[0]], "topic", target[1], "Describe")
         if plan is None:
-            return "preparing", "not looked at yet"
+            return "preparing", "not planned yet"
         if plan.blocked:
             return "blocked", "; ".join(plan.blocked)
         if plan.create is not None:
@@ -149,28 +146,30 @@ class DestinationTopics:
             return "preparing", f"to be given {plan.expand_to} partitions"
         if plan.alter:
             return "preparing", f"to be configured: {', '.join(sorted(plan.alter))}"
-        return "copied", "; ".join(plan.told)
+        return "copied", "; ".join(plan.notes)
 
     def _denied(self, target: TargetTopic) -> bool:
-        there = self._topics.get(target[0])
-        return there is not None and target[1] in there.denied
+        topics = self._topics.get(target[0])
+        return topics is not None and target[1] in topics.denied
 
     def reconcile(self, routes: RoutesWithNames, unknown: Collection[str]) -> asyncio.Task[None] | None:
-        """Begins to plan what changed, if anything did, or to make what was planned. Into the clusters
-        `unknown` something is copied of which nothing is known."""
+        """Plans changed topics, or carries plans out. `unknown`: clusters with copies of a source not known
+        yet."""
         if self._planning is not None and not self._planning.done():
             return self._planning
         now_s = time.monotonic()
-        off = {key for key, refused in self._refused.items() if now_s - refused.at_s < TOPIC_RETRY_INTERVAL_S}
+        resting = {
+            key for key, refused in self._refused.items() if now_s - refused.at_s < TOPIC_RETRY_INTERVAL_S
+        }
         stamp = (
             [(name, definition, copies) for name, (definition, copies) in routes.items()],
             {name: topics.version for name, topics in self._topics.items()},
             set(unknown),
-            off,
+            resting,
         )
         if stamp != self._stamp:
             self._stamp = stamp
-            self._planning = asyncio.get_running_loop().create_task(self._plan_all(routes, unknown, off))
+            self._planning = asyncio.get_running_loop().create_task(self._plan_all(routes, unknown, resting))
             return self._planning
         self._start_round()
         return None
@@ -187,15 +186,15 @@ class DestinationTopics:
         self._fit = {target: count for target, count in self._fit.items() if target in wanted}
 
     async def _plan_all(
-        self, routes: RoutesWithNames, unknown: Collection[str], off: Collection[tuple[TargetTopic, str]]
+        self, routes: RoutesWithNames, unknown: Collection[str], resting: Collection[tuple[TargetTopic, str]]
     ) -> None:
         self._gather(routes)
         for number, (target, wanted) in enumerate(self._wanted.items()):
             if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
                 await asyncio.sleep(0)
-            look = self._seen(target, wanted, self._refused_of(target), target[0] in unknown)
+            look = self._look_at(target, wanted, self._refused_of(target), target[0] in unknown)
             if look is None:
-                continue  # not described yet: what was planned before stays
+                continue  # not described yet, so the earlier plan stays
             before = self._plans.get(target)
             if before is not None and before[0] == look:
                 continue
@@ -207,44 +206,46 @@ class DestinationTopics:
         for number, (target, (look, plan)) in enumerate(list(self._plans.items())):
             if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
                 await asyncio.sleep(0)
-            if again := {what for what in self._refused_of(target) if (target, what) not in off}:
-                plan = self._tried_again(target, look, again)  # noqa: PLW2901 - what is told stays as it is
+            if retried := {action for action in self._refused_of(target) if (target, action) not in resting}:
+                plan = self._plan_retry(target, look, retried)  # noqa: PLW2901 - `_plans` keeps the reported plan
             if plan.changes:
                 self._to_do[target[0]][target[1]] = plan
         self._report_all()
         self._start_round()
 
     def _refused_of(self, target: TargetTopic) -> dict[str, _Refused]:
-        return {what: found for what in REFUSED if (found := self._refused.get((target, what))) is not None}
+        return {
+            action: found for action in REFUSED if (found := self._refused.get((target, action))) is not None
+        }
 
-    def _tried_again(self, target: TargetTopic, look: _Look, again: Collection[str]) -> TopicPlan:
-        """What is to be done when what was refused is to be done, too; what need not be is forgotten."""
+    def _plan_retry(self, target: TargetTopic, look: _Look, retried: Collection[str]) -> TopicPlan:
+        """The plan with the refused changes; forgets refusals of changes that are no longer needed."""
         sync, wanted = look.sync, self._wanted[target].sync or look.sync
         plan = plan_topic(
             look.sources,
             look.present,
             replace(
                 sync,
-                create=sync.create or (wanted.create and "create" in again),
-                partitions=sync.partitions or (wanted.partitions and "partitions" in again),
-                configuration=sync.configuration or (wanted.configuration and "configuration" in again),
+                create=sync.create or (wanted.create and "create" in retried),
+                partitions=sync.partitions or (wanted.partitions and "partitions" in retried),
+                configuration=sync.configuration or (wanted.configuration and "configuration" in retried),
             ),
         )
         to_do = {"create": plan.create, "partitions": plan.expand_to, "configuration": plan.alter}
-        for what in again:
-            if not to_do[what]:
-                del self._refused[target, what]
+        for action in retried:
+            if not to_do[action]:
+                del self._refused[target, action]
         return plan
 
-    def _seen(
+    def _look_at(
         self, target: TargetTopic, wanted: _Wanted, refused: Mapping[str, _Refused], unknown: bool
     ) -> _Look | None:
         cluster, topic = target
-        there = self._topics.get(cluster)
-        if there is None or not there.listed or not there.knows(topic) or wanted.sync is None:
+        topics = self._topics.get(cluster)
+        if topics is None or not topics.listed or not topics.knows(topic) or wanted.sync is None:
             return None
-        if topic in there.denied:
-            return None  # whether it exists is not known; what is copied to it goes on
+        if topic in topics.denied:
+            return None  # whether it exists is not known; copying to it continues
         sources: dict[str, TopicState] = {}
         for source, name in sorted(wanted.sources):
             state = self._topics[source].state(name)
@@ -252,8 +253,8 @@ class DestinationTopics:
                 return None
             sources[f"{name} in {source}"] = state
             unknown = unknown or name in self._topics[source].troubles
-        present = there.state(topic)
-        if present is None and topic in there.sizes:
+        present = topics.state(topic)
+        if present is None and topic in topics.sizes:
             return None
         sync = replace(
             wanted.sync,
@@ -262,48 +263,50 @@ class DestinationTopics:
             partitions=wanted.sync.partitions and "partitions" not in refused,
             configuration=wanted.sync.configuration
             and "configuration" not in refused
-            and topic not in there.troubles,
-            refused={what: f"{found.why}; {found.remedy}" for what, found in refused.items()},
+            and topic not in topics.troubles,
+            refused={action: f"{found.why}; {found.remedy}" for action, found in refused.items()},
         )
         return _Look(sources, present, sync)
 
-    # -- making it so ------------------------------------------------------------------------------
+    # -- carrying out plans ------------------------------------------------------------------------
 
     def _start_round(self) -> None:
         for cluster, plans in self._to_do.items():
-            doing = self._doing.get(cluster)
-            # Not before what was done last could be seen: it would be done again.
-            seen = self._topics[cluster].read_at_s > self._done_s.get(cluster, float("-inf"))
-            if seen and (doing is None or doing.done()):
-                self._doing[cluster] = asyncio.get_running_loop().create_task(self._do(cluster, dict(plans)))
+            running = self._running.get(cluster)
+            # Not before the cluster was read since the last changes, which would be made again.
+            is_read = self._topics[cluster].read_at_s > self._done_s.get(cluster, float("-inf"))
+            if is_read and (running is None or running.done()):
+                self._running[cluster] = asyncio.get_running_loop().create_task(
+                    self._carry_out(cluster, dict(plans))
+                )
 
-    async def _do(self, cluster: str, plans: Mapping[str, TopicPlan]) -> None:
+    async def _carry_out(self, cluster: str, plans: Mapping[str, TopicPlan]) -> None:
         try:
             client = (await self._clusters.get(cluster)).client
-            async for what, tried, refused in self._steps(client, plans):
+            async for action, tried, refused in self._steps(client, plans):
                 for topic in tried:
-                    self._refused.pop(((cluster, topic), what), None)
+                    self._refused.pop(((cluster, topic), action), None)
                     if topic in refused:
-                        self._refused[(cluster, topic), what] = self._told_of(
-                            client, topic, what, refused[topic]
+                        self._refused[(cluster, topic), action] = self._refusal(
+                            client, topic, action, refused[topic]
                         )
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
-            log.warning("topics of a destination wait to be made", cluster=cluster, error=repr(error))
+            log.warning("destination topics could not be changed yet", cluster=cluster, error=repr(error))
             await asyncio.sleep(CLUSTER_RETRY_INTERVAL_S)
         except Exception:
-            log.exception("topics of a destination could not be made and are tried again", cluster=cluster)
+            log.exception("destination topics could not be changed; the worker retries", cluster=cluster)
             await asyncio.sleep(CLUSTER_RETRY_INTERVAL_S)
         self._topics[cluster].forget(plans)
         self._done_s[cluster] = time.monotonic()
-        self._stamp = None  # what was refused is told, also when it is tried again
+        self._stamp = None  # plan again, so that refusals are reported
 
-    def _told_of(self, client: ClusterClient, topic: str, what: str, error: KafkaError) -> _Refused:
-        remedy = f"do it by hand: {AGAIN}"
+    def _refusal(self, client: ClusterClient, topic: str, action: str, error: KafkaError) -> _Refused:
+        remedy = f"do it by hand ({RETRIES})"
         if isinstance(error, AUTHORISATION):
-            remedy = f"{allow(client.spec, 'topic', topic, PERMISSIONS[what])}, or {remedy}"
+            remedy = f"{allow(client.spec, 'topic', topic, PERMISSIONS[action])}, or {remedy}"
         elif isinstance(error, TopicRefused):
-            remedy = f"{RENAME if error.code == INVALID_NAME else error.remedy}: {AGAIN}"
-        return _Refused(time.monotonic(), f"{REFUSED[what]}: {error}", remedy)
+            remedy = f"{RENAME if error.code == INVALID_NAME else error.remedy} ({RETRIES})"
+        return _Refused(time.monotonic(), f"{REFUSED[action]}: {error}", remedy)
 
     async def _steps(
         self, client: ClusterClient, plans: Mapping[str, TopicPlan]
@@ -319,9 +322,9 @@ class DestinationTopics:
                 leave = () if wanted is None or wanted.sync is None else wanted.sync.leave
                 safe = {name: value for name, value in safe.items() if replication > 2 and name not in leave}
                 specs.append(TopicSpec(topic, partitions, replication, {**safe, **config}))
-            made, refused = await create(client, specs)
+            created, refused = await create(client, specs)
             yield "create", new, refused
-            topics.grown({spec.name: spec.partitions for spec in specs if spec.name in made})
+            topics.grown({spec.name: spec.partitions for spec in specs if spec.name in created})
         more = {topic: plan.expand_to for topic, plan in plans.items() if plan.expand_to is not None}
         refused = await expand(client, more)
         yield "partitions", more, refused
@@ -329,17 +332,17 @@ class DestinationTopics:
         settings = {topic: plan.alter for topic, plan in plans.items() if plan.alter}
         yield "configuration", settings, await _alter(client, settings)
         if new or more or settings:
-            log.info("topics of a destination were made as planned", cluster=cluster, created=sorted(new),
+            log.info("destination topics were created and configured", cluster=cluster, created=sorted(new),
                      expanded=more, configured=settings)  # fmt: skip
 
     def _report_all(self) -> None:
-        told: dict[tuple[str, str], tuple[str, str]] = {}
+        reports: dict[tuple[str, str], tuple[str, str]] = {}  # (route, message) -> (kind, remedy)
         self._refused = {key: refused for key, refused in self._refused.items() if key[0] in self._wanted}
-        for ((cluster, topic), what), refused in self._refused.items():
-            if what == "configuration":  # the others block it, which is told below
-                said = f"topic {topic} in {cluster} {refused.why}"
-                told |= {
-                    (name, said): ("route-topic", refused.remedy)
+        for ((cluster, topic), action), refused in self._refused.items():
+            if action == "configuration":  # the other refusals block the topic, which is reported below
+                text = f"topic {topic} in {cluster} {refused.why}"
+                reports |= {
+                    (name, text): ("route-topic", refused.remedy)
                     for name in self._wanted[cluster, topic].routes
                 }
         for target, (_, plan) in self._plans.items():
@@ -347,34 +350,37 @@ class DestinationTopics:
                 where = f"topic {target[1]} in {target[0]}"
                 for why in plan.blocked:
                     message, _, remedy = why.rpartition("; ")
-                    told[name, f"nothing new is copied to {where}: {message}"] = ("route-blocked", remedy)
-                for odd in plan.told:
-                    told[name, f"{where}: {odd}"] = ("route-topic", "nothing to do, unless that matters")
+                    reports[name, f"nothing new is copied to {where}: {message}"] = ("route-blocked", remedy)
+                for note in plan.notes:
+                    reports[name, f"{where}: {note}"] = (
+                        "route-topic",
+                        "no action is needed, unless this matters",
+                    )
         for (cluster, topic), wanted in self._wanted.items():
             if self._denied((cluster, topic)):
                 spec = self._clusters.specs[cluster]
                 remedy = grant(spec, "topic", topic, "Read", "Write", "Describe")
                 for name in wanted.routes:
-                    told[name, f"nothing new is copied there: {lacks(spec, 'topic', topic, 'Describe')}"] = (
+                    reports[name, f"nothing new is copied: {lacks(spec, 'topic', topic, 'Describe')}"] = (
                         "route-blocked", remedy,
                     )  # fmt: skip
-            for source, one in sorted(wanted.sources):
-                if unread := self._topics[source].troubles.get(one):
-                    remedy = grant(self._clusters.specs[source], "topic", one, "DescribeConfigs")
-                    said = f"the copy does not follow settings of topic {one} in {source}: {unread}"
-                    told |= {(name, said): ("route-topic", remedy) for name in wanted.routes}
+            for source, source_topic in sorted(wanted.sources):
+                if trouble := self._topics[source].troubles.get(source_topic):
+                    remedy = grant(self._clusters.specs[source], "topic", source_topic, "DescribeConfigs")
+                    text = f"the copy does not follow settings of topic {source_topic} in {source}: {trouble}"
+                    reports |= {(name, text): ("route-topic", remedy) for name in wanted.routes}
         for cluster, topics in self._topics.items():
             for topic, why in topics.troubles.items():
                 known = self._wanted.get((cluster, topic))
                 for name in known.routes if known else ():
                     remedy = grant(self._clusters.specs[cluster], "topic", topic, "DescribeConfigs")
-                    told[name, f"topic {topic} in {cluster} is taken as it is: {why}"] = (
+                    reports[name, f"topic {topic} in {cluster} keeps its settings: {why}"] = (
                         "route-topic", remedy,
                     )  # fmt: skip
-        for (name, message), (kind, remedy) in told.items():
-            if (name, message) not in self._told:
+        for (name, message), (kind, remedy) in reports.items():
+            if (name, message) not in self._reported:
                 self._report_incident(kind, name, message, remedy)
-        self._told = set(told)
+        self._reported = set(reports)
 
 
 async def _alter(
@@ -383,4 +389,4 @@ async def _alter(
     try:
         return await alter(client, settings)
     except NotImplementedError:  # brokers before Kafka 2.3
-        return {topic: KafkaError("its brokers are too old for it") for topic in settings}
+        return {topic: KafkaError("the cluster's brokers are too old for it") for topic in settings}

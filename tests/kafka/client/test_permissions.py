@@ -247,8 +247,8 @@ async def test_each_permission_missing_for_a_destination_is_named_with_its_grant
         """Runs the leader until it reports the missing permission, then grants it."""
         name, acls = OPERATIONS[operation], here if cluster == "east" else there
         said = f"User:{USER} lacks {name} on topic {orders} in {cluster}"
-        await two.rounds(lambda _: any(said in message for _, _, message, _ in two.told), said)
-        (remedy,) = {remedy for _, _, message, remedy in two.told if said in message}
+        await two.rounds(lambda _: any(said in message for _, _, message, _ in two.incidents), said)
+        (remedy,) = {remedy for _, _, message, remedy in two.incidents if said in message}
         assert f"--operation {name}" in remedy
         assert f"--topic {orders}" in remedy
         await acls.allow(USER, TOPIC, orders, operation)
@@ -297,19 +297,19 @@ async def test_destination_without_alter_permission_is_copied_to_unless_the_rout
         await administered.acls(AWAY).allow(USER, TOPIC, orders, READ, WRITE, DESCRIBE_CONFIGS)
         await two.deploy(**({"sync": {"onSmallerLimits": smaller}} if smaller else {}))
         kind = "route-blocked" if smaller else "route-topic"
-        said = {"max.message.bytes is 3000: larger", f"{NEWEST} is 3600000: records of the future"}
+        said = {"max.message.bytes is 3000: larger", f"{NEWEST} is 3600000: records from the future"}
 
         def are_reported(jobs: dict[str, set[int]]) -> bool:
-            messages = [message for told, _, message, _ in two.told if told == kind]
+            messages = [message for told, _, message, _ in two.incidents if told == kind]
             return all(any(one in message for message in messages) for one in said) and bool(jobs) == (
                 smaller is None
             )
 
         await two.rounds(are_reported)
         assert await two.jobs() == ({} if smaller else {"mirror orders": {0}})
-        assert any("lacks AlterConfigs on topic" in message for _, _, message, _ in two.told)
+        assert any("lacks AlterConfigs on topic" in message for _, _, message, _ in two.incidents)
         if smaller:
-            assert any("sync.onSmallerLimits: divide" in remedy for _, _, _, remedy in two.told)
+            assert any("sync.onSmallerLimits: divide" in remedy for _, _, _, remedy in two.incidents)
             await two.deploy()
             await two.until({"mirror orders": {0}})
     finally:
@@ -329,7 +329,7 @@ async def test_each_permission_missing_for_a_workload_is_named_and_it_begins_onc
 
     async def told(said: str) -> str:
         """Rounds of the leader until it is; the remedy."""
-        while not (found := [one[3] for one in two.told if f"User:{READER} lacks {said}" in one[2]]):
+        while not (found := [one[3] for one in two.incidents if f"User:{READER} lacks {said}" in one[2]]):
             assert job not in await two.catalog.jobs()
         return found[0]
 

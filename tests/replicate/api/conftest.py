@@ -1,4 +1,4 @@
-"""A console over a runtime fed by hand."""
+"""A console over a runtime that tests feed by hand."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_routes_are_planned_deployed_exported_and_pruned_like_workloads(shell: S
     assert isinstance(shell.fed.control.appended[-1], RouteDeleted)
 
 
-def test_a_loop_is_told_with_exit_code_3_in_files_and_5_with_what_runs(shell: Shell) -> None:
+def test_a_loop_ends_with_exit_code_3_within_files_and_5_with_running_routes(shell: Shell) -> None:
     ended = shell("config", "validate", "-f", shell.file(route(), route("back", "west", "east")))
     assert ended.returncode == 3
     assert "would loop: orders: west -> east (route back) -> west (route mirror)" in ended.stderr
@@ -55,7 +55,7 @@ def test_a_loop_is_told_with_exit_code_3_in_files_and_5_with_what_runs(shell: Sh
     assert not shell.fed.control.appended
 
 
-def test_an_unknown_cluster_is_told_with_those_there_are(shell: Shell) -> None:
+def test_an_unknown_cluster_is_reported_with_the_known_ones(shell: Shell) -> None:
     ended = shell("config", "plan", "-f", shell.file(route("mirror", "nowhere-at-all", "west")))
     assert (ended.returncode, "known: east, west" in ended.stderr) == (3, True), ended.stderr
 
@@ -74,7 +74,7 @@ def test_a_route_is_described_with_its_topics_those_it_leaves_out_and_its_jobs(s
     assert (row["name"], row["lag_messages"], row["copied"]) == ("mirror", 30, 7)
     shown = shell("route", "describe", "mirror")
     assert shown.returncode == 0, shown.stderr
-    for part in ("east -> west: orders.*", "except: orders.test", "1 others of east are not meant",
+    for part in ("east -> west: orders.*", "except: orders.test", "1 others of east match no entry",
                  "excluded by 'orders.test'", "worker-a", "\\x1b[31mred"):  # fmt: skip
         assert part in shown.stdout, shown.stdout
     assert "\x1b" not in shown.stdout
@@ -84,11 +84,11 @@ def test_a_route_is_described_with_its_topics_those_it_leaves_out_and_its_jobs(s
     assert shell("route", "describe", "a/b").returncode == 2
 
 
-def test_what_changes_a_route_is_a_dry_run_until_told(shell: Shell) -> None:
+def test_commands_that_change_a_route_are_dry_runs_without_execute(shell: Shell) -> None:
     flowing_route(shell)
     for arguments in (("pause", "mirror"), ("add-topic", "mirror", "x"), ("drop-topic", "mirror", "orders")):
         assert "dry run" in shell("route", *arguments).stderr
-        assert shell("route", *arguments, "--execute").returncode == 5  # nobody is there to answer
+        assert shell("route", *arguments, "--execute").returncode == 5  # the prompt gets no answer
     assert not shell.fed.control.appended
     done = shell("route", "add-topic", "mirror", "x", "--execute", "--yes", "-o", "json")
     assert json.loads(done.stdout)["done"] == "x: added to topics"
@@ -96,15 +96,15 @@ def test_what_changes_a_route_is_a_dry_run_until_told(shell: Shell) -> None:
     assert "orders: added to exclude" in done.stdout, done.stderr
     assert shell("route", "pause", "mirror", "--execute", "--yes").returncode == 0
     assert shell.fed.control.view.paused == {"mirror": {-1}}
-    assert "it was so before" in shell("route", "pause", "mirror", "--execute", "--yes").stderr
+    assert "nothing has changed" in shell("route", "pause", "mirror", "--execute", "--yes").stderr
     assert shell("route", "resume", "mirror", "--execute", "--yes").returncode == 0
     assert not shell.fed.control.view.paused
 
 
-def test_a_route_is_deleted_once_it_is_said_and_its_copies_stay(shell: Shell) -> None:
+def test_a_route_is_deleted_only_with_execute_and_its_copies_stay(shell: Shell) -> None:
     flowing_route(shell)
     assert "its copies stay; dry run" in shell("route", "delete", "mirror").stderr
-    assert shell("route", "delete", "mirror", "--execute").returncode == 5, "nobody is there to answer"
+    assert shell("route", "delete", "mirror", "--execute").returncode == 5, "the prompt gets no answer"
     assert not shell.fed.control.appended
     done = shell("route", "delete", "mirror", "--execute", "--yes")
     assert (done.returncode, "route mirror is deleted" in done.stderr) == (0, True), done.stderr
@@ -113,10 +113,10 @@ def test_a_route_is_deleted_once_it_is_said_and_its_copies_stay(shell: Shell) ->
     assert shell("route", "delete", "mirror", "--execute", "--yes").returncode == 4
 
 
-def test_what_cannot_be_copied_is_shown_and_skipped_by_command(shell: Shell) -> None:
+def test_offsets_that_cannot_be_copied_are_shown_and_skipped_by_command(shell: Shell) -> None:
     fed = shell.fed
     pump = acting(fed)
-    told = CopyingStatus(
+    status = CopyingStatus(
         halted="a gap",
         stuck=(10, 12),
         encoded=1,
@@ -129,10 +129,10 @@ def test_what_cannot_be_copied_is_shown_and_skipped_by_command(shell: Shell) -> 
         destination_losses=7,
         barrier=(10, 11, 1),
     )
-    fed.observe(beat(flowing(copying(0), delivered=4, copying=told), flowing(copying(1)), url=fed.url))
+    fed.observe(beat(flowing(copying(0), delivered=4, copying=status), flowing(copying(1)), url=fed.url))
     shown = shell("route", "describe", "mirror").stdout
     for part in ("halted: orders-0: a gap", "stuck: route skip mirror orders 0 10 12", "10 -> 11", "75%",
-                 "4 records, 1 of them in batches encoded anew; 3 left out",
+                 "4 records, 1 of them in batches encoded again; 3 left out",
                  "since copying began: 5 offsets, the last found missing 1970-01-01 00:00:07 UTC",
                  "4 records as they were sent, 0 that differ; 6 could not be",
                  "2 times a partition of the source, 7 times one of the destination"):  # fmt: skip
@@ -148,20 +148,20 @@ def test_what_cannot_be_copied_is_shown_and_skipped_by_command(shell: Shell) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
-    [((), "say where to, once"), (("--earliest", "--latest"), "say where to, once"),
+    ("arguments", "expected"),
+    [((), "give one of --earliest"), (("--earliest", "--latest"), "give one of --earliest"),
      (("--latest", "--partition", "0"), "name it with --topic"),
-     (("--to-offset", "5", "--topic", "orders"), "--to-offset is of one partition")],
+     (("--to-offset", "5", "--topic", "orders"), "--to-offset needs one partition")],
 )  # fmt: skip
-def test_a_reset_that_does_not_say_where_to_is_a_mistake_in_the_command(
-    shell: Shell, arguments: tuple[str, ...], told: str
+def test_a_reset_without_a_target_position_is_a_usage_error(
+    shell: Shell, arguments: tuple[str, ...], expected: str
 ) -> None:
     flowing_route(shell)
     done = shell("route", "reset", "mirror", *arguments)
-    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, expected in done.stderr) == (2, True), done.stderr
 
 
-def test_what_was_reset_before_a_later_topic_failed_is_told() -> None:
+def test_a_reset_that_fails_reports_the_topics_that_were_reset_before() -> None:
     class Client:
         def ask(self, _method: str, _path: str, body: dict[str, Any]) -> Any:
             if body["topic"] == "b":
@@ -170,8 +170,8 @@ def test_what_was_reset_before_a_later_topic_failed_is_told() -> None:
 
     client: Any = Client()
     foreseen = {"partitions": [{"topic": topic, "partition": 0, "to": 0} for topic in "abc"]}
-    told = _reset_as_foreseen(client, "/routes/r/reset", foreseen)
-    assert (told["done"], [row["done"] for row in told["partitions"]]) == (2, [True, False, True])
-    assert told["partitions"][1]["why"] == "no worker answers"
+    result = _reset_as_foreseen(client, "/routes/r/reset", foreseen)
+    assert (result["done"], [row["done"] for row in result["partitions"]]) == (2, [True, False, True])
+    assert result["partitions"][1]["why"] == "no worker answers"
     with pytest.raises(CommandFailure, match="no worker"):
         _reset_as_foreseen(client, "/routes/r/reset", {"partitions": foreseen["partitions"][1:]})

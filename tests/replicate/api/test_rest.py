@@ -17,7 +17,7 @@ PATH = "/api/v1/routes/mirror"
 
 
 def listed(fed: FakeRuntime, cluster: str, **sizes: int) -> None:
-    """The leader has listed these topics."""
+    """Sets the leader's list of topics."""
     topics = fed.catalog.routes._topics[cluster]
     topics.update_sizes({name.replace("_", "."): count for name, count in sizes.items()}, 0.0)
     topics.listed_at_s = time.monotonic()
@@ -69,14 +69,14 @@ def test_a_loop_is_refused_with_the_loop_spelled_out_and_so_are_copies_that_come
     assert set(console.fed.control.view.routes) == {"mirror", "back"}
 
 
-def test_a_cluster_that_there_is_not_is_refused_with_those_there_are(console: Console) -> None:
+def test_an_unknown_cluster_is_refused_with_the_known_ones(console: Console) -> None:
     answer = console.ask("PUT", PATH, route("mirror", "nowhere-at-all", "west"))
     assert answer.status == 422
     (problem,) = answer.json["errors"]
     assert (problem["field"], problem["remedy"]) == ("spec.from", "known: east, west")
 
 
-def test_a_topic_more_or_less_is_one_entry_and_it_is_said_which(console: Console) -> None:
+def test_adding_or_removing_a_topic_changes_one_entry_and_names_it(console: Console) -> None:
     console.ask("PUT", PATH, route("mirror", "east", "west", "orders", "pay.*"))
     foreseen = console.ask("PUT", f"{PATH}/topics/refunds?dry_run=true")
     assert (foreseen.json["done"], foreseen.json["dry_run"]) == ("refunds: added to topics", True)
@@ -93,7 +93,7 @@ def test_a_topic_more_or_less_is_one_entry_and_it_is_said_which(console: Console
     assert console.ask("PUT", "/api/v1/routes/none/topics/x").status == 404
 
 
-def test_the_last_topic_is_not_taken_out(console: Console) -> None:
+def test_the_last_topic_is_not_removed(console: Console) -> None:
     console.ask("PUT", PATH, route())
     answer = console.ask("DELETE", f"{PATH}/topics/orders")
     assert (answer.status, "delete the route, or pause it" in answer.json["detail"]) == (409, True)
@@ -106,8 +106,8 @@ def test_pausing_and_resuming_are_events_of_all_of_the_route(console: Console) -
     assert not console.ask("POST", f"{PATH}/pause").json["changed"]
     assert console.ask("POST", f"{PATH}/resume").json["changed"]
     assert not console.ask("GET", PATH).json["status"]["paused"]
-    told = [event for event in console.fed.control.appended if isinstance(event, Paused)]
-    assert {(event.key, event.partition) for event in told} == {("mirror", ALL)}
+    pauses = [event for event in console.fed.control.appended if isinstance(event, Paused)]
+    assert {(event.key, event.partition) for event in pauses} == {("mirror", ALL)}
 
 
 def test_lag_and_troubles_are_summed_and_what_ended_is_not_counted(console: Console) -> None:
@@ -125,9 +125,9 @@ def test_lag_and_troubles_are_summed_and_what_ended_is_not_counted(console: Cons
     assert fleet["jobs"] == 2
 
 
-def told_copying(**more: Any) -> JobStatus:
-    """A replica that says all there is to say."""
-    told = CopyingStatus(
+def copying_job(**more: Any) -> JobStatus:
+    """The status of a replica with a value in every field."""
+    status = CopyingStatus(
         encoded=2,
         left_out=3,
         lost=5,
@@ -142,14 +142,14 @@ def told_copying(**more: Any) -> JobStatus:
         barrier=(10, 11, 1_000),
         **more,
     )
-    return flowing(copying(0), delivered=8, copying=told)
+    return flowing(copying(0), delivered=8, copying=status)
 
 
-def test_what_became_of_the_copies_is_told_by_partition_and_summed(console: Console) -> None:
+def test_the_counts_of_copies_are_shown_by_partition_and_as_sums(console: Console) -> None:
     fed = console.fed
     fed.apply(put_route(route()), assigned(copying(0)), assigned(copying(1)))
     quiet = flowing(copying(1), delivered=2, copying=CopyingStatus(rate=2.5))
-    fed.observe(beat(told_copying(halted="a gap", stuck=(10, 12)), quiet, url=fed.url))
+    fed.observe(beat(copying_job(halted="a gap", stuck=(10, 12)), quiet, url=fed.url))
     body = console.ask("GET", PATH).json
     sums = {"verbatim": 8, "encoded": 2, "left_out": 3, "lost": 5, "compared": 4, "differing": 1,
             "uncompared": 6, "begun_anew": 2, "destination_losses": 7,
@@ -160,15 +160,17 @@ def test_what_became_of_the_copies_is_told_by_partition_and_summed(console: Cons
     assert first["barrier"] == {"source_end": 10, "target_end": 11, "at_ms": 1_000}
     assert (first["lost"], first["lost_ms"], second["lost"], second["lost_ms"]) == (5, 7_000, 0, None)
     assert (second["halted"], second["stuck"], second["barrier"]) == ("", None, None)
-    fed.observe(beat(told_copying(), flowing(copying(1)), url=fed.url))
-    assert console.ask("GET", PATH).json["status"]["rate"] == 12.5, "what says nothing adds nothing"
+    fed.observe(beat(copying_job(), flowing(copying(1)), url=fed.url))
+    assert console.ask("GET", PATH).json["status"]["rate"] == 12.5, (
+        "a partition without a report adds nothing"
+    )
 
 
-def test_metrics_tell_what_became_of_the_copies(console: Console) -> None:
+def test_metrics_have_the_counts_of_copies(console: Console) -> None:
     fed = console.fed
     fed.apply(put_route(route()), assigned(copying(0)))
     fed.leader.leads = False
-    fed.observe(beat(told_copying(halted="a gap", stuck=(10, 12)), url=fed.url))
+    fed.observe(beat(copying_job(halted="a gap", stuck=(10, 12)), url=fed.url))
     lines = console.metrics().splitlines()
     found = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines if 'route="mirror"' in line}
     wanted = {"halted": "1.0", "stuck_messages": "2.0", "limited": "1.0", "encoded_messages_total": "2.0",
@@ -179,14 +181,14 @@ def test_metrics_tell_what_became_of_the_copies(console: Console) -> None:
     assert float(found["switchyard_route_barrier_seconds"]) > 1e6
 
 
-def test_where_a_route_begins_is_told_once_it_is_recorded(console: Console) -> None:
+def test_the_start_of_a_route_is_shown_once_it_is_recorded(console: Console) -> None:
     console.fed.apply(put_route(route(start="latest")))
     assert console.ask("GET", PATH).json["begins_ms"] is None
     console.fed.apply(StartRecorded(at_ms=7, key="mirror", ends=[]))
     assert console.ask("GET", PATH).json["begins_ms"] == 7
 
 
-def test_metrics_tell_the_lag_of_each_partition_and_take_no_route_for_a_workload(console: Console) -> None:
+def test_metrics_have_the_lag_of_each_partition_and_take_no_route_for_a_workload(console: Console) -> None:
     fed = console.fed
     fed.apply(put_route(route()), assigned(copying(1)))
     fed.leader.leads = False
@@ -203,7 +205,7 @@ def labels_of(line: str) -> set[str]:
     return set(line.partition("{")[2].partition("}")[0].split(","))
 
 
-def test_what_becomes_of_each_topic_is_told_by_the_leader(console: Console) -> None:
+def test_the_leader_returns_the_state_of_each_topic(console: Console) -> None:
     fed = console.fed
     fed.apply(put_route(route("mirror", "east", "west", "orders.*", exclude=["orders.test"])))
     topics = console.ask("GET", f"{PATH}/topics").json
@@ -211,7 +213,7 @@ def test_what_becomes_of_each_topic_is_told_by_the_leader(console: Console) -> N
     listed(fed, "east", orders=2, orders_test=1, unrelated=1)
     topics = console.ask("GET", f"{PATH}/topics").json
     assert [(t["topic"], t["state"], t["why"]) for t in topics["items"]] == [
-        ("orders", "preparing", "not looked at yet"),
+        ("orders", "preparing", "not planned yet"),
         ("orders.test", "not-copied", "excluded by 'orders.test'"),
     ]
     assert topics["others"] == 1
@@ -221,7 +223,7 @@ def test_what_becomes_of_each_topic_is_told_by_the_leader(console: Console) -> N
         assert other.ask("GET", f"{PATH}/topics").json["read_s_ago"] is None
 
 
-def test_another_worker_hands_the_question_for_topics_to_the_leader(console: Console) -> None:
+def test_another_worker_forwards_the_request_for_topics_to_the_leader(console: Console) -> None:
     leader = FakeRuntime()
     with serving(leader) as url:
         leader.worker, leader.url = "worker-b", url

@@ -1,4 +1,4 @@
-"""The REST side of a route's reset and skip: what is asked, refused, handed on, told."""
+"""The REST interface of a route's reset and skip: requests, refusals, forwarding, answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SKIP = f"{PATH}/topics/orders/partitions/0/skip"
 
 
 class StuckPump:
-    """What the skip's handler uses of a replica: [10, 12) and [15, 16) cannot be copied."""
+    """The parts of a replica that the skip's handler uses; [10, 12) and [15, 16) cannot be copied."""
 
     def __init__(self) -> None:
         self.job = JobId.parse(copying(0))
@@ -41,7 +41,7 @@ class StuckPump:
 
 
 def acting(fed: FakeRuntime) -> StuckPump:
-    """The route copies two partitions; this worker owns both, and can act."""
+    """The route copies two partitions; this worker owns both and can act."""
     fed.apply(put_route(route()), assigned(copying(0)), assigned(copying(1)))
     fed.observe(beat(flowing(copying(0)), flowing(copying(1)), url=fed.url))
     fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
@@ -60,27 +60,27 @@ def pump(console: Console) -> StuckPump:
     return acting(console.fed)
 
 
-def test_a_skip_tells_what_it_would_leave_out_then_does_and_is_in_the_activity(
+def test_a_skip_shows_the_offsets_first_then_skips_them_and_is_in_the_activity(
     console: Console, pump: StuckPump
 ) -> None:
-    told = console.ask("POST", SKIP, {"start": 0, "end": 40, "reason": "bug 17"}).json
-    assert (told["skipped"], told["count"], told["execute"]) == ([[10, 12], [15, 16]], 3, False)
-    assert told["why"] == "nobody can decode it"
+    answer = console.ask("POST", SKIP, {"start": 0, "end": 40, "reason": "bug 17"}).json
+    assert (answer["skipped"], answer["count"], answer["execute"]) == ([[10, 12], [15, 16]], 3, False)
+    assert answer["why"] == "nobody can decode it"
     assert (len(pump.stuck), console.fed.control.appended) == (2, []), "a dry run changes nothing"
-    asked = {"start": 0, "end": 40, "reason": "bug 17", "execute": True}
-    told = console.ask("POST", SKIP, asked, X_Switchyard_Actor="ann").json
-    assert (told["count"], pump.stuck) == (3, ())
+    body = {"start": 0, "end": 40, "reason": "bug 17", "execute": True}
+    answer = console.ask("POST", SKIP, body, X_Switchyard_Actor="ann").json
+    assert (answer["count"], pump.stuck) == (3, ())
     (act,) = [event for event in console.fed.control.appended if isinstance(event, OperatorAct)]
     assert (act.subject, act.action, act.actor) == (copying(0), "skip", "ann")
     assert act.detail == "[10, 12) 15: 3 offsets are not copied (bug 17)"
 
 
-def test_only_what_cannot_be_copied_is_skipped_and_all_of_it_that_waits_together(
+def test_only_offsets_that_cannot_be_copied_are_skipped_and_each_range_as_a_whole(
     console: Console, pump: StuckPump
 ) -> None:
     problem(console.ask("POST", SKIP, {"start": 11, "end": 12, "execute": True}), 409, "[10, 12) waits")
     console.ask("POST", SKIP, {"start": 10, "end": 12, "execute": True})
-    assert pump.stuck == ((15, 16),), "what lies beyond still waits"
+    assert pump.stuck == ((15, 16),), "later offsets still wait"
     console.ask("POST", SKIP, {"start": 15, "end": 16, "execute": True})
     problem(console.ask("POST", SKIP, {"start": 15, "end": 16, "execute": True}), 409, "needs no skip")
 
@@ -110,14 +110,14 @@ def test_only_what_cannot_be_copied_is_skipped_and_all_of_it_that_waits_together
         (RESET, {"to": "latest"}, 503, "east does not answer"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_told_with_the_remedy_and_nothing_is_written(
+def test_an_impossible_request_is_refused_with_a_remedy_and_writes_nothing(
     console: Console, pump: StuckPump, path: str, body: Any, status: int, word: str
 ) -> None:
     problem(console.ask("POST", path, body), status, word)
     assert not console.fed.control.appended
 
 
-def test_what_another_worker_owns_is_handed_to_it(console: Console) -> None:
+def test_a_request_for_a_job_of_another_worker_is_forwarded(console: Console) -> None:
     owner = FakeRuntime()
     with serving(owner) as url:
         pump = acting(owner)
@@ -127,7 +127,7 @@ def test_what_another_worker_owns_is_handed_to_it(console: Console) -> None:
             fed.apply(*(assigned(copying(p), "worker-b", epoch=2) for p in (0, 1)))
         pump.epoch = 2
         console.fed.observe(beat(worker="worker-b", url=url))
-        told = console.ask("POST", SKIP, {"start": 10, "end": 12, "execute": True}).json
-        assert (told["count"], pump.stuck) == (2, ((15, 16),))
+        answer = console.ask("POST", SKIP, {"start": 10, "end": 12, "execute": True}).json
+        assert (answer["count"], pump.stuck) == (2, ((15, 16),))
         assert not console.fed.control.appended
         assert owner.control.appended

@@ -1,4 +1,4 @@
-"""One topic more, one topic less: the route does exactly that, and nothing else changes."""
+"""Adding and removing one topic: the route changes by exactly that topic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOPICS = ["orders", "orders.eu", "refunds", "a", "b.test"]
 ENTRIES = [*TOPICS, "orders.*", ".*\\.test", "[ab].*"]
 
 
-def made(topics: list[str], exclude: list[str] | None = None) -> RouteDefinition:
+def route_with(topics: list[str], exclude: list[str] | None = None) -> RouteDefinition:
     return parse_route({
         "apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": "mirror"},
         "spec": {"from": "east", "to": "west", "topics": topics, "exclude": exclude or []},
@@ -37,7 +37,7 @@ def test_an_edit_is_of_one_topic_only_and_doing_it_again_changes_nothing(
     topics: list[str], exclude: list[str], topic: str
 ) -> None:
     try:
-        route = made(topics, exclude)
+        route = route_with(topics, exclude)
     except InvalidConfiguration:
         return  # it copies nothing
     for edit, there in ((with_topic, True), (without_topic, False)):
@@ -48,19 +48,19 @@ def test_an_edit_is_of_one_topic_only_and_doing_it_again_changes_nothing(
             assert edit(edited, topic)[0] is edited
 
 
-def test_what_was_done_is_said() -> None:
-    route = made(["orders", "r.*"])
+def test_the_answer_describes_the_change() -> None:
+    route = route_with(["orders", "r.*"])
 
     assert with_topic(route, "a")[1] == "a: added to topics"
     assert with_topic(route, "refunds")[1] == "refunds is copied already"
-    assert with_topic(made(["r.*"], ["refunds"]), "refunds")[1] == "refunds: taken out of exclude"
+    assert with_topic(route_with(["r.*"], ["refunds"]), "refunds")[1] == "refunds: taken out of exclude"
     assert without_topic(route, "refunds")[1] == "refunds: added to exclude"
     assert without_topic(route, "orders")[1] == "orders: taken out of topics"
-    assert without_topic(route, "x")[1] == "x is not copied: no entry of topics means it"
+    assert without_topic(route, "x")[1] == "x is not copied: no entry of topics matches it"
 
 
-def test_what_no_entry_of_its_own_does_is_refused_with_what_to_do() -> None:
+def test_an_edit_that_no_single_entry_can_make_is_refused_with_a_remedy() -> None:
     with pytest.raises(NoSuchEdit, match=r"excluded by '\.\*\\\.test'; change the definition"):
-        with_topic(made(["orders"], [".*\\.test"]), "b.test")
+        with_topic(route_with(["orders"], [".*\\.test"]), "b.test")
     with pytest.raises(NoSuchEdit, match="delete the route, or pause it"):
-        without_topic(made(["orders"]), "orders")
+        without_topic(route_with(["orders"]), "orders")

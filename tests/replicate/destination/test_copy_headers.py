@@ -1,4 +1,4 @@
-"""Which headers copies have."""
+"""The headers of copies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.replicate.destination.copy_headers import ORIGIN, HeaderEdit
 from app.replicate.pump.status import LEFT_OUT_REPORT_INTERVAL_S, check_progress
 from tests.kafka.conftest import producing
 from tests.replicate.rig import ReplicaRig, definition
-from tests.replicate.source_topics import both
+from tests.replicate.source_topics import create_on_both_sides
 
 GIVEN = [("id", b"1"), ("secret", b"2"), ("x-a", None), ("id", b""), ("", b"3")]
 
@@ -28,17 +28,17 @@ GIVEN = [("id", b"1"), ("secret", b"2"), ("x-a", None), ("id", b""), ("", b"3")]
 )
 def test_what_is_named_is_kept_and_what_is_not_is_dropped(headers: dict[str, Any], left: list[Any]) -> None:
     keeps = definition("a", "b", "t", headers=headers).keeps_header()
-    plain, marked = (HeaderEdit("r", "a/t", 0, "b/t", keeps, provenance=told) for told in (False, True))
+    plain, marked = (HeaderEdit("r", "a/t", 0, "b/t", keeps, provenance=origin) for origin in (False, True))
     record: Any = SimpleNamespace(offset=7, headers=GIVEN)
     assert plain(record) == left
     assert marked(record) == [*left, ("switchyard-route", b"r"), (ORIGIN, b"a/t/0/7")]
 
 
-async def test_records_that_say_they_come_from_the_destination_are_told_and_not_each_time(
+async def test_records_that_were_at_the_destination_are_reported_and_not_each_time(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """Any producer may write such a header, and its records are left out of the copy."""
-    await both(stand, topic_name)
+    """Any producer may write such a header, and its records are not copied."""
+    await create_on_both_sides(stand, topic_name)
     been = (ORIGIN, f"east-aggregate/{topic_name}/0/7".encode())
 
     async def write(*headers: Any) -> None:
@@ -52,7 +52,7 @@ async def test_records_that_say_they_come_from_the_destination_are_told_and_not_
     await stand.until(lambda: stand.incidents)
     ((kind, message),) = stand.incidents
     assert kind == "records-left-out"
-    assert "2 records were left out, the last of them at offset 2" in message
+    assert "2 records were not copied, the last of them at offset 2" in message
     assert topic_name in message
 
     await write(been)
@@ -62,5 +62,5 @@ async def test_records_that_say_they_come_from_the_destination_are_told_and_not_
     assert len(stand.incidents) == 1
     for later_s in (LEFT_OUT_REPORT_INTERVAL_S + 60, 3 * LEFT_OUT_REPORT_INTERVAL_S):
         check_progress(pump, time.monotonic() + later_s)
-    assert stand.kinds() == ["records-left-out"] * 2, "and not while there are no others"
-    assert "1 records were left out, the last of them at offset 3" in stand.incidents[1][1]
+    assert stand.kinds() == ["records-left-out"] * 2, "not again without new ones"
+    assert "1 records were not copied, the last of them at offset 3" in stand.incidents[1][1]

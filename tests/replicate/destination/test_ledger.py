@@ -1,4 +1,4 @@
-"""What a replica's note says of its producer's numbers: of what lies below its floor, or nothing."""
+"""The stamp in a replica's note: the producer's numbers below the floor, or none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def a_ledger(**note: int) -> CopyLedger:
 
 
 def noted(ledger: CopyLedger) -> tuple[int, int, int, ProducerStamp | None]:
-    """As the table has it."""
+    """The note as the table has it."""
     assert ledger.note is not None
     note = ReplicaHandover.from_bytes(ledger.note.to_bytes())
     return note.base, note.floor, note.passed, note.stamp
@@ -36,22 +36,22 @@ async def acknowledge(ledger: CopyLedger, end: int, base_offset: int) -> None:
     await asyncio.sleep(0)
 
 
-async def test_the_stamp_is_of_the_copy_below_the_floor() -> None:
+async def test_the_stamp_belongs_to_the_copy_below_the_floor() -> None:
     ledger = a_ledger()
     ledger.pass_over(SentBatch(110, accounted=5))
-    assert noted(ledger) == (110, 40, 5, FORMER), "what was found lies above the floor"
+    assert noted(ledger) == (110, 40, 5, FORMER), "the found records lie above the floor"
     appended = AppendedOffset(60)
     appended.stamp = ProducerStamp(7, 16, 3)
     await acknowledge(ledger, 113, appended)
     assert noted(ledger) == (113, 63, 0, appended.stamp)
-    ledger.under(17)
+    ledger.change_epoch(17)
     await acknowledge(ledger, 116, -1)
-    assert noted(ledger) == (116, 63, 3, appended.stamp), "nobody told where it lies"
+    assert noted(ledger) == (116, 63, 3, appended.stamp), "the broker did not say where it lies"
     await acknowledge(ledger, 119, 90)
-    assert noted(ledger) == (119, 93, 0, None), "whose numbers say nothing of its place"
+    assert noted(ledger) == (119, 93, 0, None), "its numbers do not show its offset"
 
 
-def test_a_floor_that_rises_over_what_was_not_counted_has_no_stamp() -> None:
+def test_a_floor_that_rises_over_uncounted_records_has_no_stamp() -> None:
     ledger = a_ledger()
     ledger.raise_floor(50, 1)
     assert noted(ledger) == (100, 50, 0, FORMER)
@@ -60,7 +60,7 @@ def test_a_floor_that_rises_over_what_was_not_counted_has_no_stamp() -> None:
     assert noted(ledger) == (110, 60, 0, None)
 
 
-def test_nor_has_one_of_another_lineage_or_of_what_the_destination_has_lost() -> None:
+def test_a_floor_of_another_lineage_or_after_a_loss_has_no_stamp() -> None:
     for change in (lambda ledger: ledger.raise_floor(50, 2), lambda ledger: ledger.lower_floor(30)):
         ledger = a_ledger()
         change(ledger)
@@ -81,6 +81,6 @@ def test_a_copy_that_does_not_begin_where_the_last_one_ended_is_refused(start: i
     ledger = a_ledger()
     ledger.take_next(VerbatimCopy(b"", 3, 100, 103))
     ledger.pass_over(SentBatch(110))
-    with pytest.raises(RecordsMissed, match=rf"\[{start}, 118\) came .* ended at 110"):
+    with pytest.raises(RecordsMissed, match=rf"\[{start}, 118\) is next .* ended at 110"):
         ledger.take_next(VerbatimCopy(b"", 3, start, 118))
     ledger.take_next(VerbatimCopy(b"", 3, 110, 118))

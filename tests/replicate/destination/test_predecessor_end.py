@@ -1,5 +1,6 @@
-"""A successor tells where its predecessor's lane ended, so that what that one copied last is known elsewhere.
-Where that is not certain, it tells nothing."""
+"""A successor emits the end of its predecessor's lane, so that other regions know the predecessor's last
+copies. If the end is not certain, it emits nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from app.replicate.destination.handover import STEP, ReplicaHandover
 from app.replicate.pump.partition import ReplicaPump
 from tests.kafka.append.test_appender import written
 from tests.replicate.rig import ReplicaRig, rows
-from tests.replicate.source_topics import batches_of, both, compacted, write
+from tests.replicate.source_topics import batches_of, compacted_batches, create_on_both_sides, write
 
 SELDOM: dict[str, Any] = {"records": 10**6, "every": "1h"}  # barriers at a lane's beginning only
 
 
 class Left(NamedTuple):
-    """By an owner: its note, and how many barriers there were."""
+    """The state that an owner left: its note, and the number of its offset syncs."""
 
     note: ReplicaHandover
-    told: int
+    emitted_count: int
 
 
 async def copied(stand: ReplicaRig, topic: str, pump: ReplicaPump, count: int, name: str) -> None:
@@ -33,10 +34,10 @@ async def copied(stand: ReplicaRig, topic: str, pump: ReplicaPump, count: int, n
     await stand.until(lambda: pump.base == base + count)
 
 
-async def owned(stand: ReplicaRig, topic: str, *, saved: int, unsaved: int) -> tuple[ReplicaPump, Left]:
-    """An owner that has copied so many records that the table knows of, and others; the table takes nothing
-    any more."""
-    await both(stand, topic)
+async def start_owner(stand: ReplicaRig, topic: str, *, saved: int, unsaved: int) -> tuple[ReplicaPump, Left]:
+    """An owner that has copied `saved` records that the table knows of, and `unsaved` others; the table takes
+    nothing more."""
+    await create_on_both_sides(stand, topic)
     pump = await stand.start_pump(topic, checkpoint=SELDOM)
     await copied(stand, topic, pump, saved, "saved")
     await stand.until(lambda: pump.snapshot_version == pump.version)
@@ -44,22 +45,22 @@ async def owned(stand: ReplicaRig, topic: str, *, saved: int, unsaved: int) -> t
     if unsaved:
         await copied(stand, topic, pump, unsaved, "unsaved")
     note = ReplicaHandover.from_bytes(stand.saved[0][1])
-    assert (note.base, stand.barriers[-1][1]) == (saved, 0), "no barrier was told since it began"
+    assert (note.base, stand.barriers[-1][1]) == (saved, 0), "no offset sync was emitted since it began"
     return pump, Left(note, len(stand.stamped))
 
 
-async def killed(stand: ReplicaRig, topic: str, *, saved: int, unsaved: int) -> Left:
-    """And is killed; the table takes what its successor has."""
-    pump, left = await owned(stand, topic, saved=saved, unsaved=unsaved)
+async def kill_owner(stand: ReplicaRig, topic: str, *, saved: int, unsaved: int) -> Left:
+    """The state that such an owner left when it was killed; the table takes its successor's state."""
+    pump, left = await start_owner(stand, topic, saved=saved, unsaved=unsaved)
     stand.kill(pump)
     stand.saves = True
     return left
 
 
-async def of_producer(
+async def batches_of_producer(
     stand: ReplicaRig, topic: str, note: ReplicaHandover, epoch: int = 0
 ) -> list[tuple[int, int, int]]:
-    """Start and end of the batches of an epoch, and the first number in each."""
+    """Start and end of the batches of an epoch, and the first sequence number of each."""
     found, _ = await written(stand.target, topic, note.producer_id, 0)
     return [
         (header.base_offset, header.next_offset, header.base_sequence)
@@ -69,16 +70,16 @@ async def of_producer(
 
 
 def closings(stand: ReplicaRig, left: Left) -> list[Barrier]:
-    """What was told of the former owner's lane since."""
+    """The offset syncs about the former owner's lane since then."""
     return [
         one
-        for one in stand.stamped[left.told :]
+        for one in stand.stamped[left.emitted_count :]
         if one.stamp is not None and one.stamp.producer_id == left.note.producer_id and one.stamp.epoch < STEP
     ]
 
 
-def line(stand: ReplicaRig) -> OffsetMapLine:
-    """As the table has it."""
+def saved_line(stand: ReplicaRig) -> OffsetMapLine:
+    """The line as the table has it."""
     found: OffsetMapLine | None = None
     for one in stand.stamped:
         item = BarrierItem("r", "t", 0, 1, 0, LogId("s", "t"), LogId("d", "t"), "t", 0, [one])
@@ -87,20 +88,21 @@ def line(stand: ReplicaRig) -> OffsetMapLine:
     return found
 
 
-async def all_passed_over(stand: ReplicaRig, topic: str, note: ReplicaHandover, end: int) -> None:
-    """Who has finished all of the source below `end` elsewhere gets none of the former owner's copies."""
-    known = line(stand)
+async def assert_all_passed_over(stand: ReplicaRig, topic: str, note: ReplicaHandover, end: int) -> None:
+    """Checks that a group that has finished the source below `end` in another copy gets none of the former
+    owner's copies."""
+    known = saved_line(stand)
     over = PassOver({"s": SourceFinished(Snapshot(end), (known,))}, [LineSource("s", known)], 0)
-    found = await of_producer(stand, topic, note)
+    found = await batches_of_producer(stand, topic, note)
     assert found
     for start, stop, sequence in found:
         assert over.ranges(start, stop, note.producer_id, 0, sequence) == [(start, stop)]
 
 
-async def test_what_a_killed_owner_copied_last_is_known_by_its_successor_s_first_barrier(
+async def test_the_last_copies_of_a_killed_owner_are_known_by_its_successors_first_offset_sync(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    left = await killed(stand, topic_name, saved=200, unsaved=150)
+    left = await kill_owner(stand, topic_name, saved=200, unsaved=150)
     await write(stand, topic_name, 100, "later", max_batch_size=100_000)
     successor = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.copied([successor])
@@ -111,14 +113,14 @@ async def test_what_a_killed_owner_copied_last_is_known_by_its_successor_s_first
     assert closing.stamp == ProducerStamp(left.note.producer_id, 0, 350)
     at = stand.stamped.index(closing)
     assert stand.stamped[at + 1 : at + 2] == [Barrier(350, 350, 0, ProducerStamp(*lane.producer, 0))]
-    await all_passed_over(stand, topic_name, left.note, 350)
+    await assert_all_passed_over(stand, topic_name, left.note, 350)
 
 
-async def test_where_the_former_owner_ended_within_a_batch_both_lanes_are_known_to_the_record(
+async def test_if_the_former_owner_ended_within_a_batch_both_lanes_are_known_to_the_record(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """The successor fetches what it finds as one batch, which the former one got in two."""
-    left = await killed(stand, topic_name, saved=100, unsaved=60)
+    """The successor fetches as one batch what the former owner had fetched in two."""
+    left = await kill_owner(stand, topic_name, saved=100, unsaved=60)
     await write(stand, topic_name, 40, "later")
     successor = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.copied([successor])
@@ -128,47 +130,47 @@ async def test_where_the_former_owner_ended_within_a_batch_both_lanes_are_known_
     opening = stand.stamped[stand.stamped.index(closing) + 1]
     assert (closing.source_end, opening.source_end, opening.target_end) == (160, 160, 160)
     assert opening.stamp == ProducerStamp(*lane.producer, 0)
-    (start, end, _), *_ = await of_producer(stand, topic_name, left.note, lane.producer.epoch)
+    (start, end, _), *_ = await batches_of_producer(stand, topic_name, left.note, lane.producer.epoch)
     assert (start, end) == (160, 200)
-    await all_passed_over(stand, topic_name, left.note, 160)
+    await assert_all_passed_over(stand, topic_name, left.note, 160)
 
 
-async def test_an_owner_that_saved_all_and_told_no_barrier_is_closed_before_there_is_more_to_copy(
+async def test_the_lane_of_an_owner_that_saved_all_without_an_offset_sync_is_closed_before_more_is_copied(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    left = await killed(stand, topic_name, saved=200, unsaved=0)
+    left = await kill_owner(stand, topic_name, saved=200, unsaved=0)
     assert left.note.stamp == ProducerStamp(left.note.producer_id, 0, 200)
     successor = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.until(lambda: closings(stand, left))
     assert successor.session.lane is None
     (closing,) = closings(stand, left)
     assert closing == Barrier(200, 200, 0, left.note.stamp)
-    await all_passed_over(stand, topic_name, left.note, 200)
+    await assert_all_passed_over(stand, topic_name, left.note, 200)
 
 
 async def test_a_successor_that_is_killed_before_its_barrier_comes_through_leaves_it_to_its_own(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """It had passed over all that there was, and saved that; what it told was lost."""
-    left = await killed(stand, topic_name, saved=100, unsaved=100)
+    """The first successor had matched all copies and saved that, but its offset sync was lost."""
+    left = await kill_owner(stand, topic_name, saved=100, unsaved=100)
     first = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.until(lambda: first.base == 200 and first.snapshot_version == first.version)
     stand.kill(first)
     note = ReplicaHandover.from_bytes(stand.saved[0][1])
     assert (note.base, note.floor, note.passed) == (200, 100, 100)
     assert closings(stand, left)
-    del stand.stamped[left.told :]
+    del stand.stamped[left.emitted_count :]
     await write(stand, topic_name, 50, "later")
     second = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.copied([second])
     assert closings(stand, left) == [Barrier(200, 200, 0, ProducerStamp(left.note.producer_id, 0, 200))]
-    await all_passed_over(stand, topic_name, left.note, 200)
+    await assert_all_passed_over(stand, topic_name, left.note, 200)
 
 
-async def test_what_comes_late_of_the_former_owner_is_closed_once_more(
+async def test_late_batches_of_the_former_owner_close_its_lane_again(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    zombie, left = await owned(stand, topic_name, saved=150, unsaved=150)
+    zombie, left = await start_owner(stand, topic_name, saved=150, unsaved=150)
     stand.freeze(zombie)
     successor = await stand.start_pump(
         topic_name, checkpoint=SELDOM
@@ -191,30 +193,28 @@ async def test_what_comes_late_of_the_former_owner_is_closed_once_more(
         Barrier(end, end, 0, ProducerStamp(left.note.producer_id, 0, end)) for end in (300, 300 + late)
     ]
     assert closings(stand, left) == expected
-    await all_passed_over(stand, topic_name, left.note, 300 + late)
+    await assert_all_passed_over(stand, topic_name, left.note, 300 + late)
     assert stand.incidents == []
 
 
-async def unproven(stand: ReplicaRig, left: Left, successor: ReplicaPump, end: int) -> None:
-    """It copies on, and says nothing of the former owner's lane."""
+async def assert_nothing_emitted(stand: ReplicaRig, left: Left, successor: ReplicaPump, end: int) -> None:
+    """Checks that the successor copies, and emits nothing about the former owner's lane."""
     await stand.until(lambda: successor.base >= end)
     assert closings(stand, left) == []
 
 
-async def test_nothing_is_told_of_copies_whose_records_have_gone_from_the_source(
-    stand: ReplicaRig, topic_name: str
-) -> None:
-    left = await killed(stand, topic_name, saved=100, unsaved=200)
+async def test_no_lane_is_closed_whose_source_records_have_gone(stand: ReplicaRig, topic_name: str) -> None:
+    left = await kill_owner(stand, topic_name, saved=100, unsaved=200)
     successor = await stand.start_pump(topic_name, fetches=False, checkpoint=SELDOM)
-    data = compacted(await rows(stand.source, topic_name), 100, lambda n: n % 3 != 1 or n == 299)
+    data = compacted_batches(await rows(stand.source, topic_name), 100, lambda n: n % 3 != 1 or n == 299)
     stand.feed(successor, data, 100, 300)
-    await unproven(stand, left, successor, 300)
+    await assert_nothing_emitted(stand, left, successor, 300)
 
 
-async def test_nothing_is_told_of_copies_that_are_not_of_this_source(
+async def test_no_lane_is_closed_whose_copies_are_of_another_source(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    left = await killed(stand, topic_name, saved=100, unsaved=50)
+    left = await kill_owner(stand, topic_name, saved=100, unsaved=50)
     producer = ProducerId(left.note.producer_id, left.note.epoch + 1)
     lane = await stand.appender.lane(topic_name, 0, producer)
     ((data, count), *_) = await batches_of(stand.source, topic_name, 0)
@@ -222,19 +222,19 @@ async def test_nothing_is_told_of_copies_that_are_not_of_this_source(
     lane.close()
     await write(stand, topic_name, 50, "later")
     successor = await stand.start_pump(topic_name, checkpoint=SELDOM)
-    await unproven(stand, left, successor, 200)
+    await assert_nothing_emitted(stand, left, successor, 200)
     assert stand.kinds() == ["replica-resumed-unsure"]
 
 
-async def test_nothing_is_told_of_a_former_owner_whose_numbers_are_not_known(
+async def test_no_lane_is_closed_whose_sequence_numbers_are_not_known(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """Its note was written before there were stamps in notes."""
-    left = await killed(stand, topic_name, saved=100, unsaved=50)
+    """The former owner's note was written before notes had stamps."""
+    left = await kill_owner(stand, topic_name, saved=100, unsaved=50)
     snapshot, data = stand.saved[0]
     assert left.note.stamp is not None
     stand.saved[0] = snapshot, data.replace(b"[%d,%d,%d]" % left.note.stamp, b"null")
     await write(stand, topic_name, 50, "later")
     successor = await stand.start_pump(topic_name, checkpoint=SELDOM)
-    await unproven(stand, left, successor, 200)
+    await assert_nothing_emitted(stand, left, successor, 200)
     assert stand.incidents == []

@@ -1,5 +1,6 @@
-"""A replica's way against a destination whose answers come when the test lets them: what cannot be brought
-about with a broker."""
+"""A replica's session with a simulated destination, whose answers come when the test lets them: cases that a
+broker cannot produce.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ LOG = LogId("c", "A" * 22)
 
 
 def a_copy(start: int, *values: bytes) -> VerbatimCopy:
-    """All of the same time."""
+    """A copy of records with the same timestamp."""
     rows: Any = [(delta, 1_000, None, value, []) for delta, value in enumerate(values)]
     return VerbatimCopy(as_logged(start, rows), len(values), start, start + len(values))
 
@@ -42,10 +43,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Destination:
-    """A partition's log, with a route's runtime to it. `gate`: a walk waits for it before it reads.
+    """A partition's log, with a route's runtime to it.
 
-    `remembers`: its leader knows the last batch of each producer.
-    """
+    `gate`: a walk waits for it before it reads. `remembers`: its leader knows the last batch of each
+    producer."""
 
     name = "west"
 
@@ -56,7 +57,7 @@ class Destination:
         self.gate = asyncio.Event()
         self.gate.set()
         self.saved: ReplicaHandover | None = None
-        self.told: list[tuple[str, str]] = []
+        self.reports: list[tuple[str, str]] = []
         self.tasks: list[asyncio.Future[None]] = []
         for module in (succession, history):
             monkeypatch.setattr(module, "walk", self.walk)
@@ -75,7 +76,7 @@ class Destination:
         return self.end - copy.record_count
 
     def lose(self, end: int) -> None:
-        """As after an unclean election."""
+        """Truncates the log, as an unclean election does."""
         self.log = [data for data in self.log if int.from_bytes(data[:8]) < end]
         self.end = end
 
@@ -124,7 +125,7 @@ class Destination:
     async def max_batch_bytes(self, _: str) -> int:
         return 1 << 20
 
-    def way(self, note: ReplicaHandover) -> DestinationSession:
+    def session_to(self, note: ReplicaHandover) -> DestinationSession:
         runtime: Any = SimpleNamespace(
             target=self,
             appender=self,
@@ -142,8 +143,8 @@ class Destination:
             source_epoch=None,
             is_first=False,
             start_task=lambda work: self.tasks.append(asyncio.ensure_future(work())),
-            report_incident=lambda kind, message, _: self.told.append((kind, message)),
-            on_unsure=lambda why: self.told.append(("unsure", why)),
+            report_incident=lambda kind, message, _: self.reports.append((kind, message)),
+            on_unsure=lambda why: self.reports.append(("unsure", why)),
             on_lost=lambda: None,
             on_closed=lambda *_: None,
         )
@@ -166,9 +167,9 @@ def a_note(base: int = 0, epoch: int = 0) -> ReplicaHandover:
 
 
 async def test_a_replicas_own_first_batch_is_not_taken_for_its_former_owners(there: Destination) -> None:
-    """An idle barrier looked for the former owner's copies; it had waited until the lane was open, and found
-    ours under the same id: a record that equals one of them was left out."""
-    found = there.way(a_note())
+    """The fault: a search for the former owner's copies had waited until the lane was open. It found this
+    replica's copies under the same id, so an equal record was left out."""
+    found = there.session_to(a_note())
     await found.meet()
     first, second = a_copy(0, b"a", b"tick"), a_copy(2, b"tick", b"b")
     assert found.not_yet_copied([first], first) == [first]
@@ -183,12 +184,14 @@ async def test_a_replicas_own_first_batch_is_not_taken_for_its_former_owners(the
     assert found.lane.producer == (FORMER.id, STEP)
     there.append(first, found.lane.producer)
     await looking
-    assert there.walks == 2, "after the last look there is none"
+    assert there.walks == 2, "no further look follows the last one"
     assert found.not_yet_copied([second], second) == [second]
-    assert there.told == []
+    assert there.reports == []
 
 
-async def test_nor_is_what_lies_in_the_log_under_the_successors_epoch(there: Destination) -> None:
+async def test_records_under_the_successors_epoch_are_not_taken_for_its_former_owners(
+    there: Destination,
+) -> None:
     tail = ProducerTail(-1)
     cluster: Any = there
     at = cluster, "t", 0, FORMER.id, 0, tail
@@ -199,8 +202,8 @@ async def test_nor_is_what_lies_in_the_log_under_the_successors_epoch(there: Des
     assert len((await predecessor.predecessor_of(*at, STEP + 1)).prints) == 2
 
 
-async def test_where_a_lane_is_opened_meanwhile_nothing_is_at_rest(there: Destination) -> None:
-    found = there.way(a_note())
+async def test_a_session_whose_lane_is_opened_meanwhile_is_not_at_rest(there: Destination) -> None:
+    found = there.session_to(a_note())
     await found.meet()
     there.gate.clear()
     looking = asyncio.ensure_future(found.ends_at(0))
@@ -213,22 +216,22 @@ async def test_where_a_lane_is_opened_meanwhile_nothing_is_at_rest(there: Destin
     assert found.is_ready
 
 
-async def test_copies_that_the_destination_loses_between_two_looks_go_again_and_are_told(
+async def test_copies_that_the_destination_loses_between_two_looks_are_copied_again_and_reported(
     there: Destination,
 ) -> None:
-    """They had been found before: their records were passed over as copied."""
+    """The copies had been found before the loss, so their records would be left out as copied."""
     copies = [a_copy(n, b"%d" % n) for n in range(100, 104)]
     there.end = 100
     for n, copy in enumerate(copies):
         there.append(copy, FORMER, n)
-    found = there.way(a_note(100))
+    found = there.session_to(a_note(100))
     await found.meet()
     assert found.not_yet_copied([copies[0]], copies[0]) == []
     fresh = a_copy(104, b"fresh")
     there.lose(100)
     await there.open(found)
-    assert [kind for kind, _ in there.told] == ["destination-truncated"]
-    assert "has lost offsets [100, 104)" in there.told[0][1]
+    assert [kind for kind, _ in there.reports] == ["destination-truncated"]
+    assert "has lost offsets [100, 104)" in there.reports[0][1]
     assert [found.not_yet_copied([copy], copy) for copy in copies[1:]] == [[copy] for copy in copies[1:]]
     assert found.not_yet_copied([fresh], fresh) == [fresh]
     note = ReplicaHandover.from_bytes(found.note)
@@ -236,33 +239,33 @@ async def test_copies_that_the_destination_loses_between_two_looks_go_again_and_
 
 
 @pytest.mark.parametrize("by", ["an idle barrier", "the last look"])
-async def test_copies_of_which_only_some_are_lost_go_again_all_of_them_and_that_is_told(
+async def test_if_some_copies_are_lost_all_are_copied_again_and_that_is_reported(
     there: Destination, by: str
 ) -> None:
     copies = [a_copy(n, b"%d" % n) for n in range(4)]
     for n, copy in enumerate(copies):
         there.append(copy, FORMER, n)
-    found = there.way(a_note())
+    found = there.session_to(a_note())
     await found.meet()
     there.lose(2)
     if by == "an idle barrier":
         assert not await found.ends_at(there.end)
     await there.open(found)
-    truncated, unsure = sorted(there.told)
+    truncated, unsure = sorted(there.reports)
     assert truncated[0] == "destination-truncated"
     assert "has lost offsets [2, 4)" in truncated[1]
     assert unsure == ("unsure", succession.NOT_COMPARED)
     assert [found.not_yet_copied([copy], copy) for copy in copies] == [[copy] for copy in copies]
     assert there.saved is not None
-    assert there.saved.floor == 2, "known before anything is appended: ours lie behind"
+    assert there.saved.floor == 2, "known before the first batch, so this replica's copies lie behind"
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-async def test_a_loss_of_the_destinations_end_is_counted_and_told_once(
+async def test_a_loss_of_the_destinations_end_is_counted_and_reported_once(
     there: Destination, is_open: bool
 ) -> None:
     there.end = 100
-    found = there.way(a_note(100))
+    found = there.session_to(a_note(100))
     await found.meet()
     if is_open:
         await there.open(found)
@@ -274,15 +277,15 @@ async def test_a_loss_of_the_destinations_end_is_counted_and_told_once(
         found.acknowledged(60, 70)
     await asyncio.gather(*there.tasks)
     assert found.losses == 1
-    assert [kind for kind, _ in there.told] == ["destination-truncated"]
-    assert "[60, 100)" in there.told[0][1]
+    assert [kind for kind, _ in there.reports] == ["destination-truncated"]
+    assert "[60, 100)" in there.reports[0][1]
 
 
 async def test_a_destination_that_loses_its_end_before_the_first_copy_has_lost_it(there: Destination) -> None:
-    """The genesis stood above the copies, which a reader that went on there passed over; and what was in
-    doubt was looked for behind the end."""
+    """The fault: the genesis stood above the copies, so a group that continued there skipped them. Batches in
+    doubt were looked up behind the end."""
     there.end = 100
-    found = there.way(a_note(100))
+    found = there.session_to(a_note(100))
     await found.meet()
     await there.open(found)
     there.lose(60)
@@ -290,13 +293,15 @@ async def test_a_destination_that_loses_its_end_before_the_first_copy_has_lost_i
     found.acknowledged(70, 80)
     await asyncio.gather(*there.tasks)
     assert found.losses == 1
-    assert [kind for kind, _ in there.told] == ["destination-truncated"]
-    assert "[60, 100)" in there.told[0][1]
+    assert [kind for kind, _ in there.reports] == ["destination-truncated"]
+    assert "[60, 100)" in there.reports[0][1]
 
 
-async def test_where_the_destination_has_lost_its_end_a_lane_looks_from_there_on(there: Destination) -> None:
+async def test_after_a_loss_of_the_destinations_end_a_lane_looks_from_the_new_end_on(
+    there: Destination,
+) -> None:
     there.end = 100
-    found = there.way(a_note(100))
+    found = there.session_to(a_note(100))
     await found.meet()
     await there.open(found)
     assert found.lane is not None
@@ -306,19 +311,21 @@ async def test_where_the_destination_has_lost_its_end_a_lane_looks_from_there_on
     assert found.lane.floor == 60
 
 
-async def test_a_former_owner_whose_id_has_no_epoch_left_is_not_shut_out_and_that_is_told(
+async def test_a_former_owner_whose_id_has_no_epoch_left_is_not_fenced_and_that_is_reported(
     there: Destination,
 ) -> None:
     there.append(a_copy(0, b"a"), FORMER)
-    found = there.way(a_note(epoch=MAX_EPOCH - 1))
+    found = there.session_to(a_note(epoch=MAX_EPOCH - 1))
     await found.meet()
     await there.open(found)
     assert found.lane is not None
     assert found.lane.producer == NEW
-    assert there.told == [("unsure", succession.NOT_SHUT_OUT)]
+    assert there.reports == [("unsure", succession.NOT_SHUT_OUT)]
     there.append(a_copy(1, b"late"), ProducerId(FORMER.id, MAX_EPOCH - 1))
     await found.check_late(there.append(a_copy(1, b"late"), NEW))
-    assert there.told[1:] == [("unsure", "a former owner wrote 1 records after its successor had looked")]
+    assert there.reports[1:] == [
+        ("unsure", "a former owner wrote 1 records after this owner had read its last ones")
+    ]
     assert ReplicaHandover.from_bytes(found.note).passed == 0
     assert found.not_yet_copied([copy := a_copy(0, b"a")], copy) == []
-    assert ReplicaHandover.from_bytes(found.note).passed == 0, "it speaks of the new id's"
+    assert ReplicaHandover.from_bytes(found.note).passed == 0, "the note is of the new id"

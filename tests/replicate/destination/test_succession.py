@@ -1,4 +1,4 @@
-"""Behind a former owner, killed or awake: every record once, and in order."""
+"""Behind a former owner, killed or awake, every record is copied once and in order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from app.replicate.destination.handover import STEP, ReplicaHandover
 from tests.kafka.append.test_appender import batch_of
 from tests.kafka.conftest import ENOUGH_S
 from tests.replicate.rig import ReplicaRig, rows
-from tests.replicate.source_topics import batches_of, both, compacted, copying, made_anew, same, write
+from tests.replicate.source_topics import (
+    assert_same,
+    batches_of,
+    compacted_batches,
+    create_on_both_sides,
+    recreate,
+    start_copying,
+    write,
+)
 
 
-async def test_what_a_killed_owner_had_under_way_is_copied_once_and_in_order_by_its_successor(
+async def test_the_batches_in_flight_of_a_killed_owner_are_copied_once_and_in_order_by_its_successor(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """Killed again and again, anywhere; what was saved lies behind what was written."""
-    await both(stand, topic_name)
+    """Owners are killed repeatedly, at any point, and the saved state is older than the last writes."""
+    await create_on_both_sides(stand, topic_name)
     total = 0
     for turn in range(6):
         await write(stand, topic_name, 500, f"turn {turn}", compression_type=[None, "lz4"][turn % 2])
@@ -34,15 +42,16 @@ async def test_what_a_killed_owner_had_under_way_is_copied_once_and_in_order_by_
     stand.saves = True
     pump = await stand.start_pump(topic_name)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == total
+    assert await assert_same(stand, topic_name) == total
     assert stand.incidents == []
 
 
-async def test_a_former_owner_that_wakes_is_shut_out_by_its_successor(
+async def test_a_former_owner_that_wakes_is_fenced_by_its_successor(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """uReplicator's writers interleaved after a move: here the former one appends, and nothing gets in."""
-    zombie = await copying(stand, topic_name, 300)
+    """uReplicator's writers interleaved after a move. Here the former owner appends, and the broker refuses
+    it."""
+    zombie = await start_copying(stand, topic_name, 300)
     stand.freeze(zombie)
     successor = await stand.start_pump(topic_name)
     await write(stand, topic_name, 300, "later")
@@ -56,14 +65,14 @@ async def test_a_former_owner_that_wakes_is_shut_out_by_its_successor(
     zombie.close()
     await write(stand, topic_name, 50, "after")
     await stand.copied([successor])
-    assert await same(stand, topic_name) == 650
+    assert await assert_same(stand, topic_name) == 650
     assert stand.incidents == []
 
 
-async def test_what_a_zombie_got_in_before_its_successor_appended_is_not_copied_again(
+async def test_records_that_a_zombie_wrote_before_its_successor_appended_are_not_copied_again(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 150)
     zombie = await stand.start_pump(topic_name)
     await stand.until(lambda: zombie.base > 0)
@@ -83,15 +92,16 @@ async def test_what_a_zombie_got_in_before_its_successor_appended_is_not_copied_
     stand.saves = True
     await stand.copied([successor])
     zombie.close()
-    assert await same(stand, topic_name) == 400
+    assert await assert_same(stand, topic_name) == 400
     assert stand.incidents == []
 
 
 async def test_a_compacted_source_is_copied_behind_a_killed_owner_although_records_have_gone_from_it(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """The former owner copied all; then half of what lies behind the saved position is compacted away."""
-    await both(stand, topic_name)
+    """The former owner copied everything; then half of the records behind the saved position are compacted
+    away."""
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 200)
     pump = await stand.start_pump(topic_name)
     await stand.until(lambda: pump.base > 0)
@@ -104,17 +114,19 @@ async def test_a_compacted_source_is_copied_behind_a_killed_owner_although_recor
     assert base < 400
     stand.saves = True
     pump = await stand.start_pump(topic_name, fetches=False)
-    data = compacted(await rows(stand.source, topic_name), base, lambda n: n % 3 != 1 and not 350 <= n < 370)
+    data = compacted_batches(
+        await rows(stand.source, topic_name), base, lambda n: n % 3 != 1 and not 350 <= n < 370
+    )
     stand.feed(pump, data, base, 400)
     await stand.until(lambda: pump.base >= 400)
     assert await rows(stand.target, topic_name) == before
     assert stand.incidents == []
 
 
-async def test_a_drained_replica_saves_all_it_sent_and_its_successor_goes_on_behind_it(
+async def test_a_drained_replica_saves_all_it_sent_and_its_successor_continues_behind_it(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 3_000)
     pump = await stand.start_pump(topic_name)
     await stand.until(lambda: pump.base > 0)
@@ -125,13 +137,13 @@ async def test_a_drained_replica_saves_all_it_sent_and_its_successor_goes_on_beh
     stand.kill(pump)
     successor = await stand.start_pump(topic_name)
     await stand.copied([successor])
-    assert await same(stand, topic_name) == 3_000
-    assert pump.status().delivered + successor.status().delivered == 3_000, "none was copied twice"
+    assert await assert_same(stand, topic_name) == 3_000
+    assert pump.status().delivered + successor.status().delivered == 3_000, "no record was copied twice"
 
 
-async def test_without_a_note_copying_goes_on_from_the_position(stand: ReplicaRig, topic_name: str) -> None:
-    """And never from the end: uReplicator reset to latest where a checkpoint was missing."""
-    await both(stand, topic_name)
+async def test_without_a_note_copying_continues_at_the_position(stand: ReplicaRig, topic_name: str) -> None:
+    """uReplicator moved to the end if a checkpoint was missing."""
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100)
     stand.saved[0] = Snapshot(40), b"no note"
     pump = await stand.start_pump(topic_name)
@@ -140,10 +152,10 @@ async def test_without_a_note_copying_goes_on_from_the_position(stand: ReplicaRi
     assert await rows(stand.target, topic_name) == (await rows(stand.source, topic_name))[40:]
 
 
-async def test_where_records_may_be_twice_no_later_owner_tells_a_barrier_either(
+async def test_no_later_owner_emits_an_offset_sync_where_records_may_be_twice(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100)
     stand.saved[0] = Snapshot(40), b"no note"
     often = {"records": 10, "every": "200ms"}
@@ -157,13 +169,13 @@ async def test_where_records_may_be_twice_no_later_owner_tells_a_barrier_either(
     assert {source_end for _, source_end, _ in stand.barriers} == {100}
 
 
-async def test_a_destination_that_was_made_anew_is_told_and_copying_goes_on_where_it_stood(
+async def test_a_recreated_destination_is_reported_and_copying_continues_at_its_position(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     await stand.until(lambda: stand.saved[0][0].base == 100)
     stand.kill(pump)
-    await made_anew(stand.target, topic_name)
+    await recreate(stand.target, topic_name)
     await write(stand, topic_name, 50, "new")
     pump = await stand.start_pump(topic_name)
     await stand.copied([pump])
@@ -173,11 +185,11 @@ async def test_a_destination_that_was_made_anew_is_told_and_copying_goes_on_wher
     assert await rows(stand.target, topic_name) == (await rows(stand.source, topic_name))[100:]
 
 
-async def test_a_former_owner_whose_lane_took_many_epochs_is_shut_out_all_the_same(
+async def test_a_former_owner_whose_lane_took_many_epochs_is_fenced_too(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """The note kept the epoch that the lane began with; successors left it 16 more, and no further one."""
-    zombie = await copying(stand, topic_name, 100)
+    """The fault: the note kept the lane's first epoch, and successors left it only 16 more."""
+    zombie = await start_copying(stand, topic_name, 100)
     lane = zombie.session.lane
     assert lane is not None
     for _ in range(3 * STEP):
@@ -196,5 +208,5 @@ async def test_a_former_owner_whose_lane_took_many_epochs_is_shut_out_all_the_sa
         async with asyncio.timeout(ENOUGH_S):
             await future
     zombie.close()
-    assert await same(stand, topic_name) == 200
+    assert await assert_same(stand, topic_name) == 200
     assert stand.incidents == []

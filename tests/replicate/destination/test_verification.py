@@ -1,4 +1,6 @@
-"""What was encoded anew is compared with what was read; what a cleaner has taken is no difference."""
+"""Copies that were encoded again are compared with the records that were read; compaction makes no
+difference.
+"""
 
 from __future__ import annotations
 
@@ -26,29 +28,29 @@ from tests.kafka.conftest import write as write_to
 from tests.kafka.fetch.test_decoder import fetched
 from tests.kafka.records.test_verbatim_copy import NO_LIMIT, as_logged, rows_of, the_batch
 from tests.replicate.rig import ReplicaRig
-from tests.replicate.source_topics import both, copying, same, write
+from tests.replicate.source_topics import assert_same, create_on_both_sides, start_copying, write
 
 JOB = JobId(Kind.REPLICATE, "r", "t", 0)
 ROWS: list[Any] = [(1_000 + n, b"k%d" % n, b"v", [("h", b"%d" % n)]) for n in range(6)]
 
 
-def sent(copy: VerbatimCopy) -> ExpectedCopy:
-    """As it waits to be compared, at offset 40 of the destination."""
+def waiting_copy(copy: VerbatimCopy) -> ExpectedCopy:
+    """A copy that waits to be compared, at offset 40 of the destination."""
     client: Any = None
     verifier = CopyVerifier(client, lambda *_: None, VerificationBudget(1e9))
     verifier.add(JOB, ("t", 0), 40, copy)
     return verifier._waiting["t", 0][0]
 
 
-def joined() -> VerbatimCopy:
-    """Small batches that travel as one."""
+def joined_copy() -> VerbatimCopy:
+    """Small batches that are copied as one batch."""
     data = b"".join(as_logged(at, rows_of(ROWS[at : at + 2])) for at in (0, 2, 4))
     (copy,) = copies(fetched(data, 0, 6), NO_LIMIT)
     return copy
 
 
-def test_what_was_encoded_anew_and_went_as_it_was_is_the_same() -> None:
-    copied = sent(joined())
+def test_copies_that_were_encoded_again_or_sent_unchanged_are_equal() -> None:
+    copied = waiting_copy(joined_copy())
     assert compare(copied, [the_batch(as_logged(40, rows_of(ROWS)))]) == ""
     stamped = the_batch(as_logged(40, rows_of(ROWS), flags=LOG_APPEND_TIME, max_timestamp_ms=5))
     assert compare(copied, [stamped]) == "", "the destination's own timestamps"
@@ -57,38 +59,38 @@ def test_what_was_encoded_anew_and_went_as_it_was_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ((1_003, b"other", b"v", [("h", b"3")]), "record at 43 is another"),
-        ((1_003, b"k3", None, [("h", b"3")]), "record at 43 is another"),
-        ((1_003, b"k3", b"v", [("h", b"")]), "record at 43 is another"),
+        ((1_003, b"other", b"v", [("h", b"3")]), "record at 43 has other contents"),
+        ((1_003, b"k3", None, [("h", b"3")]), "record at 43 has other contents"),
+        ((1_003, b"k3", b"v", [("h", b"")]), "record at 43 has other contents"),
         ((9, b"k3", b"v", [("h", b"3")]), "record at 43 has timestamp 9, not 1003"),
     ],
 )
-def test_a_fault_in_encoding_anew_is_found(changed: Any, said: str) -> None:
-    """It was not: the bytes that were made were compared with themselves."""
+def test_a_fault_in_encoding_again_is_found(changed: Any, said: str) -> None:
+    """The fault: the encoded bytes were compared with themselves."""
     wrong = as_logged(40, rows_of([*ROWS[:3], changed, *ROWS[4:]]))
-    copy = joined()._replace(data=as_logged(0, rows_of([*ROWS[:3], changed, *ROWS[4:]])))
-    assert said in compare(sent(copy), [the_batch(wrong)])
+    copy = joined_copy()._replace(data=as_logged(0, rows_of([*ROWS[:3], changed, *ROWS[4:]])))
+    assert said in compare(waiting_copy(copy), [the_batch(wrong)])
 
 
-def test_of_a_compacted_destination_only_what_is_still_there_is_compared() -> None:
-    copied = sent(joined())
+def test_in_a_compacted_destination_only_the_records_that_are_left_are_compared() -> None:
+    copied = waiting_copy(joined_copy())
     assert copied.prints is not None
     left = the_batch(as_logged(40, rows_of([ROWS[1], ROWS[4]], [1, 2]), taken_behind=1))
-    assert "2 records are there instead of 6" in compare(copied, [left])
+    assert "it has 2 records instead of 6" in compare(copied, [left])
     assert compare_records(copied.prints, copied, [left]) == ""
-    assert compare_records(copied.prints, copied, []) == "", "all of it has gone"
+    assert compare_records(copied.prints, copied, []) == "", "all records have gone"
     moved = the_batch(as_logged(40, rows_of([ROWS[1], ROWS[4]], [0, 3])))
-    assert "record at 40 is another" in compare_records(copied.prints, copied, [moved])
+    assert "record at 40 has other contents" in compare_records(copied.prints, copied, [moved])
 
 
-def with_prints(count: int) -> VerbatimCopy:
-    """Records that are compared one by one."""
+def copy_with_prints(count: int) -> VerbatimCopy:
+    """A copy of `count` records that are compared one by one."""
     return VerbatimCopy(
         as_logged(0, rows_of(ROWS)), count, 0, count, lambda: iter([(0, (1, b"k", b"v", ()))] * count)
     )
 
 
-def test_how_much_waits_is_bounded_for_all_of_a_worker_however_many_records_a_copy_has(
+def test_the_waiting_copies_of_a_worker_are_bounded_by_their_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """4,096 copies of a route could wait, with a print of every record: gigabytes."""
@@ -98,33 +100,33 @@ def test_how_much_waits_is_bounded_for_all_of_a_worker_however_many_records_a_co
     first, second = (CopyVerifier(client, lambda *_: None, budget) for _ in range(2))
     for n in range(10):
         for verifier in (first, second):
-            verifier.add(JOB, (f"t{n}", 0), 40, with_prints(600))
+            verifier.add(JOB, (f"t{n}", 0), 40, copy_with_prints(600))
     assert (first.waiting, second.waiting) == (1, 1)
     first.close()
     assert (first.waiting, budget.waiting) == (0, 601)
-    first.add(JOB, ("t", 0), 40, with_prints(600))
+    first.add(JOB, ("t", 0), 40, copy_with_prints(600))
     assert first.waiting == 1
 
 
 class Compared:
-    """A verifier that is led by hand, over a real destination with `ROWS` in it."""
+    """A verifier that the test drives, over a real destination with `ROWS` in it."""
 
     def __init__(self, stand: ReplicaRig, topic: str) -> None:
-        self.told: list[str] = []
+        self.incidents: list[str] = []
         self.verifier = CopyVerifier(
-            stand.target, lambda kind, *_: self.told.append(kind), VerificationBudget(1e9)
+            stand.target, lambda kind, *_: self.incidents.append(kind), VerificationBudget(1e9)
         )
         self.target = topic, 0
 
     async def compare(self, copy: VerbatimCopy, topic_id: str) -> tuple[int, int]:
-        """How many records were compared and differ, of all so far."""
+        """The total numbers of records that were compared and that differ."""
         self.verifier.add(JOB, self.target, 0, copy, topic_id)
         await self.verifier._compare_run(self.target)
         assert not self.verifier.waiting
         return self.verifier.compared[JOB], self.verifier.differing[JOB]
 
 
-async def test_copies_in_a_topic_that_is_made_anew_or_gone_are_not_compared_with_another(
+async def test_copies_in_a_recreated_or_deleted_topic_are_not_compared_with_another(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "VERIFY_POLL_INTERVAL_S", 0.01)
@@ -136,19 +138,19 @@ async def test_copies_in_a_topic_that_is_made_anew_or_gone_are_not_compared_with
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     compared.verifier.everything = True
     assert await compared.compare(copy, "AAAAAAAAAAAAAAAAAAAAAA") == (0, 0)
-    assert (compared.verifier.uncompared[JOB], compared.told) == (6, [])
+    assert (compared.verifier.uncompared[JOB], compared.incidents) == (6, [])
     assert await compared.compare(copy, topic_id) == (0, 6)
-    assert compared.told == ["copy-differs"]
+    assert compared.incidents == ["copy-differs"]
     compared.verifier.add(JOB, (f"{topic_name}-gone", 0), 0, copy, topic_id)
     running = asyncio.create_task(compared.verifier.run())
     try:
         await stand.until(lambda: not compared.verifier.waiting)
     finally:
         running.cancel()
-    assert compared.told == ["copy-differs"]
+    assert compared.incidents == ["copy-differs"]
 
 
-async def test_where_nobody_may_know_whether_it_is_compacted_bytes_are_no_evidence_and_count_as_nothing(
+async def test_if_compaction_is_unknown_different_bytes_are_no_evidence_and_count_as_uncompared(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: object) -> dict[str, str]:
@@ -159,16 +161,16 @@ async def test_where_nobody_may_know_whether_it_is_compacted_bytes_are_no_eviden
     await write_to(stand.target.spec.bootstrap[0], topic_name, [b"others"] * 6)
     compared = Compared(stand, topic_name)
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
-    assert await compared.compare(copy, "") == (0, 0), "not compared is not the same"
-    assert await compared.compare(copy, "") == (0, 6), "from now on by its records"
+    assert await compared.compare(copy, "") == (0, 0), "a copy that is not compared does not count as equal"
+    assert await compared.compare(copy, "") == (0, 6), "later copies are compared by records"
 
 
 class Refusing:
-    """A client that has no right to read, as long as it `refuses`."""
+    """A client without permission to read, while it `refuses`."""
 
     def __init__(self, client: ClusterClient, connection: str) -> None:
         self.refuses = True
-        self.asked = 0
+        self.requests = 0
         self._send = client.send
         self._connection = connection
 
@@ -176,15 +178,15 @@ class Refusing:
         found = await self._send(node, request, group)
         if group != self._connection or not self.refuses or not isinstance(request, FetchRequest):
             return found
-        self.asked += 1
+        self.requests += 1
         ((topic, ((partition, _, *rest),)),) = found.topics
         return SimpleNamespace(topics=[(topic, [(partition, NOT_AUTHORISED, *rest[:-1], b"")])])
 
 
-async def test_copies_that_may_not_be_read_back_are_given_up_and_told_once_with_what_is_missing(
+async def test_copies_that_may_not_be_read_back_are_given_up_and_reported_once_with_the_missing_permission(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were tried again for ever, and nobody knew."""
+    """The fault: the verifier tried them for ever without a report."""
     for name, seconds in (
         ("VERIFY_POLL_INTERVAL_S", 0.01),
         ("VERIFY_RETRY_INTERVAL_S", 0.01),
@@ -193,7 +195,7 @@ async def test_copies_that_may_not_be_read_back_are_given_up_and_told_once_with_
         monkeypatch.setattr(verification, name, seconds)
     refusing = Refusing(stand.target, verification.CONNECTION)
     monkeypatch.setattr(stand.target, "send", refusing.send)
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     verifier = pump.runtime.verifier
     await stand.until(lambda: stand.incidents)
     ((kind, message),) = stand.incidents
@@ -206,7 +208,7 @@ async def test_copies_that_may_not_be_read_back_are_given_up_and_told_once_with_
     trouble = verifier._troubles[pump.target]
     await write(stand, topic_name, 300, max_batch_size=300)
     await stand.copied([pump])
-    assert verifier.waiting <= 1, "one is tried, no more wait for that"
+    assert verifier.waiting <= 1, "one copy is tried, and no others wait"
     await stand.until(lambda: trouble.retry_at_s > 1e8)
     assert (verifier.compared.total(), stand.kinds()) == (0, ["verify-trouble"])
 
@@ -219,10 +221,10 @@ async def test_copies_that_may_not_be_read_back_are_given_up_and_told_once_with_
     assert verifier.differing.total() == 0
 
 
-async def test_what_of_a_route_that_compares_all_could_not_be_compared_is_counted_whoever_copied_it(
+async def test_a_route_that_compares_all_counts_uncompared_copies_of_former_owners_too(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was dropped untold when its worker ended, and when it could not be read back."""
+    """The fault: copies were dropped uncounted when their worker ended or they could not be read back."""
 
     def noted() -> int:
         return ReplicaHandover.from_bytes(stand.saved[0][1]).uncompared
@@ -231,13 +233,13 @@ async def test_what_of_a_route_that_compares_all_could_not_be_compared_is_counte
         monkeypatch.setattr(verification, name, seconds)
     refusing = Refusing(stand.target, verification.CONNECTION)
     monkeypatch.setattr(stand.target, "send", refusing.send)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100)
     killed = await stand.start_pump(topic_name, verify="all")
     await stand.copied([killed])
     await stand.until(lambda: noted() == 100 and killed.runtime.verifier._troubles)
-    assert not killed.is_busy, "nobody waits for what cannot be read"
-    assert killed.copying().uncompared == 0, "it may still be"
+    assert not killed.is_busy, "nothing waits for copies that cannot be read"
+    assert killed.copying().uncompared == 0, "it may still be compared"
     stand.kill(killed)
 
     refusing.refuses = False
@@ -255,7 +257,7 @@ async def test_what_of_a_route_that_compares_all_could_not_be_compared_is_counte
     await stand.until(lambda: pump.copying().uncompared == 150)
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     pump._acknowledged(SentBatch(6, copy), -1, False)
-    assert pump.copying().uncompared == 156, "nobody knows where it lies"
+    assert pump.copying().uncompared == 156, "its offset is not known"
     await stand.until(lambda: noted() == 156)
     assert verifier.differing.total() == 0
 
@@ -272,7 +274,7 @@ async def test_a_replica_that_compares_all_ends_once_all_is_compared(
         return await send(node, request, group)
 
     monkeypatch.setattr(stand.target, "send", held)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100)
     pump = await stand.start_pump(topic_name, verify="all")
     await stand.copied([pump])
@@ -286,10 +288,10 @@ async def test_a_replica_that_compares_all_ends_once_all_is_compared(
     await stand.until(lambda: ReplicaHandover.from_bytes(stand.saved[0][1]).uncompared == 0)
 
 
-async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missing_until_it_may(
+async def test_a_successor_that_may_not_read_the_copies_reports_the_missing_permission_until_it_may(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     await stand.until(lambda: pump.snapshot_version == pump.version)
     stand.saves = False
     await write(stand, topic_name, 50)
@@ -299,7 +301,7 @@ async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missin
     refusing = Refusing(stand.target, history.CONNECTION)
     monkeypatch.setattr(stand.target, "send", refusing.send)
     pump = await stand.start_pump(topic_name)
-    await stand.until(lambda: refusing.asked > 2)
+    await stand.until(lambda: refusing.requests > 2)
     ((kind, message),) = stand.incidents
     assert kind == "append-trouble"
     assert f"{topic_name}/0" in message
@@ -309,19 +311,19 @@ async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missin
     refusing.refuses = False
     await write(stand, topic_name, 50)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 200
+    assert await assert_same(stand, topic_name) == 200
     assert pump.status().trouble == ""
 
 
-@pytest.mark.parametrize(("asked", "everything"), [("sampled", False), ("all", True)])
+@pytest.mark.parametrize(("verify", "everything"), [("sampled", False), ("all", True)])
 async def test_a_route_compares_a_sample_or_everything(
-    stand: ReplicaRig, topic_name: str, asked: str, everything: bool, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, verify: str, everything: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "MAX_BEHIND", 3)
     stand._verify_budget = VerificationBudget(verification.RUN_BYTES)  # one run a second
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 400, name="v" * 10_000, max_batch_size=200_000)  # 8 MB, nothing to join
-    pump = await stand.start_pump(topic_name, verify=asked)
+    pump = await stand.start_pump(topic_name, verify=verify)
     most = 0
 
     def is_done() -> bool:
@@ -330,6 +332,6 @@ async def test_a_route_compares_a_sample_or_everything(
         return pump.base == 400 and not pump.runtime.verifier.waiting
 
     await stand.until(is_done)
-    assert await same(stand, topic_name) == 400
+    assert await assert_same(stand, topic_name) == 400
     assert (pump.runtime.verifier.compared[pump.job] == 400) == everything
-    assert most <= 3 + LANE_BYTES // 100_000, "what waits is bounded, but for what was on its way"
+    assert most <= 3 + LANE_BYTES // 100_000, "the waiting copies are bounded, except for batches in flight"

@@ -1,4 +1,4 @@
-"""How many copies are not compared is counted once, and noted as it is; comparing goes on whatever comes."""
+"""Uncompared copies are counted once and noted exactly; comparing continues after every error."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ TURNS = 200
 
 
 class Answering(ClusterClient):
-    """A destination that has no leader, or one who says always the same."""
+    """A destination without a leader, or with one that always gives the same answer."""
 
     def __init__(self, code: int | None = None) -> None:
         super().__init__(ClusterSpec("west", ("127.0.0.1:1",)))
-        self.code, self.asked = code, 0
+        self.code, self.requests = code, 0
 
     async def leader(self, topic: str, partition: int) -> int | None:
-        self.asked += 1
+        self.requests += 1
         return None if self.code is None else 1
 
     async def send(self, node: int, request: Any, group: Any = 0) -> Any:
@@ -61,18 +61,18 @@ class Answering(ClusterClient):
 
 
 def a_copy() -> VerbatimCopy:
-    """Of six records."""
+    """A copy of six records."""
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     return copy
 
 
 def nothing(*_: object) -> None:
-    """Takes what is told."""
+    """Ignores incidents."""
 
 
 @asynccontextmanager
 async def a_runtime() -> AsyncIterator[RouteRuntime]:
-    """Of a route that compares all, to a destination that is away."""
+    """The runtime of a route that compares all, to an unreachable destination."""
     source, target = Answering(), Answering()
     lease = Lease(1e9)
     lease.renewed(time.monotonic())
@@ -95,50 +95,50 @@ async def a_runtime() -> AsyncIterator[RouteRuntime]:
         await runtime.close()
 
 
-def begun(runtime: RouteRuntime, note: bytes) -> ReplicaPump:
-    """A replica that goes on from there."""
+def started_pump(runtime: RouteRuntime, note: bytes) -> ReplicaPump:
+    """A replica that continues from the note."""
     return ReplicaPump(
         JOB, 1, runtime, next_offset=0, lineage=0, note=note, is_same_log=True, is_first=False,
         source_log=LogId(), report_incident=nothing, on_barrier=nothing,
     )  # fmt: skip
 
 
-def saved(pump: ReplicaPump) -> int:
-    """What the note says that the table has now, if there is anything new to be saved."""
+def save_note(pump: ReplicaPump) -> int:
+    """Saves the pump's state if it is new; returns the uncompared copies in the table's note."""
     version = pump.version
-    assert version != pump.snapshot_version, "it has to be saved"
+    assert version != pump.snapshot_version, "the state has to be saved"
     assert pump.snapshot() == Snapshot(0)
     pump.snapshot_version = version
     return ReplicaHandover.from_bytes(pump.note).uncompared
 
 
-async def test_what_is_compared_last_is_in_the_note_of_a_clean_handover() -> None:
-    """Its last snapshot said how many waited when something was copied last."""
+async def test_the_last_comparison_is_in_the_note_of_a_clean_handover() -> None:
+    """The last snapshot was taken at the last copy, when more copies waited."""
     async with a_runtime() as runtime:
-        pump = begun(runtime, ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
+        pump = started_pump(runtime, ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
         runtime.verifier.add(JOB, TARGET, 0, a_copy())
-        assert saved(pump) == 16
+        assert save_note(pump) == 16
         runtime.verifier._pop(TARGET)  # as once it is compared
-        assert saved(pump) == 10
+        assert save_note(pump) == 10
         assert pump.version == pump.snapshot_version
 
 
-async def test_what_still_waits_is_counted_once_when_its_replica_begins_again() -> None:
+async def test_waiting_copies_are_counted_once_when_their_replica_begins_again() -> None:
     async with a_runtime() as runtime:
         verifier = runtime.verifier
-        former = begun(runtime, ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
+        former = started_pump(runtime, ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
         verifier.add(JOB, TARGET, 0, a_copy())
-        note = ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=saved(former))
+        note = ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=save_note(former))
         former.close()
-        pump = begun(runtime, note.to_bytes())
-        assert (verifier.owes(JOB), pump.copying().uncompared) == (16, 10)
+        pump = started_pump(runtime, note.to_bytes())
+        assert (verifier.unverified(JOB), pump.copying().uncompared) == (16, 10)
         verifier._pop(TARGET)
-        assert verifier.owes(JOB) == 10
+        assert verifier.unverified(JOB) == 10
 
 
 @pytest.mark.parametrize("is_saved_late", [False, True])
-async def test_what_was_copied_after_the_note_is_not_taken_for_a_part_of_it(is_saved_late: bool) -> None:
-    """It was counted too few by that, and a comparison of all passed."""
+async def test_copies_after_the_note_do_not_count_as_a_part_of_it(is_saved_late: bool) -> None:
+    """The fault: the count was too low, so a check that all is compared passed."""
     async with a_runtime() as runtime:
         verifier, after = runtime.verifier, 6
 
@@ -146,7 +146,7 @@ async def test_what_was_copied_after_the_note_is_not_taken_for_a_part_of_it(is_s
             pump.ledger.delivered += after
             verifier.add(JOB, TARGET, base_offset, a_copy())
 
-        former = begun(runtime, ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
+        former = started_pump(runtime, ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
         copied(former, 0)
         version = former.version
         former.snapshot()
@@ -158,21 +158,21 @@ async def test_what_was_copied_after_the_note_is_not_taken_for_a_part_of_it(is_s
         if not is_saved_late:
             copied(former, 6)
         former.close()
-        former.snapshot_version = version + 1  # whatever was on its way
-        begun(runtime, note.to_bytes())
-        assert (verifier.uncompared[JOB], verifier.owes(JOB)) == (10, 16 + after)
+        former.snapshot_version = version + 1  # and batches in flight
+        started_pump(runtime, note.to_bytes())
+        assert (verifier.uncompared[JOB], verifier.unverified(JOB)) == (10, 16 + after)
 
 
-def comparing(client: ClusterClient, tell: verification.ReportIncident) -> CopyVerifier:
-    """All, of which much waits."""
-    verifier = CopyVerifier(client, tell, VerificationBudget(1e9))
+def busy_verifier(client: ClusterClient, report: verification.ReportIncident) -> CopyVerifier:
+    """A verifier that compares all, with many waiting copies."""
+    verifier = CopyVerifier(client, report, VerificationBudget(1e9))
     verifier.everything = True
     for n in range(3):
         verifier.add(JOB, TARGET, 6 * n, a_copy())
     return verifier
 
 
-async def test_who_is_far_behind_and_cannot_read_does_not_look_for_ever(
+async def test_a_verifier_far_behind_that_cannot_read_does_not_spin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in (
@@ -182,34 +182,34 @@ async def test_who_is_far_behind_and_cannot_read_does_not_look_for_ever(
     ):
         monkeypatch.setattr(verification, name, value)
     client = Answering()
-    verifier = comparing(client, nothing)
+    verifier = busy_verifier(client, nothing)
     running = asyncio.create_task(verifier.run())
     try:
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        assert (client.asked, verifier.waiting) == (1, 3)
+        assert (client.requests, verifier.waiting) == (1, 3)
     finally:
         running.cancel()
 
 
 @pytest.mark.parametrize("code", [None, OFFSET_OUT_OF_RANGE])
-async def test_the_comparison_goes_on_whatever_happens_to_it(
+async def test_comparing_continues_after_every_error(
     code: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended, and copying stood still once 2,000 copies waited."""
+    """The fault: the verifier's task ended, and copying stopped once 2,000 copies waited."""
     for name, value in (
         ("UNREAD_S", -1.0),
         ("VERIFY_RETRY_INTERVAL_S", 0.0),
         ("VERIFY_POLL_INTERVAL_S", 0.0),
     ):
         monkeypatch.setattr(verification, name, value)
-    told: list[str] = []
+    reported: list[str] = []
 
-    def tell(kind: str, *_: str) -> None:
-        told.append(kind)
+    def report(kind: str, *_: str) -> None:
+        reported.append(kind)
         raise ValueError("nobody takes it")
 
-    verifier = comparing(Answering(code), tell)
+    verifier = busy_verifier(Answering(code), report)
     running = asyncio.create_task(verifier.run())
     try:
         async with asyncio.timeout(ENOUGH_S):
@@ -220,5 +220,5 @@ async def test_the_comparison_goes_on_whatever_happens_to_it(
                 await asyncio.sleep(0)
     finally:
         running.cancel()
-    assert told
+    assert reported
     assert verifier.uncompared[JOB] + verifier.differing[JOB] == 18

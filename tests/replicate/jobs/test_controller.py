@@ -1,4 +1,4 @@
-"""Replicas in the hands of the job manager, between real brokers; control log and tracker are by hand."""
+"""Replicas managed by the job manager, between real brokers; control log and tracker are simulated."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def _copy(yard: Yard, topic: str) -> list[bytes | None]:
         return [value for _, _, value, _ in await rows(client, topic)]
 
 
-async def test_a_route_is_copied_paused_given_up_and_taken_again_without_a_record_lost_or_doubled(
+async def test_pausing_and_handing_over_a_route_neither_loses_nor_doubles_a_record(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     topic = manager.topic
@@ -72,7 +72,7 @@ async def test_a_route_is_copied_paused_given_up_and_taken_again_without_a_recor
 
     manager.assign(release=True)
     await manager.until(lambda: manager.pump is None)
-    assert not manager.jobs.replicas.routes, "its runtime goes with its last pump"
+    assert not manager.jobs.replicas.routes, "the runtime is closed with its last pump"
     await _write(yard, topic, "d")
     manager.assign()
     await manager.copied(4)
@@ -91,7 +91,7 @@ async def _committed(manager: ReplicaManagerRig) -> int | None:
     return found
 
 
-async def test_other_limits_come_into_force_at_once_and_any_other_change_from_where_it_stands(
+async def test_new_limits_apply_at_once_and_other_changes_from_the_present_position(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     topic = manager.topic
@@ -111,7 +111,7 @@ async def test_other_limits_come_into_force_at_once_and_any_other_change_from_wh
 
 
 @pytest.mark.parametrize("how", ["continue", "skip", "reset"])
-async def test_a_source_topic_that_is_made_anew_is_copied_from_its_start_or_waited_for_as_the_route_says(
+async def test_a_recreated_source_topic_is_copied_from_its_start_or_halts_as_the_route_says(
     yard: Yard, manager: ReplicaManagerRig, how: str
 ) -> None:
     topic = manager.topic
@@ -134,30 +134,30 @@ async def test_a_source_topic_that_is_made_anew_is_copied_from_its_start_or_wait
     assert not (await manager.jobs._clusters.get(HOME)).fetch._partitions, "nothing is fetched any more"
     assert "route-halted" in {kind for kind, _ in manager.incidents}
     manager.put(onGap="stop", limits={"messages_per_second": 500.0})
-    assert await manager.halted() is pump, "that changes nothing"
+    assert await manager.halted() is pump, "the heartbeat does not change it"
     assert f"skip r {topic} 0 3 4" in pump.status().trouble
-    assert pump.status().oldest_ms > 0, "its age does not vanish"
+    assert pump.status().oldest_ms > 0, "the first record still has an age"
     manager.assign(release=True)
     await manager.until(lambda: manager.pump is None)
     manager.assign()
     pump = await manager.halted()
-    assert (pump.stuck, pump.base, pump.lineage) == (((3, 4),), 3, 0), "so it is for the next owner"
+    assert (pump.stuck, pump.base, pump.lineage) == (((3, 4),), 3, 0), "the next owner sees the same"
     hand = OperatorActions(manager.jobs, manager.log)  # type: ignore[arg-type]
     if how == "continue":
         manager.put(onGap="continue")
     elif how == "skip":
         assert await hand.pass_over(manager.job, 3, 4, "ann") == ((3, 4),)
-        assert manager.pump is not None, "it lasts once it is told"
+        assert manager.pump is not None, "the halt lasts once it is reported"
         assert (manager.pump.lineage, manager.pump.snapshot_version >= 0) == (1, True)
     else:
         await hand.reset(manager.job, EARLIEST, "ann")
     await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
     pump = await manager.copied(2)
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"d", b"e"]
-    assert pump.copying().begun_anew == (how != "reset"), "that is what an operator wanted"
+    assert pump.copying().begun_anew == (how != "reset"), "an operator wanted the reset"
 
 
-async def test_a_route_that_halts_at_a_gap_goes_on_behind_it_once_an_operator_skips_it(
+async def test_a_route_that_halts_at_a_gap_continues_behind_it_once_an_operator_skips_it(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     topic = manager.topic
@@ -179,19 +179,19 @@ async def test_a_route_that_halts_at_a_gap_goes_on_behind_it_once_an_operator_sk
     await manager.copied(5)
     assert manager.pump is not pump
     assert await _copy(yard, topic) == [b"a", b"b", b"e"]
-    for _ in range(2):  # whoever owns it
-        told = (await manager.copied(5)).copying()
-        assert (told.lost, told.lost_ms > 0) == (2, True)
+    for _ in range(2):  # with any owner
+        status = (await manager.copied(5)).copying()
+        assert (status.lost, status.lost_ms > 0) == (2, True)
         manager.assign(release=True)
         await manager.until(lambda: manager.pump is None)
         manager.assign()
     assert [kind for kind, _ in manager.incidents] == ["route-halted", "replica-skipped"]
 
 
-async def test_a_replica_that_begins_anew_copies_again_and_its_barriers_are_of_another_line(
+async def test_a_replica_in_a_new_lineage_copies_again_and_its_offset_syncs_are_of_another_line(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
-    """As a reset does, and a source that was cut off in a leader epoch: positions are not comparable."""
+    """As after a reset, or after a truncation of the source: positions are not comparable."""
     topic = manager.topic
     manager.put(checkpoint={"every": "200ms"})
     manager.assign()
@@ -214,7 +214,7 @@ async def test_a_replica_that_begins_anew_copies_again_and_its_barriers_are_of_a
     await _write(yard, topic, "d")
     manager.assign()
     pump = await manager.copied(4)
-    assert (pump.lineage, pump.session.source_epoch) == (1, 7), "the next owner knows"
+    assert (pump.lineage, pump.session.source_epoch) == (1, 7), "the next owner knows the lineage"
     assert pump.copying().begun_anew == 1
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c", b"d"]
 
@@ -239,7 +239,7 @@ async def test_a_fault_in_a_replica_begins_its_job_again_by_itself(
 
 
 class Place:
-    """A source topic, and what the tracker says of it."""
+    """A source topic, and the tracker's state of it."""
 
     def __init__(self, manager: ReplicaManagerRig) -> None:
         self._manager = manager
@@ -259,11 +259,11 @@ class Place:
         target = (await self._manager.jobs._clusters.get(AWAY)).client
         return await find_replica_start(
             job, route, cluster, given, recorded=recorded, reset=reset, report_incident=lambda *_: None,
-            goes_on=await same_target(job, route, target, given),
+            continues=await same_target(job, route, target, given),
         )  # fmt: skip
 
 
-async def test_a_replica_begins_where_it_was_never_by_chance_at_the_end(
+async def test_a_replica_begins_at_its_position_and_never_by_chance_at_the_end(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     place = Place(manager)
@@ -282,19 +282,17 @@ async def test_a_replica_begins_where_it_was_never_by_chance_at_the_end(
     lost = await place.begin()
     assert (lost.snapshot.base, lost.is_first) == (1, False)
     another = LogId(first.log.cluster_id, "AAAAAAAAAAAAAAAAAAAAAA")
-    anew = await place.begin(3, log=another, note=b"n")
-    assert (anew.snapshot.base, anew.lineage, anew.is_first) == (0, 1, True)
+    restarted = await place.begin(3, log=another, note=b"n")
+    assert (restarted.snapshot.base, restarted.lineage, restarted.is_first) == (0, 1, True)
     halted = await place.begin(3, log=another, on_gap="stop")
-    assert (halted.snapshot.base, halted.log, halted.known) == (3, another, True), "nothing is given up"
+    assert (halted.snapshot.base, halted.log, halted.known) == (3, another, True), "no position is given up"
     of = ReplicaHandover(first.log, 2, 1, 0, 0, source="another", target=f"{AWAY}/{manager.topic}").to_bytes()
     read = await place.begin(2, start="latest", recorded=ends, log=another, note=of, on_gap="stop")
     assert (read.snapshot.base, read.lineage, read.is_first) == (3, 1, True), "as spec.start says"
     assert (halted.gap.start, halted.gap.end, halted.gap.begun_anew) == (3, 0, True)
 
 
-async def test_a_cluster_that_only_has_another_name_now_copies_nothing_again(
-    yard: Yard, manager: ReplicaManagerRig
-) -> None:
+async def test_a_renamed_cluster_copies_nothing_again(yard: Yard, manager: ReplicaManagerRig) -> None:
     place = Place(manager)
     await _write(yard, manager.topic, "a", "b", "c")
     source = (await place.begin()).log
@@ -309,7 +307,7 @@ async def test_a_cluster_that_only_has_another_name_now_copies_nothing_again(
         msgspec.structs.replace(old, log=LogId()),
         msgspec.structs.replace(old, target=f"old-away/{manager.topic}.v1"),
     ):
-        anew = await place.begin(2, log=source, note=wrong.to_bytes())
-        assert (anew.snapshot.base, anew.lineage, anew.is_first) == (0, 1, True)
+        restarted = await place.begin(2, log=source, note=wrong.to_bytes())
+        assert (restarted.snapshot.base, restarted.lineage, restarted.is_first) == (0, 1, True)
     another = await place.begin(2, log=LogId("another", source.topic_id), note=old.to_bytes())
     assert (another.snapshot.base, another.is_first) == (0, True)

@@ -1,4 +1,4 @@
-"""What operators do to a route, with real brokers: reset, skip, other limits, a topic less; cluster ids."""
+"""Operators' actions on a route between real brokers: reset, skip, limits, a dropped topic; cluster ids."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def operators(manager: ReplicaManagerRig) -> OperatorActions:
     return OperatorActions(manager.jobs, manager.log)  # type: ignore[arg-type]
 
 
-def acts(manager: ReplicaManagerRig) -> list[tuple[str, str]]:
-    """What was done, and how it is told."""
+def actions(manager: ReplicaManagerRig) -> list[tuple[str, str]]:
+    """The operators' actions, with their incidents."""
     return [(act.action, act.detail) for act in manager.log.appended if isinstance(act, OperatorAct)]
 
 
@@ -43,7 +43,7 @@ async def test_a_reset_copies_again_or_leaves_out_and_lasts(yard: Yard, manager:
     assert (back.start, back.to, back.again) == (3, 1, 2)
     await manager.copied(3)
     assert await _copy(yard, manager.topic) == [b"a", b"b", b"c", b"b", b"c"]
-    # What is left out is never copied, nor by the next owner.
+    # Skipped offsets are never copied, not even by the next owner.
     pump = manager.pump
     assert pump is not None
     manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=True, actor="test"))
@@ -57,10 +57,10 @@ async def test_a_reset_copies_again_or_leaves_out_and_lasts(yard: Yard, manager:
     manager.assign()
     await manager.copied(5)
     assert await _copy(yard, manager.topic) == [b"a", b"b", b"c", b"b", b"c", b"e"]
-    assert acts(manager) == [("reset", "3 -> 1, 2 again"), ("reset", "3 -> 4, 1 skipped")]
+    assert actions(manager) == [("reset", "3 -> 1, 2 again"), ("reset", "3 -> 4, 1 skipped")]
 
 
-async def test_what_cannot_be_copied_is_skipped_by_hand_and_nothing_else(
+async def test_only_offsets_that_cannot_be_copied_are_skipped_by_hand(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     client = (await manager.jobs._clusters.get(AWAY)).client
@@ -80,12 +80,12 @@ async def test_what_cannot_be_copied_is_skipped_by_hand_and_nothing_else(
     assert await operators(manager).pass_over(manager.job, 0, 3, "ann", "too large") == ((1, 2),)
     await manager.copied(3)
     assert await _copy(yard, manager.topic) == [b"a", b"b"]
-    assert acts(manager) == [("skip", "1: 1 offsets are not copied (too large)")]
+    assert actions(manager) == [("skip", "1: 1 offsets are not copied (too large)")]
     with pytest.raises(OperationRefused, match="needs no skip"):
         operators(manager).foresee_pass(manager.job, 0, 3)
 
 
-async def test_a_route_that_its_limits_hold_back_is_not_told_to_get_nowhere(
+async def test_a_route_that_its_limits_hold_back_is_not_reported_as_stalled(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put(limits={"messages_per_second": 1.0})
@@ -120,7 +120,7 @@ async def test_another_priority_is_in_force_for_what_is_fetched_already(
     assert manager.pump is pump
 
 
-async def test_a_topic_less_ends_its_copying_and_nobody_else_s_and_nobody_is_told(
+async def test_dropping_a_topic_ends_only_its_copying_and_without_an_incident(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put()
@@ -133,17 +133,17 @@ async def test_a_topic_less_ends_its_copying_and_nobody_else_s_and_nobody_is_tol
     assert await manager.copied(2) is pump, "other topics are no reason to begin again"
     manager.put(rename="{topic}.copy")
     await manager.until(lambda: manager.pump is not None and manager.pump.target[0].endswith(".copy"))
-    assert pump.closed, "its destination is another one"
+    assert pump.closed, "the route has another destination"
     manager.put(topics=["another"])
     await manager.until(lambda: manager.pump is None)
-    await manager.until(lambda: any("does not copy" in one.trouble for one in manager.jobs.statuses()))
-    await asyncio.sleep(1.5)  # a job that cannot start is tried again every second
+    await manager.until(lambda: any("no longer copies" in one.trouble for one in manager.jobs.statuses()))
+    await asyncio.sleep(1.5)  # the worker retries a job that cannot start every second
     (status,) = manager.jobs.statuses()
-    assert (status.state, "does not copy" in status.trouble) == ("starting", True)
+    assert (status.state, "no longer copies" in status.trouble) == ("starting", True)
     assert manager.incidents == []
 
 
-async def test_where_a_record_was_is_told_by_cluster_id_whatever_the_clusters_are_called(
+async def test_provenance_names_clusters_by_id_and_not_by_their_names(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     topic = manager.topic
@@ -164,7 +164,7 @@ async def test_where_a_record_was_is_told_by_cluster_id_whatever_the_clusters_ar
     assert pump.copying().left_out == 1
 
 
-async def test_a_route_that_stops_at_a_gap_says_so_whatever_else_is_wrong_until_somebody_skips_it(
+async def test_a_route_that_stops_at_a_gap_reports_it_beside_other_troubles_until_an_operator_skips_it(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put(onGap="stop")
@@ -173,7 +173,7 @@ async def test_a_route_that_stops_at_a_gap_says_so_whatever_else_is_wrong_until_
     pump = await manager.copied(3)
     key = (manager.job, pump.epoch)
     cluster = await manager.jobs._clusters.get(HOME)
-    cluster.fetch.remove(key)  # as the fetch service does not go on behind a gap that it tells
+    cluster.fetch.remove(key)  # as the fetch service stops behind a gap that it reports
     manager.jobs.hand_to_pump(LogGap(key, manager.topic, 0, 3, 5, "deleted by retention"))
     manager.jobs.hand_to_pump(FetchIncident(key, manager.topic, 0, "a broker is away", "start it"))
     (status,) = manager.jobs.statuses()
@@ -191,32 +191,32 @@ async def test_a_route_that_stops_at_a_gap_says_so_whatever_else_is_wrong_until_
     assert (status.state, status.copying.halted) == ("flowing", "")
 
 
-async def test_a_route_that_leads_to_another_topic_copies_there_all_that_it_has_copied_before(
+async def test_a_route_with_a_new_target_topic_copies_everything_to_it(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put()
     manager.assign()
     await _write(yard, manager.topic, "a", "b")
     await manager.copied(2)
-    elsewhere = f"{manager.topic}.copy"
+    other_topic = f"{manager.topic}.copy"
     client = (await manager.jobs._clusters.get(AWAY)).client
-    await ensure_topics(client, [TopicSpec(elsewhere, 1, 1)])
+    await ensure_topics(client, [TopicSpec(other_topic, 1, 1)])
     manager.put(rename="{topic}.copy")
-    await manager.until(lambda: manager.pump is not None and manager.pump.target[0] == elsewhere)
+    await manager.until(lambda: manager.pump is not None and manager.pump.target[0] == other_topic)
     await _write(yard, manager.topic, "c")
     pump = await manager.copied(3)
-    assert await _copy(yard, elsewhere) == [b"a", b"b", b"c"]
-    assert await _copy(yard, manager.topic) == [b"a", b"b"], "what was made stays"
+    assert await _copy(yard, other_topic) == [b"a", b"b", b"c"]
+    assert await _copy(yard, manager.topic) == [b"a", b"b"], "the earlier copies stay"
     manager.assign(release=True)
     await manager.until(lambda: manager.pump is None)
     await _write(yard, manager.topic, "d")
     manager.assign()
-    assert (await manager.copied(4)).lineage == pump.lineage == 1, "the next owner goes on"
-    assert await _copy(yard, elsewhere) == [b"a", b"b", b"c", b"d"]
+    assert (await manager.copied(4)).lineage == pump.lineage == 1, "the next owner continues"
+    assert await _copy(yard, other_topic) == [b"a", b"b", b"c", b"d"]
     assert manager.incidents == []
 
 
-async def test_what_cannot_be_saved_leaves_no_replica_drained(
+async def test_no_replica_stays_drained_if_its_state_cannot_be_saved(
     yard: Yard, manager: ReplicaManagerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager.put()
@@ -244,7 +244,7 @@ async def test_what_cannot_be_saved_leaves_no_replica_drained(
     assert await _copy(yard, manager.topic) == [b"a", b"b"], "nothing was reset, nothing is lost"
 
 
-async def test_fetching_that_goes_on_is_no_trouble_any_more_though_nothing_new_came(
+async def test_fetching_that_continues_clears_the_trouble_even_without_new_records(
     yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put()

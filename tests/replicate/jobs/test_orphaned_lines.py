@@ -1,5 +1,6 @@
-"""What the leader tells of lines whose job has no owner. Logs and the control log are played by hand: what
-happens between two questions is the point."""
+"""The ends that the leader publishes for lines whose job has no owner. Logs and the control log are
+simulated, because the cases lie between two requests.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +29,15 @@ LINE = OffsetMapLine(
 
 
 class PlayedCluster:
-    """A client of a cluster, its only broker, and a log: one topic, its id, who leads it, the leader's end,
-    and how much of that is not shown."""
+    """A client of a cluster with one broker and one log.
+
+    It has a topic id, a leader, the leader's end, and a number of records above the high watermark."""
 
     def __init__(self, name: str, topic: str, topic_id: str, end: int) -> None:
         self.name, self.topic, self.topic_id, self.end = name, topic, topic_id, end
         self.node: int | None = 1
         self.hidden = 0
-        self.epoch = self.told_epoch = 5
+        self.epoch = self.reported_epoch = 5
         self.client = self
 
     async def cluster_id(self) -> str:
@@ -54,10 +56,10 @@ class PlayedCluster:
         return {at: self.end - self.hidden for at in wanted if self.node is not None}
 
     def leader_epoch(self, _topic: str, _partition: int) -> int:
-        return self.told_epoch
+        return self.reported_epoch
 
     def force_metadata_update(self) -> None:
-        self.told_epoch = self.epoch
+        self.reported_epoch = self.epoch
 
     async def send(self, node: int, request: EpochEndRequest) -> Any:
         assert node == self.node
@@ -69,15 +71,15 @@ class PlayedCluster:
     def _ends(self, partition: int, current: int, epoch: int) -> tuple[int, int, int, int]:
         if current != self.epoch:
             return FENCED_EPOCH, partition, NOT_KNOWN, NOT_KNOWN
-        assert epoch == current, "where an older one ends says nothing of the log's end"
+        assert epoch == current, "an older leader's end is not the log's end"
         return 0, partition, epoch, self.end
 
 
 class Stand:
-    """A leader, the control log's fold, a line in the table, and what was told."""
+    """A leader, the control log's state, a line in the table, and the published ends."""
 
     def __init__(self) -> None:
-        self.view, self.told = ControlState(), list[EndedItem]()
+        self.view, self.published = ControlState(), list[EndedItem]()
         self.east = PlayedCluster("east", "orders", "s", 130)
         self.west = PlayedCluster("west", "copy", "t", 200)
         self.away: set[str] = set()
@@ -105,9 +107,9 @@ class Stand:
 
     async def end(self, items: Iterable[EndedItem]) -> list[Awaitable[Any]]:
         for item in items:
-            self.told.append(item)
+            self.published.append(item)
             new = at_end(self.lines[item.key], item)
-            assert new is not None, "it says something new"
+            assert new is not None, "only new ends are published"
             self.lines[item.key] = new
         return []
 
@@ -117,10 +119,10 @@ class Stand:
     def release(self, epoch: int, job: str = JOB) -> None:
         self.view.apply(Released(at_ms=0, job=job, worker="w", epoch=epoch, reason="the job is gone"))
 
-    async def looked(self, now_s: float) -> list[LineEnd]:
-        self.told.clear()
-        assert await self.ended.publish_new(now_s) == len(self.told) or not self.leads
-        return [item.ended for item in self.told]
+    async def published_at(self, now_s: float) -> list[LineEnd]:
+        self.published.clear()
+        assert await self.ended.publish_new(now_s) == len(self.published) or not self.leads
+        return [item.ended for item in self.published]
 
 
 @pytest.fixture
@@ -128,116 +130,122 @@ def stand() -> Stand:
     return Stand()
 
 
-async def test_nothing_is_told_of_who_copies_nor_before_what_he_sent_has_landed(stand: Stand) -> None:
-    assert await stand.looked(0) == []
-    assert await stand.looked(1_000) == []
+async def test_nothing_is_published_about_owned_jobs_nor_before_the_last_batches_have_arrived(
+    stand: Stand,
+) -> None:
+    assert await stand.published_at(0) == []
+    assert await stand.published_at(1_000) == []
     stand.release(1)
-    assert await stand.looked(2_000) == []
-    assert await stand.looked(2_000 + UNOWNED_AFTER_S - 1) == []
-    assert await stand.looked(2_000 + UNOWNED_AFTER_S) == [LineEnd(1, TARGET, 130, 200, 200)]
+    assert await stand.published_at(2_000) == []
+    assert await stand.published_at(2_000 + UNOWNED_AFTER_S - 1) == []
+    assert await stand.published_at(2_000 + UNOWNED_AFTER_S) == [LineEnd(1, TARGET, 130, 200, 200)]
 
 
 async def settled(stand: Stand) -> None:
     stand.release(1)
-    await stand.looked(0)
+    await stand.published_at(0)
 
 
-async def test_it_is_told_again_when_the_destination_goes_on_and_the_source_is_not_asked_again(
+async def test_an_end_is_published_again_when_the_destination_grows_without_reading_the_source_again(
     stand: Stand,
 ) -> None:
     await settled(stand)
-    await stand.looked(UNOWNED_AFTER_S)
-    assert await stand.looked(100) == []
+    await stand.published_at(UNOWNED_AFTER_S)
+    assert await stand.published_at(100) == []
     stand.west.end, stand.east.end = 260, 900
-    await stand.looked(110)
+    await stand.published_at(110)
     assert stand.lines[KEY].ended == LineEnd(1, TARGET, 130, 200, 260)
     stand.west.end = 300
     for look in range(POLLS_BEFORE_REREAD):
-        await stand.looked(120 + look)
+        await stand.published_at(120 + look)
     assert stand.lines[KEY].ended == LineEnd(1, TARGET, 130, 200, 300)
 
 
-async def test_a_source_that_is_away_or_another_one_is_not_passed_over_until_it_answers(stand: Stand) -> None:
+async def test_the_end_of_an_unreachable_or_recreated_source_is_not_published(stand: Stand) -> None:
     await settled(stand)
     stand.away = {"east"}
-    assert await stand.looked(UNOWNED_AFTER_S) == [LineEnd(1, TARGET, ENDLESS, 200, 200)]
+    assert await stand.published_at(UNOWNED_AFTER_S) == [LineEnd(1, TARGET, ENDLESS, 200, 200)]
     stand.away, stand.east.topic_id = set(), "anew"
-    assert await stand.looked(70) == []
+    assert await stand.published_at(70) == []
     stand.east.topic_id, stand.east.end = "s", 90
-    assert await stand.looked(80) == [LineEnd(1, TARGET, 100, 200, 200)], "no less than what was copied"
+    assert await stand.published_at(80) == [LineEnd(1, TARGET, 100, 200, 200)], "not below the copied offsets"
 
 
-async def test_while_nobody_leads_or_somebody_else_since_nothing_is_told(stand: Stand) -> None:
+async def test_nothing_is_published_without_a_partition_leader_or_right_after_a_new_one(stand: Stand) -> None:
     await settled(stand)
     stand.west.node = None
-    assert await stand.looked(UNOWNED_AFTER_S) == []
+    assert await stand.published_at(UNOWNED_AFTER_S) == []
     stand.west.node, stand.west.epoch = 1, 6
-    assert await stand.looked(70) == [], "it was asked as the leader that it was"
-    assert await stand.looked(80) == [LineEnd(1, TARGET, 130, 200, 200)]
+    assert await stand.published_at(70) == [], "the end came from the former leader"
+    assert await stand.published_at(80) == [LineEnd(1, TARGET, 130, 200, 200)]
 
 
-async def test_the_end_of_who_leads_no_more_is_asked_again_of_who_does(stand: Stand) -> None:
-    """Who does not know yet that another one leads may have less than was written there."""
+async def test_an_end_from_a_deposed_leader_is_read_again_from_the_new_one(stand: Stand) -> None:
+    """A broker that does not know the new leader yet may have fewer records."""
     await settled(stand)
     stand.west.hidden = 20
-    assert await stand.looked(UNOWNED_AFTER_S) == []
-    stand.west.end, stand.west.hidden, stand.west.epoch, stand.west.told_epoch = 260, 30, 6, 6
-    assert await stand.looked(70) == []
+    assert await stand.published_at(UNOWNED_AFTER_S) == []
+    stand.west.end, stand.west.hidden, stand.west.epoch, stand.west.reported_epoch = 260, 30, 6, 6
+    assert await stand.published_at(70) == []
     stand.west.hidden = 0
-    assert await stand.looked(80) == [LineEnd(1, TARGET, 130, 260, 260)]
+    assert await stand.published_at(80) == [LineEnd(1, TARGET, 130, 260, 260)]
 
 
-async def test_what_is_not_shown_yet_may_be_its_own_and_may_be_lost_so_nothing_is_told_of_it(
+async def test_no_end_is_published_above_the_high_watermark_because_it_may_be_lost(
     stand: Stand,
 ) -> None:
     await settled(stand)
     stand.west.hidden = 20
-    assert await stand.looked(UNOWNED_AFTER_S) == []
+    assert await stand.published_at(UNOWNED_AFTER_S) == []
     stand.west.end, stand.west.hidden = 230, 40
-    assert await stand.looked(70) == [], "its own may lie below 200"
+    assert await stand.published_at(70) == [], "the owner's batches may lie below 200"
     stand.west.hidden = 25
-    assert await stand.looked(80) == [LineEnd(1, TARGET, 130, 200, 205)], "as somebody always writes there"
+    assert await stand.published_at(80) == [LineEnd(1, TARGET, 130, 200, 205)], (
+        "although others always write to it"
+    )
     stand.west.hidden = 0
-    await stand.looked(90)
+    await stand.published_at(90)
     assert stand.lines[KEY].ended == LineEnd(1, TARGET, 130, 200, 230)
 
 
-async def test_where_another_leader_has_less_the_next_one_copies_behind_what_is_told(stand: Stand) -> None:
+async def test_after_a_leader_with_fewer_records_the_next_owner_copies_behind_the_published_end(
+    stand: Stand,
+) -> None:
     await settled(stand)
     stand.west.hidden = 20
-    await stand.looked(UNOWNED_AFTER_S)
-    stand.west.end, stand.west.hidden, stand.west.epoch, stand.west.told_epoch = 180, 0, 6, 6
-    (told,) = await stand.looked(70)
-    assert told == LineEnd(1, TARGET, 130, 180, 180), "there he would begin"
+    await stand.published_at(UNOWNED_AFTER_S)
+    stand.west.end, stand.west.hidden, stand.west.epoch, stand.west.reported_epoch = 180, 0, 6, 6
+    (line_end,) = await stand.published_at(70)
+    assert line_end == LineEnd(1, TARGET, 130, 180, 180), "the next owner would begin there"
 
 
-async def test_of_a_destination_that_does_not_go_on_nothing_is_written_again(stand: Stand) -> None:
+async def test_nothing_is_written_again_about_a_destination_that_does_not_grow(stand: Stand) -> None:
     await settled(stand)
-    assert await stand.looked(UNOWNED_AFTER_S) == [LineEnd(1, TARGET, 130, 200, 200)]
+    assert await stand.published_at(UNOWNED_AFTER_S) == [LineEnd(1, TARGET, 130, 200, 200)]
     stand.east.end = 900
     for look in range(2 * POLLS_BEFORE_REREAD):  # also where lines are read again
-        assert await stand.looked(100 + look) == []
+        assert await stand.published_at(100 + look) == []
 
 
-async def test_who_was_given_the_job_meanwhile_copies_behind_nothing_that_is_told(stand: Stand) -> None:
+async def test_nothing_is_published_about_a_job_that_got_an_owner_meanwhile(stand: Stand) -> None:
     await settled(stand)
     stand.meanwhile = lambda: stand.assign(2)
     await stand.ended.publish_new(UNOWNED_AFTER_S)
-    assert stand.told == []
+    assert stand.published == []
     stand.meanwhile = lambda: None
     stand.release(2)
-    assert await stand.looked(UNOWNED_AFTER_S + 1) == [], "that one's copies have to land, too"
+    assert await stand.published_at(UNOWNED_AFTER_S + 1) == [], "the new owner's batches have to arrive, too"
     stand.west.end = 500
-    assert await stand.looked(2 * UNOWNED_AFTER_S + 1) == [LineEnd(2, TARGET, 130, 500, 500)]
+    assert await stand.published_at(2 * UNOWNED_AFTER_S + 1) == [LineEnd(2, TARGET, 130, 500, 500)]
 
 
-async def test_who_was_deposed_meanwhile_tells_nothing(stand: Stand) -> None:
+async def test_a_worker_that_was_deposed_meanwhile_publishes_nothing(stand: Stand) -> None:
     await settled(stand)
     stand.meanwhile = lambda: setattr(stand, "leads", False)
-    assert await stand.looked(UNOWNED_AFTER_S) == []
+    assert await stand.published_at(UNOWNED_AFTER_S) == []
 
 
-async def test_of_bookkeeping_of_what_is_gone_and_of_jobs_without_a_line_nothing_is_told(
+async def test_nothing_is_published_about_control_topics_deleted_topics_and_jobs_without_a_line(
     stand: Stand,
 ) -> None:
     for job in ("replicate:old:switchyard-east-control:0", "replicate:old:empty:0"):
@@ -246,7 +254,7 @@ async def test_of_bookkeeping_of_what_is_gone_and_of_jobs_without_a_line_nothing
     stand.lines["old/switchyard-east-control/0"] = LINE
     await settled(stand)
     stand.west.topic = "another"
-    assert await stand.looked(UNOWNED_AFTER_S) == []
+    assert await stand.published_at(UNOWNED_AFTER_S) == []
     stand.west.topic = "copy"
-    await stand.looked(UNOWNED_AFTER_S + 1)
-    assert [item.key for item in stand.told] == [KEY]
+    await stand.published_at(UNOWNED_AFTER_S + 1)
+    assert [item.key for item in stand.published] == [KEY]

@@ -1,4 +1,4 @@
-"""What readers that lie still ask for, found in real clusters, and kept in the lines of the offset map."""
+"""The unmoved positions of groups in real clusters are published, and kept in the lines of the offset map."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.worker.catalog import Catalog
 from tests.web.runtime_fake import put_route, route
 
 
-async def test_the_leader_tells_where_readers_of_a_copy_and_of_its_source_lie_still(
+async def test_the_leader_publishes_the_unmoved_positions_of_groups_in_a_copy_and_in_its_source(
     yard: Yard, topic_name: str
 ) -> None:
     names = {"east": "east-regional", "west": "east-aggregate"}
@@ -31,11 +31,11 @@ async def test_the_leader_tells_where_readers_of_a_copy_and_of_its_source_lie_st
     async def nowhere(_: Any) -> None: ...
 
     clusters = DataClusters(specs, nowhere, ByteBudget(1 << 20))
-    view, told = ControlState(), list[NeedItem]()
+    view, published = ControlState(), list[NeedItem]()
     control: Any = SimpleNamespace(view=view)
 
     async def ask(items: Iterable[NeedItem]) -> list[asyncio.Future[Any]]:
-        told.extend(items)
+        published.extend(items)
         return []
 
     sender: Any = SimpleNamespace(ask=ask)
@@ -43,10 +43,10 @@ async def test_the_leader_tells_where_readers_of_a_copy_and_of_its_source_lie_st
         control, Catalog(control, clusters, lambda *_: None), clusters, sender, lambda: True
     )
 
-    async def looked() -> list[PinnedOffsets]:
-        told.clear()
+    async def published_needs() -> list[PinnedOffsets]:
+        published.clear()
         await needed.publish_changes()
-        return [item.needs for item in sorted(told, key=lambda item: item.partition)]
+        return [item.needs for item in sorted(published, key=lambda item: item.partition)]
 
     try:
         east, west = [await clusters.get(name) for name in ("east", "west")]
@@ -62,15 +62,17 @@ async def test_the_leader_tells_where_readers_of_a_copy_and_of_its_source_lie_st
         await east.committer.commit(still, {(topic_name, 1): 9})
         await west.committer.commit(moving, {(topic_name, 0): 30})
         await east.committer.commit("switchyard-mirror", {(topic_name, 0): 99})
-        assert await looked() == [], "nobody knows yet who lies still"
+        assert await published_needs() == [], "one look does not show which groups move"
         await west.committer.commit(moving, {(topic_name, 0): 40})
-        assert await looked() == [PinnedOffsets([7], []), PinnedOffsets([], [9])]
+        assert await published_needs() == [PinnedOffsets([7], []), PinnedOffsets([], [9])]
         ids = await west.client.topic_ids([topic_name])
-        assert {item.target for item in told} == {LogId(await west.client.cluster_id(), ids[topic_name])}
+        assert {item.target for item in published} == {LogId(await west.client.cluster_id(), ids[topic_name])}
         await west.committer.commit(moving, {(topic_name, 0): 50})
-        assert await looked() == [], "which was told"
+        assert await published_needs() == [], "it is published already"
         await west.committer.commit(still, {(topic_name, 0): 8})
-        assert await looked() == [PinnedOffsets([50], [])], "it goes on, the other one does not any more"
-        assert await looked() == [PinnedOffsets([8, 50], [])]
+        assert await published_needs() == [PinnedOffsets([50], [])], (
+            "the group moves, the other one stands still"
+        )
+        assert await published_needs() == [PinnedOffsets([8, 50], [])]
     finally:
         await clusters.stop()

@@ -1,5 +1,6 @@
-"""Groups that cannot be read for a while: what they need stays told. Brokers are played by hand: which of
-them answers is the point."""
+"""The published needs of groups that cannot be read for a while stay. Brokers are simulated, so that the test
+decides which of them answers.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ AT = "orders", 0
 
 
 class Played:
-    """A cluster: what its groups have committed, and which of them cannot be read. `silent`: a broker that
-    coordinates a group does not answer."""
+    """A cluster with its groups' commits; some groups cannot be read. `silent`: the coordinator of a group
+    does not answer."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -63,11 +64,11 @@ class Played:
 
 
 class Stand:
-    """A leader that looks."""
+    """A leader that reads the groups' positions."""
 
     def __init__(self) -> None:
         self.east, self.west = Played("east"), Played("west")
-        self.told: list[NeedItem] = []
+        self.published: list[NeedItem] = []
         view = ControlState()
         control: Any = SimpleNamespace(view=view)
         clusters: Any = self
@@ -84,47 +85,49 @@ class Stand:
         return {"east": self.east, "west": self.west}[name]
 
     async def ask(self, items: Iterable[NeedItem]) -> list[Awaitable[Any]]:
-        self.told += items
+        self.published += items
         return []
 
-    async def looked(self, times: int = 1) -> list[PinnedOffsets]:
-        self.told.clear()
+    async def published_needs(self, times: int = 1) -> list[PinnedOffsets]:
+        self.published.clear()
         for _ in range(times):
             await self.needed.publish_changes()
-        return [item.needs for item in self.told]
+        return [item.needs for item in self.published]
 
 
 @pytest.fixture
 async def stand() -> Stand:
     stand = Stand()
     stand.west.groups_of = {"idle": 7, "other": 30}
-    assert await stand.looked(2) == [PinnedOffsets([7, 30], [])]
+    assert await stand.published_needs(2) == [PinnedOffsets([7, 30], [])]
     return stand
 
 
 async def test_a_group_whose_coordinator_restarts_keeps_what_it_needs(stand: Stand) -> None:
     stand.west.silent = {"idle"}
     stand.west.groups_of["other"] = 40
-    assert await stand.looked(3) == []
+    assert await stand.published_needs(3) == []
     stand.west.silent = set()
-    assert await stand.looked(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
+    assert await stand.published_needs(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
 
 
-async def test_a_group_that_cannot_be_read_lies_where_it_lay_and_costs_no_other(stand: Stand) -> None:
+async def test_a_group_that_cannot_be_read_counts_with_its_last_position_and_affects_no_other(
+    stand: Stand,
+) -> None:
     stand.west.unread = {"idle", "never-read"}
     stand.west.groups_of |= {"other": 40, "never-read": 3}
-    assert await stand.looked(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
+    assert await stand.published_needs(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
 
 
-async def test_what_was_told_before_its_line_was_there_is_told_again(
+async def test_needs_that_were_published_before_their_line_existed_are_published_again(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "POLLS_BEFORE_RESEND", 5)
-    assert await stand.looked(5) == [PinnedOffsets([7, 30], [])]
+    assert await stand.published_needs(5) == [PinnedOffsets([7, 30], [])]
 
 
 class Brokers:
-    """Two, of which the second one may not answer."""
+    """Two brokers; the second may not answer."""
 
     name = "played"
 
@@ -140,7 +143,7 @@ class Brokers:
         return SimpleNamespace(error_code=0, groups=[(f"of-{node}", "consumer")])
 
 
-async def test_groups_are_listed_without_a_broker_that_is_silent_unless_all_are_asked_for() -> None:
+async def test_groups_are_listed_without_a_silent_broker_unless_every_broker_must_answer() -> None:
     silent: Any = Brokers(answers=False)
     heard: Any = Brokers(answers=True)
     assert await OffsetCommitter(silent).groups() == ["of-1"]
@@ -157,19 +160,19 @@ moves = st.sampled_from([0, 0, 0, 1, 700, 30_000])
 @given(
     st.lists(st.tuples(st.integers(0, 200_000), st.lists(moves, min_size=LOOKS, max_size=LOOKS)), max_size=8)
 )
-def test_of_whoever_lies_still_nothing_more_is_lost_and_of_the_lowest_that_moves_a_few_percent(
+def test_thinning_costs_unmoved_groups_nothing_and_the_lowest_moving_group_a_few_percent(
     groups: list[tuple[int, list[int]]],
 ) -> None:
-    """Readers of one copy, some still, some moving, while its line grows to several times what it holds."""
+    """Groups of one copy, some unmoved, some moving, while the line grows to several times its capacity."""
     line = after(None, _grown(0, 300))
     before: ClusterPositions | None = None
     was: dict[str, int] = {}
-    kept: dict[str, tuple[int, int | None]] = {}  # who lies still -> position, and what it was mapped to
+    kept: dict[str, tuple[int, int | None]] = {}  # unmoved group -> position, and its translation
     for look in range(LOOKS):
         at = {f"g{n}": start + sum(steps[:look]) for n, (start, steps) in enumerate(groups)}
         seen = ClusterPositions({group: {AT: position} for group, position in at.items()}, "c", {})
         assert line is not None
-        still = module._still(before, seen).get(AT, []) if before is not None else []
+        still = module._unmoved(before, seen).get(AT, []) if before is not None else []
         item = NeedItem("r", "orders", 0, LogId("c", "t"), needs_of(still, []))
         line, before = with_pins(line, item) or line, seen
         newest = line.barriers[-1].target_end

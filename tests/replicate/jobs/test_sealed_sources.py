@@ -1,4 +1,4 @@
-"""Which seals hold for the control topics that routes copy here, also once they are others."""
+"""The seals that are valid for copied control topics, also after they change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.kafka.acls import Acls, spec_of
 from tests.kafka.conftest import ENOUGH_S
 from tests.kafka.second_broker import delete
 
-Told = list[tuple[str, ...]]
+Troubles = list[tuple[str, ...]]
 
 
 async def nowhere(_: Any) -> None:
@@ -36,23 +36,23 @@ async def nowhere(_: Any) -> None:
 
 
 @asynccontextmanager
-async def sources(there: ClusterSpec, away: str) -> AsyncIterator[tuple[SealedSources, Told]]:
-    """Of a worker in `west`, with the control cluster of the region `away`."""
+async def sources(there: ClusterSpec, away: str) -> AsyncIterator[tuple[SealedSources, Troubles]]:
+    """The seals of a worker in `west`, with the control cluster of the region `away`."""
     specs = {name: replace(there, name=name) for name in ("there", "here")}
     clusters = DataClusters(specs, nowhere, ByteBudget(1 << 20))
     sites = {"there": Site(away, "regional"), "here": Site("west", "regional")}
-    told: Told = []
+    troubles: Troubles = []
     catalog: Any = SimpleNamespace(layout=Layout("west", sites, "here"))
-    made = SealedSources(catalog, clusters, lambda *incident: told.append(incident))
+    made = SealedSources(catalog, clusters, lambda *incident: troubles.append(incident))
     await made.start()
     try:
-        yield made, told
+        yield made, troubles
     finally:
         await made.stop()
         await clusters.stop()
 
 
-async def make_anew(client: ClusterClient, topics: ControlTopics, name: str) -> None:
+async def recreate(client: ClusterClient, topics: ControlTopics, name: str) -> None:
     await delete(client, name)
     (topic,) = [one for one in topics.all() if one.name == name]
     await ensure_topics(client, [TopicSpec(topic.name, topic.partitions, 1, config=topic.config)])
@@ -64,7 +64,7 @@ async def test_seals_are_those_that_the_region_has_now(
     monkeypatch.setattr(sealed_sources, "POLL_INTERVAL_S", 0.1)
     async with (
         region(bootstrap, monkeypatch) as (client, topics, options),
-        sources(client.spec, topics.region) as (here, told),
+        sources(client.spec, topics.region) as (here, troubles),
     ):
         control = topics.control.name
         assert await here.of("there", topics.audit.name) is None, "clients write there"
@@ -77,15 +77,15 @@ async def test_seals_are_those_that_the_region_has_now(
         first = found()
         assert first is not None
         first.refuse(control, 0, 7)
-        await until(lambda: told)
-        ((kind, subject, message, _),) = told
+        await until(lambda: troubles)
+        ((kind, subject, message, _),) = troubles
         assert (kind, subject) == ("unsealed", control)
         assert "1 records" in message
         assert "offset 7 of partition 0" in message
 
         await delete(client, topics.seals.name)  # as before one goes back to an earlier version
         await until(lambda: found() is None)
-        await make_anew(client, topics, control)
+        await recreate(client, topics, control)
         await ensure_topics(client, [TopicSpec(topics.seals.name, 1, 1, config=topics.seals.config)])
         await until(lambda: found() is not None)
         async with started(topics, options, client) as seals:
@@ -101,16 +101,16 @@ async def test_a_region_without_seals_does_not_keep_its_copy_from_beginning(
 ) -> None:
     async with (
         region(bootstrap, monkeypatch) as (client, topics, _),
-        sources(client.spec, topics.region) as (here, told),
+        sources(client.spec, topics.region) as (here, troubles),
     ):
         await delete(client, topics.seals.name)
         found = await here.of("there", topics.control.name)
         assert found is not None
         assert found() is None
-        assert told == []
+        assert troubles == []
 
 
-async def test_who_may_not_see_the_seals_copies_on_and_is_told_what_to_grant(secured: Yard) -> None:
+async def test_a_worker_that_may_not_see_the_seals_continues_and_reports_what_to_grant(secured: Yard) -> None:
     topics = ControlTopics(f"r{uuid.uuid4().hex[:8]}")
     admin = ClusterClient(spec_of(secured, "east-regional", ADMIN))
     await admin.start()
@@ -118,12 +118,15 @@ async def test_who_may_not_see_the_seals_copies_on_and_is_told_what_to_grant(sec
         made = [one for one in topics.all() if one in (topics.control, topics.seals)]
         await ensure_topics(admin, [TopicSpec(one.name, 1, 1, config=one.config) for one in made])
         await Acls(admin).allow("switchyard", acls.TOPIC, topics.control.name, acls.READ)
-        async with sources(spec_of(secured, "east-regional", "switchyard"), topics.region) as (here, told):
+        async with sources(spec_of(secured, "east-regional", "switchyard"), topics.region) as (
+            here,
+            troubles,
+        ):
             found = await here.of("there", topics.control.name)
             assert found is not None
             assert found() is None
             await here.of("there", topics.control.name)
-            ((kind, subject, message, remedy),) = told
+            ((kind, subject, message, remedy),) = troubles
             assert (kind, subject) == ("seals-unread", topics.region)
             assert topics.seals.name in message
             assert f"grant Read on switchyard-{topics.region}-" in remedy

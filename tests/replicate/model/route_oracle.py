@@ -1,4 +1,4 @@
-"""Routes by another engine: RE2 and plain loops, against which the proofs and tables of the core are held."""
+"""An oracle for routes with another engine, RE2 and plain loops, to check the model's proofs and tables."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ sets_of_routes = st.integers(1, 4).flatmap(lambda n: st.tuples(*(routes(f"r{i}")
 
 
 def means(entry: str, topic: str) -> bool:
-    """Whether an entry means a topic."""
+    """Whether an entry matches a topic."""
     return topic == entry if is_name(entry) else re2.fullmatch(entry, topic) is not None
 
 
 def copies(route: Route, topic: str) -> bool:
-    """Whether the route copies the topic, by its rules as they are written down."""
+    """Whether the route copies the topic, by the documented rules."""
     if any(means(entry, topic) for entry in route.exclude):
         return False
     if topic in route.topics:
@@ -67,10 +67,10 @@ def copies(route: Route, topic: str) -> bool:
 
 
 def goes_round(routes: tuple[Route, ...], cluster: str, topic: str) -> bool:
-    """Whether copies of the topic are copied on and on.
+    """Whether copies of the topic would be copied for ever.
 
-    Put aside one by one, the first route is passed once at most, the next once before and once after it, …
-    """
+    Without a loop no path is longer than 2 ** routes - 1. Remove the routes one by one: the first one is
+    passed at most once, the next one once before it and once after it, and so on."""
     limit = 2 ** len(routes) - 1
     line = {(cluster, topic)}
     for _ in range(limit + 1):

@@ -1,4 +1,4 @@
-"""Behind a former copier: what it copied is not copied again, and nothing else is left out."""
+"""Behind a former copier no copied record is copied again, and no other record is left out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.replicate.model.copied_index import CopiedIndex
 
 
 def in_parts(records: list[int], sizes: list[int]) -> list[list[int]]:
-    """The records as batches of these sizes, in turn."""
+    """The records as batches of these sizes."""
     parts, at, turn = [], 0, 0
     while at < len(records):
         size = sizes[turn % len(sizes)]
@@ -19,7 +19,7 @@ def in_parts(records: list[int], sizes: list[int]) -> list[list[int]]:
 
 
 def first_to_copy(already: CopiedIndex, batches: list[list[int]]) -> list[int]:
-    """What is copied, when the batches come in turn."""
+    """The records that are copied if the batches come in turn."""
     copied: list[int] = []
     for batch in batches:
         if already.is_over:
@@ -34,10 +34,10 @@ records = st.lists(st.integers(0, 6), max_size=40)
 
 
 @given(records, sizes, st.data())
-def test_of_a_source_that_lost_nothing_exactly_what_was_not_copied_is_copied(
+def test_from_a_source_that_lost_nothing_exactly_the_uncopied_records_are_copied(
     source: list[int], sizes: list[int], data: st.DataObject
 ) -> None:
-    """Also where records are alike."""
+    """Also if records are equal."""
     count = data.draw(st.integers(0, len(source)))
     already = CopiedIndex(source[:count])
     assert first_to_copy(already, in_parts(source, sizes)) == source[count:]
@@ -47,7 +47,7 @@ def test_of_a_source_that_lost_nothing_exactly_what_was_not_copied_is_copied(
 
 
 @given(st.integers(0, 40), sizes, st.data())
-def test_what_has_gone_from_the_source_since_moves_nothing(
+def test_records_that_have_gone_from_the_source_change_nothing(
     total: int, sizes: list[int], data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(0, total))
@@ -62,7 +62,7 @@ def test_what_has_gone_from_the_source_since_moves_nothing(
 def test_nothing_that_was_not_copied_is_left_out_when_copies_are_found_late(
     source: list[int], sizes: list[int], data: st.DataObject
 ) -> None:
-    """A second look finds more of them: as if they had been known at once."""
+    """A second look that finds more copies has the result of one look that finds all."""
     count = data.draw(st.integers(0, len(source)))
     known = data.draw(st.integers(0, count))
     already = CopiedIndex(source[:known])
@@ -73,7 +73,7 @@ def test_nothing_that_was_not_copied_is_left_out_when_copies_are_found_late(
     assert rest[already.drop(rest) :] == source[count:]
 
 
-def test_a_copy_of_what_the_source_never_had_ends_the_search_and_is_told() -> None:
+def test_a_copy_that_the_source_never_had_ends_the_search_and_is_counted() -> None:
     already = CopiedIndex([1, 2, 99])
     assert already.drop([1, 2, 3]) == 2
     assert (already.is_over, already.left, already.passed) == (True, 1, 2)

@@ -1,4 +1,4 @@
-"""Loops are impossible, for topics that there are and for those that nobody has thought of yet."""
+"""Accepted routes cannot loop, for present and for all possible topic names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def route(
 
 
 @given(sets_of_routes)
-def test_no_record_goes_round_through_routes_that_are_accepted(chosen: tuple[Route, ...]) -> None:
+def test_no_record_loops_through_accepted_routes(chosen: tuple[Route, ...]) -> None:
     loop = find_loop(chosen)
 
     event("accepted" if loop is None else "refused")
@@ -38,7 +38,7 @@ def test_no_record_goes_round_through_routes_that_are_accepted(chosen: tuple[Rou
 
 
 @given(sets_of_routes)
-def test_what_is_refused_is_shown_by_a_topic_that_does_go_round(chosen: tuple[Route, ...]) -> None:
+def test_a_refusal_names_a_topic_that_does_loop(chosen: tuple[Route, ...]) -> None:
     loop = find_loop(chosen)
 
     if loop is not None:
@@ -56,7 +56,7 @@ def test_what_is_refused_is_shown_by_a_topic_that_does_go_round(chosen: tuple[Ro
 
 
 @given(sets_of_routes, st.data())
-def test_taking_away_makes_no_loop(chosen: tuple[Route, ...], data: st.DataObject) -> None:
+def test_removing_routes_or_topics_makes_no_loop(chosen: tuple[Route, ...], data: st.DataObject) -> None:
     if find_loop(chosen) is None:
         kept = [one for one in chosen if data.draw(st.booleans())]
         fewer = [
@@ -177,7 +177,7 @@ def test_a_route_within_one_cluster_must_never_meet_its_own_copies(one: Route, l
     assert (find_loop([one]) is not None) == loops
 
 
-def test_a_topic_to_and_fro_by_its_name_is_found_among_many() -> None:
+def test_a_loop_of_one_named_topic_is_found_among_many() -> None:
     there = route("there", "east", "west", *(f"orders-{n}" for n in range(300)))
     back = route("back", "west", "east", *(f"refunds-{n}" for n in range(300)))
 
@@ -206,7 +206,7 @@ def test_another_name_another_source_or_another_topic_is_no_duplicate(other: Rou
     assert find_duplicate([route("a", "east", "west", "o.*"), other]) is None
 
 
-def test_what_cannot_be_proved_is_refused_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_that_cannot_be_proved_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regular_language, "MAX_WORK", 50_000)
     there, back = route("there", "east", "west", "(.*a.{12})"), route("back", "west", "east", "(.*b.{12})")
 
@@ -226,23 +226,23 @@ def test_neither_another_name_of_a_cluster_nor_another_region_hides_a_loop(
     called = [f"{cluster}{n}" for cluster in CLUSTERS for n in ("", "-too")]
     ids = {name: name.removesuffix("-too").upper() for name in called}
     alias = st.sampled_from(["", "-too"])
-    here, elsewhere = [], []
+    here, remote = [], []
     for one in chosen:
         renamed = replace(one, source=one.source + data.draw(alias), target=one.target + data.draw(alias))
-        (here if data.draw(st.booleans()) else elsewhere).append(renamed)
-    loop = find_loop(here, other_regions=OtherRegions(ids, tuple(elsewhere)))
+        (here if data.draw(st.booleans()) else remote).append(renamed)
+    loop = find_loop(here, other_regions=OtherRegions(ids, tuple(remote)))
     event("accepted" if loop is None else "refused")
     assert (loop is None) == (find_loop(chosen) is None)
     if loop is not None:
-        by_name = {one.name: one for one in (*here, *elsewhere)}
-        assert ids[loop.cluster] == ids[loop.hops[-1][1]], "it comes back to where it began"
+        by_name = {one.name: one for one in (*here, *remote)}
+        assert ids[loop.cluster] == ids[loop.hops[-1][1]], "the path returns to its start"
         assert all(ids[one] == ids[other] and one != other for one, other in loop.same)
         assert all(by_name[name].target == target for name, target, _ in loop.hops)
 
 
-def test_two_names_of_a_cluster_are_said_to_be_one() -> None:
+def test_two_names_of_a_cluster_are_reported_as_one_cluster() -> None:
     there, back = route("there", "east", "west", "orders"), route("back", "west", "east-vip", "orders")
-    assert find_loop([there, back]) is None, "nothing says that they are one"
+    assert find_loop([there, back]) is None, "nothing shows that they are one cluster"
     beside = OtherRegions({"east": "X", "east-vip": "X", "west": "Y"})
     assert str(find_loop([there, back], other_regions=beside)) == (
         "orders: west -> east-vip (route back) -> west (route there); east and east-vip are the same cluster"

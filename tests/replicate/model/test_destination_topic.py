@@ -1,4 +1,4 @@
-"""What is done to a destination topic, so that it takes all that its sources hold."""
+"""The plan that makes a destination topic fit for its sources' records."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def topic(partitions: int = 4, **own: str) -> TopicState:
     return TopicState(partitions, DEFAULTS | settings, tuple(settings))
 
 
-def carried_out(plan: TopicPlan, present: TopicState | None) -> TopicState:
-    """The destination afterwards."""
+def apply_plan(plan: TopicPlan, present: TopicState | None) -> TopicState:
+    """The destination topic after the plan."""
     if plan.create is not None:
         partitions, config = plan.create
         return TopicState(partitions, DEFAULTS | config, tuple(config))
@@ -51,7 +51,7 @@ def carried_out(plan: TopicPlan, present: TopicState | None) -> TopicState:
     return TopicState(partitions, DEFAULTS | own, tuple(own))
 
 
-def test_what_is_missing_is_created_as_its_source_is() -> None:
+def test_a_missing_topic_is_created_like_its_source() -> None:
     source = topic(12, cleanup_policy="compact", min_insync_replicas="2", max_message_bytes="5000000",
                    message_timestamp_type="LogAppendTime")  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_what_is_missing_is_created_as_its_source_is() -> None:
     assert not plan.blocked
 
 
-def test_what_is_missing_and_must_not_be_created_is_told() -> None:
+def test_a_missing_topic_that_may_not_be_created_is_reported() -> None:
     plan = plan_topic({"orders in east": topic()}, None, replace(SYNC, create=False))
 
     assert not plan.changes
@@ -86,7 +86,7 @@ def test_settings_follow_the_source_and_go_back_to_the_default_with_it() -> None
     "setting", ["min.insync.replicas", "leader.replication.throttled.replicas", "remote.storage.enable",
                 "follower.replication.throttled.replicas", "unclean.leader.election.enable", "of.tomorrow"],
 )  # fmt: skip
-def test_what_is_the_destinations_business_never_follows(setting: str) -> None:
+def test_settings_that_are_up_to_the_destination_never_follow(setting: str) -> None:
     source = TopicState(4, DEFAULTS | {setting: "9"}, (setting,))
 
     assert not plan_topic({"s": source}, TopicState(4, DEFAULTS | {setting: "1"}), SYNC).changes
@@ -94,7 +94,7 @@ def test_what_is_the_destinations_business_never_follows(setting: str) -> None:
     assert setting not in SYNCED
 
 
-def test_what_somebody_keeps_by_hand_is_left() -> None:
+def test_settings_that_are_kept_by_hand_stay() -> None:
     plan = plan_topic(
         {"s": topic(retention_ms="1")}, topic(retention_ms="2"), TopicSync(leave=("retention.ms",))
     )
@@ -106,7 +106,7 @@ def test_partitions_are_added_and_never_taken_away() -> None:
     assert plan_topic({"s": topic(8)}, topic(4), SYNC).expand_to == 8
     more = plan_topic({"s": topic(4)}, topic(8), SYNC)
     assert not more.changes
-    assert "8 partitions, the source 4" in more.told[0]
+    assert "8 partitions, the source 4" in more.notes[0]
     kept = plan_topic({"s": topic(8)}, topic(4), replace(SYNC, partitions=False))
     assert not kept.changes
     assert "add partitions" in kept.blocked[0]
@@ -138,7 +138,7 @@ def test_limits_that_cannot_be_raised_block_a_topic_only_where_the_route_says_so
     sync = replace(SYNC, configuration=False, smaller=smaller)
     found = plan_topic({"s": large}, small, sync)
     assert not found.changes
-    said, none = (found.blocked, found.told) if smaller == "block" else (found.told, found.blocked)
+    said, none = (found.blocked, found.notes) if smaller == "block" else (found.notes, found.blocked)
     assert none == ()
     assert len(said) == 3
     (bytes_,) = [one for one in said if one.startswith("max.message.bytes")]
@@ -159,25 +159,25 @@ def test_a_destination_keeps_the_timestamps_it_is_given() -> None:
     assert "timestamps would be overwritten" in left.blocked[0]
 
 
-def test_sources_that_disagree_change_nothing_and_are_told() -> None:
+def test_sources_that_disagree_change_nothing_and_are_reported() -> None:
     many = {"orders in east": topic(4, retention_ms="1"), "orders in west": topic(6)}
 
     plan = plan_topic(many, topic(6, retention_ms="7"), SYNC)
 
     assert not plan.changes
-    assert plan.told == (
+    assert plan.notes == (
         "retention.ms: the sources disagree, so it stays as it is: "
         "1 (orders in east), the default (orders in west)",
     )
 
 
-def test_a_setting_that_older_brokers_do_not_know_is_told_and_not_tried() -> None:
+def test_a_setting_that_older_brokers_do_not_know_is_reported_and_not_tried() -> None:
     source = TopicState(4, DEFAULTS | {"compression.zstd.level": "9"}, ("compression.zstd.level",))
 
     plan = plan_topic({"s": source}, topic(), SYNC)
 
     assert not plan.changes
-    assert plan.told == ("compression.zstd.level: the destination's brokers do not know it",)
+    assert plan.notes == ("compression.zstd.level: the destination's brokers do not know it",)
 
 
 settings = st.dictionaries(
@@ -197,7 +197,7 @@ def test_carried_out_a_plan_leaves_nothing_to_do_and_takes_nothing_away(
     sync = TopicSync(partitions=partitions)
     after = present
     for _ in range(2 if present is None else 1):
-        after = carried_out(plan_topic(sources, after, sync), after)
+        after = apply_plan(plan_topic(sources, after, sync), after)
 
     assert after is not None
     assert not plan_topic(sources, after, sync).changes

@@ -1,4 +1,4 @@
-"""Which topics a route copies, and under which names."""
+"""The topics that a route copies, and the names of their copies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_topic_is_copied_by_the_rules_whatever_engine_reads_them(one: Route, t
 
 
 @given(routes(), topic_names)
-def test_what_is_computed_with_is_what_is_copied(one: Route, topic: str) -> None:
+def test_the_computed_languages_are_the_copied_topics(one: Route, topic: str) -> None:
     words = LanguageTable()
 
     assert words.holds(one.domain(words), topic) == copies(one, topic)
@@ -50,7 +50,7 @@ def test_names_of_mirrormaker_2_and_of_ureplicator() -> None:
     assert Route("r", "east", "west", (".*",), rename=own).destination("orders") == "orders-all"
 
 
-def test_a_prefix_gives_way_to_another_and_what_does_not_fit_keeps_its_name() -> None:
+def test_a_prefix_is_replaced_and_a_topic_that_does_not_fit_keeps_its_name() -> None:
     moved = TopicRename.of("prod.{topic}", "{cluster}.{topic}.copy", cluster="east")
 
     assert moved("prod.orders") == "east.orders.copy"
@@ -61,7 +61,7 @@ def test_a_prefix_gives_way_to_another_and_what_does_not_fit_keeps_its_name() ->
 @pytest.mark.parametrize(
     "template", ["{cluster}", "orders", "{topic}{topic}", "a/{topic}", "{tpic}.{topic}", ""]
 )
-def test_what_is_no_template_is_refused(template: str) -> None:
+def test_an_invalid_template_is_refused(template: str) -> None:
     with pytest.raises(BadRename):
         TopicRename.of(after=template, cluster="east")
 
@@ -82,16 +82,16 @@ def test_internal_topics_are_copied_only_by_their_names(topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", ["payments.internal", "orders_dlq", "switchyard", "retry_1", "a__b__dlqs"])
-def test_what_only_looks_internal_is_copied(topic: str) -> None:
+def test_a_topic_that_only_looks_internal_is_copied(topic: str) -> None:
     assert route(".*").destination(topic) == topic
 
 
-def test_why_a_topic_is_not_copied_is_told() -> None:
+def test_the_reason_why_a_topic_is_not_copied_is_given() -> None:
     one = route(r"orders\..*", exclude=(r".*\.test",), to="{topic}" + "x" * 240)
 
     assert one.why_not("orders.test") == r"excluded by '.*\.test'"
-    assert one.why_not("refunds") == "no entry of topics means it"
-    assert "which Kafka does not take" in str(one.why_not("orders.created"))
+    assert one.why_not("refunds") == "no entry of topics matches it"
+    assert "which Kafka does not accept" in str(one.why_not("orders.created"))
 
 
 def test_a_hundred_thousand_topics_and_a_thousand_entries() -> None:

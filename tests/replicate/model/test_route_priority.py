@@ -1,4 +1,4 @@
-"""Who goes first on a worker: shares, what is left to others, and that nobody starves."""
+"""Which routes send first on a worker: shares, the rest for others, no starvation."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TURN_S = 0.001
 BY_RANK: list[Priority] = ["high", "normal", "low"]
 
 
-def copied(
+def bytes_by_priority(
     routes: list[Priority], seconds: float, turns: RoutePriorities | None = None, *, presses: bool = True
 ) -> Counter[Priority]:
-    """Bytes by priority: all have a backlog, and in each turn one of those that may copies a batch."""
+    """Bytes by priority, if all have a backlog and in each turn a route that may send copies a batch."""
     turns = turns or RoutePriorities()
     found, now_s, at = Counter[Priority](), 100.0, 0
     while now_s < 100.0 + seconds:
@@ -40,18 +40,18 @@ def copied(
     return found
 
 
-def test_one_of_high_priority_is_not_slowed_by_many_of_low_priority() -> None:
-    found = copied(["high"] + ["low"] * 50, 10.0)
+def test_a_route_of_high_priority_is_not_slowed_by_many_of_low_priority() -> None:
+    found = bytes_by_priority(["high"] + ["low"] * 50, 10.0)
     share = found["low"] / found.total()
     assert 1 / 20 < share < 1 / 12
-    assert copied(["high"] * 51, 10.0).total() == found.total(), "nothing is left undone for it"
+    assert bytes_by_priority(["high"] * 51, 10.0).total() == found.total(), "no capacity is wasted"
 
 
 @given(st.lists(st.sampled_from(BY_RANK), min_size=2, max_size=8))
-def test_beside_what_presses_others_get_their_share_at_most_and_nobody_starves(
+def test_beside_a_pressing_priority_the_others_get_at_most_their_share_and_none_starves(
     routes: list[Priority],
 ) -> None:
-    found = copied(routes, 1.0)
+    found = bytes_by_priority(routes, 1.0)
     present = [one for one in BY_RANK if one in routes]
     highest = present[0]
     for lower in present[1:]:
@@ -62,8 +62,8 @@ def test_beside_what_presses_others_get_their_share_at_most_and_nobody_starves(
 
 
 @pytest.mark.parametrize("low", ["low", "normal"])
-def test_who_presses_nobody_leaves_the_rest_to_others(low: Priority) -> None:
-    found = copied(["high", low], 5.0, presses=False)  # both have caught up, or their own limits
+def test_a_replica_that_does_not_press_leaves_the_rest_to_others(low: Priority) -> None:
+    found = bytes_by_priority(["high", low], 5.0, presses=False)  # both have caught up, or their own limits
     assert found["high"] == pytest.approx(found[low], rel=0.01)
     turns = RoutePriorities()
     for who in (1, 2):
@@ -72,22 +72,22 @@ def test_who_presses_nobody_leaves_the_rest_to_others(low: Priority) -> None:
         assert turns.yields(low, PRIORITY_HOLD_S / 2)
         turns.spend(low, 3, PRIORITY_HOLD_S / 2, SAVED_BYTES, presses=True)
     assert turns.wait_s(low, PRIORITY_HOLD_S / 2)
-    assert not turns.wait_s(low, PRIORITY_HOLD_S + 0.01), "they stand still"
+    assert not turns.wait_s(low, PRIORITY_HOLD_S + 0.01), "the replicas stand still"
     turns.spend("high", 2, 0.0, 1, presses=False)
-    assert turns.wait_s(low, PRIORITY_HOLD_S / 2), "there is another one"
+    assert turns.wait_s(low, PRIORITY_HOLD_S / 2), "another replica presses"
     turns.spend("high", 1, 0.0, 1, presses=False)
     assert not turns.wait_s(low, PRIORITY_HOLD_S / 2), "all have caught up"
 
 
-def test_those_of_one_priority_and_those_of_higher_ones_are_never_held_back() -> None:
+def test_routes_of_the_same_or_a_higher_priority_are_never_held_back() -> None:
     turns = RoutePriorities()
     turns.spend("normal", 1, 0.0, 1 << 30, presses=True)
     assert not turns.wait_s("normal", 0.1)
     assert not turns.wait_s("high", 0.1)
 
 
-def test_who_presses_no_more_is_forgotten() -> None:
-    """Jobs leave a worker while they press, and others come, for as long as it runs."""
+def test_a_replica_that_presses_no_more_is_forgotten() -> None:
+    """Jobs leave a worker while they press, and others come, for as long as the worker runs."""
     turns = RoutePriorities()
     for job in range(1_000):
         turns.spend("high", job, job / 10, BATCH, presses=True)

@@ -1,4 +1,4 @@
-"""What a route appends is counted at the destination without being fetched: as a fetch would have it."""
+"""The audit counts a route's appended copies at the destination without a fetch, with the same result."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from tests.audit.query.test_view import audit_plan
 from tests.kafka.conftest import producing
 from tests.replicate.pump.test_truncation import cut_off, until_led
 from tests.replicate.rig import ReplicaRig, replica_rig
-from tests.replicate.source_topics import both, copying, made_anew, write
+from tests.replicate.source_topics import create_on_both_sides, recreate, start_copying, write
 
 HOME, AWAY = "east-regional", "east-aggregate"
 
 
 class Counting:
-    """An audit of the destination, beside the lanes that lead there. `told`: records by their headers."""
+    """An audit of the destination, beside the lanes to it. `reported`: the records that it counted by
+    headers."""
 
     def __init__(self, client: ClusterClient) -> None:
         self.client = client
         self.fetch = FetchService(client, self._deliver, ByteBudget(1 << 26))
         self.appended = LocalAppends(client, self.fetch.shared_reads)
         self.gaps: list[LogGap] = []
-        self.told = 0
+        self.reported = 0
         self.pumps: dict[Any, AuditPump] = {}
 
     async def begin(self, topic: str, *, follows: bool = True) -> AuditPump:
-        """Counts it from its beginning."""
+        """Counts the destination from its beginning."""
         topic_id = (await self.client.topic_ids([topic]))[topic]
 
         async def send(_: AuditPump) -> None:
@@ -73,11 +74,11 @@ class Counting:
             return
         pump.accept(item)
         if is_headed:
-            self.told += pump.reader.records - before
+            self.reported += pump.reader.records - before
 
 
 def figures(pump: AuditPump) -> list[Any]:
-    """All that was counted but latencies."""
+    """All counts except latencies."""
     return [
         (report.since, report.upto, window.start_ms, window.span, *found[:4], *found[5:7])
         for report in pump.reports(1 << 60, 0.0)
@@ -106,20 +107,20 @@ async def counting(stand: ReplicaRig) -> AsyncIterator[Counting]:
 
 @pytest.fixture
 async def counts(stand: ReplicaRig) -> AsyncIterator[Counting]:
-    """Of the destination of brokers that all tests share."""
+    """The audit of a destination on brokers that all tests share."""
     async with counting(stand) as made:
         yield made
 
 
 async def replica(stand: ReplicaRig, counts: Counting, topic: str) -> ReplicaPump:
-    """Whose lane tells what it appends."""
+    """A replica whose lane reports its appends to the audit."""
     pump = await stand.start_pump(topic)
     pump.runtime.appended = counts.appended
     return pump
 
 
-async def counted(stand: ReplicaRig, counts: Counting, audit: AuditPump, topic: str) -> None:
-    """It has counted all there is, as one that fetches it."""
+async def assert_counted(stand: ReplicaRig, counts: Counting, audit: AuditPump, topic: str) -> None:
+    """Waits until the audit has counted everything; checks the counts against those of a fetching audit."""
 
     async def is_all() -> bool:
         ends = await stand.target.end_offsets([(topic, 0)])
@@ -133,10 +134,10 @@ async def counted(stand: ReplicaRig, counts: Counting, audit: AuditPump, topic: 
     assert audit.reader.records == plain.reader.records
 
 
-async def until_told(stand: ReplicaRig, counts: Counting, topic: str, more: Callable[[int], Any]) -> None:
-    """Writes on until much of it was told by headers."""
-    before, number = counts.told, 0
-    while counts.told < before + 500:
+async def until_reported(stand: ReplicaRig, counts: Counting, topic: str, more: Callable[[int], Any]) -> None:
+    """Writes until a large part is counted by headers."""
+    before, number = counts.reported, 0
+    while counts.reported < before + 500:
         await more(number)
         number += 1
         await asyncio.sleep(0.05)
@@ -145,20 +146,20 @@ async def until_told(stand: ReplicaRig, counts: Counting, topic: str, more: Call
 async def test_copies_are_counted_by_their_headers_as_if_they_were_fetched(
     stand: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100)
     pump = await replica(stand, counts, topic_name)
     await stand.copied([pump])
     audit = await counts.begin(topic_name)
-    await until_told(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
+    await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
     await stand.copied([pump])
-    await counted(stand, counts, audit, topic_name)
+    await assert_counted(stand, counts, audit, topic_name)
 
 
-async def test_others_that_write_there_are_counted_too(
+async def test_other_writers_to_the_copy_are_counted_too(
     stand: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     pump = await replica(stand, counts, topic_name)
     audit = await counts.begin(topic_name)
     (bootstrap,) = stand.target.spec.bootstrap
@@ -175,28 +176,28 @@ async def test_others_that_write_there_are_counted_too(
             await producer.abort_transaction()
 
     for others in (theirs, hidden, theirs, hidden):
-        # Nobody else writes meanwhile: how often ours follow on each other else depends on the machine.
-        await until_told(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
+        # Without other writers, because otherwise the machine decides how many batches are consecutive.
+        await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
         for _ in range(2):
             await write(stand, topic_name, 100)
             await others()
     await stand.copied([pump])
-    await counted(stand, counts, audit, topic_name)
+    await assert_counted(stand, counts, audit, topic_name)
 
 
 async def test_a_lane_that_is_followed_by_another_is_counted_once(
     stand: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     audit = await counts.begin(topic_name)
     for _ in range(3):
         pump = await replica(stand, counts, topic_name)
-        await until_told(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
+        await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
         await write(stand, topic_name, 300)
-        stand.kill(pump)  # in the middle: its successor copies again what was not saved
+        stand.kill(pump)  # in the middle: its successor copies unsaved records again
     pump = await replica(stand, counts, topic_name)
     await stand.copied([pump])
-    await counted(stand, counts, audit, topic_name)
+    await assert_counted(stand, counts, audit, topic_name)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +206,8 @@ async def test_a_lane_that_is_followed_by_another_is_counted_once(
 async def test_a_log_that_changes_what_it_takes_is_fetched(
     stand: ReplicaRig, counts: Counting, topic_name: str, setting: dict[str, str]
 ) -> None:
-    pump = await copying(stand, topic_name, 10)
-    await made_anew(stand.target, topic_name)
+    pump = await start_copying(stand, topic_name, 10)
+    await recreate(stand.target, topic_name)
     stand.kill(pump)
     stand.saved.clear()
     assert not await alter(stand.target, {topic_name: setting})
@@ -217,30 +218,30 @@ async def test_a_log_that_changes_what_it_takes_is_fetched(
         await write(stand, topic_name, 100)
         await stand.copied([pump])
         await asyncio.sleep(appended_module.LOCAL_APPEND_ROUND_S / 3)
-    await counted(stand, counts, audit, topic_name)
-    assert not counts.told
+    await assert_counted(stand, counts, audit, topic_name)
+    assert not counts.reported
 
 
 async def no_round(_: float, *, all_lanes: bool) -> None:
-    """The broker is not asked."""
+    """Replaces the round that asks the broker."""
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
-async def test_a_destination_made_anew_is_told(
+async def test_a_recreated_destination_is_reported(
     stand: ReplicaRig, counts: Counting, topic_name: str, monkeypatch: pytest.MonkeyPatch, is_seen: bool
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     pump = await replica(stand, counts, topic_name)
     audit = await counts.begin(topic_name)
-    await until_told(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
+    await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
     await stand.copied([pump])
-    await counted(stand, counts, audit, topic_name)
+    await assert_counted(stand, counts, audit, topic_name)
     end = audit.reader.next_offset
-    if not is_seen:  # when somebody looks again it is longer than before
+    if not is_seen:  # at the next look the log is longer than before
         monkeypatch.setattr(counts.appended, "_round", no_round)
         for module in (runtime_module, log_watch):
             monkeypatch.setattr(module, "TOPIC_IDS_INTERVAL_S", 60.0)
-    await made_anew(stand.target, topic_name)
+    await recreate(stand.target, topic_name)
     await write(stand, topic_name, end + 500)
     if not is_seen:
         while not (await stand.target.end_offsets([(topic_name, 0)]))[topic_name, 0]:  # noqa: ASYNC110 - the lane
@@ -255,17 +256,17 @@ async def test_a_destination_made_anew_is_told(
 
 
 @pytest.mark.deep(minutes=0.2)
-async def test_a_destination_that_lost_its_end_is_told(killable_yard: Yard, topic_name: str) -> None:
+async def test_a_destination_that_lost_its_end_is_reported(killable_yard: Yard, topic_name: str) -> None:
     async with (
         replica_rig(killable_yard.bootstrap(HOME), killable_yard.bootstrap(AWAY)) as stand,
         counting(stand) as counts,
     ):
-        await both(stand, topic_name)
+        await create_on_both_sides(stand, topic_name)
         pump = await replica(stand, counts, topic_name)
         audit = await counts.begin(topic_name)
-        await until_told(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
+        await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
         await stand.copied([pump])
-        await counted(stand, counts, audit, topic_name)
+        await assert_counted(stand, counts, audit, topic_name)
         end = audit.reader.next_offset
         await asyncio.to_thread(killable_yard.kill, AWAY)
         diverges_at = cut_off(killable_yard, AWAY, topic_name, end - 50)

@@ -1,4 +1,4 @@
-"""A route that goes on at gaps tells each of them."""
+"""A route that continues at gaps reports each of them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.worker.runtime.replica_manager import HOME, replica_manager_rig
         (
             {"start": 3, "end": 2, "begun_anew": True, "truncated_in": 4},
             "log-truncated",
-            "the source was cut off, [2, 3) was copied before",
-            (1, 3),  # what is there now was copied again
+            "the source was truncated; [2, 3) was copied before",
+            (1, 3),  # the present records were copied again
         ),
         (
             {"start": 3, "end": 0, "begun_anew": True},
             "log-begun-anew",
-            "the source's log is another one from 3 on",
+            "the source has another log from offset 3 on",
             (1, 3),
         ),
     ],
 )
-async def test_a_route_that_goes_on_at_gaps_tells_what_the_source_lost_and_where_it_goes_on(
+async def test_a_route_that_continues_at_gaps_reports_the_lost_offsets_and_where_it_continues(
     yard: Yard, topic_name: str, gap: dict[str, Any], kind: str, said: str, lineage_and_base: tuple[int, int]
 ) -> None:
     async with replica_manager_rig(yard, topic_name) as manager:
@@ -42,8 +42,8 @@ async def test_a_route_that_goes_on_at_gaps_tells_what_the_source_lost_and_where
         await manager.until(
             lambda: manager.pump is not None and (manager.pump.lineage, manager.pump.base) == lineage_and_base
         )
-        ((told, message),) = manager.incidents
-        assert told == kind
+        ((reported, message),) = manager.incidents
+        assert reported == kind
         assert said in message
         assert f"{topic_name}/0" in message
-        assert f"copying goes on at {gap['end']}" in message
+        assert f"copying continues at {gap['end']}" in message

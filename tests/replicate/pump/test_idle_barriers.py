@@ -1,4 +1,4 @@
-"""Idle barriers of one route's partitions, played by hand: none waits for another."""
+"""Idle offset syncs of one route's partitions, simulated: no partition waits for another."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Target = tuple[str, int]
 
 
 class Idle:
-    """A replica at rest, whose destination `answers`, does not in time, or never."""
+    """A replica at rest, whose destination `answers` in time, late, or never."""
 
     def __init__(self, partition: int, answers: asyncio.Event | None) -> None:
         self.target: Target = ("t", partition)
         self.ledger = SimpleNamespace(appended=7)
-        self.told: list[tuple[int, int]] = []
+        self.ends: list[tuple[int, int]] = []
         self._answers = answers
 
     def wants_idle_barrier(self, _: float) -> bool:
@@ -30,11 +30,12 @@ class Idle:
         if self._answers is None:
             raise ClusterUnreachable("its replicas do not follow")
         await self._answers.wait()
-        self.told.append((target_end, appended))
+        self.ends.append((target_end, appended))
 
 
 async def test_a_partition_whose_replicas_do_not_follow_keeps_no_other_from_its_idle_barrier() -> None:
-    """All behind it went without: what they copy held readers of other regions back."""
+    """The fault: partitions behind it got no idle offset sync, and their copies held back groups of other
+    regions."""
     now, later = asyncio.Event(), asyncio.Event()
     now.set()
     fails, slow, fine, unknown = Idle(0, None), Idle(1, later), Idle(2, now), Idle(3, now)
@@ -48,9 +49,9 @@ async def test_a_partition_whose_replicas_do_not_follow_keeps_no_other_from_its_
     )  # fmt: skip
     looking = asyncio.ensure_future(RouteRuntime._idle_barriers(runtime))
     async with asyncio.timeout(ENOUGH_S):
-        while not fine.told:  # noqa: ASYNC110 - others bring it about
+        while not fine.ends:  # noqa: ASYNC110 - others bring it about
             await asyncio.sleep(0)
-        assert fine.told == [(102, 7)]
+        assert fine.ends == [(102, 7)]
         later.set()
         await looking
-    assert (slow.told, unknown.told) == ([(101, 7)], [])
+    assert (slow.ends, unknown.ends) == ([(101, 7)], [])

@@ -1,5 +1,6 @@
-"""A replica with nothing to copy knows its destination all the same: its barriers go on, and its successors
-look no further back than it has come."""
+"""A replica with nothing to copy still knows its destination: it emits idle offset syncs, and its successors
+search only behind its last floor.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from app.replicate.destination.handover import ReplicaHandover
 from app.replicate.pump import partition as pump_module
 from tests.kafka.conftest import delete_before, producing
 from tests.replicate.rig import ReplicaRig, rows
-from tests.replicate.source_topics import copying, write
+from tests.replicate.source_topics import start_copying, write
 
 OFTEN: dict[str, Any] = {"checkpoint": {"every": "200ms"}}
 
@@ -21,17 +22,17 @@ def saved_note(stand: ReplicaRig) -> ReplicaHandover:
 
 
 async def others_write(stand: ReplicaRig, topic: str, count: int) -> None:
-    """As other routes to the same destination do."""
+    """Writes to the destination, as other routes do."""
     async with producing(stand.target.spec.bootstrap[0]) as other:
         for n in range(count):
             await other.send(topic, b"another's %d" % n, partition=0)
 
 
-async def test_a_replica_that_restarts_at_rest_tells_idle_barriers_and_raises_its_floor(
+async def test_a_replica_that_restarts_at_rest_emits_idle_offset_syncs_and_raises_its_floor(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """It met its destination with the next record only, and then read all that others had written there."""
-    pump = await copying(stand, topic_name, 100)
+    """The fault: it met its destination only with the next record, and then read all others' writes."""
+    pump = await start_copying(stand, topic_name, 100)
     await stand.until(lambda: stand.saved[0][0].base == 100)
     stand.kill(pump)
     await others_write(stand, topic_name, 50)
@@ -51,10 +52,10 @@ async def test_a_replica_that_restarts_at_rest_tells_idle_barriers_and_raises_it
     assert stand.incidents == []
 
 
-async def test_what_a_former_owner_copied_and_did_not_save_is_behind_before_a_barrier_is_told(
+async def test_unsaved_copies_of_a_former_owner_are_matched_before_an_offset_sync(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name, 100)
+    pump = await start_copying(stand, topic_name, 100)
     await stand.until(lambda: stand.saved[0][0].base == 100)
     stand.saves = False
     await write(stand, topic_name, 60, "unsaved")
@@ -64,7 +65,7 @@ async def test_what_a_former_owner_copied_and_did_not_save_is_behind_before_a_ba
     stand.saves = True
     pump = await stand.start_pump(topic_name, **OFTEN)
     await stand.until(lambda: (0, 160, 160) in stand.barriers)
-    assert stand.barriers[0] == (0, 160, 160), "none while some of it had not been found"
+    assert stand.barriers[0] == (0, 160, 160), "none before all copies were found"
     assert pump.session.lane is None
     assert len(await rows(stand.target, topic_name)) == 160
     await stand.until(lambda: (saved_note(stand).floor, saved_note(stand).passed) == (160, 0))
@@ -73,9 +74,10 @@ async def test_what_a_former_owner_copied_and_did_not_save_is_behind_before_a_ba
 async def test_a_paused_replica_raises_its_floor_over_what_others_write_meanwhile(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stayed where the pause began, and a successor read all that others had written since."""
+    """The fault: the floor stayed where the pause began, so a successor read all that others had written
+    since."""
     monkeypatch.setattr(pump_module, "IDLE_FLOOR_INTERVAL_S", 0.2)
-    pump = await copying(stand, topic_name, 100)
+    pump = await start_copying(stand, topic_name, 100)
     pump.pause(True)
     await write(stand, topic_name, 30, "waits")
     await stand.until(lambda: pump.high_watermark == 130)
@@ -95,8 +97,8 @@ async def test_a_paused_replica_raises_its_floor_over_what_others_write_meanwhil
 async def test_unsaved_copies_are_not_repeated_where_the_destination_has_lost_what_was_before_them(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """Retention took the saved position from the destination, but none of what was copied behind it."""
-    pump = await copying(stand, topic_name, 100)
+    """Retention deleted the saved position from the destination, but none of the copies behind it."""
+    pump = await start_copying(stand, topic_name, 100)
     await stand.until(lambda: saved_note(stand).floor == 100)
     stand.saves = False
     await others_write(stand, topic_name, 40)
@@ -109,5 +111,5 @@ async def test_unsaved_copies_are_not_repeated_where_the_destination_has_lost_wh
     await write(stand, topic_name, 10, "later")
     await stand.copied([pump])
     here, there = await rows(stand.source, topic_name), await rows(stand.target, topic_name)
-    assert there[20:] == here[100:], "others' 20, then what was copied, once"
+    assert there[20:] == here[100:], "the others' 20, then the copies, once each"
     assert stand.incidents == []

@@ -1,4 +1,4 @@
-"""What a route may take: its rates, over all workers, and of a worker's memory while it is paused."""
+"""The limits of a route: its rates over all workers, and its share of a worker's memory while paused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.controllog.events import ALL, Assignment, Paused
 from app.dev.yard import Yard
 from tests.kafka.conftest import write as write_to
 from tests.replicate.rig import ReplicaRig
-from tests.replicate.source_topics import both, same, write
+from tests.replicate.source_topics import assert_same, create_on_both_sides, write
 from tests.worker.runtime.replica_manager import HOME, ReplicaManagerRig, replica_manager_rig
 
 
@@ -24,7 +24,7 @@ async def manager(yard: Yard, topic_name: str) -> AsyncIterator[ReplicaManagerRi
 
 @pytest.mark.usefixtures("unjoined")
 async def test_bytes_a_second_are_held(stand: ReplicaRig, topic_name: str) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 200, max_batch_size=300)
     pump = await stand.start_pump(topic_name, limits={"bytes_per_second": 1})
     await stand.until(lambda: pump.base > 0 and pump.limited)
@@ -33,7 +33,7 @@ async def test_bytes_a_second_are_held(stand: ReplicaRig, topic_name: str) -> No
     limits = type(slow.spec.limits)()
     pump.runtime.change(slow.model_copy(update={"spec": slow.spec.model_copy(update={"limits": limits})}))
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 200
+    assert await assert_same(stand, topic_name) == 200
 
 
 async def test_rates_are_shared_with_other_workers_by_the_routes_jobs_there(
@@ -70,7 +70,7 @@ async def test_a_route_that_is_paused_takes_none_of_the_workers_memory(
         manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=yes, actor="test"))
 
     async def known(end: int) -> None:
-        """The log's end is seen all the same."""
+        """The log's end is still known."""
         assert manager.pump is not None
         key = manager.job, manager.pump.epoch
         await manager.until(lambda: cluster.fetch.high_watermark(key) == end)

@@ -1,4 +1,4 @@
-"""A destination whose leader finds too few of its replicas in sync."""
+"""A destination whose leader has too few replicas in sync."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.replicate.pump.partition import ReplicaPump
 from tests.kafka.conftest import create, producing
 from tests.kafka.second_broker import FIRST, SECOND, SecondBroker, create_on, delete, second_broker
 from tests.replicate.rig import ReplicaRig, replica_rig
-from tests.replicate.source_topics import rows, same, write
+from tests.replicate.source_topics import assert_same, rows, write
 
 HOME, AWAY = "east-regional", "east-aggregate"
 IN_SYNC = "min.insync.replicas"
@@ -25,9 +25,11 @@ OTHERS = b"another producer's"
 
 
 async def without_elr(yard: Yard) -> None:
-    """Kafka 4.2's controller keeps a trace of an eligible leader where `min.insync.replicas` is lowered, and
-    refuses to forget the broker once the topic is gone ("existed in isrMembers, but not in the topics map").
-    """
+    """Disables eligible leader replicas.
+
+    Kafka 4.2's controller keeps a trace of an eligible leader if `min.insync.replicas` is lowered. It then
+    refuses to forget the broker once the topic is deleted ("existed in isrMembers, but not in the topics
+    map")."""
     feature = ["downgrade", "--feature", "eligible.leader.replicas.version=0"]
     command = yard.tool(
         "org.apache.kafka.tools.FeatureCommand", "--bootstrap-server", yard.bootstrap(AWAY), *feature
@@ -40,7 +42,8 @@ async def without_elr(yard: Yard) -> None:
 async def in_doubt(
     yard: Yard, topic: str, folder: Path
 ) -> AsyncIterator[tuple[ReplicaRig, SecondBroker, ReplicaPump]]:
-    """A replica that has copied 50 records to two brokers, and was told that one is too few for 50 more."""
+    """A replica that has copied 50 records to two brokers; 50 more are refused, because one replica in sync
+    is too few."""
     async with AsyncExitStack() as stack:
         stand = await stack.enter_async_context(replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)))
         await without_elr(yard)
@@ -64,7 +67,7 @@ async def in_doubt(
 
 
 @pytest.mark.deep(minutes=0.7)
-async def test_while_the_destination_has_too_few_replicas_nothing_is_lost_skipped_or_doubled_and_it_is_told(
+async def test_a_destination_with_too_few_replicas_is_reported_and_nothing_is_lost_skipped_or_doubled(
     killable_yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
     async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, second, former):
@@ -84,20 +87,20 @@ async def test_while_the_destination_has_too_few_replicas_nothing_is_lost_skippe
 
         await second.start()
         await stand.copied([pump])
-        assert await same(stand, topic_name) == 150
+        assert await assert_same(stand, topic_name) == 150
         assert pump.status().trouble == ""
         assert "replica-resumed-unsure" not in stand.kinds()
 
 
 @pytest.mark.deep(minutes=1.5)
 @pytest.mark.parametrize("remedy", ["reassign", "restart", "write"])
-async def test_a_lowered_setting_is_not_enough_and_each_remedy_lets_copying_go_on(
+async def test_a_lowered_setting_is_not_enough_and_each_remedy_lets_copying_continue(
     killable_yard: Yard, topic_name: str, tmp_path: Path, remedy: str
 ) -> None:
     async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, second, former):
         pump, away, at = former, stand.target, (topic_name, 0)
         assert await away.offsets([at], LATEST) == {at: 50}
-        assert await _log_end(away, FIRST, *at) > 50, "the leader has what it does not show"
+        assert await _log_end(away, FIRST, *at) > 50, "the leader has records above the high watermark"
         assert await alter(away, {topic_name: {IN_SYNC: "1"}}) == {}
         if remedy != "reassign":
             stand.kill(former)

@@ -1,4 +1,4 @@
-"""What stands in the way is told, and waited for: no record is passed over."""
+"""A replica reports obstacles and waits for them: it passes over no record."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from app.kafka.fetch.deliveries import LogGap
 from app.kafka.records.verbatim_copy import VerbatimCopy
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, replica_rig, rows
-from tests.replicate.source_topics import batches_of, both, copying, made_anew, same, write
+from tests.replicate.source_topics import (
+    assert_same,
+    batches_of,
+    create_on_both_sides,
+    recreate,
+    start_copying,
+    write,
+)
 
 
-async def test_what_is_too_large_for_the_destination_is_divided_and_what_stays_too_large_waits(
+async def test_a_batch_too_large_for_the_destination_is_divided_and_a_record_too_large_waits(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     await create(stand.source, topic_name, 1)
@@ -36,11 +43,13 @@ async def test_what_is_too_large_for_the_destination_is_divided_and_what_stays_t
     assert pump.base == 301, "nothing is passed over"
     await alter(stand.target, {topic_name: {"max.message.bytes": "1000000"}})
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 402
+    assert await assert_same(stand, topic_name) == 402
     assert pump.status().trouble == ""
 
 
-async def test_what_nobody_takes_waits_until_an_operator_skips_it(stand: ReplicaRig, topic_name: str) -> None:
+async def test_a_record_that_the_destination_refuses_waits_until_an_operator_skips_it(
+    stand: ReplicaRig, topic_name: str
+) -> None:
     await create(stand.source, topic_name, 1)
     await create(stand.target, topic_name, 1, max_message_bytes="3000")
     (bootstrap,) = stand.source.spec.bootstrap
@@ -52,7 +61,7 @@ async def test_what_nobody_takes_waits_until_an_operator_skips_it(stand: Replica
     await stand.until(lambda: stand.incidents)
     assert pump.stuck == ((10, 11),)
     assert pump.copying().stuck == (10, 11)
-    assert not pump.finish_by_operator(9, 10), "that is copied"
+    assert not pump.finish_by_operator(9, 10), "these offsets are copied"
     assert pump.finish_by_operator(10, 11)
     await stand.copied([pump])
     here = await rows(stand.source, topic_name)
@@ -62,7 +71,7 @@ async def test_what_nobody_takes_waits_until_an_operator_skips_it(stand: Replica
 
 
 async def test_a_damaged_batch_is_not_passed_over(stand: ReplicaRig, topic_name: str) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 30, max_batch_size=400, compression_type="gzip")
     batches = await batches_of(stand.source, topic_name, 0)
     pump = await stand.start_pump(topic_name, fetches=False)
@@ -82,10 +91,11 @@ async def test_a_damaged_batch_is_not_passed_over(stand: ReplicaRig, topic_name:
 async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_is_there_once(
     killable_yard: Yard, topic_name: str
 ) -> None:
-    """uReplicator committed after a failed send: the position stays until the destination has the data."""
+    """uReplicator committed after a failed send. Here the position stays until the destination has the
+    records."""
     yard = killable_yard
     async with replica_rig(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as stand:
-        await both(stand, topic_name)
+        await create_on_both_sides(stand, topic_name)
         await write(stand, topic_name, 300)
         pump = await stand.start_pump(topic_name)
         await stand.copied([pump])
@@ -95,42 +105,42 @@ async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_
         assert pump.base == 300
         await asyncio.to_thread(yard.start, "east-aggregate")
         await stand.copied([pump])
-        assert await same(stand, topic_name) == 1_000
+        assert await assert_same(stand, topic_name) == 1_000
         assert pump.status().trouble == ""
 
 
-async def test_offsets_that_the_source_lost_are_passed_over_once_what_is_before_them_is_copied(
+async def test_offsets_that_the_source_lost_are_passed_over_once_all_records_before_them_are_copied(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     pump.skip(LogGap("k", topic_name, 0, 100, 150, "deleted"))
     await stand.until(lambda: pump.base == 150)
     pump.skip(LogGap("k", topic_name, 0, 140, 150, "deleted"))
-    assert not pump.lost, "it knew that"
+    assert not pump.lost, "the gap was known"
 
 
-async def test_a_gap_that_begins_elsewhere_makes_the_replica_begin_again_and_a_draining_one_takes_none(
+async def test_a_gap_behind_missing_offsets_restarts_the_replica_and_a_draining_one_takes_none(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     pump.skip(LogGap("k", topic_name, 0, 120, 150, "deleted"))
-    assert "what came before it ended at 100" in pump.lost
+    assert "the offsets before it ended at 100" in pump.lost
     pump.skip(LogGap("k", topic_name, 0, 100, 150, "deleted"))
     await stand.until(lambda: not pump.is_busy)
     assert pump.base == 100
 
 
-async def test_a_replica_that_halts_at_a_gap_says_so_until_an_operator_skips_it(
+async def test_a_replica_that_halts_at_a_gap_reports_it_until_an_operator_skips_it(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     pump.halt(LogGap("k", topic_name, 0, 100, 150, "deleted"), "offsets [100, 150) are gone")
     pump.trouble = "fetch: something else"
     assert (pump.status().state, pump.status().trouble) == ("halted", "offsets [100, 150) are gone")
     assert pump.copying().halted == pump.halted == "offsets [100, 150) are gone"
     assert pump.stuck == ((100, 150),)
     await write(stand, topic_name, 10)
-    assert pump.status().oldest_ms == pump.copied_ms > 0, "nothing of it is at hand, and it has an age"
+    assert pump.status().oldest_ms == pump.copied_ms > 0, "its first record is not fetched, and has an age"
     assert not pump.finish_by_operator(100, 101)
     assert not pump.intake.wants_fetching(pump.base)
     assert pump.finish_by_operator(100, 150)
@@ -143,7 +153,7 @@ async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothin
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """uReplicator swallowed an exception, and with it a record."""
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 1_000)
     pump = await stand.start_pump(topic_name)
     send = pump._send
@@ -164,33 +174,35 @@ async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothin
     stand.kill(pump)
     pump = await stand.start_pump(topic_name)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 1_000
+    assert await assert_same(stand, topic_name) == 1_000
 
 
-async def test_a_destination_that_is_made_anew_while_copying_makes_the_replica_begin_again(
+async def test_a_destination_that_is_recreated_while_copying_restarts_the_replica(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
-    await made_anew(stand.target, topic_name)
+    pump = await start_copying(stand, topic_name)
+    await recreate(stand.target, topic_name)
     await stand.until(lambda: pump.lost)
-    assert "made anew" in pump.status().trouble
+    assert "recreated" in pump.status().trouble
 
 
-async def test_another_log_of_the_source_is_begun_once_all_that_came_of_the_former_is_copied(
+async def test_another_log_of_the_source_begins_once_all_fetched_records_of_the_former_are_copied(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 3_000)
     pump = await stand.start_pump(topic_name)
     await stand.until(lambda: pump.status().fetched == 3_000)
-    pump.skip(LogGap("k", topic_name, 0, 3_000, 0, "deleted and made anew", begun_anew=True))
+    pump.skip(LogGap("k", topic_name, 0, 3_000, 0, "deleted and recreated", begun_anew=True))
     await stand.until(lambda: pump.reset is not None)
     assert pump.base == 3_000
-    assert await same(stand, topic_name) == 3_000
+    assert await assert_same(stand, topic_name) == 3_000
 
 
-async def test_what_was_not_fetched_is_never_passed_over(stand: ReplicaRig, topic_name: str) -> None:
-    await both(stand, topic_name)
+async def test_offsets_that_were_not_fetched_are_never_passed_over(
+    stand: ReplicaRig, topic_name: str
+) -> None:
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 60, max_batch_size=300)
     batches = await batches_of(stand.source, topic_name, 0)
     pump = await stand.start_pump(topic_name, fetches=False)
@@ -202,12 +214,12 @@ async def test_what_was_not_fetched_is_never_passed_over(stand: ReplicaRig, topi
     assert pump.base <= first
 
 
-async def test_a_log_that_begins_anew_where_a_replica_halts_is_not_fetched_by_it_again(
+async def test_a_recreated_log_before_which_a_replica_halts_is_not_fetched_by_it_again(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     """It would be fetched from a position in another log."""
-    pump = await copying(stand, topic_name)
-    pump.halt(LogGap("k", topic_name, 0, 100, 0, "made anew", begun_anew=True), "it is another")
+    pump = await start_copying(stand, topic_name)
+    pump.halt(LogGap("k", topic_name, 0, 100, 0, "recreated", begun_anew=True), "it is another")
     assert pump.intake.new_lineage_at == 0
     assert pump.finish_by_operator(100, 101)
     assert not pump.intake.wants_fetching(pump.base)
@@ -215,10 +227,10 @@ async def test_a_log_that_begins_anew_where_a_replica_halts_is_not_fetched_by_it
 
 
 @pytest.mark.parametrize("is_transactional", [False, True])
-async def test_one_record_that_the_destination_refuses_waits_alone_and_is_skipped_alone(
+async def test_one_record_that_the_destination_refuses_waits_and_is_skipped_alone(
     stand: ReplicaRig, topic_name: str, is_transactional: bool
 ) -> None:
-    """Nine good records waited for a tenth, and the remedy that was printed skipped them with it."""
+    """The fault: nine good records waited for a tenth, and the printed remedy skipped them with it."""
     await create(stand.source, topic_name, 1)
     await create(stand.target, topic_name, 1, cleanup_policy="compact")
     (bootstrap,) = stand.source.spec.bootstrap
@@ -249,8 +261,11 @@ async def test_one_record_that_the_destination_refuses_waits_alone_and_is_skippe
         await stand.until(lambda at=at: pump.stuck == (at,))
         assert await rows(stand.target, topic_name) == [
             row for row, n in zip(here, range(first), strict=False) if n not in keyless
-        ], "what is in front of it has come"
-        assert f"offsets [{at[0]}, {at[1]}) wait: refused with error 87" in pump.status().trouble
+        ], "all records before it are copied"
+        assert (
+            f"offsets [{at[0]}, {at[1]}) wait: the destination refuses them with error 87"
+            in pump.status().trouble
+        )
         assert pump.finish_by_operator(*at)
     await stand.copied([pump])
     assert await rows(stand.target, topic_name) == [row for n, row in enumerate(here) if n not in keyless]

@@ -1,4 +1,4 @@
-"""Copies on real brokers: all there is to copy, as it was, with what a route wants besides."""
+"""Copies between real brokers: all records, unchanged, with the headers that a route adds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from app.kafka.records.verbatim_copy import Bytes, VerbatimCopy
 from tests.kafka.append.test_appender import batch_of
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, rows
-from tests.replicate.source_topics import both, copying, same, write
+from tests.replicate.source_topics import assert_same, create_on_both_sides, start_copying, write
 
 
 async def test_every_record_is_copied_as_it_is_whatever_its_compression_and_its_transaction(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     for codec in (None, "gzip", "snappy", "lz4", "zstd"):
         await write(stand, topic_name, 200, str(codec), compression_type=codec)
     pump = await stand.start_pump(topic_name)
@@ -35,16 +35,16 @@ async def test_every_record_is_copied_as_it_is_whatever_its_compression_and_its_
         await (producer.abort_transaction() if number % 2 else producer.commit_transaction())
     await producer.stop()
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 1_000 + 60
+    assert await assert_same(stand, topic_name) == 1_000 + 60
     assert stand.incidents == []
     assert pump.status().delivered == 1_060
     assert pump.status().committed == (await stand.source.end_offsets([(topic_name, 0)]))[topic_name, 0]
 
 
-async def test_headers_are_kept_dropped_and_told_where_they_come_from_and_nothing_goes_round(
+async def test_headers_are_kept_dropped_and_given_provenance_and_no_record_loops(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     (bootstrap,) = stand.source.spec.bootstrap
     been = f"east-aggregate/{topic_name}/0/7".encode()
     headers: list[list[tuple[str, bytes | None]]] = [
@@ -73,7 +73,7 @@ async def test_headers_are_kept_dropped_and_told_where_they_come_from_and_nothin
 
 @pytest.mark.usefixtures("unjoined")
 async def test_limits_are_held(stand: ReplicaRig, topic_name: str) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 200, max_batch_size=300)
     pump = await stand.start_pump(topic_name, limits={"messages_per_second": 30.0})
     await stand.until(lambda: pump.base > 20)
@@ -83,14 +83,14 @@ async def test_limits_are_held(stand: ReplicaRig, topic_name: str) -> None:
     assert pump.runtime.takes(fast)
     pump.runtime.change(fast)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 200
+    assert await assert_same(stand, topic_name) == 200
 
 
 @pytest.mark.usefixtures("unjoined")
-async def test_barriers_are_true_and_told_at_the_beginning_by_count_and_when_idle(
+async def test_offset_syncs_are_true_and_emitted_at_the_beginning_by_count_and_when_idle(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     async with producing(stand.target.spec.bootstrap[0]) as other:
         for n in range(7):
             await other.send_and_wait(topic_name, b"another route's %d" % n, partition=0)
@@ -117,14 +117,14 @@ async def test_barriers_are_true_and_told_at_the_beginning_by_count_and_when_idl
         assert stand.stamped[known].stamp == stand.stamped[known - 1].stamp, "where the former lane ended"
         del later[0]
     assert all(target_end == source_end + 8 for _, source_end, target_end in later), (
-        "1,000 are not told again"
+        "1,000 are not emitted again"
     )
 
 
 async def test_nothing_is_appended_while_the_lease_does_not_hold_nor_while_paused(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     stand.lease.expires_at_s = 0.0
     await write(stand, topic_name, 100)
     await asyncio.sleep(0.3)
@@ -136,13 +136,13 @@ async def test_nothing_is_appended_while_the_lease_does_not_hold_nor_while_pause
     assert len(await rows(stand.target, topic_name)) == 100
     pump.pause(False)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 200
+    assert await assert_same(stand, topic_name) == 200
 
 
-async def test_every_copy_of_a_slow_flow_is_read_back_and_what_differs_is_told_with_its_offsets(
+async def test_every_copy_of_a_slow_flow_is_read_back_and_a_difference_is_reported_with_its_offsets(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 200, compression_type="lz4")
     pump = await stand.start_pump(topic_name)
     verifier = pump.runtime.verifier
@@ -162,7 +162,7 @@ async def test_every_copy_of_a_slow_flow_is_read_back_and_what_differs_is_told_w
     assert "ends before it" in stand.incidents[1][1]
 
 
-async def test_what_a_compacted_destination_does_not_keep_is_no_difference_what_it_changed_is(
+async def test_a_record_removed_by_compaction_is_no_difference_and_a_changed_one_is(
     stand: ReplicaRig, topic_name: str
 ) -> None:
     await create(stand.source, topic_name, 1)
@@ -182,15 +182,15 @@ async def test_what_a_compacted_destination_does_not_keep_is_no_difference_what_
     verifier.add(pump.job, pump.target, 0, VerbatimCopy(gone, count, 0, 7, lambda: iter(other * 7)))
     await stand.until(lambda: stand.incidents)
     assert stand.kinds() == ["copy-differs"]
-    assert "the record at 0 is another" in stand.incidents[0][1]
+    assert "the record at 0 has other contents" in stand.incidents[0][1]
 
 
 @pytest.mark.usefixtures("unjoined")
-@pytest.mark.parametrize("provenance", [False, True], ids=["as it was", "encoded anew"])
-async def test_a_byte_that_changes_on_the_way_to_the_destination_is_told_with_topic_partition_and_offsets(
+@pytest.mark.parametrize("provenance", [False, True], ids=["unchanged", "encoded again"])
+async def test_a_byte_that_changes_on_the_way_is_reported_with_topic_partition_and_offsets(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch, provenance: bool
 ) -> None:
-    """The copy in the destination's log is sound by its checksum, and is another."""
+    """The copy's checksum in the destination's log is valid, but its contents differ."""
     append, altered = AppendLane.append, list[int]()
 
     async def append_altered(lane: AppendLane, data: Bytes, record_count: int) -> asyncio.Future[int]:
@@ -201,7 +201,7 @@ async def test_a_byte_that_changes_on_the_way_to_the_destination_is_told_with_to
         return await append(lane, data, record_count)
 
     monkeypatch.setattr(AppendLane, "append", append_altered)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     async with producing(stand.target.spec.bootstrap[0]) as other:
         await other.send_and_wait(topic_name, b"another's", partition=0)
     for name in ("before", "the one", "behind"):
@@ -218,7 +218,7 @@ async def test_a_byte_that_changes_on_the_way_to_the_destination_is_told_with_to
     assert verifier.compared[pump.job] == 9 - count
     ((kind, message),) = stand.incidents
     assert kind == "copy-differs"
-    assert f"{topic_name}-0 in east-aggregate is not what was sent to it: offsets [4, {4 + count})" in message
+    assert f"{topic_name}-0 in east-aggregate differs from what was sent: offsets [4, {4 + count})" in message
     assert f"copied from [3, {3 + count}) of {topic_name}-0" in message
 
 
@@ -226,7 +226,7 @@ async def test_a_byte_that_changes_on_the_way_to_the_destination_is_told_with_to
 async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_out(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing behind it is appended, and the job begins again, from before it."""
+    """Nothing behind the record is appended, and the job begins again before it."""
     missed: list[VerbatimCopy] = []
 
     def all_but_one(*fetched: Any) -> Iterator[VerbatimCopy]:
@@ -237,7 +237,7 @@ async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_ou
                 yield copy
 
     monkeypatch.setattr("app.replicate.pump.partition.copies", all_but_one)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 100, max_batch_size=300)
     pump = await stand.start_pump(topic_name)
     await stand.until(lambda: pump.lost and pump.base == missed[0].source_start)
@@ -246,4 +246,4 @@ async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_ou
     assert f"ended at {missed[0].source_start}: an internal error" in message
     stand.kill(pump)
     await stand.copied([await stand.start_pump(topic_name)])
-    assert await same(stand, topic_name) == 100
+    assert await assert_same(stand, topic_name) == 100

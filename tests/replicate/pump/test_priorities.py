@@ -19,7 +19,7 @@ RECORDS, SIZE = 1_000, 16 * 1024  # a partition
 async def test_a_route_of_high_priority_is_not_slowed_by_others_that_work_off_a_backlog(
     stand: ReplicaRig, topic_name: str, others: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(route_priority, "LEAST_BYTES_S", SIZE)  # of a machine that is slow that is not little
+    monkeypatch.setattr(route_priority, "LEAST_BYTES_S", SIZE)  # enough for a slow machine
     for client in (stand.source, stand.target):
         await create(client, topic_name, 1 + len(LOW))
     async with producing(stand.source.spec.bootstrap[0], max_batch_size=256 * 1024) as producer:

@@ -1,4 +1,4 @@
-"""What nobody has sealed is not in the copy of a control topic; all else is, as it was."""
+"""The copy of a control topic has no unsealed records, and all others unchanged."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.replicate.rig import ReplicaRig
 
 
 def with_a_bad_header_name(value: bytes) -> bytearray:
-    """A record that brokers take, and no decoder: the name of its header is no UTF-8."""
+    """A record that brokers accept and no decoder reads: its header's name is not UTF-8."""
     body = bytes(1) + zigzag(0) + zigzag(0) + zigzag(-1) + zigzag(len(value)) + value
     body += zigzag(1) + zigzag(1) + b"\xff" + zigzag(-1)
     return batch([zigzag(len(body)) + body])
 
 
 async def values(client: ClusterClient, topic: str) -> list[bytes | None]:
-    """What a worker reads of partition 0."""
+    """The values that a worker reads from partition 0."""
     at, found = TopicPartition(topic, 0), []
     async with AIOKafkaConsumer(**client.spec.aiokafka_options()) as consumer:
         consumer.assign([at])
@@ -40,7 +40,7 @@ async def values(client: ClusterClient, topic: str) -> list[bytes | None]:
 
 
 class SealedTopic(NamedTuple):
-    """A topic that both sides have, its seals, and how to write to the source."""
+    """A topic on both sides, its seals, and a producer for the source."""
 
     name: str
     seals: Seals
@@ -48,7 +48,7 @@ class SealedTopic(NamedTuple):
     producer: AIOKafkaProducer
 
     async def begin(self) -> None:
-        """Seals begin here."""
+        """Seals begin at the log's end."""
         await self.seals.begin(self.client, "w")
         await until(lambda: not self.seals.missing)
 
@@ -58,7 +58,7 @@ class SealedTopic(NamedTuple):
 
 @pytest.fixture
 async def topic(stand: ReplicaRig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SealedTopic]:
-    """Of a region of its own."""
+    """A control topic of a region of its own."""
     (bootstrap,) = stand.source.spec.bootstrap
     async with (
         region(bootstrap, monkeypatch) as (client, topics, options),
@@ -69,7 +69,7 @@ async def topic(stand: ReplicaRig, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         yield SealedTopic(topics.trackers.name, seals, client, producer)
 
 
-async def test_a_copy_has_what_is_sealed_and_what_was_there_before(
+async def test_a_copy_has_the_sealed_records_and_those_before_the_first_seal(
     stand: ReplicaRig, topic: SealedTopic
 ) -> None:
     name, seals = topic.name, topic.seals
@@ -114,7 +114,7 @@ async def test_a_sealed_batch_by_which_copying_breaks_waits_and_is_no_forgery(
     assert topic.seals.take_refused() == []
 
 
-async def test_what_is_damaged_on_its_way_waits_and_is_no_forgery(
+async def test_a_batch_that_is_damaged_on_its_way_waits_and_is_no_forgery(
     stand: ReplicaRig, topic: SealedTopic
 ) -> None:
     await topic.begin()

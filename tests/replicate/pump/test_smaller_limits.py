@@ -1,4 +1,4 @@
-"""A destination with smaller limits gets what fits, in order; what does not fit waits, and is told."""
+"""A destination with smaller limits gets the records that fit, in order; the others wait and are reported."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from app.kafka.client.topic_configs import alter
 from app.replicate.model.destination_topic import ANY_AGE, NEWEST
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, definition, rows
-from tests.replicate.source_topics import same, write
+from tests.replicate.source_topics import assert_same, write
 
 HOUR_MS = 3_600_000
 
 
-async def test_records_of_the_future_that_a_newer_broker_refuses_wait_alone_and_what_is_before_them_is_copied(
+async def test_records_from_the_future_that_a_newer_broker_refuses_wait_alone_and_earlier_ones_are_copied(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """Kafka 4 takes no timestamps more than an hour ahead (KIP-1030), Kafka 3 took them all."""
+    """Kafka 4 accepts timestamps up to one hour ahead (KIP-1030), Kafka 3 accepted all."""
     await create(stand.source, topic_name, 1, message_timestamp_after_max_ms=ANY_AGE)
     await create(stand.target, topic_name, 1, message_timestamp_after_max_ms=str(HOUR_MS))
     (bootstrap,) = stand.source.spec.bootstrap
@@ -35,11 +35,11 @@ async def test_records_of_the_future_that_a_newer_broker_refuses_wait_alone_and_
     assert stand.kinds() == ["replica-stuck"]
     assert "offsets [7, 8)" in stand.incidents[0][1]
     assert NEWEST in stand.remedies[0]
-    assert pump.base == 7, "what fits is copied, and nothing is passed over"
+    assert pump.base == 7, "the records that fit are copied, and none is passed over"
     assert [value for _, _, value, _ in await rows(stand.target, topic_name)] == [b"%d" % n for n in range(7)]
     await alter(stand.target, {topic_name: {NEWEST: ANY_AGE}})
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 10
+    assert await assert_same(stand, topic_name) == 10
     assert pump.status().trouble == ""
 
 
@@ -58,7 +58,7 @@ async def test_a_route_that_copies_batches_as_they_are_waits_at_one_that_does_no
     start, end = pump.stuck[0]
     assert end - start > 1, "the batch is whole"
     changed = definition(stand.source.name, stand.target.name, topic_name)
-    assert pump.runtime.takes(changed), "it comes into force at once"
+    assert pump.runtime.takes(changed), "the change applies at once"
     pump.runtime.change(changed)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 1_020
+    assert await assert_same(stand, topic_name) == 1_020

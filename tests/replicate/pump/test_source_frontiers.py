@@ -1,5 +1,6 @@
-"""A group goes over from one aggregate to another, whose sources are interleaved otherwise: real brokers and
-replicas on both sides, and every message is delivered once."""
+"""A group moves from one aggregate to another with differently interleaved sources. Brokers and replicas on
+both sides are real, and every message is delivered once.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ CHECKPOINT = {"records": 150, "every": "1s"}
 
 
 class Routes:
-    """Copiers of both sources into both aggregates."""
+    """Replicas of both sources into both aggregates."""
 
     def __init__(self, topic: str, stands: dict[tuple[str, str], ReplicaRig]) -> None:
         self.topic = topic
@@ -44,7 +45,7 @@ class Routes:
         self._pumps: dict[tuple[str, str], Any] = {}
 
     async def begin(self, source: str, target: str) -> None:
-        """Another owner of a copier, behind the one that there was."""
+        """Starts another owner of a replica, behind the former one."""
         stand = self._stands[source, target]
         if (source, target) in self._pumps:
             stand.kill(self._pumps.pop((source, target)))
@@ -55,12 +56,12 @@ class Routes:
             await self._stands[at].copied([pump])
 
     async def settled(self, end: int) -> None:
-        """Until each has told its idle barrier."""
+        """Waits until each replica has emitted its idle offset sync."""
         for stand in self._stands.values():
             await until(lambda barriers=stand.stamped: barriers[-1].source_end >= end)  # type: ignore[misc]
 
     async def check_stamps(self) -> None:
-        """Each tells of its producer's batches, as they are in the log, which lie below its barrier."""
+        """Checks each stamp against its producer's batches in the log below the offset sync."""
         for stand in self._stands.values():
             stamps = [(barrier.target_end, barrier.stamp) for barrier in stand.stamped if barrier.stamp]
             assert stamps, "how many there are depends on how the source's batches come"
@@ -72,7 +73,7 @@ class Routes:
                         assert not is_below or header.next_offset <= target_end
 
     def lines(self, target: str) -> list[LineSource]:
-        """Those into an aggregate, as the table would have them."""
+        """The lines into an aggregate, as the table would have them."""
         found: list[LineSource] = []
         for source in SOURCES:
             line: OffsetMapLine | None = None
@@ -87,7 +88,7 @@ class Routes:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Looks until it holds."""
+    """Waits until the condition holds."""
     async with asyncio.timeout(ENOUGH_S):
         while not condition():  # noqa: ASYNC110 - callbacks change it
             await asyncio.sleep(0.01)
@@ -112,7 +113,7 @@ async def routes(yard: Yard, topic: str) -> AsyncIterator[Routes]:
 
 
 async def write(yard: Yard, topic: str, part: int) -> None:
-    """The next part of each source, in small batches."""
+    """Writes the next part of each source, in small batches."""
     for source in SOURCES:
         async with producing(yard.bootstrap(source), max_batch_size=1_000) as producer:
             numbers = range(part * PART, (part + 1) * PART)
@@ -123,7 +124,7 @@ async def write(yard: Yard, topic: str, part: int) -> None:
 
 @asynccontextmanager
 async def reading(client: ClusterClient, topic: str, pump: DispatchPump) -> AsyncIterator[None]:
-    """The pump gets what is in the log, from its base on."""
+    """Feeds the pump the log's batches from its base on."""
 
     async def deliver(item: Any) -> None:
         if isinstance(item, FetchedBatches):
@@ -154,7 +155,7 @@ async def test_a_group_that_fails_over_gets_every_message_once_though_the_copies
     async with AsyncExitStack() as stack:
         copying = await stack.enter_async_context(routes(yard2, topic_name))
         await write(yard2, topic_name, 0)
-        # What is written first comes first in one aggregate, and last in the other.
+        # The first records come first in one aggregate, and last in the other.
         for source, target in ((SOURCES[0], A), (SOURCES[1], D), (SOURCES[1], A), (SOURCES[0], D)):
             await copying.begin(source, target)
             await copying.copied()

@@ -1,4 +1,4 @@
-"""What stands still is told with its cause, and has an age: what is not given out, what is not saved."""
+"""A stalled replica is reported with its cause, and its first record has an age."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from app.replicate.destination import session
 from app.replicate.destination.session import DESTINATION_RECREATED, NOT_SAVED
 from app.replicate.pump.status import UNREAD_S, check_progress
 from tests.replicate.rig import ReplicaRig
-from tests.replicate.source_topics import both, copying, write
+from tests.replicate.source_topics import create_on_both_sides, start_copying, write
 
 ANOTHER = LogId("", "AAAAAAAAAAAAAAAAAAAAAA")
 
 
-async def test_a_transaction_that_nobody_ends_is_told_and_what_waits_behind_it_has_an_age(
+async def test_a_hanging_transaction_is_reported_and_records_behind_it_have_an_age(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
     producer = AIOKafkaProducer(bootstrap_servers=stand.source.spec.bootstrap[0], transactional_id=topic_name)
     await producer.start()
     try:
@@ -42,11 +42,11 @@ async def test_a_transaction_that_nobody_ends_is_told_and_what_waits_behind_it_h
     assert pump.status().oldest_ms == -1
 
 
-async def test_what_is_not_saved_is_no_fault_of_the_destination(
+async def test_an_unsaved_state_is_not_blamed_on_the_destination(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SNAPSHOT_TIMEOUT_S", 0.0)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     stand.saves = False
     pump = await stand.start_pump(topic_name)
     await write(stand, topic_name, 10)
@@ -59,8 +59,8 @@ async def test_what_is_not_saved_is_no_fault_of_the_destination(
     assert pump.status().trouble == ""
 
 
-async def test_a_destination_made_anew_has_not_been_truncated(stand: ReplicaRig, topic_name: str) -> None:
-    pump = await copying(stand, topic_name)
+async def test_a_recreated_destination_counts_as_not_truncated(stand: ReplicaRig, topic_name: str) -> None:
+    pump = await start_copying(stand, topic_name)
     pump.session._target_end, pump.session.log = 1_000, ANOTHER
     await write(stand, topic_name, 10)
     await stand.until(lambda: pump.lost)
@@ -68,10 +68,10 @@ async def test_a_destination_made_anew_has_not_been_truncated(stand: ReplicaRig,
     assert "destination-truncated" not in stand.kinds()
 
 
-async def test_that_a_destination_was_made_anew_is_seen_also_while_its_end_cannot_be_asked_for(
+async def test_a_recreated_destination_is_noticed_while_its_end_cannot_be_read(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pump = await copying(stand, topic_name)
+    pump = await start_copying(stand, topic_name)
 
     async def fails() -> None:
         raise TimeoutError

@@ -1,4 +1,4 @@
-"""What a heartbeat says of how old the first record is that is not copied."""
+"""The age of the first record that is not copied, in heartbeats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS: Any = [(0, 1_600_000_000_000, None, b"a", []), (1, 1_600_000_000_007, None
 
 
 def with_horizon(batch: Bytes) -> bytes:
-    """Its first timestamp is another one then; its records count from there."""
+    """A batch whose first-timestamp field holds a delete horizon; records' timestamps count from there."""
     found = bytearray(batch)
     found[CHECKED_FROM + 1] |= DELETE_HORIZON
     found[status.FIRST_TIMESTAMP] = (9_000_000_000_000).to_bytes(8)
@@ -25,7 +25,7 @@ def with_horizon(batch: Bytes) -> bytes:
 
 
 def pump_with(head: Any, held: Any) -> Any:
-    """A pump at offset 5 of 7, with a batch on its way or one that waits."""
+    """A pump at offset 5 of 7, with a batch in flight or a waiting one."""
     return SimpleNamespace(
         ledger=SimpleNamespace(head=head), intake=SimpleNamespace(held=[held]),
         halted=None, base=5, high_watermark=7, copied_ms=COPIED_MS,
@@ -41,7 +41,7 @@ def pump_with(head: Any, held: Any) -> Any:
         (b"", COPIED_MS),
     ],
 )
-def test_it_is_as_old_as_its_batch_says_if_that_says_anything(
+def test_the_first_record_is_as_old_as_its_batch_header_says(
     data: bytes, oldest_ms: int, is_under_way: bool
 ) -> None:
     batch = SimpleNamespace(data=data, damage="")

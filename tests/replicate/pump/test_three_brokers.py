@@ -1,4 +1,4 @@
-"""A destination of three brokers, two of which have to be in sync: its leaders are killed in turn."""
+"""A destination of three brokers, two of which must be in sync; its leaders are killed in turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kafka.conftest import create
 from tests.kafka.second_broker import FIRST, SECOND, THIRD, create_on, delete, second_broker
 from tests.replicate.pump.test_min_in_sync import AWAY, HOME, IN_SYNC, without_elr
 from tests.replicate.rig import replica_rig
-from tests.replicate.source_topics import same, write
+from tests.replicate.source_topics import assert_same, write
 
 NODES = (SECOND, THIRD, FIRST)  # in this order they lead, and are killed
 
@@ -56,7 +56,7 @@ async def test_a_copy_whose_leaders_are_killed_in_turn_has_every_record_once_and
             await second.elect({at: order})
             copied = pump.base
             await stand.until(lambda copied=copied: pump.base > copied)  # type: ignore[misc]
-            if node == FIRST:  # the controller is gone with it: nobody else can lead
+            if node == FIRST:  # the controller goes with it, so no other broker can lead
                 await asyncio.to_thread(yard.kill, AWAY)
                 await asyncio.to_thread(yard.start, AWAY)
             else:
@@ -70,7 +70,7 @@ async def test_a_copy_whose_leaders_are_killed_in_turn_has_every_record_once_and
         is_over = True
         await writing
         await stand.copied([pump])
-        assert await same(stand, topic_name) == written == pump.status().delivered
+        assert await assert_same(stand, topic_name) == written == pump.status().delivered
         verifier = pump.runtime.verifier
         await stand.until(lambda: not verifier.waiting)
         assert verifier.compared[pump.job] + verifier.uncompared[pump.job] == written

@@ -1,6 +1,6 @@
-"""Logs that have lost their ends: it is told with offsets, and nobody takes other records for what is gone.
+"""Truncated logs are reported with offsets, and other records are never taken for the lost ones.
 
-A broker that lost the end of its disk is made by cutting off its log while it does not run.
+The tests truncate the log of a stopped broker, like a broker that has lost the end of its disk.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from app.kafka.records.batch import iter_batches
 from app.replicate.destination.handover import ReplicaHandover
 from tests.kafka.conftest import create, pumping
 from tests.replicate.rig import ReplicaRig, replica_rig, rows
-from tests.replicate.source_topics import both, write
+from tests.replicate.source_topics import create_on_both_sides, write
 
 HOME, AWAY = "east-regional", "east-aggregate"
 OFTEN: dict[str, Any] = {"checkpoint": {"every": "200ms"}}
 
 
 def cut_off(yard: Yard, cluster: str, topic: str, keep: int) -> int:
-    """Leaves the first batches of partition 0, with `keep` records or more; where the log ends then."""
+    """Keeps the first batches of partition 0, with `keep` records or more; returns the new end."""
     folder: Path = yard._broker(cluster).data_dir / f"{topic}-0"
     segment = folder / f"{0:020}.log"
     end = size = 0
@@ -41,7 +41,7 @@ def cut_off(yard: Yard, cluster: str, topic: str, keep: int) -> int:
 
 
 async def until_led(stand: ReplicaRig, topic: str) -> None:
-    """Both clusters answer for the topic again."""
+    """Waits until both clusters answer for the topic again."""
     for client in (stand.source, stand.target):
         await client.client.force_metadata_update()
         await client.end_offsets([(topic, 0)])
@@ -49,14 +49,14 @@ async def until_led(stand: ReplicaRig, topic: str) -> None:
 
 @pytest.mark.deep(minutes=1.2)
 @pytest.mark.usefixtures("unjoined")
-async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_goes_on_where_they_part(
+async def test_truncated_sources_and_destinations_are_reported_and_copying_continues_where_they_part(
     killable_yard: Yard, topic_name: str
 ) -> None:
-    """The source has grown beyond the position again: only leader epochs tell that its records are others."""
+    """The source has grown beyond the position again, so only leader epochs show that its records differ."""
     yard = killable_yard
     watched = f"{topic_name}-watched"
     async with replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)) as stand:
-        await both(stand, topic_name)
+        await create_on_both_sides(stand, topic_name)
         await create(stand.source, watched, 1)
         await write(stand, watched, 100, max_batch_size=300)
         await write(stand, topic_name, 100, max_batch_size=300)
@@ -65,7 +65,7 @@ async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_
         await stand.until(lambda: stand.saved[0][0].base == 100)
         stand.kill(pump)
         before = await rows(stand.source, topic_name)
-        async with pumping(stand.source) as watching:  # it goes on fetching meanwhile
+        async with pumping(stand.source) as watching:  # fetches meanwhile
             watching.service.add("w", watched, 0, 0)
             await watching.until(lambda: watching.count("w") == 100)
             await asyncio.to_thread(yard.kill, HOME)
@@ -86,11 +86,11 @@ async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_
         assert pump.reset is not None
         assert (pump.reset.start, pump.reset.end) == (100, diverges_at)
         assert pump.reset.truncated_in > 0
-        (told,) = [message for kind, message in stand.incidents if kind == "destination-truncated"]
-        assert f"lost offsets [{end}, 100)" in told
-        assert pump.base == 100, "nothing that came of the other log was taken for what follows"
+        (message,) = [text for kind, text in stand.incidents if kind == "destination-truncated"]
+        assert f"lost offsets [{end}, 100)" in message
+        assert pump.base == 100, "no record of the other log was taken for a later one"
         await stand.until(lambda: pump.high_watermark > 100)
-        assert pump.ledger.read_epoch < pump.reset.truncated_in, "nor does a successor take it for read"
+        assert pump.ledger.read_epoch < pump.reset.truncated_in, "a successor does not count it as read"
         ((former_epoch, _),) = pump.ledger.epochs
         assert former_epoch == pump.ledger.read_epoch
         await stand.until(lambda: ReplicaHandover.from_bytes(stand.saved[0][1]).losses == 1)

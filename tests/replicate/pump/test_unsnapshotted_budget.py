@@ -1,4 +1,4 @@
-"""How far copying may be ahead of what is saved: a successor has to know all of it again."""
+"""The bound on records that are copied and not yet saved: a successor has to recognize all of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from app.replicate.pump.unsnapshotted_budget import (
     UnsnapshottedRecords,
 )
 from tests.replicate.rig import ReplicaRig, rows
-from tests.replicate.source_topics import both, copying, same, write
+from tests.replicate.source_topics import assert_same, create_on_both_sides, start_copying, write
 
 BATCH = 20  # records of a test's batch, at most
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("acts"), st.integers(0, 3))))
-def test_what_no_snapshot_covers_is_counted_for_each_and_for_all(steps: list[tuple[int, str, int]]) -> None:
+def test_unsnapshotted_records_are_counted_for_each_replica_and_for_all(
+    steps: list[tuple[int, str, int]],
+) -> None:
     together = UnsnapshottedBudget()
     replicas = [UnsnapshottedRecords(together) for _ in range(3)]
     appended, acknowledged, taken, saved = [0] * 3, [0] * 3, [{-1: 0} for _ in range(3)], [-1] * 3
@@ -30,7 +32,7 @@ def test_what_no_snapshot_covers_is_counted_for_each_and_for_all(steps: list[tup
         if act == "a":
             appended[one] += count
             replicas[one].appended(appended[one])
-        elif act == "c":  # what is acknowledged is of another version
+        elif act == "c":  # the acknowledgement is of another version
             acknowledged[one] = min(appended[one], acknowledged[one] + count)
         elif act == "t":
             taken[one][acknowledged[one]] = acknowledged[one]
@@ -44,11 +46,11 @@ def test_what_no_snapshot_covers_is_counted_for_each_and_for_all(steps: list[tup
     assert together.records == sum(replica.records for replica in replicas)
     for one, replica in enumerate(replicas):
         replica.close()
-        replica.saved(max(taken[one]))  # what was on its way
+        replica.saved(max(taken[one]))  # batches in flight
     assert together.records == 0
 
 
-def test_who_has_few_goes_on_while_others_have_too_many() -> None:
+def test_a_replica_with_few_unsnapshotted_records_continues_while_others_have_too_many() -> None:
     together = UnsnapshottedBudget()
     many, few = UnsnapshottedRecords(together), UnsnapshottedRecords(together)
     many.appended(MAX_RECORDS)
@@ -62,13 +64,13 @@ def test_who_has_few_goes_on_while_others_have_too_many() -> None:
 
 
 @pytest.mark.usefixtures("unjoined")
-async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_goes_on_afterwards(
+async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_continues_afterwards(
     stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unsnapshotted_budget, "LEAST_RECORDS", 100)
     monkeypatch.setattr(unsnapshotted_budget, "MAX_RECORDS", 200)
     monkeypatch.setattr(send_gate, "SNAPSHOT_TIMEOUT_S", 0.0)
-    await both(stand, topic_name)
+    await create_on_both_sides(stand, topic_name)
     await write(stand, topic_name, 2_000, max_batch_size=400)
     pump = await stand.start_pump(topic_name)
     pump.pause(True)
@@ -77,7 +79,7 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_goes_on_a
     pump.pause(False)
     await stand.until(lambda: pump.awaits_snapshot and not pump.in_flight)
     assert 200 <= pump.base < 200 + BATCH
-    assert len(await rows(stand.target, topic_name)) == pump.base, "more than is saved, and no more than that"
+    assert len(await rows(stand.target, topic_name)) == pump.base, "the bound is reached and not exceeded"
     await stand.until(lambda: pump.status().trouble == NOT_SAVED)
     stand.save(pump)
     await stand.until(lambda: pump.base >= 400 and pump.awaits_snapshot and not pump.in_flight)
@@ -90,7 +92,7 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_goes_on_a
     stand.saves = True
     pump = await stand.start_pump(topic_name)
     await stand.copied([pump])
-    assert await same(stand, topic_name) == 2_000
+    assert await assert_same(stand, topic_name) == 2_000
     await stand.until(lambda: stand.unsaved.records == 0)
     assert not pump.awaits_snapshot
     assert pump.status().trouble == ""
@@ -99,13 +101,13 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_goes_on_a
 async def test_a_lane_that_waits_for_its_next_epoch_to_be_saved_says_so(
     stand: ReplicaRig, topic_name: str
 ) -> None:
-    """Copies of bookkeeping are saved rarely: this one is due at once."""
-    pump = await copying(stand, topic_name)
+    """Copies of control topics are saved rarely, but this snapshot is due at once."""
+    pump = await start_copying(stand, topic_name)
     await stand.until(lambda: pump.snapshot_version == pump.version)
     assert not pump.awaits_snapshot
     stand.saves = False
     assert pump.session.lane is not None
-    pump.session._bumped(pump.session.lane)
+    pump.session._on_epoch_bump(pump.session.lane)
     await stand.until(lambda: pump.awaits_snapshot)
     stand.saves = True
     await stand.until(lambda: not pump.awaits_snapshot)

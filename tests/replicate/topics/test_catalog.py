@@ -1,4 +1,6 @@
-"""What routes copy, on two real clusters: topics found, made fit at the destination, and let go again."""
+"""The jobs of routes between two real clusters: topics are found, prepared at the destination, and dropped
+again.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,12 @@ PATIENCE_S = 150.0
 
 
 class TwoClusters:
-    """A control log by hand, two real clusters, and the leader's catalog of them."""
+    """A simulated control log, two real clusters, and the leader's catalog of them."""
 
     def __init__(self, yard: Yard, prefix: str, specs: dict[str, ClusterSpec] | None = None) -> None:
         self.prefix = prefix
         self.view = ControlState()
-        self.told: list[tuple[str, str, str, str]] = []
+        self.incidents: list[tuple[str, str, str, str]] = []
         specs = specs or {
             "east": ClusterSpec("east", (yard.bootstrap("east-regional"),)),
             "west": ClusterSpec("west", (yard.bootstrap("east-aggregate"),)),
@@ -55,9 +57,9 @@ class TwoClusters:
     async def _nowhere(self, _: Any) -> None: ...
 
     def restart(self) -> None:
-        """Another leader, who knows nothing yet."""
+        """Replaces the leader by one that knows nothing yet."""
         log: Any = SimpleNamespace(view=self.view, append=self.append)
-        self.catalog = Catalog(log, self.clusters, lambda *trouble: self.told.append(trouble))
+        self.catalog = Catalog(log, self.clusters, lambda *trouble: self.incidents.append(trouble))
 
     async def append(self, *events: AnyControlEvent) -> int:
         for event in events:
@@ -87,17 +89,17 @@ class TwoClusters:
         return found
 
     async def until(self, jobs: dict[str, set[int]]) -> None:
-        """Rounds of the leader, until it wants these."""
+        """Runs the leader's rounds until it has these jobs."""
         await self.rounds(lambda found: found == jobs, str(jobs))
 
     async def rounds(self, good: Callable[[dict[str, set[int]]], bool], wanted: str = "") -> None:
         until_s = time.monotonic() + PATIENCE_S
         while not good(found := await self.jobs()):
-            assert time.monotonic() < until_s, (found, wanted, self.told)
+            assert time.monotonic() < until_s, (found, wanted, self.incidents)
             await asyncio.sleep(0.02)
 
     async def topic(self, cluster: str, topic: str) -> tuple[int | None, dict[str, str]]:
-        """Partitions and settings of its own."""
+        """The topic's partitions and its own settings."""
         client = (await self.clusters.get(cluster)).client
         found = (await describe(client, [topic]))[topic]
         assert not isinstance(found, Exception), found
@@ -146,10 +148,10 @@ async def test_topics_are_found_created_like_the_source_expanded_and_configured_
     until_s = time.monotonic() + PATIENCE_S
     while not await followed():
         assert time.monotonic() < until_s
-    assert two.told == []
+    assert two.incidents == []
 
 
-async def test_what_a_route_no_longer_copies_ends_and_so_does_a_topic_that_is_gone(two: TwoClusters) -> None:
+async def test_jobs_of_dropped_and_of_deleted_topics_end(two: TwoClusters) -> None:
     for topic in ("a", "b", "c"):
         await two.make("east", two.name(topic), 1)
     await two.deploy()
@@ -175,12 +177,12 @@ async def test_many_sources_of_one_topic_are_planned_together_also_of_several_ro
     partitions, own = await two.topic("west", copy)
     assert partitions == 3
     assert "retention.ms" not in own
-    disagree = {(subject, "the sources disagree" in message) for _, subject, message, _ in two.told}
+    disagree = {(subject, "the sources disagree" in message) for _, subject, message, _ in two.incidents}
     assert disagree == {("first", True), ("second", True)}
-    assert len(two.told) == 2, "told once"
+    assert len(two.incidents) == 2, "reported once"
 
 
-async def test_where_a_route_begins_is_recorded_once_and_what_is_found_later_is_copied_from_its_start(
+async def test_a_routes_start_is_recorded_once_and_later_topics_are_copied_from_their_start(
     two: TwoClusters, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_ends, "PART_BYTES", 1)  # an event each
@@ -210,28 +212,30 @@ async def test_where_a_route_begins_is_recorded_once_and_what_is_found_later_is_
     two.restart()
     await two.until({"mirror a": {0, 1}, "mirror b": {0, 1}, "mirror later": {0}})
     assert begins() == [0, 2, 0, None, None]
-    assert two.told == []
+    assert two.incidents == []
 
 
-async def test_what_is_blocked_is_told_with_the_remedy_and_starts_once_it_is_mended(two: TwoClusters) -> None:
+async def test_a_blocked_topic_is_reported_with_the_remedy_and_starts_once_it_is_mended(
+    two: TwoClusters,
+) -> None:
     orders = two.name("orders")
     await two.make("east", orders, 2)
     await two.deploy(sync={"create": False})
-    await two.rounds(lambda _: bool(two.told))
+    await two.rounds(lambda _: bool(two.incidents))
     for _ in range(3):
         assert await two.jobs() == {}
-    ((kind, subject, message, remedy),) = two.told
+    ((kind, subject, message, remedy),) = two.incidents
     assert (kind, subject) == ("route-blocked", "mirror")
     assert f"topic {orders} in west: the destination topic does not exist" in message
     assert remedy == "create it, or write sync.create: true"
-    told = two.catalog.routes.topics_of("mirror")
-    assert told is not None
-    assert [(topic, told.row(topic)["state"]) for topic in told.topics] == [(orders, "blocked")]
+    topics = two.catalog.routes.topics_of("mirror")
+    assert topics is not None
+    assert [(topic, topics.row(topic)["state"]) for topic in topics.topics] == [(orders, "blocked")]
     await two.make("west", orders, 2)
     await two.until({"mirror orders": {0, 1}})
 
 
-async def test_what_the_destination_refuses_to_do_is_told_and_costs_that_topic_alone(
+async def test_a_change_that_the_destination_refuses_is_reported_and_affects_only_that_topic(
     two: TwoClusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(targets, "TOPIC_RETRY_INTERVAL_S", 3600.0)
@@ -240,17 +244,17 @@ async def test_what_the_destination_refuses_to_do_is_told_and_costs_that_topic_a
     # More replicas than there are brokers: only one of the routes asks for that.
     await two.deploy("greedy", two.name("orders"), sync={"replication": 50})
     await two.deploy("modest", two.name("good"))
-    await two.rounds(lambda found: found == {"modest good": {0}} and len(two.told) >= 1)
-    ((kind, subject, message, remedy),) = two.told
+    await two.rounds(lambda found: found == {"modest good": {0}} and len(two.incidents) >= 1)
+    ((kind, subject, message, remedy),) = two.incidents
     assert (kind, subject) == ("route-blocked", "greedy")
     assert "could not be created" in message
     assert remedy.startswith("remove the reason, or create the topic in a way")
 
 
-async def test_a_copy_whose_name_kafka_takes_for_anothers_is_told_in_the_brokers_words_and_costs_itself_only(
+async def test_a_copy_whose_name_collides_is_reported_in_the_brokers_words_and_affects_no_other(
     two: TwoClusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(targets, "TOPIC_RETRY_INTERVAL_S", 0.0)  # told once, however often it is tried
+    monkeypatch.setattr(targets, "TOPIC_RETRY_INTERVAL_S", 0.0)  # reported once, however often it is tried
     there, taken, good = (two.name(topic) for topic in ("pay_eu", "pay.eu", "good"))
     await two.make("west", there, 1)
     await two.make("east", good, 1)
@@ -258,21 +262,21 @@ async def test_a_copy_whose_name_kafka_takes_for_anothers_is_told_in_the_brokers
     await two.until({"mirror good": {0}})
     await two.make("east", taken, 1)  # later
     await two.make("east", two.name("later"), 1)
-    await two.rounds(lambda found: found == {"mirror good": {0}, "mirror later": {0}} and bool(two.told))
+    await two.rounds(lambda found: found == {"mirror good": {0}, "mirror later": {0}} and bool(two.incidents))
     for _ in range(20):
         await two.jobs()
-        told = two.catalog.routes.topics_of("mirror")
-        assert told is not None
-        row = told.row(taken)
+        topics = two.catalog.routes.topics_of("mirror")
+        assert topics is not None
+        row = topics.row(taken)
         assert (row["state"], there in row["why"]) == ("blocked", True), row
-    ((kind, subject, message, remedy),) = two.told
+    ((kind, subject, message, remedy),) = two.incidents
     assert (kind, subject) == ("route-blocked", "mirror")
     assert message.startswith(f"nothing new is copied to topic {taken} in west: could not be created: ")
     assert f"collides with existing topic: {there} (InvalidTopicError, error 17)" in message
-    assert remedy == f"{RENAME}: it is tried again every minute"
+    assert remedy == f"{RENAME} (the worker retries every minute)"
     await two.delete("west", there)
     await two.until({"mirror good": {0}, "mirror later": {0}, "mirror pay.eu": {0}})
-    assert len(two.told) == 1
+    assert len(two.incidents) == 1
 
 
 async def test_a_deployment_asks_the_destination_for_the_copies_that_are_new(two: TwoClusters) -> None:
@@ -299,7 +303,7 @@ async def test_a_deployment_asks_the_destination_for_the_copies_that_are_new(two
     (_, twins) = new_copies(expressed.route(), None, [taken, there, free])
     assert twins is not None
     assert (taken in str(twins), there in str(twins)) == (True, True)
-    assert await west.partitions(taken) is None, "nothing was made"
+    assert await west.partitions(taken) is None, "no topic was created"
 
 
 @pytest.mark.parametrize("end", ["source", "target"])
@@ -322,7 +326,7 @@ async def test_while_a_cluster_is_away_assigned_jobs_stay_and_others_are_found(
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_what_a_new_leader_does_not_know_yet_stays(
+async def test_jobs_that_a_new_leader_does_not_know_yet_stay(
     two: TwoClusters, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
     await two.make("east", two.name("orders"), 1)
@@ -334,7 +338,7 @@ async def test_what_a_new_leader_does_not_know_yet_stays(
         await two.append(Claim(at_ms=0, term=1, worker="worker-b"), Claim(at_ms=0, term=2, worker="worker-a"))
     else:
         two.restart()
-    await asyncio.gather(*two.catalog.routes._looking.values())
+    await asyncio.gather(*two.catalog.routes._reads.values())
     with monkeypatch.context() as patch:
         # no answer comes in time
         patch.setattr(ClusterTopics, "refresh", lambda *_, **__: asyncio.sleep(0.5))
@@ -352,7 +356,7 @@ async def test_routes_that_would_loop_together_do_not_run_and_the_others_do(two:
     # Deployed at the same moment at another worker, past both their checks.
     await two.deploy("back", two.name("orders"), source="west", target="east")
     await two.until({"fine fine": {0}})
-    refused = [told for told in two.told if told[0] == "route-refused"]
+    refused = [incident for incident in two.incidents if incident[0] == "route-refused"]
     assert {subject for _, subject, _, _ in refused} == {"there", "back"}
     assert all("would loop: " in message for _, _, message, _ in refused)
     await two.append(RouteDeleted(at_ms=0, key="back", actor="me"))
@@ -367,19 +371,19 @@ async def test_a_loop_by_another_name_of_a_cluster_or_through_another_region_is_
     await two.deploy("there", two.name("orders"))
     await two.until({"there orders": {0}})
     await two.deploy("back", two.name("orders"), source="west", target="east-vip")
-    await two.until({})  # where "there" does not run, it was found before "back" could begin
-    refused = {told[1]: told for told in two.told if told[0] == "route-refused"}
+    await two.until({})  # "there" does not run if the loop was found before "back" could begin
+    refused = {incident[1]: incident for incident in two.incidents if incident[0] == "route-refused"}
     assert refused.keys() == {"there", "back"}
     assert refused["back"][2].endswith("east and east-vip are the same cluster")
     await two.append(RouteDeleted(at_ms=0, key="back", actor="me"))
     await two.until({"there orders": {0}})
 
-    two.told.clear()
+    two.incidents.clear()
     back = RouteDefinition.model_validate(route("back", "west", "east", two.name("orders"))).route()
     heard = [OtherRegions({}, (replace(back, name="back of region west"),))]
     two.catalog.routes.other_regions = lambda: heard[0]
     await two.until({})
-    ((kind, subject, message, _),) = two.told
+    ((kind, subject, message, _),) = two.incidents
     assert (kind, subject) == ("route-refused", "there")
     assert "(route back of region west)" in message
     heard[0] = OtherRegions()

@@ -1,4 +1,4 @@
-"""Routes that must not run together, as they stand in the control log."""
+"""Routes in the control log that must not run together."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regular_language, "MAX_WORK", 50_000)
 
 
-def test_what_cannot_be_proved_is_refused_with_the_routes_and_the_remedy_and_costs_no_others() -> None:
-    """It ran with a line in a log."""
+def test_routes_that_cannot_be_proved_are_refused_with_a_remedy_and_affect_no_others() -> None:
+    """The fault: such a route ran, with only a line in a log."""
     (refused,) = conflicts([THERE, APART, BACK], {"back"}, ALONE)
 
     assert refused.names == {"back"}
@@ -27,7 +27,7 @@ def test_what_cannot_be_proved_is_refused_with_the_routes_and_the_remedy_and_cos
     assert "write simpler ones" in refused.remedy
 
 
-def test_a_leader_that_begins_refuses_as_little_of_what_it_finds() -> None:
+def test_a_new_leader_refuses_as_few_routes_as_possible() -> None:
     routes = [THERE, APART, LOOPS, BACK]
     found = {
         name: one for one in conflicts(routes, {one.name for one in routes}, ALONE) for name in one.names
@@ -38,5 +38,5 @@ def test_a_leader_that_begins_refuses_as_little_of_what_it_finds() -> None:
     assert "cannot be proved" in found["there"].message
 
 
-def test_what_was_sound_before_stays_so_when_something_else_is_new() -> None:
+def test_sound_routes_stay_sound_beside_new_ones() -> None:
     assert conflicts([THERE, APART, BACK], {"apart"}, ALONE) == []

@@ -42,7 +42,7 @@ async def two(yard: Yard, topic_name: str) -> AsyncIterator[TwoClusters]:
 
 
 def incidents(two: TwoClusters) -> list[tuple[str, str]]:
-    return [(kind, subject) for kind, subject, _, _ in two.told if kind.startswith("topic-")]
+    return [(kind, subject) for kind, subject, _, _ in two.incidents if kind.startswith("topic-")]
 
 
 def shown(two: TwoClusters) -> set[tuple[str, str, str]]:
@@ -75,7 +75,7 @@ async def test_a_topic_of_a_pattern_that_is_deleted_is_an_incident_until_it_is_t
 
     assert shown(two) == {("route", "orders", "absent")}
     assert incidents(two) == [("topic-vanished", "mirror")]
-    (remedy,) = [told[3] for told in two.told if told[0] == "topic-vanished"]
+    (remedy,) = [told[3] for told in two.incidents if told[0] == "topic-vanished"]
     assert f"switchyard route drop-topic mirror {two.name('orders')}" in remedy
     told = two.catalog.routes.topics_of("mirror")
     assert told is not None
@@ -90,7 +90,7 @@ async def test_a_topic_of_a_pattern_that_is_deleted_is_an_incident_until_it_is_t
     await rounds(two, lambda: shown(two) == {("route", "orders", "absent")})
     await two.until({"mirror refunds": {0}})
 
-    two.told.clear()
+    two.incidents.clear()
     await two.make("east", two.name("orders"), 1)
     await two.until({"mirror orders": {0}, "mirror refunds": {0}})
     assert not shown(two)
@@ -148,7 +148,7 @@ async def test_a_topic_that_may_not_be_described_any_more_keeps_its_jobs_and_is_
         two.restart()  # another leader, who was never shown the topic
         await rounds(two, lambda: shown(two) == {("route", "orders", "denied")})
         assert await two.jobs() == {"mirror orders": {0}}
-        ((_, _, message, remedy), *_) = [told for told in two.told if told[0] == "topic-vanished"]
+        ((_, _, message, remedy), *_) = [told for told in two.incidents if told[0] == "topic-vanished"]
         assert f"User:{USER} lacks Describe on topic {orders} in east" in message
         assert "kafka-acls.sh" in remedy
         assert (
