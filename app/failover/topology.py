@@ -14,7 +14,8 @@ Rules
    into the other region's control cluster under the same names. There is one for a pair of regions, however
    many definitions name the pair.
 4. Other regions need only the latest of some control events (`app.worker.tracker.fold`, rule 6). An old
-   region has gigabytes of them, so a route of their own copies them from the end of the log.
+   region has gigabytes of them, so a route of their own copies them from the end that the log has when the
+   route is made.
 5. A route whose cluster is not configured here is reported in `Derivation.unknown`. A route that already runs
    under this name continues.
 """
@@ -87,7 +88,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Failover:
-    """The part of a `Failover` definition that routes and roles are derived from."""
+    """The part of a `Failover` definition that routes and roles are derived from. `regions` are in order of
+    priority."""
 
     name: str
     regions: tuple[str, ...]

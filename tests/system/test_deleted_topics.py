@@ -169,7 +169,7 @@ async def test_clients_of_a_service_never_make_a_topic_and_its_messages_fail_alo
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     never, deleted, audit = done.stdout.splitlines()
-    why = f"UnknownTopicOrPartitionError: it does not exist in Kafka at {bootstrap}: create it, or mend"
+    why = f"UnknownTopicOrPartitionError: it does not exist in Kafka at {bootstrap}: create it, or correct"
     assert never.startswith(f"Refused: region east, topic {missing}: {why}")
     assert f": region east, topic {topic_name}: {why}" in deleted
     assert f"topic {missing} does not exist" in audit

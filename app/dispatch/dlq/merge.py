@@ -138,8 +138,8 @@ class Merger:
 
     def _superseded(self) -> MergeSuperseded:
         return MergeSuperseded(
-            f"another merge or purge of {self._workload.key} began and stopped this one; its results count. "
-            f"Resume operation {self.operation} when the other has ended"
+            f"another merge or purge of {self._workload.key} began and stopped this one. "
+            f"What this one has done counts. Resume operation {self.operation} when the other has ended"
         )
 
     async def _prepare_topic(self, count: int) -> None:

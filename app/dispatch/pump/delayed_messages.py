@@ -11,7 +11,7 @@ Rules (tests/dispatch/pump/test_delayed_messages.py)
    time. The next owner reads unfinished messages again, so the topic must still keep them. For a topic that
    is cut by size that time is unknown, and only `FAR_MS` counts.
 3. It is also copied away when waiting messages use more than `POSTPONED_BYTES`, or when one of them is the
-   base of a nearly full tracker.
+   base of a nearly full tracker, or while waiting messages stop the decoding.
 4. Behind a base that must stay, the tracker's window widens by what is finished in it, at a byte an offset.
    The unfinished messages in it stay within the defined capacity.
 

@@ -34,7 +34,7 @@ class PendingCall(Protocol):
 
 
 class _OriginalRecord(NamedTuple):
-    """A retried message for the stream's encoder, with its first offset and timestamp."""
+    """A message for the stream's encoder, with the offset and timestamp of its first record."""
 
     offset: int
     timestamp: int

@@ -9,8 +9,8 @@ Rules
    the third is `HELD_LEAST_BYTES`. So no partition is stopped by what others hold. The fetch budget counts
    raw, decompressed and ready bytes, with keys and headers.
 2. Offsets that an inherited snapshot lists as finished are not shown again.
-3. A response begins where the last one ended, or behind a gap that was reported (`skip`). Anything else is a
-   fault of Switchyard's and stops the job before it commits offsets that it never read.
+3. A response begins at or below the end of the last one, or behind a gap that was reported (`skip`). One that
+   begins later is a fault of Switchyard's and stops the job before it commits offsets that it never read.
 4. A batch that cannot be decoded goes to the DLQ as raw bytes, so that the messages behind it flow. So does a
    record beyond the limits of `app.kafka.records.scan`. Their bytes are held until the DLQ has them.
    A batch whose decompression may kill the worker is decoded once that is noted

@@ -84,7 +84,7 @@ def _free_own_head(pump: DispatchPump, now_s: float) -> StashVerdict | None:
 
 
 def candidate(pump: DispatchPump, now_s: float) -> HeadStatus | None:
-    """The head that may go next, the backlog's first; None: it was sent just now, and there is room."""
+    """The head that may go next, the backlog's first; None: there is none, or it is young and has room."""
     if pump.backlog is not None and (found := candidate(pump.backlog.pump, now_s)):
         return found
     tracker = pump.tracker

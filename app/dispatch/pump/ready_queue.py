@@ -7,7 +7,8 @@
 
 Rules (tests/dispatch/pump/test_ready_queue.py)
 1. In a retry tier each record waits until the tier's delay has passed since its append. The workload's own
-   delay works alike. Records lie in order of time, so examining the first is enough. A record whose timestamp
+   delay works alike. Only the first record is examined: in a tier records lie in order of time, and with the
+   workload's own delay a record may wait for an earlier one with a later timestamp. A record whose timestamp
    is in the future counts as appended when it was first seen in the log
    (`app.dispatch.model.delayed_delivery.Arrivals`).
 2. With an order, a message is shown only when the earlier ones of its key (or partition) are finished.

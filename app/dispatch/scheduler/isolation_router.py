@@ -8,12 +8,12 @@ Rules (tests/dispatch/scheduler/test_isolation_router.py)
    tiers and no order, those for a target other than the main one move to a tier, in the cases of rule 3. They
    go to the first tier, or stay in the tier that they came from.
 3. A test environment must not fill the trackers, and thereby stop production. Its messages move to a retry
-   tier, or without one to the DLQ, in two cases: `MAX_HELD_APART` wait already; or half a tracker was read
-   behind them, and the target is away or has let them wait for `ISOLATION_WAIT_S`. If the DLQ is disabled,
-   messages move only with `headOfLine.stash: retry`.
-4. A target with a fallback that is away gets one message at a time as a probe. After `ISOLATION_WAIT_S`, or
-   half a tracker read behind it, the probe goes to the fallback, as all others do at once
-   (`app.dispatch.model.receiver_routing.Fallbacks`).
+   tier, or without one (or with an order) to the DLQ, in two cases: `MAX_HELD_APART` wait already; or half a
+   tracker was read behind them, and the target is away or has let them wait for `ISOLATION_WAIT_S`. If the
+   DLQ is disabled, messages move only with `headOfLine.stash: retry`.
+4. While a target that has a fallback is away, it gets one message at a time as a probe. After
+   `ISOLATION_WAIT_S`, or half a tracker read behind it, the probe goes to the fallback, as all others do at
+   once (`app.dispatch.model.receiver_routing.Fallbacks`).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ TO = click.option(
     help="The region that becomes active; send the command to a worker there.",
 )
 WORKLOADS = click.option("--workload", "workloads", metavar="GROUP/TOPIC", multiple=True,
-                         help="Only this workload; repeatable. Default: all of other regions.")  # fmt: skip
+                         help="Only this workload; repeatable. Default: all that may move here.")  # fmt: skip
 FORCE = click.option("--force", is_flag=True, help="Do not wait for the former region to stop: use it when "
                      "that region is lost.")  # fmt: skip
 REASON = click.option("--reason", default="", help="Why, for the activity log.")
@@ -63,8 +63,8 @@ def plan(to: str, workloads: tuple[str, ...], force: bool, reason: str, url: str
     Delivery continues at NEXT_OFFSET of this region's topic. From there on at most AGAIN records were read
     before; PASSED_OVER of them are known to be finished, and are not delivered again. NOT_HERE records are
     not copied yet, and UNREACHABLE of them are in clusters that do not answer. Both are lower bounds, because
-    producers may have written more since. LAG records are here and wait for delivery. For sources and offset
-    syncs use -o json. The checks follow. Exit code 5: a check blocks the failover.
+    producers may have written more since. LAG records are here and wait for delivery. For each partition's
+    sources use -o json. The checks follow. Exit code 5: a check blocks the failover.
 
     \b
     switchyard failover plan --to west
@@ -100,9 +100,9 @@ def failback(failover_id: str | None, force: bool, reason: str, url: str | None,
 @click.command()
 @click.argument("failover_id", metavar="ID")
 @click.option(
-    "--force", is_flag=True, help="Do not wait (any more) for the region that had it: for one that is lost."
+    "--force", is_flag=True, help="Do not wait (any longer) for the former region to stop: if it is lost."
 )
-@click.option("--dry-run", is_flag=True, help="Only say whether it may begin. Exit code 5: it may not.")
+@click.option("--dry-run", is_flag=True, help="Only check whether it can begin. Exit code 5: it cannot.")
 @click.option("--no-wait", is_flag=True, help="Do not follow it to its end.")
 @YES
 @url_option
@@ -190,9 +190,10 @@ def drill(to: str, workloads: tuple[str, ...], force: bool, url: str | None, out
     """Rehearses a failover with shadow groups, deletes them at the end, and changes nothing else.
 
     For each partition it commits the position where delivery would continue, reads it back, and reads the
-    first record from there. TOOK_MS is the time from the request to that record. If the worker is killed
-    meanwhile, groups named switchyard-drill-... remain; the next drill deletes those older than ten minutes.
-    Exit code 5: a check blocks the failover. Exit code 1: a partition failed, or not all of them are known.
+    first record from there. TOOK_MS is the time from the consumer's start to that record. If the worker is
+    killed meanwhile, groups named switchyard-drill-... remain; the next drill deletes those older than ten
+    minutes. Exit code 5: a check blocks the failover. Exit code 1: a partition failed, or not all of them are
+    known.
 
     \b
     switchyard failover drill --to west

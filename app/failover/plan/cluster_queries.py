@@ -96,14 +96,14 @@ class ClusterQueries:
     def start(self) -> None:
         """Starts all announced queries in the background."""
         for name in self._expected:
-            self._start(name)
+            self._connect(name)
             self._query_topics(name)
             for group in sorted(self._expected_groups[name]):
                 self._query_group(name, group)
 
     # -- clusters ------------------------------------------------------------------------------------
 
-    def _start(self, name: str) -> asyncio.Task[DataCluster]:
+    def _connect(self, name: str) -> asyncio.Task[DataCluster]:
         if name not in self._reached:
             self._reached[name] = asyncio.create_task(self._reach(name))
             self._reached[name].add_done_callback(retrieve_exception)
@@ -111,7 +111,7 @@ class ClusterQueries:
 
     async def cluster(self, name: str) -> DataCluster:
         """The connected cluster. Raises an error when it does not answer in time."""
-        return await asyncio.shield(self._start(name))
+        return await asyncio.shield(self._connect(name))
 
     async def _reach(self, name: str) -> DataCluster:
         try:
@@ -154,7 +154,7 @@ class ClusterQueries:
     async def _describe_topics(self, name: str, topics: Sequence[str]) -> dict[str, FoundTopic]:
         client = (await self.cluster(name)).client
         async with self._topic_slots[name], asyncio.timeout(self.left_s(2 * CLUSTER_ANSWER_TIMEOUT_S)):
-            # Ids first: a topic that is recreated in between then keeps the old id, which no offset sync has.
+            # Not atomic: of a topic recreated in between, the id is the old one and the log the new one.
             ids = await client.topic_ids(topics)
             cluster_id, logs = await topic_logs(client, topics)
         return {

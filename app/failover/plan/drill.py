@@ -50,7 +50,7 @@ class DrilledPartition(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         committed: The position, read back from the shadow group; None: the plan has none.
         offset: The offset of the first record from there on; None: there is none yet, or `error` says why.
-        took_ms: From the request for the record to its arrival.
+        took_ms: From the start of the consumer to the record's arrival.
         again, lag: As planned.
     """
 

@@ -211,7 +211,10 @@ class ImpactAssessor:
         at = Check(name="positions", level="ok", detail=f"region {region}'s positions are from {where}")
         if not former.next_offsets:
             detail = f"no position of region {region} is known here"
-            remedy = "delivery begins at the log's start, or at this region's own position"
+            remedy = (
+                "check the routes (route list); else delivery begins at this region's own position, "
+                "or at the log's start"
+            )
             at = Check(name="positions", level="warn", detail=detail, remedy=remedy)
         return rows, [check, at], ""
 

@@ -124,14 +124,14 @@ class FailoverPlanner:
         ]  # fmt: skip
         if not lost:
             raise PlanRefused(
-                "no failover took a workload away from here; to move a workload, name it to failover plan"
+                "no failover has a workload to give back here; to move a workload, name it to failover plan"
             )
         wanted = name or max(lost, key=lambda role: role.at_ms).plan
         keys = [role.key for role in lost if role.plan == wanted]
         if not keys:
             known = ", ".join(sorted({role.plan for role in lost}))
             raise PlanRefused(
-                f"id: failover {wanted[:100]} took no workload away from here; these did: {known}"
+                f"id: failover {wanted[:100]} has no workload to give back here; these have: {known}"
             )
         return wanted, keys
 
@@ -301,7 +301,7 @@ def _check_heard(region: str, age_s: float | None, *, forced: bool) -> Check:
     age = (
         f"no report of region {region} has arrived"
         if age_s is None
-        else f"the last report of region {region} is {age_s:.1f} s old"
+        else f"the last report of region {region} arrived {age_s:.1f} s ago"
     )
     if forced and (age_s is None or age_s > OLD_COPY_S):
         detail = f"{age}: it is not asked to stop. If it runs, it delivers until it reads the new epoch"

@@ -1,6 +1,6 @@
 """Turns answers of the offset map into partitions and checks of a failover plan. Pure.
 
-It takes off the messages that the other region has finished.
+Of the messages that are read again, it counts those that the other region is known to have finished.
 """
 
 from __future__ import annotations

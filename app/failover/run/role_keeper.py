@@ -219,7 +219,8 @@ class RoleKeeper:
     def passive(self) -> list[PassiveWorkload]:
         """The workloads that this region has released, or never ran.
 
-        Their positions here follow the active region, also while the role is moving.
+        Their positions here follow the active region; while the role is moving, the one that was active
+        before.
         """
         layout, roles, found = self._derived_routes.layout, self._control.view.roles, []
         if layout is None:
@@ -252,7 +253,7 @@ class RoleKeeper:
         return ""
 
     def sender_role(self, workload: Workload) -> SenderRole | None:
-        """The role that receivers learn with each call; None: the workload has no mode."""
+        """The role that receivers are given; None: the workload has no mode."""
         if workload.spec.mode is None or not self.own:
             return None
         role = self._control.view.roles.of(workload.key)

@@ -148,7 +148,7 @@ def test_a_proxys_page_is_no_answer_and_what_it_blocks_holds_up_no_other(
             audit.sent("payments", 5, 10)
             until(lambda: counted(console) == 2, lambda: audit.stats)
             until(lambda: "the way to the receiver" in audit.stats.wrong, lambda: audit.stats)
-            assert "others go on" in audit.stats.wrong["the way to the receiver"]
+            assert "others are sent" in audit.stats.wrong["the way to the receiver"]
         with nginx(folder, console.url, port, ""):
             until(lambda: counted(console) == 3 and not audit.stats.wrong, lambda: audit.stats)
             assert audit.close(60), audit.stats
@@ -167,7 +167,7 @@ def test_what_switchyard_refuses_is_kept_and_told_to_the_end(console: Console, t
             audit.sent("payments", 5, 10)
             until(lambda: counted(console) == 1, lambda: audit.stats)
             assert not audit.close(60)
-        assert "is given up: 422" in audit.stats.wrong["the receiver of reports"]
+        assert "/refused has it: 422" in audit.stats.wrong["the receiver of reports"]
         kept = list(read_lines((tmp_path / "wal" / write_ahead_log.REFUSED).read_bytes()))
         assert sum(one.totals.count for report in kept for one in report.windows) == 1
         assert {report.topic for report in kept} == {"orders"}

@@ -79,7 +79,7 @@ def plan(shell: Shell, *more: str) -> str:
 def test_a_plan_is_shown_executed_and_followed_to_its_end(shell: Shell) -> None:
     shown = shell(*PLAN, "--reason", "evil\x1b[2J")
     assert shown.returncode == 0, shown.stderr
-    assert "the last report of region west is" in shown.stdout
+    assert "the last report of region west arrived" in shown.stdout
     assert "its partitions are not known: this worker has no offset map" in shown.stderr
     assert "2 workloads, 0 partitions" in shown.stderr
     assert "not here yet unknown (unknown unreachable)" in shown.stderr
@@ -148,7 +148,7 @@ def test_what_is_in_the_way_ends_with_its_code(shell: Shell) -> None:
 
 def test_what_was_taken_away_is_taken_back(shell: Shell) -> None:
     nothing = shell("failover", "failback")
-    assert (nothing.returncode, "no failover took a workload away" in nothing.stderr) == (5, True)
+    assert (nothing.returncode, "no failover has a workload to give back" in nothing.stderr) == (5, True)
     shell.fed.apply(role("west", 129, previous="east", plan="failover-w"))
     back = shell("failover", "failback", "-o", "json")
     assert back.returncode == 0, back.stderr
@@ -176,12 +176,12 @@ def test_a_drill_of_a_failover_that_is_blocked_fails_as_the_plan_does(shell: She
     assert f"blocked: {KEY}: failover failover-" in blocked.stderr
     heard(shell.fed, ago_s=60.0)
     away = drill(shell, "--workload", OTHER)
-    assert (away.returncode, "blocked: regions: the last report of region west is" in away.stderr) == (
+    assert (away.returncode, "blocked: regions: the last report of region west arrived" in away.stderr) == (
         5,
         True,
     )
     forced = drill(shell, "--workload", OTHER, "--force")
-    assert (forced.returncode, "warn: regions: the last report of region west is" in forced.stderr) == (
+    assert (forced.returncode, "warn: regions: the last report of region west arrived" in forced.stderr) == (
         1,
         True,
     )

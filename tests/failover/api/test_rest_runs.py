@@ -231,10 +231,13 @@ def test_what_is_here_already_is_nothing_to_move(console: Console) -> None:
 
 def test_a_failback_takes_back_what_a_failover_took_away_and_nothing_else(console: Console) -> None:
     nothing = console.ask("POST", f"{API}/failback", {})
-    assert (nothing.status, "no failover took a workload away" in nothing.json["detail"]) == (409, True)
+    assert (nothing.status, "no failover has a workload to give back" in nothing.json["detail"]) == (
+        409,
+        True,
+    )
     console.fed.apply(role("west", 129, previous="east", plan="failover-w"))
     other = console.ask("POST", f"{API}/failback", {"id": "failover-x"})
-    assert (other.status, "these did: failover-w" in other.json["detail"]) == (409, True)
+    assert (other.status, "these have: failover-w" in other.json["detail"]) == (409, True)
     made = console.ask("POST", f"{API}/failback", {}).json
     assert (made["back_of"], made["reason"]) == ("failover-w", "back after failover-w")
     assert [row["workload"] for row in made["rows"]] == [KEY]

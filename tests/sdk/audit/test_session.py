@@ -167,7 +167,7 @@ def test_a_report_that_is_refused_holds_up_no_other(tmp_path: Path, caplog: pyte
             audit.sent(topic, 5, 10)
         until(lambda: {report.topic for report in output.reports} == {"a", "z"})
         until(lambda: audit.stats.refused)
-    assert "of topic poison, which is kept aside: 422: it says nothing" in caplog.text
+    assert "of topic poison; it is lost, because there is no log: 422: it says nothing" in caplog.text
 
 
 def test_what_does_not_pass_is_found_by_halves_and_holds_up_no_other(tmp_path: Path) -> None:

@@ -92,10 +92,10 @@ class StreamTarget:
             StreamLink(
                 method,
                 self._open_message,
-                self._on_room,
+                self._on_link_room,
                 self._on_stream_lost,
                 lambda: self._role,
-                self._may_send,
+                self._link_may_send,
             )
             for _ in range(streams)
         ]
@@ -172,10 +172,10 @@ class StreamTarget:
         timeout_ms = min(int(self.timeout_s * 1000), MAX_TIMEOUT_MS)
         return Open(group=group, topic=topic, worker=worker, timeout_ms=timeout_ms)
 
-    def _may_send(self) -> bool:
+    def _link_may_send(self) -> bool:
         return self.may_send()
 
-    def _on_room(self) -> None:
+    def _on_link_room(self) -> None:
         self._mark_supported()
         self.on_room()
 

@@ -6,8 +6,8 @@
 Rules
 1. A stream has two tasks, a reader and a writer; messages have none. Batches that are queued during a write,
    or within `WRITE_PAUSE_S` after it, travel together.
-2. However a stream ends, every message in its book gets its result once, and then `on_lost` is called. Only
-   `connect` opens it again, after a backoff of `BACKOFF_MAX_S` at most.
+2. However a stream ends, every message in its book gets its result once, and then `on_lost` is called, unless
+   it was closed or drained. Only `connect` opens it again, after a backoff of `BACKOFF_MAX_S` at most.
 3. A message larger than the receiver takes ends as too large and harms no other. The receiver names its limit
    in `Accept`. If its real limit is lower, the stream ends once, and the limit is remembered.
 4. The writer calls `may_send` before each request. While it is False, waiting messages are not written and

@@ -32,7 +32,7 @@ class StreamResult(CallResult):
 
 ACKNOWLEDGED = StreamResult(OK)
 SKIPPED = StreamResult(OK, action="Skip")
-UNSENT = StreamResult(CANCELLED, NOT_SENT, local_error=NOT_SENT)  # it may be sent again as a first delivery
+UNSENT = StreamResult(CANCELLED, NOT_SENT, local_error=NOT_SENT)  # this attempt does not count
 
 
 def read_results(results: Results) -> Iterator[tuple[Range, StreamResult]]:

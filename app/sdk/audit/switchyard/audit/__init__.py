@@ -25,9 +25,9 @@ Guarantees
 4. Counts are in the log within `log_interval_s` (1 s), at once when a caller awaits `logged`, and when the
    process ends by itself. `kill -9` loses the counts since then: at most one interval and the time of a
    write. Counts for which `logged` returned True are counted exactly once.
-   - `AuditedProducer(..., is_durable=True)`: `send_and_wait` returns when the count is logged. So every
-     record that the application knows to be delivered is counted. A record that Kafka has, but the
-     application did not learn of before the kill, may be missing.
+   - `AuditedProducer(..., is_durable=True)`: `send_and_wait` waits for the log, at most 5 s. So a record that
+     the application knows to be delivered is counted once its count is logged. A record that Kafka has, but
+     the application did not learn of before the kill, may be missing.
    - `AuditedConsumer` with `enable_auto_commit=False`: `commit` waits for the log, which also has the offsets
      up to which records were counted. Every record is counted exactly once, redelivered or not. A record that
      another process with another log also gets was consumed twice, and counts twice.
@@ -39,9 +39,10 @@ Costs
    another id 0.8; `handled` 0.7; `sent_many` 0.09 µs for 500 records, 0.03 for 10,000 (numpy arrays). This
    includes counting, log and reports. `logged` takes 0.2 ms for all callers together. A hundred busy topics
    take 0.7 % of a core. (`python -m tests.bench.audit_library`)
-8. After `start` it never raises, and only `logged` waits for the disk. If reports cannot be sent or kept,
-   counts add up: memory is bounded by topics and windows, not by records. `audit.stats` has the current
-   problems, and the standard logger `switchyard.audit` gets each once.
+8. After `start` counting never raises, and never waits for disk or network. `logged` waits for the disk, as
+   do durable producers and `commit`; `close` waits for both. If reports cannot be sent or kept, counts add
+   up: memory is bounded by topics and windows, not by records. `audit.stats` has the current problems, and
+   the standard logger `switchyard.audit` gets each once.
 9. A log belongs to one process; `start` refuses a second one. A server with several processes starts the
    audit in each worker, after the fork, with `wal=FolderPerWorker(folder)`. The child of a process that had
    started it counts nothing, logs this once, and never touches the parent's log.

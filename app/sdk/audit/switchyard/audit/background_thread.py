@@ -82,7 +82,7 @@ class Stats(NamedTuple):
     """The state of the audit.
 
     Attributes:
-        waiting, acknowledged, refused: Reports. Refused ones are kept in the log's folder.
+        waiting, acknowledged, refused: Reports. The log's folder keeps refused ones; else they are lost.
         redelivered: Consumed records that were not counted again.
         uncounted: Records that could not be counted.
         wrong: The current problems, each with its reason.
@@ -172,7 +172,7 @@ class Auditing(Counting):
         return self._tier.source
 
     def _new_source(self) -> str:
-        """The part before `INCARNATION` stays the same over restarts, as far as the host's name does."""
+        """The part before `INCARNATION` is the same after a restart with the same host name and folder."""
         names = [self._origin, socket.gethostname()]
         if self._folders is not None:
             names.append(self._folders.directory.name)
@@ -462,7 +462,7 @@ class Auditing(Counting):
         return len(report.windows) > 1
 
     def _keep_refused(self, report: Report, error: Exception) -> bool:
-        """Keeps a refused report in a file for people; returns whether it is kept."""
+        """Keeps a refused report in the log's folder, if there is a log; False: it could not be written."""
         if self._wal is not None:
             try:
                 self._wal.keep_refused(outputs.json_lines([report]))
@@ -471,9 +471,11 @@ class Auditing(Counting):
                     REFUSED, f"{failure}: report {report.id} of topic {report.topic} waits: {error}"
                 )
                 return False
+        what = "it is lost, because there is no log"
+        if self._wal is not None:
+            what = f"{self._wal.directory / write_ahead_log.REFUSED} has it"
         self._problems.wrong(
-            REFUSED,
-            f"the receiver refused report {report.id} of topic {report.topic}, which is kept aside: {error}",
+            REFUSED, f"the receiver refused report {report.id} of topic {report.topic}; {what}: {error}"
         )
         self._refused += 1
         return True

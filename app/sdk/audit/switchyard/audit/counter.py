@@ -23,7 +23,7 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _FULL = MOST_NOTED * FIELDS
 _WRONG = (TypeError, ValueError, OverflowError, AttributeError)
 TOPICS = "topics that cannot be audited"
-CALLS = "calls that cannot be counted"
+CALLS = "calls that say nothing to count"
 
 
 class Tier(NamedTuple):

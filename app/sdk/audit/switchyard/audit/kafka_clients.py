@@ -60,9 +60,8 @@ class AuditedProducer:
     """Counts the records that a producer has sent.
 
     Args:
-        is_durable: `send_and_wait` returns only once the count is logged, so every record that the
-            application knows to be delivered is counted exactly once. Without it a killed process loses the
-            counts of `log_interval_s`.
+        is_durable: `send_and_wait` waits for the log, at most 5 s. Once the log has the count, the record is
+            counted exactly once. Without it a killed process loses the counts of `log_interval_s`.
         id_header: The header with the message's id; "": none.
     """
 

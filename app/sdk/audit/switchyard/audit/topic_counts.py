@@ -5,7 +5,7 @@
 Rules
 1. Noting a record is one `list.extend`, which the interpreter never interrupts, so it needs no lock in any
    thread. The call that notes the `MOST_NOTED`th record folds them in about 0.1 ms, so memory is bounded.
-2. No argument of a client raises here. A record that cannot be counted is left out and logged.
+2. A record that cannot be counted is left out and logged, here or in `Counting`; the client gets no error.
 3. While a report waits no other report is made, and new counts add up in the tally.
 4. Positions move together with the counts, under the book's lock.
 """
@@ -38,7 +38,7 @@ RECORDS_PER_PIECE = 2_048
 FEW_RECORDS = 32  # fewer records are cheaper one by one
 MOST_MS = 1 << 62
 UNCOUNTED = "records that cannot be counted"
-UNTIMED = "records of too many windows at once, counted as records without a timestamp"
+UNTIMED = "records of too many windows at once, counted as without a timestamp"
 
 
 class TopicCounts:

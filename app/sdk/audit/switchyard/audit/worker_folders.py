@@ -38,7 +38,7 @@ class LeftBehind(NamedTuple):
     is_numbered: bool
 
     def forget(self) -> None:
-        """Empties the folder, once another log has its state."""
+        """Drops the unsent counts, once another log has them. A numbered folder keeps its positions."""
         try:
             if self.is_numbered:
                 self.wal.start_file(recovery.encode(WalSnapshot(positions=self.state.positions)))

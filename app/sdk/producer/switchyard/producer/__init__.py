@@ -14,10 +14,11 @@ Rules
    or partition) fails only its message, and no other region is tried, so keep the topics of all regions
    alike. The producer never creates a topic. It asks for a missing one for 10 s, because the topic may be
    new.
-2. The first region is home. The producer leaves a region that answers nothing, or acknowledges nothing that
-   waits, for `unhealthy_after_s`. Then it sends the unacknowledged messages to the next healthy region, in
-   their order. It returns home once home has been healthy for `return_after_s`; each time that home soon
-   fails again doubles this. Before it returns, all messages are acknowledged, so the return duplicates none.
+2. The first region is home. The producer leaves a region after an error, or when it answers nothing, or
+   acknowledges nothing that waits, for `unhealthy_after_s`. Then it sends the unacknowledged messages to the
+   next healthy region, in their order. It returns home once home has been healthy for `return_after_s`; each
+   time that home soon fails again doubles this. Before it returns, all messages are acknowledged, so the
+   return duplicates none.
 3. After a failover two regions may have a message that the first one did not acknowledge. One region may have
    it twice if a broker refused another message, because a new producer continues then. With
    `message_ids=True` each message has the header `switchyard-message-id`, which all copies share, so

@@ -40,7 +40,7 @@ class Batch:
     """Messages of one partition that are written together.
 
     Attributes:
-        due_s: When it is sent although it could still grow, in the loop's time.
+        due_s: When aiokafka gets it although it could still grow, in the loop's time.
         times_ms: The timestamps of the messages, as the batch has them.
         is_full: It accepts no more messages.
         is_sent: A request has held it.
@@ -112,7 +112,7 @@ class Outbox:
             self._hand_next(at, batches)
 
     def _hand_next(self, at: TopicPartition, batches: deque[Batch]) -> None:
-        """Sends the first batch, unless it may still grow."""
+        """Gives aiokafka the first batch, unless it may still grow."""
         batch = batches[0]
         if len(batches) == 1 and not batch.is_full and self._loop.time() < batch.due_s:
             if at not in self._timers:

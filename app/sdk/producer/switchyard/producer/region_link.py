@@ -264,7 +264,7 @@ class RegionLink:
         await self._outbox.settled(DRAIN_TIMEOUT_S)
 
     async def end(self) -> None:
-        """Ends the producer at once. Batches without an answer are not delivered."""
+        """Ends the producer at once. Batches without an answer fail; the region may have the sent ones."""
         if not self.broken:
             self.stop("the producer was ended")
         await end_producer(self._producer, STOP_TIMEOUT_S)

@@ -82,7 +82,7 @@ class RegionalProducer:
     ) -> None:
         self._regions = list(regions)
         if not self._regions or len({region.name for region in self._regions}) < len(self._regions):
-            raise ValueError("name at least one region, and give each another name")
+            raise ValueError("name at least one region, and give each region a different name")
         for region in self._regions:
             region.addresses  # noqa: B018 - raises for an invalid address
         limits = (unhealthy_after_s, return_after_s, delivery_timeout_s, max_pending, max_pending_bytes)

@@ -132,7 +132,7 @@ class _Link:
 
 
 class HandlerChain:
-    """A chain of interceptors, and its handlers."""
+    """A chain of interceptors that wraps handlers."""
 
     __slots__ = ("_afters", "_links")
 
@@ -152,7 +152,7 @@ class HandlerChain:
         self._afters = _observers(self._links)
 
     def around(self, handler: Any, *, batch: bool) -> Any:
-        """The handler of a message or of a list of messages, wrapped in the chain."""
+        """The handler, of a message or of a list, wrapped in the chain; unchanged without interceptors."""
         if not self._links:
             return handler
         return self._around_batch(handler) if batch else self._around_one(handler)

@@ -124,7 +124,7 @@ def merged(numbers: list[int], ranges: list[tuple[int, int]]) -> list[tuple[int,
 
 
 def after_ms(verdict: Retry) -> int:
-    """The delay as both contracts send it: 0 for none, else at least 1."""
+    """The delay as both contracts send it: 0 if there is none or it is not above 0, else at least 1."""
     after_s = verdict.after
     if after_s is None or not after_s > 0:
         return 0

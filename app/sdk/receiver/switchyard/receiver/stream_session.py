@@ -1,8 +1,9 @@
 """One stream of the stream contract: reads requests, collects verdicts, and returns credit.
 
 Rules
-1. A synchronous handler is called where the message is read, without a task or future for each message. After
-   `SLICE_S` other tasks run, so a slow handler delays neither results nor health checks.
+1. A synchronous handler is called where the message is read, without a task or future for each message.
+   Between two calls, after `SLICE_S`, other tasks run. So results and health checks wait for that and one
+   call at most.
 2. An asynchronous handler runs in a task for each message, or for each batch. The gate limits how many run at
    once.
 3. Results are sent at most every `WRITE_PAUSE_S`, with the credit of the finished deliveries.
@@ -29,7 +30,7 @@ from switchyard.receiver.unary_service import HandlerRoute
 from switchyard.receiver.verdicts import Message, RegionRole, checked, spread
 from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
 
-SURELY_ASYNC = 8  # after this many awaitables and nothing else, a handler counts as asynchronous
+SURELY_ASYNC = 8  # a handler that only returned awaitables for so large a batch counts as asynchronous
 WRITE_PAUSE_S = 0.001
 BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
@@ -135,9 +136,7 @@ class Session:
         for batch in request.batches:
             start = self._next
             if batch.first_delivery != start:
-                raise Violation(
-                    f"the request begins with delivery {batch.first_delivery}, but {start} is next"
-                )
+                raise Violation(f"a batch begins with delivery {batch.first_delivery}, but {start} is next")
             messages = read_batch(batch, self._opened, self._role)
             self._next += len(messages)
             if self._route.batch:

@@ -39,8 +39,7 @@ class HandlerRoute:
         own: The handler as registered.
         handler: The function to call: `own`, or `own` wrapped in interceptors.
         batch: Whether it takes lists of messages.
-        tasks: Whether it is asynchronous. A handler that does not declare it sets it with its first
-            awaitables.
+        tasks: Whether it is asynchronous. Without `async def` its answers to a streamed batch show it.
     """
 
     own: Any
@@ -122,7 +121,7 @@ async def _answer(route: HandlerRoute, value: bytes, context: Any) -> bytes:
 
 
 def read_message(value: bytes, metadata: Sequence[tuple[str, str | bytes]]) -> Message:
-    """The message of a call's body and metadata. A number that cannot be read counts as 0."""
+    """The message of a call. A number that cannot be read counts as missing: time -1, attempt 1, else 0."""
     text: dict[str, str] = {}
     headers: list[tuple[str, bytes]] = []
     key: bytes | None = None

@@ -1,7 +1,7 @@
 """Latencies as a histogram of growing bins: percentiles within one percent, merged by addition.
 
-    bin 0: below 1 ms, and negative latencies, which clocks that differ make bin i: (GAMMA^(i - 2), GAMMA^(i -
-    1)] ms, read as its middle, which is at most ACCURACY away from all values in it
+    bin 0   below 1 ms, and negative latencies (clocks differ)
+    bin i   (GAMMA^(i - 2), GAMMA^(i - 1)] ms, read as its middle, at most ACCURACY away from all values in it
 
 Merging adds whole numbers, so it is exact in any order and can be undone (`subtract`). A value may have a
 weight. So no sampling sketch (KLL, REQ, t-digest) is used. After a replay the same reports give the same
