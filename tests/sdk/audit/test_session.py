@@ -167,7 +167,19 @@ def test_a_report_that_is_refused_holds_up_no_other(tmp_path: Path, caplog: pyte
             audit.sent(topic, 5, 10)
         until(lambda: {report.topic for report in output.reports} == {"a", "z"})
         until(lambda: audit.stats.refused)
-    assert "of topic poison; it is lost, because there is no log: 422: it says nothing" in caplog.text
+    assert "/refused has it: 422: it says nothing" in caplog.text
+
+
+def test_a_refused_report_is_lost_without_a_log_and_the_logger_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(_: Sequence[Report]) -> None:
+        raise Refused("422: it says nothing")
+
+    with SyncAudit(**QUICK, wal=None, output=CallOutput(refuse)) as audit:
+        audit.sent("a", 5, 10)
+        until(lambda: audit.stats.refused)
+    assert "it is lost, because there is no log: 422: it says nothing" in caplog.text
 
 
 def test_what_does_not_pass_is_found_by_halves_and_holds_up_no_other(tmp_path: Path) -> None:
