@@ -22,7 +22,7 @@ from aiohttp import web
 from app.audit.api import schemas
 from app.audit.api.rest import AuditRoutes
 from app.audit.drilldown import search
-from app.audit.drilldown.repair import CopiedAgain, copy_again, targets, wanted
+from app.audit.drilldown.repair import CopiedAgain, copy_again, missing_records, targets
 from app.audit.drilldown.search import AuditedDifference, drill
 from app.audit.drilldown.sides import NotReadable, Question, SideFinder
 from app.audit.folds.comparison import WindowState
@@ -269,7 +269,7 @@ class AuditMissingRoutes:
             if isinstance(found, TrackedOperation):
                 return _started(found)
             targets(found.answer)
-            many = sum(map(len, wanted(found.answer).values()))
+            many = sum(map(len, missing_records(found.answer).values()))
             return json_response(
                 {"execute": False, "missing": many, "state": verdict.state, "complete": found.answer.is_whole}
             )
@@ -302,7 +302,7 @@ class AuditMissingRoutes:
         try:
             done = await copy_again(runtime, kept.answer, report_progress)
         finally:
-            many = sum(map(len, wanted(kept.answer).values()))
+            many = sum(map(len, missing_records(kept.answer).values()))
             copied = "some" if done is None else done.copied  # it broke off: how many are there is not known
             detail = (
                 f"{copied} of {many} missing records of the window "

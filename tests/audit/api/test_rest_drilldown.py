@@ -61,7 +61,7 @@ def counted(console: Console) -> Console:
         ({"start": None}, 400, "start: say which"),
         ({"start": "yesterday"}, 400, "yesterday"),
         ({"format": "xml"}, 400, "format"),
-        ({"to_tier": "consumer"}, 409, "told by clients, who keep no log, and plan all names no id"),
+        ({"to_tier": "consumer"}, 409, "tier consumer has no log, only reports, and plan all names no id"),
         ({"to_tier": "regional"}, 409, "name two tiers"),
         ({"topic": "payments"}, 409, "no audit plan counts topic 'payments' at tier regional"),
         ({"start": START + 1}, 409, "windows are 60000 ms long"),
@@ -100,8 +100,8 @@ def test_a_stored_plan_with_an_unusable_time_answers_with_a_remedy(
     )
     answer = ask(counted)
     assert (answer.status, answer.json["title"]) == (409, "Not to be read"), answer.text
-    assert "plan all names a time that this worker cannot read: " in answer.json["detail"]
-    assert answer.json["detail"].endswith("deploy it with another")
+    assert "this worker cannot read the event time of plan all: " in answer.json["detail"]
+    assert answer.json["detail"].endswith("change the plan")
 
 
 def test_nothing_is_copied_again_while_the_audit_is_not_sure(counted: Console) -> None:

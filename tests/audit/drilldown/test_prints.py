@@ -28,5 +28,5 @@ SOURCE = ClusterPartition("east", "orders", 3)
 )
 def test_an_origin_is_understood_or_not_believed(told: bytes, origin: CopyOrigin | None) -> None:
     how, origins = CountingSpec(records_of), CopyOrigins([], 0, LogId())
-    reader = PrintReader(PLACE, how, EventTimeWindow(0, 1), origins=origins, names={"c1": "east"})
+    reader = PrintReader(PLACE, how, EventTimeWindow(0, 1), origins=origins, cluster_names={"c1": "east"})
     assert reader._header_origin(RetimedRecord(0, 0, None, b"v", ((ORIGIN, told),))) == origin

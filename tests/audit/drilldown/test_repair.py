@@ -46,7 +46,7 @@ class Log:
         self.looked: list[list[tuple[ClusterPartition, int]]] = []
 
     def stands_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("_alone", "_append", "_shown"):
+        for name in ("_fencing_producer", "_append", "_wait_until_visible"):
             monkeypatch.setattr(partition_repair, name, getattr(self, name))
         monkeypatch.setattr(partition_repair.PartitionRepair, "_copies_of_others", self._looked_at)
         monkeypatch.setattr(repair, "_records", self._records)
@@ -62,7 +62,7 @@ class Log:
         return SimpleNamespace(reader=SimpleNamespace(place=place), log_end=0)
 
     @contextlib.asynccontextmanager
-    async def _alone(self, *_: Any) -> Any:
+    async def _fencing_producer(self, *_: Any) -> Any:
         yield self
 
     async def _looked_at(self, seen: Any) -> list[ObservedRecord]:
@@ -79,7 +79,7 @@ class Log:
         self.appended.append(place)
         return [len(self.appended)]
 
-    async def _shown(self, client: Any, place: ClusterPartition, offset: int) -> None:
+    async def _wait_until_visible(self, client: Any, place: ClusterPartition, offset: int) -> None:
         assert offset == len(self.appended), "the last one"
 
     async def copy(self, answer: SearchResult) -> CopiedAgain:
@@ -115,7 +115,7 @@ async def test_what_is_there_of_two_that_are_copied_into_one_is_looked_at_before
 
 async def test_who_is_overtaken_tells_how_many_it_has_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     (log := Log(3)).stands_in(monkeypatch)
-    with pytest.raises(NotLeading, match="3 of 4 records were copied before"):
+    with pytest.raises(NotLeading, match="3 of 4 records were copied here"):
         await log.copy(several())
 
 
@@ -126,7 +126,7 @@ def test_a_record_goes_to_the_partition_of_the_same_number() -> None:
 @pytest.mark.parametrize(
     ("there", "why"),
     [
-        ({"is_compacted": True}, "is compacted: copied again, an old value would be the newest of its key"),
+        ({"is_compacted": True}, "is compacted, so an old value would become the newest of its key"),
         ({"partitions": 1}, "give it as many as orders in east-regional has"),
     ],
 )

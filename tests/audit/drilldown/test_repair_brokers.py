@@ -17,7 +17,7 @@ from app.audit.definition import AuditPlan
 from app.audit.drilldown import partition_repair, repair
 from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigin
 from app.audit.drilldown.findings import Finding, FindingKind, LossExclusions, ObservedRecord
-from app.audit.drilldown.partition_repair import copied_already
+from app.audit.drilldown.partition_repair import already_copied
 from app.audit.drilldown.prints import EventTimeWindow, PrintReader
 from app.audit.drilldown.repair import CopiedAgain, NotLeading, copy_again
 from app.audit.drilldown.scan import ScanRange
@@ -110,7 +110,7 @@ class Stand:
 
     def zombie(self) -> contextlib.AbstractAsyncContextManager[Any]:
         """A predecessor that is at work."""
-        return partition_repair._alone(self.client, self.away, 1_000_000)
+        return partition_repair._fencing_producer(self.client, self.away, 1_000_000)
 
     async def is_whole(self) -> bool:
         """All is there once, as it was."""
@@ -182,7 +182,7 @@ async def test_who_believes_to_lead_still_is_refused_and_says_so(
 ) -> None:
     """Two workers, so no turns; each looks and finds nothing there before either has copied all."""
     monkeypatch.setattr(repair, "RECORDS_PER_TRANSACTION", 1)
-    monkeypatch.setattr(partition_repair, "_turn", lambda _: asyncio.Lock())
+    monkeypatch.setattr(partition_repair, "_lock_of", lambda _: asyncio.Lock())
     answer, other = await stand.answer(), list[Any]()
 
     def overtaken() -> bool:
@@ -194,7 +194,7 @@ async def test_who_believes_to_lead_still_is_refused_and_says_so(
     asked: list[None] = []
     stand.leads = overtaken
     monkeypatch.setattr(partition_repair, "_append", _after_the_other(partition_repair._append, other))
-    with pytest.raises(NotLeading, match=r"another one copies .* 4 of 10 records were copied"):
+    with pytest.raises(NotLeading, match=r"another worker copies .* 4 of 10 records were copied"):
         await stand.copy(answer)
     assert await other[0] == CopiedAgain(MANY - 4, 4, 0, 0, ())
     assert await stand.is_whole()
@@ -374,9 +374,9 @@ def test_a_copy_stands_for_the_record_that_it_is_of() -> None:
         told = None if origin is None else CopyOrigin(place, origin, origin)
         return ObservedRecord(ClusterPartition("west", "orders", 0), 99, contents, 0, 0, 1, origin=told)
 
-    assert copied_already(asked, [copy(7, 5)]) == {(place, 5)}
-    assert copied_already(asked, [copy(7, None), copy(7, None), copy(7, None)]) == {(place, 4), (place, 5)}
-    assert copied_already(asked, [copy(7, 3), copy(9, 6)]) == set(), "of others"
+    assert already_copied(asked, [copy(7, 5)]) == {(place, 5)}
+    assert already_copied(asked, [copy(7, None), copy(7, None), copy(7, None)]) == {(place, 4), (place, 5)}
+    assert already_copied(asked, [copy(7, 3), copy(9, 6)]) == set(), "of others"
 
 
 def test_records_without_a_timestamp_keep_none() -> None:
