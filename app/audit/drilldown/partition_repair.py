@@ -242,7 +242,7 @@ class PartitionRepair:
         async for piece in read_span(self._client, place.topic, place.partition, start, end):
             if piece.damage:
                 raise NotReadable(f"the newest records of {place} cannot be read: {piece.damage}")
-            found += await asyncio.to_thread(self._part.reader.seen, piece, None, contents)
+            found += await asyncio.to_thread(self._part.reader.observed, piece, None, contents)
         self._read_end = end
         return [one for one in found if one.offset not in self._own_offsets]
 

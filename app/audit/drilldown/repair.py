@@ -101,9 +101,7 @@ def targets(answer: SearchResult) -> dict[ClusterPartition, RepairTarget]:
         copiers = [c for c in answer.sides.copiers if (c.source, c.topic) == (place.cluster, place.topic)]
         if len({(c.target, c.target_topic) for c in copiers}) != 1:
             names = ", ".join(f"{c.target_topic} in {c.target}" for c in copiers)
-            raise NotReadable(
-                f"{place.topic} of {place.cluster} is copied to several topics ({names}), so to which is unknown"
-            )
+            raise NotReadable(f"{place.topic} of {place.cluster} is copied to several topics: {names}")
         copier = copiers[0]
         into = ClusterPartition(copier.target, copier.target_topic, place.partition)
         topic = next(one for one in answer.sides.downstream if (one.cluster, one.name) == into[:2])

@@ -154,8 +154,8 @@ class SideFinder:
         plan = next(plan for side in sides for plan in side.values())
         if not all(sides) and plan.spec.id is None:
             raise NotReadable(
-                f"tier {after if sides[0] else before} has no log, only reports, and plan {plan.name} names no "
-                "id, so the records that differ cannot be named; audit loss compares counts"
+                f"tier {after if sides[0] else before} has no log, only reports, and plan {plan.name} names "
+                "no id, so the records that differ cannot be named; audit loss compares counts"
             )
         widths = {plan.width_ms for side in sides for plan in side.values()}
         if len(widths) > 1 or start_ms % min(widths):

@@ -167,11 +167,11 @@ def test_who_asks_where_there_is_nothing_is_told_why(console: Console, tmp_path:
         assert "there is no audit plan" in asked.stderr
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
     for verb in ("report", "loss"):
-        assert "plan all: nothing was counted of that in this time;" in shell("audit", verb).stderr
+        assert "plan all: no such records were counted in this time;" in shell("audit", verb).stderr
     made = AuditedTopics(console)
     for tier in (HOME, AWAY):
         made.count("payments", tier, 5, range(10))
-    assert shell("audit", "loss").stderr == "nothing differs of what is over\n"
+    assert shell("audit", "loss").stderr == "no window that is over has a difference\n"
     assert shell("audit", "report").stderr == ""
 
 

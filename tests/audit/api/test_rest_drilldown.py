@@ -157,7 +157,7 @@ def test_of_several_groups_nothing_is_mixed_up(console: Console) -> None:
     _, start_ms = finished(console, billing={7}, web=set())
     answer = ask(console, to_tier="consumer", start=start_ms)
     assert (answer.status, answer.json["title"]) == (409, "Not to be read"), answer.text
-    assert "groups billing, web are compared there, each for itself" in answer.json["detail"]
+    assert "groups billing, web are compared there separately" in answer.json["detail"]
 
 
 def test_of_several_groups_the_one_that_is_named_is_looked_into(
@@ -176,7 +176,7 @@ def test_of_several_groups_the_one_that_is_named_is_looked_into(
         ask(console, to_tier="consumer", start=start_ms, group=group)
     assert asked == [("billing", 1, of_ids(ids_of([b"7"]))), ("web", 2, of_ids(ids_of([b"3", b"4"])))]
     answer = ask(console, to_tier="consumer", start=start_ms, group="none")
-    assert (answer.status, "those are: billing, web" in answer.json["detail"]) == (409, True), answer.text
+    assert (answer.status, "compared are: billing, web" in answer.json["detail"]) == (409, True), answer.text
 
 
 def test_an_answer_that_was_taken_away_meanwhile_is_read_again(

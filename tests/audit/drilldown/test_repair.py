@@ -127,7 +127,7 @@ def test_a_record_goes_to_the_partition_of_the_same_number() -> None:
     ("there", "why"),
     [
         ({"is_compacted": True}, "is compacted, so an old value would become the newest of its key"),
-        ({"partitions": 1}, "give it as many as orders in east-regional has"),
+        ({"partitions": 1}, "add as many as orders in east-regional has"),
     ],
 )
 def test_where_a_copy_would_do_harm_it_is_refused(there: dict[str, Any], why: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from app.audit.drilldown.copy_origins import ClusterPartition
-from app.audit.drilldown.findings import Finding, FindingKind, counts, named
+from app.audit.drilldown.findings import Finding, FindingKind, counts, name_findings
 from app.audit.drilldown.prints import EventTimeWindow, PrintReader
 from app.audit.drilldown.scan import LogsChanged, Scan, Scanned, ScanRange
 from app.audit.pump.counting_spec import how_of
@@ -92,7 +92,7 @@ async def scanned(parts: list[ScanRange]) -> Scanned:
 async def findings(parts: list[ScanRange]) -> list[Finding]:
     found = await scanned(parts)
     assert not found.unread
-    return named(found.upstream, found.downstream)
+    return name_findings(found.upstream, found.downstream)
 
 
 def some_faults(chance: random.Random) -> dict[int, str]:
@@ -209,7 +209,10 @@ async def test_a_provenance_header_tells_equal_records_apart(
             from app.audit.drilldown.copy_origins import CopyOrigins
             from app.kernel.fencing import LogId
 
-            part.reader._origins, part.reader._names = CopyOrigins([], 0, LogId()), {"cluster": "home"}
+            part.reader._origins, part.reader._cluster_names = (
+                CopyOrigins([], 0, LogId()),
+                {"cluster": "home"},
+            )
     (missing,) = await findings(parts)
     assert missing.source is not None
     assert (missing.kind, missing.source.offset, missing.one_of) == (FindingKind.MISSING, 2, 1)

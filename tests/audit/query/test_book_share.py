@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from app.audit.folds.collector import Collector
 from app.audit.folds.window import WindowKey
-from app.audit.query.book_share import cuts, share_of
+from app.audit.query.book_share import kept_since, share_of
 from app.audit.query.view import RegionCounts, WindowQuery, joined
 from switchyard.audit.model.reports import Scope, client_report
 from switchyard.audit.model.tally import UNTIMED
@@ -59,7 +59,7 @@ def test_there_is_room_for_each_topic_alike(sizes: dict[str, int], most: int) ->
         for topic, size in sizes.items()
         for number in range(size)
     ]
-    since = cuts(keys, most)
+    since = kept_since(keys, most)
     kept = {
         topic: sum(key.start_ms >= since.get(topic, 0) for key in keys if key.topic == topic)
         for topic in sizes
