@@ -106,14 +106,14 @@ def test_changes_are_told_once_and_growing_windows_are_none() -> None:
         return {cli_watch.name_of(one): one for one in rows}, told
 
     known, told = step(None, row(2, "provisional"), row(1, "lossy", missing=2), row(0, "ok"))
-    assert told == ["t1 orders regional -> aggregate: lossy, 2 of 10 are not there"]
+    assert told == ["t1 orders regional -> aggregate: lossy, 2 of 10 are missing"]
     known, told = step(
         known, row(2, "provisional", to_count=9), row(1, "lossy", missing=2), row(3, "provisional")
     )
     assert told == ["t3 orders regional -> aggregate: provisional, 8 of 10"]
     known, told = step(known, row(2, "absent-audit", absent=["aggregate"]), row(1, "lossy", missing=1))
     assert told == [
-        "t1 orders regional -> aggregate: lossy, 1 of 10 are not there",
+        "t1 orders regional -> aggregate: lossy, 1 of 10 are missing",
         "t2 orders regional -> aggregate: provisional -> absent-audit: nothing is known of aggregate",
     ]
     _, told = step(known, row(2, "corrupted", by="ids"), row(1, "ok"))
@@ -128,7 +128,7 @@ def test_groups_are_told_apart_in_changes() -> None:
     known = {cli_watch.name_of(one): one for one in rows}
     assert cli_watch.changes(known, rows) == []
     told = [cli_watch.line(change) for change in cli_watch.changes(None, rows)]
-    assert told[1] == "t1 orders regional -> consumer (ads): lossy, 1 of 10 are not there"
+    assert told[1] == "t1 orders regional -> consumer (ads): lossy, 1 of 10 are missing"
 
 
 def test_watch_tells_changes_and_ends_by_what_it_found(

@@ -249,7 +249,7 @@ def test_what_the_destination_refuses_is_told_by_the_command_and_in_the_control_
         (rest_drilldown.AuditMissingRoutes, "_drilled", drilled),
         (rest_drilldown, "copy_again", copied),
         (rest_drilldown, "targets", lambda _: {}),
-        (rest_drilldown, "wanted", lambda _: {place: dict.fromkeys(range(4))}),
+        (rest_drilldown, "missing_records", lambda _: {place: dict.fromkeys(range(4))}),
         (drilled_down, "result_fields", lambda _: told),
     ):
         monkeypatch.setattr(module, name, made)
