@@ -99,11 +99,8 @@ def _print_summary(summary: dict[str, Any]) -> None:
 
 
 def _lines(client: Client, path: str) -> Iterator[bytes]:
-    """Yields the lines of an answer; the last one is its summary.
-
-    Raises:
-        CommandFailure: The worker refuses, does not answer, or breaks off.
-    """
+    """Yields the lines of an answer, up to the summary. Raises CommandFailure: the worker refuses, or breaks
+    off."""
     request = urllib.request.Request(  # noqa: S310 - the client has checked the scheme
         f"{client.url}/api/v1{path}", headers={"X-Switchyard-Actor": actor()}
     )

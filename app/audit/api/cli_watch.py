@@ -1,7 +1,7 @@
 """audit watch: shows differences between tiers as they come and go.
 
-On a terminal it keeps a table up to date. Otherwise it prints a line for each change, after one for each
-difference at the start. If a worker does not answer, it says so and asks again.
+On a terminal it keeps a table up to date. Otherwise it prints a line for each change, at first for each
+difference. If a worker does not answer, it says so and asks again.
 """
 
 from __future__ import annotations

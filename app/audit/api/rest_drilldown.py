@@ -1,8 +1,7 @@
 """REST: a window's missing records, one by one, and copying them again.
 
 Reading logs takes long, so the leader does it, as an operation. It keeps the answer for a while and serves it
-in pages. So a window is read once, whichever worker gets the request, and no two workers copy the same
-records.
+in pages. So a window is read once, whichever worker answers, and no two workers copy the same records.
 """
 
 from __future__ import annotations
@@ -78,13 +77,8 @@ FORESEEN = {200: AnswerDoc({JSON: schemas.AuditCopyForeseen}, "what would be cop
 
 
 class AuditedWindow(NamedTuple):
-    """The audit's verdict on a window.
-
-    Attributes:
-        state: None: the audit does not compare the two tiers there.
-        is_closed: The verdict is final.
-        difference: None: not known yet.
-    """
+    """The audit's verdict on a window. `state` None: the audit does not compare the two tiers there.
+    `is_closed`: the verdict is final. `difference` None: not known yet."""
 
     state: str | None
     is_closed: bool
@@ -219,12 +213,8 @@ class AuditMissingRoutes:
         return kept
 
     async def _verdict(self, question: Question) -> AuditedWindow:
-        """The audit's verdict on the window.
-
-        Raises:
-            ApiError: A worker does not answer.
-            NotReadable: The question does not say which of several groups.
-        """
+        """The audit's verdict. Raises ApiError: a worker does not answer; NotReadable: several groups match,
+        or none."""
         topic, before, after, start_ms, group = question
         known = await self._audit.known(WindowQuery(topic, from_ms=start_ms, before_ms=start_ms + 1))
         audits = self._api.runtime.catalog.audits

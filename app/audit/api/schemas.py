@@ -162,10 +162,9 @@ class AuditCopyForeseen(TypedDict):
 
 
 class AuditTopic(TypedDict):
-    """A topic in the requested time. `states`: its verdicts by state; `state`: the worst. `incomplete`:
-    windows that may lack records. `missing` and `extra`: at least this many records, in lossy and in
-    duplicated windows. `absent`: tiers or clusters whose audit is missing. `silent`: tiers (tier/cluster)
-    that are silent now."""
+    """A topic in the requested time. `state` is the worst of its verdicts. `incomplete`: windows that may
+    lack records. `missing` and `extra`: at least this many records, in lossy and in duplicated windows.
+    `absent`: tiers or clusters whose audit is missing. `silent`: tiers (tier/cluster) that are silent now."""
 
     topic: str
     tiers: list[str]

@@ -4,11 +4,10 @@
 
 A barrier (S, T) with a producer's stamp n says: records numbered below n have source offsets below S, the
 others S or more. A lane copies each offset of a source at most once, and may skip some. So the record with
-number s has a source offset
+number s has a source offset (`app.offsets.model.source_frontier`)
 - of at least S + (s - n), by a barrier with n <= s
-- of at most S - (n - s), by a barrier with s < n
-(`app.offsets.model.source_frontier`). There is no result if barriers contradict each other, or if two sources
-claim the producer.
+- of at most S - (n - s), by a barrier with s < n.
+There is no result if barriers contradict each other, or if two sources claim the producer.
 """
 
 from __future__ import annotations
@@ -62,12 +61,8 @@ class _Lane(NamedTuple):
 
 
 class CopyOrigins:
-    """The origins of the copies in one partition.
-
-    Args:
-        lines: Every line into the copy's topic, with the partition that it copies.
-        partition, log: The copy's partition and log; lines into other ones are ignored.
-    """
+    """The origins of the copies in one partition. `lines`: every line into the copy's topic, with its source;
+    lines into other partitions or logs are ignored."""
 
     def __init__(
         self, lines: Iterable[tuple[ClusterPartition, OffsetMapLine]], partition: int, log: LogId

@@ -26,11 +26,7 @@ class IdDifference(NamedTuple):
 
 def difference_of(difference: Fingerprint, surplus: int, ids: Words) -> IdDifference | None:
     """The ids behind the difference; None: no combination of at most `MOST` of these ids explains it.
-
-    Args:
-        surplus: How many records more upstream has.
-        ids: Rows of two words, each id once.
-    """
+    `surplus`: how many records more upstream has. `ids`: rows of two words, each id once."""
     low, high = lanes_of(ids)
     minus = Fingerprint().minus(difference)
     match surplus:

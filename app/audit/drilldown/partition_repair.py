@@ -5,8 +5,8 @@
 Rules (tests/audit/drilldown/test_repair_brokers.py)
 1. The copies are made in transactions, under the partition's transactional id. A repair that begins aborts
    its predecessor's open transaction. From then on the brokers refuse the predecessor's records, even if its
-   worker still believes that it leads. A worker that knows that it does not lead stops before the
-   next transaction.
+   worker still believes that it leads. A worker that does not lead any more stops before the next
+   transaction.
 2. Once no other repair can append, the records that came since the drill-down are read. A record with a copy
    among them is not copied.
 3. A record that the broker refuses, for its size or by the topic's settings, is left out and counted. All
@@ -14,8 +14,7 @@ Rules (tests/audit/drilldown/test_repair_brokers.py)
 4. aiokafka does not take back the sequence number of a refused batch, so a new producer begins. Another
    worker may have copied meanwhile, so rule 2 applies again.
 5. A window that is too old for its topic has thousands of refused records. So records with times nearest to
-   now are tried first. Records farther from now than a refused one are left out
-   without a try.
+   now are tried first. Records farther from now than a refused one are left out without a try.
 """
 
 from __future__ import annotations
@@ -158,11 +157,8 @@ class PartitionRepair:
         await self._producers.aclose()
 
     async def add(self, place: ClusterPartition, rows: Rows, codec: int) -> None:
-        """Copies these records of a partition upstream, and leaves out the refused ones.
-
-        Raises:
-            As `check_may_copy` and `repairing`; the copies made stay.
-        """
+        """Copies these records of a partition upstream, and leaves out the refused ones. Raises as
+        `check_may_copy` and `repairing`; the copies made stay."""
         pieces: list[Rows] = [rows]
         while pieces:
             self._check_may_copy()
@@ -226,11 +222,8 @@ class PartitionRepair:
             self.first_refused.append(RefusedCopy(place, offset, why))
 
     async def _copies_of_others(self, missing: Collection[ObservedRecord]) -> list[ObservedRecord]:
-        """The copies of these records that others appended since the last reading.
-
-        Raises:
-            NotReadable: The log lost its end, or cannot be read there.
-        """
+        """The copies of these records that others appended since the last reading. Raises NotReadable: the
+        log lost its end, or cannot be read there."""
         place, start = self._place, self._read_end
         end = await _settled_end(self._client, place)
         if end < start:
@@ -293,11 +286,8 @@ def _fencing_producer(
 
 
 async def _settled_end(client: ClusterClient, place: ClusterPartition) -> int:
-    """The log's end, once no open transaction hides records.
-
-    Raises:
-        TimeoutError: One did for `OPEN_TRANSACTION_TIMEOUT_S`, or no leader answered.
-    """
+    """The log's end, once no open transaction hides records. Raises TimeoutError: one did for
+    `OPEN_TRANSACTION_TIMEOUT_S`, or no leader answered."""
     at, deadline_s = (place.topic, place.partition), time.monotonic() + OPEN_TRANSACTION_TIMEOUT_S
     high = (await client.offsets([at], LATEST)).get(at)
     while time.monotonic() < deadline_s:
@@ -315,12 +305,8 @@ async def _settled_end(client: ClusterClient, place: ClusterPartition) -> int:
 async def _append(
     producer: AIOKafkaProducer, place: ClusterPartition, batches: Sequence[BatchBuilder]
 ) -> list[int]:
-    """Appends all batches or none; returns their base offsets.
-
-    Raises:
-        _BatchRefused: Nothing was appended.
-        KafkaError, TimeoutError: Nothing was appended, or that is uncertain.
-    """
+    """Appends all batches or none; returns their base offsets. Raises _BatchRefused: nothing was appended;
+    KafkaError, TimeoutError: that is uncertain."""
     sent: list[asyncio.Future[RecordMetadata]] = []
     try:
         async with one_transaction(producer):

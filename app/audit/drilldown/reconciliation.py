@@ -68,11 +68,7 @@ class IdSetDifference(NamedTuple):
 
 
 class InvertibleBloomTable:
-    """An invertible Bloom lookup table over 128-bit ids. Only tables of the same size can be compared.
-
-    Raises:
-        ValueError: `cells` is out of bounds.
-    """
+    """An invertible Bloom lookup table over 128-bit ids. Raises ValueError: `cells` is out of bounds."""
 
     __slots__ = ("_cells", "_part")
 
@@ -92,7 +88,7 @@ class InvertibleBloomTable:
             self._add(ids[at : at + _CHUNK], np.ones(len(ids[at : at + _CHUNK]), dtype=np.int64))
 
     def subtract(self, other: InvertibleBloomTable) -> None:
-        """Leaves the difference. Raises ValueError: the sizes differ."""
+        """Leaves the difference. Raises ValueError: the tables have different sizes."""
         if other._part != self._part:
             raise ValueError(f"a table of {self.cells} cells and one of {other.cells} cannot be compared")
         self._cells = self._cells - other._cells

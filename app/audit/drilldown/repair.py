@@ -8,8 +8,7 @@ Rules (tests/audit/drilldown/test_repair.py, test_repair_brokers.py)
    adds. The partition is the same. Without a route, the copy goes unchanged into the topic of the same name.
 3. Nothing is copied into a compacted topic, because an old value would become the newest of its key.
 4. A repeated repair copies nothing twice, whichever worker runs it. It follows a drill-down, which looks for
-   copies up to the log's end. Copies that came later are searched once no other repair can append
-   (`partition_repair`).
+   copies up to the log's end. Later copies are searched once no other repair can append (`partition_repair`).
 5. A record that the destination refuses is counted and named, and does not hold up the others.
 """
 
@@ -88,11 +87,7 @@ def missing_records(answer: SearchResult) -> dict[ClusterPartition, dict[int, Ob
 
 
 def targets(answer: SearchResult) -> dict[ClusterPartition, RepairTarget]:
-    """Partition upstream -> target (rule 2).
-
-    Raises:
-        NotReadable: There is no single target that takes the records.
-    """
+    """Partition upstream -> target (rule 2). Raises NotReadable: no single target takes the records."""
     if not answer.sides.upstream or not answer.sides.downstream:
         raise NotReadable("a tier without a log cannot be copied from or to; name two tiers that plans count")
     found: dict[ClusterPartition, RepairTarget] = {}

@@ -8,9 +8,8 @@ Rules
 1. Each step reads the same offsets; they are fixed before the first step. If a log loses some of them
    meanwhile, places and prints disagree (`LogsChanged`).
 2. If more batches differ than a sieve can name, all records are compared at once.
-3. Copies may come late, with old timestamps, far behind the others of their time. So missing records are also
-   searched up to downstream's log end. For records that downstream has too often, upstream is searched up to
-   its log end.
+3. Copies may come late, with old timestamps, far behind the others of their time. So missing records are
+   searched up to downstream's log end, and records that downstream has too often up to upstream's.
 4. Prints are made in a thread, a piece at a time, so that the loop stays free.
 """
 
@@ -45,12 +44,8 @@ class LogsChanged(RuntimeError):
 
 
 class ScanRange(NamedTuple):
-    """A partition's offsets [start, end) that may have records of the window, by their timestamps.
-
-    Attributes:
-        log_end: The log's end at that time.
-        first_base_offset: Batches that begin below it are skipped; -1: none.
-    """
+    """A partition's offsets [start, end) that may have records of the window, by their timestamps. `log_end`:
+    the log's end then. Batches below `first_base_offset` are skipped."""
 
     client: ClusterClient
     reader: PrintReader
@@ -100,12 +95,8 @@ class Scan:
         self._unread: dict[tuple[ClusterPartition, int], UnreadRange] = {}
 
     async def run(self) -> Scanned:
-        """Reads both tiers, and returns the difference.
-
-        Raises:
-            ClusterUnreachable, KafkaError: Some of it cannot be read now.
-            LogsChanged: A log lost records meanwhile, or the sieve could not separate the prints.
-        """
+        """Reads both tiers. Raises ClusterUnreachable, KafkaError: some of it cannot be read now;
+        LogsChanged: a log lost records meanwhile, or the sieve could not separate the prints."""
         batches = await self._batches()
         if batches is not None and not batches:
             return Scanned([], [], unread=self.unread)

@@ -37,12 +37,8 @@ TRIES = 2
 
 
 class AuditedDifference(NamedTuple):
-    """The difference that the audit counted, once it is final.
-
-    Attributes:
-        surplus: How many records more upstream has.
-        ids: The difference of the sums of ids (`app.audit.drilldown.id_sums`); None: some record has no id.
-    """
+    """The difference that the audit counted, once it is final. `surplus`: how many records more upstream has.
+    `ids`: the difference of the sums of ids (`app.audit.drilldown.id_sums`); None: some record has no id."""
 
     surplus: int
     ids: Fingerprint | None = None
@@ -89,11 +85,8 @@ async def drill(
     lateness_ms: int = 0,
     difference: AuditedDifference | None = None,
 ) -> SearchResult:
-    """Answers a question.
-
-    Args:
-        lateness_ms: How late records of the window may have been written.
-        difference: By the audit; None: not final yet.
+    """Answers a question. `lateness_ms`: how late records of the window may have been written. `difference`
+    None: the audit's is not final yet.
 
     Raises:
         NotReadable: No log answers it.

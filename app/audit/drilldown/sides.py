@@ -1,8 +1,7 @@
 """Finds both sides of a drill-down: the logs that may hold a window's records, and how they were copied.
 
 Rules
-1. A side has all clusters of the tier in which a plan counts the topic, as in the comparison that it
-   explains.
+1. A side has all clusters of the tier in which a plan counts the topic, as in the audit's comparison.
 2. The offset map is read first, then upstream's logs, then downstream's. So the copies that the map knows lie
    within the offsets that are read.
 3. A copy's topic may have another name; the route says which.
@@ -51,11 +50,8 @@ class NotReadable(ValueError):
 
 
 class Question(NamedTuple):
-    """Asks which records of a window did not come from one tier to another.
-
-    Attributes:
-        group: The group, if several have finished the topic; "": there is one, or none.
-    """
+    """Asks which records of a window did not come from one tier to another. `group`: the consumer group, if
+    several have finished the topic; else ""."""
 
     topic: str
     from_tier: str
@@ -115,11 +111,8 @@ class Sides(NamedTuple):
 def clusters_of(
     layout: Layout, plan_of: Callable[[str, str], AuditPlan | None], topic: str, tier: str
 ) -> dict[str, AuditPlan]:
-    """The clusters of a tier in which a plan counts the topic (rule 1); none for a tier without a log.
-
-    Raises:
-        NotReadable: No plan counts it there.
-    """
+    """The clusters of a tier in which a plan counts the topic (rule 1); none for a tier without a log. Raises
+    NotReadable: no plan counts it there."""
     if tier not in OF_CLUSTERS:
         return {}
     sites = sorted(name for name, site in layout.sites.items() if site.tier == tier)
@@ -167,12 +160,7 @@ class SideFinder:
         return sides[0], sides[1]
 
     async def find(self) -> Sides:
-        """Reads the offset map and the bounds of the logs.
-
-        Raises:
-            NotReadable: No log answers the question.
-            ClusterUnreachable, KafkaError: A cluster does not answer.
-        """
+        """Reads the offset map and the logs' bounds. Raises NotReadable, ClusterUnreachable, KafkaError."""
         before, after = self.plans()
         plans = {one.name: one for one in (*before.values(), *after.values())}
         times = {name: await self._times(one) for name, one in plans.items()}

@@ -42,11 +42,7 @@ class SievedPrints(NamedTuple):
 
 
 class Sieve:
-    """A pair of tables for the two sides.
-
-    Attributes:
-        bits: The sieve takes one of 2^bits of all prints.
-    """
+    """A pair of tables, one for each side. It takes one of 2^`bits` of all prints."""
 
     __slots__ = ("_cells", "_strata", "_tables", "bits")
 

@@ -24,8 +24,7 @@ MOST_WINDOWS = 50_000  # of an answer; each shard of a window counts
 def share_of(
     held: Mapping[int, tuple[int, Collector]], wanted: WindowQuery, most: int | None = None
 ) -> BookShare:
-    """The wanted part of this worker's books. `held`: partition -> next offset, fold. `most`: by default
-    `MOST_WINDOWS`."""
+    """The wanted part of this worker's books. `held`: partition -> next offset, fold."""
     records: dict[WindowKey, WindowRecord] = {}
     tiers: dict[str, TierRecord] = {}
     for _, collector in held.values():
@@ -41,8 +40,8 @@ def share_of(
 
 
 def kept_since(keys: Iterable[WindowKey], most: int) -> dict[str, int]:
-    """Topic -> the time (ms) from which on its windows are kept, so that at most `most` are. Only topics that
-    lose windows."""
+    """Topic -> the time (ms) from which on its windows are kept, for topics that lose some. At most `most`
+    are kept."""
     starts: defaultdict[str, list[int]] = defaultdict(list)
     for key in keys:
         starts[key.topic].append(key.start_ms)

@@ -76,13 +76,9 @@ class ArchivedTopic(Protocol):
 
 
 class SearchRange(NamedTuple):
-    """The offsets [start, end) of a partition that may have records of the time.
-
-    Attributes:
-        by: The source of the bounds.
-        gone: Such offsets below `start` that the log has deleted, if they are known.
-        archived: The part of `gone` that the archive has.
-    """
+    """The offsets [start, end) of a partition that may have records of the time; `by` is the source of the
+    bounds. `gone`: such offsets that the log has deleted, if they are known. `archived`: those of them in the
+    archive."""
 
     partition: int
     start: int
@@ -93,7 +89,7 @@ class SearchRange(NamedTuple):
 
     @property
     def lost(self) -> int:
-        """The number of offsets that are neither in the log nor in the archive."""
+        """The number of gone offsets that the archive does not have."""
         return self.gone[1] - self.gone[0] - sum(end - start for start, end in self.archived)
 
 
@@ -106,12 +102,8 @@ async def parts_of(
     by_timestamp: bool,
     archive: ArchivedTopic | None = None,
 ) -> list[SearchRange]:
-    """The parts to read (rules 2 and 4). `by_timestamp`: the event time is the record's timestamp.
-
-    Raises:
-        LookupError: There is no such topic.
-        ClusterUnreachable, KafkaError: A leader does not answer.
-    """
+    """The parts to read (rules 2 and 4). `by_timestamp`: the event time is the record's timestamp. Raises
+    LookupError: there is no such topic; ClusterUnreachable, KafkaError: a leader does not answer."""
     count = await client.partitions(topic)
     if count is None:
         raise LookupError(f"there is no topic {topic} in {client.name}")
@@ -208,12 +200,8 @@ class RangeReader:
         self._began_s = self._moved_s = time.monotonic()
 
     async def pieces(self) -> AsyncIterator[list[FoundRecord]]:
-        """Yields the records, by offset in each partition; archived ones come first.
-
-        Raises:
-            TimeoutError: The broker returned nothing for `READ_STALL_TIMEOUT_S`.
-            KafkaError, OSError: The log or the archive cannot be read.
-        """
+        """Yields the records, by offset in each partition; archived ones come first. Raises KafkaError,
+        OSError; TimeoutError: the broker returned nothing for `READ_STALL_TIMEOUT_S`."""
         for part in self._archived:
             for span in part.archived:
                 async for piece in self._read_archive(part.partition, span):

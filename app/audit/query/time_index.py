@@ -4,8 +4,7 @@
 
 Rules (tests/audit/query/test_time_index.py)
 1. The index goes by windows and by the plan's event time, which need not be the records' timestamps. For an
-   instant within a window it gives the offset of the whole window. So an offset may be too early, never too
-   late.
+   instant within a window it gives the window's offset. So an offset may be too early, never too late.
 2. The index does not know records from before counting began, nor windows that were dropped as too old. It
    says so (`complete_ms`).
 3. Records behind all counted ones are newer, or late. Below `marks_ms` they are late.

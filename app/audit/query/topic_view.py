@@ -1,7 +1,6 @@
 """A row for each topic, from the rows of its windows and differences. Pure.
 
-A topic's state is the worst among its verdicts (`WORST_FIRST`): a loss, then an unknown window, then an open
-one.
+A topic's state is the worst among its verdicts: a loss, then an unknown window, then an open one.
 """
 
 from __future__ import annotations

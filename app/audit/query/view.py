@@ -47,13 +47,8 @@ IN_ORDER = [WindowPhase.OPEN, WindowPhase.PROVISIONAL, WindowPhase.CLOSED]
 
 
 class BookShare(msgspec.Struct, frozen=True):
-    """The wanted part of a worker's books.
-
-    Attributes:
-        next_offsets: Partition of the tables -> next offset.
-        since: Topic -> the time (ms) from which on its windows are here, if some are left out
-            (`app.audit.query.book_share`).
-    """
+    """The wanted part of a worker's books. `next_offsets`: by partition of the tables. `since`: topic -> the
+    time (ms) from which on its windows are here, if some are left out (`app.audit.query.book_share`)."""
 
     next_offsets: dict[int, int]
     windows: dict[str, WindowRecord]
