@@ -126,8 +126,8 @@ def copy_again(
     done = operation["progress"]
     emit([done], ["topic", "from_tier", "to_tier", "start", "copied", "left", "refused"], output, whole=done)
     named, refused = done.get("refused_records", []), done.get("refused", 0)  # not in earlier versions
-    for one in named:
-        click.echo(f"refused: {_at(one)}: {one['why']}", err=True)
+    for record in named:
+        click.echo(f"refused: {_at(record)}: {record['why']}", err=True)
     if refused > len(named):
         click.echo(f"and {refused - len(named)} others", err=True)
     if done["left"] or refused or not done["complete"]:
@@ -163,9 +163,11 @@ def _show(answer: dict[str, Any], output: str) -> None:
         places = [{**row, "source": _at(row["source"]), "copy": _at(row["copy"])} for row in rows]
         shown = [{name: "" if row[name] is None else row[name] for name in COLUMNS} for row in places]
         emit(shown, COLUMNS, output, whole=answer)
-    for one in answer["unread"]:
-        at = f"{one['topic']}-{one['partition']} in {one['cluster']}"
-        click.echo(f"not read: {at} offsets [{one['start']}, {one['end']}): {one['why']}", err=True)
+    for offsets in answer["unread"]:
+        at = f"{offsets['topic']}-{offsets['partition']} in {offsets['cluster']}"
+        click.echo(
+            f"not read: {at} offsets [{offsets['start']}, {offsets['end']}): {offsets['why']}", err=True
+        )
     for note in answer["notes"]:
         click.echo(note, err=True)
     counts = ", ".join(f"{count} {kind}" for kind, count in answer["counts"].items() if count)

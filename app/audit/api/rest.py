@@ -251,7 +251,7 @@ class AuditRoutes:
         prefix = f"{Kind.AUDIT}:{name}//"
         owned = (job for job, held in runtime.control.view.assignments.items() if held.worker)
         reported = [
-            one for beat in self._api.beats().values() for one in beat.jobs if one.job.startswith(prefix)
+            job for beat in self._api.beats().values() for job in beat.jobs if job.job.startswith(prefix)
         ]
         return {
             "name": name,
@@ -259,8 +259,8 @@ class AuditRoutes:
             "etag": put.etag,
             "clusters": [] if found is None or layout is None else found.clusters(layout),
             "jobs": sum(job.startswith(prefix) for job in owned),
-            "lag_messages": sum(max(0, one.high_watermark - one.committed) for one in reported),
-            "troubles": sorted({one.trouble for one in reported if one.trouble}),
+            "lag_messages": sum(max(0, job.high_watermark - job.committed) for job in reported),
+            "troubles": sorted({job.trouble for job in reported if job.trouble}),
             "deployed": {"at_ms": put.at_ms, "by": put.actor},
         }
 
@@ -288,7 +288,7 @@ class AuditRoutes:
             raise InvalidConfiguration([problem])
         current = self._api.runtime.control.view.audits.get(wanted.key)
         expected = condition(request, current)
-        planned = plan({}, [wanted], audits={one.key: one for one in audits.plans()})
+        planned = plan({}, [wanted], audits={audit.key: audit for audit in audits.plans()})
         answer = await define(
             self._api, request, AuditPut, wanted, current, expected, planned, dry_run=dry_run
         )

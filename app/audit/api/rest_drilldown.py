@@ -374,7 +374,9 @@ def _trouble(done: CopiedAgain | None) -> str:
     left = f"; {done.left} could not be read any more" if done.left else ""
     if not done.refused:
         return left
-    named = "; ".join(f"{one.place}, offset {one.offset}: {one.why}" for one in done.refused_records)
+    named = "; ".join(
+        f"{refused.place}, offset {refused.offset}: {refused.why}" for refused in done.refused_records
+    )
     return f"{left}; the destination refused {done.refused}: {named}"
 
 

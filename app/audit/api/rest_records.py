@@ -207,13 +207,13 @@ def _row(found: FoundRecord) -> dict[str, Any]:
 
 
 def _lines(found: list[FoundRecord]) -> bytes:
-    return b"".join(orjson.dumps(_row(one)) + b"\n" for one in found)
+    return b"".join(orjson.dumps(_row(record)) + b"\n" for record in found)
 
 
 def _csv(found: list[FoundRecord]) -> bytes:
     rows = []
-    for one in found:
-        row = _row(one)
+    for record in found:
+        row = _row(record)
         headers = orjson.dumps(row["headers"]).decode() if row["headers"] else ""
         rows.append(
             [*(row[column] for column in COLUMNS[:4]), _text(row["key"]), _text(row["value"]), headers]

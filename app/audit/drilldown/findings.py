@@ -119,10 +119,14 @@ def name_findings(upstream: Iterable[ObservedRecord], downstream: Iterable[Obser
         else:
             foreign += extra
     missing.sort(key=_order)
-    pairs = _altered([one.source for one in missing if one.source is not None], foreign)
+    pairs = _altered([finding.source for finding in missing if finding.source is not None], foreign)
     paired_copies = {_in_log(copy) for _, copy in pairs}
     paired_sources = {_in_log(source) for source, _ in pairs}
-    found = [one for one in missing if one.source is not None and _in_log(one.source) not in paired_sources]
+    found = [
+        finding
+        for finding in missing
+        if finding.source is not None and _in_log(finding.source) not in paired_sources
+    ]
     found += [Finding(FindingKind.ALTERED, source, copy) for source, copy in pairs]
     found += doubled
     found += [
@@ -133,7 +137,7 @@ def name_findings(upstream: Iterable[ObservedRecord], downstream: Iterable[Obser
 
 def apply_exclusions(findings: Iterable[Finding], bounds: LossExclusions) -> list[Finding]:
     """The findings; those that are no loss become waiting or unclear (rule 3)."""
-    return sorted((_apply_exclusions(one, bounds) for one in findings), key=_order)
+    return sorted((_apply_exclusions(finding, bounds) for finding in findings), key=_order)
 
 
 def _apply_exclusions(finding: Finding, bounds: LossExclusions) -> Finding:
@@ -205,8 +209,8 @@ def _altered(
 ) -> list[tuple[ObservedRecord, ObservedRecord]]:
     """Pairs of a missing record and its altered copy (rule 2)."""
     pairs: list[tuple[ObservedRecord, ObservedRecord]] = []
-    unpaired_sources = {_in_log(one): one for one in missing}
-    unpaired_copies = {_in_log(one): one for one in sorted(foreign, key=_in_log)}
+    unpaired_sources = {_in_log(record): record for record in missing}
+    unpaired_copies = {_in_log(record): record for record in sorted(foreign, key=_in_log)}
 
     def pair(source: ObservedRecord, copy: ObservedRecord) -> None:
         pairs.append((unpaired_sources.pop(_in_log(source)), unpaired_copies.pop(_in_log(copy))))
@@ -233,8 +237,8 @@ def _by_origin(
 ) -> list[tuple[ObservedRecord, ObservedRecord]]:
     """Pairs of a copy and the only record that its origin allows, if no other copy may be of that record."""
     by_place: defaultdict[ClusterPartition, list[ObservedRecord]] = defaultdict(list)
-    for one in sorted(unpaired_sources, key=_in_log):
-        by_place[one.place].append(one)
+    for record in sorted(unpaired_sources, key=_in_log):
+        by_place[record.place].append(record)
     claims: Counter[tuple[ClusterPartition, int]] = Counter()
     only: list[tuple[ObservedRecord, ObservedRecord]] = []
     for copy in unpaired_copies:
@@ -276,10 +280,10 @@ def _by(
     many: Iterable[ObservedRecord], name_of: Callable[[ObservedRecord, bool], Hashable | None], is_copy: bool
 ) -> dict[Hashable, list[ObservedRecord]]:
     found: dict[Hashable, list[ObservedRecord]] = {}
-    for one in many:
-        name = name_of(one, is_copy)
+    for record in many:
+        name = name_of(record, is_copy)
         if name is not None:
-            found.setdefault(name, []).append(one)
+            found.setdefault(name, []).append(record)
     return found
 
 
@@ -309,14 +313,14 @@ def _order(finding: Finding) -> tuple[int, ClusterPartition, int]:
 
 def counts(findings: Iterable[Finding]) -> dict[str, int]:
     """Kind -> number of findings."""
-    found = Counter(one.kind for one in findings)
+    found = Counter(finding.kind for finding in findings)
     return {kind.value: found[kind] for kind in FindingKind}
 
 
 def places(findings: Iterable[Finding], kinds: Collection[FindingKind]) -> dict[ClusterPartition, list[int]]:
     """The places upstream of findings of these kinds: partition -> offsets in order."""
     found: defaultdict[ClusterPartition, set[int]] = defaultdict(set)
-    for one in findings:
-        if one.kind in kinds and one.source is not None:
-            found[one.source.place].add(one.source.offset)
+    for finding in findings:
+        if finding.kind in kinds and finding.source is not None:
+            found[finding.source.place].add(finding.source.offset)
     return {place: sorted(offsets) for place, offsets in sorted(found.items())}

@@ -123,7 +123,7 @@ class PartitionRepair:
         self._part = part
         self._place = part.reader.place
         self._check_may_copy = check_may_copy
-        self._unsettled = {(one.place, one.offset): one for one in missing}
+        self._unsettled = {(record.place, record.offset): record for record in missing}
         self._read_end = part.log_end
         self._own_offsets: set[int] = set()  # offsets of copies that this repair made
         self._last_offset = -1
@@ -136,7 +136,9 @@ class PartitionRepair:
 
     def unsettled(self, missing: Mapping[int, ObservedRecord]) -> dict[int, ObservedRecord]:
         """The records that are neither copied nor refused yet."""
-        return {offset: one for offset, one in missing.items() if (one.place, offset) in self._unsettled}
+        return {
+            offset: record for offset, record in missing.items() if (record.place, offset) in self._unsettled
+        }
 
     async def begin(self) -> None:
         """Fences the producer of the repair before, and looks for its copies. Raises as `repairing`."""
@@ -231,13 +233,13 @@ class PartitionRepair:
                 f"{place} lost its last records since it was read; ask again which records are missing"
             )
         found: list[ObservedRecord] = []
-        contents = {one.contents: 1 for one in missing}
+        contents = {record.contents: 1 for record in missing}
         async for piece in read_span(self._client, place.topic, place.partition, start, end):
             if piece.damage:
                 raise NotReadable(f"the newest records of {place} cannot be read: {piece.damage}")
             found += await asyncio.to_thread(self._part.reader.observed, piece, None, contents)
         self._read_end = end
-        return [one for one in found if one.offset not in self._own_offsets]
+        return [copy for copy in found if copy.offset not in self._own_offsets]
 
 
 def _halves(rows: Rows, error: BrokerResponseError) -> list[Rows]:
@@ -257,8 +259,8 @@ def already_copied(
     """The places of records that have a copy: by its origin, else the first with the same contents. A copy
     stands for one record."""
     left: dict[int, list[tuple[ClusterPartition, int]]] = {}
-    for one in sorted(missing, key=lambda one: (one.place, one.offset)):
-        left.setdefault(one.contents, []).append((one.place, one.offset))
+    for record in sorted(missing, key=lambda record: (record.place, record.offset)):
+        left.setdefault(record.contents, []).append((record.place, record.offset))
     found: set[tuple[ClusterPartition, int]] = set()
     for copy in copies:
         places = left.get(copy.contents, [])
@@ -312,7 +314,7 @@ async def _append(
         async with one_transaction(producer):
             for batch in batches:  # one by one, because `sent` is inspected if a later batch is refused
                 sent.append(await producer.send_batch(batch, place.topic, partition=place.partition))  # noqa: PERF401
-            return [int(one.offset) for one in await asyncio.gather(*sent)]
+            return [int(metadata.offset) for metadata in await asyncio.gather(*sent)]
     except (KafkaError, TimeoutError) as error:
         refused = first_refused(sent)
         if refused is None:

@@ -143,7 +143,7 @@ class PrintReader:
             (row, batch.header) for batch in self._batches(piece) for row in self._rows(batch, piece.start)
         )
         observed = (self._observed(row, header, None) for row, header in rows)
-        return [one for one in observed if one.id in ids]
+        return [record for record in observed if record.id in ids]
 
     # -- batches -----------------------------------------------------------------------------------
 
@@ -187,9 +187,9 @@ class PrintReader:
         try:
             timed = how.decode(batch) if how.by_value else records_of(batch)
             return [
-                RecordPrint(record.offset, one.timestamp, self.contents_of(record), record)
-                for record, one in zip(records_of(batch), timed, strict=True)
-                if window.start_ms <= one.timestamp < window.end_ms and record.offset >= start
+                RecordPrint(record.offset, timed_record.timestamp, self.contents_of(record), record)
+                for record, timed_record in zip(records_of(batch), timed, strict=True)
+                if window.start_ms <= timed_record.timestamp < window.end_ms and record.offset >= start
             ]
         except Exception:  # noqa: BLE001 - decoders raise any error; the bytes are compared (rule 4)
             return self._undecodable(batch)

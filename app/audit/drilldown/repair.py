@@ -64,7 +64,8 @@ class CopiedAgain(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         records = [
-            {**one.place._asdict(), "offset": one.offset, "why": one.why} for one in self.refused_records
+            {**refused.place._asdict(), "offset": refused.offset, "why": refused.why}
+            for refused in self.refused_records
         ]
         return {**self._asdict(), "refused_records": records}
 
@@ -80,9 +81,9 @@ class RepairTarget(NamedTuple):
 def missing_records(answer: SearchResult) -> dict[ClusterPartition, dict[int, ObservedRecord]]:
     """The records to copy: partition upstream -> offset -> record (rule 1)."""
     found: dict[ClusterPartition, dict[int, ObservedRecord]] = {}
-    for one in answer.findings:
-        if one.kind is FindingKind.MISSING and one.source is not None:
-            found.setdefault(one.source.place, {})[one.source.offset] = one.source
+    for finding in answer.findings:
+        if finding.kind is FindingKind.MISSING and finding.source is not None:
+            found.setdefault(finding.source.place, {})[finding.source.offset] = finding.source
     return found
 
 
@@ -91,7 +92,7 @@ def targets(answer: SearchResult) -> dict[ClusterPartition, RepairTarget]:
     if not answer.sides.upstream or not answer.sides.downstream:
         raise NotReadable("a tier without a log cannot be copied from or to; name two tiers that plans count")
     found: dict[ClusterPartition, RepairTarget] = {}
-    ids = {one.cluster: one.cluster_id for one in (*answer.sides.upstream, *answer.sides.downstream)}
+    ids = {topic.cluster: topic.cluster_id for topic in (*answer.sides.upstream, *answer.sides.downstream)}
     for place in missing_records(answer):
         copiers = [c for c in answer.sides.copiers if (c.source, c.topic) == (place.cluster, place.topic)]
         if len({(c.target, c.target_topic) for c in copiers}) != 1:
@@ -99,7 +100,7 @@ def targets(answer: SearchResult) -> dict[ClusterPartition, RepairTarget]:
             raise NotReadable(f"{place.topic} of {place.cluster} is copied to several topics: {names}")
         copier = copiers[0]
         into = ClusterPartition(copier.target, copier.target_topic, place.partition)
-        topic = next(one for one in answer.sides.downstream if (one.cluster, one.name) == into[:2])
+        topic = next(topic for topic in answer.sides.downstream if (topic.cluster, topic.name) == into[:2])
         if topic.is_compacted:
             raise NotReadable(
                 f"topic {into.topic} in {into.cluster} is compacted, so an old value would become the newest "
@@ -139,7 +140,7 @@ async def copy_again(runtime: Runtime, answer: SearchResult, report_progress: Re
     repairs: list[PartitionRepair] = []
 
     def copied() -> int:
-        return sum(one.copied for one in repairs)
+        return sum(repair.copied for repair in repairs)
 
     def check_leads() -> None:
         report_copying()
@@ -150,12 +151,12 @@ async def copy_again(runtime: Runtime, answer: SearchResult, report_progress: Re
             )
 
     def report_copying() -> None:
-        looked_at = sum(one.copied + one.refused + len(one.existing) for one in repairs)
+        looked_at = sum(repair.copied + repair.refused + len(repair.existing) for repair in repairs)
         report_progress({"step": "copying", "looked_at": looked_at, "of": total})
 
     for into, places in _by_target(to).items():
         cluster = await runtime.clusters.get(into.cluster)
-        lacks = [one for at in places for one in missing[at].values()]
+        lacks = [record for at in places for record in missing[at].values()]
         try:
             async with repairing(cluster.client, _part(answer, into), lacks, check_leads) as repair:
                 repairs.append(repair)
@@ -170,8 +171,8 @@ async def copy_again(runtime: Runtime, answer: SearchResult, report_progress: Re
                 f"another worker copies into {into} now; {copied()} of {total} records were copied here. "
                 "Ask again which records are missing"
             ) from error
-    existing, refused = sum(len(one.existing) for one in repairs), sum(one.refused for one in repairs)
-    named = [one for repair in repairs for one in repair.first_refused]
+    existing, refused = sum(len(run.existing) for run in repairs), sum(run.refused for run in repairs)
+    named = [copy for repair in repairs for copy in repair.first_refused]
     return CopiedAgain(
         copied(), existing, total - copied() - existing - refused, refused, tuple(named[:NAMED_REFUSED])
     )
@@ -187,7 +188,7 @@ def _by_target(to: Mapping[ClusterPartition, RepairTarget]) -> dict[ClusterParti
 
 
 def _part(answer: SearchResult, place: ClusterPartition) -> ScanRange:
-    return next(one for one in answer.sides.parts if one.reader.place == place)
+    return next(part for part in answer.sides.parts if part.reader.place == place)
 
 
 # -- the records ---------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Scan:
 
     @property
     def unread(self) -> tuple[UnreadRange, ...]:
-        return tuple(one for _, one in sorted(self._unread.items()))
+        return tuple(unread for _, unread in sorted(self._unread.items()))
 
     async def _batches(self) -> dict[int, int] | None:
         """The batches with a surplus on one side; None: more than the sieve can name (rule 2)."""
@@ -183,16 +183,16 @@ class Scan:
             wanted = batches if part.first_base_offset < 0 else None
             observed = part.reader.observed(piece, wanted, contents, part.first_base_offset)
             sides[part.is_upstream] += observed
-            counts.update(one.contents for one in observed)
-            for name in {one.contents for one in observed if counts[one.contents] > MOST_PLACES}:
+            counts.update(record.contents for record in observed)
+            for name in {record.contents for record in observed if counts[record.contents] > MOST_PLACES}:
                 alike.append(contents.pop(name))
                 for is_upstream, places in sides.items():
-                    sides[is_upstream] = [one for one in places if one.contents != name]
+                    sides[is_upstream] = [record for record in places if record.contents != name]
 
         async for _ in self._read("places", take):
             pass
-        balance = Counter(one.contents for one in sides[True])
-        balance.subtract(Counter(one.contents for one in sides[False]))
+        balance = Counter(record.contents for record in sides[True])
+        balance.subtract(Counter(record.contents for record in sides[False]))
         if any(balance[name] != count for name, count in contents.items()):
             raise LogsChanged("the logs lost records while they were read; ask again")
         is_short = {True: min(contents.values(), default=0) < 0, False: max(contents.values(), default=0) > 0}

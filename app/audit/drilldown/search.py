@@ -132,7 +132,7 @@ async def _by_sums(
             )
         else:
             missing, doubled = ([names[row] for row in rows] for rows in difference_rows)
-            seen = {one.id: one for one in await scan.places_of({*missing, *doubled})}
+            seen = {record.id: record for record in await scan.places_of({*missing, *doubled})}
             findings = [Finding(FindingKind.MISSING, seen[name]) for name in missing if name in seen]
             findings += [Finding(FindingKind.DOUBLED, seen[name]) for name in doubled if name in seen]
     differs = 0 if difference is None else abs(difference.surplus)
@@ -176,12 +176,12 @@ def _answer(question: Question, sides: Sides, scanned: Scanned, surplus: int | N
 def _bounds(sides: Sides, scanned: Scanned) -> LossExclusions:
     """The exclusions, with the offsets that could not be read."""
     copies, sources = dict(sides.bounds.unread_copies), dict(sides.bounds.unread_sources)
-    for one in scanned.unread:
-        why = f"its offsets [{one.start}, {one.end}) cannot be read: {one.why}"
-        if one.is_upstream:
-            sources[one.place] = why
+    for unread in scanned.unread:
+        why = f"its offsets [{unread.start}, {unread.end}) cannot be read: {unread.why}"
+        if unread.is_upstream:
+            sources[unread.place] = why
         else:
-            copies[one.place.partition] = why
+            copies[unread.place.partition] = why
     return sides.bounds._replace(unread_copies=copies, unread_sources=sources)
 
 
@@ -191,7 +191,7 @@ def _bounds(sides: Sides, scanned: Scanned) -> LossExclusions:
 def rows(answer: SearchResult, kinds: Iterable[FindingKind] = FindingKind) -> list[dict[str, Any]]:
     """The findings of these kinds, one row each."""
     wanted = set(kinds)
-    return [_row(one) for one in answer.findings if one.kind in wanted]
+    return [_row(finding) for finding in answer.findings if finding.kind in wanted]
 
 
 def _row(finding: Finding) -> dict[str, Any]:
@@ -238,9 +238,9 @@ def result_fields(answer: SearchResult) -> dict[str, Any]:
         for place, why in sorted(answer.sides.cut.items())
     ]  # fmt: skip
     unread = [
-        {"cluster": one.place.cluster, "topic": one.place.topic, "partition": one.place.partition,
-         "start": one.start, "end": one.end, "why": one.why}
-        for one in answer.unread
+        {"cluster": unread.place.cluster, "topic": unread.place.topic, "partition": unread.place.partition,
+         "start": unread.start, "end": unread.end, "why": unread.why}
+        for unread in answer.unread
     ]  # fmt: skip
     return {
         "topic": question.topic,

@@ -162,21 +162,21 @@ class SideFinder:
     async def find(self) -> Sides:
         """Reads the offset map and the logs' bounds. Raises NotReadable, ClusterUnreachable, KafkaError."""
         before, after = self.plans()
-        plans = {one.name: one for one in (*before.values(), *after.values())}
-        times = {name: await self._times(one) for name, one in plans.items()}
+        plans = {plan.name: plan for plan in (*before.values(), *after.values())}
+        times = {name: await self._times(plan) for name, plan in plans.items()}
         plan = next(iter(plans.values()))
         start_ms = self._question.start_ms
         window = EventTimeWindow(start_ms, start_ms + plan.width_ms)
         copiers = self._copiers(before, after)
-        upstream = [await self._topic(name, self._question.topic, one) for name, one in before.items()]
+        upstream = [await self._topic(name, self._question.topic, plan) for name, plan in before.items()]
         downstream = [
-            await self._topic(name, topic, one)
-            for name, one in after.items()
+            await self._topic(name, topic, plan)
+            for name, plan in after.items()
             for topic in sorted({c.target_topic for c in copiers if c.target == name})
         ]
-        names = {one.cluster_id: one.cluster for one in upstream if one.cluster_id}
+        names = {topic.cluster_id: topic.cluster for topic in upstream if topic.cluster_id}
         lines, unknown = await self._lines(downstream)
-        timed = all(one.is_timed for one in (*upstream, *downstream))
+        timed = all(topic.is_timed for topic in (*upstream, *downstream))
         keeps = {c.source: c.definition.keeps_header() for c in copiers if c.definition is not None}
         uncounted = self._uncounted(before)
         parts: list[ScanRange] = []
@@ -207,13 +207,13 @@ class SideFinder:
         unread |= {
             p.partition: why for p, why in cut.items() if any(p.cluster == t.cluster for t in downstream)
         }
-        missing = [one for one in downstream if not one.partitions]
-        self._notes += [f"topic {one.name} does not exist in {one.cluster}" for one in missing]
+        missing = [topic for topic in downstream if not topic.partitions]
+        self._notes += [f"topic {topic.name} does not exist in {topic.cluster}" for topic in missing]
         self._notes += [
-            f"topic {one.name} in {one.cluster} is compacted: later records of the same keys may have "
+            f"topic {topic.name} in {topic.cluster} is compacted: later records of the same keys may have "
             "replaced the missing ones"
-            for one in downstream
-            if one.is_compacted
+            for topic in downstream
+            if topic.is_compacted
         ]
         why_uncounted = ""
         if uncounted:
@@ -242,7 +242,7 @@ class SideFinder:
             copy = route.destination(topic)
             if copy is not None:
                 found.append(CopyRoute(route.source, route.target, topic, copy, definition))
-        covered = {(one.source, one.target) for one in found}
+        covered = {(copier.source, copier.target) for copier in found}
         pairs = ((source, target) for source in before for target in after)
         return found + [CopyRoute(*pair, topic, topic) for pair in pairs if pair not in covered]
 
@@ -281,7 +281,7 @@ class SideFinder:
     ) -> tuple[dict[AuditedTopic, list[CopiedLine]], str]:
         """The lines into each topic; and why they are not known, "" if they are."""
         regions = self._runtime.regions
-        found: dict[AuditedTopic, list[CopiedLine]] = {one: [] for one in downstream}
+        found: dict[AuditedTopic, list[CopiedLine]] = {topic: [] for topic in downstream}
         if regions is None:
             return (
                 found,
@@ -291,8 +291,8 @@ class SideFinder:
         try:
             await regions.mapper.read()
             self._mapped_names = await regions.mapper.names()
-            for one in downstream:
-                found[one] = await regions.tables.lines_into(one.cluster_id, one.name)
+            for topic in downstream:
+                found[topic] = await regions.tables.lines_into(topic.cluster_id, topic.name)
         except NotRead as error:
             why = f"the offset map cannot be read, so it is not known whether it was copied yet: {error}"
             self._notes.append(
@@ -315,7 +315,7 @@ class SideFinder:
 
 
 def _is_copied(copiers: list[CopyRoute]) -> bool:
-    return any(one.definition is not None for one in copiers)
+    return any(copier.definition is not None for copier in copiers)
 
 
 def _copied_by(
@@ -326,7 +326,10 @@ def _copied_by(
     for source, line in lines:
         end = ends.get(source)
         if end is not None and line.target_partition == partition:
-            found = max(found, next((one.target_end for one in line.barriers if one.source_end >= end), -1))
+            found = max(
+                found,
+                next((barrier.target_end for barrier in line.barriers if barrier.source_end >= end), -1),
+            )
     return found
 
 
@@ -338,15 +341,15 @@ def _reached(
 ) -> dict[ClusterPartition, int]:
     """Partition upstream -> the offset up to which an existing route has copied it."""
     found: dict[ClusterPartition, int] = {}
-    ids = {one.cluster: one.topic_id for one in upstream}
+    ids = {topic.cluster: topic.topic_id for topic in upstream}
     for copier in copiers:
         if copier.definition is None:
             continue
-        topic = next(one for one in upstream if one.cluster == copier.source)
+        topic = next(topic for topic in upstream if topic.cluster == copier.source)
         target = [copyings for into, copyings in lines.items() if into.name == copier.target_topic]
         for partition in range(topic.partitions):
             place, ends = ClusterPartition(copier.source, copier.topic, partition), [0]
-            for copying in (one for copyings in target for one in copyings):
+            for copying in (line for copyings in target for line in copyings):
                 at = copying.source
                 is_place = (names.get(at.cluster_id), at.topic, at.partition) == tuple(place)
                 is_other_log = copying.line.source.is_another(LogId(topic.cluster_id, ids[copier.source]))
