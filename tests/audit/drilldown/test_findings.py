@@ -1,4 +1,4 @@
-"""What became of records, against a model that knows: a log, its copy, and what was done to it."""
+"""Findings against a model that knows a log, its copy, and each record's fate."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ def copied(
 def differing(
     ups: list[ObservedRecord], downs: list[ObservedRecord]
 ) -> tuple[list[ObservedRecord], list[ObservedRecord]]:
-    """Only those that a sieve would let through."""
+    """Only the records that a sieve would report."""
     surplus = Counter(up.contents for up in ups)
     surplus.subtract(Counter(down.contents for down in downs))
     return [up for up in ups if surplus[up.contents]], [down for down in downs if surplus[down.contents]]
 
 
-def told(findings: list[Finding], kind: FindingKind) -> list[int]:
+def offsets_of(findings: list[Finding], kind: FindingKind) -> list[int]:
     return sorted(one.source.offset for one in findings if one.kind is kind and one.source is not None)
 
 
 @given(fated)
-def test_with_exact_origins_everything_is_named_exactly_and_nothing_else(source: Fated) -> None:
+def test_exact_origins_name_every_difference_and_nothing_else(source: Fated) -> None:
     ups, downs = copied(source, lambda: (0, 0))
     findings = name_findings(ups, downs)
     for fate, kind in (
@@ -82,7 +82,7 @@ def test_with_exact_origins_everything_is_named_exactly_and_nothing_else(source:
         ("doubled", FindingKind.DOUBLED),
         ("altered", FindingKind.ALTERED),
     ):
-        assert told(findings, kind) == [n for n, (_, what) in enumerate(source) if what == fate]
+        assert offsets_of(findings, kind) == [n for n, (_, what) in enumerate(source) if what == fate]
     assert counts(findings)["foreign"] == 0
     assert all(one.one_of == 1 for one in findings)
     shown = [(one.copy.origin.lowest, one.source.offset) for one in findings
@@ -91,7 +91,7 @@ def test_with_exact_origins_everything_is_named_exactly_and_nothing_else(source:
 
 
 @given(fated)
-def test_without_origins_it_is_the_difference_of_two_multisets(source: Fated) -> None:
+def test_findings_without_origins_are_the_difference_of_two_multisets(source: Fated) -> None:
     ups, downs = copied(source, None)
     findings = name_findings(*differing(ups, downs))
     before, after = Counter(up.contents for up in ups), Counter(down.contents for down in downs)
@@ -107,7 +107,7 @@ def test_without_origins_it_is_the_difference_of_two_multisets(source: Fated) ->
 
 
 @given(fated, st.integers(0, 1 << 30))
-def test_what_is_known_of_origins_never_makes_more_of_it_than_is_true(source: Fated, seed: int) -> None:
+def test_vague_origins_never_add_findings(source: Fated, seed: int) -> None:
     chance = random.Random(seed)
     ups, downs = copied(source, lambda: (chance.randrange(3), chance.randrange(3)))
     findings = name_findings(ups, downs)
@@ -118,7 +118,7 @@ def test_what_is_known_of_origins_never_makes_more_of_it_than_is_true(source: Fa
     assert found["doubled"] <= fates["doubled"]
 
 
-def test_a_record_of_several_with_the_same_contents_is_told_as_one_of_them() -> None:
+def test_a_missing_record_among_equal_ones_is_one_of_them() -> None:
     ups = [seen(offset, 7) for offset in (5, 9, 12)]
     downs = [seen(offset, 7, AWAY) for offset in (105, 107)]
     (lost,) = name_findings(ups, downs)
@@ -135,7 +135,7 @@ def test_a_record_of_several_with_the_same_contents_is_told_as_one_of_them() -> 
     assert [one.one_of for one in name_findings(ups, wide)] == [3], "wider ones are not"
 
 
-def test_an_altered_record_is_told_by_its_id_whatever_else_changed() -> None:
+def test_an_altered_record_is_found_by_its_id_whatever_else_changed() -> None:
     up = seen(3, 10, id=b"a")
     down = ObservedRecord(AWAY, 8, 99, 98, 97, 96, id=b"a")
     assert name_findings([up], [down]) == [Finding(FindingKind.ALTERED, up, down)]
@@ -143,7 +143,7 @@ def test_an_altered_record_is_told_by_its_id_whatever_else_changed() -> None:
     assert [one.kind for one in name_findings([up], [other])] == [FindingKind.MISSING, FindingKind.FOREIGN]
 
 
-def test_a_changed_key_or_time_is_an_alteration_where_nobody_else_may_be_meant() -> None:
+def test_a_changed_key_or_time_is_an_alteration_if_no_other_record_matches() -> None:
     up = seen(3, 10)
     for field in ("key", "at_ms", "value"):
         down = up._replace(place=AWAY, offset=8, contents=11, **{field: 11})
@@ -162,7 +162,7 @@ def test_a_changed_key_or_time_is_an_alteration_where_nobody_else_may_be_meant()
     ], "either may be of it"  # fmt: skip
 
 
-def test_a_copier_that_has_not_come_so_far_has_lost_nothing() -> None:
+def test_a_record_that_its_copier_has_not_reached_is_waiting() -> None:
     findings = name_findings([seen(3, 1), seen(9, 2), seen(9, 3, OTHER)], [])
     found = apply_exclusions(findings, LossExclusions(reached={HOME: 9}))
     assert [(one.kind, one.source.offset) for one in found if one.source] == [
@@ -170,7 +170,7 @@ def test_a_copier_that_has_not_come_so_far_has_lost_nothing() -> None:
     ]  # fmt: skip
 
 
-def test_what_cannot_be_read_any_more_is_no_loss() -> None:
+def test_records_behind_unreadable_offsets_are_unclear_not_lost() -> None:
     ups, downs = [seen(3, 1), seen(4, 2, OTHER)], [seen(7, 5, AWAY), seen(8, 6, AWAY._replace(partition=1))]
     found = apply_exclusions(
         name_findings(ups, downs),
