@@ -72,11 +72,11 @@ def line(change: VerdictChange) -> str:
     """A change in words."""
     row = change.row
     was = f"{change.before} -> " if change.before and change.before != row["state"] else ""
-    tiers = f"{row['from_tier']} -> {_to(row)}"
+    tiers = f"{row['from_tier']} -> {_target(row)}"
     return printable(f"{row['start']} {row['topic']} {tiers}: {was}{row['state']}{_why(row)}")
 
 
-def _to(row: Mapping[str, Any]) -> str:
+def _target(row: Mapping[str, Any]) -> str:
     return f"{row['to_tier']} ({row['group']})" if row["group"] else str(row["to_tier"])
 
 
@@ -100,7 +100,7 @@ def _table(rows: Iterable[VerdictRow], words: str) -> Table:
     for column in SHOWN:
         table.add_column(column, overflow="fold")
     for row in shown[:MOST_ROWS]:
-        style, cells = STYLES.get(row["state"], "yellow"), {**row, "to_tier": _to(row)}
+        style, cells = STYLES.get(row["state"], "yellow"), {**row, "to_tier": _target(row)}
         table.add_row(*[Text(printable(cell(cells[c])), style if c == "state" else "") for c in SHOWN])
     return table
 

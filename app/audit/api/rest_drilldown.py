@@ -101,7 +101,7 @@ class AuditMissingRoutes:
     def __init__(self, api: Api, audit: AuditRoutes) -> None:
         self._api = api
         self._audit = audit
-        self._kept: OrderedDict[Question, CachedAnswer] = OrderedDict()
+        self._cache: OrderedDict[Question, CachedAnswer] = OrderedDict()
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -134,14 +134,14 @@ class AuditMissingRoutes:
             if query.get("cursor", "0") == "0"
             else float("inf")
         )
-        kept = await self._search(request, question, age_s)
-        if isinstance(kept, TrackedOperation):
-            return _started(kept)
-        answer, verdict = kept.answer, kept.verdict
+        found = await self._search(request, question, age_s)
+        if isinstance(found, TrackedOperation):
+            return _started_response(found)
+        answer, verdict = found.answer, found.verdict
         rows = search.rows(answer)
         if form != "json":
             return _file(form, rows)
-        fields = {**search.result_fields(answer), "state": verdict.state, "looked_ms": kept.at_ms}
+        fields = {**search.result_fields(answer), "state": verdict.state, "looked_ms": found.at_ms}
         return json_response({**fields, **paged(rows, request)})
 
     async def _from_leader(self, request: web.Request, leader: str, form: str) -> web.Response:
@@ -159,7 +159,7 @@ class AuditMissingRoutes:
                 patience_s=FORWARDED_CHANGE_TIMEOUT_S,
             )
             if status != 200 or form == "json":
-                return _passed_on(status, content)
+                return _relay(status, content)
             page = orjson.loads(content)
             rows += page["items"]
             if page["next"] is None:
@@ -171,7 +171,7 @@ class AuditMissingRoutes:
     ) -> CachedAnswer | TrackedOperation:
         """The answer: a cached one if it is younger than `age_s`. If reading takes longer than
         `INLINE_ANSWER_TIMEOUT_S`, the operation that reads."""
-        known = self._kept.get(question)
+        known = self._cache.get(question)
         if known is not None and time.monotonic() - known.at_s < age_s:
             return known
         runtime = self._api.runtime
@@ -182,8 +182,8 @@ class AuditMissingRoutes:
             verdict = await self._verdict(question)
 
             async def work(report_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-                kept = await self._drilled(question, verdict, report_progress)
-                return {**search.result_fields(kept.answer), "state": kept.verdict.state}
+                cached = await self._drill(question, verdict, report_progress)
+                return {**search.result_fields(cached.answer), "state": cached.verdict.state}
 
             name = f"missing-{uuid.uuid4().hex[:12]}"
             op = operations.start(name, "missing", subject, actor_of(request), work)
@@ -194,9 +194,9 @@ class AuditMissingRoutes:
         if op.failure is not None:
             raise ApiError(502, "Not read", f"{op.error}; ask again in seconds")
         # Another request may have replaced the answer meanwhile, or its reading may have pushed it out.
-        return op if op.state != "done" else self._kept.get(question, op)
+        return op if op.state != "done" else self._cache.get(question, op)
 
-    async def _drilled(
+    async def _drill(
         self, question: Question, verdict: AuditedWindow, report_progress: Callable[[dict[str, Any]], None]
     ) -> CachedAnswer:
         answer = await drill(
@@ -206,11 +206,11 @@ class AuditMissingRoutes:
             lateness_ms=verdict.lateness_ms,
             difference=verdict.difference,
         )
-        kept = self._kept[question] = CachedAnswer(answer, verdict, now_ms(), time.monotonic())
-        self._kept.move_to_end(question)
-        while len(self._kept) > CACHED_ANSWERS:
-            self._kept.popitem(last=False)
-        return kept
+        cached = self._cache[question] = CachedAnswer(answer, verdict, now_ms(), time.monotonic())
+        self._cache.move_to_end(question)
+        while len(self._cache) > CACHED_ANSWERS:
+            self._cache.popitem(last=False)
+        return cached
 
     async def _verdict(self, question: Question) -> AuditedWindow:
         """The audit's verdict. Raises ApiError: a worker does not answer; NotReadable: several groups match,
@@ -257,7 +257,7 @@ class AuditMissingRoutes:
         execute = flag_of(body, "execute")
         leader = self._leader(request)
         if leader:
-            return _passed_on(*await ask_worker(self._api, request, leader, dict(body)))
+            return _relay(*await ask_worker(self._api, request, leader, dict(body)))
         verdict = await self._verdict(question)
         if not verdict.is_closed:
             raise ApiError(
@@ -267,7 +267,7 @@ class AuditMissingRoutes:
         if not execute:
             found = await self._search(request, question, CACHED_ANSWER_TTL_S)
             if isinstance(found, TrackedOperation):
-                return _started(found)
+                return _started_response(found)
             targets(found.answer)
             many = sum(map(len, missing_records(found.answer).values()))
             return json_response(
@@ -280,13 +280,13 @@ class AuditMissingRoutes:
         actor = actor_of(request)
 
         async def work(report_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-            return await self._copied(question, verdict, actor, report_progress)
+            return await self._copy(question, verdict, actor, report_progress)
 
         name = f"copy-again-{uuid.uuid4().hex[:12]}"
         op = self._api.dlq_tools.operations.start(name, "copy-again", str(question), actor, work)
-        return _started(op)
+        return _started_response(op)
 
-    async def _copied(
+    async def _copy(
         self,
         question: Question,
         verdict: AuditedWindow,
@@ -294,19 +294,19 @@ class AuditMissingRoutes:
         report_progress: Callable[[dict[str, Any]], None],
     ) -> dict[str, Any]:
         runtime = self._api.runtime
-        kept = await self._drilled(question, verdict, report_progress)
-        self._kept.pop(question, None)  # after the copies, other records are missing
+        cached = await self._drill(question, verdict, report_progress)
+        self._cache.pop(question, None)  # after the copies, other records are missing
         self._must_lead()  # reading may have taken long
-        targets(kept.answer)
+        targets(cached.answer)
         done: CopiedAgain | None = None
         try:
-            done = await copy_again(runtime, kept.answer, report_progress)
+            done = await copy_again(runtime, cached.answer, report_progress)
         finally:
-            many = sum(map(len, missing_records(kept.answer).values()))
+            many = sum(map(len, missing_records(cached.answer).values()))
             copied = "some" if done is None else done.copied  # after a failure the number is unknown
             detail = (
                 f"{copied} of {many} missing records of the window "
-                f"{kept.answer.window.start_ms} copied again from "
+                f"{cached.answer.window.start_ms} copied again from "
                 f"{question.from_tier} to {question.to_tier}{_trouble(done)}"
             )
             event = OperatorAct(
@@ -314,7 +314,7 @@ class AuditMissingRoutes:
             )
             if many:
                 await self._record(event)
-        fields = search.result_fields(kept.answer)
+        fields = search.result_fields(cached.answer)
         return {**fields, **done.to_json(), "state": verdict.state}
 
     async def _record(self, event: OperatorAct) -> None:
@@ -380,11 +380,11 @@ def _trouble(done: CopiedAgain | None) -> str:
     return f"{left}; the destination refused {done.refused}: {named}"
 
 
-def _started(op: TrackedOperation) -> web.Response:
+def _started_response(op: TrackedOperation) -> web.Response:
     return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
 
 
-def _passed_on(status: int, content: bytes) -> web.Response:
+def _relay(status: int, content: bytes) -> web.Response:
     """Another worker's answer as this worker's."""
     headers = {"Cache-Control": "no-store"}
     if status == 202:

@@ -120,12 +120,12 @@ class AuditRecordRoutes:
             reader = RangeReader(
                 client, topic, parts, times, event_time_of, limits, archive, by_timestamp=not by_value
             )
-            return await _streamed(request, reader, parts, plan, trouble, is_csv=is_csv)
+            return await _stream(request, reader, parts, plan, trouble, is_csv=is_csv)
         finally:
             self._readers -= 1
 
 
-async def _streamed(
+async def _stream(
     request: web.Request,
     reader: RangeReader,
     parts: list[SearchRange],

@@ -110,7 +110,9 @@ def name_findings(upstream: Iterable[ObservedRecord], downstream: Iterable[Obser
     doubled: list[Finding] = []
     foreign: list[ObservedRecord] = []
     for ups, downs in groups.values():
-        unpaired_sources, extra, is_sure = _unmatched(sorted(ups, key=_in_log), sorted(downs, key=_in_log))
+        unpaired_sources, extra, is_sure = _unmatched(
+            sorted(ups, key=_position), sorted(downs, key=_position)
+        )
         missing += [
             Finding(FindingKind.MISSING, up, one_of=1 if is_sure else len(ups)) for up in unpaired_sources
         ]
@@ -120,17 +122,17 @@ def name_findings(upstream: Iterable[ObservedRecord], downstream: Iterable[Obser
             foreign += extra
     missing.sort(key=_order)
     pairs = _altered([finding.source for finding in missing if finding.source is not None], foreign)
-    paired_copies = {_in_log(copy) for _, copy in pairs}
-    paired_sources = {_in_log(source) for source, _ in pairs}
+    paired_copies = {_position(copy) for _, copy in pairs}
+    paired_sources = {_position(source) for source, _ in pairs}
     found = [
         finding
         for finding in missing
-        if finding.source is not None and _in_log(finding.source) not in paired_sources
+        if finding.source is not None and _position(finding.source) not in paired_sources
     ]
     found += [Finding(FindingKind.ALTERED, source, copy) for source, copy in pairs]
     found += doubled
     found += [
-        Finding(FindingKind.FOREIGN, None, copy) for copy in foreign if _in_log(copy) not in paired_copies
+        Finding(FindingKind.FOREIGN, None, copy) for copy in foreign if _position(copy) not in paired_copies
     ]
     return sorted(found, key=_order)
 
@@ -184,7 +186,7 @@ def _unmatched(
             extra.append(down)
         else:
             del free[partner]
-    for down in sorted(unknown, key=_in_log):
+    for down in sorted(unknown, key=_position):
         if free:
             is_sure = False
             del free[next(iter(free))]
@@ -209,16 +211,16 @@ def _altered(
 ) -> list[tuple[ObservedRecord, ObservedRecord]]:
     """Pairs of a missing record and its altered copy (rule 2)."""
     pairs: list[tuple[ObservedRecord, ObservedRecord]] = []
-    unpaired_sources = {_in_log(record): record for record in missing}
-    unpaired_copies = {_in_log(record): record for record in sorted(foreign, key=_in_log)}
+    unpaired_sources = {_position(record): record for record in missing}
+    unpaired_copies = {_position(record): record for record in sorted(foreign, key=_position)}
 
     def pair(source: ObservedRecord, copy: ObservedRecord) -> None:
-        pairs.append((unpaired_sources.pop(_in_log(source)), unpaired_copies.pop(_in_log(copy))))
+        pairs.append((unpaired_sources.pop(_position(source)), unpaired_copies.pop(_position(copy))))
 
     for name_of, is_unique in _LEVELS:
         sources, copies = (
-            _by(unpaired_sources.values(), name_of, False),
-            _by(unpaired_copies.values(), name_of, True),
+            _by_name(unpaired_sources.values(), name_of, False),
+            _by_name(unpaired_copies.values(), name_of, True),
         )
         for name, some in copies.items():
             matches = sources.get(name, [])
@@ -237,7 +239,7 @@ def _by_origin(
 ) -> list[tuple[ObservedRecord, ObservedRecord]]:
     """Pairs of a copy and the only record that its origin allows, if no other copy may be of that record."""
     by_place: defaultdict[ClusterPartition, list[ObservedRecord]] = defaultdict(list)
-    for record in sorted(unpaired_sources, key=_in_log):
+    for record in sorted(unpaired_sources, key=_position):
         by_place[record.place].append(record)
     claims: Counter[tuple[ClusterPartition, int]] = Counter()
     only: list[tuple[ObservedRecord, ObservedRecord]] = []
@@ -250,17 +252,17 @@ def _by_origin(
         if last - first == 1:
             only.append((near[first], copy))
         if last - first <= MOST_CLAIMED:
-            claims.update(map(_in_log, near[first:last]))
+            claims.update(map(_position, near[first:last]))
         else:
             return []
-    return [(source, copy) for source, copy in only if claims[_in_log(source)] == 1]
+    return [(source, copy) for source, copy in only if claims[_position(source)] == 1]
 
 
 def _id(seen: ObservedRecord, _: bool) -> Hashable | None:
     return seen.id
 
 
-def _exact(seen: ObservedRecord, is_copy: bool) -> Hashable | None:
+def _exact_origin(seen: ObservedRecord, is_copy: bool) -> Hashable | None:
     if not is_copy:
         return seen.place, seen.offset
     origin = seen.origin
@@ -269,14 +271,14 @@ def _exact(seen: ObservedRecord, is_copy: bool) -> Hashable | None:
 
 _LEVELS: tuple[tuple[Callable[[ObservedRecord, bool], Hashable | None], bool], ...] = (
     (_id, False),
-    (_exact, False),
+    (_exact_origin, False),
     (lambda seen, _: None if seen.id is not None else (seen.key, seen.at_ms), True),
     (lambda seen, _: None if seen.id is not None else (seen.value, seen.at_ms), True),
     (lambda seen, _: None if seen.id is not None else (seen.key, seen.value), True),
 )
 
 
-def _by(
+def _by_name(
     many: Iterable[ObservedRecord], name_of: Callable[[ObservedRecord, bool], Hashable | None], is_copy: bool
 ) -> dict[Hashable, list[ObservedRecord]]:
     found: dict[Hashable, list[ObservedRecord]] = {}
@@ -290,7 +292,7 @@ def _by(
 # -- order -----------------------------------------------------------------------------------------------
 
 
-def _in_log(seen: ObservedRecord) -> tuple[ClusterPartition, int]:
+def _position(seen: ObservedRecord) -> tuple[ClusterPartition, int]:
     return seen.place, seen.offset
 
 

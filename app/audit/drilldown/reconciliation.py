@@ -106,9 +106,11 @@ class InvertibleBloomTable:
             self._add(ids, -counts)
         missing = {name: count for name, count in found.items() if count > 0}
         extra = {name: -count for name, count in found.items() if count < 0}
-        left = self._left()
-        needed = max(cells_for(len(missing) + len(extra) + left), self.cells * 3 // 2) if left else 0
-        return IdSetDifference(missing, extra, not left, needed)
+        remaining = self._estimate_remaining()
+        needed = (
+            max(cells_for(len(missing) + len(extra) + remaining), self.cells * 3 // 2) if remaining else 0
+        )
+        return IdSetDifference(missing, extra, not remaining, needed)
 
     def to_bytes(self) -> bytes:
         """The table, compressed: empty cells take almost no space."""
@@ -178,8 +180,8 @@ class InvertibleBloomTable:
         _, first = np.unique(ids, axis=0, return_index=True)
         return ids[first], counts[first]
 
-    def _left(self) -> int:
-        """Estimates the ids left in the table from the share of empty cells; 0 only if the table is empty."""
+    def _estimate_remaining(self) -> int:
+        """Estimates the remaining ids from the share of empty cells; 0 only if the table is empty."""
         empty = int((self._cells == 0).all(axis=0).sum())
         if empty == self.cells:
             return 0

@@ -192,7 +192,7 @@ class SideFinder:
                 if is_up:
                     ends[place] = span.end
                 else:
-                    of_log = [(self._named(copying, names), copying.line) for copying in lines[topic]]
+                    of_log = [(self._source_place(copying, names), copying.line) for copying in lines[topic]]
                     origins = CopyOrigins(of_log, partition, LogId(topic.cluster_id, topic.topic_id))
                     end = max(end, min(_copied_by(of_log, partition, ends), span.log_end))
                 source = FingerprintSource(topic.cluster_id, topic.topic_id, partition)
@@ -300,7 +300,7 @@ class SideFinder:
             )
         return found, why
 
-    def _named(self, copying: CopiedLine, names: Mapping[str, str]) -> ClusterPartition:
+    def _source_place(self, copying: CopiedLine, names: Mapping[str, str]) -> ClusterPartition:
         source = copying.source
         name = names.get(source.cluster_id) or self._mapped_names.get(source.cluster_id, source.cluster_id)
         return ClusterPartition(name, source.topic, source.partition)

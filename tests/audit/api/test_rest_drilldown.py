@@ -200,7 +200,7 @@ def test_an_answer_removed_from_the_cache_is_read_again(
         )
         return rest_drilldown.CachedAnswer(answer, rest_drilldown.AuditedWindow(None, False, None, 0), 0, 0.0)
 
-    monkeypatch.setattr(rest_drilldown.AuditMissingRoutes, "_drilled", drilled)
+    monkeypatch.setattr(rest_drilldown.AuditMissingRoutes, "_drill", drilled)
     monkeypatch.setattr(drilled_down, "result_fields", lambda _: {})
     answer = ask(counted)
     assert (answer.status, answer.json["state"]) == (202, "done"), answer.text
@@ -237,8 +237,8 @@ def test_refused_records_are_in_the_commands_output_and_in_the_control_log(
         sides: Any = None
         answer = Answered(question, EventTimeWindow(start_ms, 1), [], {}, 1, 0, [], [], sides)
         verdict = rest_drilldown.AuditedWindow("lossy", True, None, 0)
-        kept = self._kept[question] = rest_drilldown.CachedAnswer(answer, verdict, 0, time.monotonic())
-        return kept
+        cached = self._cache[question] = rest_drilldown.CachedAnswer(answer, verdict, 0, time.monotonic())
+        return cached
 
     async def copied(*_: Any) -> CopiedAgain:
         named = tuple(RefusedCopy(place, offset, why) for offset in (7, 9))
@@ -246,7 +246,7 @@ def test_refused_records_are_in_the_commands_output_and_in_the_control_log(
 
     fields = {**QUESTION, "start": start_ms, "complete": True}
     for module, name, made in (
-        (rest_drilldown.AuditMissingRoutes, "_drilled", drilled),
+        (rest_drilldown.AuditMissingRoutes, "_drill", drilled),
         (rest_drilldown, "copy_again", copied),
         (rest_drilldown, "targets", lambda _: {}),
         (rest_drilldown, "missing_records", lambda _: {place: dict.fromkeys(range(4))}),
