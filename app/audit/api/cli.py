@@ -1,4 +1,4 @@
-"""audit report|loss|missing|copy-again|watch|records: what was counted at each tier, what did not arrive."""
+"""audit report|loss|missing|copy-again|watch|records: the counts at each tier, and the differences."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MOST_NAMED = 5
 TOPIC = click.option("--topic", help="Of this topic only.")
 FROM = click.option(
     "--from", "since", metavar="TIME", default="24h", show_default=True,
-    help="Windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds.",
+    help="Windows that begin at this time or later: 2h (ago), an ISO 8601 time, or milliseconds.",
 )  # fmt: skip
-TO = click.option("--to", "until", metavar="TIME", help="Windows that begin before.")
+TO = click.option("--to", "until", metavar="TIME", help="Windows that begin before this time.")
 
 
 @click.group()
 def audit() -> None:
-    """Audit: what was counted, tier by tier, in windows of event time, and what is missing.
+    """Audit: the counts of each tier, in windows of event time, and the missing records.
 
     \b
     switchyard audit report --topic orders
@@ -45,7 +45,7 @@ audit.add_command(watch)
 audit.add_command(records)
 
 
-@audit.command(short_help="What was counted, window by window, at every tier.")
+@audit.command(short_help="The counts of each window, at each tier.")
 @TOPIC
 @click.option("--tier", help="At this tier only.")
 @click.option("--cluster", help="In this cluster only.")
@@ -74,10 +74,13 @@ def report(
         click.echo(nothing_counted(client), err=True)
 
 
-@audit.command(short_help="Windows in which a tier lacks what the one before has.")
+@audit.command(short_help="Windows in which a tier differs from the one before.")
 @TOPIC
 @click.option(
-    "--all", "with_sound", is_flag=True, help="Also windows that are as they should be, or not over."
+    "--all",
+    "with_equal",
+    is_flag=True,
+    help="Also windows without a difference, and those that are not over.",
 )
 @FROM
 @TO
@@ -85,11 +88,11 @@ def report(
 @output_option
 @guarded
 def loss(
-    topic: str | None, with_sound: bool, since: str, until: str | None, url: str | None, output: str
+    topic: str | None, with_equal: bool, since: str, until: str | None, url: str | None, output: str
 ) -> None:
-    """Windows in which a tier does not have what the one before it has. Exit code 8 when records are missing.
+    """Windows in which a tier differs from the tier before it. Exit code 8 when records are missing.
 
-    Where an audit itself is missing ('absent-audit') nothing is said of loss.
+    If an audit itself is missing ('absent-audit'), whether records are missing is unknown.
 
     \b
     switchyard audit loss --topic orders
@@ -97,23 +100,25 @@ def loss(
     """
     client = Client(url)
     rows = _rows(
-        client, "loss", topic=topic, state=STATES if with_sound else None,
+        client, "loss", topic=topic, state=STATES if with_equal else None,
         **{"from": since, "to": until},
     )  # fmt: skip
     shown = [{**row, "absent": row["absent"] or "", "group": row["group"] or ""} for row in rows]
     emit(shown, VERDICTS, output, whole=rows)
     if not rows:
-        compared = _some(client, "loss", topic=topic, state=STATES, **{"from": since, "to": until})
-        click.echo("nothing differs of what is over" if compared else nothing_counted(client), err=True)
+        compared = _has_any(client, "loss", topic=topic, state=STATES, **{"from": since, "to": until})
+        click.echo(
+            "no window that is over has a difference" if compared else nothing_counted(client), err=True
+        )
     lost = [row for row in rows if row["state"] in LOSS]
     if lost:
         known = sum(row["missing"] or 0 for row in lost)
-        click.echo(f"{len(lost)} windows lack records: {known} at least", err=True)
+        click.echo(f"at least {known} records are missing, in {len(lost)} windows", err=True)
         raise SystemExit(EXIT_LOSS)
 
 
 def nothing_counted(client: Client) -> str:
-    """Why there is nothing to show, as far as the plans tell it."""
+    """Why there is nothing to show, as far as the plans say."""
     plans = [item["name"] for item in client.all("/audit/plans")]
     if not plans:
         return (
@@ -122,10 +127,10 @@ def nothing_counted(client: Client) -> str:
         )
     names = ", ".join(map(printable, plans[:MOST_NAMED])) + (", …" if len(plans) > MOST_NAMED else "")
     plural = "plans" if len(plans) > 1 else "plan"
-    return f"{plural} {names}: nothing was counted of that in this time; see --from, or ask without --topic"
+    return f"{plural} {names}: no such records were counted in this time; see --from, or leave out --topic"
 
 
-def _some(client: Client, what: str, **wanted: Any) -> bool:
+def _has_any(client: Client, what: str, **wanted: Any) -> bool:
     """Whether a list has any item."""
     query = {name: value for name, value in wanted.items() if value}
     page = client.ask("GET", f"/audit/{what}?{urlencode({**query, 'limit': '1'}, doseq=True)}")
@@ -133,6 +138,6 @@ def _some(client: Client, what: str, **wanted: Any) -> bool:
 
 
 def _rows(client: Client, what: str, **wanted: Any) -> list[Any]:
-    """All of a list."""
+    """All items of a list."""
     query = {name: value for name, value in wanted.items() if value}
     return client.all(f"/audit/{what}", urlencode(query, doseq=True))

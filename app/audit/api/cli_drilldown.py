@@ -1,4 +1,4 @@
-"""audit missing|copy-again: the records of a window that did not arrive, and their copies made again."""
+"""audit missing|copy-again: names the missing records of a window, and copies them again."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ COLUMNS = ["kind", "id", "key", "at", "source", "copy", "one_of", "why"]
 FLAT = ["kind", "id", "key", "at", "cluster", "topic", "partition", "offset", "copy_cluster", "copy_topic",
         "copy_partition", "copy_offset", "one_of", "why"]  # fmt: skip
 LOST = ("missing", "altered")
-LOSS = ("lossy", "corrupted")  # by the audit, of a window of which not all is named
+LOSS = ("lossy", "corrupted")  # the audit's states of windows with loss, if not all records are named
 GO_ON = "ask again with: audit missing"
 END_BY = "curl -X DELETE .../api/v1/operations/{id}"
 DRY = "dry run: nothing was changed; add --execute to do it"
 
 
 def window_options(command: Any) -> Any:
-    """Which window."""
+    """The options that select a window."""
     for option in (
         click.option("--start", required=True, metavar="TIME",
                      help="When the window begins: 2026-01-31T12:00 (UTC), or milliseconds."),
-        click.option("--to-tier", default="aggregate", show_default=True, help="Where they should be."),
-        click.option("--from-tier", default="regional", show_default=True, help="The tier that had them."),
+        click.option("--to-tier", default="aggregate", show_default=True,
+                     help="The tier that lacks the records."),
+        click.option("--from-tier", default="regional", show_default=True,
+                     help="The tier that had the records."),
         click.option("--topic", required=True, help="The topic."),
     ):  # fmt: skip
         command = option(command)
     return command
 
 
-@click.command(short_help="Which records of a window did not arrive, by name.")
+@click.command(short_help="Names the records of a window that did not arrive.")
 @window_options
-@click.option("--group", default="", help="Of several groups that finished the topic, which one is meant.")
-@click.option("--again", is_flag=True, help="Read the logs anew, though that was just done.")
+@click.option("--group", default="", help="The consumer group, if several have finished the topic.")
+@click.option("--again", is_flag=True, help="Read the logs again, even if an answer is cached.")
 @url_option
 @output_option
 @guarded
@@ -52,11 +54,12 @@ def missing(
     url: str | None,
     output: str,
 ) -> None:
-    """Names the records of a window that did not come from one tier to the next: each by its id, if it has
-    one, and by cluster, partition and offset. Also those that are altered or doubled. Exit code 8 when
-    records are missing.
+    """Names the records of a window that did not come from one tier to the next, and altered or doubled ones.
+    Each has its cluster, partition and offset, and its id, if there is one. Exit code 8 when records are
+    missing.
 
-    The logs of both tiers are read for it. Of what was deleted since, nothing is said but that.
+    The worker reads the logs of both tiers. It cannot name deleted records, only offsets that it could not
+    read.
 
     \b
     switchyard audit missing --topic orders --start 2026-01-31T12:00
@@ -90,11 +93,11 @@ def copy_again(
     url: str | None,
     output: str,
 ) -> None:
-    """Copies the missing records of a window again, from where they still are. What is missing is looked for
-    once more right before: doing it twice copies nothing twice.
+    """Copies the missing records of a window again, from where they still are. The worker searches them again
+    right before, so a second run copies nothing twice.
 
-    Refused until both tiers have closed the window. Exit code 6 when not all could be copied. A record that
-    the destination refuses, for its size or timestamp, is named with the reason, and holds up no other.
+    Refused until both tiers have closed the window. Exit code 6 when not all could be copied. If the
+    destination refuses a record, for its size or timestamp, the output names it with the reason.
 
     \b
     switchyard audit copy-again --topic orders --start 2026-01-31T12:00            # what would be copied
@@ -117,23 +120,23 @@ def copy_again(
         click.echo("nothing is missing", err=True)
         return
     confirm(f"Copy {many} again?", yes)
-    begun = client.ask("POST", "/audit/copy-again", {**question, "execute": True})
-    click.echo(f"operation {begun['id']}", err=True)
-    done = watch(client, begun, "what was copied stays; do it again, it copies what is missing then", END_BY)
-    told = done["progress"]
-    emit([told], ["topic", "from_tier", "to_tier", "start", "copied", "left", "refused"], output, whole=told)
-    named, refused = told.get("refused_records", []), told.get("refused", 0)  # none of an earlier version
-    for one in named:
-        click.echo(f"refused: {_at(one)}: {one['why']}", err=True)
+    started = client.ask("POST", "/audit/copy-again", {**question, "execute": True})
+    click.echo(f"operation {started['id']}", err=True)
+    operation = watch(client, started, "the copies made stay; run it again to copy the others", END_BY)
+    done = operation["progress"]
+    emit([done], ["topic", "from_tier", "to_tier", "start", "copied", "left", "refused"], output, whole=done)
+    named, refused = done.get("refused_records", []), done.get("refused", 0)  # not in earlier versions
+    for record in named:
+        click.echo(f"refused: {_at(record)}: {record['why']}", err=True)
     if refused > len(named):
         click.echo(f"and {refused - len(named)} others", err=True)
-    if told["left"] or refused or not told["complete"]:
-        click.echo("not all of them: ask again with audit missing, and do it again", err=True)
+    if done["left"] or refused or not done["complete"]:
+        click.echo("not all records were copied; see audit missing, and run it again", err=True)
         raise SystemExit(EXIT_PARTIAL)
 
 
 def _answer(client: Client, query: dict[str, str], *, again: bool = False) -> dict[str, Any]:
-    """All of an answer, waited for."""
+    """All pages of an answer, once it is ready."""
     more = {"again": "true"} if again else {}
     page: dict[str, Any] = client.ask(
         "GET", f"/audit/missing?{urlencode({**query, 'limit': '1000', **more})}"
@@ -160,9 +163,11 @@ def _show(answer: dict[str, Any], output: str) -> None:
         places = [{**row, "source": _at(row["source"]), "copy": _at(row["copy"])} for row in rows]
         shown = [{name: "" if row[name] is None else row[name] for name in COLUMNS} for row in places]
         emit(shown, COLUMNS, output, whole=answer)
-    for one in answer["unread"]:
-        at = f"{one['topic']}-{one['partition']} in {one['cluster']}"
-        click.echo(f"not read: {at} offsets [{one['start']}, {one['end']}): {one['why']}", err=True)
+    for offsets in answer["unread"]:
+        at = f"{offsets['topic']}-{offsets['partition']} in {offsets['cluster']}"
+        click.echo(
+            f"not read: {at} offsets [{offsets['start']}, {offsets['end']}): {offsets['why']}", err=True
+        )
     for note in answer["notes"]:
         click.echo(note, err=True)
     counts = ", ".join(f"{count} {kind}" for kind, count in answer["counts"].items() if count)

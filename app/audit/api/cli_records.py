@@ -29,8 +29,8 @@ RECORDS_READ_TIMEOUT_S = 90.0  # longer than a worker reads for one answer
 SHOWN_CHARS = 200
 WHY = {
     "records": "--limit is reached; there may be more",
-    "bytes": "a worker reads no more bytes at once; ask for a shorter time",
-    "time": "a worker reads no longer at once; ask for a shorter time",
+    "bytes": "the worker's limit of bytes is reached; ask for a shorter time",
+    "time": "the worker's limit of time is reached; ask for a shorter time",
 }
 
 
@@ -38,8 +38,8 @@ WHY = {
 @click.option("--topic", required=True, help="The topic.")
 @click.option("--cluster", required=True, help="In this cluster.")
 @click.option("--from", "since", metavar="TIME", required=True,
-              help="Event times from then on: 2h (ago), an ISO 8601 time, or milliseconds.")  # fmt: skip
-@click.option("--to", "until", metavar="TIME", help="Event times before; without it, now.")
+              help="Event times from this one on: 2h (ago), an ISO 8601 time, or milliseconds.")  # fmt: skip
+@click.option("--to", "until", metavar="TIME", help="Event times before this one; by default now.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=1_000, show_default=True)
 @formats("table", "json", "csv", about="json: a record as an object in a line.")
 @url_option
@@ -47,11 +47,11 @@ WHY = {
 def records(
     topic: str, cluster: str, since: str, until: str | None, limit: int, output: str, url: str | None
 ) -> None:
-    """A topic's records of a time, by the event time of its audit plan (without one, by their timestamps).
+    """A topic's records of a time, by the event time of its audit plan (without a plan, by their timestamps).
 
-    Where to read is known from the audit's index; what is told is exactly of that time, in the order of
-    offsets in each partition. What retention has taken comes from the cluster's archive, where
-    switchyard.yaml names one. Exit code 6 when it is not all there is.
+    The audit's index says where to read. All records shown are of that time, by offset in each partition.
+    Records that retention has deleted come from the cluster's archive, if switchyard.yaml names one. Exit
+    code 6 when records may be left out.
 
     \b
     switchyard audit records --topic orders --cluster east-regional --from 2h --to 119m
@@ -59,12 +59,12 @@ def records(
     """
     wanted = {"topic": topic, "cluster": cluster, "from": since, "to": until, "limit": limit}
     query = urlencode({name: value for name, value in wanted.items() if value})
-    told: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for line in _lines(Client(url), f"/audit/records?{query}&format=ndjson"):
         found = orjson.loads(line)
         if "summary" in found:
-            told = found["summary"]
+            summary = found["summary"]
         elif output == "json":
             click.echo(line.rstrip(b"\n"))
         else:
@@ -72,36 +72,35 @@ def records(
     if output != "json":
         cut = SHOWN_CHARS if output == "table" else None
         emit([{**row, "value": row["value"][:cut]} for row in rows], COLUMNS, output)
-    _print_summary(told)
+    _print_summary(summary)
 
 
-def _print_summary(told: dict[str, Any]) -> None:
-    """How much it was; raises SystemExit where it is not all."""
+def _print_summary(summary: dict[str, Any]) -> None:
+    """Prints what was read. Raises SystemExit if records may be left out."""
     by = {"audit": "the audit's index", "timestamps": "timestamps", "log": "reading all of the log"}
-    ways = ", ".join(sorted({by[part["by"]] for part in told["partitions"]}))
-    plan = f"event time of plan {told['plan']}" if told["plan"] else "timestamps, as no plan counts it"
+    ways = ", ".join(sorted({by[part["by"]] for part in summary["partitions"]}))
+    plan = f"event time of plan {summary['plan']}" if summary["plan"] else "timestamps, as no plan counts it"
     click.echo(
-        printable(f"{told['records']} records of {told['looked_at']} looked at, by {plan}; found by {ways}"),
+        printable(
+            f"{summary['records']} records, of {summary['looked_at']} read, by {plan}; found by {ways}"
+        ),
         err=True,
     )
-    if archived := sum(part["archived"] for part in told["partitions"]):
-        click.echo(f"{archived} offsets that the log has no more were looked up in the archive", err=True)
-    if told["gone"]:
-        click.echo(f"{told['gone']} offsets that may have been of that time are gone", err=True)
-    if told["archive_trouble"]:
-        click.echo(printable(f"without the archive: {told['archive_trouble']}"), err=True)
-    if told["why"]:
-        click.echo(f"not all: {WHY[told['why']]}", err=True)
-    if not told["complete"]:
+    if archived := sum(part["archived"] for part in summary["partitions"]):
+        click.echo(f"{archived} offsets that the log no longer has were looked up in the archive", err=True)
+    if summary["gone"]:
+        click.echo(f"{summary['gone']} offsets that may have been of that time are lost", err=True)
+    if summary["archive_trouble"]:
+        click.echo(printable(f"the archive was not read: {summary['archive_trouble']}"), err=True)
+    if summary["why"]:
+        click.echo(f"incomplete: {WHY[summary['why']]}", err=True)
+    if not summary["complete"]:
         raise SystemExit(EXIT_PARTIAL)
 
 
 def _lines(client: Client, path: str) -> Iterator[bytes]:
-    """The lines of an answer, to the one that says it is whole.
-
-    Raises:
-        CommandFailure: the worker refuses, or breaks off.
-    """
+    """Yields the lines of an answer, up to the summary. Raises CommandFailure: the worker refuses, or breaks
+    off."""
     request = urllib.request.Request(  # noqa: S310 - the client has checked the scheme
         f"{client.url}/api/v1{path}", headers={"X-Switchyard-Actor": actor()}
     )
@@ -122,7 +121,7 @@ def _lines(client: Client, path: str) -> Iterator[bytes]:
         raise CommandFailure(why, EXIT_UNREACHABLE) from error
 
 
-def _text(told: dict[str, str] | None) -> str:
-    if told is None:
+def _text(value: dict[str, str] | None) -> str:
+    if value is None:
         return "null"
-    return told["text"] if "text" in told else f"base64:{told['base64']}"
+    return value["text"] if "text" in value else f"base64:{value['base64']}"

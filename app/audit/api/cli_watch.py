@@ -1,7 +1,7 @@
-"""audit watch: differences between tiers as they come and go.
+"""audit watch: shows differences between tiers as they come and go.
 
-On a terminal a table that is kept up to date; else a line for every change, of what is not as it should be
-first. A worker that does not answer is told, and asked again.
+On a terminal it keeps a table up to date. Otherwise it prints a line for each change, at first for each
+difference. If a worker does not answer, it says so and asks again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOSS = {"lossy", "corrupted"}  # records that a tier had are not in the next one
 SHOWN = ("topic", "from_tier", "to_tier", "start", "state", "from_count", "to_count", "missing", "extra")
 COLUMNS = ("before", *SHOWN[:3], "group", *SHOWN[3:], "absent")  # of a file
 STYLES = {"lossy": "bold red", "corrupted": "bold red", "ok": "green", "provisional": "dim"}
-MOST_ROWS = 30  # of the table: what is wrong first, then what is new
+MOST_ROWS = 30  # of the table: differences first, then the newest
 WATCH_INTERVAL_S = 2.0
 
 VerdictRow = dict[str, Any]
@@ -37,20 +37,19 @@ PairName = tuple[str, str, str, str | None, int, int]
 
 
 class VerdictChange(NamedTuple):
-    """A verdict that differs from what was seen of it before. `before`: its state then, None: it is new."""
+    """A verdict that differs from the last one seen. `before`: the state then; None: the verdict is new."""
 
     before: str | None
     row: VerdictRow
 
 
 def name_of(row: Mapping[str, Any]) -> PairName:
-    """Which window of which tiers, and of which group that consumes, it is about."""
+    """The window, the tiers and the consumer group of a verdict."""
     return row["topic"], row["from_tier"], row["to_tier"], row["group"], row["start_ms"], row["end_ms"]
 
 
 def changes(known: Mapping[PairName, VerdictRow] | None, rows: Iterable[VerdictRow]) -> list[VerdictChange]:
-    """What is new or says something else, the oldest first; at first (None is known) only what is not as it
-    should be."""
+    """New or changed verdicts, the oldest first. At the start (`known` None) only differences."""
     found = []
     for row in sorted(rows, key=lambda row: (row["start_ms"], row["topic"], row["from_tier"])):
         before = None if known is None else known.get(name_of(row))
@@ -63,7 +62,7 @@ def changes(known: Mapping[PairName, VerdictRow] | None, rows: Iterable[VerdictR
 
 
 def _signature(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes a difference: while a window is not over, its counts grow all the time."""
+    """The fields whose change is shown. While a window is not over, its counts grow all the time."""
     if row["state"] in ("ok", "provisional"):
         return (row["state"],)
     return row["state"], row["missing"], row["extra"], tuple(row["absent"])
@@ -73,11 +72,11 @@ def line(change: VerdictChange) -> str:
     """A change in words."""
     row = change.row
     was = f"{change.before} -> " if change.before and change.before != row["state"] else ""
-    tiers = f"{row['from_tier']} -> {_to(row)}"
+    tiers = f"{row['from_tier']} -> {_target(row)}"
     return printable(f"{row['start']} {row['topic']} {tiers}: {was}{row['state']}{_why(row)}")
 
 
-def _to(row: Mapping[str, Any]) -> str:
+def _target(row: Mapping[str, Any]) -> str:
     return f"{row['to_tier']} ({row['group']})" if row["group"] else str(row["to_tier"])
 
 
@@ -86,7 +85,7 @@ def _why(row: Mapping[str, Any]) -> str:
         case "ok" | "provisional":
             return f", {row['to_count']} of {row['from_count']}"
         case "lossy" | "late":
-            return f", {row['missing']} of {row['from_count']} are not there"
+            return f", {row['missing']} of {row['from_count']} are missing"
         case "duplicated":
             return f", {row['extra']} more than {row['from_count']}"
         case "corrupted":
@@ -101,8 +100,8 @@ def _table(rows: Iterable[VerdictRow], words: str) -> Table:
     for column in SHOWN:
         table.add_column(column, overflow="fold")
     for row in shown[:MOST_ROWS]:
-        style, told = STYLES.get(row["state"], "yellow"), {**row, "to_tier": _to(row)}
-        table.add_row(*[Text(printable(cell(told[c])), style if c == "state" else "") for c in SHOWN])
+        style, cells = STYLES.get(row["state"], "yellow"), {**row, "to_tier": _target(row)}
+        table.add_row(*[Text(printable(cell(cells[c])), style if c == "state" else "") for c in SHOWN])
     return table
 
 
@@ -110,9 +109,9 @@ def _table(rows: Iterable[VerdictRow], words: str) -> Table:
 @click.option("--topic", help="Of this topic only.")
 @click.option(
     "--from", "since", metavar="TIME", default="2h", show_default=True,
-    help="Windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds.",
+    help="Windows that begin at this time or later: 2h (ago), an ISO 8601 time, or milliseconds.",
 )  # fmt: skip
-@click.option("--to", "until", metavar="TIME", help="Windows that begin before.")
+@click.option("--to", "until", metavar="TIME", help="Windows that begin before this time.")
 @click.option(
     "--every",
     "every_s",
@@ -127,7 +126,7 @@ def _table(rows: Iterable[VerdictRow], words: str) -> Table:
     "until_ok_s",
     metavar="SECONDS",
     type=click.FloatRange(0, 86_400),
-    help="End as soon as all has arrived; after SECONDS end with 8 (lost) or 6 (not known).",
+    help="End once all records have arrived; after SECONDS end with 8 (lost) or 6 (unknown).",
 )
 @formats("table", "json", "csv", about="json, csv: every change in a line.")
 @url_option
@@ -141,10 +140,10 @@ def watch(
     output: str,
     url: str | None,
 ) -> None:
-    """Differences between tiers as they come and go, until Ctrl-C.
+    """Shows differences between tiers as they come and go, until Ctrl-C.
 
-    With --until-ok it ends with exit code 0 once there is something to compare and all of it has arrived;
-    when the time is over, with 8 where records are missing, with 6 where that is not known.
+    With --until-ok it ends with exit code 0 once all compared windows are ok. When the time is over, it ends
+    with 8 if records are missing, else with 6.
 
     \b
     switchyard audit watch --topic orders
@@ -175,29 +174,29 @@ def _follow(
     until_ok_s: float | None,
     output: str,
 ) -> int:
-    """Until all is well, or the time is over: the exit code."""
+    """Watches until all is ok, or the time is over. Returns the exit code."""
     if output == "csv":
         click.echo(csv_text([COLUMNS]), nl=False)
     known: dict[PairName, VerdictRow] | None = None
-    began_s, away = time.monotonic(), ""
+    began_s, outage = time.monotonic(), ""
     while True:
         try:
             rows = ask()
-            away = _back(away)
+            outage = _report_return(outage)
         except CommandFailure as failure:
             if failure.code != EXIT_UNREACHABLE or known is None:
                 raise
-            rows, away = list(known.values()), _away(away, str(failure))
+            rows, outage = list(known.values()), _report_outage(outage, str(failure))
         if live is not None:
-            words = away or time.strftime("as of %H:%M:%S; Ctrl-C ends")
+            words = outage or time.strftime("as of %H:%M:%S; Ctrl-C ends")
             live.update(_table(rows, words), refresh=True)
-        elif not away:
+        elif not outage:
             for change in changes(known, rows):
                 _print_change(change, output)
-        if not away:
+        if not outage:
             known = {name_of(row): row for row in rows}
         if until_ok_s is not None:
-            if rows and not away and all(row["state"] == "ok" for row in rows):
+            if rows and not outage and all(row["state"] == "ok" for row in rows):
                 return 0
             if time.monotonic() - began_s >= until_ok_s:
                 click.echo(_not_ok(rows), err=True)
@@ -206,12 +205,12 @@ def _follow(
 
 
 def _not_ok(rows: list[VerdictRow]) -> str:
-    """Why it did not end well."""
+    """Why the time ran out."""
     states = Counter(row["state"] for row in rows if row["state"] != "ok")
     if not rows:
         return "the time is over: there is nothing to compare"
-    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    return f"the time is over: of {len(rows)} comparisons {told or 'all were ok when a worker answered last'}"
+    differing = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return f"the time is over: of {len(rows)} comparisons {differing or 'all were ok in the last answer'}"
 
 
 def _print_change(change: VerdictChange, output: str) -> None:
@@ -224,13 +223,13 @@ def _print_change(change: VerdictChange, output: str) -> None:
         click.echo(line(change))
 
 
-def _away(before: str, words: str) -> str:
+def _report_outage(before: str, words: str) -> str:
     if not before:
-        click.echo(f"switchyard: {printable(words)}; it is asked again", err=True)
+        click.echo(f"switchyard: {printable(words)}; asking again", err=True)
     return words
 
 
-def _back(before: str) -> str:
+def _report_return(before: str) -> str:
     if before:
         click.echo("switchyard: the worker answers again", err=True)
     return ""

@@ -1,6 +1,6 @@
-"""The REST side of audits: plans, windows, and differences between tiers.
+"""REST: audit plans, windows, and differences between tiers.
 
-Windows are in the books of the workers that write their tables: whoever is asked asks all of them.
+The workers that write the tables have the windows in their books, so a worker asks all workers for them.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ if TYPE_CHECKING:
 PUT = put_answers("audit plan")
 DETAIL = {200: AnswerDoc({JSON: audit_schemas.AuditPlanDetail}, headers=("ETag",))}
 TIMES = (
-    Param("from", TEXT, "windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds"),
-    Param("to", TEXT, "windows that begin before; the same"),
+    Param(
+        "from", TEXT, "windows that begin at this time or later: 2h (ago), an ISO 8601 time, or milliseconds"
+    ),
+    Param("to", TEXT, "windows that begin before this time, in the same formats"),
 )
 TOPIC = Param("topic", TEXT, "of this topic only")
 PLACES = (
@@ -75,19 +77,19 @@ REPORTED_STATES = (
 )
 STATE = Param(
     "state", repeated({"type": "string", "enum": [state.value for state in WindowState]}, len(WindowState)),
-    f"verdicts of this state (again: or); without it, {', '.join(state.value for state in REPORTED_STATES)}",
+    f"verdicts of this state; repeatable; by default {', '.join(state.value for state in REPORTED_STATES)}",
 )  # fmt: skip
 WINDOW, VERDICT, TOPIC_ROW = (
     list(shape.__annotations__)
     for shape in (audit_schemas.AuditWindow, audit_schemas.AuditVerdict, audit_schemas.AuditTopic)
 )
-MOST_REPORTS_BYTES = 1 << 20  # as much as Kafka takes: what is refused here, the client gives up
+MOST_REPORTS_BYTES = 1 << 20  # as much as Kafka takes; clients drop reports that are refused here
 _report = msgspec.json.Decoder(Report)
 
 
-class Meant(NamedTuple):
-    """What the catalog says of all that is known. Rows of many windows take seconds and are made in a thread:
-    that must not ask the catalog, whose caches are the loop's."""
+class CatalogAnswers(NamedTuple):
+    """The catalog's answers for all known windows. Many rows take seconds, so a thread makes them. It must
+    not ask the catalog, whose caches belong to the loop."""
 
     plans: dict[tuple[str, str], AuditPlan | None]
     bounds: dict[tuple[str, str], PlanBounds]
@@ -95,8 +97,8 @@ class Meant(NamedTuple):
     unseen: Unseen
 
     @classmethod
-    def of(cls, audits: AuditsCatalog, known: RegionCounts) -> Meant:
-        """To be called on the loop."""
+    def of(cls, audits: AuditsCatalog, known: RegionCounts) -> CatalogAnswers:
+        """Asks the catalog; to be called on the loop."""
         scopes = {key.scope for key in known.windows}
         places = {(key.cluster, key.topic) for key in known.tiers} | {(s.cluster, s.topic) for s in scopes}
         return cls(
@@ -107,7 +109,6 @@ class Meant(NamedTuple):
         )
 
     def plan_of(self, cluster: str, topic: str) -> AuditPlan | None:
-        """See `AuditsCatalog`; so the others."""
         return self.plans[cluster, topic]
 
     def bounds_of(self, cluster: str, topic: str) -> PlanBounds:
@@ -117,20 +118,19 @@ class Meant(NamedTuple):
         return self.oddities[scope]
 
     @property
-    def of_verdicts(self) -> tuple[PlanOf, Unseen]:
+    def verdict_arguments(self) -> tuple[PlanOf, Unseen]:
         """Arguments of `verdict_rows`."""
         return self.plan_of, self.unseen
 
 
 class AuditRoutes:
-    """Handlers; `api` finds the runtime."""
+    """The handlers; `api` finds the runtime."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
-        one = "/api/v1/audit/plans/{name}"
+        plan_path = "/api/v1/audit/plans/{name}"
         return [
             web.get("/api/v1/audit/windows", offset_errors_as_problems(self.get_windows)),
             web.get("/api/v1/audit/loss", offset_errors_as_problems(self.get_loss)),
@@ -138,9 +138,9 @@ class AuditRoutes:
             web.get(SHARE_PATH, offset_errors_as_problems(self.get_share)),
             web.post("/api/v1/audit/reports", self.post_reports),
             web.get("/api/v1/audit/plans", self.get_plans),
-            web.get(one, self.get_plan),
-            web.put(one, self.put_plan),
-            web.delete(one, self.delete_plan),
+            web.get(plan_path, self.get_plan),
+            web.put(plan_path, self.put_plan),
+            web.delete(plan_path, self.delete_plan),
         ]
 
     # -- windows -----------------------------------------------------------------------------------
@@ -153,8 +153,8 @@ class AuditRoutes:
     async def get_windows(self, request: web.Request) -> web.StreamResponse:
         """The counts of each window, the newest first."""
         known = await self.known(_wanted(request))
-        meant = self._meant(known)
-        rows = await asyncio.to_thread(window_rows, known, now_ms(), meant.bounds_of, meant.oddity_of)
+        catalog = self._catalog_answers(known)
+        rows = await asyncio.to_thread(window_rows, known, now_ms(), catalog.bounds_of, catalog.oddity_of)
         return await listed(request, rows, WINDOW, known.notes)
 
     @described(
@@ -162,13 +162,15 @@ class AuditRoutes:
         query=(TOPIC, *TIMES, STATE, *PAGE, FORMAT), problems=(409, 502),
     )  # fmt: skip
     async def get_loss(self, request: web.Request) -> web.StreamResponse:
-        """Windows in which a tier does not have what the one before it has, the newest first."""
+        """Differences between a tier and the tier before it, window by window, the newest first."""
         states = set(request.query.getall("state", [state.value for state in REPORTED_STATES]))
         if unknown := sorted(states - {state.value for state in WindowState}):
             known_states = ", ".join(state.value for state in WindowState)
             raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
         known = await self.known(_wanted(request))
-        verdicts = await asyncio.to_thread(verdict_rows, known, now_ms(), *self._meant(known).of_verdicts)
+        verdicts = await asyncio.to_thread(
+            verdict_rows, known, now_ms(), *self._catalog_answers(known).verdict_arguments
+        )
         rows = [row for row in verdicts if row["state"] in states]
         return await listed(request, rows, VERDICT, known.notes)
 
@@ -177,30 +179,30 @@ class AuditRoutes:
         problems=(409, 502),
     )  # fmt: skip
     async def get_topics(self, request: web.Request) -> web.StreamResponse:
-        """Every topic that is counted, in a row: what is worst of its windows."""
+        """One row for each counted topic, with the worst state of its windows."""
         known = await self.known(_wanted(request))
-        meant, at_ms = self._meant(known), now_ms()
+        catalog, at_ms = self._catalog_answers(known), now_ms()
 
-        def told() -> list[dict[str, Any]]:
-            windows = window_rows(known, at_ms, meant.bounds_of, meant.oddity_of)
-            verdicts = verdict_rows(known, at_ms, *meant.of_verdicts)
-            return topic_rows(known, windows, verdicts, at_ms, meant.bounds_of)
+        def make_rows() -> list[dict[str, Any]]:
+            windows = window_rows(known, at_ms, catalog.bounds_of, catalog.oddity_of)
+            verdicts = verdict_rows(known, at_ms, *catalog.verdict_arguments)
+            return topic_rows(known, windows, verdicts, at_ms, catalog.bounds_of)
 
-        return await listed(request, await asyncio.to_thread(told), TOPIC_ROW, known.notes)
+        return await listed(request, await asyncio.to_thread(make_rows), TOPIC_ROW, known.notes)
 
-    def _meant(self, known: RegionCounts) -> Meant:
-        return Meant.of(self._api.runtime.catalog.audits, known)
+    def _catalog_answers(self, known: RegionCounts) -> CatalogAnswers:
+        return CatalogAnswers.of(self._api.runtime.catalog.audits, known)
 
     @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
     async def get_share(self, request: web.Request) -> web.Response:
-        """The counts of windows and tiers that this worker holds: for the other workers."""
+        """The counts that this worker holds. Other workers ask for them."""
         share = await own_share(self._api.runtime.audit_books, _wanted(request))
         return web.Response(
             body=msgspec.json.encode(share), content_type=JSON, headers={"Cache-Control": "no-store"}
         )
 
     async def known(self, wanted: WindowQuery) -> RegionCounts:
-        """What all workers know. Raises ApiError: one does not answer."""
+        """The counts of all workers. Raises ApiError: a worker does not answer."""
         try:
             return await self._api.runtime.alerts.auditor.known(wanted)
         except BeingRead as error:
@@ -212,7 +214,7 @@ class AuditRoutes:
         audit_schemas.Taken, body={"type": "string"}, kinds=(NDJSON,), problems=(422,),
     )  # fmt: skip
     async def post_reports(self, request: web.Request) -> web.Response:
-        """Takes the reports of clients, one a line; all of them or none. A repeated report counts once."""
+        """Takes clients' reports, one per line: all or none. A repeated report counts once."""
         try:
             body = await request.clone(client_max_size=MOST_REPORTS_BYTES).read()
             lines = [line for line in body.splitlines() if line.strip()]
@@ -233,7 +235,7 @@ class AuditRoutes:
 
     @described(Page[audit_schemas.AuditPlanDetail], query=PAGE)
     async def get_plans(self, request: web.Request) -> web.Response:
-        """Every audit plan."""
+        """All audit plans."""
         page = paged([put for _, put in sorted(self._api.runtime.control.view.audits.items())], request)
         return json_response({**page, "items": [self._detail(put) for put in page["items"]]})
 
@@ -248,15 +250,17 @@ class AuditRoutes:
         found, layout = runtime.catalog.audits.plan(name), runtime.catalog.audits.layout
         prefix = f"{Kind.AUDIT}:{name}//"
         owned = (job for job, held in runtime.control.view.assignments.items() if held.worker)
-        told = [one for beat in self._api.beats().values() for one in beat.jobs if one.job.startswith(prefix)]
+        reported = [
+            job for beat in self._api.beats().values() for job in beat.jobs if job.job.startswith(prefix)
+        ]
         return {
             "name": name,
             "definition": put.definition,
             "etag": put.etag,
             "clusters": [] if found is None or layout is None else found.clusters(layout),
             "jobs": sum(job.startswith(prefix) for job in owned),
-            "lag_messages": sum(max(0, one.high_watermark - one.committed) for one in told),
-            "troubles": sorted({one.trouble for one in told if one.trouble}),
+            "lag_messages": sum(max(0, job.high_watermark - job.committed) for job in reported),
+            "troubles": sorted({job.trouble for job in reported if job.trouble}),
             "deployed": {"at_ms": put.at_ms, "by": put.actor},
         }
 
@@ -273,7 +277,7 @@ class AuditRoutes:
         problems=(409, 412, 422),
     )  # fmt: skip
     async def put_plan(self, request: web.Request) -> web.Response:
-        """Defines or changes an audit plan; 201, or 200 when it was there. `?dry_run=true` only checks."""
+        """Defines or changes an audit plan; 201 if it is new, else 200. `?dry_run=true` only checks it."""
         dry_run, body = flag(request, "dry_run"), await read_definition(request)
         audits = self._api.runtime.catalog.audits
         wanted, warnings = await asyncio.to_thread(
@@ -284,7 +288,7 @@ class AuditRoutes:
             raise InvalidConfiguration([problem])
         current = self._api.runtime.control.view.audits.get(wanted.key)
         expected = condition(request, current)
-        planned = plan({}, [wanted], audits={one.key: one for one in audits.plans()})
+        planned = plan({}, [wanted], audits={audit.key: audit for audit in audits.plans()})
         answer = await define(
             self._api, request, AuditPut, wanted, current, expected, planned, dry_run=dry_run
         )
@@ -292,24 +296,24 @@ class AuditRoutes:
 
     @described(http_schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
     async def delete_plan(self, request: web.Request) -> web.Response:
-        """Deletes an audit plan; what was counted stays until it is too old."""
+        """Deletes an audit plan. Its counts stay until they expire."""
         put = self._put_of(request)
         return await delete(self._api, request, put)
 
 
 def _of_client(report: Report) -> Report:
-    """The report, if a client may say so. Raises BadReport."""
+    """The report, if a client may send it. Raises BadReport."""
     if report.complete_ms >= 0:
         raise BadReport(
-            f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count what "
-            "they have from its beginning; leave it out"
+            f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count from "
+            "the beginning; leave it out"
         )
     check_author(report, is_worker=False)
     return checked(report)
 
 
 def _wanted(request: web.Request) -> WindowQuery:
-    """Raises BadQuery."""
+    """The query's windows. Raises BadQuery."""
     query = request.query
     return WindowQuery(
         query.get("topic", ""), query.get("tier", ""), query.get("cluster", ""),

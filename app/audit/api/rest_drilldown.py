@@ -1,7 +1,7 @@
-"""The REST side of drill-downs: what of a window is missing, record by record, and copying it again.
+"""REST: a window's missing records, one by one, and copying them again.
 
-Reading logs takes long: the leader does it, as an operation; its answer is kept for a while, and read in
-pages. So whoever is asked, the same window is read once, and no two copy the same records.
+Reading logs takes long, so the leader does it, as an operation. It keeps the answer for a while and serves it
+in pages. So a window is read once, whichever worker answers, and no two workers copy the same records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiohttp import web
 from app.audit.api import schemas
 from app.audit.api.rest import AuditRoutes
 from app.audit.drilldown import search
-from app.audit.drilldown.repair import CopiedAgain, copy_again, targets, wanted
+from app.audit.drilldown.repair import CopiedAgain, copy_again, missing_records, targets
 from app.audit.drilldown.search import AuditedDifference, drill
 from app.audit.drilldown.sides import NotReadable, Question, SideFinder
 from app.audit.folds.comparison import WindowState
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PATH = "/api/v1/audit/missing"
-INLINE_ANSWER_TIMEOUT_S = 3.0  # what is read within is answered at once
+INLINE_ANSWER_TIMEOUT_S = 3.0  # a reading that takes less is answered at once
 CACHED_ANSWER_TTL_S = 60.0
 CACHED_ANSWERS = 8  # answers, of some megabytes each
 COLUMNS = ("kind", "id", "key", "at", "cluster", "topic", "partition", "offset", "copy_cluster", "copy_topic",
@@ -68,8 +68,8 @@ QUERY_PARAMS = (
     Param("to_tier", TEXT, "the tier where they should be, such as aggregate; required"),
     Param("start", TEXT, "when the window begins: an ISO 8601 time (UTC where it names no zone), or "
           "milliseconds; required"),
-    Param("group", TEXT, "which group that finished the topic is meant, where there are several"),
-    Param("again", {"type": "boolean", "default": False}, "read the logs anew, though that was just done"),
+    Param("group", TEXT, "the consumer group, if several have finished the topic"),
+    Param("again", {"type": "boolean", "default": False}, "read the logs again, even if an answer is cached"),
     FORMAT,
 )  # fmt: skip
 FOUND = {200: AnswerDoc({JSON: schemas.AuditMissing, CSV: TEXT, NDJSON: TEXT}), **STARTED}
@@ -77,8 +77,8 @@ FORESEEN = {200: AnswerDoc({JSON: schemas.AuditCopyForeseen}, "what would be cop
 
 
 class AuditedWindow(NamedTuple):
-    """What the audit says of the window. `state` None: it does not compare the two tiers there. `is_closed`:
-    what it says is final. `difference`: None, it does not know yet."""
+    """The audit's verdict on a window. `state` None: the audit does not compare the two tiers there.
+    `is_closed`: the verdict is final. `difference` None: not known yet."""
 
     state: str | None
     is_closed: bool
@@ -87,7 +87,7 @@ class AuditedWindow(NamedTuple):
 
 
 class CachedAnswer(NamedTuple):
-    """An answer, and what the audit said then."""
+    """An answer, and the audit's verdict at that time."""
 
     answer: search.SearchResult
     verdict: AuditedWindow
@@ -96,25 +96,24 @@ class CachedAnswer(NamedTuple):
 
 
 class AuditMissingRoutes:
-    """Handlers; `api` finds the runtime, `audit` the windows."""
+    """The handlers; `api` finds the runtime, `audit` the windows."""
 
     def __init__(self, api: Api, audit: AuditRoutes) -> None:
         self._api = api
         self._audit = audit
-        self._kept: OrderedDict[Question, CachedAnswer] = OrderedDict()
+        self._cache: OrderedDict[Question, CachedAnswer] = OrderedDict()
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
         return [
             web.get(PATH, offset_errors_as_problems(_readable(self.get_missing))),
             web.post("/api/v1/audit/copy-again", offset_errors_as_problems(_readable(self.post_copy_again))),
         ]
 
-    # -- what is missing ---------------------------------------------------------------------------
+    # -- missing records -------------------------------------------------------------------------
 
     @described(answers=FOUND, query=(*QUERY_PARAMS, *PAGE), problems=(409, 502))
     async def get_missing(self, request: web.Request) -> web.Response:
-        """Records of a window that did not come from one tier to another, and doubled or altered ones.
+        """A window's records that did not come from one tier to another, and doubled or altered ones.
 
         202 while the logs are being read: watch the operation, then ask again.
         """
@@ -127,7 +126,7 @@ class AuditMissingRoutes:
             raise BadQuery("again is true or false")
         leader = self._leader(request)
         if leader:
-            return await self._handed_over(request, leader, form)
+            return await self._from_leader(request, leader, form)
         age_s = (
             0.0
             if again == "true"
@@ -135,18 +134,18 @@ class AuditMissingRoutes:
             if query.get("cursor", "0") == "0"
             else float("inf")
         )
-        kept = await self._search(request, question, age_s)
-        if isinstance(kept, TrackedOperation):
-            return _started(kept)
-        answer, verdict = kept.answer, kept.verdict
+        found = await self._search(request, question, age_s)
+        if isinstance(found, TrackedOperation):
+            return _started_response(found)
+        answer, verdict = found.answer, found.verdict
         rows = search.rows(answer)
         if form != "json":
             return _file(form, rows)
-        told = {**search.result_fields(answer), "state": verdict.state, "looked_ms": kept.at_ms}
-        return json_response({**told, **paged(rows, request)})
+        fields = {**search.result_fields(answer), "state": verdict.state, "looked_ms": found.at_ms}
+        return json_response({**fields, **paged(rows, request)})
 
-    async def _handed_over(self, request: web.Request, leader: str, form: str) -> web.Response:
-        """The leader's answer as ours."""
+    async def _from_leader(self, request: web.Request, leader: str, form: str) -> web.Response:
+        """The leader's answer as this worker's."""
         query = {name: value for name, value in request.query.items() if name != "format"}
         if form != "json":
             query |= {"limit": "1000"}
@@ -160,7 +159,7 @@ class AuditMissingRoutes:
                 patience_s=FORWARDED_CHANGE_TIMEOUT_S,
             )
             if status != 200 or form == "json":
-                return _passed_on(status, content)
+                return _relay(status, content)
             page = orjson.loads(content)
             rows += page["items"]
             if page["next"] is None:
@@ -170,21 +169,21 @@ class AuditMissingRoutes:
     async def _search(
         self, request: web.Request, question: Question, age_s: float
     ) -> CachedAnswer | TrackedOperation:
-        """The answer, one that is younger than `age_s` if there is; the operation that gives it, where it
-        takes longer than `INLINE_ANSWER_TIMEOUT_S`."""
-        known = self._kept.get(question)
+        """The answer: a cached one if it is younger than `age_s`. If reading takes longer than
+        `INLINE_ANSWER_TIMEOUT_S`, the operation that reads."""
+        known = self._cache.get(question)
         if known is not None and time.monotonic() - known.at_s < age_s:
             return known
         runtime = self._api.runtime
-        SideFinder(runtime, question).plans()  # what is wrong with the question is said now
+        SideFinder(runtime, question).plans()  # refuses a wrong question now
         operations, subject = self._api.dlq_tools.operations, str(question)
         op = operations.running("missing", subject)
         if op is None:
             verdict = await self._verdict(question)
 
-            async def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-                kept = await self._drilled(question, verdict, tell)
-                return {**search.result_fields(kept.answer), "state": kept.verdict.state}
+            async def work(report_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+                cached = await self._drill(question, verdict, report_progress)
+                return {**search.result_fields(cached.answer), "state": cached.verdict.state}
 
             name = f"missing-{uuid.uuid4().hex[:12]}"
             op = operations.start(name, "missing", subject, actor_of(request), work)
@@ -194,10 +193,10 @@ class AuditMissingRoutes:
             raise NotReadable(str(op.failure))  # asking again would not help
         if op.failure is not None:
             raise ApiError(502, "Not read", f"{op.error}; ask again in seconds")
-        # Another one may have come in between, and taken it away, or put others in its place.
-        return op if op.state != "done" else self._kept.get(question, op)
+        # Another request may have replaced the answer meanwhile, or its reading may have pushed it out.
+        return op if op.state != "done" else self._cache.get(question, op)
 
-    async def _drilled(
+    async def _drill(
         self, question: Question, verdict: AuditedWindow, report_progress: Callable[[dict[str, Any]], None]
     ) -> CachedAnswer:
         answer = await drill(
@@ -207,14 +206,15 @@ class AuditMissingRoutes:
             lateness_ms=verdict.lateness_ms,
             difference=verdict.difference,
         )
-        kept = self._kept[question] = CachedAnswer(answer, verdict, now_ms(), time.monotonic())
-        self._kept.move_to_end(question)
-        while len(self._kept) > CACHED_ANSWERS:
-            self._kept.popitem(last=False)
-        return kept
+        cached = self._cache[question] = CachedAnswer(answer, verdict, now_ms(), time.monotonic())
+        self._cache.move_to_end(question)
+        while len(self._cache) > CACHED_ANSWERS:
+            self._cache.popitem(last=False)
+        return cached
 
     async def _verdict(self, question: Question) -> AuditedWindow:
-        """Raises ApiError: the audit cannot be asked now. NotReadable: it compares several groups there."""
+        """The audit's verdict. Raises ApiError: a worker does not answer; NotReadable: several groups match,
+        or none."""
         topic, before, after, start_ms, group = question
         known = await self._audit.known(WindowQuery(topic, from_ms=start_ms, before_ms=start_ms + 1))
         audits = self._api.runtime.catalog.audits
@@ -222,18 +222,18 @@ class AuditMissingRoutes:
         late_ms = 0
         for key, record in known.tiers.items():
             late_ms = max(late_ms, lateness([record], audits.bounds_of(key.cluster, topic)))
-        asked = topic, before, after, start_ms
-        rows = [r for r in rows if asked == (r["topic"], r["from_tier"], r["to_tier"], r["start_ms"])]
+        wanted = topic, before, after, start_ms
+        rows = [r for r in rows if wanted == (r["topic"], r["from_tier"], r["to_tier"], r["start_ms"])]
         groups = sorted(str(row["group"]) for row in rows if row["group"])
         if group and group not in groups:
-            others = f"those are: {', '.join(groups)}" if groups else "nor is any other"
-            raise NotReadable(f"group {group[:100]!r} is not compared there; {others}")
+            compared = f"compared are: {', '.join(groups)}" if groups else "no group is"
+            raise NotReadable(f"group {group[:100]!r} is not compared there; {compared}")
         rows = [row for row in rows if not group or row["group"] == group]
         if not rows:
             return AuditedWindow(None, False, None, late_ms)
         if len(rows) > 1:
             raise NotReadable(
-                f"groups {', '.join(groups)} are compared there, each for itself: name one of them as group"
+                f"groups {', '.join(groups)} are compared there separately; name one of them as group"
             )
         row = rows[0]
         is_closed = row["state"] in SETTLED and row["closed"]
@@ -246,10 +246,10 @@ class AuditMissingRoutes:
 
     @described(answers=FORESEEN, headers=ACTOR, body=request_bodies.CopyAgainBody, problems=(409, 502))
     async def post_copy_again(self, request: web.Request) -> web.Response:
-        """Copies missing records again, from where they still are; without `execute` says how many that is.
+        """Copies missing records again, from where they still are; without `execute` counts them only.
 
-        It looks for the missing records once more before it copies, so that nothing is copied twice. In the
-        end the operation's `progress` counts records: `copied`, `there` already, `left` (gone everywhere),
+        It searches the missing records again before it copies, so that no record is copied twice. At the end
+        the operation's `progress` counts records: `copied`, `there` already, `left` (gone or unreadable),
         `refused` by the destination. `refused_records` names the first of the refused.
         """
         body = await read_body(request, request_bodies.CopyAgainBody)
@@ -257,36 +257,36 @@ class AuditMissingRoutes:
         execute = flag_of(body, "execute")
         leader = self._leader(request)
         if leader:
-            return _passed_on(*await ask_worker(self._api, request, leader, dict(body)))
+            return _relay(*await ask_worker(self._api, request, leader, dict(body)))
         verdict = await self._verdict(question)
         if not verdict.is_closed:
             raise ApiError(
-                409, "Not final", f"the window is {verdict.state or 'not compared'}: records of it may be on "
-                "their way still, and would be there twice; ask again once both tiers have closed it",
+                409, "Not final", f"the window is {verdict.state or 'not compared'}, so records may still "
+                "arrive, and copies would be duplicates; ask again once both tiers have closed it",
             )  # fmt: skip
         if not execute:
             found = await self._search(request, question, CACHED_ANSWER_TTL_S)
             if isinstance(found, TrackedOperation):
-                return _started(found)
+                return _started_response(found)
             targets(found.answer)
-            many = sum(map(len, wanted(found.answer).values()))
+            many = sum(map(len, missing_records(found.answer).values()))
             return json_response(
                 {"execute": False, "missing": many, "state": verdict.state, "complete": found.answer.is_whole}
             )
         SideFinder(self._api.runtime, question).plans()
         self._must_lead()
         if self._api.runtime.draining:
-            raise ApiError(503, "Stopping", "this worker stops; ask another one")
+            raise ApiError(503, "Stopping", "this worker is stopping; ask another one")
         actor = actor_of(request)
 
-        async def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-            return await self._copied(question, verdict, actor, tell)
+        async def work(report_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+            return await self._copy(question, verdict, actor, report_progress)
 
         name = f"copy-again-{uuid.uuid4().hex[:12]}"
         op = self._api.dlq_tools.operations.start(name, "copy-again", str(question), actor, work)
-        return _started(op)
+        return _started_response(op)
 
-    async def _copied(
+    async def _copy(
         self,
         question: Question,
         verdict: AuditedWindow,
@@ -294,19 +294,19 @@ class AuditMissingRoutes:
         report_progress: Callable[[dict[str, Any]], None],
     ) -> dict[str, Any]:
         runtime = self._api.runtime
-        kept = await self._drilled(question, verdict, report_progress)
-        self._kept.pop(question, None)  # it will be others
-        self._must_lead()  # reading took its time
-        targets(kept.answer)
+        cached = await self._drill(question, verdict, report_progress)
+        self._cache.pop(question, None)  # after the copies, other records are missing
+        self._must_lead()  # reading may have taken long
+        targets(cached.answer)
         done: CopiedAgain | None = None
         try:
-            done = await copy_again(runtime, kept.answer, report_progress)
+            done = await copy_again(runtime, cached.answer, report_progress)
         finally:
-            many = sum(map(len, wanted(kept.answer).values()))
-            copied = "some" if done is None else done.copied  # it broke off: how many are there is not known
+            many = sum(map(len, missing_records(cached.answer).values()))
+            copied = "some" if done is None else done.copied  # after a failure the number is unknown
             detail = (
                 f"{copied} of {many} missing records of the window "
-                f"{kept.answer.window.start_ms} copied again from "
+                f"{cached.answer.window.start_ms} copied again from "
                 f"{question.from_tier} to {question.to_tier}{_trouble(done)}"
             )
             event = OperatorAct(
@@ -314,30 +314,30 @@ class AuditMissingRoutes:
             )
             if many:
                 await self._record(event)
-        told = search.result_fields(kept.answer)
-        return {**told, **done.to_json(), "state": verdict.state}
+        fields = search.result_fields(cached.answer)
+        return {**fields, **done.to_json(), "state": verdict.state}
 
     async def _record(self, event: OperatorAct) -> None:
         try:
             await self._api.runtime.control.append(event)
-        except Exception as error:  # noqa: BLE001 - it is done; it must not look as if nothing was
+        except Exception as error:  # noqa: BLE001 - the copies are made; an error would deny them
             log.error("an operator's act is not in the control log", act=str(event), error=repr(error))
 
     def _must_lead(self) -> None:
-        """Two that copy at once would copy twice. Raises ApiError."""
+        """Raises ApiError: this worker does not lead. Two workers that copy at once would copy twice."""
         if not self._api.runtime.leader.leads:
-            detail = "this worker does not lead the region, and only the leader copies; ask again in seconds"
+            detail = "only the region's leader copies, and this worker does not lead; ask again in seconds"
             raise ApiError(503, "Not the leader", detail)
 
     def _leader(self, request: web.Request) -> str:
-        """Who is to be asked; "": this worker."""
+        """The worker that answers; "": this one."""
         runtime = self._api.runtime
         leader = runtime.control.view.leader
         return leader if leader and not runtime.leader.leads and not request.headers.get(HOP_HEADER) else ""
 
 
 def _question(of: Callable[[str], Any], time_of: Callable[[str, int], int]) -> Question:
-    """Raises BadQuery."""
+    """The question in a query or a body. Raises BadQuery."""
     for name in ("topic", "from_tier", "to_tier", "start"):
         if not of(name):
             raise BadQuery(f"{name}: say which; a window is named by topic, from_tier, to_tier and start")
@@ -349,8 +349,8 @@ def _question(of: Callable[[str], Any], time_of: Callable[[str, int], int]) -> Q
 
 
 def _ids(known: RegionCounts, question: Question, group: str) -> Fingerprint | None:
-    """The sum of upstream's ids less downstream's, as they are compared: a group, "" for none, with its own
-    cluster alone, where that is counted. None: not all records have one."""
+    """The sum of upstream's ids less downstream's; None: not all records have an id. A `group` ("": none) is
+    compared with its own cluster alone, if that is counted."""
     found = {question.from_tier: NO_TOTALS, question.to_tier: NO_TOTALS}
     upstream = {key.cluster for key in known.tiers if key.tier == question.from_tier}
     of_group = {group_of(key.cluster) for key in known.tiers if key.tier == question.to_tier}
@@ -368,22 +368,24 @@ def _ids(known: RegionCounts, question: Question, group: str) -> Fingerprint | N
 
 
 def _trouble(done: CopiedAgain | None) -> str:
-    """Why not all were copied, after "; "."""
+    """Why not all records were copied, after "; "."""
     if done is None:
         return "; not all of them"
-    left = f"; {done.left} are not there any more" if done.left else ""
+    left = f"; {done.left} could not be read any more" if done.left else ""
     if not done.refused:
         return left
-    named = "; ".join(f"{one.place}, offset {one.offset}: {one.why}" for one in done.refused_records)
+    named = "; ".join(
+        f"{refused.place}, offset {refused.offset}: {refused.why}" for refused in done.refused_records
+    )
     return f"{left}; the destination refused {done.refused}: {named}"
 
 
-def _started(op: TrackedOperation) -> web.Response:
+def _started_response(op: TrackedOperation) -> web.Response:
     return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
 
 
-def _passed_on(status: int, content: bytes) -> web.Response:
-    """Another worker's answer as ours."""
+def _relay(status: int, content: bytes) -> web.Response:
+    """Another worker's answer as this worker's."""
     headers = {"Cache-Control": "no-store"}
     if status == 202:
         headers["Location"] = f"/api/v1/operations/{orjson.loads(content)['id']}"
@@ -392,7 +394,7 @@ def _passed_on(status: int, content: bytes) -> web.Response:
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A finding as one line of a table."""
+    """A finding as one row of a table."""
     found = {**row, **dict.fromkeys(COLUMNS[4:12])}
     for prefix, place in (("", row["source"]), ("copy_", row["copy"])):
         found |= {f"{prefix}{name}": value for name, value in (place or {}).items()}
@@ -400,7 +402,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _file(form: str, rows: list[dict[str, Any]]) -> web.Response:
-    """All rows as CSV, or else as JSON lines."""
+    """All rows as CSV, or as JSON lines."""
     if form == "csv":
         kind, lines = f"{CSV}; charset=utf-8", [[flat(row)[name] for name in COLUMNS] for row in rows]
         body = csv_lines([COLUMNS, *lines])
@@ -410,7 +412,7 @@ def _file(form: str, rows: list[dict[str, Any]]) -> web.Response:
 
 
 def _readable(handler: Any) -> Any:
-    """`handler`, with a question that no log answers as a problem."""
+    """`handler`, which reports a question that no log answers as a problem."""
 
     async def around(request: web.Request) -> web.Response:
         try:

@@ -1,4 +1,4 @@
-"""The REST side of the time index: where a topic's records of a time are, and those records themselves."""
+"""REST: the places of a topic's records of a time, and the records themselves."""
 
 from __future__ import annotations
 
@@ -39,33 +39,34 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MOST_RECORDS, USUAL_RECORDS = 100_000, 1_000
-MOST_BYTES = 256 * 1024 * 1024  # that are read of the log for one answer
+MOST_BYTES = 256 * 1024 * 1024  # read for one answer
 MOST_S = 60.0
-MOST_READERS = 2  # a worker's: each may keep it busy
+MOST_READERS = 2  # at once in a worker, because each may keep it busy
 COLUMNS = ("partition", "offset", "time", "timestamp_ms", "key", "value", "headers")
 TOPIC = Param("topic", TEXT, "the topic; required")
 CLUSTER = Param("cluster", TEXT, "the cluster; required")
 RECORDS = (
     TOPIC,
     CLUSTER,
-    Param("from", TEXT, "event times from then on: 2h (ago), an ISO 8601 time, or milliseconds; required"),
-    Param("to", TEXT, "event times before; the same; without it, now"),
-    Param("limit", whole(1, MOST_RECORDS, USUAL_RECORDS), "how many records at most"),
-    Param("format", {"type": "string", "enum": ["ndjson", "csv"]}, "ndjson without it, or as Accept says"),
+    Param(
+        "from", TEXT, "event times from this one on: 2h (ago), an ISO 8601 time, or milliseconds; required"
+    ),
+    Param("to", TEXT, "event times before this one, in the same formats; by default now"),
+    Param("limit", whole(1, MOST_RECORDS, USUAL_RECORDS), "the most records to return"),
+    Param("format", {"type": "string", "enum": ["ndjson", "csv"]}, "by default as Accept says, or ndjson"),
 )
-ABOUT = "records; the last line of JSON has `summary`, without it the answer is not whole"
+ABOUT = "records; the last line of JSON has `summary`: without it the answer is incomplete"
 STREAM = {200: AnswerDoc({NDJSON: TEXT, CSV: TEXT}, ABOUT)}
 
 
 class AuditRecordRoutes:
-    """Handlers; `api` finds the runtime."""
+    """The handlers; `api` finds the runtime."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self._readers = 0
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
         return [
             web.get(INDEX_PATH, offset_errors_as_problems(self.get_index)),
             web.get("/api/v1/audit/records", offset_errors_as_problems(self.get_records), allow_head=False),
@@ -73,8 +74,8 @@ class AuditRecordRoutes:
 
     @described({"type": "object"}, query=(TOPIC, CLUSTER), problems=(409, 502))
     async def get_index(self, request: web.Request) -> web.Response:
-        """The places of a topic's windows in its log that this worker holds: for the other workers."""
-        wanted = wanted_of(self._api, *_named(request.query))
+        """The places of a topic's windows in its log that this worker holds. Other workers ask for them."""
+        wanted = wanted_of(self._api, *_topic_and_cluster(request.query))
         return web.Response(
             body=msgspec.json.encode(await own_share(self._api, wanted)), content_type=JSON,
             headers={"Cache-Control": "no-store"},
@@ -82,13 +83,13 @@ class AuditRecordRoutes:
 
     @described(answers=STREAM, query=RECORDS, problems=(404, 409, 502))
     async def get_records(self, request: web.Request) -> web.StreamResponse:
-        """A topic's records of a time, by the event time of its audit plan, as they are read.
+        """A topic's records of a time, by the event time of its audit plan, while they are read.
 
-        In the order of offsets in each partition. Bounded by `limit`, and by what is read for it. Records
-        that retention has deleted come from the cluster's archive, where `archive` of switchyard.yaml names
-        one.
+        They come by offset in each partition. `limit` bounds the records; bytes and time are bounded, too.
+        Records that retention has deleted come from the cluster's archive, if switchyard.yaml names one
+        (`archive`).
         """
-        topic, cluster = _named(request.query)
+        topic, cluster = _topic_and_cluster(request.query)
         times, limit = _times(request.query), number(request, "limit", USUAL_RECORDS, 1, MOST_RECORDS)
         is_csv = _is_csv(request)
         client = await _client(self._api, cluster)
@@ -96,13 +97,13 @@ class AuditRecordRoutes:
         by_value = plan is not None and plan.by_value
         try:
             opened = None if plan is None else await open_times(plan, self._api.runtime.schemas)
-            told = time_of(plan, opened)
+            event_time_of = time_of(plan, opened)
         except (ValueError, OSError) as error:
             detail = f"this worker cannot read the times of plan {plan.name if plan else ''}: {error}"
             raise ApiError(409, "Unreadable times", detail) from error
         if self._readers >= MOST_READERS:
             raise ApiError(
-                503, "Busy", f"{MOST_READERS} ranges are read already; ask again, or another worker"
+                503, "Busy", f"this worker already reads {MOST_READERS} ranges; ask again, or another worker"
             )
         self._readers += 1
         try:
@@ -117,14 +118,14 @@ class AuditRecordRoutes:
                 raise ApiError(404, "No such topic", str(error)) from error
             limits = SearchLimits(limit, MOST_BYTES, MOST_S)
             reader = RangeReader(
-                client, topic, parts, times, told, limits, archive, by_timestamp=not by_value
+                client, topic, parts, times, event_time_of, limits, archive, by_timestamp=not by_value
             )
-            return await _streamed(request, reader, parts, plan, trouble, is_csv=is_csv)
+            return await _stream(request, reader, parts, plan, trouble, is_csv=is_csv)
         finally:
             self._readers -= 1
 
 
-async def _streamed(
+async def _stream(
     request: web.Request,
     reader: RangeReader,
     parts: list[SearchRange],
@@ -147,18 +148,18 @@ async def _streamed(
         async with asyncio.timeout(EXPORT_READER_TIMEOUT_S):
             await answer.write_eof()
     except ConnectionResetError:
-        pass  # nobody reads any more
+        pass  # the client has gone
     except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
-        log.warning("records of a time break off", error=repr(error))
+        log.warning("an answer with records breaks off", error=repr(error))
         if request.transport is not None:
-            request.transport.abort()  # 200 has been said: what is left is to break off
+            request.transport.abort()  # after a 200, only a broken connection shows the error
     return answer
 
 
 def summary(
     reader: RangeReader, parts: list[SearchRange], plan: AuditPlan | None, trouble: str = ""
 ) -> dict[str, Any]:
-    """What is told behind the records. `trouble`: why the archive was not read, "" if it was or is none."""
+    """The answer's last line. `trouble`: why the archive was not read, "" if it was or there is none."""
     return {
         "records": reader.found,
         "looked_at": reader.records,
@@ -179,14 +180,14 @@ def summary(
 async def _archive(
     client: ClusterClient, topic: str, topic_id: str | None
 ) -> tuple[TopicArchive | None, str]:
-    """What the cluster's archive has of a topic, and why it cannot be used ("")."""
+    """The archived topic, if there is one; and why it cannot be used, "" if it can."""
     folder = client.spec.archive
     if folder is None or topic_id is None:
         return None, ""
     if not topic_id:
         return (
             None,
-            f"{client.name} tells no topic's id, by which archive {folder} knows it: update its brokers",
+            f"{client.name} reports no topic ids, by which archive {folder} knows topics; update its brokers",
         )
     try:
         return await open_archive(folder, await client.cluster_id(), topic, topic_id), ""
@@ -206,13 +207,13 @@ def _row(found: FoundRecord) -> dict[str, Any]:
 
 
 def _lines(found: list[FoundRecord]) -> bytes:
-    return b"".join(orjson.dumps(_row(one)) + b"\n" for one in found)
+    return b"".join(orjson.dumps(_row(record)) + b"\n" for record in found)
 
 
 def _csv(found: list[FoundRecord]) -> bytes:
     rows = []
-    for one in found:
-        row = _row(one)
+    for record in found:
+        row = _row(record)
         headers = orjson.dumps(row["headers"]).decode() if row["headers"] else ""
         rows.append(
             [*(row[column] for column in COLUMNS[:4]), _text(row["key"]), _text(row["value"]), headers]
@@ -220,24 +221,24 @@ def _csv(found: list[FoundRecord]) -> bytes:
     return csv_lines(rows)
 
 
-def _text(told: Mapping[str, str] | None) -> str | None:
-    """As a query of dead letters takes it."""
-    if told is None:
+def _text(value: Mapping[str, str] | None) -> str | None:
+    """The value as a query of dead letters takes it."""
+    if value is None:
         return None
-    return told["text"] if "text" in told else f"base64:{told['base64']}"
+    return value["text"] if "text" in value else f"base64:{value['base64']}"
 
 
-# -- what is asked ---------------------------------------------------------------------------------------
+# -- the query -----------------------------------------------------------------------------------------
 
 
-def _named(query: Mapping[str, str]) -> tuple[str, str]:
+def _topic_and_cluster(query: Mapping[str, str]) -> tuple[str, str]:
     """Topic and cluster. Raises BadQuery."""
     found = []
     for name in ("topic", "cluster"):
-        told = query.get(name, "")
-        if not 0 < len(told) <= MAX_NAME_CHARS:
+        value = query.get(name, "")
+        if not 0 < len(value) <= MAX_NAME_CHARS:
             raise BadQuery(f"{name}: must be a name of 1 to {MAX_NAME_CHARS} characters")
-        found.append(told)
+        found.append(value)
     return found[0], found[1]
 
 
@@ -258,10 +259,10 @@ def _times(query: Mapping[str, str]) -> EventTimeRange:
 
 
 def _is_csv(request: web.Request) -> bool:
-    told = request.query.get("format")
-    if told not in (None, "csv", "ndjson"):
-        raise ApiError(400, "Bad query", f"format={told[:40]!r}: no such format; there are ndjson, csv")
-    return told == "csv" or (told is None and CSV in request.headers.get("Accept", ""))
+    wanted = request.query.get("format")
+    if wanted not in (None, "csv", "ndjson"):
+        raise ApiError(400, "Bad query", f"format={wanted[:40]!r}: no such format; there are ndjson, csv")
+    return wanted == "csv" or (wanted is None and CSV in request.headers.get("Accept", ""))
 
 
 async def _client(api: Api, cluster: str) -> ClusterClient:

@@ -1,4 +1,4 @@
-"""What the API answers of audits: plans, windows, differences between tiers."""
+"""The API's answers about audits: plans, windows, differences between tiers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 class Noted(TypedDict, Generic[T]):
-    """A piece of a list. `next` is the `cursor` of what follows, null at the end. `notes`: why the list is
-    not all there is, if it is not."""
+    """A page of a list. `next` is the `cursor` of the next page, null at the end. `notes`: why the list is
+    incomplete, if it is."""
 
     items: list[T]
     next: str | None
@@ -19,8 +19,8 @@ class Noted(TypedDict, Generic[T]):
 
 
 class AuditPlanDetail(TypedDict):
-    """A plan as PUT takes it back; the clusters that it counts, as this worker is configured; its jobs, how
-    many records they have not reported yet, and their troubles."""
+    """A plan as PUT takes it. `clusters`: the counted ones, by this worker's configuration. `jobs`: how many
+    have an owner. `lag_messages`: how many records they have not reported yet."""
 
     name: str
     definition: dict[str, Any]
@@ -33,18 +33,17 @@ class AuditPlanDetail(TypedDict):
 
 
 class Taken(TypedDict):
-    """How many reports were taken."""
+    """The number of reports that were taken."""
 
     taken: int
 
 
 class AuditWindow(TypedDict):
-    """What was counted of a topic at a tier in a window of event time; without a start, the records that have
-    no time. `late` (which `count` and `bytes` hold, too) came after it was closed. Latencies are null while
-    none were measured, `ids`, a fingerprint of all message ids, where not every record has one. It was closed
-    `without` sources that were silent. `complete`: nothing was gone before it was counted.
-    `remark`: what its client counts otherwise than planned.
-    """
+    """A topic's counts at a tier, in a window of event time; `start` null: the records without a time. `late`
+    records came after the window was closed; `count` and `bytes` include them. Latencies are null if none
+    were measured. `ids`, a fingerprint of all message ids, is null unless each record has one. `without`:
+    sources that were silent when the window was closed. `complete`: no record was gone before it was counted.
+    `remark`: the client's deviation from the plan."""
 
     topic: str
     tier: str
@@ -67,11 +66,11 @@ class AuditWindow(TypedDict):
 
 
 class AuditVerdict(TypedDict):
-    """Two tiers in a window. `by` says what was compared; where counts are the same and contents are not,
-    `missing` and `extra` are null. The audit of those `absent` is missing. `lag_ms`: by how much the median
-    record is later at the second tier, null: not known; `behind_ms`: by how much its audit is behind.
-    `closed`: both have closed the window. `group`: who consumes them, where the second tier is what a
-    workload has finished. `remark`: why it is not compared."""
+    """A comparison of two tiers in a window. `by`: what was compared. `missing` and `extra` are null if
+    counts are equal and contents differ. `absent`: tiers or clusters whose audit is missing. `lag_ms`: by how
+    much the median record is later at the second tier; null: unknown. `behind_ms`: by how much the second
+    tier's watermark is behind. `closed`: both tiers have closed the window. `group`: the consumer group, if
+    the second tier is what a workload has finished. `remark`: why the tiers are not compared."""
 
     topic: str
     group: str | None
@@ -94,7 +93,7 @@ class AuditVerdict(TypedDict):
 
 
 class AuditPlace(TypedDict):
-    """Where a record is."""
+    """A record's place."""
 
     cluster: str
     topic: str
@@ -103,9 +102,9 @@ class AuditPlace(TypedDict):
 
 
 class AuditFinding(TypedDict):
-    """What became of a record of the window: it is missing downstream, altered, doubled, or nobody upstream
-    has it; it waits for its copier; or it is unclear, `why`. Where it is upstream, and its copy. An id or key
-    that is no text is base64:… It is `one_of` so many records of the same contents, nobody knows which."""
+    """A record of the window that differs: missing downstream, altered, doubled, foreign (not upstream),
+    waiting for its copier, or unclear (`why`). `source`: the record upstream. An id or key that is not text
+    is base64:… `one_of`: how many records with the same contents may be the missing one."""
 
     kind: Literal["missing", "altered", "doubled", "foreign", "waiting", "unclear"]
     id: str | None
@@ -119,7 +118,7 @@ class AuditFinding(TypedDict):
 
 
 class AuditUnread(TypedDict):
-    """Offsets [start, end) that cannot be read (any more)."""
+    """Offsets [start, end) that cannot be read."""
 
     cluster: str
     topic: str
@@ -130,9 +129,10 @@ class AuditUnread(TypedDict):
 
 
 class AuditMissing(TypedDict):
-    """What of a window did not come from one tier to another, as the logs show it now; a page of findings.
-    The window's `state` is as in AuditVerdict, null: the two tiers are not compared. About so many records
-    differ (`differs`); not `complete`: not all of them are named. `group`: which was asked for."""
+    """A window's records that did not come from one tier to another, as the logs are now; a page of findings.
+    `state`: as in AuditVerdict; null: the two tiers are not compared. `differs`: about how many records
+    differ. `complete`: all of them are named. `group`: the requested one. `looked_ms`: when the logs were
+    read."""
 
     topic: str
     from_tier: str
@@ -153,7 +153,7 @@ class AuditMissing(TypedDict):
 
 
 class AuditCopyForeseen(TypedDict):
-    """How many records would be copied again, by what was found last."""
+    """The number of records that would be copied again, by the last drill-down."""
 
     execute: Literal[False]
     missing: int
@@ -162,9 +162,9 @@ class AuditCopyForeseen(TypedDict):
 
 
 class AuditTopic(TypedDict):
-    """A topic in the time that was asked for: `states` of its verdicts and the worst of them, its windows,
-    those of them that are incomplete; records missing (of lossy windows) and too many (of doubled ones), at
-    least; late ones and duplicates. Tiers whose audit is `absent`, and those (tier/cluster) `silent` now."""
+    """A topic in the requested time. `state` is the worst of its verdicts. `incomplete`: windows that may
+    lack records. `missing` and `extra`: at least this many records, in lossy and in duplicated windows.
+    `absent`: tiers or clusters whose audit is missing. `silent`: tiers (tier/cluster) that are silent now."""
 
     topic: str
     tiers: list[str]

@@ -1,1 +1,1 @@
-"""Which records are missing, doubled or altered: found, named, copied again."""
+"""Drill-downs: finds the records behind a difference, names them, and copies missing ones again."""

@@ -1,12 +1,13 @@
-"""Where of its source a copy comes from, by the numbers that its lane gave to its batches.
+"""Finds where in its source a copy comes from, by the sequence numbers that its lane gave to its batches.
 
     copy's batch: producer, first number s  --stamped barriers-->  source offset of its first record
 
-A barrier (S, T) with a stamp n of a producer: its records numbered below n have source offsets below S, the
-others S or more. Of one source no offset comes twice in a lane, and some may be skipped. So the record with
-number s has at least the source offset S + (s - n), by a barrier with n <= s, and at most S - (n - s), by one
-with s < n (`app.offsets.model.source_frontier`). What contradicts itself, or is of a producer that two lines
-claim, is not known.
+A barrier (S, T) with a producer's stamp n says: records numbered below n have source offsets below S, the
+others S or more. A lane copies each offset of a source at most once, and may skip some. So the record with
+number s has a source offset (`app.offsets.model.source_frontier`)
+- of at least S + (s - n), by a barrier with n <= s
+- of at most S - (n - s), by a barrier with s < n.
+There is no result if barriers contradict each other, or if two sources claim the producer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from app.offsets.model.offset_map import Barrier, OffsetMapLine
 
 
 class ClusterPartition(NamedTuple):
-    """Of a topic in a cluster, as it is called here."""
+    """A partition of a topic in a cluster, by the cluster's name in this worker's configuration."""
 
     cluster: str
     topic: str
@@ -33,19 +34,18 @@ class ClusterPartition(NamedTuple):
 
 
 class CopyOrigin(NamedTuple):
-    """The source, and the least and the greatest offset that the record may have there."""
+    """The source, and the lowest and highest offset that the record may have there."""
 
     source: ClusterPartition
     lowest: int
     highest: int
 
     def behind(self, count: int) -> CopyOrigin:
-        """Of the record that comes so much later in the copy's batch."""
+        """The origin of the record that comes `count` records later in the copy's batch."""
         highest = self.highest if self.highest == ENDLESS else self.highest + count
         return CopyOrigin(self.source, self.lowest + count, highest)
 
     def may_be(self, source: ClusterPartition, offset: int) -> bool:
-        """Whether the record may be that one."""
         return source == self.source and self.lowest <= offset <= self.highest
 
     @property
@@ -54,19 +54,15 @@ class CopyOrigin(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """A producer's barriers in order, the sources that claim it."""
+    """A producer's barriers in order, and the sources that claim the producer."""
 
     barriers: list[tuple[Barrier, ProducerStamp]]
     sources: set[ClusterPartition]
 
 
 class CopyOrigins:
-    """Of the copies in one partition.
-
-    Args:
-        lines: every line into the copy's topic, with the partition that it copies.
-        partition, log: which copy it is; lines of others say nothing.
-    """
+    """The origins of the copies in one partition. `lines`: every line into the copy's topic, with its source;
+    lines into other partitions or logs are ignored."""
 
     def __init__(
         self, lines: Iterable[tuple[ClusterPartition, OffsetMapLine]], partition: int, log: LogId
@@ -82,12 +78,12 @@ class CopyOrigins:
                     lane.sources.add(source)
 
     def source_of(self, producer_id: int, epoch: int) -> ClusterPartition | None:
-        """Whose copies a producer writes; None: nobody knows."""
+        """The source whose copies a producer writes; None: unknown."""
         lane = self._lanes.get((producer_id, epoch))
         return next(iter(lane.sources)) if lane is not None and len(lane.sources) == 1 else None
 
     def of(self, start: int, end: int, producer_id: int, epoch: int, sequence: int) -> CopyOrigin | None:
-        """Of the first record of a batch of offsets [start, end), which is numbered `sequence`."""
+        """The origin of the first record of a batch with offsets [start, end), numbered `sequence`."""
         source = self.source_of(producer_id, epoch)
         if source is None:
             return None

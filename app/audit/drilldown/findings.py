@@ -1,18 +1,18 @@
-"""Names what is missing, doubled or altered, given every place of the records that differ.
+"""Names the missing, doubled and altered records, given the places of all records that differ.
 
-    upstream's places, downstream's places   of each print that one side has more often (`sieve`)
-        --same print: which copy is of which record--> unmatched ones: missing, doubled, foreign
+    places upstream, places downstream   of each print with a surplus on one side (`sieve`)
+        --same print: which copy is of which record--> without a partner: missing, doubled, foreign
         --another print, the same record-->             altered
 
-Rules
-1. Records of the same contents are told apart by where their copies come from (`copy_origins`): a copy stands
-   for the record at its origin, if that is known, else for any of the same contents, the first in order.
-   Where several records may be the one that is missing, the finding says so (`one_of`).
-2. A record that is missing and a copy that nobody has written are one that was altered, if they have the same
-   id; else the same exact origin; else two of key, value and timestamp, and nobody else there has these two;
-   else if the copy's origin leaves only that one.
-3. What has not come to the place of a copier yet is waiting, not missing. What may have gone to, or come
-   from, a partition that cannot be read any more is unclear. Neither is called a loss.
+Rules (tests/audit/drilldown/test_findings.py)
+1. Copies of equal records are assigned by their origins (`copy_origins`). A copy with a known origin stands
+   for a record there; any other copy stands for the first record that is left. If several records may be the
+   missing one, the finding says so (`one_of`).
+2. A missing record and a foreign copy are one altered record if they have the same id, or else the same exact
+   origin. Records without ids are paired by two of key, value and timestamp, if as many records as copies
+   have these two. At last, a copy is paired with the only record that its origin allows.
+3. A record that its copier has not reached is waiting, not missing. A record is unclear if its partner may
+   lie in offsets that cannot be read any more, or in a cluster that no plan counts. Neither is a loss.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from typing import NamedTuple
 
 from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigin
 
-MOST_ALIKE = 2_000  # records of the same contents that are told apart
-MOST_CLAIMED = 1_000  # records that a copy may be of: beyond, nothing is concluded from its origin
+MOST_ALIKE = 2_000  # records with the same contents that are assigned by origin
+MOST_CLAIMED = 1_000  # records that a copy may be of; with more, nothing is concluded from origins
 
 
 class FindingKind(enum.Enum):
-    """What became of a record; the values are what REST and files say."""
+    """A record's fate. REST and files show the values."""
 
     MISSING = "missing"
     ALTERED = "altered"
     DOUBLED = "doubled"
-    FOREIGN = "foreign"  # nobody upstream has it
+    FOREIGN = "foreign"  # no record upstream has its contents
     WAITING = "waiting"
     UNCLEAR = "unclear"
 
@@ -44,9 +44,12 @@ class ObservedRecord(NamedTuple):
     """A record at its place.
 
     Attributes:
-        contents: the print of all that it holds. key, value: the prints of these.
-        at_ms: its event time. id: the message's, where it has one. key_bytes: for people.
-        origin: of a copy, where it comes from, if that is known.
+        contents: The print of the whole record.
+        key, value: The prints of these.
+        at_ms: The event time.
+        id: The message's id, if it has one.
+        key_bytes: The beginning of the key, to show.
+        origin: A copy's origin, if it is known.
     """
 
     place: ClusterPartition
@@ -61,13 +64,13 @@ class ObservedRecord(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What became of one record.
+    """One record's fate.
 
     Attributes:
-        source: as upstream has it; None: it does not.
-        copy: the one that is altered, doubled or foreign.
-        one_of: it is one of so many of the same contents, nobody knows which; 1: it is this one.
-        why: it is unclear.
+        source: The record upstream; None: there is none.
+        copy: The altered, doubled or foreign copy.
+        one_of: The number of records with the same contents that may be the missing one; 1: it is this one.
+        why: The reason why it is unclear.
     """
 
     kind: FindingKind
@@ -78,25 +81,24 @@ class Finding(NamedTuple):
 
 
 class LossExclusions(NamedTuple):
-    """What keeps a difference from being a loss (rule 3).
+    """Reasons why a difference is not a loss (rule 3).
 
     Attributes:
-        reached: of a partition that is copied, up to which offset it is; not in it: nobody copies it, or
-            who does tells nothing.
-        unread_copies: partitions (numbers) downstream of which some cannot be read, why.
-        unread_sources: partitions upstream of which some cannot be read, why.
-        elsewhere: why a copy may be of a record that was not looked for; "": it cannot.
+        reached: Partition upstream -> the offset up to which it was copied. Without an entry: no route copies
+            the partition, or its progress is unknown.
+        unread_copies: Partition number -> why some of it cannot be read downstream.
+        unread_sources: Partition upstream -> why some of it cannot be read.
+        uncounted: Why a foreign copy may come from a cluster that no plan counts; "": it cannot.
     """
 
     reached: Mapping[ClusterPartition, int] = {}
     unread_copies: Mapping[int, str] = {}
     unread_sources: Mapping[ClusterPartition, str] = {}
-    elsewhere: str = ""
+    uncounted: str = ""
 
 
-def named(upstream: Iterable[ObservedRecord], downstream: Iterable[ObservedRecord]) -> list[Finding]:
-    """What became of the records; of each print all places are given, or none. In the order of kinds and
-    places."""
+def name_findings(upstream: Iterable[ObservedRecord], downstream: Iterable[ObservedRecord]) -> list[Finding]:
+    """The findings, in the order of kinds and places. The places of a print must be complete."""
     groups: defaultdict[int, tuple[list[ObservedRecord], list[ObservedRecord]]] = defaultdict(
         lambda: ([], [])
     )
@@ -108,29 +110,39 @@ def named(upstream: Iterable[ObservedRecord], downstream: Iterable[ObservedRecor
     doubled: list[Finding] = []
     foreign: list[ObservedRecord] = []
     for ups, downs in groups.values():
-        lost, extra, is_sure = _unmatched(sorted(ups, key=_in_log), sorted(downs, key=_in_log))
-        missing += [Finding(FindingKind.MISSING, up, one_of=1 if is_sure else len(ups)) for up in lost]
+        unpaired_sources, extra, is_sure = _unmatched(
+            sorted(ups, key=_position), sorted(downs, key=_position)
+        )
+        missing += [
+            Finding(FindingKind.MISSING, up, one_of=1 if is_sure else len(ups)) for up in unpaired_sources
+        ]
         if ups:
             doubled += [Finding(FindingKind.DOUBLED, _repeated(ups, down), down) for down in extra]
         else:
             foreign += extra
     missing.sort(key=_order)
-    pairs = _altered([one.source for one in missing if one.source is not None], foreign)
-    taken = {_in_log(copy) for _, copy in pairs}
-    gone = {_in_log(source) for source, _ in pairs}
-    found = [one for one in missing if one.source is not None and _in_log(one.source) not in gone]
+    pairs = _altered([finding.source for finding in missing if finding.source is not None], foreign)
+    paired_copies = {_position(copy) for _, copy in pairs}
+    paired_sources = {_position(source) for source, _ in pairs}
+    found = [
+        finding
+        for finding in missing
+        if finding.source is not None and _position(finding.source) not in paired_sources
+    ]
     found += [Finding(FindingKind.ALTERED, source, copy) for source, copy in pairs]
     found += doubled
-    found += [Finding(FindingKind.FOREIGN, None, copy) for copy in foreign if _in_log(copy) not in taken]
+    found += [
+        Finding(FindingKind.FOREIGN, None, copy) for copy in foreign if _position(copy) not in paired_copies
+    ]
     return sorted(found, key=_order)
 
 
-def judged(findings: Iterable[Finding], bounds: LossExclusions) -> list[Finding]:
-    """The findings, with those that are no loss told as what they are (rule 3)."""
-    return sorted((_judged(one, bounds) for one in findings), key=_order)
+def apply_exclusions(findings: Iterable[Finding], bounds: LossExclusions) -> list[Finding]:
+    """The findings; those that are no loss become waiting or unclear (rule 3)."""
+    return sorted((_apply_exclusions(finding, bounds) for finding in findings), key=_order)
 
 
-def _judged(finding: Finding, bounds: LossExclusions) -> Finding:
+def _apply_exclusions(finding: Finding, bounds: LossExclusions) -> Finding:
     source, copy = finding.source, finding.copy
     if finding.kind is FindingKind.MISSING and source is not None:
         if source.offset >= bounds.reached.get(source.place, source.offset + 1):
@@ -139,7 +151,7 @@ def _judged(finding: Finding, bounds: LossExclusions) -> Finding:
     elif finding.kind in {FindingKind.FOREIGN, FindingKind.DOUBLED} and copy is not None:
         at = copy.place.partition if copy.origin is None else copy.origin.source.partition
         unread = (why for place, why in bounds.unread_sources.items() if place.partition == at)
-        why = next(unread, "") or (bounds.elsewhere if finding.kind is FindingKind.FOREIGN else "")
+        why = next(unread, "") or (bounds.uncounted if finding.kind is FindingKind.FOREIGN else "")
     else:
         why = ""
     return finding._replace(kind=FindingKind.UNCLEAR, why=why) if why else finding
@@ -151,7 +163,7 @@ def _judged(finding: Finding, bounds: LossExclusions) -> Finding:
 def _unmatched(
     ups: Sequence[ObservedRecord], downs: Sequence[ObservedRecord]
 ) -> tuple[list[ObservedRecord], list[ObservedRecord], bool]:
-    """Those without a partner, and whether it is certain which ones upstream those are (rule 1)."""
+    """Records and copies without a partner, and whether these are certainly the records (rule 1)."""
     if not downs:
         return list(ups), [], True
     if len(ups) > MOST_ALIKE:
@@ -161,7 +173,7 @@ def _unmatched(
     unknown: list[ObservedRecord] = []
     is_sure = True
     at = {place: [n for n, up in enumerate(ups) if up.place == place] for place in {up.place for up in ups}}
-    # Who may be fewest of those that are left is served first: that way as many as possible are.
+    # The copy with the lowest highest offset chooses first, so that as many copies as possible find a record.
     for down in sorted(downs, key=_highest):
         if down.origin is None or down.origin.source not in at:
             unknown.append(down)
@@ -174,7 +186,7 @@ def _unmatched(
             extra.append(down)
         else:
             del free[partner]
-    for down in sorted(unknown, key=_in_log):
+    for down in sorted(unknown, key=_position):
         if free:
             is_sure = False
             del free[next(iter(free))]
@@ -184,7 +196,7 @@ def _unmatched(
 
 
 def _repeated(ups: Sequence[ObservedRecord], down: ObservedRecord) -> ObservedRecord:
-    """Which record a copy repeats: that of its origin, or one of the same contents."""
+    """The record that a copy repeats: the one at its origin, or the first with the same contents."""
     origin = down.origin
     if origin is not None:
         return next((up for up in ups if origin.may_be(up.place, up.offset)), ups[0])
@@ -197,38 +209,41 @@ def _repeated(ups: Sequence[ObservedRecord], down: ObservedRecord) -> ObservedRe
 def _altered(
     missing: Sequence[ObservedRecord], foreign: Sequence[ObservedRecord]
 ) -> list[tuple[ObservedRecord, ObservedRecord]]:
-    """Rule 2."""
+    """Pairs of a missing record and its altered copy (rule 2)."""
     pairs: list[tuple[ObservedRecord, ObservedRecord]] = []
-    lost = {_in_log(one): one for one in missing}
-    strange = {_in_log(one): one for one in sorted(foreign, key=_in_log)}
+    unpaired_sources = {_position(record): record for record in missing}
+    unpaired_copies = {_position(record): record for record in sorted(foreign, key=_position)}
 
     def pair(source: ObservedRecord, copy: ObservedRecord) -> None:
-        pairs.append((lost.pop(_in_log(source)), strange.pop(_in_log(copy))))
+        pairs.append((unpaired_sources.pop(_position(source)), unpaired_copies.pop(_position(copy))))
 
     for name_of, is_unique in _LEVELS:
-        sources, copies = _by(lost.values(), name_of, False), _by(strange.values(), name_of, True)
+        sources, copies = (
+            _by_name(unpaired_sources.values(), name_of, False),
+            _by_name(unpaired_copies.values(), name_of, True),
+        )
         for name, some in copies.items():
-            others = sources.get(name, [])
-            if is_unique and len(others) != len(some):
+            matches = sources.get(name, [])
+            if is_unique and len(matches) != len(some):
                 continue
-            for source, copy in zip(others, some, strict=False):
+            for source, copy in zip(matches, some, strict=False):
                 if copy.origin is None or copy.origin.may_be(source.place, source.offset) or not is_unique:
                     pair(source, copy)
-    for source, copy in _by_origin(lost.values(), strange.values()):
+    for source, copy in _by_origin(unpaired_sources.values(), unpaired_copies.values()):
         pair(source, copy)
     return pairs
 
 
 def _by_origin(
-    lost: Iterable[ObservedRecord], strange: Iterable[ObservedRecord]
+    unpaired_sources: Iterable[ObservedRecord], unpaired_copies: Iterable[ObservedRecord]
 ) -> list[tuple[ObservedRecord, ObservedRecord]]:
-    """Copies whose origin leaves one record, which no other copy may be."""
+    """Pairs of a copy and the only record that its origin allows, if no other copy may be of that record."""
     by_place: defaultdict[ClusterPartition, list[ObservedRecord]] = defaultdict(list)
-    for one in sorted(lost, key=_in_log):
-        by_place[one.place].append(one)
+    for record in sorted(unpaired_sources, key=_position):
+        by_place[record.place].append(record)
     claims: Counter[tuple[ClusterPartition, int]] = Counter()
     only: list[tuple[ObservedRecord, ObservedRecord]] = []
-    for copy in strange:
+    for copy in unpaired_copies:
         if copy.origin is None:
             continue
         near = by_place[copy.origin.source]
@@ -237,17 +252,17 @@ def _by_origin(
         if last - first == 1:
             only.append((near[first], copy))
         if last - first <= MOST_CLAIMED:
-            claims.update(map(_in_log, near[first:last]))
+            claims.update(map(_position, near[first:last]))
         else:
             return []
-    return [(source, copy) for source, copy in only if claims[_in_log(source)] == 1]
+    return [(source, copy) for source, copy in only if claims[_position(source)] == 1]
 
 
 def _id(seen: ObservedRecord, _: bool) -> Hashable | None:
     return seen.id
 
 
-def _exact(seen: ObservedRecord, is_copy: bool) -> Hashable | None:
+def _exact_origin(seen: ObservedRecord, is_copy: bool) -> Hashable | None:
     if not is_copy:
         return seen.place, seen.offset
     origin = seen.origin
@@ -256,28 +271,28 @@ def _exact(seen: ObservedRecord, is_copy: bool) -> Hashable | None:
 
 _LEVELS: tuple[tuple[Callable[[ObservedRecord, bool], Hashable | None], bool], ...] = (
     (_id, False),
-    (_exact, False),
+    (_exact_origin, False),
     (lambda seen, _: None if seen.id is not None else (seen.key, seen.at_ms), True),
     (lambda seen, _: None if seen.id is not None else (seen.value, seen.at_ms), True),
     (lambda seen, _: None if seen.id is not None else (seen.key, seen.value), True),
 )
 
 
-def _by(
+def _by_name(
     many: Iterable[ObservedRecord], name_of: Callable[[ObservedRecord, bool], Hashable | None], is_copy: bool
 ) -> dict[Hashable, list[ObservedRecord]]:
     found: dict[Hashable, list[ObservedRecord]] = {}
-    for one in many:
-        name = name_of(one, is_copy)
+    for record in many:
+        name = name_of(record, is_copy)
         if name is not None:
-            found.setdefault(name, []).append(one)
+            found.setdefault(name, []).append(record)
     return found
 
 
 # -- order -----------------------------------------------------------------------------------------------
 
 
-def _in_log(seen: ObservedRecord) -> tuple[ClusterPartition, int]:
+def _position(seen: ObservedRecord) -> tuple[ClusterPartition, int]:
     return seen.place, seen.offset
 
 
@@ -294,20 +309,20 @@ _KINDS = list(FindingKind)
 
 def _order(finding: Finding) -> tuple[int, ClusterPartition, int]:
     seen = finding.source if finding.source is not None else finding.copy
-    assert seen is not None, "it is of some record"
+    assert seen is not None, "a finding has a source or a copy"
     return _KINDS.index(finding.kind), seen.place, seen.offset
 
 
 def counts(findings: Iterable[Finding]) -> dict[str, int]:
-    """How many of each kind."""
-    found = Counter(one.kind for one in findings)
+    """Kind -> number of findings."""
+    found = Counter(finding.kind for finding in findings)
     return {kind.value: found[kind] for kind in FindingKind}
 
 
 def places(findings: Iterable[Finding], kinds: Collection[FindingKind]) -> dict[ClusterPartition, list[int]]:
-    """Where the records of these kinds are upstream: offsets in order, by partition."""
+    """The places upstream of findings of these kinds: partition -> offsets in order."""
     found: defaultdict[ClusterPartition, set[int]] = defaultdict(set)
-    for one in findings:
-        if one.kind in kinds and one.source is not None:
-            found[one.source.place].add(one.source.offset)
+    for finding in findings:
+        if finding.kind in kinds and finding.source is not None:
+            found[finding.source.place].add(finding.source.offset)
     return {place: sorted(offsets) for place, offsets in sorted(found.items())}

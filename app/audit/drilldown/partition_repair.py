@@ -1,19 +1,20 @@
-"""Appends the copies of one partition: nobody else does meanwhile, each comes once, none holds up the others.
+"""Appends missing copies to one partition: each once, by one writer at a time, whatever the broker refuses.
 
-    begin: end the former producer -> read what came since -> transactions --one is refused--> divide, begin
+    begin: fence the former producer -> read new copies -> transactions --one is refused--> divide, begin
 
-Rules
-1. Copies into a partition are made in transactions under its own transactional id: who begins aborts what the
-   one before has left open, and the brokers refuse whatever that one still sends, though it may believe that
-   it leads. Who knows that it does not lead stops before the next transaction.
-2. What came into the partition behind what the drill-down has read is looked at once nobody else can add to
-   it. What is there is not copied.
-3. A record that the broker refuses, for its size or by the topic's settings, is left out and counted; all
-   others are copied. Brokers refuse batches, so a batch is divided until the record is alone.
-4. aiokafka does not take the number of a refused batch back, so a new producer begins. Another worker may
-   have begun and ended meanwhile: rule 2 holds again.
-5. A window that is too old for its topic has thousands of such records. So records of the times nearest to
-   now are tried first, and what is older than a record that was too old is left out without a try.
+Rules (tests/audit/drilldown/test_repair_brokers.py)
+1. The copies are made in transactions, under the partition's transactional id. A repair that begins aborts
+   its predecessor's open transaction. From then on the brokers refuse the predecessor's records, even if its
+   worker still believes that it leads. A worker that does not lead any more stops before the next
+   transaction.
+2. Once no other repair can append, the records that came since the drill-down are read. A record with a copy
+   among them is not copied.
+3. A record that the broker refuses, for its size or by the topic's settings, is left out and counted. All
+   others are copied. Brokers refuse whole batches, so a batch is divided until the record is alone.
+4. aiokafka does not take back the sequence number of a refused batch, so a new producer begins. Another
+   worker may have copied meanwhile, so rule 2 applies again.
+5. A window that is too old for its topic has thousands of refused records. So records with times nearest to
+   now are tried first. Records farther from now than a refused one are left out without a try.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ from app.kafka.records.record import Record
 from app.kernel.clock import now_ms
 
 MAX_BYTES, KAFKA_MAX_BYTES = "max.message.bytes", 1_048_588
-OPEN_TRANSACTION_TIMEOUT_S = 60.0  # until what others have open in the partition has ended
-VISIBLE_TIMEOUT_S = 10.0  # until what was copied is shown to those who read
+OPEN_TRANSACTION_TIMEOUT_S = 60.0  # until others' open transactions in the partition have ended
+VISIBLE_TIMEOUT_S = 10.0  # until consumers can read the copies
 COPY_POLL_INTERVAL_S = 0.2
-NAMED_REFUSED = 10  # of the refused ones; all are counted
+NAMED_REFUSED = 10  # of the refused records; all are counted
 
 Rows = Sequence[tuple[Record, Headers]]
 PlaceAndOffset = tuple[ClusterPartition, int]
 
-_turns: WeakValueDictionary[ClusterPartition, asyncio.Lock] = WeakValueDictionary()
+_locks: WeakValueDictionary[ClusterPartition, asyncio.Lock] = WeakValueDictionary()
 
 
 class RefusedCopy(NamedTuple):
-    """A record upstream whose copy the broker downstream refuses, and why."""
+    """A record upstream whose copy the broker downstream refuses."""
 
     place: ClusterPartition
     offset: int
@@ -64,7 +65,7 @@ class RefusedCopy(NamedTuple):
 
 
 class _BatchRefused(Exception):
-    """Nothing of the transaction is there. `number`: which of its batches the broker refused first."""
+    """The transaction appended nothing. `number`: the first batch that the broker refused."""
 
     def __init__(self, number: int, error: BrokerResponseError) -> None:
         super().__init__(str(error))
@@ -74,52 +75,58 @@ class _BatchRefused(Exception):
 
 @asynccontextmanager
 async def repairing(
-    client: ClusterClient, part: ScanRange, asked: Collection[ObservedRecord], go_on: Callable[[], None]
+    client: ClusterClient,
+    part: ScanRange,
+    missing: Collection[ObservedRecord],
+    check_may_copy: Callable[[], None],
 ) -> AsyncIterator[PartitionRepair]:
     """A repair that has begun (rule 1).
 
     Args:
-        part: the partition downstream. asked: what it lacks. go_on: is called before each try, and raises
-            where no more may be copied.
+        part: The partition downstream.
+        missing: The records that it lacks.
+        check_may_copy: Is called before each transaction; raises if the worker must not copy any more.
 
     Raises:
-        NotReadable: what is there cannot be told. KafkaError, TimeoutError.
+        NotReadable: The copies that came since the drill-down cannot be read.
+        KafkaError, TimeoutError: A broker does not answer, or an open transaction hides the log's end.
     """
-    async with _turn(part.reader.place):
-        made = PartitionRepair(client, part, asked, go_on)
+    async with _lock_of(part.reader.place):
+        repair = PartitionRepair(client, part, missing, check_may_copy)
         try:
-            await made.begin()
-            yield made
+            await repair.begin()
+            yield repair
         finally:
-            await made.end()
+            await repair.end()
 
 
 class PartitionRepair:
-    """See the module.
+    """The repair of one partition.
 
     Attributes:
-        copied, refused: records. there: what others have copied since the drill-down.
-        first_refused: `NAMED_REFUSED` at most.
+        copied, refused: Records.
+        existing: Records that others have copied since the drill-down.
+        first_refused: At most `NAMED_REFUSED`.
     """
 
     def __init__(
         self,
         client: ClusterClient,
         part: ScanRange,
-        asked: Collection[ObservedRecord],
-        go_on: Callable[[], None],
+        missing: Collection[ObservedRecord],
+        check_may_copy: Callable[[], None],
     ) -> None:
         self.copied = self.refused = 0
-        self.there: set[PlaceAndOffset] = set()
+        self.existing: set[PlaceAndOffset] = set()
         self.first_refused: list[RefusedCopy] = []
         self._client = client
         self._part = part
         self._place = part.reader.place
-        self._go_on = go_on
-        self._left = {(one.place, one.offset): one for one in asked}
+        self._check_may_copy = check_may_copy
+        self._unsettled = {(record.place, record.offset): record for record in missing}
         self._read_end = part.log_end
-        self._own: set[int] = set()  # offsets of what was copied here
-        self._last = -1
+        self._own_offsets: set[int] = set()  # offsets of copies that this repair made
+        self._last_offset = -1
         self._most_bytes = KAFKA_MAX_BYTES
         self._producer: AIOKafkaProducer | None = None
         self._producers = AsyncExitStack()
@@ -127,22 +134,24 @@ class PartitionRepair:
         self._too_old_ms, self._too_new_ms = NO_TIMESTAMP, float("inf")
         self._why_timestamp = ""
 
-    def left_of(self, asked: Mapping[int, ObservedRecord]) -> dict[int, ObservedRecord]:
-        """Those that are not settled yet."""
-        return {offset: one for offset, one in asked.items() if (one.place, offset) in self._left}
+    def unsettled(self, missing: Mapping[int, ObservedRecord]) -> dict[int, ObservedRecord]:
+        """The records that are neither copied nor refused yet."""
+        return {
+            offset: record for offset, record in missing.items() if (record.place, offset) in self._unsettled
+        }
 
     async def begin(self) -> None:
-        """Ends whoever copies into the partition, and sees what that one has done. Raises as `repairing`."""
+        """Fences the producer of the repair before, and looks for its copies. Raises as `repairing`."""
         await self.end()
         self._most_bytes = await _max_bytes(self._client, self._place.topic)
         self._producer = await self._producers.enter_async_context(
-            _alone(self._client, self._place, self._most_bytes)
+            _fencing_producer(self._client, self._place, self._most_bytes)
         )
-        asked = list(self._left.values())
-        known = copied_already(asked, await self._copies_of_others(asked))
-        self.there |= known
+        missing = list(self._unsettled.values())
+        known = already_copied(missing, await self._copies_of_others(missing))
+        self.existing |= known
         for at in known:
-            del self._left[at]
+            del self._unsettled[at]
 
     async def end(self) -> None:
         """Closes the producer."""
@@ -150,18 +159,15 @@ class PartitionRepair:
         await self._producers.aclose()
 
     async def add(self, place: ClusterPartition, rows: Rows, codec: int) -> None:
-        """Copies these records of a partition upstream, and leaves out what the broker refuses.
-
-        Raises:
-            As `go_on`, `repairing`: what is there stays.
-        """
+        """Copies these records of a partition upstream, and leaves out the refused ones. Raises as
+        `check_may_copy` and `repairing`; the copies made stay."""
         pieces: list[Rows] = [rows]
         while pieces:
-            self._go_on()
+            self._check_may_copy()
             if self._producer is None:
                 await self.begin()
             assert self._producer is not None
-            piece = self._wanted(place, pieces.pop())
+            piece = self._without_settled(place, pieces.pop())
             if not piece:
                 continue
             batches = batches_of(piece, codec, self._most_bytes)
@@ -179,22 +185,22 @@ class PartitionRepair:
                 pieces += [part for part in reversed(parts) if part]
                 continue
             for offset, batch in zip(offsets, batches, strict=True):
-                self._own.update(range(offset, offset + batch.record_count()))
-            self._last = max(self._last, *offsets)
+                self._own_offsets.update(range(offset, offset + batch.record_count()))
+            self._last_offset = max(self._last_offset, *offsets)
             self.copied += len(piece)
             for record, _ in piece:
-                del self._left[place, record.offset]
+                del self._unsettled[place, record.offset]
 
-    async def shown(self) -> None:
-        """Waits until who reads what is committed gets what was copied there."""
-        if self._last >= 0:
-            await _shown(self._client, self._place, self._last)
+    async def wait_until_visible(self) -> None:
+        """Waits until consumers of committed records can read the copies."""
+        if self._last_offset >= 0:
+            await _wait_until_visible(self._client, self._place, self._last_offset)
 
-    def _wanted(self, place: ClusterPartition, rows: Rows) -> Rows:
+    def _without_settled(self, place: ClusterPartition, rows: Rows) -> Rows:
         found: list[tuple[Record, Headers]] = []
         for row in rows:
             at_ms = row[0].timestamp
-            if (place, row[0].offset) not in self._left:
+            if (place, row[0].offset) not in self._unsettled:
                 continue
             if NO_TIMESTAMP < at_ms <= self._too_old_ms or at_ms >= self._too_new_ms:
                 self._leave_out(place, row[0].offset, self._why_timestamp)
@@ -213,32 +219,31 @@ class PartitionRepair:
 
     def _leave_out(self, place: ClusterPartition, offset: int, why: str) -> None:
         self.refused += 1
-        del self._left[place, offset]
+        del self._unsettled[place, offset]
         if len(self.first_refused) < NAMED_REFUSED:
             self.first_refused.append(RefusedCopy(place, offset, why))
 
-    async def _copies_of_others(self, asked: Collection[ObservedRecord]) -> list[ObservedRecord]:
-        """Which copies of them came into the partition behind what was read of it.
-
-        Raises:
-            NotReadable: that cannot be told.
-        """
+    async def _copies_of_others(self, missing: Collection[ObservedRecord]) -> list[ObservedRecord]:
+        """The copies of these records that others appended since the last reading. Raises NotReadable: the
+        log lost its end, or cannot be read there."""
         place, start = self._place, self._read_end
         end = await _settled_end(self._client, place)
         if end < start:
-            raise NotReadable(f"{place} has lost its end since it was read; ask again what is missing")
+            raise NotReadable(
+                f"{place} lost its last records since it was read; ask again which records are missing"
+            )
         found: list[ObservedRecord] = []
-        contents = {one.contents: 1 for one in asked}
+        contents = {record.contents: 1 for record in missing}
         async for piece in read_span(self._client, place.topic, place.partition, start, end):
             if piece.damage:
-                raise NotReadable(f"what came into {place} meanwhile cannot be read: {piece.damage}")
-            found += await asyncio.to_thread(self._part.reader.seen, piece, None, contents)
+                raise NotReadable(f"the newest records of {place} cannot be read: {piece.damage}")
+            found += await asyncio.to_thread(self._part.reader.observed, piece, None, contents)
         self._read_end = end
-        return [one for one in found if one.offset not in self._own]
+        return [copy for copy in found if copy.offset not in self._own_offsets]
 
 
 def _halves(rows: Rows, error: BrokerResponseError) -> list[Rows]:
-    """Both halves, each in the order of offsets; of timestamps that are refused, the nearest ones first."""
+    """Both halves, by offset. If timestamps are refused, the first half has those nearest to now."""
     if isinstance(error, InvalidTimestampError):
         now = now_ms()
         near = sorted(rows, key=lambda row: row[0].timestamp != NO_TIMESTAMP and abs(now - row[0].timestamp))
@@ -248,14 +253,14 @@ def _halves(rows: Rows, error: BrokerResponseError) -> list[Rows]:
     return [sorted(half, key=lambda row: row[0].offset) for half in (near[:middle], near[middle:])]
 
 
-def copied_already(
-    asked: Iterable[ObservedRecord], copies: Iterable[ObservedRecord]
+def already_copied(
+    missing: Iterable[ObservedRecord], copies: Iterable[ObservedRecord]
 ) -> set[tuple[ClusterPartition, int]]:
-    """Which of these records the copies are of: by where they come from, if that is known, else the first of
-    the same contents. A copy stands for one record."""
+    """The places of records that have a copy: by its origin, else the first with the same contents. A copy
+    stands for one record."""
     left: dict[int, list[tuple[ClusterPartition, int]]] = {}
-    for one in sorted(asked, key=lambda one: (one.place, one.offset)):
-        left.setdefault(one.contents, []).append((one.place, one.offset))
+    for record in sorted(missing, key=lambda record: (record.place, record.offset)):
+        left.setdefault(record.contents, []).append((record.place, record.offset))
     found: set[tuple[ClusterPartition, int]] = set()
     for copy in copies:
         places = left.get(copy.contents, [])
@@ -266,28 +271,25 @@ def copied_already(
     return found
 
 
-# -- of the partition --------------------------------------------------------------------------------------
+# -- the partition ---------------------------------------------------------------------------------------
 
 
-def _turn(place: ClusterPartition) -> asyncio.Lock:
-    """Those of this worker come one after the other: they would end each other."""
-    return _turns.setdefault(place, asyncio.Lock())
+def _lock_of(place: ClusterPartition) -> asyncio.Lock:
+    """Repairs of one worker take turns, because each would fence the other."""
+    return _locks.setdefault(place, asyncio.Lock())
 
 
-def _alone(
+def _fencing_producer(
     client: ClusterClient, place: ClusterPartition, most_bytes: int
 ) -> AbstractAsyncContextManager[AIOKafkaProducer]:
-    """Rule 1."""
+    """A producer that fences the other ones (rule 1)."""
     name = f"switchyard-copy-again/{place.topic}/{place.partition}"
     return transactional(client, name, max_request_bytes=2 * most_bytes)
 
 
 async def _settled_end(client: ClusterClient, place: ClusterPartition) -> int:
-    """Where the log ends, once no transaction hides what is there.
-
-    Raises:
-        TimeoutError: one does, for `OPEN_TRANSACTION_TIMEOUT_S`, or nobody tells.
-    """
+    """The log's end, once no open transaction hides records. Raises TimeoutError: one did for
+    `OPEN_TRANSACTION_TIMEOUT_S`, or no leader answered."""
     at, deadline_s = (place.topic, place.partition), time.monotonic() + OPEN_TRANSACTION_TIMEOUT_S
     high = (await client.offsets([at], LATEST)).get(at)
     while time.monotonic() < deadline_s:
@@ -297,25 +299,22 @@ async def _settled_end(client: ClusterClient, place: ClusterPartition) -> int:
         await asyncio.sleep(COPY_POLL_INTERVAL_S)
         high = high if high is not None else (await client.offsets([at], LATEST)).get(at)
     raise TimeoutError(
-        f"an open transaction hides the end of {place}, or its leader does not answer: what is there already "
-        "cannot be told; ask again once it has ended"
+        f"an open transaction hides the end of {place}, or its leader does not answer, so existing copies "
+        "cannot be found; ask again once the transaction has ended"
     )
 
 
 async def _append(
     producer: AIOKafkaProducer, place: ClusterPartition, batches: Sequence[BatchBuilder]
 ) -> list[int]:
-    """All of them, or none; where each begins in the log.
-
-    Raises:
-        _BatchRefused; KafkaError, TimeoutError: they are not there, or it is not certain.
-    """
+    """Appends all batches or none; returns their base offsets. Raises _BatchRefused: nothing was appended;
+    KafkaError, TimeoutError: that is uncertain."""
     sent: list[asyncio.Future[RecordMetadata]] = []
     try:
         async with one_transaction(producer):
-            for batch in batches:  # one by one: what was sent is looked at where the next is not taken
+            for batch in batches:  # one by one, because `sent` is inspected if a later batch is refused
                 sent.append(await producer.send_batch(batch, place.topic, partition=place.partition))  # noqa: PERF401
-            return [int(one.offset) for one in await asyncio.gather(*sent)]
+            return [int(metadata.offset) for metadata in await asyncio.gather(*sent)]
     except (KafkaError, TimeoutError) as error:
         refused = first_refused(sent)
         if refused is None:
@@ -323,10 +322,10 @@ async def _append(
         raise _BatchRefused(*refused) from error
 
 
-async def _shown(client: ClusterClient, place: ClusterPartition, offset: int) -> None:
-    """Waits until who reads what is committed gets what was copied there: brokers say that a transaction is
-    committed before its partitions know, and who asks then what is missing would be told the same again.
-    Others' transactions may hide it for longer; that is theirs to end."""
+async def _wait_until_visible(client: ClusterClient, place: ClusterPartition, offset: int) -> None:
+    """Waits until consumers of committed records can read the copies, or for `VISIBLE_TIMEOUT_S`. Brokers
+    confirm a commit before its partitions know it; a drill-down until then would name the same records again.
+    Other transactions may hide the copies for longer."""
     at, deadline_s = (place.topic, place.partition), time.monotonic() + VISIBLE_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if (await client.offsets([at], LATEST, READ_COMMITTED)).get(at, -1) > offset:

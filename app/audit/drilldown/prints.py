@@ -1,15 +1,15 @@
-"""What a fetched batch, and each of its records, is: prints to compare two tiers by, and places to tell.
+"""Prints of fetched batches and of their records, to compare two tiers by, and the places of records.
 
 Rules
-1. A record is its key, value, headers and timestamp. Its timestamp counts where both tiers' topics keep it;
-   headers that copying adds do not count, nor those that it is told to leave out.
-2. A batch that is the same at both tiers, byte for byte but for what copying changes, has the same records:
-   it needs no decoding.
-3. A batch that may hold no record of the window is passed over by its header, under the same conditions under
-   which it is counted by it (`audit.counts.counter`).
-4. What cannot be decoded is compared by its bytes.
+1. A record's print covers its key, value, headers and timestamp. The timestamp counts only if both tiers'
+   topics keep it. Headers that copying adds do not count, nor those that the route leaves out.
+2. A verbatim copy of a batch has the print of its source, so the two need no decoding.
+3. A batch is skipped if its header shows that it has no record of the window. The conditions are those under
+   which the counter counts a batch by its header (`audit.counts.counter`).
+4. A batch that cannot be decoded is compared by its bytes.
 
-Prints are Python's own hashes: they are compared within one process, and its secret makes them 64 good bits.
+A print is a value of Python's `hash`, which has a secret in each process. So prints are compared only within
+one process.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from app.kafka.records.batch import (
 )
 from app.kafka.records.record import Record
 
-ORIGIN, ROUTE = "switchyard-origin", "switchyard-route"  # what copying adds
+ORIGIN, ROUTE = "switchyard-origin", "switchyard-route"  # headers that copying adds
 SHOWN_KEY_BYTES = 200
-MOST_DIGITS = 19  # of an offset; of thousands Python makes no number
+MOST_DIGITS = 19  # of an offset; Python refuses to parse thousands of digits
 _MASK = (1 << 64) - 1
 _CODEC = 0x07
 
@@ -58,7 +58,7 @@ class EventTimeWindow(NamedTuple):
 
 
 class RecordPrint(NamedTuple):
-    """A record, or what stands for one that cannot be decoded."""
+    """A record's print; `record` None: the record cannot be decoded."""
 
     offset: int
     at_ms: int
@@ -67,12 +67,15 @@ class RecordPrint(NamedTuple):
 
 
 class PrintReader:
-    """Reads what was fetched of one partition.
+    """Reads fetched batches of one partition.
 
     Args:
-        spec: the plan's. keeps: headers that count; None: all do. timed: timestamps count, too.
-        origins: of a copy, where its batches come from. others: clusters whose copies are passed over, where
-            it is known that they are. names: how the clusters of provenance headers are called, by their ids.
+        spec: The plan's.
+        keeps: Says which headers count; None: all do.
+        timed: Timestamps count, too.
+        origins: The origins of the batches, if the partition is a copy.
+        uncounted: Clusters whose copies are skipped, if they are known to come from there.
+        cluster_names: Cluster id in a provenance header -> name.
     """
 
     def __init__(
@@ -84,8 +87,8 @@ class PrintReader:
         keeps: Keeps | None = None,
         timed: bool = True,
         origins: CopyOrigins | None = None,
-        others: frozenset[str] = frozenset(),
-        names: dict[str, str] | None = None,
+        uncounted: frozenset[str] = frozenset(),
+        cluster_names: dict[str, str] | None = None,
     ) -> None:
         self.place = place
         self._spec = spec
@@ -93,50 +96,54 @@ class PrintReader:
         self._keeps = keeps
         self._timed = timed
         self._origins = origins
-        self._others = others
-        self._names = names or {}
+        self._uncounted = uncounted
+        self._cluster_names = cluster_names or {}
 
-    # -- what is compared --------------------------------------------------------------------------
+    # -- prints and places --------------------------------------------------------------------------
 
     def batch_prints(self, piece: SpanPiece) -> Prints:
-        """Of the batches that may hold records of the window."""
+        """The prints of batches that may have records of the window."""
         return _array([batch_print(batch) for batch in self._batches(piece)])
 
     def record_prints(self, piece: SpanPiece, wanted: dict[int, int] | None) -> Prints:
-        """Of the window's records, in batches of these prints only, if any are given."""
+        """The prints of the window's records; only in the `wanted` batches, if it is given."""
         return _array(
             [row.contents for batch in self._batches(piece, wanted) for row in self._rows(batch, piece.start)]
         )
 
-    def seen(
-        self, piece: SpanPiece, wanted: dict[int, int] | None, contents: dict[int, int], begins_at: int = -1
+    def observed(
+        self,
+        piece: SpanPiece,
+        wanted: dict[int, int] | None,
+        contents: dict[int, int],
+        first_base_offset: int = -1,
     ) -> list[ObservedRecord]:
-        """Where the window's records of these contents are, in batches that begin at `begins_at` or later."""
+        """The window's records with one of these prints, in batches from `first_base_offset` on."""
         found: list[ObservedRecord] = []
         for batch in self._batches(piece, wanted):
-            if batch.header.base_offset < begins_at:
+            if batch.header.base_offset < first_base_offset:
                 continue
             rows = [row for row in self._rows(batch, piece.start) if row.contents in contents]
             if rows:
                 origin = self._origin(batch.header)
-                found += [self._seen(row, batch.header, origin) for row in rows]
+                found += [self._observed(row, batch.header, origin) for row in rows]
         return found
 
     def ids(self, piece: SpanPiece) -> list[bytes]:
-        """The ids of the window's records, of those that have one."""
+        """The ids of the window's records that have one."""
         id_of = self._spec.id_of
         if id_of is None:
             return []
         rows = (row.record for batch in self._batches(piece) for row in self._rows(batch, piece.start))
         return [found for record in rows if record is not None and (found := id_of(record)) is not None]
 
-    def seen_ids(self, piece: SpanPiece, ids: Collection[bytes]) -> list[ObservedRecord]:
-        """Where the window's records with these ids are."""
+    def observed_ids(self, piece: SpanPiece, ids: Collection[bytes]) -> list[ObservedRecord]:
+        """The window's records with one of these ids."""
         rows = (
             (row, batch.header) for batch in self._batches(piece) for row in self._rows(batch, piece.start)
         )
-        seen = (self._seen(row, header, None) for row, header in rows)
-        return [one for one in seen if one.id in ids]
+        observed = (self._observed(row, header, None) for row, header in rows)
+        return [record for record in observed if record.id in ids]
 
     # -- batches -----------------------------------------------------------------------------------
 
@@ -148,13 +155,13 @@ class PrintReader:
                 continue
             if header.next_offset <= piece.start or header.base_offset >= piece.end:
                 continue
-            if not self._may_hold(header) or self._is_of_others(header):
+            if not self._may_hold(header) or self._is_from_uncounted_cluster(header):
                 continue
             if wanted is None or batch_print(batch) in wanted:
                 yield batch
 
     def _may_hold(self, header: BatchHeader) -> bool:
-        """Rule 3."""
+        """Whether the batch may have records of the window (rule 3)."""
         if self._spec.by_value:
             return True
         first_ms, last_ms = header.first_timestamp_ms, header.max_timestamp_ms
@@ -166,29 +173,28 @@ class PrintReader:
             return True
         return first_ms < self._window.end_ms + self._spec.disorder_ms
 
-    def _is_of_others(self, header: BatchHeader) -> bool:
-        if not self._others or self._origins is None:
+    def _is_from_uncounted_cluster(self, header: BatchHeader) -> bool:
+        if not self._uncounted or self._origins is None:
             return False
         source = self._origins.source_of(header.producer_id, header.producer_epoch)
-        return source is not None and source.cluster in self._others
+        return source is not None and source.cluster in self._uncounted
 
     # -- records -----------------------------------------------------------------------------------
 
     def _rows(self, batch: RecordBatch, start: int) -> list[RecordPrint]:
-        """The records from offset `start` on: what lies before in a batch may have been deleted."""
+        """The window's records from offset `start` on. A batch may begin below a deleted offset."""
         window, how = self._window, self._spec
         try:
             timed = how.decode(batch) if how.by_value else records_of(batch)
             return [
-                RecordPrint(record.offset, one.timestamp, self.contents_of(record), record)
-                for record, one in zip(records_of(batch), timed, strict=True)
-                if window.start_ms <= one.timestamp < window.end_ms and record.offset >= start
+                RecordPrint(record.offset, timed_record.timestamp, self.contents_of(record), record)
+                for record, timed_record in zip(records_of(batch), timed, strict=True)
+                if window.start_ms <= timed_record.timestamp < window.end_ms and record.offset >= start
             ]
-        except Exception:  # noqa: BLE001 - decoders raise what they like; the bytes tell it (rule 4)
+        except Exception:  # noqa: BLE001 - decoders raise any error; the bytes are compared (rule 4)
             return self._undecodable(batch)
 
     def contents_of(self, record: Record) -> int:
-        """The print of a record."""
         headers: tuple[tuple[str, bytes | None], ...] = tuple(record.headers)
         if headers:
             keeps = self._keeps
@@ -211,7 +217,7 @@ class PrintReader:
             for at in range(header.record_count)
         ]
 
-    def _seen(self, row: RecordPrint, header: BatchHeader, origin: CopyOrigin | None) -> ObservedRecord:
+    def _observed(self, row: RecordPrint, header: BatchHeader, origin: CopyOrigin | None) -> ObservedRecord:
         record = row.record
         if record is None:
             return ObservedRecord(self.place, row.offset, row.contents, row.contents, row.contents, row.at_ms)
@@ -234,7 +240,7 @@ class PrintReader:
     # -- where copies come from --------------------------------------------------------------------
 
     def _origin(self, header: BatchHeader) -> CopyOrigin | None:
-        """Of the batch's first record, by its lane's numbers."""
+        """The origin of the batch's first record, by its lane's sequence numbers."""
         if self._origins is None or header.attributes & CONTROL:
             return None
         return self._origins.of(
@@ -243,7 +249,7 @@ class PrintReader:
         )  # fmt: skip
 
     def _header_origin(self, record: Record) -> CopyOrigin | None:
-        """By its provenance header, the last one of several."""
+        """The origin in the record's last provenance header."""
         if self._origins is None:
             return None
         for name, value in reversed(record.headers):
@@ -251,20 +257,20 @@ class PrintReader:
                 cluster_id, _, rest = value.decode("utf-8", "replace").partition("/")
                 topic, _, at = rest.partition("/")
                 partition, _, offset = at.partition("/")
-                if cluster_id in self._names and _is_number(partition) and _is_number(offset):
-                    source = ClusterPartition(self._names[cluster_id], topic, int(partition))
+                if cluster_id in self._cluster_names and _is_number(partition) and _is_number(offset):
+                    source = ClusterPartition(self._cluster_names[cluster_id], topic, int(partition))
                     return CopyOrigin(source, int(offset), int(offset))
                 return None
         return None
 
 
 def batch_print(batch: RecordBatch) -> int:
-    """Of all that a verbatim copy has in common with its source: records, codec, times."""
+    """The print of everything that a verbatim copy has in common with its source: records, codec, times."""
     header = batch.header
     attributes = header.attributes & (_CODEC | LOG_APPEND_TIME | DELETE_HORIZON)
     last_ms = header.max_timestamp_ms if header.attributes & LOG_APPEND_TIME else 0
-    told = (attributes, header.first_timestamp_ms, last_ms, header.record_count)
-    return hash((*told, bytes(batch.data[HEADER_BYTES:]))) & _MASK
+    common = (attributes, header.first_timestamp_ms, last_ms, header.record_count)
+    return hash((*common, bytes(batch.data[HEADER_BYTES:]))) & _MASK
 
 
 def _is_number(text: str) -> bool:

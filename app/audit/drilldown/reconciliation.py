@@ -1,15 +1,14 @@
-"""Set reconciliation: two tiers' ids of a window into tables of a few hundred cells, and out of what they
-differ in the ids that only one of them has, or that one has more often.
+"""Set reconciliation: finds the ids by which two tiers differ, from two small tables.
 
-    table(upstream) - table(downstream) = table(what differs)  --peel-->  id: how often more upstream
+    table(upstream) - table(downstream) = table(difference)  --peel-->  id: surplus upstream
 
-A cell holds the count of the ids in it, their sum word by word, and the sum of their checks: whole numbers
-that add up exactly. So an id that is there five times, or missing twice, is told as such: a cell with nothing
-but n copies of one id holds n times that id. An id lies in `HASHES` cells, one in each part of the table; who
-finds it alone in one takes it out of the others, which may free the next.
+A cell holds the count of its ids, their sum word by word, and the sum of their checks. These are integers, so
+they add up exactly. A cell with n copies of one id holds n times that id. So the result says how often an
+id is missing or extra. An id lies in `HASHES` cells, one in each part of the table. An id that is alone in
+a cell is removed from its other cells, which may leave another id alone.
 
-A table of about 1.5 cells an id that differs is enough when those are many, with some more when they are few
-(`cells_for`). If the cells do not suffice that is said, with how many it takes.
+For many differing ids a table needs about 1.5 cells for each, for few ids some more (`cells_for`). If the
+cells do not suffice, the result says so, with the number needed.
 
 Sources: Eppstein, Goodrich, Uyeda and Varghese, "What's the Difference? Efficient Set Reconciliation without
 Prior Context", SIGCOMM 2011; Goodrich and Mitzenmacher, "Invertible Bloom Lookup Tables", 2011.
@@ -34,7 +33,7 @@ MOST_CELLS = 1 << 20  # 50 MB while it is filled
 _WORDS = 4  # of 32 bits, of an id
 _COLUMNS = 2 + _WORDS  # count, words, check
 _CHUNK = 1 << 20  # ids whose words add up to less than 2^53: exact as floats
-_KEYS = (  # any odd numbers: one a part of the table, one for the check
+_KEYS = (  # arbitrary odd numbers: one for each part of the table, one for the check
     0xA0761D6478BD642F,
     0xE7037ED1A0B428DB,
     0x8EBC6AF09C88C6E3,
@@ -49,17 +48,17 @@ Cells = npt.NDArray[np.int64]
 
 
 class CorruptTable(ValueError):
-    """Bytes that are no table of this version."""
+    """The bytes are not a table of this version."""
 
 
 class IdSetDifference(NamedTuple):
-    """What differs, as far as it could be told.
+    """The ids that differ, as far as peeling could separate them.
 
     Attributes:
-        missing: id -> how often more the first table has it: what has not arrived.
-        extra: id -> how often more the second one has it: what is there too often, or from nowhere.
-        is_complete: that is all. If not, more differs than could be told apart.
-        cells_needed: of tables that would probably do; 0 if these did.
+        missing: Id -> surplus in the first table: the id did not arrive.
+        extra: Id -> surplus in the second table: the id arrived too often, or has no source.
+        is_complete: No other id differs. If not, more ids differ than the cells could separate.
+        cells_needed: The cells that would probably suffice; 0 if these did.
     """
 
     missing: dict[bytes, int]
@@ -69,11 +68,7 @@ class IdSetDifference(NamedTuple):
 
 
 class InvertibleBloomTable:
-    """An invertible Bloom lookup table over 128-bit ids. Tables are compared with others of the same size.
-
-    Raises:
-        ValueError: a size that none has.
-    """
+    """An invertible Bloom lookup table over 128-bit ids. Raises ValueError: `cells` is out of bounds."""
 
     __slots__ = ("_cells", "_part")
 
@@ -88,24 +83,20 @@ class InvertibleBloomTable:
         return HASHES * self._part
 
     def insert(self, ids: Words) -> None:
-        """Adds ids, rows of two words (`fingerprint.ids_of`); one that is there twice counts twice."""
+        """Adds ids, rows of two words (`fingerprint.ids_of`). A repeated id counts each time."""
         for at in range(0, len(ids), _CHUNK):
             self._add(ids[at : at + _CHUNK], np.ones(len(ids[at : at + _CHUNK]), dtype=np.int64))
 
     def subtract(self, other: InvertibleBloomTable) -> None:
-        """Leaves what differs.
-
-        Raises:
-            ValueError: the other has another size.
-        """
+        """Leaves the difference. Raises ValueError: the tables have different sizes."""
         if other._part != self._part:
             raise ValueError(f"a table of {self.cells} cells and one of {other.cells} cannot be compared")
         self._cells = self._cells - other._cells
 
     def peel(self) -> IdSetDifference:
-        """Takes out all ids that can be told, positive counts as missing, negative ones as extra."""
+        """Removes all ids that can be separated; ids with a positive count are missing, the others extra."""
         found: dict[bytes, int] = {}
-        for _ in range(self.cells):  # each round frees a cell, unless somebody made up ids to prevent it
+        for _ in range(self.cells):  # each round frees a cell, unless ids were crafted to prevent it
             ids, counts = self._pure()
             if not len(ids):
                 break
@@ -115,24 +106,22 @@ class InvertibleBloomTable:
             self._add(ids, -counts)
         missing = {name: count for name, count in found.items() if count > 0}
         extra = {name: -count for name, count in found.items() if count < 0}
-        left = self._left()
-        needed = max(cells_for(len(missing) + len(extra) + left), self.cells * 3 // 2) if left else 0
-        return IdSetDifference(missing, extra, not left, needed)
+        remaining = self._estimate_remaining()
+        needed = (
+            max(cells_for(len(missing) + len(extra) + remaining), self.cells * 3 // 2) if remaining else 0
+        )
+        return IdSetDifference(missing, extra, not remaining, needed)
 
     def to_bytes(self) -> bytes:
-        """Compressed: cells without anything in them cost next to nothing."""
+        """The table, compressed: empty cells take almost no space."""
         packed = zlib.compress(self._cells.astype(">i8").tobytes(), 1)
         return _HEAD.pack(_VERSION, self._part, zlib.crc32(packed)) + packed
 
     @classmethod
     def from_bytes(cls, data: bytes) -> InvertibleBloomTable:
-        """The inverse of `to_bytes`.
-
-        Raises:
-            CorruptTable: it was not written by it.
-        """
+        """The inverse of `to_bytes`. Raises CorruptTable."""
         if len(data) < _HEAD.size:
-            raise CorruptTable(f"{len(data)} bytes are no table")
+            raise CorruptTable(f"{len(data)} bytes are too short for a table")
         version, part, checksum = _HEAD.unpack_from(data)
         packed = data[_HEAD.size :]
         cells = HASHES * part
@@ -141,21 +130,23 @@ class InvertibleBloomTable:
             or zlib.crc32(packed) != checksum
             or not LEAST_CELLS <= cells <= MOST_CELLS + HASHES
         ):
-            raise CorruptTable(f"{len(data)} bytes of version {version} and {cells} cells are no table")
+            raise CorruptTable(
+                f"{len(data)} bytes of version {version} with {cells} cells are not a valid table"
+            )
         size = 8 * _COLUMNS * cells
         inflate = zlib.decompressobj()
         try:
-            raw = inflate.decompress(packed, size + 1)  # one more: what holds more cells than it says is seen
+            raw = inflate.decompress(packed, size + 1)  # one byte more, to notice a larger table
         except zlib.error as error:
             raise CorruptTable(f"a table of {cells} cells: {error}") from error
         if len(raw) != size or not inflate.eof or inflate.unused_data:
-            raise CorruptTable(f"a table of {cells} cells has not the {size} bytes of so many")
+            raise CorruptTable(f"a table of {cells} cells must have {size} bytes")
         table = cls(cells)
         table._cells = np.frombuffer(raw, dtype=">i8").astype(np.int64).reshape(_COLUMNS, cells)
         return table
 
     def _add(self, ids: Words, counts: Cells) -> None:
-        """Adds ids so many times each; at most `_CHUNK`."""
+        """Adds each id as often as its count says; at most `_CHUNK` ids."""
         values = [counts, *(word * counts for word in _id_words(ids))]
         checks = (_check(ids) * counts.astype(np.uint64)).astype(np.int64)  # modulo 2^64
         for number in range(HASHES):
@@ -170,7 +161,7 @@ class InvertibleBloomTable:
         return (hashed % np.uint64(self._part)).astype(np.int64) + number * self._part
 
     def _pure(self) -> tuple[Words, Cells]:
-        """Ids that are alone in a cell, and how often they are in it; each once."""
+        """Ids that are alone in a cell, each once, and their counts there."""
         counts = self._cells[0]
         rows = np.flatnonzero(counts)
         counts = counts[rows]
@@ -189,8 +180,8 @@ class InvertibleBloomTable:
         _, first = np.unique(ids, axis=0, return_index=True)
         return ids[first], counts[first]
 
-    def _left(self) -> int:
-        """About how many ids are left in it, at least 1 if there are any: from how many cells are empty."""
+    def _estimate_remaining(self) -> int:
+        """Estimates the remaining ids from the share of empty cells; 0 only if the table is empty."""
         empty = int((self._cells == 0).all(axis=0).sum())
         if empty == self.cells:
             return 0
@@ -199,12 +190,12 @@ class InvertibleBloomTable:
 
 
 def cells_for(ids: int) -> int:
-    """Cells with which all of so many ids that differ are told, but for one time in several hundred."""
+    """The cells that separate `ids` differing ids, except once in several hundred cases."""
     return min(MOST_CELLS, math.ceil(1.5 * ids) + 2 * LEAST_CELLS)
 
 
 def _id_words(ids: Words) -> Iterable[Cells]:
-    """Four words of 32 bits each."""
+    """The four 32-bit words of each id."""
     shift = np.uint64(32)
     for half in (ids[:, 0], ids[:, 1]):
         yield (half >> shift).astype(np.int64)

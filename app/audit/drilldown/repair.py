@@ -1,16 +1,15 @@
-"""Copies records again that did not come to the next tier, from where they still are.
+"""Copies missing records to the next tier again, from where they still are.
 
     findings of a drill-down --missing only--> read at their places --same records?--> appended downstream
 
-Rules
-1. Only what is certainly missing is copied: nothing that waits for its copier, or of which it is not clear.
-2. A copy is what the route would have made: key, value, timestamp, the headers that the route keeps or adds,
-   in the partition of the same number. Without a route it goes to the same topic, as it is.
-3. Into a compacted topic nothing is copied: an old value would become the newest of its key.
-4. Who copies has asked right before what is missing: the drill-down reads the whole log behind the window for
-   copies made meanwhile. What came behind that is looked at once nobody else can add to it
-   (`partition_repair`). So a second time, by whomever, copies nothing.
-5. A record that the destination refuses is named and counted, and holds up no other.
+Rules (tests/audit/drilldown/test_repair.py, test_repair_brokers.py)
+1. Only records that are certainly missing are copied, not those that wait for their copier or are unclear.
+2. A copy is what the route would have made: key, value, timestamp, and the headers that the route keeps or
+   adds. The partition is the same. Without a route, the copy goes unchanged into the topic of the same name.
+3. Nothing is copied into a compacted topic, because an old value would become the newest of its key.
+4. A repeated repair copies nothing twice, whichever worker runs it. It follows a drill-down, which looks for
+   copies up to the log's end. Later copies are searched once no other repair can append (`partition_repair`).
+5. A record that the destination refuses is counted and named, and does not hold up the others.
 """
 
 from __future__ import annotations
@@ -37,20 +36,25 @@ from app.replicate.destination.copy_headers import HeaderEdit
 if TYPE_CHECKING:
     from app.worker.runtime.service import Runtime
 
-NEAR_OFFSETS = 2_000  # offsets: what lies so close is read at once
-# of a transaction: records at most, and of how many bytes about
+NEAR_OFFSETS = 2_000  # records that lie this close are read together
+# of a transaction: at most this many records, and about this many bytes
 RECORDS_PER_TRANSACTION, BYTES_PER_TRANSACTION = 1_000, 4 << 20
 
 ReportProgress = Callable[[dict[str, Any]], None]
 
 
 class NotLeading(RuntimeError):
-    """Another one copies now, or may: what was copied here stays, the rest was not."""
+    """Another worker copies now, or may. The copies made here stay; the other records were not copied."""
 
 
 class CopiedAgain(NamedTuple):
-    """How many records were `copied`, how many were `there` already, how many are `left`, as they are gone or
-    cannot be read, and how many the destination `refused`; the first of these by name."""
+    """The result of a repair, in records.
+
+    Attributes:
+        there: Copied by others since the drill-down.
+        left: Gone, or unreadable.
+        refused_records: At most `NAMED_REFUSED` of the `refused`.
+    """
 
     copied: int
     there: int
@@ -59,57 +63,53 @@ class CopiedAgain(NamedTuple):
     refused_records: tuple[RefusedCopy, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For the API."""
         records = [
-            {**one.place._asdict(), "offset": one.offset, "why": one.why} for one in self.refused_records
+            {**refused.place._asdict(), "offset": refused.offset, "why": refused.why}
+            for refused in self.refused_records
         ]
         return {**self._asdict(), "refused_records": records}
 
 
 class RepairTarget(NamedTuple):
-    """Where a partition's records are copied to, and how."""
+    """The partition that a partition's records are copied to, and the edit of their headers."""
 
     copy_route: CopyRoute
     place: ClusterPartition
     edit: Edit | None
 
 
-def wanted(answer: SearchResult) -> dict[ClusterPartition, dict[int, ObservedRecord]]:
-    """What is to be copied: by partition and offset upstream (rule 1)."""
+def missing_records(answer: SearchResult) -> dict[ClusterPartition, dict[int, ObservedRecord]]:
+    """The records to copy: partition upstream -> offset -> record (rule 1)."""
     found: dict[ClusterPartition, dict[int, ObservedRecord]] = {}
-    for one in answer.findings:
-        if one.kind is FindingKind.MISSING and one.source is not None:
-            found.setdefault(one.source.place, {})[one.source.offset] = one.source
+    for finding in answer.findings:
+        if finding.kind is FindingKind.MISSING and finding.source is not None:
+            found.setdefault(finding.source.place, {})[finding.source.offset] = finding.source
     return found
 
 
 def targets(answer: SearchResult) -> dict[ClusterPartition, RepairTarget]:
-    """Where to, by partition upstream (rule 2).
-
-    Raises:
-        NotReadable: it is not known where to.
-    """
+    """Partition upstream -> target (rule 2). Raises NotReadable: no single target takes the records."""
     if not answer.sides.upstream or not answer.sides.downstream:
-        raise NotReadable("clients keep no log: nothing can be copied to their tiers, nor from them")
+        raise NotReadable("a tier without a log cannot be copied from or to; name two tiers that plans count")
     found: dict[ClusterPartition, RepairTarget] = {}
-    ids = {one.cluster: one.cluster_id for one in (*answer.sides.upstream, *answer.sides.downstream)}
-    for place in wanted(answer):
+    ids = {topic.cluster: topic.cluster_id for topic in (*answer.sides.upstream, *answer.sides.downstream)}
+    for place in missing_records(answer):
         copiers = [c for c in answer.sides.copiers if (c.source, c.topic) == (place.cluster, place.topic)]
         if len({(c.target, c.target_topic) for c in copiers}) != 1:
             names = ", ".join(f"{c.target_topic} in {c.target}" for c in copiers)
-            raise NotReadable(f"{place.topic} of {place.cluster} is copied to several topics ({names})")
+            raise NotReadable(f"{place.topic} of {place.cluster} is copied to several topics: {names}")
         copier = copiers[0]
         into = ClusterPartition(copier.target, copier.target_topic, place.partition)
-        topic = next(one for one in answer.sides.downstream if (one.cluster, one.name) == into[:2])
+        topic = next(topic for topic in answer.sides.downstream if (topic.cluster, topic.name) == into[:2])
         if topic.is_compacted:
             raise NotReadable(
-                f"topic {into.topic} in {into.cluster} is compacted: copied again, an old value would be the "
-                "newest of its key; let its producer write what is missing"
+                f"topic {into.topic} in {into.cluster} is compacted, so an old value would become the newest "
+                "of its key; let its producer write the missing records"
             )
         if into.partition >= topic.partitions:
             raise NotReadable(
                 f"topic {into.topic} in {into.cluster} has {topic.partitions} partitions, and no "
-                f"{into.partition}: give it as many as {place.topic} in {place.cluster} has"
+                f"number {into.partition}; add as many as {place.topic} in {place.cluster} has"
             )
         found[place] = RepairTarget(copier, into, _edit(copier, place, ids))
     return found
@@ -128,58 +128,59 @@ def _edit(copy_route: CopyRoute, place: ClusterPartition, ids: Mapping[str, str]
 
 
 async def copy_again(runtime: Runtime, answer: SearchResult, report_progress: ReportProgress) -> CopiedAgain:
-    """Copies.
+    """Copies the missing records.
 
     Raises:
-        NotReadable: it is not known where to. NotLeading: another worker may copy now. ClusterUnreachable,
-        KafkaError, TimeoutError: not all of them are there; what is there stays.
+        NotReadable: A target is unsuitable, or its existing copies cannot be found.
+        NotLeading: Another worker may copy now.
+        ClusterUnreachable, KafkaError, TimeoutError: Some records were not copied; the copies made stay.
     """
-    to, asked = targets(answer), wanted(answer)
-    of = sum(map(len, asked.values()))
-    begun: list[PartitionRepair] = []
+    to, missing = targets(answer), missing_records(answer)
+    total = sum(map(len, missing.values()))
+    repairs: list[PartitionRepair] = []
 
     def copied() -> int:
-        return sum(one.copied for one in begun)
+        return sum(repair.copied for repair in repairs)
 
-    def go_on() -> None:
-        tell()
+    def check_leads() -> None:
+        report_copying()
         if not runtime.leader.leads:
             raise NotLeading(
-                f"this worker does not lead the region any more; {copied()} of {of} records "
-                "were copied: ask the leader again"
+                f"this worker no longer leads the region; {copied()} of {total} records were copied. Ask the "
+                "leader to copy the others"
             )
 
-    def tell() -> None:
-        looked_at = sum(one.copied + one.refused + len(one.there) for one in begun)
-        report_progress({"step": "copying", "looked_at": looked_at, "of": of})
+    def report_copying() -> None:
+        looked_at = sum(repair.copied + repair.refused + len(repair.existing) for repair in repairs)
+        report_progress({"step": "copying", "looked_at": looked_at, "of": total})
 
     for into, places in _by_target(to).items():
         cluster = await runtime.clusters.get(into.cluster)
-        lacks = [one for at in places for one in asked[at].values()]
+        lacks = [record for at in places for record in missing[at].values()]
         try:
-            async with repairing(cluster.client, _part(answer, into), lacks, go_on) as repair:
-                begun.append(repair)
+            async with repairing(cluster.client, _part(answer, into), lacks, check_leads) as repair:
+                repairs.append(repair)
                 for place in places:
-                    found = _records(_part(answer, place), repair.left_of(asked[place]))
+                    found = _records(_part(answer, place), repair.unsettled(missing[place]))
                     async for rows, codec in _chunks(found, to[place].edit):
                         await repair.add(place, rows, codec)
-            tell()
-            await repair.shown()
+            report_copying()
+            await repair.wait_until_visible()
         except ProducerFenced as error:
             raise NotLeading(
-                f"another one copies into {into} now; {copied()} of {of} records were copied before: "
-                "see what is missing then"
+                f"another worker copies into {into} now; {copied()} of {total} records were copied here. "
+                "Ask again which records are missing"
             ) from error
-    there, refused = sum(len(one.there) for one in begun), sum(one.refused for one in begun)
-    named = [one for repair in begun for one in repair.first_refused]
+    existing, refused = sum(len(run.existing) for run in repairs), sum(run.refused for run in repairs)
+    named = [copy for repair in repairs for copy in repair.first_refused]
     return CopiedAgain(
-        copied(), there, of - copied() - there - refused, refused, tuple(named[:NAMED_REFUSED])
+        copied(), existing, total - copied() - existing - refused, refused, tuple(named[:NAMED_REFUSED])
     )
 
 
 def _by_target(to: Mapping[ClusterPartition, RepairTarget]) -> dict[ClusterPartition, list[ClusterPartition]]:
-    """Partitions upstream by the one that they are copied to: what is there already of all of them is looked
-    at together, before any is copied, as one's copies would look like another's."""
+    """Target -> partitions upstream. All of a target's existing copies are found before any is added, because
+    one partition's new copies look like another's."""
     found: dict[ClusterPartition, list[ClusterPartition]] = {}
     for place, target in to.items():
         found.setdefault(target.place, []).append(place)
@@ -187,15 +188,15 @@ def _by_target(to: Mapping[ClusterPartition, RepairTarget]) -> dict[ClusterParti
 
 
 def _part(answer: SearchResult, place: ClusterPartition) -> ScanRange:
-    return next(one for one in answer.sides.parts if one.reader.place == place)
+    return next(part for part in answer.sides.parts if part.reader.place == place)
 
 
-# -- what is copied --------------------------------------------------------------------------------------
+# -- the records ---------------------------------------------------------------------------------------
 
 
 def runs_of(seen: Mapping[int, ObservedRecord]) -> list[dict[int, ObservedRecord]]:
-    """All of them, by offset, in runs without long gaps. A batch may hold some of several runs: of each run
-    only its own are copied."""
+    """The records, by offset, in runs without long gaps. A batch may span several runs; each run has only its
+    own records."""
     found: list[dict[int, ObservedRecord]] = []
     last = -NEAR_OFFSETS - 1
     for offset in sorted(seen):
@@ -209,7 +210,7 @@ def runs_of(seen: Mapping[int, ObservedRecord]) -> list[dict[int, ObservedRecord
 async def _records(
     part: ScanRange, seen: Mapping[int, ObservedRecord]
 ) -> AsyncIterator[tuple[list[Record], int]]:
-    """Those of them that are there still, with their batches' compression."""
+    """The records that are still there, with their batches' compression."""
     place = part.reader.place
     for run in runs_of(seen):
         start, end = min(run), max(run) + 1
@@ -218,13 +219,15 @@ async def _records(
             for batch in iter_batches(piece.data):
                 header = batch.header
                 if shown.shows(batch) and piece.start < header.next_offset and header.base_offset < end:
-                    some = same_of(batch, run, part.reader)
+                    some = unchanged_records(batch, run, part.reader)
                     if some:
                         yield some, header.compression
 
 
-def same_of(batch: RecordBatch, seen: Mapping[int, ObservedRecord], reader: PrintReader) -> list[Record]:
-    """Those records of the batch that are what was found at their offsets."""
+def unchanged_records(
+    batch: RecordBatch, seen: Mapping[int, ObservedRecord], reader: PrintReader
+) -> list[Record]:
+    """The records of the batch that are still the same as the drill-down found."""
     header = batch.header
     if not any(header.base_offset <= offset < header.next_offset for offset in seen):
         return []
@@ -234,15 +237,15 @@ def same_of(batch: RecordBatch, seen: Mapping[int, ObservedRecord], reader: Prin
             for record in records_of(batch)
             if record.offset in seen and reader.contents_of(record) == seen[record.offset].contents
         ]
-    except Exception:  # noqa: BLE001 - decoders raise what they like; it is told as left
+    except Exception:  # noqa: BLE001 - decoders raise any error; the records count as left
         return []
 
 
 async def _chunks(
     found: AsyncIterable[tuple[list[Record], int]], edit: Edit | None
 ) -> AsyncIterator[tuple[list[tuple[Record, Headers]], int]]:
-    """As many as go in one transaction each, of one compression, with the headers of their copies: missing
-    records are often one here and one there, and a transaction takes its time."""
+    """Fills transactions: records of one compression, with the headers of their copies. Missing records are
+    often scattered, and each transaction takes time."""
     rows: list[tuple[Record, Headers]] = []
     rows_codec = nbytes = 0
     async for records, codec in found:

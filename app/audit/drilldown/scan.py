@@ -1,16 +1,16 @@
-"""Reads two tiers of a window and says where the records are by which they differ, in bounded memory.
+"""Reads two tiers of a window and finds the places of the records that differ, in bounded memory.
 
-    batches:  prints of whole batches --sieve--> those that only one side has; nothing is decoded
-    records:  prints of their records --sieve--> those that one side has more often
-    places:   where these are, also behind those offsets
+    batches:  prints of whole batches --sieve--> batches with a surplus on one side; nothing is decoded
+    records:  prints of their records --sieve--> records with a surplus on one side
+    places:   where these records lie, also behind the compared offsets
 
 Rules
-1. Each step reads the same offsets again; they were fixed before the first. A log that lost some of them
-   meanwhile is noticed, as places and prints do not agree then (`LogsChanged`).
-2. Where hardly any batch is the same, records are compared at once.
-3. Copies may come late, with old timestamps, far behind the others of their time. So what is missing is
-   looked for up to the log's end; as is, upstream, what is there too often downstream.
-4. Bytes are looked at in a thread, a piece at a time: others on the loop go on.
+1. Each step reads the same offsets; they are fixed before the first step. If a log loses some of them
+   meanwhile, places and prints disagree (`LogsChanged`).
+2. If more batches differ than a sieve can name, all records are compared at once.
+3. Copies may come late, with old timestamps, far behind the others of their time. So missing records are
+   searched up to downstream's log end, and records that downstream has too often up to upstream's.
+4. Prints are made in a thread, a piece at a time, so that the loop stays free.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from app.audit.drilldown.sieve import Prints, Sieve, SievedPrints
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.fetch.span_reader import SpanPiece, read_span
 
-PRINTS_PER_SIEVE_BATCH = 1 << 16  # prints that are put into a sieve together
+PRINTS_PER_SIEVE_BATCH = 1 << 16  # prints that a sieve takes together
 MOST_TRIES = 6
 MOST_IDS = 2_000_000  # held at once: some 150 MB
-MOST_PLACES = 20_000  # of one print: records of the same contents
+MOST_PLACES = 20_000  # of one print: records with the same contents
 STEPS = 3
 
 ReportProgress = Callable[[dict[str, Any]], None]
@@ -40,12 +40,12 @@ T = TypeVar("T")
 
 
 class LogsChanged(RuntimeError):
-    """What was read first was not there any more when it was read again."""
+    """The records of an earlier step were gone when they were read again."""
 
 
 class ScanRange(NamedTuple):
-    """A partition's offsets [start, end) that may hold records of the window, by their timestamps. `log_end`:
-    where the log ended then."""
+    """A partition's offsets [start, end) that may have records of the window, by their timestamps. `log_end`:
+    the log's end then. Batches below `first_base_offset` are skipped."""
 
     client: ClusterClient
     reader: PrintReader
@@ -53,7 +53,7 @@ class ScanRange(NamedTuple):
     end: int
     log_end: int
     is_upstream: bool
-    begins_at: int = -1  # batches that begin before are not looked at
+    first_base_offset: int = -1
 
 
 class UnreadRange(NamedTuple):
@@ -67,13 +67,13 @@ class UnreadRange(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """What a scan has found.
+    """The result of a scan.
 
     Attributes:
-        upstream, downstream: places of the records by which the two differ.
-        estimate: about how many prints differ. share: all of them are told, or one of so many.
-        alike: records of the same contents that are too many to be told apart, by how many more upstream has.
-        unread: what could not be read.
+        upstream, downstream: Places of the records by which the two differ.
+        estimate: About how many prints differ.
+        share: One of this many prints was compared; 1: all of them.
+        alike: Surpluses upstream of records with the same contents, in too many places to list.
     """
 
     upstream: list[ObservedRecord]
@@ -85,21 +85,18 @@ class Scanned(NamedTuple):
 
 
 class Scan:
-    """See the module. `report_progress` takes its progress: offsets `looked_at`, `of` so many."""
+    """Compares the parts. `report_progress` takes the step, and the offsets `looked_at` `of` all."""
 
     def __init__(self, parts: Sequence[ScanRange], report_progress: ReportProgress) -> None:
         self._parts = parts
         self._report_progress = report_progress
         self._offsets = sum(part.end - part.start for part in parts)
-        self._looked_at, self._of = 0, STEPS * self._offsets
+        self._looked_at, self._total_offsets = 0, STEPS * self._offsets
         self._unread: dict[tuple[ClusterPartition, int], UnreadRange] = {}
 
     async def run(self) -> Scanned:
-        """Reads.
-
-        Raises:
-            ClusterUnreachable, KafkaError: some of it cannot be read now. LogsChanged: see there.
-        """
+        """Reads both tiers. Raises ClusterUnreachable, KafkaError: some of it cannot be read now;
+        LogsChanged: a log lost records meanwhile, or the sieve could not separate the prints."""
         batches = await self._batches()
         if batches is not None and not batches:
             return Scanned([], [], unread=self.unread)
@@ -109,8 +106,7 @@ class Scan:
         return await self._places(batches, found, share)
 
     async def ids(self) -> list[bytes] | None:
-        """The ids of all records of the window, each once; None: they are more than `MOST_IDS`. Raises as
-        `run`."""
+        """The ids of all records of the window, each once; None: more than `MOST_IDS`. Raises as `run`."""
         found: set[bytes] = set()
 
         def take(part: ScanRange, piece: SpanPiece) -> None:
@@ -122,11 +118,11 @@ class Scan:
         return sorted(found) if len(found) <= MOST_IDS else None
 
     async def places_of(self, ids: Collection[bytes]) -> list[ObservedRecord]:
-        """Where the records with these ids are. Raises as `run`."""
+        """The places of the records with these ids. Raises as `run`."""
         found: list[ObservedRecord] = []
 
         def take(part: ScanRange, piece: SpanPiece) -> None:
-            found.extend(part.reader.seen_ids(piece, ids))
+            found.extend(part.reader.observed_ids(piece, ids))
 
         async for _ in self._read("places", take):
             pass
@@ -134,11 +130,10 @@ class Scan:
 
     @property
     def unread(self) -> tuple[UnreadRange, ...]:
-        """What could not be read."""
-        return tuple(one for _, one in sorted(self._unread.items()))
+        return tuple(unread for _, unread in sorted(self._unread.items()))
 
     async def _batches(self) -> dict[int, int] | None:
-        """Batches that one side has more often; None: too many to tell (rule 2)."""
+        """The batches with a surplus on one side; None: more than the sieve can name (rule 2)."""
         found = await self._sift("batches", Sieve(), lambda part, piece: part.reader.batch_prints(piece))
         return found.surplus if found.is_complete else None
 
@@ -146,34 +141,36 @@ class Scan:
         sieve = Sieve()
         for number in range(MOST_TRIES):
             if number:
-                self._of += self._offsets
+                self._total_offsets += self._offsets
             found = await self._sift(
                 "records", sieve, lambda part, piece: part.reader.record_prints(piece, batches)
             )
             if found.is_complete:
                 return found, 1 << sieve.bits
             sieve = sieve.wider(found.estimate)
-        raise LogsChanged(f"after {MOST_TRIES} readings it cannot be told what differs; ask again")
+        raise LogsChanged(
+            f"after {MOST_TRIES} readings, the differing records could not be separated; ask again"
+        )
 
     async def _sift(
         self, step: str, sieve: Sieve, prints_of: Callable[[ScanRange, SpanPiece], Prints]
     ) -> SievedPrints:
-        waiting: dict[bool, list[Prints]] = {True: [], False: []}
+        pending_prints: dict[bool, list[Prints]] = {True: [], False: []}
 
-        def put(*, is_upstream: bool) -> None:
-            some, waiting[is_upstream] = waiting[is_upstream], []
-            if some:
-                sieve.add(np.concatenate(some), is_upstream=is_upstream)
+        def add_to_sieve(*, is_upstream: bool) -> None:
+            pending, pending_prints[is_upstream] = pending_prints[is_upstream], []
+            if pending:
+                sieve.add(np.concatenate(pending), is_upstream=is_upstream)
 
         def take(part: ScanRange, piece: SpanPiece) -> None:
-            waiting[part.is_upstream].append(prints_of(part, piece))
-            if sum(map(len, waiting[part.is_upstream])) >= PRINTS_PER_SIEVE_BATCH:
-                put(is_upstream=part.is_upstream)
+            pending_prints[part.is_upstream].append(prints_of(part, piece))
+            if sum(map(len, pending_prints[part.is_upstream])) >= PRINTS_PER_SIEVE_BATCH:
+                add_to_sieve(is_upstream=part.is_upstream)
 
         async for _ in self._read(step, take):
             pass
         for is_upstream in (True, False):
-            await asyncio.to_thread(put, is_upstream=is_upstream)
+            await asyncio.to_thread(add_to_sieve, is_upstream=is_upstream)
         return await asyncio.to_thread(sieve.found)
 
     async def _places(self, batches: dict[int, int] | None, found: SievedPrints, share: int) -> Scanned:
@@ -183,25 +180,28 @@ class Scan:
         alike: list[int] = []
 
         def take(part: ScanRange, piece: SpanPiece) -> None:
-            wanted = batches if part.begins_at < 0 else None
-            seen = part.reader.seen(piece, wanted, contents, part.begins_at)
-            sides[part.is_upstream] += seen
-            counts.update(one.contents for one in seen)
-            for name in {one.contents for one in seen if counts[one.contents] > MOST_PLACES}:
+            wanted = batches if part.first_base_offset < 0 else None
+            observed = part.reader.observed(piece, wanted, contents, part.first_base_offset)
+            sides[part.is_upstream] += observed
+            counts.update(record.contents for record in observed)
+            for name in {record.contents for record in observed if counts[record.contents] > MOST_PLACES}:
                 alike.append(contents.pop(name))
-                for is_upstream, some in sides.items():
-                    sides[is_upstream] = [one for one in some if one.contents != name]
+                for is_upstream, places in sides.items():
+                    sides[is_upstream] = [record for record in places if record.contents != name]
 
         async for _ in self._read("places", take):
             pass
-        balance = Counter(one.contents for one in sides[True])
-        balance.subtract(Counter(one.contents for one in sides[False]))
+        balance = Counter(record.contents for record in sides[True])
+        balance.subtract(Counter(record.contents for record in sides[False]))
         if any(balance[name] != count for name, count in contents.items()):
             raise LogsChanged("the logs lost records while they were read; ask again")
         is_short = {True: min(contents.values(), default=0) < 0, False: max(contents.values(), default=0) > 0}
-        behind = [part._replace(start=part.end, end=part.log_end, begins_at=part.end) for part in self._parts]
+        behind = [
+            part._replace(start=part.end, end=part.log_end, first_base_offset=part.end)
+            for part in self._parts
+        ]
         rest = [part for part in behind if part.start < part.end and is_short[part.is_upstream]]
-        self._of += sum(part.end - part.start for part in rest)
+        self._total_offsets += sum(part.end - part.start for part in rest)
         async for _ in self._read("later", take, rest):
             pass
         return Scanned(sides[True], sides[False], found.estimate, share, tuple(alike), self.unread)
@@ -209,7 +209,7 @@ class Scan:
     async def _read(
         self, step: str, take: Callable[[ScanRange, SpanPiece], T], parts: Sequence[ScanRange] | None = None
     ) -> AsyncIterator[T]:
-        """What `take` makes of each piece of `parts`, of all without them, in a thread."""
+        """Yields the results of `take` for each piece of `parts` (default: all parts), in a thread."""
         for part in self._parts if parts is None else parts:
             topic, partition = part.reader.place.topic, part.reader.place.partition
             async for piece in read_span(part.client, topic, partition, part.start, part.end):
@@ -222,7 +222,11 @@ class Scan:
                     yield await asyncio.to_thread(take, part, _within(piece, part.end))
                 self._looked_at += min(piece.end, part.end) - piece.start
                 self._report_progress(
-                    {"step": step, "looked_at": self._looked_at, "of": max(self._of, self._looked_at)}
+                    {
+                        "step": step,
+                        "looked_at": self._looked_at,
+                        "of": max(self._total_offsets, self._looked_at),
+                    }
                 )
 
 

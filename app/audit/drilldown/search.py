@@ -1,9 +1,9 @@
-"""Names what of a window did not come from one tier to the next: a drill-down, from question to answer.
+"""A drill-down, from question to answer: names the records of a window that did not reach the next tier.
 
-    Question --Sider--> Sides --Scan--> places --named, judged--> findings --> Answer
+    Question --SideFinder--> Sides --Scan--> places --name_findings, apply_exclusions--> SearchResult
 
-The logs are read up to where records of the window are by their timestamps. Where the audit has counted
-another difference than was found there, they are read to their ends.
+The logs are read first within the offsets that their timestamps give for the window. If that does not explain
+the difference that the audit counted, they are read to their ends.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from app.audit.drilldown.findings import (
     FindingKind,
     LossExclusions,
     ObservedRecord,
+    apply_exclusions,
     counts,
-    judged,
-    named,
+    name_findings,
 )
 from app.audit.drilldown.id_sums import MOST, difference_of
 from app.audit.drilldown.prints import EventTimeWindow
@@ -37,8 +37,8 @@ TRIES = 2
 
 
 class AuditedDifference(NamedTuple):
-    """What the audit knows of how the tiers differ, once it is final: how many records more upstream has, and
-    by which sum of ids (`app.audit.drilldown.id_sums`); None: not all of them have one."""
+    """The difference that the audit counted, once it is final. `surplus`: how many records more upstream has.
+    `ids`: the difference of the sums of ids (`app.audit.drilldown.id_sums`); None: some record has no id."""
 
     surplus: int
     ids: Fingerprint | None = None
@@ -48,12 +48,16 @@ ReportProgress = Callable[[dict[str, Any]], None]
 
 
 class SearchResult(NamedTuple):
-    """What became of the window's records.
+    """The fates of the window's records.
 
     Attributes:
-        findings: at most `MOST_NAMED`. counts: of all kinds, of all that was found.
-        share: one of so many of what differs was looked for; 1: all was. estimate: about how much differs.
-        unread: what could not be read. notes: what else a reader has to know.
+        findings: At most `MOST_NAMED`.
+        counts: Kind -> number of findings, including those above that limit.
+        share: One of this many differing prints was searched; 1: all of them.
+        estimate: About how many records differ.
+        unread: Offsets that could not be read.
+        notes: Texts for the reader of the answer.
+        is_known: False: the sums of ids could not name the records.
     """
 
     question: Question
@@ -69,7 +73,7 @@ class SearchResult(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that differs is named."""
+        """Whether all differing records are named."""
         return self.is_known and self.share == 1 and sum(self.counts.values()) == len(self.findings)
 
 
@@ -81,16 +85,13 @@ async def drill(
     lateness_ms: int = 0,
     difference: AuditedDifference | None = None,
 ) -> SearchResult:
-    """The answer.
-
-    Args:
-        report_progress: takes its progress.
-        lateness_ms: how late records of the window may have been written.
-        difference: by the audit; None: it does not know yet.
+    """Answers a question. `lateness_ms`: how late records of the window may have been written. `difference`
+    None: the audit's is not final yet.
 
     Raises:
-        NotReadable: no log answers it. ClusterUnreachable, KafkaError: some of them cannot be read now.
-        LogsChanged: they lost records meanwhile.
+        NotReadable: No log answers it.
+        ClusterUnreachable, KafkaError: Some logs cannot be read now.
+        LogsChanged: The logs lost records meanwhile, at each of `TRIES`.
     """
     surplus = None if difference is None else difference.surplus
     for number in range(TRIES):
@@ -112,24 +113,26 @@ async def drill(
 async def _by_sums(
     question: Question, sides: Sides, scan: Scan, difference: AuditedDifference | None
 ) -> SearchResult:
-    """Of a tier that clients tell of: what the sums of ids say."""
+    """The answer if a tier has no log: by the sums of ids."""
     findings: list[Finding] = []
-    why, told = "", None
+    why, difference_rows = "", None
     if difference is None:
-        why = "the audit has not closed the window at both tiers yet: ask again then"
+        why = "the audit has not closed the window at both tiers yet; ask again once it has"
     elif difference.ids is None:
-        why = "not all records have an id, as the audit counted them: which differ cannot be told"
+        why = "some records that the audit counted have no id, so the records that differ cannot be named"
     elif difference.surplus or difference.ids != Fingerprint():
         names = await scan.ids()
-        told = None if names is None else difference_of(difference.ids, difference.surplus, ids_of(names))
-        if told is None or names is None:
+        difference_rows = (
+            None if names is None else difference_of(difference.ids, difference.surplus, ids_of(names))
+        )
+        if difference_rows is None or names is None:
             why = (
-                f"clients keep no log; by the sums of ids no more than {MOST} records are told, and here "
-                "more differ (or ids that the other tier never had)"
+                f"a tier has no log, so only sums of ids can name records, {MOST} at most; here more differ, "
+                "or ids that the other tier never had"
             )
         else:
-            missing, doubled = ([names[row] for row in rows] for rows in told)
-            seen = {one.id: one for one in await scan.places_of({*missing, *doubled})}
+            missing, doubled = ([names[row] for row in rows] for rows in difference_rows)
+            seen = {record.id: record for record in await scan.places_of({*missing, *doubled})}
             findings = [Finding(FindingKind.MISSING, seen[name]) for name in missing if name in seen]
             findings += [Finding(FindingKind.DOUBLED, seen[name]) for name in doubled if name in seen]
     differs = 0 if difference is None else abs(difference.surplus)
@@ -146,23 +149,23 @@ def _explains(scanned: Scanned, surplus: int) -> bool:
 
 
 def _answer(question: Question, sides: Sides, scanned: Scanned, surplus: int | None) -> SearchResult:
-    findings = judged(named(scanned.upstream, scanned.downstream), _bounds(sides, scanned))
+    findings = apply_exclusions(name_findings(scanned.upstream, scanned.downstream), _bounds(sides, scanned))
     notes = list(sides.notes)
     found = counts(findings)
     if scanned.share > 1:
         notes.append(
-            f"about {scanned.estimate} records differ, too many to name at once: one of {scanned.share} of "
-            "them is named; copy them again, and ask again"
+            f"about {scanned.estimate} records differ, too many to name at once, so one in {scanned.share} "
+            "is named; copy these again, then ask again"
         )
     if scanned.alike:
         notes.append(
-            f"{sum(map(abs, scanned.alike))} records of contents that thousands of others have are not named"
+            f"{sum(map(abs, scanned.alike))} records are not named: thousands have the same contents"
         )
     if surplus is not None and not _explains(scanned, surplus):
         balance = len(scanned.upstream) - len(scanned.downstream)
         notes.append(
-            f"the audit counted {surplus} records more upstream than downstream, {balance} were found: the "
-            "others were deleted since, or came since"
+            f"the audit counted {surplus} more records upstream than downstream, but the logs show "
+            f"{balance} more: records were deleted or arrived since"
         )
     return SearchResult(
         question, sides.window, findings[:MOST_NAMED], found, scanned.share, scanned.estimate,
@@ -171,29 +174,29 @@ def _answer(question: Question, sides: Sides, scanned: Scanned, surplus: int | N
 
 
 def _bounds(sides: Sides, scanned: Scanned) -> LossExclusions:
-    """With what could not be read."""
+    """The exclusions, with the offsets that could not be read."""
     copies, sources = dict(sides.bounds.unread_copies), dict(sides.bounds.unread_sources)
-    for one in scanned.unread:
-        why = f"offsets [{one.start}, {one.end}) of it cannot be read: {one.why}"
-        if one.is_upstream:
-            sources[one.place] = why
+    for unread in scanned.unread:
+        why = f"its offsets [{unread.start}, {unread.end}) cannot be read: {unread.why}"
+        if unread.is_upstream:
+            sources[unread.place] = why
         else:
-            copies[one.place.partition] = why
+            copies[unread.place.partition] = why
     return sides.bounds._replace(unread_copies=copies, unread_sources=sources)
 
 
-# -- for people ------------------------------------------------------------------------------------------
+# -- for REST and files ------------------------------------------------------------------------------
 
 
 def rows(answer: SearchResult, kinds: Iterable[FindingKind] = FindingKind) -> list[dict[str, Any]]:
-    """A row a finding."""
+    """The findings of these kinds, one row each."""
     wanted = set(kinds)
-    return [_row(one) for one in answer.findings if one.kind in wanted]
+    return [_row(finding) for finding in answer.findings if finding.kind in wanted]
 
 
 def _row(finding: Finding) -> dict[str, Any]:
     seen = finding.source if finding.source is not None else finding.copy
-    assert seen is not None, "it is of some record"
+    assert seen is not None, "a finding has a source or a copy"
     return {
         "kind": finding.kind.value,
         "id": _text(seen.id),
@@ -215,7 +218,7 @@ def _place(seen: ObservedRecord | None) -> dict[str, Any] | None:
 
 
 def _text(data: bytes | None) -> str | None:
-    """As text, or base64:... where it is none."""
+    """As text; as base64:... if it is not printable text."""
     if data is None:
         return None
     try:
@@ -235,9 +238,9 @@ def result_fields(answer: SearchResult) -> dict[str, Any]:
         for place, why in sorted(answer.sides.cut.items())
     ]  # fmt: skip
     unread = [
-        {"cluster": one.place.cluster, "topic": one.place.topic, "partition": one.place.partition,
-         "start": one.start, "end": one.end, "why": one.why}
-        for one in answer.unread
+        {"cluster": unread.place.cluster, "topic": unread.place.topic, "partition": unread.place.partition,
+         "start": unread.start, "end": unread.end, "why": unread.why}
+        for unread in answer.unread
     ]  # fmt: skip
     return {
         "topic": question.topic,

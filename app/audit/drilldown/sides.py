@@ -1,14 +1,13 @@
-"""Both sides of a drill-down: which logs may hold a window's records at two tiers, and what is known of how
-they were copied from one to the other.
+"""Finds both sides of a drill-down: the logs that may hold a window's records, and how they were copied.
 
 Rules
-1. A side is all clusters of the tier whose topic a plan counts, as in the comparison that it explains.
-2. What is known of copying is read first, then upstream's logs, then downstream's: what was copied by then
-   lies in what is read.
-3. A copy may have another name downstream: the route says which.
-4. Records of clusters that no plan counts are no part of it. Where it is known which copies are theirs, those
-   are passed over; else a copy that nobody upstream has may be of them.
-5. Clients keep no log: a tier that they tell of is a side without parts.
+1. A side has all clusters of the tier in which a plan counts the topic, as in the audit's comparison.
+2. The offset map is read first, then upstream's logs, then downstream's. So the copies that the map knows lie
+   within the offsets that are read.
+3. A copy's topic may have another name; the route says which.
+4. Records of clusters that no plan counts are left out. A copy is skipped if it is known to come from there.
+   Any other foreign copy may come from there, so it is unclear.
+5. A tier that clients or consumer groups report has no log. It is a side without parts.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ if TYPE_CHECKING:
 
 TIMESTAMP_TYPE, LOG_APPEND_TIME = "message.timestamp.type", "LogAppendTime"
 CLEANUP_POLICY, COMPACT = "cleanup.policy", "compact"
-CUT = "the log begins at {start}: records of the window may have been deleted by retention"
+CUT = "the log begins at {start}; retention may have deleted records of the window"
 
 
 class NotReadable(ValueError):
-    """A question that no log answers: why, and what does."""
+    """No log answers the question. The text has the reason and the remedy."""
 
 
 class Question(NamedTuple):
-    """What of `topic` in the window that begins at `start_ms` did not come from one tier to another. `group`:
-    which of several that have finished the topic is meant, "": there is one, or none."""
+    """Asks which records of a window did not come from one tier to another. `group`: the consumer group, if
+    several have finished the topic; else ""."""
 
     topic: str
     from_tier: str
@@ -66,8 +65,8 @@ class Question(NamedTuple):
 
 
 class CopyRoute(NamedTuple):
-    """A route that copies the topic from one cluster to another; `definition` None: there is none, and what
-    is missing would be copied under the same name."""
+    """A route from one cluster to another. Without a `definition` there is none: a missing record would be
+    copied into the topic of the same name."""
 
     source: str
     target: str
@@ -77,7 +76,7 @@ class CopyRoute(NamedTuple):
 
 
 class AuditedTopic(NamedTuple):
-    """A topic in a cluster, as it is now. `partitions`: 0 where it does not exist."""
+    """A topic in a cluster, as it is now. `partitions` is 0 if it does not exist."""
 
     cluster: str
     name: str
@@ -91,11 +90,12 @@ class AuditedTopic(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """What there is to be read, and to be judged by.
+    """The logs to read, and the facts to judge the findings by.
 
     Attributes:
-        cut: partitions whose log may have lost records of the window, downstream too.
-        notes: what a reader of the answer has to know.
+        upstream, downstream: Topics; empty for a tier without a log.
+        cut: Partition of either side -> why its log may have lost records of the window.
+        notes: Texts for the reader of the answer.
     """
 
     window: EventTimeWindow
@@ -111,11 +111,8 @@ class Sides(NamedTuple):
 def clusters_of(
     layout: Layout, plan_of: Callable[[str, str], AuditPlan | None], topic: str, tier: str
 ) -> dict[str, AuditPlan]:
-    """The clusters of a tier whose topic a plan counts (rule 1); none of a tier that clients tell of.
-
-    Raises:
-        NotReadable: there is none.
-    """
+    """The clusters of a tier in which a plan counts the topic (rule 1); none for a tier without a log. Raises
+    NotReadable: no plan counts it there."""
     if tier not in OF_CLUSTERS:
         return {}
     sites = sorted(name for name, site in layout.sites.items() if site.tier == tier)
@@ -133,59 +130,55 @@ class SideFinder:
         self._question = question
         self._lateness_ms = lateness_ms
         self._notes: list[str] = []
-        self._heard: dict[str, str] = {}  # names of clusters here, by their ids
+        self._mapped_names: dict[str, str] = {}  # names of clusters here, by their ids
 
     def plans(self) -> tuple[dict[str, AuditPlan], dict[str, AuditPlan]]:
-        """Clusters of both tiers, with the plans that count them. Raises NotReadable."""
+        """The clusters of both tiers, with the plans that count them. Raises NotReadable."""
         audits, (topic, before, after, start_ms, _) = self._runtime.catalog.audits, self._question
         if audits.layout is None:
-            raise NotReadable("this worker is configured for no regions; ask another one")
+            raise NotReadable("this worker's configuration has no regions; ask another worker")
         if before == after:
             raise NotReadable(f"from_tier and to_tier are both {before!r}; name two tiers")
         sides = tuple(clusters_of(audits.layout, audits.plan_of, topic, tier) for tier in (before, after))
         if not any(sides):
             raise NotReadable(
-                f"{before} and {after} are told by clients, who keep no log; name a cluster's tier"
+                f"tiers {before} and {after} have no log, only reports; name a tier that plans count"
             )
         plan = next(plan for side in sides for plan in side.values())
         if not all(sides) and plan.spec.id is None:
             raise NotReadable(
-                f"{after if sides[0] else before} is told by clients, who keep no log, and plan {plan.name} "
-                "names no id: which records differ cannot be told (audit loss compares counts)"
+                f"tier {after if sides[0] else before} has no log, only reports, and plan {plan.name} names "
+                "no id, so the records that differ cannot be named; audit loss compares counts"
             )
         widths = {plan.width_ms for side in sides for plan in side.values()}
         if len(widths) > 1 or start_ms % min(widths):
             within_ms = start_ms - start_ms % min(widths)
             raise NotReadable(
                 f"no window of {topic[:100]} begins at {start_ms}: windows are {min(widths)} ms long and "
-                f"begin at multiples of that; the one with that time begins at {iso(within_ms)} ({within_ms})"
+                f"begin at multiples of that; the window of this time begins {iso(within_ms)} ({within_ms})"
             )
         return sides[0], sides[1]
 
     async def find(self) -> Sides:
-        """See the module.
-
-        Raises:
-            NotReadable. ClusterUnreachable, KafkaError: some cluster cannot be asked now.
-        """
+        """Reads the offset map and the logs' bounds. Raises NotReadable, ClusterUnreachable, KafkaError."""
         before, after = self.plans()
-        plans = {one.name: one for one in (*before.values(), *after.values())}
-        times = {name: await self._times(one) for name, one in plans.items()}
+        plans = {plan.name: plan for plan in (*before.values(), *after.values())}
+        times = {name: await self._times(plan) for name, plan in plans.items()}
         plan = next(iter(plans.values()))
         start_ms = self._question.start_ms
         window = EventTimeWindow(start_ms, start_ms + plan.width_ms)
         copiers = self._copiers(before, after)
-        upstream = [await self._topic(name, self._question.topic, one) for name, one in before.items()]
+        upstream = [await self._topic(name, self._question.topic, plan) for name, plan in before.items()]
         downstream = [
-            await self._topic(name, topic, one)
-            for name, one in after.items()
+            await self._topic(name, topic, plan)
+            for name, plan in after.items()
             for topic in sorted({c.target_topic for c in copiers if c.target == name})
         ]
-        names = {one.cluster_id: one.cluster for one in upstream if one.cluster_id}
+        names = {topic.cluster_id: topic.cluster for topic in upstream if topic.cluster_id}
         lines, unknown = await self._lines(downstream)
-        timed = all(one.is_timed for one in (*upstream, *downstream))
+        timed = all(topic.is_timed for topic in (*upstream, *downstream))
         keeps = {c.source: c.definition.keeps_header() for c in copiers if c.definition is not None}
-        others = self._others(before)
+        uncounted = self._uncounted(before)
         parts: list[ScanRange] = []
         cut: dict[ClusterPartition, str] = {}
         ends: dict[ClusterPartition, int] = {}
@@ -199,14 +192,14 @@ class SideFinder:
                 if is_up:
                     ends[place] = span.end
                 else:
-                    of_log = [(self._named(copying, names), copying.line) for copying in lines[topic]]
+                    of_log = [(self._source_place(copying, names), copying.line) for copying in lines[topic]]
                     origins = CopyOrigins(of_log, partition, LogId(topic.cluster_id, topic.topic_id))
                     end = max(end, min(_copied_by(of_log, partition, ends), span.log_end))
                 source = FingerprintSource(topic.cluster_id, topic.topic_id, partition)
                 reader = PrintReader(
                     place, how_of(topic.plan, source, times[topic.plan.name]), window,
                     keeps=keeps.get(topic.cluster) if is_up else None, timed=timed, origins=origins,
-                    others=others, names=names,
+                    uncounted=uncounted, cluster_names=names,
                 )  # fmt: skip
                 parts.append(ScanRange(topic.client, reader, span.start, end, span.log_end, is_up))
         reached = {} if unknown else _reached(copiers, upstream, lines, names)
@@ -214,19 +207,19 @@ class SideFinder:
         unread |= {
             p.partition: why for p, why in cut.items() if any(p.cluster == t.cluster for t in downstream)
         }
-        missing = [one for one in downstream if not one.partitions]
-        self._notes += [f"topic {one.name} does not exist in {one.cluster}" for one in missing]
+        missing = [topic for topic in downstream if not topic.partitions]
+        self._notes += [f"topic {topic.name} does not exist in {topic.cluster}" for topic in missing]
         self._notes += [
-            f"topic {one.name} in {one.cluster} is compacted: what is missing may have been replaced by "
-            "later records of the same keys"
-            for one in downstream
-            if one.is_compacted
+            f"topic {topic.name} in {topic.cluster} is compacted: later records of the same keys may have "
+            "replaced the missing ones"
+            for topic in downstream
+            if topic.is_compacted
         ]
-        elsewhere = ""
-        if others:
-            elsewhere = f"it may be of {', '.join(sorted(others))}, whose topic no plan counts"
+        why_uncounted = ""
+        if uncounted:
+            why_uncounted = f"it may come from {', '.join(sorted(uncounted))}, where no plan counts the topic"
         ups = {place: why for place, why in cut.items() if place in ends}
-        bounds = LossExclusions(reached, unread, ups, elsewhere)
+        bounds = LossExclusions(reached, unread, ups, why_uncounted)
         return Sides(window, parts, upstream, downstream, copiers, bounds, self._notes, cut)
 
     async def _times(self, plan: AuditPlan) -> EventTime | None:
@@ -234,10 +227,10 @@ class SideFinder:
             return await open_times(plan, self._runtime.schemas)
         except (UnusableField, DescriptorError) as error:
             raise NotReadable(
-                f"plan {plan.name} names a time that this worker cannot read: {error}; deploy it with another"
+                f"this worker cannot read the event time of plan {plan.name}: {error}; change the plan"
             ) from error
 
-    # -- what is there -----------------------------------------------------------------------------
+    # -- topics, logs and lines ---------------------------------------------------------------------
 
     def _copiers(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[CopyRoute]:
         routes, topic = self._runtime.catalog.routes, self._question.topic
@@ -249,7 +242,7 @@ class SideFinder:
             copy = route.destination(topic)
             if copy is not None:
                 found.append(CopyRoute(route.source, route.target, topic, copy, definition))
-        covered = {(one.source, one.target) for one in found}
+        covered = {(copier.source, copier.target) for copier in found}
         pairs = ((source, target) for source in before for target in after)
         return found + [CopyRoute(*pair, topic, topic) for pair in pairs if pair not in covered]
 
@@ -286,32 +279,34 @@ class SideFinder:
     async def _lines(
         self, downstream: list[AuditedTopic]
     ) -> tuple[dict[AuditedTopic, list[CopiedLine]], str]:
-        """Lines into each topic; why they are not known, "" when they are."""
+        """The lines into each topic; and why they are not known, "" if they are."""
         regions = self._runtime.regions
-        found: dict[AuditedTopic, list[CopiedLine]] = {one: [] for one in downstream}
+        found: dict[AuditedTopic, list[CopiedLine]] = {topic: [] for topic in downstream}
         if regions is None:
             return (
                 found,
-                "whether it was copied yet is not known, as this worker reads no offset map; ask another",
+                "this worker reads no offset map, so it does not know whether it was copied yet; ask another",
             )
         why = ""
         try:
             await regions.mapper.read()
-            self._heard = await regions.mapper.names()
-            for one in downstream:
-                found[one] = await regions.tables.lines_into(one.cluster_id, one.name)
+            self._mapped_names = await regions.mapper.names()
+            for topic in downstream:
+                found[topic] = await regions.tables.lines_into(topic.cluster_id, topic.name)
         except NotRead as error:
-            why = f"whether it was copied yet is not known, as the offset map cannot be read: {error}"
-            self._notes.append(f"the offset map cannot be read, so equal records are not told apart: {error}")
+            why = f"the offset map cannot be read, so it is not known whether it was copied yet: {error}"
+            self._notes.append(
+                f"the offset map cannot be read, so equal records are not distinguished: {error}"
+            )
         return found, why
 
-    def _named(self, copying: CopiedLine, names: Mapping[str, str]) -> ClusterPartition:
+    def _source_place(self, copying: CopiedLine, names: Mapping[str, str]) -> ClusterPartition:
         source = copying.source
-        name = names.get(source.cluster_id) or self._heard.get(source.cluster_id, source.cluster_id)
+        name = names.get(source.cluster_id) or self._mapped_names.get(source.cluster_id, source.cluster_id)
         return ClusterPartition(name, source.topic, source.partition)
 
-    def _others(self, before: Mapping[str, Any]) -> frozenset[str]:
-        """Rule 4."""
+    def _uncounted(self, before: Mapping[str, Any]) -> frozenset[str]:
+        """The clusters of `from_tier` that no plan counts (rule 4)."""
         layout = self._runtime.catalog.audits.layout
         if layout is None or self._question.to_tier != AGGREGATE:
             return frozenset()
@@ -320,18 +315,21 @@ class SideFinder:
 
 
 def _is_copied(copiers: list[CopyRoute]) -> bool:
-    return any(one.definition is not None for one in copiers)
+    return any(copier.definition is not None for copier in copiers)
 
 
 def _copied_by(
     lines: list[tuple[ClusterPartition, OffsetMapLine]], partition: int, ends: Mapping[ClusterPartition, int]
 ) -> int:
-    """Up to which offset the copies of what is read upstream lie; -1: nobody knows."""
+    """The offset below which the copies of the upstream records to read lie; -1: unknown."""
     found = -1
     for source, line in lines:
         end = ends.get(source)
         if end is not None and line.target_partition == partition:
-            found = max(found, next((one.target_end for one in line.barriers if one.source_end >= end), -1))
+            found = max(
+                found,
+                next((barrier.target_end for barrier in line.barriers if barrier.source_end >= end), -1),
+            )
     return found
 
 
@@ -341,21 +339,21 @@ def _reached(
     lines: Mapping[AuditedTopic, list[CopiedLine]],
     names: Mapping[str, str],
 ) -> dict[ClusterPartition, int]:
-    """Up to which offset each partition upstream was copied, by routes that there are."""
+    """Partition upstream -> the offset up to which an existing route has copied it."""
     found: dict[ClusterPartition, int] = {}
-    ids = {one.cluster: one.topic_id for one in upstream}
+    ids = {topic.cluster: topic.topic_id for topic in upstream}
     for copier in copiers:
         if copier.definition is None:
             continue
-        topic = next(one for one in upstream if one.cluster == copier.source)
+        topic = next(topic for topic in upstream if topic.cluster == copier.source)
         target = [copyings for into, copyings in lines.items() if into.name == copier.target_topic]
         for partition in range(topic.partitions):
             place, ends = ClusterPartition(copier.source, copier.topic, partition), [0]
-            for copying in (one for copyings in target for one in copyings):
+            for copying in (line for copyings in target for line in copyings):
                 at = copying.source
-                is_it = (names.get(at.cluster_id), at.topic, at.partition) == tuple(place)
-                other = copying.line.source.is_another(LogId(topic.cluster_id, ids[copier.source]))
-                if is_it and not other and copying.line.barriers:
+                is_place = (names.get(at.cluster_id), at.topic, at.partition) == tuple(place)
+                is_other_log = copying.line.source.is_another(LogId(topic.cluster_id, ids[copier.source]))
+                if is_place and not is_other_log and copying.line.barriers:
                     ends.append(copying.line.barriers[-1].source_end)
             found[place] = max(ends)
     return found

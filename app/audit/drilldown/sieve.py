@@ -1,11 +1,11 @@
-"""What differs between two tiers' records, in bounded memory however many they are.
+"""Finds the prints that differ between two tiers, in bounded memory for any number of records.
 
-    prints of both sides --add--> Sieve --found--> print: how often more upstream
-                                        `-> no room: another sieve, and all of it again (`wider`)
+    prints of both sides --add--> Sieve --found--> print: surplus upstream
+                                        `-> too many differ: a larger sieve reads everything again (`wider`)
 
-A print is 64 bits of what a record, or a batch, is. A first sieve has room for some thousands that differ,
-and an estimate of how many do (`strata_estimator`). Where those are more than the largest table holds, a
-sieve with `bits` looks at one of 2^bits of all prints: what is named then is a sample, and that is told.
+A print is a 64-bit hash of a record or a batch. The first sieve has room for some thousands of differing
+prints, and estimates how many there are (`strata_estimator`). If the largest table cannot hold them, a sieve
+with `bits` takes one of 2^bits of all prints. Its result is a sample, and the answer says so.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from switchyard.audit.model.fingerprint import Words, mix
 Prints = npt.NDArray[np.uint64]
 
 FIRST_CELLS = 1 << 14
-MOST_PRINTS = 100_000  # that differ, named at once: with their places some hundred megabytes at the most
-_ROOM = 2  # an estimate may be half of what there is
+MOST_PRINTS = 100_000  # that differ and are named at once; with their places at most some hundred megabytes
+_ROOM = 2  # an estimate may be half of the true number
 _KEYS = np.uint64(0x9FB21C651E98DF25), np.uint64(0xD6E8FEB86659FD93)
 
 
 class SievedPrints(NamedTuple):
-    """What a sieve holds.
+    """The result of a sieve.
 
     Attributes:
-        surplus: print -> how often more upstream has it; below 0: downstream.
-        is_complete: that is all that differs, of the prints that it looked at.
-        estimate: about how many prints differ, of all.
+        surplus: Print -> how often more upstream has it; negative: downstream has it more often.
+        is_complete: `surplus` has all differing prints that the sieve took.
+        estimate: About how many prints differ, including those that the sieve did not take.
     """
 
     surplus: dict[int, int]
@@ -42,10 +42,7 @@ class SievedPrints(NamedTuple):
 
 
 class Sieve:
-    """See the module.
-
-    Attributes: bits: it looks at one of 2^bits of all prints.
-    """
+    """A pair of tables, one for each side. It takes one of 2^`bits` of all prints."""
 
     __slots__ = ("_cells", "_strata", "_tables", "bits")
 
@@ -56,7 +53,7 @@ class Sieve:
         self._strata = Strata(), Strata()
 
     def add(self, prints: Prints, *, is_upstream: bool) -> None:
-        """Of a side; one that is there twice counts twice."""
+        """Adds prints of one side. A repeated print counts each time."""
         side = 0 if is_upstream else 1
         ids = _ids_of(prints)
         if self.bits:
@@ -65,7 +62,7 @@ class Sieve:
         self._strata[side].insert(ids)
 
     def found(self) -> SievedPrints:
-        """What differs; call once."""
+        """The differing prints. To be called once, because it consumes the tables."""
         difference = self._tables[0]
         difference.subtract(self._tables[1])
         peeled = difference.peel()
@@ -77,7 +74,7 @@ class Sieve:
         return SievedPrints(surplus, True, len(surplus) << self.bits)
 
     def wider(self, estimate: int) -> Sieve:
-        """One with room for so many, or for a share of them; for more than this one in any case."""
+        """A sieve for `estimate` differing prints, or for a share of them; it takes more than this one."""
         wanted = max(_ROOM * estimate, self._cells)
         bits = max(0, (-(-wanted // (_ROOM * MOST_PRINTS)) - 1).bit_length())
         cells = min(MOST_CELLS, max(cells_for(wanted >> bits), FIRST_CELLS))

@@ -1,1 +1,1 @@
-"""What is told of windows, tiers and topics; where in a log a time is, and its records."""
+"""Views of windows, tiers and topics; the offsets and the records of a time."""

@@ -1,8 +1,8 @@
-"""What a worker's books tell another: a bounded piece, in which no large topic hides the others.
+"""A worker's share of an answer about windows: bounded, so that no large topic crowds out the others.
 
-Where there are more windows than may be told at once, each topic gets the same room, and what some do not
-need goes to the others. Of a topic that has more the newest windows are told, of all tiers from the same time
-on: what is left off is missing on both sides of every comparison, and said (`BookShare.since`).
+If there are more windows than an answer takes, each topic gets the same room, and passes on what it does not
+need. A topic with more windows than room keeps the newest, of all tiers from the same time on. So a window
+that is left out is missing on both sides of every comparison. `BookShare.since` says from which time on.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from app.audit.folds.window import WindowKey, WindowRecord
 from app.audit.query.view import BookShare, WindowQuery
 from switchyard.audit.model.tally import UNTIMED
 
-MOST_WINDOWS = 50_000  # of an answer: a shard each
+MOST_WINDOWS = 50_000  # of an answer; each shard of a window counts
 
 
 def share_of(
     held: Mapping[int, tuple[int, Collector]], wanted: WindowQuery, most: int | None = None
 ) -> BookShare:
-    """What is wanted of books. `held`: by partition, the next offset and the fold. `most`: `MOST_WINDOWS`."""
+    """The wanted part of this worker's books. `held`: partition -> next offset, fold."""
     records: dict[WindowKey, WindowRecord] = {}
     tiers: dict[str, TierRecord] = {}
     for _, collector in held.values():
         records |= {key: record for key, record in collector.windows.items() if wanted.means(key)}
         tiers |= {str(key): tier for key, tier in collector.tiers.items() if wanted.means(key)}
-    since = cuts(records, MOST_WINDOWS if most is None else most)
+    since = kept_since(records, MOST_WINDOWS if most is None else most)
     windows = {
         str(key): msgspec.structs.replace(record, counted={})
         for key, record in records.items()
@@ -39,8 +39,9 @@ def share_of(
     return BookShare({partition: offset for partition, (offset, _) in held.items()}, windows, tiers, since)
 
 
-def cuts(keys: Iterable[WindowKey], most: int) -> dict[str, int]:
-    """Topics of which windows are left off, so that `most` remain at most: those that begin before (ms)."""
+def kept_since(keys: Iterable[WindowKey], most: int) -> dict[str, int]:
+    """Topic -> the time (ms) from which on its windows are kept, for topics that lose some. At most `most`
+    are kept."""
     starts: defaultdict[str, list[int]] = defaultdict(list)
     for key in keys:
         starts[key.topic].append(key.start_ms)

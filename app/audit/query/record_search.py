@@ -1,16 +1,16 @@
 """A topic's records of a time, by the event time of its audit plan: found by the time index, and read.
 
-    index, broker --parts--> [start, end) of each partition --RangeReader--> records of that time
+    index, broker --parts_of--> [start, end) of each partition --RangeReader--> records of that time
 
 Rules
-1. What is given is exactly of that time: every record that is read is asked for its event time.
-2. Where a part begins and ends is told by the audit's index; else, where the event time is the record's
-   timestamp, the broker tells where it begins; else all of the log is read. So nothing is left out, but what
-   came late while it was read.
-3. It is bounded: by records, bytes and time. Where that ends it, `why` says so, `positions` how far it is.
-4. What retention has taken is read from the archive of the cluster, if it has one, each record once: the
-   archive's below the log's start, the log's from there on, also where that start moves meanwhile. What
-   neither has is told as gone.
+1. All returned records are of that time: the reader checks each record's event time.
+2. If the event time is the record's timestamp, the broker says where a part begins; else the audit's index
+   does. The index says where it ends, if it expects only late records of that time. Without the index the
+   log's start and end are used. So only records that come late during the reading are left out.
+3. The reading is bounded by records, bytes and time. `why` says which bound ended it, and `positions` where.
+4. Records that retention has deleted are read from the cluster's archive, if it has one. Below the log's
+   start the archive is read, from there on the log, even if the start moves meanwhile. So each record is read
+   once. Records that neither has are counted as lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from switchyard.audit.model.spans import NO_SPAN
 CHUNK_RECORDS = 500
 FETCH_BYTES = 1024 * 1024
 WAIT_MS = 200
-READ_STALL_TIMEOUT_S = 10.0  # the broker gives nothing although there is something
+READ_STALL_TIMEOUT_S = 10.0  # without records from the broker, before the log's end
 
 BoundSource = Literal["audit", "timestamps", "log"]
 TimeOf = Callable[[Record], int]
@@ -48,7 +48,7 @@ class EventTimeRange(NamedTuple):
 
 
 class SearchLimits(NamedTuple):
-    """When enough was read."""
+    """Bounds of one reading."""
 
     records: int
     nbytes: int
@@ -64,21 +64,21 @@ class FoundRecord(NamedTuple):
 
 
 class ArchivedTopic(Protocol):
-    """What an archive has of a topic. `spans`: by partition, the offsets that it has."""
+    """An archived topic. `spans`: partition -> the offsets that the archive has."""
 
     @property
     def spans(self) -> Mapping[int, Ranges]: ...
 
     def read(self, partition: int, span: Range, timestamps: Range | None) -> AsyncIterator[Sequence[Record]]:
-        """Records of these offsets, some at a time, in the order of their offsets. `timestamps`: of others
-        none need be among them."""
+        """Yields the records of these offsets, by offset, some at a time. It may leave out records with other
+        `timestamps`."""
         ...
 
 
 class SearchRange(NamedTuple):
-    """Of a partition, the offsets [start, end) that may have records of the time, `by` whom that is known.
-    `gone`: those before them that the log does not have any more; none where nobody knows.
-    `archived`: what of them the archive has."""
+    """The offsets [start, end) of a partition that may have records of the time; `by` is the source of the
+    bounds. `gone`: such offsets that the log has deleted, if they are known. `archived`: those of them in the
+    archive."""
 
     partition: int
     start: int
@@ -89,7 +89,7 @@ class SearchRange(NamedTuple):
 
     @property
     def lost(self) -> int:
-        """Offsets that nobody has any more."""
+        """The number of gone offsets that the archive does not have."""
         return self.gone[1] - self.gone[0] - sum(end - start for start, end in self.archived)
 
 
@@ -102,11 +102,8 @@ async def parts_of(
     by_timestamp: bool,
     archive: ArchivedTopic | None = None,
 ) -> list[SearchRange]:
-    """Rules 2 and 4. `by_timestamp`: the event time is the record's timestamp.
-
-    Raises:
-        LookupError: there is no such topic. ClusterUnreachable, KafkaError: some leader does not answer.
-    """
+    """The parts to read (rules 2 and 4). `by_timestamp`: the event time is the record's timestamp. Raises
+    LookupError: there is no such topic; ClusterUnreachable, KafkaError: a leader does not answer."""
     count = await client.partitions(topic)
     if count is None:
         raise LookupError(f"there is no topic {topic} in {client.name}")
@@ -126,8 +123,8 @@ async def parts_of(
 
 
 def _with_archive(part: SearchRange, log_start: int, spans: Ranges, *, is_known: bool) -> SearchRange:
-    """Where the index does not know what is gone (`is_known`), all that the archive has below the log may be
-    of the time, and so may what lies between the two."""
+    """The part with its archived offsets. Without the index (`is_known`), all offsets from the archive's
+    first one to the log's start may be of the time."""
     gone = part.gone
     if not is_known and spans and spans[0][0] < log_start:
         gone = spans[0][0], log_start
@@ -162,13 +159,14 @@ def _part(
 
 
 class RangeReader:
-    """See the module.
+    """Reads the parts.
 
     Attributes:
-        positions: by partition, what is below was looked at.
-        lost: offsets that may have been of the time, and that nobody has any more.
-        records, nbytes: how many were looked at. found: that were of the time.
-        why: what ended it, "": it is all of it.
+        positions: Partition -> the offset below which everything was read.
+        lost: Offsets that may have been of the time, and are neither in the log nor in the archive.
+        records, nbytes: Read.
+        found: Records of the time.
+        why: The bound that ended the reading; "": everything was read.
     """
 
     def __init__(
@@ -202,32 +200,29 @@ class RangeReader:
         self._began_s = self._moved_s = time.monotonic()
 
     async def pieces(self) -> AsyncIterator[list[FoundRecord]]:
-        """The records, in the order of offsets in each partition; what is archived comes first.
-
-        Raises:
-            TimeoutError: the broker gave nothing for `READ_STALL_TIMEOUT_S`. KafkaError, OSError.
-        """
+        """Yields the records, by offset in each partition; archived ones come first. Raises KafkaError,
+        OSError; TimeoutError: the broker returned nothing for `READ_STALL_TIMEOUT_S`."""
         for part in self._archived:
             for span in part.archived:
-                async for piece in self._of_archive(part.partition, span):
+                async for piece in self._read_archive(part.partition, span):
                     yield piece
                 if self._is_enough():
                     return
             self.positions[part.partition] = part.start
         if self._parts:
-            async for piece in self._of_log():
+            async for piece in self._read_log():
                 yield piece
 
-    async def _of_archive(self, partition: int, span: Range) -> AsyncIterator[list[FoundRecord]]:
-        assert self._archive is not None, "it has the span"
+    async def _read_archive(self, partition: int, span: Range) -> AsyncIterator[list[FoundRecord]]:
+        assert self._archive is not None, "only an archive has archived spans"
         async for records in self._archive.read(partition, span, self._timestamps):
-            found = self._of_time(partition, span[1], records)
+            found = self._select(partition, span[1], records)
             self.positions[partition] = records[-1].offset + 1
-            yield self._within(found)
+            yield self._limit(found)
             if self._is_enough():
                 return
 
-    async def _of_log(self) -> AsyncIterator[list[FoundRecord]]:
+    async def _read_log(self) -> AsyncIterator[list[FoundRecord]]:
         consumer = AIOKafkaConsumer(
             enable_auto_commit=False,
             auto_offset_reset="none",
@@ -237,7 +232,7 @@ class RangeReader:
             **self._client.spec.aiokafka_options(),
         )
         await consumer.start()
-        await asyncio.sleep(0)  # stopped before its tasks have begun, it would cancel whoever stops it
+        await asyncio.sleep(0)  # its tasks begin; stopping it before would cancel this task
         try:
             left = {TopicPartition(self._topic, partition): part for partition, part in self._parts.items()}
             consumer.assign(list(left))
@@ -245,21 +240,21 @@ class RangeReader:
                 consumer.seek(at, part.start)
             self._moved_s = time.monotonic()
             while left and not self._is_enough():
-                found = await self._some(consumer, left)
-                async for piece in self._of_skipped():
+                found = await self._fetch(consumer, left)
+                async for piece in self._read_skipped():
                     yield piece
                 if found:
                     yield found
         finally:
             await stop_consumer(consumer)
 
-    async def _some(
+    async def _fetch(
         self, consumer: AIOKafkaConsumer, left: dict[TopicPartition, SearchRange]
     ) -> list[FoundRecord]:
-        """Reads on; what is at its end is taken out of `left`."""
+        """Reads on, and removes finished partitions from `left`."""
         try:
             fetched = await consumer.getmany(*left, timeout_ms=WAIT_MS, max_records=CHUNK_RECORDS)
-        except OffsetOutOfRangeError:  # retention came first
+        except OffsetOutOfRangeError:  # retention deleted the offset
             begins = await consumer.beginning_offsets(list(left))
             for at, part in left.items():
                 position = self.positions[at.partition]
@@ -271,7 +266,7 @@ class RangeReader:
         moved, found = False, list[FoundRecord]()
         for at, part in list(left.items()):
             records: Sequence[Any] = fetched.get(at, ())
-            found += self._of_time(part.partition, part.end, records)
+            found += self._select(part.partition, part.end, records)
             position = records[-1].offset + 1 if records else await consumer.position(at)
             moved = moved or position > self.positions[at.partition]
             self.positions[at.partition] = min(part.end, max(self.positions[at.partition], position))
@@ -282,15 +277,16 @@ class RangeReader:
         if moved or not left:
             self._moved_s = now_s
         elif now_s - self._moved_s > READ_STALL_TIMEOUT_S:
-            raise TimeoutError(f"{self._client.name} gives nothing of {self._topic}")
-        return self._within(found)
+            raise TimeoutError(f"{self._client.name} returns no records of {self._topic}")
+        return self._limit(found)
 
-    async def _of_skipped(self) -> AsyncIterator[list[FoundRecord]]:
-        """What went while it was read. Of what is not read any more the position says so."""
+    async def _read_skipped(self) -> AsyncIterator[list[FoundRecord]]:
+        """Reads offsets from the archive that the log deleted during the reading. If a bound ends that, the
+        position goes back to the first unread offset."""
         for partition, span in self._skipped:
-            for archived in self._archived_now(partition, span):
+            for archived in self._archived_ranges(partition, span):
                 if not self._is_enough():
-                    async for piece in self._of_archive(partition, archived):
+                    async for piece in self._read_archive(partition, archived):
                         yield piece
             if not self._is_enough():
                 self.positions[partition], self._moved_s = span[1], time.monotonic()
@@ -298,14 +294,14 @@ class RangeReader:
                 self.positions[partition] = span[0]
         self._skipped.clear()
 
-    def _archived_now(self, partition: int, span: Range) -> list[Range]:
-        """What the archive has of offsets that went while they were read; the rest is lost."""
+    def _archived_ranges(self, partition: int, span: Range) -> list[Range]:
+        """The archived part of offsets that the log deleted during the reading; the rest is lost."""
         spans = () if self._archive is None else self._archive.spans.get(partition, ())
         found = _within(spans, span)
         self.lost += span[1] - span[0] - sum(end - start for start, end in found)
         return found
 
-    def _of_time(self, partition: int, end: int, records: Sequence[Any]) -> list[FoundRecord]:
+    def _select(self, partition: int, end: int, records: Sequence[Any]) -> list[FoundRecord]:
         found = []
         for record in records:
             if record.offset >= end:
@@ -317,8 +313,8 @@ class RangeReader:
                 found.append(FoundRecord(partition, time_ms, record))
         return found
 
-    def _within(self, found: list[FoundRecord]) -> list[FoundRecord]:
-        """As many of them as are still wanted."""
+    def _limit(self, found: list[FoundRecord]) -> list[FoundRecord]:
+        """As many of the found records as the bound allows."""
         wanted = found[: self._limits.records - self.found]
         self.found += len(wanted)
         for partition, _, record in reversed(found[len(wanted) :]):

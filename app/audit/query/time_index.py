@@ -1,14 +1,14 @@
-"""The time index: from which offset on a topic's records of a time are, as their audit knows it. Pure.
+"""The time index: the offsets of a topic's records of a time, as the topic's audit counted them. Pure.
 
-    windows of the books --share--> of all workers --joined--> TimeIndex --spans--> offsets
+    windows of the books --share--> of all workers --joined, time_index--> TimeIndex --at, between--> offsets
 
-Rules
-1. It is by the event time of the plan, which need not be the records' timestamps, and by windows: what it
-   says of an instant within a window holds for the window, and may be a little early. It is never late.
-2. What was there before counting began, and windows that were dropped as too old, it does not know: it says
-   so (`complete_ms`).
-3. What lies behind all that was counted is newer, or comes late: up to `marks_ms` that only.
-4. A topic that was made anew has another id: what was counted of the former one is of another log.
+Rules (tests/audit/query/test_time_index.py)
+1. The index goes by windows and by the plan's event time, which need not be the records' timestamps. For an
+   instant within a window it gives the window's offset. So an offset may be too early, never too late.
+2. The index does not know records from before counting began, nor windows that were dropped as too old. It
+   says so (`complete_ms`).
+3. Records behind all counted ones are newer, or late. Below `marks_ms` they are late.
+4. A recreated topic has another id, so counts of the former topic do not apply to its log.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from switchyard.audit.model.tally import UNTIMED
 MOST_INDEXED = 100_000  # windows of a share
 EVER_MS = 1 << 62
 
-Sure = Literal["", "before-start", "beyond-end", "window"]
+Certainty = Literal["", "before-start", "beyond-end", "window"]
 
 
 class TimeIndex(NamedTuple):
-    """See the module.
+    """The windows of a topic at one tier of a cluster.
 
     Attributes:
-        windows: by partition.
-        marks_ms: nothing below is expected of a partition but what comes late.
-        complete_ms: of windows that begin before it nothing is known, or not all.
+        windows: Partition -> its windows.
+        marks_ms: Partition -> the time below which only late records are still to come.
+        complete_ms: Windows that begin before it are unknown, or incomplete.
     """
 
     windows: Mapping[int, list[Indexed]]
@@ -47,24 +47,25 @@ class TimeIndex(NamedTuple):
     complete_ms: int
 
     def knows(self, partition: int, from_ms: int) -> bool:
-        """Whether it knows of every record of that time or later that was counted."""
+        """Whether the index has all counted records of this time or later."""
         of = self.windows.get(partition, ())
         begins_ms = [window.start_ms for window in of if window.start_ms <= from_ms < window.end_ms]
         return bool(of) and min([from_ms, *begins_ms]) >= self.complete_ms
 
     def end(self, partition: int) -> int:
-        """Behind all that was counted of a partition."""
+        """The offset behind all counted records of a partition."""
         return max((window.span[1] for window in self.windows.get(partition, ())), default=0)
 
     def between(self, partition: int, from_ms: int, before_ms: int) -> Range:
-        """Where the records of a time are that were counted."""
+        """The offsets of the counted records of a time."""
         return span_between(self.windows.get(partition, ()), from_ms, before_ms)
 
-    def at(self, partition: int, time_ms: int) -> tuple[int, Sure] | None:
-        """The first offset of records of that time or later. None: nothing is known of the partition.
+    def at(self, partition: int, time_ms: int) -> tuple[int, Certainty] | None:
+        """The first offset with records of this time or later, and its certainty; None: the partition is
+        unknown.
 
-        "window": it is the first of a window that begins before the time; "beyond-end": none that was counted
-        is that new, the offset is behind them all; "before-start": older ones may have been there.
+        "window": the offset is the first of a window that begins before the time. "beyond-end": no counted
+        record is that new; the offset is behind all of them. "before-start": older records may be uncounted.
         """
         windows = self.windows.get(partition)
         if not windows:
@@ -80,11 +81,7 @@ class TimeIndex(NamedTuple):
 
 
 def share(next_offsets: Mapping[int, int], books: Iterable[Collector], wanted: WindowQuery) -> BookShare:
-    """What a worker's books know of where the windows of a topic are.
-
-    Raises:
-        ValueError: they are too many.
-    """
+    """The places of a topic's windows in this worker's books. Raises ValueError: more than `MOST_INDEXED`."""
     windows: dict[str, WindowRecord] = {}
     found = BookShare(dict(next_offsets), windows, {})
     for book in books:
@@ -93,23 +90,25 @@ def share(next_offsets: Mapping[int, int], books: Iterable[Collector], wanted: W
                 spans = {source: Counted(span=span_of(of)) for source, of in record.counted.items()}
                 windows[str(key)] = WindowRecord(counted=spans)
         if len(windows) > MOST_INDEXED:
-            raise ValueError(f"more than {MOST_INDEXED} windows of {wanted.topic}: its windows are too short")
+            raise ValueError(
+                f"{wanted.topic} has more than {MOST_INDEXED} windows; give its plan longer ones"
+            )
         tiers = {str(key): tier for key, tier in book.tiers.items() if wanted.means(key)}
         found = msgspec.structs.replace(found, tiers=found.tiers | tiers)
     return found
 
 
 def time_index(known: RegionCounts, topic_id: str | None) -> TimeIndex | None:
-    """Of one topic at one tier of a cluster. `topic_id` None: that which was heard last (where its cluster
-    cannot be asked). None: nothing is known of it."""
-    heard = {
-        source: told.heard_ms
+    """The index of one topic at one tier of a cluster; None: it is unknown. `topic_id` None: the id that
+    reported last, for a cluster that does not answer."""
+    heard_ms = {
+        source: reported.heard_ms
         for record in known.tiers.values()
-        for source, told in record.sources.items()
+        for source, reported in record.sources.items()
         if _place(source) is not None
     }
     if topic_id is None:
-        newest = max(heard, key=lambda source: (heard[source], source), default="")
+        newest = max(heard_ms, key=lambda source: (heard_ms[source], source), default="")
         topic_id = (_place(newest) or ("", 0))[0]
     windows: dict[int, dict[tuple[int, int], Range]] = {}
     for key, record in known.windows.items():
@@ -121,10 +120,10 @@ def time_index(known: RegionCounts, topic_id: str | None) -> TimeIndex | None:
                 of[at] = hull(of.get(at, NO_SPAN), counted.span)
     marks_ms: dict[int, int] = {}
     for tier in known.tiers.values():
-        for source, told in tier.sources.items():
+        for source, reported in tier.sources.items():
             place = _place(source)
             if place is not None and place[0] == topic_id:
-                marks_ms[place[1]] = max(marks_ms.get(place[1], -1), told.watermark_ms)
+                marks_ms[place[1]] = max(marks_ms.get(place[1], -1), reported.watermark_ms)
     if not windows and not marks_ms:
         return None
     known_ms = (max(record.complete_ms, record.forgotten_ms) for record in known.tiers.values())
@@ -140,7 +139,7 @@ def time_index(known: RegionCounts, topic_id: str | None) -> TimeIndex | None:
 
 
 def _place(source: str) -> tuple[str, int] | None:
-    """Topic id and partition of a source that is one; None: it is a client."""
+    """A source's topic id and partition; None: the source is a client."""
     name = source.partition(INCARNATION)[0]
     topic_id, slash, partition = name.rpartition("/")
     if not slash or not (partition.isascii() and partition.isdigit()):

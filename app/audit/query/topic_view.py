@@ -1,6 +1,6 @@
-"""What is told of whole topics: their windows and differences of some time in a row each. Pure.
+"""A row for each topic, from the rows of its windows and differences. Pure.
 
-A topic is what is worst of it: what is lost, before what is unknown, before what is not over yet.
+A topic's state is the worst among its verdicts: a loss, then an unknown window, then an open one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def topic_rows(
     now_ms: int,
     bounds_of: Callable[[str, str], PlanBounds],
 ) -> list[dict[str, Any]]:
-    """A row a topic, by name; `windows` and `verdicts` are rows of `view`, of the same `known`."""
+    """One row for each topic, by name. `windows`, `verdicts`: the rows of `view` for the same `known`."""
     tiers: dict[str, dict[tuple[str, str], list[TierRecord]]] = {}
     for key, record in known.tiers.items():
         tiers.setdefault(key.topic, {}).setdefault((key.tier, key.cluster), []).append(record)
@@ -98,7 +98,7 @@ def _row(
 
 
 def in_order(tiers: Collection[str]) -> list[str]:
-    """In the way of a record; those of other names behind."""
+    """The tiers in the order of a record's way, then others by name."""
     return [tier for tier in ORDER if tier in tiers] + sorted(set(tiers) - set(ORDER))
 
 

@@ -1,11 +1,11 @@
-"""What is told of windows and of differences between tiers: pure, of what the workers' books hold.
+"""Rows of windows, and of differences between tiers, from the shares of all workers' books. Pure.
 
-    shares of all workers --joined--> Known --windows--> rows      --verdicts--> rows
+    shares of all workers --joined--> RegionCounts --window_rows--> rows      --verdict_rows--> rows
 
 Rules
-1. Of several shares that hold a partition of the tables the furthest one counts.
-2. What is compared with what: `app.audit.folds.tier_pairs`. Windows that may lack what had gone before it was
-   counted are told as incomplete.
+1. If several shares hold a partition of the tables, the one that has read furthest counts.
+2. `app.audit.folds.tier_pairs` says which tiers are compared. A window is marked as incomplete if it may lack
+   records that were gone before they were counted.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from switchyard.audit.model.tally import UNTIMED
 from switchyard.audit.model.totals import NO_TOTALS
 
 PlanOf = Callable[[str, str], AuditPlan | None]  # of a cluster's topic
-# what a client counts otherwise than planned (`app.audit.topics.client_scopes`)
+# the client's deviation from the plan (`app.audit.topics.client_scopes`)
 OddityOf = Callable[[Scope], str]
 Unseen = Callable[[AuditPlan], list[str]]  # regional clusters that a plan does not count
 RANKS = (0.5, 0.95, 0.99)
-UNCOUNTED_TIMES = "{} of them have times that would have made more windows than are kept"
+UNCOUNTED_TIMES = "{} of them have times for which there was no room for windows"
 IN_ORDER = [WindowPhase.OPEN, WindowPhase.PROVISIONAL, WindowPhase.CLOSED]
 
 
 class BookShare(msgspec.Struct, frozen=True):
-    """What a worker's books hold of what was asked for. `next_offsets`: of the partitions it has books of.
-    `since`: topics of which only windows that begin then or later are told (`app.audit.query.book_share`)."""
+    """The wanted part of a worker's books. `next_offsets`: by partition of the tables. `since`: topic -> the
+    time (ms) from which on its windows are here, if some are left out (`app.audit.query.book_share`)."""
 
     next_offsets: dict[int, int]
     windows: dict[str, WindowRecord]
@@ -57,7 +57,7 @@ class BookShare(msgspec.Struct, frozen=True):
 
 
 class RegionCounts(NamedTuple):
-    """What the region knows. `since`: as in `BookShare`."""
+    """The shares of all workers, joined. `since`: as in `BookShare`."""
 
     windows: Mapping[WindowKey, WindowRecord]
     tiers: Mapping[TierKey, TierRecord]
@@ -65,16 +65,16 @@ class RegionCounts(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """What a person must know who reads it as if it were all."""
+        """Texts for a reader who takes the rows for all there is."""
         return [
-            f"topic {topic} has more windows than are told at once: none that begins before {iso(start_ms)} "
-            "is here; ask for this topic alone, and with from and to"
+            f"topic {topic} has more windows than an answer takes: none before {iso(start_ms)} is here; "
+            "ask for this topic alone, with from and to"
             for topic, start_ms in sorted(self.since.items())
         ]
 
 
 class WindowQuery(NamedTuple):
-    """Which windows: of a topic, tier, cluster ("": of all), that begin in [from_ms, before_ms); and that of
+    """Selects windows of a topic, tier and cluster ("": all) that begin in [from_ms, before_ms), and those of
     records without a time."""
 
     topic: str = ""
@@ -84,9 +84,8 @@ class WindowQuery(NamedTuple):
     before_ms: int = 1 << 62
 
     def means(self, key: WindowKey | TierKey) -> bool:
-        """Whether a window, or a tier, is among them."""
         named = ((self.topic, key.topic), (self.tier, key.tier), (self.cluster, key.cluster))
-        if not all(name in ("", told) for name, told in named):
+        if not all(wanted in ("", value) for wanted, value in named):
             return False
         if isinstance(key, TierKey) or key.start_ms == UNTIMED:
             return True
@@ -94,7 +93,7 @@ class WindowQuery(NamedTuple):
 
 
 def joined(shares: Iterable[BookShare], partition_of: Callable[[str], int]) -> RegionCounts:
-    """Rule 1; `partition_of` a topic."""
+    """Joins the shares (rule 1). `partition_of`: topic -> partition of the tables."""
     shares = list(shares)
     furthest: dict[int, BookShare] = {}
     for share in shares:
@@ -139,7 +138,7 @@ def window_rows(
     bounds_of: Callable[[str, str], PlanBounds],
     oddity_of: OddityOf = lambda _: "",
 ) -> list[dict[str, Any]]:
-    """A row a window of a cluster, the newest first."""
+    """One row for each window of a cluster, newest first."""
     shards = _shards(known)
     groups: defaultdict[WindowKey, list[WindowRecord]] = defaultdict(list)
     for key, record in known.windows.items():
@@ -187,8 +186,7 @@ def _window_row(
 
 
 def verdict_rows(known: RegionCounts, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> list[dict[str, Any]]:
-    """A row a window and pair of tiers that follow on each other (`app.audit.folds.tier_pairs`), the newest
-    first."""
+    """One row for each window and pair of consecutive tiers (`app.audit.folds.tier_pairs`), newest first."""
     topics: defaultdict[str, dict[TierPlace, list[TierRecord]]] = defaultdict(dict)
     live: defaultdict[str, set[TierPlace]] = defaultdict(set)
     plans: dict[str, AuditPlan] = {}
@@ -205,7 +203,7 @@ def verdict_rows(known: RegionCounts, now_ms: int, plan_of: PlanOf, unseen: Unse
         of.append(((key.tier, key.cluster), record))
     rows = []
     for topic, found in sorted(windows.items()):
-        pairing = Pairing(topics[topic], live[topic], _as_compared(plans.get(topic), unseen))
+        pairing = Pairing(topics[topic], live[topic], _terms_of(plans.get(topic), unseen))
         widths = Widths((place, window) for window, held in found.items() for place, _ in held)
         for window, held in found.items():
             compared = pairing.compared(*window, held, widths, now_ms)
@@ -213,7 +211,7 @@ def verdict_rows(known: RegionCounts, now_ms: int, plan_of: PlanOf, unseen: Unse
     return sorted(rows, key=lambda row: (-row["start_ms"], row["topic"]))
 
 
-def _as_compared(plan: AuditPlan | None, unseen: Unseen) -> ComparisonTerms:
+def _terms_of(plan: AuditPlan | None, unseen: Unseen) -> ComparisonTerms:
     if plan is None:
         return ComparisonTerms()
     return ComparisonTerms(plan.width_ms, plan.bounds, plan.spec.tiers, tuple(unseen(plan)))

@@ -1,4 +1,4 @@
-"""Audited topics for consoles fed by hand: tiers that counted alike, and tiers that did not."""
+"""Audited topics for consoles fed by hand: tiers with equal counts, and tiers with differences."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def plan(**spec: Any) -> dict[str, Any]:
 
 
 class AuditedTopics:
-    """Reports of topics, folded as by the workers that hold their books. Window n of `now` is the one that
-    begins n windows before the one that is open now."""
+    """Reports of topics, folded as in a worker's books. Window n begins n windows before the open window of
+    `now`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -49,7 +49,7 @@ class AuditedTopics:
         books[partition] = AuditBook(book.next_offset + 1, book.collector)
 
     def rename(self, topic: str, to: str) -> None:
-        """Puts what is known of a topic into the tables under a name that no report may have."""
+        """Gives a topic in the tables a name that no report may have."""
         books = self._console.fed.audit_books.books
         source = books[audit_partition(topic)].collector
         target = books.setdefault(audit_partition(to), AuditBook(0, Collector())).collector
@@ -61,7 +61,7 @@ class AuditedTopics:
                 target.restore_tier(name._replace(topic=to, tier=to), tier)
 
     def start_ms(self, back: int) -> int:
-        """Where window `back` begins."""
+        """The start of window `back`."""
         return self.open_ms - back * WIDTH_MS
 
     def count(
@@ -97,7 +97,7 @@ class AuditedTopics:
         )
 
     def close(self, topic: str, *tiers: tuple[str, str], back: int = 2) -> None:
-        """Closes the windows before window `back` ends."""
+        """Closes the windows below the end of window `back`."""
         for tier in tiers:
             self._apply(topic, CloseWindows(topic, *tier, self.start_ms(back) + WIDTH_MS, self.now_ms))
 

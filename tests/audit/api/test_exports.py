@@ -1,4 +1,4 @@
-"""What is told of audits beside pages of JSON: files, topics in a row each, and changes as they come."""
+"""Audits beside JSON pages: files, one row for each topic, and changes."""
 
 from __future__ import annotations
 
@@ -52,13 +52,15 @@ def test_lists_are_files_of_all_rows_in_csv_or_json_lines(console: Console, audi
 
 
 def test_no_cell_is_a_formula_and_numbers_stay_numbers() -> None:
-    told = csv_lines([["=1+1", "+1", "-1", "@x", "\tx", 'a"b', "a,b", -1, -0.5, None, True, ["=1", "b"], []]])
-    assert next(csv.reader(io.StringIO(told.decode()))) == [
+    lines = csv_lines(
+        [["=1+1", "+1", "-1", "@x", "\tx", 'a"b', "a,b", -1, -0.5, None, True, ["=1", "b"], []]]
+    )
+    assert next(csv.reader(io.StringIO(lines.decode()))) == [
         "'=1+1", "'+1", "'-1", "'@x", "'\tx", 'a"b', "a,b", "-1", "-0.5", "", "true", "'=1; b", "",
     ]  # fmt: skip
 
 
-def test_topics_are_told_by_what_is_worst_of_them(console: Console, audited: AuditedTopics) -> None:
+def test_a_topic_has_its_worst_state(console: Console, audited: AuditedTopics) -> None:
     for tier in (HOME, AWAY):
         audited.count("payments", tier, 5, range(10))
     audited.count("alone", HOME, 5, range(10))
@@ -75,7 +77,7 @@ def test_topics_are_told_by_what_is_worst_of_them(console: Console, audited: Aud
     assert [row["state"] for row in recent] == ["not-compared", "ok", "not-compared"]
 
 
-def test_a_tier_that_is_not_heard_is_silent_and_its_topic_not_lossy(
+def test_a_tier_without_reports_is_silent_and_its_topic_not_lossy(
     console: Console, audited: AuditedTopics
 ) -> None:
     for tier, silent in ((HOME, False), (AWAY, True)):
@@ -90,48 +92,48 @@ def test_a_tier_that_is_not_heard_is_silent_and_its_topic_not_lossy(
     assert (found["absent"], found["silent"]) == (["aggregate"], ["aggregate/east"])
 
 
-def row(start_ms: int, state: str, **told: Any) -> dict[str, Any]:
+def row(start_ms: int, state: str, **changed: Any) -> dict[str, Any]:
     known = {
         "topic": "orders", "group": None, "from_tier": "regional", "to_tier": "aggregate",
         "start_ms": start_ms, "end_ms": start_ms + 1, "start": f"t{start_ms}", "state": state,
         "from_count": 10, "to_count": 8,
         "missing": 0, "extra": 0, "by": "count", "absent": [], "lag_ms": None, "behind_ms": 0,
     }  # fmt: skip
-    return known | told
+    return known | changed
 
 
-def test_changes_are_told_once_and_growing_windows_are_none() -> None:
+def test_changes_are_reported_once_and_growing_windows_are_none() -> None:
     def step(known: Any, *rows: dict[str, Any]) -> tuple[Any, list[str]]:
-        told = [cli_watch.line(change) for change in cli_watch.changes(known, rows)]
-        return {cli_watch.name_of(one): one for one in rows}, told
+        printed = [cli_watch.line(change) for change in cli_watch.changes(known, rows)]
+        return {cli_watch.name_of(one): one for one in rows}, printed
 
-    known, told = step(None, row(2, "provisional"), row(1, "lossy", missing=2), row(0, "ok"))
-    assert told == ["t1 orders regional -> aggregate: lossy, 2 of 10 are not there"]
-    known, told = step(
+    known, printed = step(None, row(2, "provisional"), row(1, "lossy", missing=2), row(0, "ok"))
+    assert printed == ["t1 orders regional -> aggregate: lossy, 2 of 10 are missing"]
+    known, printed = step(
         known, row(2, "provisional", to_count=9), row(1, "lossy", missing=2), row(3, "provisional")
     )
-    assert told == ["t3 orders regional -> aggregate: provisional, 8 of 10"]
-    known, told = step(known, row(2, "absent-audit", absent=["aggregate"]), row(1, "lossy", missing=1))
-    assert told == [
-        "t1 orders regional -> aggregate: lossy, 1 of 10 are not there",
+    assert printed == ["t3 orders regional -> aggregate: provisional, 8 of 10"]
+    known, printed = step(known, row(2, "absent-audit", absent=["aggregate"]), row(1, "lossy", missing=1))
+    assert printed == [
+        "t1 orders regional -> aggregate: lossy, 1 of 10 are missing",
         "t2 orders regional -> aggregate: provisional -> absent-audit: nothing is known of aggregate",
     ]
-    _, told = step(known, row(2, "corrupted", by="ids"), row(1, "ok"))
-    assert told[0] == "t1 orders regional -> aggregate: lossy -> ok, 8 of 10"
-    assert "but not the same (ids differ)" in told[1]
+    _, printed = step(known, row(2, "corrupted", by="ids"), row(1, "ok"))
+    assert printed[0] == "t1 orders regional -> aggregate: lossy -> ok, 8 of 10"
+    assert "but not the same (ids differ)" in printed[1]
 
 
-def test_groups_are_told_apart_in_changes() -> None:
+def test_groups_are_distinguished_in_changes() -> None:
     rows = [
         row(1, "lossy", to_tier="consumer", group=group, missing=n) for n, group in enumerate(("web", "ads"))
     ]
     known = {cli_watch.name_of(one): one for one in rows}
     assert cli_watch.changes(known, rows) == []
-    told = [cli_watch.line(change) for change in cli_watch.changes(None, rows)]
-    assert told[1] == "t1 orders regional -> consumer (ads): lossy, 1 of 10 are not there"
+    printed = [cli_watch.line(change) for change in cli_watch.changes(None, rows)]
+    assert printed[1] == "t1 orders regional -> consumer (ads): lossy, 1 of 10 are missing"
 
 
-def test_watch_tells_changes_and_ends_by_what_it_found(
+def test_watch_prints_changes_and_exits_by_the_last_states(
     console: Console, audited: AuditedTopics, tmp_path: Path
 ) -> None:
     shell = InProcess(console.url, console.fed, tmp_path)
@@ -159,23 +161,23 @@ def test_watch_tells_changes_and_ends_by_what_it_found(
     assert shell(*watch, "--until-ok", "0", SWITCHYARD_URL="http://127.0.0.1:1").returncode == 7
 
 
-def test_who_asks_where_there_is_nothing_is_told_why(console: Console, tmp_path: Path) -> None:
+def test_commands_explain_an_empty_answer(console: Console, tmp_path: Path) -> None:
     shell = InProcess(console.url, console.fed, tmp_path)
     for verb in ("report", "loss"):
-        asked = shell("audit", verb, "--json")
-        assert (asked.returncode, json.loads(asked.stdout)) == (0, [])
-        assert "there is no audit plan" in asked.stderr
+        ended = shell("audit", verb, "--json")
+        assert (ended.returncode, json.loads(ended.stdout)) == (0, [])
+        assert "there is no audit plan" in ended.stderr
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
     for verb in ("report", "loss"):
-        assert "plan all: nothing was counted of that in this time;" in shell("audit", verb).stderr
+        assert "plan all: no such records were counted in this time;" in shell("audit", verb).stderr
     made = AuditedTopics(console)
     for tier in (HOME, AWAY):
         made.count("payments", tier, 5, range(10))
-    assert shell("audit", "loss").stderr == "nothing differs of what is over\n"
+    assert shell("audit", "loss").stderr == "no window that is over has a difference\n"
     assert shell("audit", "report").stderr == ""
 
 
-def test_where_a_cluster_does_not_answer_its_audit_tells_the_offsets_of_a_time(
+def test_the_audit_gives_the_offsets_of_a_time_if_a_cluster_does_not_answer(
     console: Console, tmp_path: Path
 ) -> None:
     path = "/api/v1/offsets/at-time?topic=orders&time=1970-01-01T00:00:02.5&cluster=east"
@@ -188,11 +190,11 @@ def test_where_a_cluster_does_not_answer_its_audit_tells_the_offsets_of_a_time(
     assert "east does not answer" in unplanned["error"]
 
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
-    (told,) = console.ask("GET", path).json["topics"]
-    assert (told["by"], told["error"]) == ("audit", "")
-    assert "the cluster does not answer" in told["why"]
+    (topic,) = console.ask("GET", path).json["topics"]
+    assert (topic["by"], topic["error"]) == ("audit", "")
+    assert "the cluster does not answer" in topic["why"]
     unknown = {"timestamp_ms": None, "log_start": None, "log_end": None}
-    assert told["partitions"] == [
+    assert topic["partitions"] == [
         {"partition": 0, "next_offset": 11, "note": "window", **unknown},
         {"partition": 1, "next_offset": 71, "note": "beyond-end", **unknown},
     ]
@@ -202,7 +204,7 @@ def test_where_a_cluster_does_not_answer_its_audit_tells_the_offsets_of_a_time(
     assert "the cluster does not answer" in table.stderr
 
 
-def test_records_of_a_time_are_refused_in_words(console: Console, tmp_path: Path) -> None:
+def test_a_refused_search_for_records_says_why(console: Console, tmp_path: Path) -> None:
     path = "/api/v1/audit/records?topic=orders&cluster=east"
     for query, status, words in (
         ("", 400, "from: say since when"), ("&from=soon", 400, "from:"),
@@ -212,8 +214,8 @@ def test_records_of_a_time_are_refused_in_words(console: Console, tmp_path: Path
     ):  # fmt: skip
         refused = console.ask("GET", path + query)
         assert (refused.status, words in refused.json["detail"]) == (status, True), refused.text
-    elsewhere = console.ask("GET", "/api/v1/audit/records?topic=orders&cluster=mars&from=1h")
-    assert (elsewhere.status, "knows east, west" in elsewhere.json["detail"]) == (404, True)
+    unknown_cluster = console.ask("GET", "/api/v1/audit/records?topic=orders&cluster=mars&from=1h")
+    assert (unknown_cluster.status, "knows east, west" in unknown_cluster.json["detail"]) == (404, True)
     shell = InProcess(console.url, console.fed, tmp_path)
     ended = shell("audit", "records", "--topic", "orders", "--cluster", "east", "--from", "1h")
     assert (ended.returncode, "east does not answer" in ended.stderr) == (7, True)

@@ -1,4 +1,4 @@
-"""The audit pages in a real browser: what differs is told in words and marks, nothing of it is markup."""
+"""The audit pages in a real browser: words and marks show the differences, and no name is markup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 @pytest.fixture
 def audited(console: Console) -> AuditedTopics:
-    """Topics with every state, without any difference, without one tier's audit, and with an evil name."""
+    """Topics in every state, without a difference, without one tier's audit, and with a malicious name."""
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
     made = every_state(console)
     for back in range(12, 3, -1):
@@ -36,9 +36,7 @@ def audited(console: Console) -> AuditedTopics:
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_the_list_tells_what_is_worst_of_each_topic_and_leads_to_it(
-    audited: AuditedTopics, browse: Any
-) -> None:
+def test_the_list_shows_each_topics_worst_state_and_links_to_it(audited: AuditedTopics, browse: Any) -> None:
     page = browse("/audit?from=24h")
 
     def row(topic: str) -> str:
@@ -92,7 +90,7 @@ def test_a_topic_shows_every_window_with_marks_and_words_not_by_colour_alone(
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_an_absent_audit_is_told_as_absent_and_never_as_loss(audited: AuditedTopics, browse: Any) -> None:
+def test_an_absent_audit_is_shown_as_absent_never_as_loss(audited: AuditedTopics, browse: Any) -> None:
     page = browse("/audit/refunds?from=24h")
     assert set(page.locator(".chart .mark").all_text_contents()) == {"?"}
     assert page.locator(".chart .edge.lost").count() == 0
@@ -104,7 +102,7 @@ def test_an_absent_audit_is_told_as_absent_and_never_as_loss(audited: AuditedTop
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_what_changes_is_shown_without_a_reload(audited: AuditedTopics, browse: Any) -> None:
+def test_changes_are_shown_without_a_reload(audited: AuditedTopics, browse: Any) -> None:
     page = browse("/audit/payments?from=24h")
     assert "All records of the compared windows have arrived" in page.inner_text(".verdict")
     audited.count("payments", HOME, 2, range(100))
@@ -130,15 +128,15 @@ def test_names_are_text_and_no_page_is_wider_than_its_screen(
             page.close()
 
 
-def test_groups_that_consume_are_bars_of_their_own(console: Console, browse: Any) -> None:
+def test_each_consumer_group_has_a_bar_of_its_own(console: Console, browse: Any) -> None:
     finished(console, billing={7}, web=set())
     page = browse("/audit/orders?from=24h")
-    told = "regional 20, consumer (billing) 9, consumer (web) 10"
-    page.locator(f'a.window[aria-label*="{told}"]').first.wait_for(state="attached", timeout=ENOUGH_MS)
+    counts = "regional 20, consumer (billing) 9, consumer (web) 10"
+    page.locator(f'a.window[aria-label*="{counts}"]').first.wait_for(state="attached", timeout=ENOUGH_MS)
     assert "are missing at consumer (billing)" in page.inner_text("main")
 
 
-def test_the_files_of_a_topic_are_what_the_links_say(audited: AuditedTopics, browse: Any) -> None:
+def test_the_links_lead_to_a_topics_files(audited: AuditedTopics, browse: Any) -> None:
     page = browse("/audit/orders?from=24h")
     with page.expect_download() as download:
         page.get_by_role("link", name="CSV").last.click()
@@ -149,9 +147,7 @@ def test_the_files_of_a_topic_are_what_the_links_say(audited: AuditedTopics, bro
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_alerts_that_fire_are_shown_where_a_worker_tells_of_some(
-    audited: AuditedTopics, browse: Any, console: Console
-) -> None:
+def test_firing_alerts_are_shown(audited: AuditedTopics, browse: Any, console: Console) -> None:
     page = browse("/audit/orders?from=24h")
     assert page.locator(".note").count() == 0, "this worker tells of no alerts"
     answer = {
@@ -170,7 +166,7 @@ def test_alerts_that_fire_are_shown_where_a_worker_tells_of_some(
     assert page.query_selector("main img") is None
 
 
-def test_what_is_missing_is_named_when_it_is_asked_for(audited: AuditedTopics, browse: Any) -> None:
+def test_missing_records_are_named_on_request(audited: AuditedTopics, browse: Any) -> None:
     page = browse(f"/audit/orders?window={audited.start_ms(5)}")
     said: list[str] = []
 
@@ -179,7 +175,7 @@ def test_what_is_missing_is_named_when_it_is_asked_for(audited: AuditedTopics, b
         dialog.accept()
 
     page.on("dialog", heard)
-    asked: list[str] = []
+    requested_urls: list[str] = []
     finding = {
         "kind": "missing", "id": EVIL, "key": None, "at": "2026-01-31T12:00", "one_of": 1, "why": EVIL,
         "source": {"cluster": "east", "topic": "orders", "partition": 1, "offset": 17}, "copy": None,
@@ -187,11 +183,11 @@ def test_what_is_missing_is_named_when_it_is_asked_for(audited: AuditedTopics, b
     answer = {"counts": {"missing": 1}, "complete": False, "notes": [EVIL], "items": [finding], "next": None}
 
     def missing(route: Any) -> None:
-        asked.append(route.request.url)
-        if len(asked) == 1:
+        requested_urls.append(route.request.url)
+        if len(requested_urls) == 1:
             route.fulfill(status=404, json={"type": "about:blank", "detail": "there is nothing"})
         else:
-            route.fulfill(status=202 if len(asked) == 2 else 200, json=answer)
+            route.fulfill(status=202 if len(requested_urls) == 2 else 200, json=answer)
 
     page.route("**/api/v1/audit/missing*", missing)
     name = page.get_by_role("button", name="Name them")
@@ -200,7 +196,7 @@ def test_what_is_missing_is_named_when_it_is_asked_for(audited: AuditedTopics, b
     assert said == ["Not done: this worker cannot name them"]
     name.click()
     page.get_by_text("east/orders-1 @ 17").wait_for(timeout=ENOUGH_MS)
-    assert f"from_tier=regional&to_tier=aggregate&start={audited.start_ms(5)}" in asked[0]
+    assert f"from_tier=regional&to_tier=aggregate&start={audited.start_ms(5)}" in requested_urls[0]
     assert "These are not all" in page.inner_text("main")
     assert "switchyard audit copy-again --topic orders" in page.inner_text("main")
     assert page.query_selector("main img") is None

@@ -1,4 +1,4 @@
-"""The audit library and the report API with a real proxy (nginx) between them, that has limits of its own."""
+"""The audit library and the report API with a real proxy (nginx) between them, which has its own limits."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def until(condition: Callable[[], Any], words: Callable[[], Any]) -> None:
         time.sleep(0.005)
 
 
-def test_what_is_too_large_for_a_proxy_arrives_as_several(console: Console, tmp_path: Path) -> None:
-    """Batches that are too large, and one report alone that is: all of it counts once."""
+def test_reports_too_large_for_a_proxy_arrive_in_parts(console: Console, tmp_path: Path) -> None:
+    """Some batches are too large, and one report alone: all counts arrive once."""
     port, width_ms, many = free_port(), 1_000, 120
     with nginx(tmp_path / "nginx", console.url, port, "client_max_body_size 8k;") as log:
         audit = auditing(port, tmp_path / "wal", report_s=3_600.0)
@@ -108,10 +108,10 @@ def test_what_is_too_large_for_a_proxy_arrives_as_several(console: Console, tmp_
     )
 
 
-def test_plain_http_on_a_proxys_tls_port_gives_nothing_up(
+def test_plain_http_on_a_proxys_tls_port_loses_no_report(
     console: Console, tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:
-    """nginx answers 400; then its configuration is put right."""
+    """nginx answers 400; then its configuration is corrected."""
     port, folder = free_port(), tmp_path / "nginx"
     tls = f"ssl_certificate {certificate[0]}; ssl_certificate_key {certificate[1]};"
     with auditing(port, tmp_path / "wal") as audit:
@@ -133,7 +133,7 @@ def test_plain_http_on_a_proxys_tls_port_gives_nothing_up(
         assert audit.close(60), audit.stats
 
 
-def test_a_proxys_page_is_no_answer_and_what_it_blocks_holds_up_no_other(
+def test_a_proxys_page_is_no_answer_and_a_blocked_report_does_not_hold_up_the_others(
     console: Console, tmp_path: Path
 ) -> None:
     port, folder = free_port(), tmp_path / "nginx"
@@ -154,7 +154,7 @@ def test_a_proxys_page_is_no_answer_and_what_it_blocks_holds_up_no_other(
             assert audit.close(60), audit.stats
 
 
-def test_what_switchyard_refuses_is_kept_and_told_to_the_end(console: Console, tmp_path: Path) -> None:
+def test_refused_reports_are_kept_and_reported_at_the_end(console: Console, tmp_path: Path) -> None:
     """A client that uses a tier of the workers', past the library's own check."""
     port = free_port()
     with nginx(tmp_path / "nginx", console.url, port, ""):
@@ -175,11 +175,11 @@ def test_what_switchyard_refuses_is_kept_and_told_to_the_end(console: Console, t
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """Of localhost, by itself, and its key."""
+    """A self-signed certificate for localhost, and its key."""
     if (openssl := shutil.which("openssl")) is None:
         pytest.skip("makes a certificate with openssl, which is not here")
     own, key = tmp_path / "own.pem", tmp_path / "key.pem"
-    told = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "1", "-nodes"]
-    made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-keyout", str(key), "-out", str(own), *told]
+    options = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "1", "-nodes"]
+    made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-keyout", str(key), "-out", str(own), *options]
     subprocess.run(made, check=True, capture_output=True)
     return own, key

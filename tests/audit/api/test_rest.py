@@ -1,4 +1,4 @@
-"""Audits by REST and commands: plans are defined and deleted, windows and differences read, pages and all."""
+"""Audits by REST and commands: plans, windows and differences, with pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def definition(**spec: Any) -> dict[str, Any]:
 
 
 def with_loss(console: Console, lost: int = 2) -> None:
-    """Two tiers have closed a window, the second without some records."""
+    """Two tiers have closed a window; the second one lacks some records."""
     region = counted_at_both(lost=lost)
     for tier in (HOME, AWAY):
         region.close(tier)
@@ -67,19 +67,19 @@ def test_a_plan_is_defined_changed_and_deleted(console: Console) -> None:
 def test_windows_are_listed_by_place_and_time_page_by_page(console: Console) -> None:
     with_loss(console)
 
-    def told(query: str = "") -> list[tuple[str, int]]:
+    def listed(query: str = "") -> list[tuple[str, int]]:
         page = console.ask("GET", f"/api/v1/audit/windows?{query}").json
         return [(row["tier"], row["count"]) for row in page["items"]]
 
-    assert told() == [("aggregate", 18), ("regional", 20)]
-    assert told("tier=regional") == told("cluster=east-regional") == [("regional", 20)]
-    assert told("topic=payments") == told("from=2h") == []
-    assert told("limit=1&cursor=1") == [("regional", 20)]
+    assert listed() == [("aggregate", 18), ("regional", 20)]
+    assert listed("tier=regional") == listed("cluster=east-regional") == [("regional", 20)]
+    assert listed("topic=payments") == listed("from=2h") == []
+    assert listed("limit=1&cursor=1") == [("regional", 20)]
     refused = console.ask("GET", "/api/v1/audit/windows?from=yesterday")
     assert (refused.status, refused.json["detail"][:5]) == (400, "from:")
 
 
-def test_what_has_not_arrived_is_told(console: Console) -> None:
+def test_loss_lists_missing_records(console: Console) -> None:
     with_loss(console)
     console.ask("PUT", "/api/v1/audit/plans/all", definition())
     (row,) = console.ask("GET", "/api/v1/audit/loss").json["items"]
@@ -90,7 +90,7 @@ def test_what_has_not_arrived_is_told(console: Console) -> None:
     assert console.ask("GET", "/api/v1/audit/loss?state=fine").status == 400
 
 
-def test_what_a_client_counts_otherwise_than_planned_is_told(console: Console) -> None:
+def test_a_clients_deviation_from_the_plan_is_a_remark(console: Console) -> None:
     with_loss(console)
     console.ask("PUT", "/api/v1/audit/plans/all", definition())
     book = console.fed.audit_books.books[audit_partition("orders")]
@@ -103,7 +103,7 @@ def test_what_a_client_counts_otherwise_than_planned_is_told(console: Console) -
     assert remarks == {"regional": "", "aggregate": ""}
 
 
-def test_what_is_left_off_of_a_large_topic_is_told(
+def test_a_note_says_which_windows_of_a_large_topic_are_left_out(
     console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(book_share, "MOST_WINDOWS", 1)
@@ -111,11 +111,11 @@ def test_what_is_left_off_of_a_large_topic_is_told(
     for what in ("windows", "loss"):
         answer = console.ask("GET", f"/api/v1/audit/{what}").json
         assert (answer["items"], answer["notes"][0].split()[:2]) == ([], ["topic", "orders"])
-    told = InProcess(console.url, console.fed, tmp_path)("audit", "loss", "--from", "1970-01-01")
-    assert "topic orders has more windows" in told.stderr
+    ended = InProcess(console.url, console.fed, tmp_path)("audit", "loss", "--from", "1970-01-01")
+    assert "topic orders has more windows" in ended.stderr
 
 
-def test_reports_of_clients_are_taken_all_or_none(console: Console) -> None:
+def test_clients_reports_are_taken_all_or_none(console: Console) -> None:
     path, kind = "/api/v1/audit/reports", {"Content_Type": "application/x-ndjson"}
     scope = Scope("orders", "proxy-client", "home", WIDTH_MS)
     made = [client_report(scope, "app@1", n, {0: Totals(n)}, at_ms=5, watermark_ms=5) for n in range(3)]
@@ -137,12 +137,12 @@ def test_reports_of_clients_are_taken_all_or_none(console: Console) -> None:
 
 def test_a_report_of_many_windows_is_taken(console: Console) -> None:
     path, kind = "/api/v1/audit/reports", {"Content_Type": "application/x-ndjson"}
-    begun_ms = 1_700_000_000_000 // WIDTH_MS * WIDTH_MS
+    first_ms = 1_700_000_000_000 // WIDTH_MS * WIDTH_MS
     client = ClientAudit(Scope("orders", "consumer", "home", WIDTH_MS), "app@1", 30_000)
-    for window in range(MOST_WINDOWS):  # who comes back after two days counts them within seconds
-        times = np.full(1_000, begun_ms + window * WIDTH_MS)
+    for window in range(MOST_WINDOWS):  # a client that returns after two days counts them within seconds
+        times = np.full(1_000, first_ms + window * WIDTH_MS)
         client.add(RecordArrays(times, np.full(1_000, 10)), times + np.arange(1_000) ** 2)
-    (report,) = client.reports(begun_ms + MOST_WINDOWS * WIDTH_MS)
+    (report,) = client.reports(first_ms + MOST_WINDOWS * WIDTH_MS)
     line = codec.encode(report)
     assert len(line) > 65_536 * 4
     assert console.ask("POST", path, line, **kind).json == {"taken": 1}
@@ -151,7 +151,7 @@ def test_a_report_of_many_windows_is_taken(console: Console) -> None:
     assert (refused.status, "at most 1048576 bytes" in refused.json["detail"]) == (413, True)
 
 
-def test_while_tables_are_read_nothing_is_told_as_if_it_were_all(console: Console) -> None:
+def test_no_partial_answer_while_tables_are_read(console: Console) -> None:
     async def without(_: object) -> list[int]:
         return [3]
 
@@ -160,7 +160,7 @@ def test_while_tables_are_read_nothing_is_told_as_if_it_were_all(console: Consol
     assert (answer.status, answer.json["title"]) == (503, "Being read")
 
 
-def test_a_worker_that_does_not_answer_is_told_and_nothing_as_if_it_were_all(console: Console) -> None:
+def test_no_partial_answer_if_a_worker_does_not_answer(console: Console) -> None:
     console.fed.observe(beat(worker="away", url="http://127.0.0.1:1"))
     for path in ("windows", "loss", "topics"):
         answer = console.ask("GET", f"/api/v1/audit/{path}")
@@ -168,7 +168,7 @@ def test_a_worker_that_does_not_answer_is_told_and_nothing_as_if_it_were_all(con
         assert "away at http://127.0.0.1:1 does not answer" in answer.json["detail"]
 
 
-def test_commands_tell_the_same_and_exit_with_eight_where_records_are_missing(
+def test_commands_show_the_same_and_exit_with_eight_if_records_are_missing(
     console: Console, tmp_path: Path
 ) -> None:
     shell = InProcess(console.url, console.fed, tmp_path)
@@ -179,7 +179,7 @@ def test_commands_tell_the_same_and_exit_with_eight_where_records_are_missing(
     assert [(row["tier"], row["count"]) for row in rows] == [("aggregate", "18"), ("regional", "20")]
     lost = shell("audit", "loss", "--from", "1970-01-01")
     assert (lost.returncode, "lossy" in lost.stdout) == (8, True)
-    assert "1 windows lack records: 2 at least" in lost.stderr
+    assert "at least 2 records are missing, in 1 windows" in lost.stderr
     with_loss(console, lost=0)
     assert shell("audit", "loss", "--from", "1970-01-01", "-o", "json").returncode == 0
     sound = shell("audit", "loss", "--from", "1970-01-01", "--all", "-o", "yaml")

@@ -1,4 +1,4 @@
-"""Drill-downs by REST: what is wrong with a question is said before any log is read (tests/system does)."""
+"""Drill-downs by REST: a wrong question is refused before any log is read. tests/system reads logs."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ def counted(console: Console) -> Console:
         ({"start": None}, 400, "start: say which"),
         ({"start": "yesterday"}, 400, "yesterday"),
         ({"format": "xml"}, 400, "format"),
-        ({"to_tier": "consumer"}, 409, "told by clients, who keep no log, and plan all names no id"),
+        ({"to_tier": "consumer"}, 409, "tier consumer has no log, only reports, and plan all names no id"),
         ({"to_tier": "regional"}, 409, "name two tiers"),
         ({"topic": "payments"}, 409, "no audit plan counts topic 'payments' at tier regional"),
         ({"start": START + 1}, 409, "windows are 60000 ms long"),
     ],
 )  # fmt: skip
-def test_a_question_that_no_log_answers_is_told_at_once(
+def test_a_question_that_no_log_answers_is_refused_at_once(
     counted: Console, changed: dict[str, Any], status: int, said: str
 ) -> None:
     answer = ask(counted, **changed)
     assert (answer.status, said in answer.json["detail"]) == (status, True), answer.text
 
 
-def test_a_cluster_that_cannot_be_read_is_told(counted: Console) -> None:
+def test_an_unreadable_cluster_is_reported(counted: Console) -> None:
     counted.fed.clusters.specs["east-regional"] = None
     answer = ask(counted)
     assert (answer.status, answer.json["title"]) == (502, "Not read")
@@ -100,11 +100,11 @@ def test_a_stored_plan_with_an_unusable_time_answers_with_a_remedy(
     )
     answer = ask(counted)
     assert (answer.status, answer.json["title"]) == (409, "Not to be read"), answer.text
-    assert "plan all names a time that this worker cannot read: " in answer.json["detail"]
-    assert answer.json["detail"].endswith("deploy it with another")
+    assert "this worker cannot read the event time of plan all: " in answer.json["detail"]
+    assert answer.json["detail"].endswith("change the plan")
 
 
-def test_nothing_is_copied_again_while_the_audit_is_not_sure(counted: Console) -> None:
+def test_nothing_is_copied_again_before_the_verdict_is_final(counted: Console) -> None:
     for execute in (False, True):
         body = {**QUESTION, "execute": execute}  # nothing was counted there
         answer = counted.ask("POST", "/api/v1/audit/copy-again", body)
@@ -115,7 +115,7 @@ def test_nothing_is_copied_again_while_the_audit_is_not_sure(counted: Console) -
 
 
 def test_no_cell_of_a_file_becomes_a_formula() -> None:
-    """Ids and keys are those of whoever writes records."""
+    """Producers choose ids and keys."""
     place = {"cluster": "east-regional", "topic": "orders", "partition": 0, "offset": 7}
     row = {"kind": "missing", "id": "=1+1", "key": '@"x",\n', "at_ms": 0, "at": "-", "source": place,
            "copy": None, "one_of": 1, "why": ""}  # fmt: skip
@@ -128,7 +128,7 @@ def test_no_cell_of_a_file_becomes_a_formula() -> None:
 
 
 def finished(console: Console, **lacks: set[int]) -> tuple[AuditedTopics, int]:
-    """Groups that have finished what two clusters have, each of one of them, and lack some ids."""
+    """Groups that have each finished one cluster's records, and lack some ids."""
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan(id={"header": "message-id"})).status == 201
     for group in lacks:
         data = workload(group)
@@ -145,7 +145,7 @@ def finished(console: Console, **lacks: set[int]) -> tuple[AuditedTopics, int]:
     return audited, audited.start_ms(5)
 
 
-def test_what_a_group_lacks_is_the_difference_from_its_own_cluster(console: Console) -> None:
+def test_a_groups_missing_ids_are_the_difference_from_its_own_cluster(console: Console) -> None:
     _, start_ms = finished(console, billing={7})
     runtime: Any = console.fed
     known = joined([asyncio.run(own_share(runtime.audit_books, WindowQuery("orders")))], audit_partition)
@@ -153,36 +153,36 @@ def test_what_a_group_lacks_is_the_difference_from_its_own_cluster(console: Cons
     assert rest_drilldown._ids(known, question, "billing") == of_ids(ids_of([b"7"]))
 
 
-def test_of_several_groups_nothing_is_mixed_up(console: Console) -> None:
+def test_a_question_must_name_one_of_several_groups(console: Console) -> None:
     _, start_ms = finished(console, billing={7}, web=set())
     answer = ask(console, to_tier="consumer", start=start_ms)
     assert (answer.status, answer.json["title"]) == (409, "Not to be read"), answer.text
-    assert "groups billing, web are compared there, each for itself" in answer.json["detail"]
+    assert "groups billing, web are compared there separately" in answer.json["detail"]
 
 
-def test_of_several_groups_the_one_that_is_named_is_looked_into(
+def test_a_drill_down_uses_the_difference_of_the_named_group(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the audit knows of that group, and of no other, goes into the drill-down."""
+    """The other group's difference does not matter."""
     _, start_ms = finished(console, billing={7}, web={3, 4})
-    asked: list[tuple[str, int, Any]] = []
+    questions: list[tuple[str, int, Any]] = []
 
     async def drill(_: Any, question: Question, *__: Any, difference: Any, **___: Any) -> Any:
-        asked.append((question.group, difference.surplus, difference.ids))
+        questions.append((question.group, difference.surplus, difference.ids))
         raise NotReadable("far enough")
 
     monkeypatch.setattr(rest_drilldown, "drill", drill)
     for group in ("billing", "web"):
         ask(console, to_tier="consumer", start=start_ms, group=group)
-    assert asked == [("billing", 1, of_ids(ids_of([b"7"]))), ("web", 2, of_ids(ids_of([b"3", b"4"])))]
+    assert questions == [("billing", 1, of_ids(ids_of([b"7"]))), ("web", 2, of_ids(ids_of([b"3", b"4"])))]
     answer = ask(console, to_tier="consumer", start=start_ms, group="none")
-    assert (answer.status, "those are: billing, web" in answer.json["detail"]) == (409, True), answer.text
+    assert (answer.status, "compared are: billing, web" in answer.json["detail"]) == (409, True), answer.text
 
 
-def test_an_answer_that_was_taken_away_meanwhile_is_read_again(
+def test_an_answer_removed_from_the_cache_is_read_again(
     counted: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As copying again does, or the answers to many other questions."""
+    """Copying again removes it, and so do the answers to many other questions."""
 
     async def drilled(self: rest_drilldown.AuditMissingRoutes, *_: Any) -> Any:
         sides: Any = None
@@ -200,14 +200,14 @@ def test_an_answer_that_was_taken_away_meanwhile_is_read_again(
         )
         return rest_drilldown.CachedAnswer(answer, rest_drilldown.AuditedWindow(None, False, None, 0), 0, 0.0)
 
-    monkeypatch.setattr(rest_drilldown.AuditMissingRoutes, "_drilled", drilled)
+    monkeypatch.setattr(rest_drilldown.AuditMissingRoutes, "_drill", drilled)
     monkeypatch.setattr(drilled_down, "result_fields", lambda _: {})
     answer = ask(counted)
     assert (answer.status, answer.json["state"]) == (202, "done"), answer.text
 
 
 def test_only_the_leader_copies(console: Console) -> None:
-    """Who was asked as the leader may lead no more."""
+    """A worker may have lost the lead when it gets the request."""
     audited = AuditedTopics(console)
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
     for back in (6, 5, 4):
@@ -220,10 +220,10 @@ def test_only_the_leader_copies(console: Console) -> None:
     assert (answer.status, answer.json["title"]) == (503, "Not the leader"), answer.text
 
 
-def test_what_the_destination_refuses_is_told_by_the_command_and_in_the_control_log(
+def test_refused_records_are_in_the_commands_output_and_in_the_control_log(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copying itself is tests/audit/drilldown."""
+    """tests/audit/drilldown tests the copying."""
     audited = AuditedTopics(console)
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
     for back in (6, 5, 4):
@@ -237,24 +237,24 @@ def test_what_the_destination_refuses_is_told_by_the_command_and_in_the_control_
         sides: Any = None
         answer = Answered(question, EventTimeWindow(start_ms, 1), [], {}, 1, 0, [], [], sides)
         verdict = rest_drilldown.AuditedWindow("lossy", True, None, 0)
-        kept = self._kept[question] = rest_drilldown.CachedAnswer(answer, verdict, 0, time.monotonic())
-        return kept
+        cached = self._cache[question] = rest_drilldown.CachedAnswer(answer, verdict, 0, time.monotonic())
+        return cached
 
     async def copied(*_: Any) -> CopiedAgain:
         named = tuple(RefusedCopy(place, offset, why) for offset in (7, 9))
         return CopiedAgain(1, 0, 0, 3, named)
 
-    told = {**QUESTION, "start": start_ms, "complete": True}
+    fields = {**QUESTION, "start": start_ms, "complete": True}
     for module, name, made in (
-        (rest_drilldown.AuditMissingRoutes, "_drilled", drilled),
+        (rest_drilldown.AuditMissingRoutes, "_drill", drilled),
         (rest_drilldown, "copy_again", copied),
         (rest_drilldown, "targets", lambda _: {}),
-        (rest_drilldown, "wanted", lambda _: {place: dict.fromkeys(range(4))}),
-        (drilled_down, "result_fields", lambda _: told),
+        (rest_drilldown, "missing_records", lambda _: {place: dict.fromkeys(range(4))}),
+        (drilled_down, "result_fields", lambda _: fields),
     ):
         monkeypatch.setattr(module, name, made)
-    asked = ["--topic", "orders", "--start", str(start_ms), "--url", console.url, "--execute", "--yes"]
-    done = CliRunner().invoke(switchyard, ["audit", "copy-again", *asked, "-o", "json"])
+    options = ["--topic", "orders", "--start", str(start_ms), "--url", console.url, "--execute", "--yes"]
+    done = CliRunner().invoke(switchyard, ["audit", "copy-again", *options, "-o", "json"])
     assert done.exit_code == EXIT_PARTIAL, done.output
     answer = json.loads(done.stdout[done.stdout.index("{\n") :])  # behind what the worker logs
     assert (answer["copied"], answer["left"], answer["refused"]) == (1, 0, 3)
@@ -270,7 +270,7 @@ def test_what_the_destination_refuses_is_told_by_the_command_and_in_the_control_
     assert f"; the destination refused 3: orders-0 of east-regional, offset 7: {why}; orders-0" in act.detail
 
 
-def test_the_leader_is_asked(counted: Console) -> None:
+def test_a_question_goes_to_the_leader(counted: Console) -> None:
     counted.fed.leader.leads = False
     counted.fed.control.view.leader = "elsewhere"
     answer = ask(counted)

@@ -1,4 +1,4 @@
-"""Where copies come from: whatever happened to their lanes, the record's own offset is among those told."""
+"""The bounds of a copy's origin always include its true source offset, whatever happened to its lane."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(batch: Batch, origin: CopyOrigin | None) -> None:
 
 
 @given(histories, sources, sequences, st.data())
-def test_the_true_offset_is_always_among_those_told(
+def test_the_true_offset_is_always_within_the_bounds(
     acts: list[tuple[int, int, int]], hidden: list[int], sequence: int, chance: st.DataObject
 ) -> None:
     world = World(hidden, sequence)
@@ -47,8 +47,8 @@ def test_the_true_offset_is_always_among_those_told(
             check(batch, origins.of(batch.start, batch.end, *batch.stamp))
 
 
-def test_most_are_told_exactly_where_nothing_is_skipped() -> None:
-    exact = told = 0
+def test_most_origins_are_exact_if_no_offset_is_skipped() -> None:
+    exact = total = 0
     for seed in range(40):
         world = World([0, 0], SEQUENCES - 7 if random.Random(seed).random() < 0.5 else 0)
         world.play(by_chance(seed))
@@ -56,9 +56,9 @@ def test_most_are_told_exactly_where_nothing_is_skipped() -> None:
         for batch in world.a.batches:
             origin = origins.of(batch.start, batch.end, *batch.stamp)
             check(batch, origin)
-            told += 1
+            total += 1
             exact += origin is not None and origin.is_exact
-    assert exact / told > 0.7
+    assert exact / total > 0.7
 
 
 def line(*barriers: Barrier, target: LogId = COPY) -> OffsetMapLine:
@@ -72,15 +72,15 @@ HOME, OTHER = ClusterPartition("c", "orders", 0), ClusterPartition("c", "orders"
 BARRIERS = Barrier(100, 20, 0, ProducerStamp(7, 0, 0)), Barrier(130, 50, 0, ProducerStamp(7, 0, 28))
 
 
-def test_between_barriers_that_skip_the_offset_is_told_within_bounds() -> None:
+def test_an_origin_between_barriers_that_skip_offsets_has_bounds() -> None:
     origins = CopyOrigins([(HOME, line(*BARRIERS))], 0, COPY)
     assert origins.of(20, 25, 7, 0, 0) == CopyOrigin(HOME, 100, 102)
     assert origins.of(48, 50, 7, 0, 26) == CopyOrigin(HOME, 126, 128)
-    assert origins.of(60, 65, 7, 0, 30) == CopyOrigin(HOME, 132, ENDLESS), "nobody has told more yet"
+    assert origins.of(60, 65, 7, 0, 30) == CopyOrigin(HOME, 132, ENDLESS), "no later barrier yet"
     assert CopyOrigin(HOME, 5, ENDLESS).behind(2) == CopyOrigin(HOME, 7, ENDLESS)
 
 
-def test_nothing_is_concluded_from_what_is_of_others_or_contradicts_itself() -> None:
+def test_foreign_and_contradictory_barriers_give_no_origin() -> None:
     mine = (HOME, line(*BARRIERS))
     assert CopyOrigins([mine], 0, COPY).of(20, 25, 8, 0, 0) is None, "another producer"
     assert CopyOrigins([mine], 1, COPY).of(20, 25, 7, 0, 0) is None, "another partition"

@@ -1,4 +1,4 @@
-"""What became of records, against a model that knows: a log, its copy, and what was done to it."""
+"""Findings against a model that knows a log, its copy, and each record's fate."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from app.audit.drilldown.findings import (
     FindingKind,
     LossExclusions,
     ObservedRecord,
+    apply_exclusions,
     counts,
-    judged,
-    named,
+    name_findings,
     places,
 )
 
@@ -63,26 +63,26 @@ def copied(
 def differing(
     ups: list[ObservedRecord], downs: list[ObservedRecord]
 ) -> tuple[list[ObservedRecord], list[ObservedRecord]]:
-    """Only those that a sieve would let through."""
+    """Only the records that a sieve would report."""
     surplus = Counter(up.contents for up in ups)
     surplus.subtract(Counter(down.contents for down in downs))
     return [up for up in ups if surplus[up.contents]], [down for down in downs if surplus[down.contents]]
 
 
-def told(findings: list[Finding], kind: FindingKind) -> list[int]:
+def offsets_of(findings: list[Finding], kind: FindingKind) -> list[int]:
     return sorted(one.source.offset for one in findings if one.kind is kind and one.source is not None)
 
 
 @given(fated)
-def test_with_exact_origins_everything_is_named_exactly_and_nothing_else(source: Fated) -> None:
+def test_exact_origins_name_every_difference_and_nothing_else(source: Fated) -> None:
     ups, downs = copied(source, lambda: (0, 0))
-    findings = named(ups, downs)
+    findings = name_findings(ups, downs)
     for fate, kind in (
         ("lost", FindingKind.MISSING),
         ("doubled", FindingKind.DOUBLED),
         ("altered", FindingKind.ALTERED),
     ):
-        assert told(findings, kind) == [n for n, (_, what) in enumerate(source) if what == fate]
+        assert offsets_of(findings, kind) == [n for n, (_, what) in enumerate(source) if what == fate]
     assert counts(findings)["foreign"] == 0
     assert all(one.one_of == 1 for one in findings)
     shown = [(one.copy.origin.lowest, one.source.offset) for one in findings
@@ -91,9 +91,9 @@ def test_with_exact_origins_everything_is_named_exactly_and_nothing_else(source:
 
 
 @given(fated)
-def test_without_origins_it_is_the_difference_of_two_multisets(source: Fated) -> None:
+def test_findings_without_origins_are_the_difference_of_two_multisets(source: Fated) -> None:
     ups, downs = copied(source, None)
-    findings = named(*differing(ups, downs))
+    findings = name_findings(*differing(ups, downs))
     before, after = Counter(up.contents for up in ups), Counter(down.contents for down in downs)
     lost = Counter(
         f.source.contents
@@ -107,10 +107,10 @@ def test_without_origins_it_is_the_difference_of_two_multisets(source: Fated) ->
 
 
 @given(fated, st.integers(0, 1 << 30))
-def test_what_is_known_of_origins_never_makes_more_of_it_than_is_true(source: Fated, seed: int) -> None:
+def test_vague_origins_never_add_findings(source: Fated, seed: int) -> None:
     chance = random.Random(seed)
     ups, downs = copied(source, lambda: (chance.randrange(3), chance.randrange(3)))
-    findings = named(ups, downs)
+    findings = name_findings(ups, downs)
     found = counts(findings)
     assert found["missing"] - found["doubled"] - found["foreign"] == len(ups) - len(downs)
     fates = Counter(what for _, what in source)
@@ -118,62 +118,63 @@ def test_what_is_known_of_origins_never_makes_more_of_it_than_is_true(source: Fa
     assert found["doubled"] <= fates["doubled"]
 
 
-def test_a_record_of_several_with_the_same_contents_is_told_as_one_of_them() -> None:
+def test_a_missing_record_among_equal_ones_is_one_of_them() -> None:
     ups = [seen(offset, 7) for offset in (5, 9, 12)]
     downs = [seen(offset, 7, AWAY) for offset in (105, 107)]
-    (lost,) = named(ups, downs)
+    (lost,) = name_findings(ups, downs)
     assert (lost.kind, lost.one_of) == (FindingKind.MISSING, 3)
     known = [down._replace(origin=CopyOrigin(HOME, at, at)) for down, at in zip(downs, (5, 12), strict=True)]
-    (lost,) = named(ups, known)
+    (lost,) = name_findings(ups, known)
     assert (lost.source, lost.one_of) == (ups[1], 1)
     within = [
         downs[0]._replace(origin=CopyOrigin(HOME, 4, 8)),
         downs[1]._replace(origin=CopyOrigin(HOME, 10, 12)),
     ]
-    assert named(ups, within) == [lost], "wide origins that leave one record each are as good"
+    assert name_findings(ups, within) == [lost], "wide origins that leave one record each are as good"
     wide = [down._replace(origin=CopyOrigin(HOME, 0, 20)) for down in downs]
-    assert [one.one_of for one in named(ups, wide)] == [3], "wider ones are not"
+    assert [one.one_of for one in name_findings(ups, wide)] == [3], "wider ones are not"
 
 
-def test_an_altered_record_is_told_by_its_id_whatever_else_changed() -> None:
+def test_an_altered_record_is_found_by_its_id_whatever_else_changed() -> None:
     up = seen(3, 10, id=b"a")
     down = ObservedRecord(AWAY, 8, 99, 98, 97, 96, id=b"a")
-    assert named([up], [down]) == [Finding(FindingKind.ALTERED, up, down)]
+    assert name_findings([up], [down]) == [Finding(FindingKind.ALTERED, up, down)]
     other = down._replace(id=b"b")
-    assert [one.kind for one in named([up], [other])] == [FindingKind.MISSING, FindingKind.FOREIGN]
+    assert [one.kind for one in name_findings([up], [other])] == [FindingKind.MISSING, FindingKind.FOREIGN]
 
 
-def test_a_changed_key_or_time_is_an_alteration_where_nobody_else_may_be_meant() -> None:
+def test_a_changed_key_or_time_is_an_alteration_if_no_other_record_matches() -> None:
     up = seen(3, 10)
     for field in ("key", "at_ms", "value"):
         down = up._replace(place=AWAY, offset=8, contents=11, **{field: 11})
-        assert named([up], [down]) == [Finding(FindingKind.ALTERED, up, down)], field
+        assert name_findings([up], [down]) == [Finding(FindingKind.ALTERED, up, down)], field
     alike = [up, up._replace(offset=4, contents=12, value=12)]
     down = up._replace(place=AWAY, contents=11, value=11)
-    found = named(alike, [down])
+    found = name_findings(alike, [down])
     assert [one.kind for one in found] == [FindingKind.MISSING, FindingKind.MISSING, FindingKind.FOREIGN]
     known = down._replace(origin=CopyOrigin(HOME, 4, 4))
-    assert named(alike, [known])[1] == Finding(FindingKind.ALTERED, alike[1], known)
+    assert name_findings(alike, [known])[1] == Finding(FindingKind.ALTERED, alike[1], known)
     nothing_alike = ObservedRecord(AWAY, 8, 90, 91, 92, 93, origin=CopyOrigin(HOME, 0, 3))
-    assert named([up], [nothing_alike]) == [Finding(FindingKind.ALTERED, up, nothing_alike)]
+    assert name_findings([up], [nothing_alike]) == [Finding(FindingKind.ALTERED, up, nothing_alike)]
     nor_this = nothing_alike._replace(offset=9, contents=80, key=81, value=82, at_ms=83)
-    assert [one.kind for one in named([up], [nothing_alike, nor_this])] == [
+    assert [one.kind for one in name_findings([up], [nothing_alike, nor_this])] == [
         FindingKind.MISSING, FindingKind.FOREIGN, FindingKind.FOREIGN,
     ], "either may be of it"  # fmt: skip
 
 
-def test_a_copier_that_has_not_come_so_far_has_lost_nothing() -> None:
-    findings = named([seen(3, 1), seen(9, 2), seen(9, 3, OTHER)], [])
-    found = judged(findings, LossExclusions(reached={HOME: 9}))
+def test_a_record_that_its_copier_has_not_reached_is_waiting() -> None:
+    findings = name_findings([seen(3, 1), seen(9, 2), seen(9, 3, OTHER)], [])
+    found = apply_exclusions(findings, LossExclusions(reached={HOME: 9}))
     assert [(one.kind, one.source.offset) for one in found if one.source] == [
         (FindingKind.MISSING, 3), (FindingKind.MISSING, 9), (FindingKind.WAITING, 9),
     ]  # fmt: skip
 
 
-def test_what_cannot_be_read_any_more_is_no_loss() -> None:
+def test_records_behind_unreadable_offsets_are_unclear_not_lost() -> None:
     ups, downs = [seen(3, 1), seen(4, 2, OTHER)], [seen(7, 5, AWAY), seen(8, 6, AWAY._replace(partition=1))]
-    found = judged(
-        named(ups, downs), LossExclusions(unread_copies={1: "gone"}, unread_sources={HOME: "gone, too"})
+    found = apply_exclusions(
+        name_findings(ups, downs),
+        LossExclusions(unread_copies={1: "gone"}, unread_sources={HOME: "gone, too"}),
     )
     assert [(one.kind, one.why) for one in found] == [
         (FindingKind.MISSING, ""),
@@ -181,11 +182,11 @@ def test_what_cannot_be_read_any_more_is_no_loss() -> None:
         (FindingKind.UNCLEAR, "gone, too"),
         (FindingKind.UNCLEAR, "gone"),
     ]
-    elsewhere = judged(named([], downs), LossExclusions(elsewhere="west is not counted"))
-    assert {one.why for one in elsewhere} == {"west is not counted"}
+    uncounted = apply_exclusions(name_findings([], downs), LossExclusions(uncounted="west is not counted"))
+    assert {one.why for one in uncounted} == {"west is not counted"}
 
 
 def test_places_are_offsets_by_partition() -> None:
-    findings = named([seen(9, 1), seen(3, 2), seen(4, 3, OTHER)], [])
+    findings = name_findings([seen(9, 1), seen(3, 2), seen(4, 3, OTHER)], [])
     assert places(findings, {FindingKind.MISSING}) == {HOME: [3, 9], OTHER: [4]}
     assert places(findings, {FindingKind.DOUBLED}) == {}

@@ -15,25 +15,23 @@ def rows(many: list[tuple[int, int]]) -> Words:
 
 
 @given(ids, st.data())
-def test_what_is_missing_and_doubled_is_told_by_sums_alone(
-    known: set[tuple[int, int]], chance: st.DataObject
-) -> None:
+def test_sums_name_missing_and_doubled_ids(known: set[tuple[int, int]], chance: st.DataObject) -> None:
     upstream = sorted(known)
     missing = chance.draw(st.lists(st.sampled_from(upstream), max_size=2, unique=True))
     left = [one for one in upstream if one not in missing]
     doubled = chance.draw(st.lists(st.sampled_from(upstream), max_size=2 - len(missing), unique=True))
     doubled = [one for one in doubled if one in left]
     difference = of_ids(rows(upstream)).minus(of_ids(rows(left + doubled)))
-    told = difference_of(difference, len(missing) - len(doubled), rows(upstream))
+    found = difference_of(difference, len(missing) - len(doubled), rows(upstream))
     if missing or doubled:
-        assert told is not None
-        assert {upstream[row] for row in told.missing} == set(missing)
-        assert {upstream[row] for row in told.doubled} == set(doubled)
+        assert found is not None
+        assert {upstream[row] for row in found.missing} == set(missing)
+        assert {upstream[row] for row in found.doubled} == set(doubled)
     else:
-        assert told is None
+        assert found is None
 
 
-def test_more_than_two_or_ids_of_nobody_are_not_told() -> None:
+def test_sums_name_neither_more_than_two_nor_unknown_ids() -> None:
     many = rows([(n, n) for n in range(100)])
     assert difference_of(of_ids(many[:3]), 3, many) is None
     for surplus in (-2, -1, 1, 2):

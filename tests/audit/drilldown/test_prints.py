@@ -1,4 +1,4 @@
-"""What a record says of where it comes from is anybody's word."""
+"""A provenance header may have any contents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE = ClusterPartition("east", "orders", 3)
 
 
 @pytest.mark.parametrize(
-    ("told", "origin"),
+    ("header", "origin"),
     [
         (b"c1/orders/3/17", CopyOrigin(SOURCE, 17, 17)),
         (b"c1/orders/3/" + b"9" * 5_000, None),
@@ -26,7 +26,7 @@ SOURCE = ClusterPartition("east", "orders", 3)
         (b"\xff\xfe", None),
     ],
 )
-def test_an_origin_is_understood_or_not_believed(told: bytes, origin: CopyOrigin | None) -> None:
+def test_a_provenance_header_is_parsed_or_ignored(header: bytes, origin: CopyOrigin | None) -> None:
     how, origins = CountingSpec(records_of), CopyOrigins([], 0, LogId())
-    reader = PrintReader(PLACE, how, EventTimeWindow(0, 1), origins=origins, names={"c1": "east"})
-    assert reader._header_origin(RetimedRecord(0, 0, None, b"v", ((ORIGIN, told),))) == origin
+    reader = PrintReader(PLACE, how, EventTimeWindow(0, 1), origins=origins, cluster_names={"c1": "east"})
+    assert reader._header_origin(RetimedRecord(0, 0, None, b"v", ((ORIGIN, header),))) == origin

@@ -34,7 +34,7 @@ def differ(upstream: Words, downstream: Words, cells: int) -> IdSetDifference:
 
 
 @given(ids, ids, ids)
-def test_what_is_missing_and_doubled_is_named(
+def test_missing_and_doubled_ids_are_named(
     both: list[tuple[int, int]], before: list[tuple[int, int]], after: list[tuple[int, int]]
 ) -> None:
     one, other = Counter([*both, *before]), Counter([*both, *after])
@@ -46,7 +46,7 @@ def test_what_is_missing_and_doubled_is_named(
 
 
 @given(st.integers(0, 1 << 30), st.integers(2, 9))
-def test_an_id_that_is_there_several_times_too_often_is_told_with_its_count(seed: int, times: int) -> None:
+def test_an_id_with_several_surplus_copies_is_named_with_their_number(seed: int, times: int) -> None:
     all_ids = seeded(seed, 50)
     found = differ(all_ids, np.concatenate((all_ids, np.repeat(all_ids[:2], times, axis=0))), 60)
     assert found.extra == {id_bytes(row): times for row in all_ids[:2].tolist()}
@@ -54,7 +54,7 @@ def test_an_id_that_is_there_several_times_too_often_is_told_with_its_count(seed
 
 
 @pytest.mark.parametrize("missing", [1, 5, 40, 300, 3_000])
-def test_tables_of_the_advised_size_do(missing: int) -> None:
+def test_tables_of_the_advised_size_suffice(missing: int) -> None:
     tries = 60 if missing < 1_000 else 5
     failed = 0
     for seed in range(tries):
@@ -66,7 +66,7 @@ def test_tables_of_the_advised_size_do(missing: int) -> None:
 
 
 @pytest.mark.parametrize("missing", [60, 400, 5_000])
-def test_a_table_that_is_too_small_says_so_and_how_large_it_must_be(missing: int) -> None:
+def test_a_table_that_is_too_small_reports_the_size_it_needs(missing: int) -> None:
     for seed in range(10):
         all_ids = seeded(seed, missing + 100)
         cells, rounds = 30, 0
@@ -81,14 +81,14 @@ def test_a_table_that_is_too_small_says_so_and_how_large_it_must_be(missing: int
         assert len(found.missing) == missing
 
 
-def test_strata_tell_how_many_differ() -> None:
+def test_strata_estimate_how_many_ids_differ() -> None:
     for seed, missing in enumerate((0, 1, 10, 100, 1_000, 5_000)):
         all_ids = seeded(seed, missing + 20_000)
         one, other = Strata(), Strata()
         one.insert(all_ids)
         other.insert(all_ids[missing:])
-        told = one.difference(other)
-        assert missing / 2 <= told <= 2 * missing, (missing, told)
+        estimate = one.difference(other)
+        assert missing / 2 <= estimate <= 2 * missing, (missing, estimate)
 
 
 @given(ids)
@@ -103,7 +103,7 @@ def test_a_table_survives_its_bytes(many: list[tuple[int, int]]) -> None:
 
 @given(st.binary(max_size=80), st.integers(0, 200), st.integers(1, 255))
 @example(b"", 4, 1)  # it says that it has fewer cells than it holds
-def test_bytes_that_are_no_table_are_refused(data: bytes, at: int, flip: int) -> None:
+def test_bytes_that_are_not_a_table_are_refused(data: bytes, at: int, flip: int) -> None:
     with pytest.raises(CorruptTable):
         InvertibleBloomTable.from_bytes(data)
     table = InvertibleBloomTable(60)

@@ -1,4 +1,4 @@
-"""Copying again: where to, and when not; tests/system copies."""
+"""Copying again: targets and refusals. tests/system makes the copies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THERE = ClusterPartition("east", "orders", 1)
 
 
 def answer(**there: Any) -> SearchResult:
-    """A record is missing in `east`, whose topic is as told."""
+    """An answer with one record missing in `east`, whose topic has these settings."""
     counted = AuditPlan.model_validate(plan())
     client: Any = None
     upstream = AuditedTopic(HERE.cluster, HERE.topic, client, "e-r", "t1", 2, counted)
@@ -39,14 +39,14 @@ def answer(**there: Any) -> SearchResult:
 
 
 class Log:
-    """What is copied into a partition, without brokers; `ended` as soon as so many transactions were made."""
+    """Stands in for a partition's log. After `ends_after` transactions, the producer is fenced."""
 
     def __init__(self, ends_after: int) -> None:
         self.ends_after, self.appended = ends_after, list[Any]()
         self.looked: list[list[tuple[ClusterPartition, int]]] = []
 
     def stands_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("_alone", "_append", "_shown"):
+        for name in ("_fencing_producer", "_append", "_wait_until_visible"):
             monkeypatch.setattr(partition_repair, name, getattr(self, name))
         monkeypatch.setattr(partition_repair.PartitionRepair, "_copies_of_others", self._looked_at)
         monkeypatch.setattr(repair, "_records", self._records)
@@ -62,7 +62,7 @@ class Log:
         return SimpleNamespace(reader=SimpleNamespace(place=place), log_end=0)
 
     @contextlib.asynccontextmanager
-    async def _alone(self, *_: Any) -> Any:
+    async def _fencing_producer(self, *_: Any) -> Any:
         yield self
 
     async def _looked_at(self, seen: Any) -> list[ObservedRecord]:
@@ -79,7 +79,7 @@ class Log:
         self.appended.append(place)
         return [len(self.appended)]
 
-    async def _shown(self, client: Any, place: ClusterPartition, offset: int) -> None:
+    async def _wait_until_visible(self, client: Any, place: ClusterPartition, offset: int) -> None:
         assert offset == len(self.appended), "the last one"
 
     async def copy(self, answer: SearchResult) -> CopiedAgain:
@@ -91,7 +91,7 @@ class Log:
 
 
 def several() -> SearchResult:
-    """Two regionals into one partition, of both of which two records are missing."""
+    """An answer with two regional clusters that lack two records each in one partition."""
     found, west = answer(), HERE._replace(cluster="west-regional")
     copier = found.sides.copiers[0]
     found.sides.copiers.append(copier._replace(source=west.cluster))
@@ -104,7 +104,7 @@ def several() -> SearchResult:
     return found
 
 
-async def test_what_is_there_of_two_that_are_copied_into_one_is_looked_at_before_either(
+async def test_existing_copies_of_two_sources_are_searched_before_either_is_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (log := Log(99)).stands_in(monkeypatch)
@@ -113,9 +113,9 @@ async def test_what_is_there_of_two_that_are_copied_into_one_is_looked_at_before
     assert log.looked == [[(HERE, 7), (HERE, 9), (west, 7), (west, 9)]]
 
 
-async def test_who_is_overtaken_tells_how_many_it_has_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fenced_worker_reports_how_many_records_it_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     (log := Log(3)).stands_in(monkeypatch)
-    with pytest.raises(NotLeading, match="3 of 4 records were copied before"):
+    with pytest.raises(NotLeading, match="3 of 4 records were copied here"):
         await log.copy(several())
 
 
@@ -126,10 +126,10 @@ def test_a_record_goes_to_the_partition_of_the_same_number() -> None:
 @pytest.mark.parametrize(
     ("there", "why"),
     [
-        ({"is_compacted": True}, "is compacted: copied again, an old value would be the newest of its key"),
-        ({"partitions": 1}, "give it as many as orders in east-regional has"),
+        ({"is_compacted": True}, "is compacted, so an old value would become the newest of its key"),
+        ({"partitions": 1}, "add as many as orders in east-regional has"),
     ],
 )
-def test_where_a_copy_would_do_harm_it_is_refused(there: dict[str, Any], why: str) -> None:
+def test_a_harmful_copy_is_refused(there: dict[str, Any], why: str) -> None:
     with pytest.raises(NotReadable, match=why):
         targets(answer(**there))

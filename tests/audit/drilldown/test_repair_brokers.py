@@ -1,4 +1,4 @@
-"""Copying again against real brokers: whoever was at work, and wherever it ended, each is there once."""
+"""Copying again against real brokers: after any failure each record is there once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.audit.definition import AuditPlan
 from app.audit.drilldown import partition_repair, repair
 from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigin
 from app.audit.drilldown.findings import Finding, FindingKind, LossExclusions, ObservedRecord
-from app.audit.drilldown.partition_repair import copied_already
+from app.audit.drilldown.partition_repair import already_copied
 from app.audit.drilldown.prints import EventTimeWindow, PrintReader
 from app.audit.drilldown.repair import CopiedAgain, NotLeading, copy_again
 from app.audit.drilldown.scan import ScanRange
@@ -39,7 +39,7 @@ DAY_MS = 24 * 3_600_000
 
 
 class Stand:
-    """A topic, and its copy, which lacks all its records: the first also have no timestamp, or headers."""
+    """A topic, and its copy, which lacks all records. The first records also lack a timestamp or headers."""
 
     def __init__(self, client: ClusterClient, bootstrap: str, topic: str) -> None:
         self.client, self.bootstrap = client, bootstrap
@@ -49,7 +49,7 @@ class Stand:
         self.window = WINDOW
 
     async def end(self, place: ClusterPartition) -> int:
-        """Once those who commit, or abort, are told so by the partition's leader, too."""
+        """The partition's log end, once its leader has finished commits and aborts."""
         return await partition_repair._settled_end(self.client, place)
 
     async def records(self, place: ClusterPartition) -> list[Record]:
@@ -62,7 +62,7 @@ class Stand:
         return found
 
     async def answer(self) -> SearchResult:
-        """A drill-down's of now: all are missing."""
+        """A drill-down's answer: all records are missing."""
         parts = [
             ScanRange(
                 self.client,
@@ -109,11 +109,11 @@ class Stand:
         return await copy_again(runtime, answer, lambda _: None)
 
     def zombie(self) -> contextlib.AbstractAsyncContextManager[Any]:
-        """A predecessor that is at work."""
-        return partition_repair._alone(self.client, self.away, 1_000_000)
+        """A predecessor that still copies."""
+        return partition_repair._fencing_producer(self.client, self.away, 1_000_000)
 
     async def is_whole(self) -> bool:
-        """All is there once, as it was."""
+        """Whether each record is there once, unchanged."""
         rows = [
             [(one.timestamp, one.key, one.value, tuple(one.headers)) for one in await self.records(place)]
             for place in (self.home, self.away)
@@ -137,7 +137,7 @@ async def stand(bootstrap: str, topic_name: str) -> AsyncIterator[Stand]:
         yield made
 
 
-async def test_who_asks_again_with_an_answer_of_before_copies_nothing(stand: Stand) -> None:
+async def test_a_second_repair_with_an_old_answer_copies_nothing(stand: Stand) -> None:
     answer = await stand.answer()
     assert await stand.copy(answer) == CopiedAgain(MANY, 0, 0, 0, ())
     at = stand.away.topic, stand.away.partition
@@ -147,7 +147,7 @@ async def test_who_asks_again_with_an_answer_of_before_copies_nothing(stand: Sta
     assert await stand.is_whole()
 
 
-async def test_who_leads_no_more_stops_and_its_successor_copies_the_rest(
+async def test_a_former_leader_stops_and_its_successor_copies_the_rest(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repair, "RECORDS_PER_TRANSACTION", 1)
@@ -161,47 +161,47 @@ async def test_who_leads_no_more_stops_and_its_successor_copies_the_rest(
     assert await stand.is_whole()
 
 
-async def test_what_a_predecessor_has_under_way_comes_no_more(stand: Stand) -> None:
-    """It lies still with all of them sent, and not committed; it goes on once the successor is done."""
+async def test_records_that_a_predecessor_has_sent_are_not_committed(stand: Stand) -> None:
+    """The predecessor has sent all records without a commit. It continues once its successor is done."""
     answer = await stand.answer()
     records = [(record, record.headers) for record in await stand.records(stand.home)]
 
-    async def lies_still() -> None:
+    async def copy_within_open_transaction() -> None:
         async with stand.zombie() as producer, one_transaction(producer):
             for batch in batches_of(records, 0, 1_000_000):
                 await (await producer.send_batch(batch, stand.away.topic, partition=0))
             assert (await stand.copy(answer)).copied == MANY
 
     with pytest.raises(KafkaError):
-        await lies_still()
+        await copy_within_open_transaction()
     assert await stand.is_whole()
 
 
-async def test_who_believes_to_lead_still_is_refused_and_says_so(
+async def test_a_worker_that_still_believes_to_lead_is_fenced_and_reports_it(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers, so no turns; each looks and finds nothing there before either has copied all."""
+    """Two workers do not take turns. Each finds no copy before the other has copied."""
     monkeypatch.setattr(repair, "RECORDS_PER_TRANSACTION", 1)
-    monkeypatch.setattr(partition_repair, "_turn", lambda _: asyncio.Lock())
+    monkeypatch.setattr(partition_repair, "_lock_of", lambda _: asyncio.Lock())
     answer, other = await stand.answer(), list[Any]()
 
     def overtaken() -> bool:
-        if not other and len(asked) == 4:
+        if not other and len(checks) == 4:
             other.append(asyncio.ensure_future(stand.copy(answer)))
-        asked.append(None)
+        checks.append(None)
         return True
 
-    asked: list[None] = []
+    checks: list[None] = []
     stand.leads = overtaken
     monkeypatch.setattr(partition_repair, "_append", _after_the_other(partition_repair._append, other))
-    with pytest.raises(NotLeading, match=r"another one copies .* 4 of 10 records were copied"):
+    with pytest.raises(NotLeading, match=r"another worker copies .* 4 of 10 records were copied"):
         await stand.copy(answer)
     assert await other[0] == CopiedAgain(MANY - 4, 4, 0, 0, ())
     assert await stand.is_whole()
 
 
 def _after_the_other(append: Any, other: list[Any]) -> Any:
-    """Of whoever began first: what it appends next, it appends once the other one has finished."""
+    """Makes the first repair append its next records only after the other one has finished."""
     overtaken: list[Any] = []
 
     async def appended(producer: Any, *rest: Any) -> Any:
@@ -214,14 +214,14 @@ def _after_the_other(append: Any, other: list[Any]) -> Any:
     return appended
 
 
-async def test_two_at_once_in_one_worker_take_turns(stand: Stand) -> None:
+async def test_two_repairs_of_one_worker_take_turns(stand: Stand) -> None:
     answer = await stand.answer()
     both = await asyncio.gather(stand.copy(answer), stand.copy(answer))
     assert sorted(done.copied for done in both) == [0, MANY]
     assert await stand.is_whole()
 
 
-async def test_while_somebody_elses_transaction_hides_the_end_nothing_is_copied(
+async def test_nothing_is_copied_while_another_transaction_hides_the_log_end(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = await stand.answer()
@@ -243,7 +243,7 @@ async def test_while_somebody_elses_transaction_hides_the_end_nothing_is_copied(
 async def refusing(
     bootstrap: str, topic: str, records: list[tuple[int, bytes]], **limits: str
 ) -> AsyncIterator[Stand]:
-    """A topic of these (timestamp, value), and a copy of it with `limits` that lacks them all."""
+    """A topic with these (timestamp, value), and a copy with `limits` that lacks them all."""
     async with connected(bootstrap) as client:
         await create(client, topic, retention_ms="-1")
         await create(client, f"{topic}-copy", retention_ms="-1", **limits)
@@ -263,10 +263,8 @@ def offsets_of(done: CopiedAgain) -> list[int]:
     return sorted(one.offset for one in done.refused_records)
 
 
-async def test_records_that_the_destination_refuses_are_named_and_hold_up_no_other(
-    bootstrap: str, topic_name: str
-) -> None:
-    """Two are too large for its limit, one is too old for it."""
+async def test_refused_records_are_named_and_the_others_copied(bootstrap: str, topic_name: str) -> None:
+    """Two records are too large for the topic's limit, one is too old."""
     now, tried = now_ms(), [b"%d" % number for number in range(MANY)]
     tried[3] = tried[7] = bytes(5_000)
     records = [(now - DAY_MS if number == 5 else now, value) for number, value in enumerate(tried)]
@@ -296,10 +294,10 @@ async def test_records_that_the_destination_refuses_are_named_and_hold_up_no_oth
         assert done[:4] == (2, MANY - 3, 0, 1), "with the limit raised, what is still missing is copied once"
 
 
-async def test_a_batch_that_is_refused_for_its_size_is_divided_until_all_are_there(
+async def test_a_batch_refused_for_its_size_is_divided_until_all_records_are_copied(
     bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit falls after the copier has read it."""
+    """The limit is lowered after the repair has read it."""
     append, lowered = partition_repair._append, list[None]()
 
     async with refusing(bootstrap, topic_name, [(now_ms(), bytes(500))] * MANY) as stand:
@@ -318,7 +316,7 @@ async def test_a_batch_that_is_refused_for_its_size_is_divided_until_all_are_the
 async def test_a_window_that_is_too_old_for_its_topic_costs_few_tries(
     bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its older half is; times in the order of offsets, which is the worst for dividing by these."""
+    """The older half is too old. Times ascend with offsets, the worst order for dividing."""
     append, tries = partition_repair._append, list[int]()
 
     async def counted(*arguments: Any) -> Any:
@@ -337,10 +335,10 @@ async def test_a_window_that_is_too_old_for_its_topic_costs_few_tries(
     assert len(tries) <= 2 * half.bit_length()
 
 
-async def test_who_begins_anew_after_a_refusal_copies_nothing_that_another_has_copied_meanwhile(
+async def test_after_a_refusal_a_repair_skips_records_that_another_copied_meanwhile(
     bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All are alike but for their times, so that only these tell whose copy one is."""
+    """The records differ only in their times, so only these show which record a copy is of."""
     append, others = partition_repair._append, list[Any]()
     now = now_ms()
     records = [(now - DAY_MS if number == 2 else now + number, b"v") for number in range(MANY)]
@@ -351,7 +349,7 @@ async def test_who_begins_anew_after_a_refusal_copies_nothing_that_another_has_c
             try:
                 return await append(*arguments)
             except partition_repair._BatchRefused:
-                if not others:  # its transaction is aborted; before it begins anew
+                if not others:  # its transaction is aborted, and it has not begun again
                     others.append(None)
                     async with stand.zombie() as other:
                         await append(other, stand.away, batches_of(rows, 0, 1_000_000))
@@ -364,23 +362,25 @@ async def test_who_begins_anew_after_a_refusal_copies_nothing_that_another_has_c
         assert Counter(record.timestamp for record in await stand.records(stand.away)) == expected
 
 
-def test_a_copy_stands_for_the_record_that_it_is_of() -> None:
+def test_a_copy_stands_for_the_record_at_its_origin() -> None:
     place = ClusterPartition("east", "orders", 0)
-    asked = [
+    missing = [
         ObservedRecord(place, offset, contents, 0, 0, 1) for offset, contents in ((4, 7), (5, 7), (6, 8))
     ]
 
     def copy(contents: int, origin: int | None) -> ObservedRecord:
-        told = None if origin is None else CopyOrigin(place, origin, origin)
-        return ObservedRecord(ClusterPartition("west", "orders", 0), 99, contents, 0, 0, 1, origin=told)
+        place_of_origin = None if origin is None else CopyOrigin(place, origin, origin)
+        return ObservedRecord(
+            ClusterPartition("west", "orders", 0), 99, contents, 0, 0, 1, origin=place_of_origin
+        )
 
-    assert copied_already(asked, [copy(7, 5)]) == {(place, 5)}
-    assert copied_already(asked, [copy(7, None), copy(7, None), copy(7, None)]) == {(place, 4), (place, 5)}
-    assert copied_already(asked, [copy(7, 3), copy(9, 6)]) == set(), "of others"
+    assert already_copied(missing, [copy(7, 5)]) == {(place, 5)}
+    assert already_copied(missing, [copy(7, None), copy(7, None), copy(7, None)]) == {(place, 4), (place, 5)}
+    assert already_copied(missing, [copy(7, 3), copy(9, 6)]) == set(), "of others"
 
 
 def test_records_without_a_timestamp_keep_none() -> None:
-    """The encoder makes a batch's first timestamp of the next one's."""
+    """The encoder takes a batch's first timestamp from the next record."""
     times = (-1, -1, 5, -1, 7, 8)
     rows: Any = [(SimpleNamespace(timestamp=at, key=None, value=b"v"), ()) for at in times]
     built = [bytes(batch._build()) for batch in batches_of(rows, 0, 1_000_000)]

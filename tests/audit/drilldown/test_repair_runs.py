@@ -1,4 +1,4 @@
-"""What is copied again is copied once."""
+"""Each missing record is copied once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from app.audit.counts.counter import CountingSpec
 from app.audit.drilldown.copy_origins import ClusterPartition
 from app.audit.drilldown.findings import ObservedRecord
-from app.audit.drilldown.partition_repair import copied_already
+from app.audit.drilldown.partition_repair import already_copied
 from app.audit.drilldown.prints import EventTimeWindow, PrintReader
 from app.audit.drilldown.repair import (
     BYTES_PER_TRANSACTION,
@@ -17,7 +17,7 @@ from app.audit.drilldown.repair import (
     RECORDS_PER_TRANSACTION,
     _chunks,
     runs_of,
-    same_of,
+    unchanged_records,
 )
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.batch import iter_batches
@@ -27,7 +27,7 @@ from tests.audit.counts.logs import Log
 PLACE = ClusterPartition("east", "orders", 0)
 
 
-def test_a_batch_that_holds_records_of_several_runs_gives_each_of_them_once() -> None:
+def test_a_batch_that_spans_several_runs_gives_each_record_once() -> None:
     log = Log()
     log.append([1_000] * (3 * NEAR_OFFSETS))
     (batch,) = iter_batches(log.batches[0][1])
@@ -44,21 +44,21 @@ def test_a_batch_that_holds_records_of_several_runs_gives_each_of_them_once() ->
         [0, 1, NEAR_OFFSETS + 1, NEAR_OFFSETS + 500],
         [3 * NEAR_OFFSETS - 1],
     ]
-    copied = [record.offset for run in runs for record in same_of(batch, run, reader)]
+    copied = [record.offset for run in runs for record in unchanged_records(batch, run, reader)]
     assert copied == missing
 
 
-def test_what_is_another_record_now_is_not_copied() -> None:
+def test_a_different_record_at_the_same_offset_is_not_copied() -> None:
     log = Log()
     log.append([1_000, 1_001])
     (batch,) = iter_batches(log.batches[0][1])
     reader = PrintReader(PLACE, CountingSpec(records_of), EventTimeWindow(0, 2_000))
     seen = {0: ObservedRecord(PLACE, 0, 7, 0, 0, 1_000)}
-    assert same_of(batch, seen, reader) == []
+    assert unchanged_records(batch, seen, reader) == []
 
 
 async def _found(*batches: tuple[list[int], int, int]) -> AsyncIterator[tuple[list[Record], int]]:
-    """Offsets, bytes of each, and compression of each batch."""
+    """Each batch's offsets, bytes per record, and compression."""
     for offsets, nbytes, codec in batches:
         yield [Found(offset, b"v" * nbytes) for offset in offsets], codec
 
@@ -79,7 +79,7 @@ async def _offsets(found: AsyncIterator[tuple[list[Record], int]], edit: Any = N
 
 
 async def test_records_of_many_batches_go_in_one_transaction() -> None:
-    """A missing record here and there: each is in another batch."""
+    """Each missing record is in another batch."""
     batches = [([7 * number], 10, 0) for number in range(RECORDS_PER_TRANSACTION + 3)]
     chunks = await _offsets(_found(*batches))
     assert [len(offsets) for offsets, _ in chunks] == [RECORDS_PER_TRANSACTION, 3]
@@ -102,7 +102,7 @@ async def test_a_transaction_is_of_one_compression_and_of_some_bytes() -> None:
 
 def test_a_copy_stands_for_one_record_of_several_partitions() -> None:
     other = ClusterPartition("west", "orders", 0)
-    asked = [ObservedRecord(place, 4, 7, 0, 0, 1) for place in (other, PLACE)]
+    missing = [ObservedRecord(place, 4, 7, 0, 0, 1) for place in (other, PLACE)]
     (copy,) = [ObservedRecord(ClusterPartition("east", "copy", 0), 99, 7, 0, 0, 1)]
-    assert copied_already(asked, [copy]) == {(PLACE, 4)}
-    assert copied_already(asked, [copy, copy, copy]) == {(PLACE, 4), (other, 4)}
+    assert already_copied(missing, [copy]) == {(PLACE, 4)}
+    assert already_copied(missing, [copy, copy, copy]) == {(PLACE, 4), (other, 4)}

@@ -1,4 +1,4 @@
-"""Two logs of a real broker, the second a copy of the first with faults: all are named, and nothing else."""
+"""Two logs of a real broker, the second a faulty copy of the first: exactly the faults are named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from app.audit.drilldown.copy_origins import ClusterPartition
-from app.audit.drilldown.findings import Finding, FindingKind, counts, named
+from app.audit.drilldown.findings import Finding, FindingKind, counts, name_findings
 from app.audit.drilldown.prints import EventTimeWindow, PrintReader
 from app.audit.drilldown.scan import LogsChanged, Scan, Scanned, ScanRange
 from app.audit.pump.counting_spec import how_of
@@ -30,7 +30,7 @@ Sent = dict[str, Any]
 
 @dataclass
 class Story:
-    """Records of a topic, and what of them is in its copy."""
+    """A topic's records, and those of its copy."""
 
     chance: random.Random
     written: list[Sent] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Story:
     fates: Counter[str] = field(default_factory=Counter)
     lost: list[bytes] = field(default_factory=list)  # their values
 
-    def tell(self, faults: dict[int, str]) -> None:
+    def write_records(self, faults: dict[int, str]) -> None:
         for number in range(COUNT):
             record: Sent = {
                 "partition": number % PARTITIONS, "key": b"k%d" % (number % 97) if number % 5 else None,
@@ -69,7 +69,7 @@ async def _send(producer: AIOKafkaProducer, topic: str, records: list[Sent]) -> 
 
 
 async def parts_of(client: ClusterClient, topics: tuple[str, str], **spec: Any) -> list[ScanRange]:
-    """Of both, as they are now."""
+    """The parts of both topics, as they are now."""
     plan = audit_plan(**spec)
     found: list[ScanRange] = []
     for cluster, topic in zip(("home", "away"), topics, strict=True):
@@ -92,7 +92,7 @@ async def scanned(parts: list[ScanRange]) -> Scanned:
 async def findings(parts: list[ScanRange]) -> list[Finding]:
     found = await scanned(parts)
     assert not found.unread
-    return named(found.upstream, found.downstream)
+    return name_findings(found.upstream, found.downstream)
 
 
 def some_faults(chance: random.Random) -> dict[int, str]:
@@ -113,15 +113,15 @@ async def test_every_fault_is_named_and_nothing_else(
 ) -> None:
     topics, chance = await both(client, topic_name), random.Random(7)
     story = Story(chance)
-    story.tell(some_faults(chance))
+    story.write_records(some_faults(chance))
     await write(bootstrap, topics[0], story.written, compression_type=codec)
     await write(bootstrap, topics[1], story.copied, max_batch_size=4_000)
     found = await findings(await parts_of(client, topics, **({"id": {"header": "id"}} if ids else {})))
-    told = counts(found)
-    assert (told["missing"], told["altered"], told["doubled"], told["foreign"]) == (
+    kinds = counts(found)
+    assert (kinds["missing"], kinds["altered"], kinds["doubled"], kinds["foreign"]) == (
         story.fates["lost"], story.fates["altered"], story.fates["doubled"], 0,
     )  # fmt: skip
-    assert min(told["missing"], told["altered"], told["doubled"]) > 3
+    assert min(kinds["missing"], kinds["altered"], kinds["doubled"]) > 3
     offsets = [0] * PARTITIONS
     at: dict[bytes, tuple[int, int]] = {}
     for record in story.written:
@@ -133,11 +133,11 @@ async def test_every_fault_is_named_and_nothing_else(
         assert {one.id for one in lost} == {b"id-" + value[1:] for value in story.lost}
 
 
-async def test_equal_logs_are_told_as_such_without_decoding_anything(
+async def test_equal_logs_need_no_decoding(
     bootstrap: str, client: ClusterClient, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics, story = await both(client, topic_name), Story(random.Random(1))
-    story.tell({})
+    story.write_records({})
     for topic in topics:
         async with producing(bootstrap, linger_ms=1_000, max_batch_size=1 << 20) as producer:
             await _send(producer, topic, story.written)
@@ -145,11 +145,11 @@ async def test_equal_logs_are_told_as_such_without_decoding_anything(
     assert await scanned(await parts_of(client, topics)) == Scanned([], [])
 
 
-async def test_what_comes_late_behind_the_records_of_its_time_is_not_missing(
+async def test_a_late_copy_behind_newer_records_is_not_missing(
     bootstrap: str, client: ClusterClient, topic_name: str
 ) -> None:
     topics, story = await both(client, topic_name), Story(random.Random(2))
-    story.tell({1_000: "lost", 1_001: "lost"})
+    story.write_records({1_000: "lost", 1_001: "lost"})
     later: list[Sent] = [
         {**story.written[p], "timestamp_ms": WINDOW.end_ms + 900_000} for p in range(PARTITIONS)
     ]
@@ -175,7 +175,7 @@ async def test_headers_that_copying_adds_or_leaves_out_do_not_count(
     bootstrap: str, client: ClusterClient, topic_name: str
 ) -> None:
     topics, story = await both(client, topic_name), Story(random.Random(3))
-    story.tell({1_500: "lost"})
+    story.write_records({1_500: "lost"})
     await write(bootstrap, topics[0], story.written)
     edited = [
         {
@@ -192,7 +192,7 @@ async def test_headers_that_copying_adds_or_leaves_out_do_not_count(
     assert (missing.kind, missing.source and missing.source.offset) == (FindingKind.MISSING, 750)
 
 
-async def test_a_provenance_header_tells_equal_records_apart(
+async def test_a_provenance_header_distinguishes_equal_records(
     bootstrap: str, client: ClusterClient, topic_name: str
 ) -> None:
     topics = await both(client, topic_name)
@@ -209,7 +209,10 @@ async def test_a_provenance_header_tells_equal_records_apart(
             from app.audit.drilldown.copy_origins import CopyOrigins
             from app.kernel.fencing import LogId
 
-            part.reader._origins, part.reader._names = CopyOrigins([], 0, LogId()), {"cluster": "home"}
+            part.reader._origins, part.reader._cluster_names = (
+                CopyOrigins([], 0, LogId()),
+                {"cluster": "home"},
+            )
     (missing,) = await findings(parts)
     assert missing.source is not None
     assert (missing.kind, missing.source.offset, missing.one_of) == (FindingKind.MISSING, 2, 1)
@@ -220,18 +223,18 @@ async def test_more_differences_than_a_first_sieve_holds_are_all_named(
 ) -> None:
     monkeypatch.setattr("app.audit.drilldown.sieve.FIRST_CELLS", 64)
     topics, story = await both(client, topic_name), Story(random.Random(4))
-    story.tell(dict.fromkeys(range(800, 2_200), "lost"))
+    story.write_records(dict.fromkeys(range(800, 2_200), "lost"))
     await write(bootstrap, topics[0], story.written)
     await write(bootstrap, topics[1], story.copied)
     found = await findings(await parts_of(client, topics))
     assert counts(found)["missing"] == story.fates["lost"] > 1_000
 
 
-async def test_records_that_are_deleted_meanwhile_are_never_told_as_lost(
+async def test_records_deleted_meanwhile_are_never_reported_as_lost(
     bootstrap: str, client: ClusterClient, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics, story = await both(client, topic_name), Story(random.Random(5))
-    story.tell({1_500: "lost"})
+    story.write_records({1_500: "lost"})
     await write(bootstrap, topics[0], story.written)
     await write(bootstrap, topics[1], story.copied)
     parts = await parts_of(client, topics)

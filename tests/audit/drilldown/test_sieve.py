@@ -22,7 +22,9 @@ def sifted(sieve: Sieve, upstream: Prints, downstream: Prints) -> Sieve:
 
 
 @given(prints, prints, prints)
-def test_it_is_the_difference_of_two_multisets(both: list[int], before: list[int], after: list[int]) -> None:
+def test_a_sieve_finds_the_difference_of_two_multisets(
+    both: list[int], before: list[int], after: list[int]
+) -> None:
     found = sifted(Sieve(400), array(both + before), array(after + both)).found()
     difference = Counter(before)
     difference.subtract(Counter(after))
@@ -30,7 +32,7 @@ def test_it_is_the_difference_of_two_multisets(both: list[int], before: list[int
     assert found.surplus == {name: count for name, count in difference.items() if count}
 
 
-def test_what_has_no_room_is_sifted_again_with_as_much_room_as_it_takes() -> None:
+def test_a_difference_without_room_fits_the_next_sieve() -> None:
     many = np.random.default_rng(5).integers(0, 1 << 63, 60_000).astype(np.uint64)
     first = sifted(Sieve(), many, many[:10_000]).found()
     assert not first.is_complete
@@ -40,7 +42,7 @@ def test_what_has_no_room_is_sifted_again_with_as_much_room_as_it_takes() -> Non
     assert (found.is_complete, len(found.surplus), again.bits) == (True, 50_000, 0)
 
 
-def test_more_than_the_largest_table_holds_is_told_by_a_sample() -> None:
+def test_a_difference_beyond_the_largest_table_gives_a_sample() -> None:
     sieve = Sieve().wider(40 * MOST_PRINTS)
     assert sieve.bits == 6
     many = np.random.default_rng(5).integers(0, 1 << 63, 500_000).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""What a worker's books tell at once: bounded, and no topic hides another."""
+"""A worker's share of an answer is bounded, and no topic crowds out another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from app.audit.folds.collector import Collector
 from app.audit.folds.window import WindowKey
-from app.audit.query.book_share import cuts, share_of
+from app.audit.query.book_share import kept_since, share_of
 from app.audit.query.view import RegionCounts, WindowQuery, joined
 from switchyard.audit.model.reports import Scope, client_report
 from switchyard.audit.model.tally import UNTIMED
@@ -32,7 +32,7 @@ def known(collector: Collector, most: int, wanted: WindowQuery = WindowQuery()) 
     return joined([share_of({0: (3, collector)}, wanted, most)], lambda _: 0)
 
 
-def test_a_large_topic_hides_no_other_and_is_told_from_a_time_on_in_all_tiers() -> None:
+def test_a_large_topic_crowds_out_no_other_and_begins_at_the_same_time_in_all_tiers() -> None:
     collector = counted(large=range(1_000), small=range(5))
     found = known(collector, 100)
     assert len(found.windows) <= 102, "with those of records without a time"
@@ -59,7 +59,7 @@ def test_there_is_room_for_each_topic_alike(sizes: dict[str, int], most: int) ->
         for topic, size in sizes.items()
         for number in range(size)
     ]
-    since = cuts(keys, most)
+    since = kept_since(keys, most)
     kept = {
         topic: sum(key.start_ms >= since.get(topic, 0) for key in keys if key.topic == topic)
         for topic in sizes

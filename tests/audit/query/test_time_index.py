@@ -1,4 +1,4 @@
-"""The time index: from which offset on records of a time are, as the audit knows, and what it knows not."""
+"""The time index: the offsets of a time, as the audit counted them, and the limits of its knowledge."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WANTED = WindowQuery(*PLACE)
 
 
 class Audit:
-    """What one worker's books hold."""
+    """One worker's books."""
 
     def __init__(self, tier: str = PLACE[1], cluster: str = PLACE[2]) -> None:
         self.collector, self.position = Collector(), 0
@@ -60,7 +60,7 @@ class Audit:
         return time_index(joined([self.share()], lambda _: 7), topic_id)
 
 
-def test_an_instant_is_at_the_first_record_of_it_or_later_or_at_most_a_window_before() -> None:
+def test_an_instant_has_the_first_offset_of_its_window_or_of_a_later_record() -> None:
     audit = Audit()
     audit.count("t/0", (10, 100), (11, 2_500), (12, 1_900), (13, 2_900), (14, 4_000), mark_ms=4_000)
     index = audit.index()
@@ -73,7 +73,7 @@ def test_an_instant_is_at_the_first_record_of_it_or_later_or_at_most_a_window_be
     assert index.at(1, 0) is None
 
 
-def test_what_was_there_before_it_was_counted_is_not_known() -> None:
+def test_records_from_before_counting_are_unknown() -> None:
     audit = Audit()
     audit.count("t/0", (10, 100), (11, 2_500), complete_ms=2_000)
     index = audit.index()
@@ -84,7 +84,7 @@ def test_what_was_there_before_it_was_counted_is_not_known() -> None:
     assert index.knows(0, 2_100)
 
 
-def test_a_topic_made_anew_a_truncated_log_and_clients_are_told_apart() -> None:
+def test_recreated_topics_truncated_logs_and_clients_are_distinguished() -> None:
     audit = Audit()
     audit.count("old/0", (900, 3_000), at_ms=1_000)
     audit.count("t/0@1", (5, 3_000))
@@ -98,12 +98,12 @@ def test_a_topic_made_anew_a_truncated_log_and_clients_are_told_apart() -> None:
     assert audit.index("none") is None
 
 
-def test_of_several_workers_the_furthest_counts() -> None:
-    ahead, behind = Audit(), Audit()
-    for audit in (ahead, behind):
+def test_the_share_that_has_read_furthest_counts() -> None:
+    further, behind = Audit(), Audit()
+    for audit in (further, behind):
         audit.count("t/0", (10, 100))
-    ahead.count("t/0", (5, 150))
-    for shares in ([ahead.share(), behind.share()], [behind.share(), ahead.share()]):
+    further.count("t/0", (5, 150))
+    for shares in ([further.share(), behind.share()], [behind.share(), further.share()]):
         found = time_index(joined(shares, lambda _: 7), "t")
         assert found is not None
         assert found.at(0, 0) == (5, "")
@@ -113,7 +113,7 @@ def known(*windows: Indexed, mark_ms: int = 0, complete_ms: int = -1) -> TimeInd
     return TimeIndex({0: list(windows)}, {0: mark_ms}, complete_ms)
 
 
-def test_a_time_is_read_where_its_records_are_and_no_further_than_has_to_be() -> None:
+def test_a_search_reads_no_further_than_it_must() -> None:
     log, times = (20, 500), EventTimeRange(1_000, 3_000)
     windows = (
         Indexed(0, 1_000, (1, 40)), Indexed(1_000, 2_000, (30, 70)), Indexed(3_000, 4_000, (60, 90)),
@@ -136,7 +136,7 @@ def test_a_time_is_read_where_its_records_are_and_no_further_than_has_to_be() ->
     assert _part(0, (60, 500), None, old, over) == SearchRange(0, 60, 60, "audit", (1, 40))
 
 
-def test_the_time_of_a_record_is_that_by_which_it_was_counted() -> None:
+def test_a_record_has_the_time_by_which_it_was_counted() -> None:
     class Record:
         offset, timestamp, key, headers = 0, 5, None, ()
 
@@ -151,7 +151,7 @@ def test_the_time_of_a_record_is_that_by_which_it_was_counted() -> None:
     assert time_of(audit_plan(timestamp={**at_field, "otherwise": "none"}))(Record(b"{}")) == -1
 
 
-def test_what_the_log_has_no_more_is_read_from_the_archive_and_only_the_rest_is_lost() -> None:
+def test_deleted_offsets_are_read_from_the_archive_and_only_the_rest_is_lost() -> None:
     gone = SearchRange(0, 20, 40, "audit", (1, 20))
     some = _with_archive(gone, 20, ((0, 10), (12, 30)), is_known=True)
     assert (some.archived, some.lost) == (((1, 10), (12, 20)), 2)
@@ -165,7 +165,7 @@ def test_what_the_log_has_no_more_is_read_from_the_archive_and_only_the_rest_is_
     )
 
 
-def test_of_windows_that_were_dropped_as_too_old_nothing_is_known() -> None:
+def test_windows_dropped_as_too_old_are_unknown() -> None:
     audit = Audit()
     audit.count("t/0", (10, 100), (11, 5_500), mark_ms=6_000)
     assert audit.index().knows(0, 100)

@@ -1,4 +1,4 @@
-"""What is told of windows and differences: of several workers' books, of tiers in their order."""
+"""Rows of windows and differences, from several workers' books, with tiers in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAN = audit_plan()
 
 
 class Region:
-    """Reports of tiers, folded."""
+    """The folded reports of tiers."""
 
     def __init__(self) -> None:
         self.collector, self.position = Collector(), 0
@@ -43,7 +43,7 @@ class Region:
         self, tier: tuple[str, str], *times_ms: int, partition: int = 0, complete_ms: int = -1,
         width_ms: int = WIDTH_MS,
     ) -> None:  # fmt: skip
-        """A source that has counted these, and has come to the end of all windows."""
+        """Reports a source with these counts, at the end of all windows."""
         scope, tally = Scope("orders", *tier, width_ms), Tally(width_ms)
         tally.add(RecordArrays(numbers(times_ms), numbers([10] * len(times_ms))))
         windows = tuple(Increment(start, totals) for start, totals in tally.totals().items())
@@ -84,14 +84,14 @@ def counted_at_both(*, lost: int = 0) -> Region:
     return region
 
 
-def test_windows_are_rows_with_the_shards_of_a_cluster_put_together() -> None:
+def test_a_window_is_one_row_for_all_shards_of_a_cluster() -> None:
     region = Region()
     region.report(HOME, 5, 70_000, 70_001, complete_ms=30_000)
     region.report(HOME, 70_002, partition=9)
     rows = window_rows(region.known, NOW_MS, lambda *_: PlanBounds())
 
-    told = [(row["start_ms"], row["count"], row["bytes"], row["state"], row["complete"]) for row in rows]
-    assert told == [(60_000, 3, 30, "provisional", True), (0, 1, 10, "provisional", False)]
+    shown = [(row["start_ms"], row["count"], row["bytes"], row["state"], row["complete"]) for row in rows]
+    assert shown == [(60_000, 3, 30, "provisional", True), (0, 1, 10, "provisional", False)]
     region.close(HOME)
     assert {row["state"] for row in window_rows(region.known, NOW_MS, lambda *_: PlanBounds())} == {"closed"}
 
@@ -123,7 +123,7 @@ def test_windows_of_a_former_width_are_not_compared() -> None:
     assert region.verdicts(audit_plan(window="2m")) == []
 
 
-def test_more_at_an_aggregate_cluster_says_nothing_while_a_source_of_it_is_not_counted() -> None:
+def test_extra_records_at_an_aggregate_cluster_say_nothing_while_a_source_is_uncounted() -> None:
     region = counted_at_both()
     region.report(AWAY, WIDTH_MS, partition=1)
     for tier in (HOME, AWAY):
@@ -136,7 +136,7 @@ def test_more_at_an_aggregate_cluster_says_nothing_while_a_source_of_it_is_not_c
     assert lost.verdicts(unseen=("west-regional",)) == [(1, "lossy", 1)]
 
 
-def test_a_cluster_that_no_plan_counts_any_more_has_a_part_in_its_windows_only() -> None:
+def test_a_cluster_that_is_no_longer_counted_takes_part_in_its_own_windows_only() -> None:
     region, gone = counted_at_both(), ("regional", "west-regional")
     region.report(gone, WIDTH_MS)
     region.report(AWAY, WIDTH_MS, partition=1)
@@ -157,7 +157,7 @@ def test_a_cluster_that_no_plan_counts_any_more_has_a_part_in_its_windows_only()
     assert verdict_rows(region.known, NOW_MS, lambda *_: None, lambda _: []) == []
 
 
-def test_a_tier_that_only_the_plan_names_is_told_as_absent_and_not_as_loss() -> None:
+def test_a_tier_that_only_the_plan_names_is_absent_not_lossy() -> None:
     region = Region()
     region.report(HOME, WIDTH_MS)
     region.close(HOME)
@@ -166,7 +166,7 @@ def test_a_tier_that_only_the_plan_names_is_told_as_absent_and_not_as_loss() -> 
     assert region.verdicts(audit_plan(tiers=["regional", "consumer"])) == [(1, "absent-audit", 1)]
 
 
-def test_of_several_workers_books_the_furthest_counts_for_its_partition() -> None:
+def test_the_book_that_has_read_furthest_counts_for_its_partition() -> None:
     old, new = Region(), Region()
     for region in (old, new):
         region.report(HOME, 1)
@@ -185,7 +185,7 @@ def test_of_several_workers_books_the_furthest_counts_for_its_partition() -> Non
         assert joined(some, lambda _: 5) == RegionCounts({}, {})
 
 
-def test_what_is_wanted_is_chosen_by_place_and_time() -> None:
+def test_a_query_selects_windows_by_place_and_time() -> None:
     region = counted_at_both()
     (home, away) = sorted(region.collector.windows, key=lambda key: key.tier, reverse=True)
 
@@ -201,7 +201,7 @@ def test_what_is_wanted_is_chosen_by_place_and_time() -> None:
 BILLING, MAIL = ("consumer", "east-regional:billing"), ("consumer", "east:mail")
 
 
-def test_groups_are_compared_with_the_cluster_that_they_read_each_on_its_own() -> None:
+def test_each_group_is_compared_separately_with_the_cluster_that_it_reads() -> None:
     region = counted_at_both()
     times_ms = [WIDTH_MS + number for number in range(20)]
     region.report(BILLING, *times_ms)
@@ -209,19 +209,19 @@ def test_groups_are_compared_with_the_cluster_that_they_read_each_on_its_own() -
     for tier in (HOME, AWAY, BILLING, MAIL):
         region.close(tier)
 
-    def told(plan_of: Any) -> list[tuple[str, Any, str, int]]:
+    def shown(plan_of: Any) -> list[tuple[str, Any, str, int]]:
         rows = verdict_rows(region.known, NOW_MS, plan_of, lambda _: [])
         return [(row["from_tier"], row["group"], row["state"], row["missing"]) for row in rows]
 
     both = [("regional", None, "ok", 0), ("regional", "billing", "ok", 0), ("aggregate", "mail", "lossy", 3)]
-    assert told(lambda *_: PLAN) == both
-    gone = told(lambda cluster, _: None if cluster == MAIL[1] else PLAN)
+    assert shown(lambda *_: PLAN) == both
+    gone = shown(lambda cluster, _: None if cluster == MAIL[1] else PLAN)
     assert gone == both[:2], "who does not consume it any more lacks nothing"
-    only = told(lambda cluster, _: None if cluster == "east" else PLAN)
+    only = shown(lambda cluster, _: None if cluster == "east" else PLAN)
     assert ("regional", "mail", "lossy", 3) in only, "its own cluster is not counted"
 
 
-def test_a_clients_audit_of_what_it_consumes_is_one_tier_with_its_clusters_added_up() -> None:
+def test_a_clients_counts_of_consumed_records_are_one_tier_over_all_clusters() -> None:
     region = counted_at_both()
     region.report(("consumer", "east"), *[WIDTH_MS + number for number in range(12)])
     region.report(("consumer", "west"), *[WIDTH_MS + number for number in range(8)])
@@ -229,11 +229,11 @@ def test_a_clients_audit_of_what_it_consumes_is_one_tier_with_its_clusters_added
     for tier in (HOME, AWAY, ("consumer", "east"), ("consumer", "west"), MAIL):
         region.close(tier)
     rows = verdict_rows(region.known, NOW_MS, lambda *_: PLAN, lambda _: [])
-    told = [(row["to_tier"], row["group"], row["state"]) for row in rows]
-    assert told == [("aggregate", None, "ok"), ("consumer", None, "ok"), ("consumer", "mail", "lossy")]
+    shown = [(row["to_tier"], row["group"], row["state"]) for row in rows]
+    assert shown == [("aggregate", None, "ok"), ("consumer", None, "ok"), ("consumer", "mail", "lossy")]
 
 
-def test_a_tier_that_counts_in_other_windows_is_told_as_absent_and_not_as_loss() -> None:
+def test_a_tier_with_other_windows_is_absent_not_lossy() -> None:
     region, client = Region(), ("consumer", "east")
     region.report(HOME, *range(WIDTH_MS, WIDTH_MS + 20))
     region.report(client, *range(WIDTH_MS, WIDTH_MS + 20), width_ms=10_000)
@@ -244,7 +244,7 @@ def test_a_tier_that_counts_in_other_windows_is_told_as_absent_and_not_as_loss()
     assert row["remark"] == "consumer also counts in windows of 10000 ms, which those of 60000 ms lack"
 
 
-def test_windows_of_another_time_hinder_no_comparison() -> None:
+def test_windows_of_another_time_do_not_prevent_a_comparison() -> None:
     region = counted_at_both(lost=2)
     region.report(AWAY, 5, 125_000, partition=1, width_ms=30_000)
     region.close(HOME)
