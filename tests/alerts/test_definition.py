@@ -52,7 +52,7 @@ def said(document: dict[str, Any]) -> dict[str, str]:
     return {problem.field: f"{problem.message}; {problem.remedy}" for problem in errors}
 
 
-def test_a_sound_one_comes_back_from_the_wire_and_is_in_the_schema() -> None:
+def test_a_valid_definition_comes_back_from_the_wire_and_fits_the_schema() -> None:
     found, warnings = parse_alert(ALERT)
 
     assert (found.key, warnings, found.spec.for_) == ("alert:orders-lost", [], 300.0)
@@ -84,7 +84,7 @@ def test_a_threshold_is_a_number_a_share_or_a_time(told: Any, above: AlertThresh
     assert AlertDefinition.from_wire(found.to_wire()).to_wire() == found.to_wire()
 
 
-def test_one_kind_may_stand_alone_and_lag_has_a_time() -> None:
+def test_a_rule_may_have_one_kind_only_and_lag_needs_a_time() -> None:
     found, _ = parse_alert(changed("spec/above", "1m30s", base=edited("spec/on", "lag")))
     assert (found.spec.on, found.above, found.to_wire()["spec"]["above"]) == (
         ("lag",), AlertThreshold("ms", 90_000), "1m30s",
@@ -134,7 +134,7 @@ CHANNEL = "spec/channels"
         (CHANNEL, [{"pager": {"url": "https://a"}}], "spec.channels.0.pager", "here: alertmanager, webhook"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_where_it_stands(path: str, value: Any, field: str, told: str) -> None:
+def test_an_impossible_value_is_refused_at_its_place(path: str, value: Any, field: str, told: str) -> None:
     problems = said(edited(path, value))
 
     assert field in problems, problems
@@ -156,7 +156,9 @@ def test_repeat_of_an_earlier_version_is_a_warning_and_leaves_the_definition_the
 
 
 @pytest.mark.parametrize("removed", [SLACK, MAIL, {"slack": "x"}, {"email": [1, {"a": 2}]}])
-def test_a_stored_definition_with_a_removed_channel_can_be_read_and_keeps_the_others(removed: Any) -> None:
+def test_a_stored_definition_with_a_removed_channel_is_read_and_keeps_its_other_channels(
+    removed: Any,
+) -> None:
     stored = changed(CHANNEL, [removed, HOOK], base=edited("spec/repeat", "4h"))
     found = AlertDefinition.from_wire(stored)
     gone, hook = found.spec.channels
@@ -167,7 +169,7 @@ def test_a_stored_definition_with_a_removed_channel_can_be_read_and_keeps_the_ot
     assert found.to_wire()["spec"]["channels"][0] == removed, "an export shows what is stored"
 
 
-def test_what_a_variable_holds_is_read_when_it_is_needed() -> None:
+def test_an_environment_variable_is_read_when_it_is_needed() -> None:
     env = {"SWITCHYARD_ALERT_X": " https://a\n"}
     assert revealed("env:SWITCHYARD_ALERT_X", env) == "https://a"
     assert revealed("https://b", env) == "https://b"
@@ -175,7 +177,7 @@ def test_what_a_variable_holds_is_read_when_it_is_needed() -> None:
         revealed("env:SWITCHYARD_ALERT_Y", env)
 
 
-def test_a_channel_has_another_key_where_it_leads_elsewhere() -> None:
+def test_a_channel_with_another_address_has_another_key() -> None:
     def key(channel: dict[str, Any]) -> str:
         return Channel.model_validate(channel).key
 
@@ -184,7 +186,7 @@ def test_a_channel_has_another_key_where_it_leads_elsewhere() -> None:
     assert key(SLACK) != key({"slack": {"url": "env:SWITCHYARD_ALERT_OTHER"}})
 
 
-def test_it_is_planned_beside_the_others() -> None:
+def test_an_alert_is_planned_beside_other_definitions() -> None:
     wanted, _ = parse_alert(ALERT)
     before, _ = parse_alert(edited("spec/above", 3))
     (changes,) = plan({}, [wanted], alerts={before.key: before}).changes

@@ -48,7 +48,7 @@ def test_an_address_that_leads_inside_is_known_in_any_form(host: str, inside: st
         ("http://alertmanager:9093", {}, []),
     ],
 )
-def test_what_looks_like_a_secret_is_told_by_where_it_stands(
+def test_a_value_that_looks_like_a_secret_is_reported_by_its_place(
     url: str, headers: dict[str, str], told: list[str]
 ) -> None:
     assert list(secrets_of(url, headers)) == told

@@ -104,7 +104,7 @@ class Leaders:
         (a_rule("lag", above=LAG), [row(1, "ok")], False),
     ],
 )  # fmt: skip
-def test_what_fires_is_what_the_rule_names_and_no_less_than_its_threshold(
+def test_an_alert_fires_for_the_named_tiers_and_from_its_threshold_on(
     rule: Rule, rows: list[dict[str, Any]], fires: bool
 ) -> None:
     leaders = Leaders(rule)
@@ -164,7 +164,9 @@ def test_it_holds_for_as_long_as_the_rule_says_and_is_over_for_as_long() -> None
 
 
 @pytest.mark.parametrize(("rows", "aged"), [([], True), ([row(1, "ok")], False)])
-def test_what_is_over_because_nobody_looks_any_more_says_so(rows: list[dict[str, Any]], aged: bool) -> None:
+def test_an_alert_that_ends_because_nothing_is_counted_any_more_says_so(
+    rows: list[dict[str, Any]], aged: bool
+) -> None:
     leaders = Leaders(a_rule(within_ms=WIDTH_MS))
     leaders.step(2 * WIDTH_MS, [row(1, "lossy")])
     at_ms = 3 * WIDTH_MS + 1 if aged else 2 * WIDTH_MS + 1
@@ -174,7 +176,7 @@ def test_what_is_over_because_nobody_looks_any_more_says_so(rows: list[dict[str,
 
 
 @pytest.mark.parametrize("unsure", ["provisional", "absent-audit"])
-def test_what_cannot_be_told_now_neither_resolves_nor_fires(unsure: str) -> None:
+def test_an_unknown_comparison_neither_resolves_nor_fires(unsure: str) -> None:
     leaders = Leaders(a_rule())
     leaders.step(1, [row(1, "lossy")])
     leaders.step(2, [row(1, unsure)])
@@ -184,7 +186,7 @@ def test_what_cannot_be_told_now_neither_resolves_nor_fires(unsure: str) -> None
     assert leaders.told() == [("orders", "resolved", 2, 1)]
 
 
-def test_windows_that_are_too_many_to_be_told_do_not_resolve() -> None:
+def test_windows_that_are_too_many_to_list_do_not_resolve() -> None:
     leaders = Leaders(a_rule())
     (state,) = leaders.step(1, [row(1, "lossy")])
     assert step(leaders.states, leaders.rules, {"r"}, [], (), 2, 1, {"orders": 2 * WIDTH_MS}) == []
@@ -236,7 +238,7 @@ def test_a_deposed_leader_fires_and_resolves_nothing() -> None:
     assert leaders.told() == [("orders", "firing", 1, 1)]
 
 
-def test_alerts_of_a_rule_that_is_gone_go_and_of_one_that_cannot_be_read_stay() -> None:
+def test_alerts_of_a_deleted_rule_go_and_those_of_an_unreadable_one_stay() -> None:
     leaders = Leaders(a_rule())
     leaders.step(1, [row(1, "lossy")])
     assert step(leaders.states, {}, {"r"}, [], (), 2, 1) == []
@@ -248,7 +250,7 @@ def test_alerts_of_a_rule_that_is_gone_go_and_of_one_that_cannot_be_read_stay() 
     assert (leaders.states, leaders.state.stale) == ({}, {})
 
 
-def test_there_are_only_so_many_and_the_others_are_told() -> None:
+def test_alerts_are_bounded_and_the_excess_is_reported() -> None:
     leaders = Leaders(a_rule())
     rows = [row(1, "lossy", f"t{n}") for n in range(alerts_rules.MOST_LIVE + 5)]
     leaders.step(1, rows)
@@ -257,7 +259,7 @@ def test_there_are_only_so_many_and_the_others_are_told() -> None:
     assert leaders.step(2, rows) == []
 
 
-def test_of_two_that_a_failed_write_has_left_one_stays() -> None:
+def test_of_two_alerts_that_a_failed_write_left_one_stays() -> None:
     leaders = Leaders(a_rule())
     (first,) = leaders.step(5, [row(1, "lossy")])
     twin = msgspec.structs.replace(first, id=f"{first.id}f", since_ms=9)

@@ -55,7 +55,7 @@ def test_whoever_reads_the_table_of_plans_compares_by_the_same() -> None:
         PlanTerms.of({"metadata": {"name": "orders"}, "spec": {}})
 
 
-def test_a_sound_one_comes_back_from_the_wire_and_is_in_the_schema() -> None:
+def test_a_valid_definition_comes_back_from_the_wire_and_fits_the_schema() -> None:
     found, _ = parse_audit(PLAN, layout=REGIONS)
 
     assert (found.key, found.spec.window, found.width_ms) == ("audit:orders", 600.0, 600_000)
@@ -88,7 +88,7 @@ TIMESTAMP = "spec/timestamp"
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_where_it_stands(path: str, value: Any, field: str, told: str) -> None:
+def test_an_impossible_value_is_refused_at_its_place(path: str, value: Any, field: str, told: str) -> None:
     problems = said(edited(path, value))
 
     assert list(problems) == [field]

@@ -43,7 +43,7 @@ def test_a_syntax_error_names_its_line_and_column(text: str, line: int, column: 
         pytest.param("a: 1\x00", id="control character"),
     ],
 )
-def test_what_is_beyond_all_measure_is_an_error_and_not_a_crash(text: str) -> None:
+def test_an_absurd_document_is_an_error_and_not_a_crash(text: str) -> None:
     (problem,) = told(text)
 
     assert problem.file == "here.yaml"
@@ -79,7 +79,7 @@ def test_json_is_read_too() -> None:
     assert document.position(("b",)) == (3, 7)
 
 
-def test_the_position_of_what_is_not_there_is_that_of_what_is_nearest_above() -> None:
+def test_a_missing_value_has_the_position_of_its_nearest_parent() -> None:
     (document,) = read_documents("a:\n  b:\n    c: 1\n", "here.yaml")
 
     assert document.position(("a", "b", "missing")) == document.position(("a", "b"))
@@ -99,25 +99,25 @@ def test_any_text_is_read_or_refused_in_the_one_form(text: str) -> None:
     assert all(isinstance(d.data, dict | list | str | int | float) for d in documents)
 
 
-def test_a_file_that_is_not_there_is_told_with_a_minimal_one(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_a_minimal_example(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match=r"does not exist\n.*SWITCHYARD_CONFIG.*region: east"):
         load_settings(tmp_path / "none.yaml", {})
 
 
-def test_a_folder_in_place_of_the_file_is_told(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match=r"is a directory, not a file"):
         load_settings(tmp_path, {})
 
 
 @pytest.mark.parametrize("raw", ["region: ost".encode("utf-16"), b"region: \xff"])
-def test_a_file_that_is_not_utf_8_is_told_with_the_byte(tmp_path: Path, raw: bytes) -> None:
+def test_a_file_that_is_not_utf_8_is_reported_with_the_byte(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "s.yaml").write_bytes(raw)
 
     with pytest.raises(InvalidConfiguration, match=r"is not UTF-8 \(byte \d+\)\n.*save it as UTF-8"):
         load_settings(tmp_path / "s.yaml", {})
 
 
-def test_a_file_that_is_too_large_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_reported(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("# " + "x" * (4 * 1024 * 1024))
 
     with pytest.raises(InvalidConfiguration, match=r"larger than 4 MiB"):
@@ -125,7 +125,7 @@ def test_a_file_that_is_too_large_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n---\n"])
-def test_an_empty_file_is_told_with_a_minimal_one(tmp_path: Path, text: str) -> None:
+def test_an_empty_file_is_reported_with_a_minimal_example(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.yaml").write_text(text)
 
     with pytest.raises(InvalidConfiguration, match=r"s\.yaml:1:1: error: is empty\n.*region: east"):

@@ -33,7 +33,7 @@ def test_durations_are_read_as_people_write_them(text: object, seconds: float) -
 @pytest.mark.parametrize(
     "text", ["", "10", "s", "10 seconds", "5x", "-1s", -1, True, None, [], float("nan"), "1e3s"]
 )
-def test_what_is_no_duration_is_refused_with_an_example(text: object) -> None:
+def test_an_invalid_duration_is_refused_with_an_example(text: object) -> None:
     with pytest.raises(ValueError, match=r"duration"):
         parse_duration(text)
 
@@ -44,7 +44,7 @@ def test_a_size_is_its_number_times_its_unit(number: int, unit: str, space: str)
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "4 megs", "4mib", "-1B", -1, 1.5, True, None, [4]])
-def test_what_is_no_size_is_refused_with_an_example(text: object) -> None:
+def test_an_invalid_size_is_refused_with_an_example(text: object) -> None:
     with pytest.raises(ValueError, match=r"size"):
         parse_size(text)
 

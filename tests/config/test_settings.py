@@ -46,7 +46,7 @@ def text_of(tmp_path: Path, text: str) -> str:
     return str(caught.value)
 
 
-def test_without_a_word_it_listens_on_loopback_only(tmp_path: Path) -> None:
+def test_by_default_the_api_listens_on_loopback_only(tmp_path: Path) -> None:
     settings = load(tmp_path, SETTINGS)
 
     assert (settings.web.host, settings.web.port) == ("127.0.0.1", 6066)
@@ -96,7 +96,7 @@ def test_brokers_are_one_text_or_a_list(tmp_path: Path, written: str, read: tupl
 @pytest.mark.parametrize(
     "written", ["localhost", "localhost:0", "localhost:65536", "'::1:9092'", "http://h:1", "[]", "''", "7"]
 )
-def test_a_bad_address_is_told_with_its_line(tmp_path: Path, written: str) -> None:
+def test_a_bad_address_is_reported_with_its_line(tmp_path: Path, written: str) -> None:
     found = problems(tmp_path, SETTINGS.replace("localhost:9093", written))
 
     assert [line for field, line in found if field.startswith("clusters.1.bootstrap")] == [10]
@@ -107,7 +107,7 @@ def test_settings_do_not_change_after_they_are_read(tmp_path: Path) -> None:
         load(tmp_path, SETTINGS).region = "west"  # type: ignore[misc]  # what is tested
 
 
-def test_everything_that_is_wrong_is_told_at_once_each_at_its_line(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once_each_at_its_line(tmp_path: Path) -> None:
     text = """\
 region: eats
 clusters:
@@ -151,7 +151,7 @@ worker: {grace: soon}
         ("clusters:", "clustres: []\nclusters:", "clusters"),
     ],
 )
-def test_a_slip_of_the_pen_is_answered_with_what_was_meant(
+def test_a_typing_error_is_answered_with_a_suggestion(
     tmp_path: Path, before: str, after: str, meant: str
 ) -> None:
     assert f"did you mean {meant}?" in text_of(tmp_path, SETTINGS.replace(before, after, 1))
@@ -163,7 +163,7 @@ def test_a_region_without_a_place_for_the_control_topics_is_refused(tmp_path: Pa
     )
 
 
-def test_a_literal_secret_is_refused_told_how_to_write_it_and_never_shown(tmp_path: Path) -> None:
+def test_a_literal_secret_is_refused_with_the_right_form_and_never_shown(tmp_path: Path) -> None:
     text = text_of(tmp_path, SASL.replace("env:SY_PASSWORD", "hunter2"))
 
     assert "clusters.0.security.password" in text
@@ -182,9 +182,7 @@ def test_a_secret_under_an_unknown_name_is_not_shown(tmp_path: Path) -> None:
     assert "hunter2" not in text_of(tmp_path, SASL.replace("password: 'env:SY_PASSWORD'", "pasword: hunter2"))
 
 
-def test_secrets_are_read_only_when_they_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_are_read_only_when_they_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SY_PASSWORD", raising=False)
     settings = load(tmp_path, SASL)
     password = settings.clusters[0].security.password
@@ -218,7 +216,7 @@ def test_the_data_folder_is_the_users_unless_configured(
 
 
 @pytest.mark.parametrize("written", ["[hunter2]", "[{password: hunter2}]", "hunter2", "7", "null"])
-def test_security_that_is_no_mapping_is_told_to_be_one_and_what_it_may_hold(
+def test_security_that_is_no_mapping_is_refused_with_its_possible_fields(
     tmp_path: Path, written: str
 ) -> None:
     text = text_of(tmp_path, SETTINGS.replace("localhost:9093", f"localhost:9093\n    security: {written}"))
@@ -237,7 +235,7 @@ def test_security_that_is_no_mapping_is_told_to_be_one_and_what_it_may_hold(
         ("clusters:", "web: {host: 7}\nclusters:", "web.host: must be text (got 7)"),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_told_in_our_words_with_a_remedy(
+def test_a_value_of_the_wrong_type_is_reported_in_plain_words_with_a_remedy(
     tmp_path: Path, before: str, after: str, told: str
 ) -> None:
     text = text_of(tmp_path, SETTINGS.replace(before, after, 1))
@@ -245,7 +243,7 @@ def test_a_value_of_the_wrong_kind_is_told_in_our_words_with_a_remedy(
     assert f"error: {told}\n    -> " in text
 
 
-def test_where_alerts_may_be_told_is_warn_or_refuse(tmp_path: Path) -> None:
+def test_the_policy_for_alert_addresses_is_warn_or_refuse(tmp_path: Path) -> None:
     assert load(tmp_path, SETTINGS).alerts.local == "warn"
     assert load(tmp_path, SETTINGS + "alerts: {local: refuse}\n").alerts.local == "refuse"
     assert problems(tmp_path, SETTINGS + "alerts: {local: allow}\n")[0][0] == "alerts.local"

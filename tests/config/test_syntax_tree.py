@@ -32,7 +32,7 @@ TAGS = ["bool", "int", "float", "null", "timestamp", "binary", "set", "map", "se
 
 
 @pytest.mark.parametrize("tag", [f"!!{tag}" for tag in TAGS] + ["!mine", "!hunter2!x", "!<tag:a,1:hunter2>"])
-def test_a_secret_with_a_tag_is_told_at_its_line_and_shown_nowhere(tmp_path: Path, tag: str) -> None:
+def test_a_secret_with_a_tag_is_reported_at_its_line_and_never_shown(tmp_path: Path, tag: str) -> None:
     (tmp_path / "s.yaml").write_text(
         SETTINGS.replace("localhost:9093", f"localhost:9093\n    security: {{password: {tag} hunter2}}")
     )
@@ -90,7 +90,7 @@ def test_scalars_are_what_they_are_in_yaml(text: str, value: Any) -> None:
         ('a: 1\nb: "\\ud83d"\n', 2),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_line(text: str, line: int) -> None:
+def test_unreadable_yaml_is_reported_with_its_line(text: str, line: int) -> None:
     assert refused(text).line == line
 
 
@@ -107,14 +107,14 @@ def test_what_cannot_be_read_is_told_with_its_line(text: str, line: int) -> None
         ("a: &x {}\nb:\n  <<: *x\n  <<: *x\n", 4, "b.<<"),
     ],
 )
-def test_a_key_that_stands_twice_is_told_at_the_second_place(text: str, line: int, field: str) -> None:
+def test_a_repeated_key_is_reported_at_its_second_place(text: str, line: int, field: str) -> None:
     problem = refused(text)
 
     assert (problem.line, problem.field) == (line, field)
     assert "twice" in problem.message
 
 
-def test_merged_mappings_fill_in_what_is_not_there_the_first_before_the_second() -> None:
+def test_merged_mappings_fill_in_missing_keys_the_first_before_the_second() -> None:
     text = "x: &x {a: 1, b: 1}\ny: &y {b: 2, c: 2, d: 2}\nz:\n  <<: [*x, *y]\n  d: 3\n"
     (document,) = read_documents(text, "here.yaml")
 
@@ -192,7 +192,7 @@ def test_json_has_the_same_places_whether_it_is_read_as_json_or_as_yaml(
         assert as_json.position(path, key=True) == as_yaml.position(path, key=True)
 
 
-def test_a_mistake_in_a_json_file_is_told_at_its_line(tmp_path: Path) -> None:
+def test_a_mistake_in_a_json_file_is_reported_at_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(changed("spec/start", "middle", base=SMALL), indent=1))
 
     with pytest.raises(InvalidConfiguration) as caught:

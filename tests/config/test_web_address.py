@@ -73,7 +73,7 @@ def test_without_one_the_host_is_advertised_unless_it_is_every_address(host: str
         ("public: https://example.com", "must be a list"), ("host: '10.0.0.7:6066'", "not a host"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_an_address_is_refused_at_its_line_with_the_remedy(
+def test_an_impossible_address_is_refused_at_its_line_with_the_remedy(
     tmp_path: Path, value: str, what: str
 ) -> None:
     with pytest.raises(InvalidConfiguration) as refused:

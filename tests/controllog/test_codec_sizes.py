@@ -46,7 +46,7 @@ def test_a_heartbeat_of_any_size_is_heard_as_it_was_sent(jobs: int) -> None:
     assert sorted(heard.workloads, key=lambda s: s.key) == sorted(sent.workloads, key=lambda s: s.key)
 
 
-def test_until_all_parts_have_come_a_worker_lives_with_the_jobs_it_told_last() -> None:
+def test_until_all_parts_have_arrived_a_worker_lives_with_its_last_complete_jobs() -> None:
     members = Members(3.0)
     first, second = beat(20_000), beat(20_000, at_ms=2, state="draining")
     for event in codec.heartbeat_events(first):

@@ -332,7 +332,7 @@ def test_aborted_it_goes_back_under_a_new_epoch_and_what_is_active_stays() -> No
         (None, WorkloadStage.TO_BEGIN),
     ],
 )
-def test_what_somebody_else_decided_since_is_left_alone(at: RolePut | None, stage: WorkloadStage) -> None:
+def test_a_later_decision_is_left_alone(at: RolePut | None, stage: WorkloadStage) -> None:
     found = after(RUN, at)
     assert (found.stage, found.write) == (stage, None)
     assert found.waits_for
@@ -367,7 +367,7 @@ def test_a_state_goes_forward_only_whatever_comes_late_and_keeps_its_plan() -> N
     assert runs.executing("other/topic") is None
 
 
-def test_an_abort_that_lands_behind_the_word_that_it_is_done_changes_nothing() -> None:
+def test_an_abort_after_the_run_is_done_changes_nothing() -> None:
     done, aborted = (msgspec.structs.replace(RUN, state=state) for state in (DONE, ABORTED))
     for order in ((RUN, done, aborted), (RUN, aborted, done), (aborted, done, RUN)):
         held = folded(list(order)).runs.get("f")
@@ -375,7 +375,7 @@ def test_an_abort_that_lands_behind_the_word_that_it_is_done_changes_nothing() -
         assert held.state == DONE
 
 
-def test_it_crosses_the_wire_and_people_are_told_it_without_its_plan() -> None:
+def test_a_run_crosses_the_wire_and_people_see_it_without_its_plan() -> None:
     planned = msgspec.structs.replace(RUN, state=PLANNED, plan={"rows": [1]})
     assert codec.control_event(codec.encode(planned)) == planned
     told = for_people(planned)

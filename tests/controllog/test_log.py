@@ -75,13 +75,13 @@ def test_refused_assignments_are_remembered_once_a_job_for_the_leader_to_repair(
     assert log.take_refused() == []
 
 
-def test_refused_assignments_of_what_is_no_job_or_has_no_valid_one_are_not_kept() -> None:
+def test_refused_assignments_of_unknown_jobs_are_not_kept() -> None:
     log = read(claim(1), *(assign(0, 1, job=f"x{n}") for n in range(5_000)), assign(1, 9))
     assert log.view.refused == 5_001
     assert log.take_refused() == []
 
 
-def test_what_was_refused_needs_no_repair_once_something_later_counts() -> None:
+def test_a_refused_event_needs_no_repair_once_a_later_one_counts() -> None:
     late = assign(0, 1)
     assert (
         read(claim(1), late, claim(2), late, msgspec.structs.replace(late, epoch=2, term=2)).take_refused()
@@ -135,7 +135,7 @@ def test_an_alert_that_is_gone_while_it_fires_is_activity() -> None:
     assert [told["state"] for told in log.recent if told["event"] == "alert-state"] == ["firing", "gone"]
 
 
-def test_what_a_deposed_leader_says_of_an_alert_is_remembered_to_be_written_over() -> None:
+def test_a_deposed_leaders_alert_is_remembered_for_the_repair() -> None:
     log = read(claim(1), claim(2), alert(2), alert(1, state="gone"))
     assert log.refused_alerts == {"f00-1"}
     assert log.view.alert_states.states == {"f00-1": alert(2)}
@@ -152,7 +152,7 @@ def changes() -> list[WorkloadPut]:
     return found
 
 
-def test_a_reader_that_compaction_has_overtaken_reads_the_log_again_and_has_what_stands() -> None:
+def test_a_reader_that_compaction_has_overtaken_reads_the_log_again_and_has_the_current_state() -> None:
     first, _, last = changes()
     log, told = read(claim(1), first), list[str]()
     log.on_change(lambda: told.append(log.view.workloads["g/t"].etag))
@@ -238,7 +238,7 @@ async def test_a_claim_that_leaves_no_room_is_refused_and_an_honest_one_leads_fo
         await other.stop()
 
 
-async def test_what_says_where_a_deployment_that_is_over_began_leaves_the_log(
+async def test_the_start_positions_of_an_ended_deployment_leave_the_log(
     bootstrap: str, topic_name: str
 ) -> None:
     options = {"bootstrap_servers": bootstrap}
@@ -263,7 +263,7 @@ async def test_what_says_where_a_deployment_that_is_over_began_leaves_the_log(
         await other.stop()
 
 
-def test_the_activity_table_is_a_ring_in_which_the_latest_stand_with_their_offsets() -> None:
+def test_the_activity_table_is_a_ring_of_the_latest_events_with_their_offsets() -> None:
     rows = dict(codec.activity_entry(offset, claim(offset)) for offset in range(25_000))
     assert len(rows) == codec.ACTIVITY_KEEP
     told = [orjson.loads(value) for value in rows.values()]

@@ -158,7 +158,7 @@ def sealing(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[],
         ("seals", sealing),
     ],
 )
-async def test_a_sender_goes_on_after_its_topic_refused_a_batch(
+async def test_a_sender_continues_after_its_topic_refused_a_batch(
     client: ClusterClient, topics: ControlTopics, topic: str, sender: Any
 ) -> None:
     service, send = sender(topics, client.spec)
@@ -175,7 +175,7 @@ async def test_a_sender_goes_on_after_its_topic_refused_a_batch(
         await send()
 
 
-async def test_a_worker_says_which_partition_takes_nothing_and_what_a_broker_says_of_it(
+async def test_a_worker_names_the_stuck_partition_and_the_brokers_answer(
     client: ClusterClient, topics: ControlTopics
 ) -> None:
     sender = TrackerClient("me", topics, client.spec.aiokafka_options())
@@ -198,7 +198,7 @@ async def test_a_worker_says_which_partition_takes_nothing_and_what_a_broker_say
         assert sender.writes.trouble(time.monotonic()) is None
 
 
-async def test_a_topic_that_takes_nothing_and_refuses_nothing_is_told_and_holds_up_no_stop(
+async def test_a_topic_that_does_not_answer_is_reported_and_delays_no_stop(
     client: ClusterClient, topics: ControlTopics
 ) -> None:
     """aiokafka's idempotent producer tries again for ever, and says nothing."""

@@ -132,7 +132,7 @@ def test_the_next_epoch_is_above_and_the_regions_own(above: int, region: str) ->
     assert len({next_epoch(above, other, REGIONS) for other in REGIONS}) == len(REGIONS)
 
 
-def test_another_order_of_priorities_gives_nobody_elses_epochs() -> None:
+def test_another_order_of_priorities_gives_no_other_regions_epochs() -> None:
     assert next_epoch(5, "west", REGIONS) == next_epoch(5, "west", tuple(reversed(REGIONS)))
 
 

@@ -85,7 +85,7 @@ def at(topic: str, offset: int, headers: Any = (), partition: int = 0) -> Any:
     )
 
 
-async def test_seals_begin_where_topics_end_once_and_of_a_topic_made_anew_at_its_start(
+async def test_seals_begin_at_the_end_of_a_topic_and_at_the_start_of_a_recreated_one(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with region(bootstrap, monkeypatch) as (client, topics, options):
@@ -126,7 +126,7 @@ async def test_seals_begin_where_topics_end_once_and_of_a_topic_made_anew_at_its
 
 
 @pytest.mark.parametrize("headers", [[], [(HEADER, b"x" * 32)]])
-async def test_a_control_log_forgets_what_others_wrote_before_it_knew_of_seals(
+async def test_a_control_log_forgets_unsealed_records_from_before_seals_began(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch, headers: Any
 ) -> None:
     """Also where the last record of the log is one of them."""
@@ -160,7 +160,7 @@ async def test_a_control_log_forgets_what_others_wrote_before_it_knew_of_seals(
             await log.stop()
 
 
-async def test_a_flood_without_seals_is_passed_over_and_all_that_is_sealed_is_read(
+async def test_a_flood_of_unsealed_records_is_skipped_and_every_sealed_one_is_read(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (

@@ -89,7 +89,7 @@ def test_a_deposed_leader_cannot_assign() -> None:
     assert owner.worker == "a"
 
 
-def test_an_epoch_once_given_is_never_given_to_somebody_else() -> None:
+def test_an_epoch_once_given_is_never_given_to_another_worker() -> None:
     state = fold(claim(1, "a"), assign("a", 1, 1), assign("b", 1, 1))
     owner = state.owner(JOBS[0])
     assert owner is not None
@@ -103,7 +103,7 @@ def test_a_release_counts_only_for_the_epoch_it_names() -> None:
     assert (owner.worker, owner.epoch) == ("b", 2)
 
 
-def test_after_a_release_the_next_epoch_is_above_all_that_anybody_knows() -> None:
+def test_after_a_release_the_next_epoch_is_above_all_known_epochs() -> None:
     state = fold(claim(1, "a"), assign("a", 1, 1), released("a", 1, known_epoch=41))
     assert state.owner(JOBS[0]) is None
     assert state.next_epoch(JOBS[0]) == 42
@@ -126,7 +126,7 @@ def test_a_term_above_the_current_one_assigns_nothing_before_it_is_claimed() -> 
     assert (state.assignments, state.refused) == ({}, 1)
 
 
-def test_what_names_no_job_is_neither_assigned_nor_released() -> None:
+def test_an_event_that_names_no_job_neither_assigns_nor_releases() -> None:
     state = fold(claim(1, "a"), assign("a", 1, 1, job="x"))
     assert not state.apply(Released(at_ms=0, job="dispatch:g/t:t:01", worker="a", epoch=1))
     assert (state.assignments, state.floor) == ({}, {})
@@ -164,7 +164,7 @@ def test_of_two_changes_of_the_same_definition_one_is_refused() -> None:
     assert state.apply(msgspec.structs.replace(gone, expected="y"))
 
 
-def test_what_must_be_new_is_refused_where_something_stands() -> None:
+def test_a_definition_that_must_be_new_is_refused_if_one_exists() -> None:
     state = fold(expecting("", etag="x"), expecting("", etag="y"))
     assert (state.workloads["g/t"].etag, state.refused) == ("x", 1)
 
@@ -192,7 +192,7 @@ def expecting(expected: str, *, etag: str) -> WorkloadPut:
     return msgspec.structs.replace(put(etag=etag), expected=expected)
 
 
-def test_a_wish_stands_until_its_job_is_given_to_somebody() -> None:
+def test_a_wish_stands_until_its_job_is_assigned() -> None:
     wish = MoveWish(at_ms=0, job=JOBS[0], worker="b", epoch=1, actor="me")
     state = fold(claim(1, "a"), assign("a", 1, 1), wish, assign("a", 1, 1, release=True), released("a", 1))
     assert state.wishes == {JOBS[0]: wish}
@@ -202,13 +202,13 @@ def test_a_wish_stands_until_its_job_is_given_to_somebody() -> None:
     assert not state.apply(msgspec.structs.replace(wish, job="no job"))
 
 
-def test_a_worker_drains_until_it_is_told_otherwise() -> None:
+def test_a_worker_drains_until_the_drain_is_cancelled() -> None:
     drain = Drain(at_ms=0, worker="a", draining=True, actor="me")
     assert fold(drain).draining == {"a": drain}
     assert fold(drain, msgspec.structs.replace(drain, draining=False)).draining == {}
 
 
-def test_an_operators_act_is_told_and_changes_nothing() -> None:
+def test_an_operators_act_is_recorded_and_changes_no_state() -> None:
     state = fold(claim(1, "a"), assign("a", 1, 1))
     before = (state.assignments.copy(), state.term, state.paused.copy())
     act = OperatorAct(at_ms=0, subject=JOBS[0], action="skip", detail="offset 7", actor="me")

@@ -53,7 +53,7 @@ def test_events_come_back_from_the_wire(event: AnyControlEvent) -> None:
     assert codec.control_event(codec.encode(event)) == event
 
 
-def test_a_route_of_an_older_version_was_made_by_nobody() -> None:
+def test_a_route_of_an_older_version_has_no_maker() -> None:
     told = b'{"event":"route-put","at_ms":0,"key":"orders","definition":{},"etag":"r","actor":"me"}'
     event = codec.control_event(told)
     assert isinstance(event, RoutePut)

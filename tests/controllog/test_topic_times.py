@@ -49,7 +49,7 @@ async def test_topics_of_an_earlier_version_are_altered_and_keep_all_else(
     assert older.items() <= found.config.items()
 
 
-async def test_a_control_topic_that_somebody_made_otherwise_is_told_with_what_it_needs(
+async def test_a_control_topic_with_other_settings_is_reported_with_what_it_needs(
     client: ClusterClient, topic_name: str
 ) -> None:
     topics = ControlTopics(topic_name)

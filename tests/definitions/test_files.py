@@ -67,7 +67,7 @@ def other_case(folder: Path) -> None:
     "layout",
     [mounted_config_map, config_map_while_it_is_swapped, linked_folder, link_to_a_hidden_folder, other_case],
 )
-def test_every_definition_is_read_once_and_nothing_has_to_be_told(
+def test_every_definition_is_read_once_without_a_warning(
     tmp_path: Path, layout: Callable[[Path], None]
 ) -> None:
     folder = tmp_path / "definitions"
@@ -86,7 +86,7 @@ def test_every_definition_is_read_once_and_nothing_has_to_be_told(
         ("route.yaml.off", b"apiVersion: route.openshift.io/v1\nkind: Route\n"),
     ],
 )
-def test_what_is_no_definition_is_passed_over_and_told(
+def test_a_document_that_is_no_definition_is_skipped_and_reported(
     tmp_path: Path, name: str, content: bytes | None
 ) -> None:
     write(tmp_path / "orders.yaml")
@@ -140,7 +140,7 @@ def closed_and_hidden(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("layout", [dangling, round_and_round, closed_and_hidden])
-def test_a_prune_is_refused_where_nobody_can_look(
+def test_a_prune_is_refused_if_a_place_cannot_be_read(
     tmp_path: Path, layout: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "orders.yaml")
@@ -199,7 +199,7 @@ def test_a_config_map_that_is_swapped_while_it_is_read_is_read_again(
     assert len(waited) == 1
 
 
-def test_what_another_source_names_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_document_that_another_source_names_is_not_skipped(tmp_path: Path) -> None:
     write(tmp_path / "orders.yaml")
     write(tmp_path / ".more" / "invoices.yaml", "invoices")
     write(tmp_path / "refunds.yaml.off", "refunds")

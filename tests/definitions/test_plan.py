@@ -41,7 +41,7 @@ def test_nothing_to_do_is_an_empty_plan() -> None:
     assert [change.action for change in result.changes] == ["unchanged"]
 
 
-def test_what_is_new_is_created_and_what_differs_is_updated_field_by_field() -> None:
+def test_a_new_definition_is_created_and_a_changed_one_updated_field_by_field() -> None:
     wanted = [workload("refunds"), workload("orders", "spec/target/timeout", "20s")]
 
     create, update = sorted(
@@ -126,7 +126,7 @@ def test_copies_that_are_one_name_to_kafka_are_refused() -> None:
     assert (planned.conflicts, planned.warnings) == ((), (conflict,)), "as an older version let them be"
 
 
-def test_what_becomes_of_what_cannot_be_read_is_told() -> None:
+def test_a_plan_says_what_happens_to_unreadable_definitions() -> None:
     unread = {"billing/orders": UnreadableDefinition("Workload", {}, "spec.novel: unknown (got 1)")}
     fates = {
         "stays as it is. Deploy it again, or delete it, with the version that wrote it": plan(
@@ -156,7 +156,7 @@ def test_more_than_half_of_all_kinds_together_is_too_much_to_prune() -> None:
     assert not plan(current, [*kept, workload("b")], prune=True, routes=routes).conflicts
 
 
-def test_what_is_not_wanted_is_deleted_only_when_pruning() -> None:
+def test_an_unlisted_definition_is_deleted_only_when_pruning() -> None:
     current = by_key(workload("orders"), workload("refunds"))
 
     assert plan(current, [workload("orders")]).empty
@@ -202,7 +202,7 @@ def tiers(*delays: str) -> Workload:
     return workload(path="spec/retry", value=[{"delay": delay} for delay in delays])
 
 
-def test_a_retry_tier_that_goes_is_warned_of_with_its_topic_and_what_becomes_of_it() -> None:
+def test_a_removed_retry_tier_is_a_warning_with_its_topic_and_its_fate() -> None:
     result = plan(by_key(tiers("1m", "10m", "1h")), [tiers("1m")])
 
     assert not result.conflicts

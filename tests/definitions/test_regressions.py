@@ -92,7 +92,7 @@ def test_a_number_beyond_all_measure_is_a_problem(path: str, value: Any) -> None
     assert path.replace("/", ".") in definition_text(changed(path, value))
 
 
-def test_an_anchor_that_is_used_anew_is_no_trouble() -> None:
+def test_an_anchor_that_is_defined_again_is_accepted() -> None:
     (document,) = read_documents("a: &x 1\nb: &x 2\n", "here.yaml")
     assert document.data == {"a": 1, "b": 2}
 
@@ -110,15 +110,15 @@ def test_a_field_has_one_name_only(path: str) -> None:
     assert "unknown field" in definition_text(changed(path, {"lag": 1, "rate": 1} if "catch" in path else {}))
 
 
-def test_one_mistake_is_told_once() -> None:
+def test_one_mistake_is_reported_once() -> None:
     assert definition_text(changed("spec/flow/max_inflight", "adaptve")).count("error:") == 1
 
 
-def test_a_mistake_in_the_environment_is_told_to_be_there(tmp_path: Path) -> None:
+def test_a_mistake_in_the_environment_names_the_variable(tmp_path: Path) -> None:
     assert "SWITCHYARD_WEB_PORT" in settings_text(tmp_path, SETTINGS, SWITCHYARD_WEB_PORT="abc")
 
 
-def test_every_wrong_address_of_a_list_is_told(tmp_path: Path) -> None:
+def test_every_wrong_address_of_a_list_is_reported(tmp_path: Path) -> None:
     text = settings_text(tmp_path, SETTINGS.replace("localhost:9093", "[one, 'two:2', three]"))
     assert "one" in text
     assert "three" in text

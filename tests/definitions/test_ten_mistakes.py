@@ -53,7 +53,7 @@ orders.yaml:17:15: error: spec.retry.1.delay: not a duration (got '5x')
 10 errors; nothing was changed"""
 
 
-def test_all_ten_mistakes_are_told_with_line_value_and_remedy(tmp_path: Path) -> None:
+def test_all_ten_mistakes_are_reported_with_line_value_and_remedy(tmp_path: Path) -> None:
     (tmp_path / "orders.yaml").write_text(FILE)
 
     with pytest.raises(InvalidConfiguration) as caught:

@@ -34,7 +34,7 @@ def test_waits_never_shrink(backoff: Backoff, failures: int) -> None:
     assert backoff.delay_s(failures) <= backoff.delay_s(failures + 1)
 
 
-def test_jitter_spreads_what_failed_together() -> None:
+def test_jitter_spreads_retries_of_calls_that_failed_together() -> None:
     backoff = Backoff(base_s=1, cap_s=8, jitter=0.5)
     assert [backoff.delay_s(3, random01) for random01 in (0, 0.5, 1)] == [2, 3, 4]
 

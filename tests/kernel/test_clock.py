@@ -27,13 +27,13 @@ class Host:
         self.clock.observe(broker_ms, sent_ms)
 
 
-def test_before_the_brokers_have_told_theirs_it_is_the_host_s() -> None:
+def test_before_the_first_answer_of_the_brokers_the_time_is_the_hosts() -> None:
     host = Host(7_200_000)
     assert host.clock.now_ms() == NOW_MS + 7_200_000
     assert host.clock.host_offset_ms is None
 
 
-def test_a_host_that_is_right_keeps_its_own_to_the_millisecond() -> None:
+def test_a_host_that_is_right_keeps_its_own_time_to_the_millisecond() -> None:
     host = Host(40)
     host.ask(3, 5)
     assert host.clock.now_ms() == host.true_ms + 40
@@ -43,7 +43,7 @@ def test_a_host_that_is_right_keeps_its_own_to_the_millisecond() -> None:
     ahead_ms=st.integers(-(10**9), 10**9),
     answers=st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), min_size=1),
 )
-def test_whatever_the_host_s_says_it_is_the_brokers_within_the_time_of_an_answer(
+def test_the_time_is_the_brokers_within_the_time_of_an_answer(
     ahead_ms: int, answers: list[tuple[int, int]]
 ) -> None:
     host = Host(ahead_ms)

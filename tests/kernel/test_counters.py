@@ -62,7 +62,7 @@ def fold(log: list[tuple[int, AnyControlEvent]]) -> ControlState:
 
 @given(st.lists(hostile, max_size=30), st.data())
 @example([claim((1 << 63) - 1, "evil")], None)
-def test_a_later_honest_claim_and_its_assignments_count_whatever_stands_before(
+def test_a_later_honest_claim_and_its_assignments_count_after_any_forged_record(
     log: list[AnyControlEvent], data: st.DataObject | None
 ) -> None:
     written = list(enumerate(log))
@@ -113,7 +113,7 @@ tracker_events = st.one_of(
 
 @given(st.lists(tracker_events, max_size=20), st.integers(0, 30))
 @example([takeover((1 << 63) - 1, "evil"), saved((1 << 63) - 1, "evil", (1 << 63) - 1)], 0)
-def test_a_later_honest_takeover_is_granted_and_can_begin_anew_whatever_stands_before(
+def test_a_later_honest_takeover_is_granted_after_any_forged_record(
     log: list[Takeover | Snapshots], control_offset: int
 ) -> None:
     tracker = TrackerFold()
@@ -164,7 +164,7 @@ def role(region: str, epoch: int) -> RolePut:
 
 @given(st.lists(st.builds(role, st.sampled_from(REGIONS), numbers), max_size=20))
 @example([role("west", MAX_EPOCH - 1)])
-def test_a_region_can_become_active_after_whatever_roles_stand_in_its_log(log: list[RolePut]) -> None:
+def test_a_region_can_become_active_after_any_roles_in_its_log(log: list[RolePut]) -> None:
     roles = Roles()
     for event in log:
         roles.put(event)
@@ -174,7 +174,7 @@ def test_a_region_can_become_active_after_whatever_roles_stand_in_its_log(log: l
     assert roles.of("g/t") == honest
 
 
-def test_a_role_whose_epoch_nobody_can_have_meant_is_refused() -> None:
+def test_a_role_with_an_impossible_epoch_is_refused() -> None:
     roles = Roles()
     roles.put(role("west", 65))
     assert not roles.put(role("west", FREE_EPOCHS))

@@ -130,7 +130,7 @@ def test_replaying_the_last_events_again_gives_the_same_record(
 
 
 @given(honest_histories())
-def test_what_a_new_owner_is_told_is_all_that_earlier_owners_saved(events: list[Event]) -> None:
+def test_a_new_owner_gets_all_that_earlier_owners_saved(events: list[Event]) -> None:
     saved: set[int] = set()
     record: TrackerRecord | None = None
     for event in events:
@@ -249,7 +249,7 @@ def test_a_snapshot_before_any_takeover_makes_no_record() -> None:
     assert on_snapshot(None, item, worker=worker, at_ms=0) is None
 
 
-def test_the_successor_is_told_the_note_of_the_last_snapshot_that_counted() -> None:
+def test_the_successor_gets_the_note_of_the_last_snapshot_that_counted() -> None:
     def noted(epoch: int, worker: str, base: int, note: bytes, lineage: int = 0) -> tuple[str, SnapshotItem]:
         return worker, SnapshotItem(JOB, epoch, Snapshot(base).to_bytes(), lineage, note=note)
 
@@ -269,7 +269,7 @@ def test_a_snapshot_that_says_nothing_new_writes_nothing() -> None:
     assert on_snapshot(record, snapshot(1, "a", 4, (8, 9))[1], worker="a", at_ms=9) is None
 
 
-def test_a_corrupt_snapshot_is_told_and_a_corrupt_record_gives_way_to_a_good_one() -> None:
+def test_a_corrupt_snapshot_is_reported_and_a_corrupt_record_gives_way_to_a_good_one() -> None:
     record = fold(takeover(1, "a"), snapshot(1, "a", 5))
     with pytest.raises(CorruptSnapshot):
         on_snapshot(record, SnapshotItem(JOB, 1, b"\x01nonsense"), worker="a", at_ms=0)

@@ -53,7 +53,7 @@ def test_any_text_is_the_text_of_its_job_or_an_error(text: str) -> None:
         ("audit:a:" + "b" * 250 + ":0", "has 250 characters; at most 249"),
     ],
 )
-def test_what_is_no_job_is_refused_with_the_reason(text: str, message: str) -> None:
+def test_text_that_is_no_job_is_refused_with_the_reason(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         JobId.parse(text)
     assert not names_a_job(text)

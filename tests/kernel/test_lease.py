@@ -54,7 +54,7 @@ def test_a_worker_stops_before_a_leader_that_waits_longer_counts_it_dead(
     assert not (counted_dead and lease.holds(now_s))
 
 
-def test_what_was_never_held_has_not_lapsed() -> None:
+def test_a_lease_that_was_never_held_has_not_lapsed() -> None:
     lease = Lease(2.0)
     assert not lease.lapsed(100.0)
     lease.renewed(100.0)

@@ -100,7 +100,7 @@ def test_use_is_averaged_and_want_is_forgotten() -> None:
     assert usage.per_s(200) < 0.001
 
 
-def test_what_a_worker_may_still_use_is_given_to_nobody_before_it_has_read_that_it_lost_it() -> None:
+def test_a_share_is_given_away_only_after_its_worker_has_read_the_loss() -> None:
     wanted = {"late": LimitDemand(), "busy": LimitDemand(more=True)}
     held = {"late": GrantedShare(50, 50), "busy": GrantedShare(50, 50)}
     for _ in range(3):

@@ -12,7 +12,7 @@ steps = st.lists(st.floats(0.05, 20), min_size=1, max_size=200)
 
 
 @given(steps, st.floats(0, 1e6), st.floats(-1e6, 1e6))
-def test_what_grows_evenly_is_told_exactly_however_often_it_is_looked_at(
+def test_an_even_rate_is_exact_however_often_it_is_read(
     gaps_s: list[float], per_s: float, start_s: float
 ) -> None:
     window, now_s = RateWindow(), start_s
@@ -80,7 +80,7 @@ def test_a_moment_at_the_limit_is_not_enough() -> None:
     assert rates.ceiling is None
 
 
-def test_what_is_finished_a_second_is_told_also_while_the_log_does_not_grow() -> None:
+def test_the_rate_of_finished_messages_is_known_while_the_log_does_not_grow() -> None:
     rates = JobRates()
     assert rates.finishing is None
     for second in range(20):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.kernel.repeated_trouble import REPORT_INTERVAL_S, RepeatedTrouble
 
 
-def test_what_comes_again_and_again_is_told_at_once_and_then_seldom_with_how_often() -> None:
+def test_repeated_trouble_is_reported_at_once_and_then_seldom_with_its_count() -> None:
     trouble = RepeatedTrouble()
     assert trouble.due(0.0) is None
     trouble.record("first")

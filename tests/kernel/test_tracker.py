@@ -154,7 +154,7 @@ def test_a_takeover_starts_at_the_higher_of_commit_and_snapshot() -> None:
     assert Tracker(65, 10, snapshot).end == 70
 
 
-def test_what_an_earlier_owner_finished_takes_no_room() -> None:
+def test_offsets_that_an_earlier_owner_finished_take_no_room() -> None:
     tracker = Tracker(0, 3, Snapshot(0, ((1, 1_000),)))
     assert tracker.fetched(0, 1_002) == [(0, 1), (1_000, 1_002)]
     assert (tracker.room, tracker.state(500)) == (0, OffsetState.GAP)

@@ -159,7 +159,7 @@ class TrackerAgainstModel(RuleBasedStateMachine):
             assert self.tracker.is_finished(offset) == (expected not in (*UNFINISHED, None))
 
     @invariant()
-    def snapshots_tell_exactly_what_is_finished(self) -> None:
+    def snapshots_have_exactly_the_finished_offsets(self) -> None:
         snapshot, version = self.tracker.snapshot(), self.tracker.version
         finished = {o for start, end in snapshot.finished for o in range(start, end)}
         for offset in range(snapshot.base, self.end + 70):

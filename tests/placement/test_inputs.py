@@ -69,7 +69,7 @@ def test_a_worker_over_capacity_gives_a_job_away_and_it_arrives_where_it_was_pla
     assert "as planned" in arrival.reason
 
 
-def test_an_isolation_group_keeps_its_jobs_to_itself_and_what_cannot_be_is_told_once() -> None:
+def test_an_isolation_group_keeps_its_jobs_and_an_impossible_placement_is_reported_once() -> None:
     region, jobs = Region(placement={"group": "critical"}), {job(0)}
     for _ in range(2):
         made = region.placing.plan(region.view, jobs, [Member("a")], asleep={})
@@ -120,7 +120,7 @@ def test_a_new_owners_first_figures_raise_a_known_load_and_lower_it_only_after_h
     assert after(SMALL, 10.0 + SLOW_WINDOW_S) == SMALL
 
 
-def test_a_worker_drains_because_it_stops_or_because_an_operator_wants_it() -> None:
+def test_a_worker_drains_because_it_stops_or_because_an_operator_drains_it() -> None:
     region = Region()
     region.view.apply(Drain(at_ms=1, worker="b", draining=True, actor="me"))
     stopping = msgspec.structs.replace(beat(worker="c"), state="draining", group="g")

@@ -136,7 +136,7 @@ async def a_region_in_which_a_leads(monkeypatch: pytest.MonkeyPatch) -> Region:
     return region
 
 
-async def test_silence_of_everybody_is_no_death_and_silence_of_one_is(
+async def test_silence_of_all_workers_is_no_death_and_silence_of_one_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
@@ -163,7 +163,7 @@ async def test_after_everybodys_silence_a_goodbye_is_believed_at_once(
     assert region.log.view.draining == {}
 
 
-async def test_what_was_decided_before_another_led_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_decision_from_before_another_leader_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
     region.hear("b", state=STOPPED)  # so that the job has to move
     region.hear("a")
@@ -173,7 +173,7 @@ async def test_what_was_decided_before_another_led_does_not_count(monkeypatch: p
     assert region.owner == "b"
 
 
-async def test_nothing_is_written_with_the_term_of_who_led_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_written_with_the_term_of_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
 
     async def meanwhile() -> set[str]:
@@ -235,7 +235,7 @@ async def test_a_repair_of_a_definition_leaves_an_operators_newer_one(
     assert region.log.view.workloads["billing/orders"] == newer
 
 
-async def test_refused_definitions_of_routes_are_repaired_with_what_stands_or_that_it_is_gone(
+async def test_refused_definitions_of_routes_are_repaired_with_the_current_one_or_its_deletion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)

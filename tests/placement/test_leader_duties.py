@@ -10,7 +10,7 @@ from tests.failover.run.region_fakes import failover
 from tests.placement.test_leader import LONG_S, a_region_in_which_a_leads
 
 
-async def test_only_the_leader_does_it_and_with_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_leader_does_its_duties_with_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
     done: list[str] = []
     for name in ("a", "b"):
@@ -28,7 +28,7 @@ async def test_only_the_leader_does_it_and_with_every_round(monkeypatch: pytest.
     assert set(done) == {"b"}
 
 
-async def test_one_that_fails_for_long_does_not_end_leadership(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_duty_that_fails_for_long_does_not_end_leadership(monkeypatch: pytest.MonkeyPatch) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
 
     async def chore() -> None:
@@ -40,7 +40,7 @@ async def test_one_that_fails_for_long_does_not_end_leadership(monkeypatch: pyte
     assert region.log.view.leader == "a"
 
 
-async def test_a_refused_definition_of_regions_is_overwritten_with_what_counts(
+async def test_a_refused_definition_of_regions_is_overwritten_with_the_current_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)

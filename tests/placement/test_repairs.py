@@ -155,7 +155,7 @@ def known(state: ControlState) -> dict[str, Any]:
 
 @pytest.mark.property
 @given(st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 11)), max_size=30), st.data())
-def test_whatever_is_erased_a_reader_of_what_is_left_and_of_the_repairs_knows_the_same(
+def test_after_any_erasure_the_remaining_log_and_the_repairs_give_the_same_state(
     acts: list[tuple[str, int]], data: st.DataObject
 ) -> None:
     region = Region()
@@ -174,7 +174,7 @@ def test_whatever_is_erased_a_reader_of_what_is_left_and_of_the_repairs_knows_th
     assert region.repair(set()) == []
 
 
-def test_only_what_stands_under_a_key_is_written_again_and_once() -> None:
+def test_only_a_keys_current_event_is_written_again_and_once() -> None:
     region = Region()
     region.act("claim", 0)
     region.act("put", 0)

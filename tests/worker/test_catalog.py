@@ -158,7 +158,7 @@ async def test_a_new_leader_keeps_jobs_of_a_removed_tier_until_it_has_read_it(
     assert tier in await region.jobs()
 
 
-async def test_the_topic_of_another_workload_is_nobodys_removed_tier(region: Region) -> None:
+async def test_the_topic_of_another_workload_is_no_removed_tier(region: Region) -> None:
     other = f"{region.topic}__billing__retry_2"
     await region.make(other, 1)
     await region.send(other)
@@ -279,7 +279,7 @@ async def test_a_lagging_broker_removes_no_jobs(region: Region, monkeypatch: pyt
     assert await region.jobs() == {region.topic: {0, 1}}
 
 
-async def test_retention_is_at_least_a_week_and_two_replicas_are_asked_for_where_there_are_three(
+async def test_retention_is_at_least_a_week_and_three_replicas_need_two_in_sync(
     region: Region,
 ) -> None:
     await region.deploy(retry=[{"delay": "1s"}])

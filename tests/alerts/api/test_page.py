@@ -55,7 +55,9 @@ def rows(page: Any, caption: str) -> list[str]:
 
 
 @pytest.mark.deep(minutes=0.2)
-def test_the_list_tells_what_fires_since_when_and_whom_it_did_not_reach(alerts: Console, browse: Any) -> None:
+def test_the_list_shows_which_alerts_fire_since_when_and_which_channels_they_did_not_reach(
+    alerts: Console, browse: Any
+) -> None:
     page = browse("/alerts")
     said = page.inner_text(".verdict.bad")
     assert "3 alerts fire: " in said
@@ -115,7 +117,7 @@ def test_no_page_shows_a_secret_or_takes_a_name_for_markup(
                 page.close()
 
 
-def test_what_fires_is_shown_without_a_reload_and_what_is_over_goes(console: Console, browse: Any) -> None:
+def test_firing_alerts_appear_without_a_reload_and_resolved_ones_go(console: Console, browse: Any) -> None:
     page = browse("/alerts")
     assert "no person learns of missing records" in page.inner_text(".verdict.plain")
     assert "No alert is defined yet" in page.inner_text("main")

@@ -93,7 +93,7 @@ def test_an_alert_is_defined_changed_and_deleted(console: Console, monkeypatch: 
     assert console.ask("DELETE", PATH).status == 404
 
 
-def test_what_fires_is_listed_with_its_windows_its_channels_and_what_to_do(console: Console) -> None:
+def test_firing_alerts_are_listed_with_windows_channels_and_remedies(console: Console) -> None:
     console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example/secret"}}))
     (channel,) = console.fed.alerts.definitions()[0].spec.channels
     console.fed.apply(fires(console.fed))
@@ -131,7 +131,9 @@ def test_what_fires_is_listed_with_its_windows_its_channels_and_what_to_do(conso
     assert (console.ask("GET", PATH).json["firing"], console.ask("GET", PATH).json["pending"]) == (1, 1)
 
 
-def test_a_test_is_sent_by_whom_is_asked_and_told_by_channel(console: Console, tmp_path: Path) -> None:
+def test_a_test_notice_is_sent_by_the_worker_that_gets_the_request_with_a_result_for_each_channel(
+    console: Console, tmp_path: Path
+) -> None:
     shell = InProcess(console.url, console.fed, tmp_path)
     assert console.ask("POST", f"{PATH}/test").status == 404
     assert shell("alert", "test", "orders-lost").returncode == 4
@@ -190,7 +192,7 @@ def test_a_stored_alert_with_channels_that_are_gone_is_shown_exported_and_replac
     assert [one["channel"] for one in row["channels"]] == ["webhook"]
 
 
-def test_commands_tell_what_people_on_call_ask(console: Console, tmp_path: Path) -> None:
+def test_commands_answer_the_questions_of_people_on_call(console: Console, tmp_path: Path) -> None:
     shell = InProcess(console.url, console.fed, tmp_path)
     console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example/x"}}, **{"for": "5m"}))
     console.fed.apply(fires(console.fed))
@@ -227,14 +229,14 @@ def test_where_it_is_configured_addresses_that_lead_inside_are_refused(console: 
     assert console.ask("PUT", PATH, definition(SOUND)).status == 200
 
 
-def test_who_asks_for_alerts_where_there_are_none_is_told_why(console: Console, tmp_path: Path) -> None:
+def test_a_worker_without_alerts_says_why_it_has_none(console: Console, tmp_path: Path) -> None:
     shell = InProcess(console.url, console.fed, tmp_path)
     assert "no alert is defined, so no person learns of missing records" in shell("alert", "list").stderr
     console.ask("PUT", PATH, definition(SOUND))
     assert shell("alert", "list").stderr == "none, of 1 that are defined\n"
 
 
-def test_metrics_tell_what_fires(console: Console) -> None:
+def test_metrics_show_which_alerts_fire(console: Console) -> None:
     console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example"}}, severity="critical"))
     console.fed.apply(fires(console.fed))
     console.fed.apply(fires(console.fed, "f00-2", state="pending", notice=0))

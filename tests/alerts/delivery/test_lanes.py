@@ -44,7 +44,7 @@ async def standing() -> AsyncIterator[Stand]:
         await stand.deliveries.stop()
 
 
-async def test_a_channel_that_is_down_holds_up_no_other_and_gets_the_newest_when_it_is_back() -> None:
+async def test_a_channel_that_is_down_delays_no_other_and_gets_the_newest_notice_when_it_is_back() -> None:
     async with hooks() as good, hooks() as bad, standing() as stand:
         bad.down = True
         to_good, to_bad = channel("webhook", url=good.url), channel("webhook", url=bad.url)
@@ -98,7 +98,7 @@ async def test_no_answer_of_a_proxy_gives_a_notice_up(status: int) -> None:
         await until(lambda: receiver.taken)
 
 
-async def test_what_was_taken_is_not_told_again_unless_that_is_wanted() -> None:
+async def test_an_accepted_notice_is_sent_again_only_with_again() -> None:
     async with hooks() as receiver, standing() as stand:
         to = channel("webhook", url=receiver.url)
         stand.deliveries.offer(to, notice())
@@ -112,7 +112,7 @@ async def test_what_was_taken_is_not_told_again_unless_that_is_wanted() -> None:
         await until(lambda: len(receiver.taken) == 3)
 
 
-async def test_only_so_much_waits_and_what_is_over_does_not() -> None:
+async def test_waiting_notices_are_bounded_and_outdated_ones_do_not_wait() -> None:
     async with hooks() as receiver, standing() as stand:
         receiver.hangs = True
         to = channel("webhook", url=receiver.url)

@@ -105,7 +105,7 @@ async def stand(monkeypatch: pytest.MonkeyPatch) -> Any:
     await found.end()
 
 
-async def test_loss_is_told_and_that_it_is_over(stand: Stand) -> None:
+async def test_loss_is_notified_and_so_is_its_end(stand: Stand) -> None:
     async with hooks() as receiver:
         stand.deploy({"webhook": {"url": receiver.url}})
         stand.books(lost=2, closed=False)
@@ -128,7 +128,7 @@ async def test_loss_is_told_and_that_it_is_over(stand: Stand) -> None:
         assert len([e for e in stand.log.appended if isinstance(e, AlertState)]) == 4, "no more is written"
 
 
-async def test_a_leader_killed_before_it_could_tell_is_followed_by_one_that_tells(stand: Stand) -> None:
+async def test_a_leader_killed_before_it_could_notify_is_followed_by_one_that_notifies(stand: Stand) -> None:
     async with hooks() as receiver:
         receiver.down = True
         stand.deploy({"webhook": {"url": receiver.url}})
@@ -144,7 +144,7 @@ async def test_a_leader_killed_before_it_could_tell_is_followed_by_one_that_tell
         assert (status, told, state.fired_ms) == ("firing", f"{state.id}-1", NOW_MS), "it did not fire again"
 
 
-async def test_a_leader_killed_before_it_wrote_down_that_it_told_is_followed_by_the_same_id(
+async def test_a_leader_killed_before_it_recorded_a_notice_is_followed_by_one_with_the_same_id(
     stand: Stand,
 ) -> None:
     async with hooks() as receiver:
@@ -163,7 +163,7 @@ async def test_a_leader_killed_before_it_wrote_down_that_it_told_is_followed_by_
         assert len(receiver.taken) == 2, "what was written down is not told again"
 
 
-async def test_a_deposed_leader_that_still_runs_changes_and_tells_nothing(stand: Stand) -> None:
+async def test_a_deposed_leader_that_still_runs_changes_and_notifies_nothing(stand: Stand) -> None:
     async with hooks() as receiver:
         stand.deploy({"webhook": {"url": receiver.url}})
         stand.books(lost=2)
@@ -175,7 +175,7 @@ async def test_a_deposed_leader_that_still_runs_changes_and_tells_nothing(stand:
         assert receiver.asked == 0
 
 
-async def test_a_channel_that_is_down_is_told_and_holds_up_no_other(
+async def test_a_channel_that_is_down_is_reported_and_delays_no_other(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with hooks() as good, hooks() as bad:
@@ -193,7 +193,7 @@ async def test_a_channel_that_is_down_is_told_and_holds_up_no_other(
         await stand.written(lambda state: all(told.notice == 1 for told in state.told.values()))
 
 
-async def test_alertmanager_is_told_again_and_again_while_it_fires(stand: Stand) -> None:
+async def test_alertmanager_gets_repeated_notices_while_an_alert_fires(stand: Stand) -> None:
     async with hooks() as receiver:
         stand.deploy({"alertmanager": {"url": receiver.url}})
         stand.books(lost=2)
@@ -212,7 +212,7 @@ async def test_alertmanager_is_told_again_and_again_while_it_fires(stand: Stand)
         await until(lambda: receiver.bodies[-1][0]["endsAt"] < "1971")
 
 
-async def test_what_cannot_be_known_decides_nothing_and_is_told_after_a_while(
+async def test_an_unknown_state_decides_nothing_and_is_reported_after_a_while(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "UNKNOWN_REPORTED_S", 0.0)
@@ -233,7 +233,7 @@ async def test_what_cannot_be_known_decides_nothing_and_is_told_after_a_while(
     assert "being read" in stand.leader.unknown
 
 
-async def test_what_could_not_be_written_is_written_later_and_told_then(stand: Stand) -> None:
+async def test_a_state_that_could_not_be_written_is_written_and_notified_later(stand: Stand) -> None:
     async with hooks() as receiver:
         stand.deploy({"webhook": {"url": receiver.url}})
         stand.books(lost=2)
@@ -252,7 +252,7 @@ async def test_what_could_not_be_written_is_written_later_and_told_then(stand: S
         assert len(receiver.taken) == 1, "what was taken is not told again meanwhile"
 
 
-async def test_a_refused_record_is_written_over_with_what_stands(stand: Stand) -> None:
+async def test_a_refused_record_is_overwritten_with_the_current_state(stand: Stand) -> None:
     stand.deploy()
     stand.books(lost=2)
     await stand.leader.tick()
@@ -266,7 +266,7 @@ async def test_a_refused_record_is_written_over_with_what_stands(stand: Stand) -
     assert "alert-state/of-long-ago" in stand.log.view.stale
 
 
-async def test_a_deleted_alert_is_told_no_more_and_leaves_nothing(stand: Stand) -> None:
+async def test_a_deleted_alert_sends_no_more_notices_and_leaves_nothing(stand: Stand) -> None:
     async with hooks() as receiver:
         stand.deploy({"webhook": {"url": receiver.url}})
         stand.books(lost=2)
@@ -281,7 +281,7 @@ async def test_a_deleted_alert_is_told_no_more_and_leaves_nothing(stand: Stand) 
         assert len(stand.log.appended) == before
 
 
-async def test_a_stored_alert_with_channels_that_are_gone_still_fires_to_the_others_and_is_an_incident(
+async def test_a_stored_alert_with_removed_channels_still_fires_to_the_others_and_is_an_incident(
     stand: Stand,
 ) -> None:
     """An earlier version put it into the control log, and nobody deploys it again after the upgrade."""

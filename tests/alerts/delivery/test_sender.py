@@ -33,7 +33,7 @@ async def send(to: Channel, what: AlertNotice, env: dict[str, str] | None = None
         await sender.close()
 
 
-async def test_a_webhook_gets_all_of_it_as_json_and_an_id_to_tell_it_by() -> None:
+async def test_a_webhook_gets_the_whole_alert_as_json_with_an_id() -> None:
     async with hooks() as receiver:
         hook = channel(
             "webhook", url=f"{receiver.url}/in", headers={"Authorization": "env:SWITCHYARD_ALERT_TOKEN"}
@@ -72,7 +72,7 @@ async def test_alertmanager_gets_the_same_labels_always_and_an_end() -> None:
     assert again["labels"] == first["labels"]
 
 
-async def test_a_test_says_that_it_is_one() -> None:
+async def test_a_test_notice_says_that_it_is_a_test() -> None:
     async with hooks() as receiver:
         await send(channel("webhook", url=receiver.url), notice()._replace(is_test=True))
     assert receiver.bodies[0]["test"] is True
@@ -108,7 +108,7 @@ async def test_an_error_of_tls_is_reported_without_the_address(self_signed: ssl.
         assert (receiver.asked, plain.asked) == (0, 0)
 
 
-async def test_what_is_not_taken_is_told_and_no_secret_with_it() -> None:
+async def test_a_refused_notice_is_reported_without_any_secret() -> None:
     async def why(to: Channel, env: dict[str, str] | None = None) -> str:
         with pytest.raises(NotTaken) as caught:
             await send(to, notice(), env)
@@ -185,7 +185,7 @@ async def test_nothing_is_sent_inside_where_that_is_refused_not_even_by_another_
         assert receiver.asked == 1
 
 
-async def test_no_proxy_looks_names_up_where_what_leads_inside_is_refused(
+async def test_no_proxy_is_used_if_internal_addresses_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(delivery_sender, "leads_inside", lambda _: "")
@@ -227,7 +227,7 @@ async def test_a_receiver_that_asks_for_a_pause_is_heard() -> None:
         ("corrupted", "corruption", "contents differ although the counts are the same"),
     ],
 )
-def test_each_kind_is_told_in_its_own_words(state: str, kind: str, says: str) -> None:
+def test_each_kind_of_alert_has_its_own_words(state: str, kind: str, says: str) -> None:
     missing, extra = {"late": (2, 0), "duplicated": (0, 3), "corrupted": (-1, -1)}.get(state, (5, 0))
     window = AlertWindow(0, 60_000, state, 10, 8, missing, extra, -1, ("aggregate",))
     what = notice(windows=(window,))._replace(on=(kind,))
@@ -237,7 +237,7 @@ def test_each_kind_is_told_in_its_own_words(state: str, kind: str, says: str) ->
     assert all(line.startswith("switchyard ") for line in commands((kind,), what.state))
 
 
-def test_of_a_group_that_consumes_its_name_is_told_and_nothing_that_cannot_be_done() -> None:
+def test_an_alert_of_a_consumer_names_its_group_and_only_possible_commands() -> None:
     what = notice(to_tier="consumer", reader="billing")
     assert "orders, regional to consumer (group billing): 2 of 100" in what.title
     assert not [line for line in what.todo if "copy-again" in line]
@@ -247,7 +247,7 @@ def test_of_a_group_that_consumes_its_name_is_told_and_nothing_that_cannot_be_do
 
 
 @pytest.mark.parametrize("state", ["lossy", "duplicated", "corrupted", "late", "absent-audit"])
-def test_every_command_that_is_told_is_one(state: str) -> None:
+def test_every_command_in_a_notice_exists(state: str) -> None:
     window = AlertWindow(0, 60_000, state, 10, 8, 2)
     for line in commands((), notice(windows=(window,)).state):
         program, noun, verb, *options = shlex.split(line, comments=True)

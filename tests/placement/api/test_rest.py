@@ -63,7 +63,7 @@ def test_nothing_moves_for_beauty_and_a_plan_for_evenness_is_read_first_and_appl
     assert listed[job(1)]["cpu_cores"] == 0.01
 
 
-def test_a_job_is_moved_by_hand_and_what_cannot_be_is_told_with_the_field(console: Console) -> None:
+def test_a_job_is_moved_by_hand_and_an_impossible_move_names_the_field(console: Console) -> None:
     lead(console)
     made = console.ask("POST", PLAN, {"moves": [{"job": job(1), "to": "w2"}]}).json
     assert [(move["job"], move["to"]) for move in made["moves"]] == [(job(1), "w2")]
@@ -80,7 +80,7 @@ def test_a_job_is_moved_by_hand_and_what_cannot_be_is_told_with_the_field(consol
         assert words in refused.json["detail"]
 
 
-def test_a_worker_over_capacity_is_told_with_its_level(console: Console) -> None:
+def test_a_worker_over_capacity_is_shown_with_its_level(console: Console) -> None:
     lead(console, loads=0.6)
     made = console.ask("POST", PLAN, {}).json
     assert made["levels"][ME] < 1
@@ -148,7 +148,7 @@ def test_a_wish_that_was_not_fulfilled_yet_can_be_taken_back(console: Console) -
     assert "job: missing" in console.ask("POST", RELEASE, {}).json["detail"]
 
 
-def test_whoever_is_asked_the_leader_answers(console: Console) -> None:
+def test_every_worker_answers_with_the_leaders_answer(console: Console) -> None:
     lead(console)
     follower = type(console.fed)()
     follower.leader.leads = False

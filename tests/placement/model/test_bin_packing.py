@@ -64,7 +64,7 @@ def test_a_lost_worker_moves_only_its_own_jobs() -> None:
     assert why.startswith("b is dead; with it c is at 0.5 % of its cpu, the emptiest of 2")
 
 
-def test_a_worker_that_joins_moves_nothing_and_gets_what_is_new() -> None:
+def test_a_worker_that_joins_moves_nothing_and_gets_new_jobs() -> None:
     assignments = owned({job(n): "ab"[n % 2] for n in range(40)})
     assert plan(assignments, fleet("abc"), assignments).decisions == []
     decided = plan([*assignments, job(99)], fleet("abc"), assignments).decisions
@@ -83,7 +83,7 @@ def test_a_draining_worker_gives_its_jobs_away_a_few_at_a_time() -> None:
     assert rounds > 30 // MOVES_PER_ROUND
 
 
-def test_a_draining_worker_is_asked_first_and_its_jobs_are_placed_once_released() -> None:
+def test_a_draining_worker_releases_its_jobs_before_they_are_placed() -> None:
     assignments = owned({job(0): "a", job(1): "b"})
     leaving = [Member("a", draining=True), Member("b")]
     decided = plan(assignments, leaving, assignments).decisions
@@ -130,7 +130,7 @@ def test_planned_moves_are_bounded_and_those_on_their_way_count() -> None:
     assert plan(loads, fleet("abc"), leaving, loads).decisions == []
 
 
-def test_what_nobody_has_room_for_is_placed_on_the_least_loaded_and_told() -> None:
+def test_a_job_too_large_for_every_worker_goes_to_the_least_loaded_and_is_reported() -> None:
     loads = {job(0): cpu(0.8), job(1): cpu(0.7), job(2): cpu(0.5)}
     assignments = owned({job(0): "a", job(1): "b"})
     decided = plan(loads, fleet("ab"), assignments, loads)
@@ -139,7 +139,7 @@ def test_what_nobody_has_room_for_is_placed_on_the_least_loaded_and_told() -> No
     assert {notice.kind for notice in decided.notices} == {"no-room", "overloaded"}
 
 
-def test_an_overloaded_worker_gives_to_a_full_one_only_when_it_is_much_better_off() -> None:
+def test_an_overloaded_worker_gives_jobs_to_a_full_one_only_for_a_large_gain() -> None:
     loads = {job(n): cpu(0.1) for n in range(30)}
     assignments = owned({job(n): "a" if n < 20 else "b" for n in range(30)})
     for _ in range(20):
@@ -195,7 +195,7 @@ def test_an_operators_wish_moves_a_job_and_keeps_it_there() -> None:
 @pytest.mark.parametrize(
     ("wish", "why"), [("z", "is not alive"), ("d", "is draining"), ("x", "isolation group 'secret'")]
 )
-def test_a_wish_that_cannot_be_is_told_and_nothing_moves(wish: str, why: str) -> None:
+def test_an_impossible_wish_is_reported_and_moves_nothing(wish: str, why: str) -> None:
     members = [*fleet("ab"), Member("d", draining=True), *fleet("x", "secret")]
     assignments = owned({job(0): "a"})
     decided = plan(assignments, members, assignments, wishes={job(0): wish})
@@ -216,7 +216,7 @@ def test_a_wish_for_a_dead_worker_pins_nothing() -> None:
     assert len(even.decisions) == 1, "nor does evenness halt at it"
 
 
-def test_a_draining_worker_keeps_jobs_that_nobody_else_may_run_and_it_is_told_once() -> None:
+def test_a_draining_worker_keeps_jobs_that_no_other_may_run_and_the_leader_reports_it_once() -> None:
     closed, open_ = [job(n, "closed") for n in range(3)], [job(n, "open") for n in range(2)]
     assignments = owned(dict.fromkeys([*closed, *open_], "x"))
     leaving = [Member("x", draining=True, group="secret"), *fleet("a")]
@@ -240,7 +240,7 @@ def test_an_isolated_workload_runs_only_on_workers_of_its_group() -> None:
     assert len(decided) == 8
 
 
-def test_a_group_without_workers_is_told_and_its_jobs_wait_or_stay() -> None:
+def test_a_group_without_workers_is_reported_and_its_jobs_wait_or_stay() -> None:
     assignments = owned({job(0, "closed"): "a"})
     wanted = [job(0, "closed"), job(1, "closed")]
     decided = plan(wanted, fleet("ab"), assignments, groups={"g/closed": "secret"})
@@ -268,7 +268,7 @@ def test_a_hibernated_workload_is_let_go_with_its_reason_and_not_placed() -> Non
 # -- edges -----------------------------------------------------------------------------------------------
 
 
-def test_without_a_live_worker_nothing_is_decided_and_it_is_told() -> None:
+def test_without_a_live_worker_nothing_is_decided_and_the_leader_reports_it() -> None:
     assert plan(["j"], [], {}, rules=COUNTED).decisions == []
     decided = plan(["j"], [Member("a", draining=True)], {})
     assert decided.decisions == []
@@ -339,7 +339,7 @@ def test_rules_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
         PlacementRules(**wrong)  # type: ignore[arg-type]
 
 
-def test_evenness_is_for_those_who_ask() -> None:
+def test_job_counts_are_evened_only_on_request() -> None:
     assignments = owned({job(n): "a" for n in range(20)})
     assert plan(assignments, fleet("ab"), assignments).decisions == []
     decided = plan(assignments, fleet("ab"), assignments, rules=COUNTED).decisions

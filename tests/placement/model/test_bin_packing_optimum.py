@@ -61,7 +61,7 @@ def our_moves(owners: Mapping[str, str], loads: Mapping[str, Load], workers: str
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9))
-def test_with_one_dimension_too_high_and_room_elsewhere_moves_are_the_fewest_possible(
+def test_with_one_dimension_too_high_and_room_on_other_workers_moves_are_the_fewest_possible(
     sizes: list[int],
 ) -> None:
     loads = {job(n): cpu(size / 100) for n, size in enumerate(sizes)}
@@ -111,7 +111,7 @@ sizes = st.tuples(st.integers(1, 50), st.integers(1, 50), st.integers(1, 50)).ma
     st.lists(st.tuples(sizes, st.booleans()), max_size=40),
     st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=1, max_size=6),
 )
-def test_the_heap_finds_whom_a_search_of_all_workers_finds(
+def test_the_heap_finds_the_same_worker_as_a_search_of_all(
     stream: list[tuple[Vector, bool]], capacities: list[float]
 ) -> None:
     bins = WorkerBins(0.75)

@@ -35,7 +35,7 @@ def test_lag_is_the_distance_from_the_commit_to_the_high_watermark() -> None:
 
 
 @pytest.mark.parametrize("unknown", [{"committed": -1}, {"high_watermark": -1}])
-def test_a_lag_that_nobody_measured_is_unknown_not_none(unknown: dict[str, int]) -> None:
+def test_an_unmeasured_lag_is_unknown_not_zero(unknown: dict[str, int]) -> None:
     assert overview.lag_messages(flowing(job(0), **unknown)) is None
     shown = seen(state_of(job(0), job(1)), beat(flowing(job(0)), flowing(job(1), **unknown)))
     workload = shown.workload(shown.state.workloads[KEY])

@@ -27,7 +27,7 @@ def of_another(console: Console, url: str, place: str = "") -> None:
     console.fed.observe(msgspec.structs.replace(heard, place=place))
 
 
-def test_a_worker_whose_address_leads_back_to_the_one_that_asks_is_unreachable_and_not_on_its_way(
+def test_a_worker_whose_address_leads_back_to_the_caller_is_unreachable(
     console: Console,
 ) -> None:
     of_another(console, console.url)
@@ -103,7 +103,7 @@ def test_an_address_that_is_none_is_an_unreachable_worker(url: str) -> None:
         asyncio.run(ask_peer(beat(worker="worker-b", url=url), "/", 10.0))
 
 
-def test_a_worker_is_asked_by_the_name_that_it_advertises() -> None:
+def test_a_request_names_the_host_that_its_worker_advertises() -> None:
     fed = FakeRuntime()
     with serving(fed, advertise="worker-1.switchyard") as url:
         console = Console(url, fed)

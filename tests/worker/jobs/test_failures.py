@@ -17,7 +17,7 @@ from app.worker.jobs.failures import (
 EPOCH = 3
 
 
-def test_a_job_that_fails_at_one_batch_waits_longer_each_time_and_the_batch_is_given_up() -> None:
+def test_a_job_that_fails_at_one_batch_waits_longer_each_time_and_then_dead_letters_it() -> None:
     failures, now_s, waits = JobFailures(), 0.0, []
     for count in range(1, 30):
         failure = failures.failed("j", EPOCH, 7, "boom", now_s)
