@@ -40,7 +40,7 @@ def test_valid_definitions_need_no_worker(process_shell: Shell) -> None:
     assert ended.stdout == ""
 
 
-def test_a_cluster_that_the_static_file_does_not_have_is_told_without_a_worker(shell: Shell) -> None:
+def test_a_cluster_that_the_static_file_lacks_is_reported_without_a_worker(shell: Shell) -> None:
     settings = shell.home / "switchyard.yaml"
     cluster = "{name: other, region: east, tier: regional, bootstrap: 'localhost:9092'}"
     settings.write_text(f"region: east\nclusters: [{cluster}]\n")
@@ -49,7 +49,7 @@ def test_a_cluster_that_the_static_file_does_not_have_is_told_without_a_worker(s
     assert "no such cluster" in ended.stderr
 
 
-def test_a_schema_that_workers_would_refuse_is_told_without_a_worker(shell: Shell) -> None:
+def test_a_schema_that_workers_would_refuse_is_reported_without_a_worker(shell: Shell) -> None:
     settings = shell.home / "switchyard.yaml"
     cluster = "{name: east, region: east, tier: regional, bootstrap: 'localhost:9092'}"
     settings.write_text(f"region: east\nclusters: [{cluster}]\n")
@@ -64,7 +64,7 @@ def test_a_schema_that_workers_would_refuse_is_told_without_a_worker(shell: Shel
     assert "-> put the file there, or name another folder as `schemas` in switchyard.yaml" in ended.stderr
 
 
-def test_invalid_definitions_end_with_3_and_everything_is_told_with_its_line(shell: Shell) -> None:
+def test_invalid_definitions_end_with_3_and_every_problem_has_its_line(shell: Shell) -> None:
     file = shell.home / "wrong.yaml"
     file.write_text("apiVersion: switchyard/v1\nkind: Workload\nmetadata: {group: g, topic: t, cluster: c}\n"
                     "spec:\n  target: {address: nowhere}\n  orderin: key\n")  # fmt: skip
@@ -133,7 +133,7 @@ def test_a_move_to_another_cluster_is_a_conflict(shell: Shell) -> None:
         assert "delete it first" in ended.stderr
 
 
-def test_deploying_is_a_dry_run_until_told_and_asks_until_told(shell: Shell) -> None:
+def test_deploying_is_a_dry_run_without_execute_and_asks_without_yes(shell: Shell) -> None:
     file = shell.file(definition())
     assert "dry run" in shell("config", "deploy", "-f", file).stderr
     asks = shell("config", "deploy", "-f", file, "--execute")
@@ -149,7 +149,7 @@ def test_deploying_is_a_dry_run_until_told_and_asks_until_told(shell: Shell) -> 
     assert len(shell.fed.control.appended) == 1
 
 
-def test_what_the_files_leave_out_is_deleted_only_with_prune(shell: Shell) -> None:
+def test_definitions_that_the_files_leave_out_are_deleted_only_with_prune(shell: Shell) -> None:
     shell.fed.apply(put(definition()), put(definition("old", "orders")))
     file = shell.file(definition())
     assert shell("config", "plan", "-f", file).returncode == 0
@@ -207,7 +207,7 @@ def test_diff_shows_lines_before_and_after(shell: Shell) -> None:
     ]  # fmt: skip
 
 
-def test_a_definition_that_cannot_be_read_is_one_warning_and_the_others_go_on(shell: Shell) -> None:
+def test_an_unreadable_definition_is_one_warning_and_the_others_are_deployed(shell: Shell) -> None:
     unread = definition("b", "orders")
     unread["spec"]["ordering"] = "by-magic"  # as a newer version may have it
     shell.fed.apply(msgspec.structs.replace(put(definition("b", "orders")), definition=unread, etag="newer"))
@@ -280,7 +280,7 @@ def test_a_row_of_a_piped_table_is_one_line_however_long(shell: Shell) -> None:
     assert len(shell("workload", "list").stdout.splitlines()) == 2
 
 
-def test_what_stands_in_records_cannot_drive_the_terminal(shell: Shell) -> None:
+def test_data_of_records_cannot_drive_the_terminal(shell: Shell) -> None:
     shell.fed.apply(put(definition()), assigned(job(0)))
     shell.fed.observe(beat(flowing(job(0), trouble="\x1b]0;owned\x07[bold red]x")))
     shown = shell("workload", "list").stdout
@@ -347,7 +347,7 @@ def test_an_unreachable_worker_ends_with_7_and_what_to_do(process_shell: Shell) 
         assert "SWITCHYARD_URL" in ended.stderr
 
 
-def test_somebody_else_at_the_address_ends_with_7(shell: Shell) -> None:
+def test_another_server_at_the_address_ends_with_7(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -366,7 +366,7 @@ def test_somebody_else_at_the_address_ends_with_7(shell: Shell) -> None:
 @pytest.mark.parametrize(
     "url", ["", "localhost:6066", "http://", "ftp://a", "http://a:x", "http://a b", "http://ü"]
 )
-def test_an_address_that_is_none_is_a_usage_error(shell: Shell, url: str) -> None:
+def test_an_invalid_address_is_a_usage_error(shell: Shell, url: str) -> None:
     ended = shell("workload", "list", "--url", url, SWITCHYARD_URL="nonsense")
     assert ended.returncode == 2, ended.stderr
     assert "http://host:port" in ended.stderr
@@ -379,7 +379,7 @@ def test_a_worker_that_is_starting_ends_with_7(shell: Shell) -> None:
     assert "starting" in ended.stderr
 
 
-def test_the_port_of_this_places_configuration_is_asked_by_default(shell: Shell) -> None:
+def test_the_default_address_is_the_port_of_the_local_configuration(shell: Shell) -> None:
     file = shell.home / "switchyard.yaml"
     port = shell.url.rpartition(":")[2]
     file.write_text("region: east\nclusters: [{name: a, region: east, tier: regional, bootstrap: 'h:9092'}]\n"

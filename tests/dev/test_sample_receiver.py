@@ -96,7 +96,7 @@ async def test_every_message_is_answered_as_it_asks_and_journaled(sample: Sample
     assert await sample.stop() == 0
 
 
-async def test_the_journal_tells_every_answered_delivery_even_after_kill_9_and_is_gone_on_with(
+async def test_the_journal_has_every_answered_delivery_even_after_kill_9_and_continues(
     sample: Sample,
 ) -> None:
     await sample.start()

@@ -49,7 +49,7 @@ def test_an_image_is_small_not_root_has_a_health_check_and_keeps_nothing_of_its_
     assert run(*everywhere, *left) == ""
 
 
-def test_sigterm_ends_what_has_no_handler_for_it_yet(worker_image: str) -> None:
+def test_sigterm_ends_a_process_that_has_no_handler_for_it_yet(worker_image: str) -> None:
     name = run("docker", "run", "--detach", worker_image, "sleep", "600").strip()
     try:
         wait_until(lambda: _state(name)["Running"], READY_S, lambda: str(_state(name)))

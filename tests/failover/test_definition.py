@@ -68,13 +68,13 @@ def test_a_sound_one_has_no_warning_and_comes_back_from_the_wire() -> None:
         ("spec/region", ["east"], "spec.region", "did you mean regions?"),
     ],
 )
-def test_what_is_wrong_is_told_at_its_field(path: str, value: Any, field: str, told: str) -> None:
+def test_a_wrong_value_is_reported_at_its_field(path: str, value: Any, field: str, told: str) -> None:
     problems = said(edited(path, value))
 
     assert told in problems[field]
 
 
-def test_a_region_without_one_cluster_of_each_tier_is_told() -> None:
+def test_a_region_without_one_cluster_of_each_tier_is_reported() -> None:
     sites = {name: site for name, site in REGIONS.sites.items() if name != "east-aggregate"}
 
     assert said(FAILOVER, Layout("west", sites, "west-regional")) == {
@@ -83,7 +83,7 @@ def test_a_region_without_one_cluster_of_each_tier_is_told() -> None:
     }
 
 
-def test_a_region_that_is_not_named_may_have_it_and_is_told_that_it_gets_nothing() -> None:
+def test_a_region_that_is_not_listed_gets_a_warning_that_it_copies_nothing() -> None:
     _, warnings = parse_failover(FAILOVER, layout=Layout("north", REGIONS.sites, "x"))
 
     assert [warning.message for warning in warnings] == ["this region, north, is not in the list"]
@@ -146,7 +146,7 @@ def test_a_kind_that_was_mistyped_is_read_as_what_was_meant() -> None:
         parse_any({**FAILOVER, "kind": "Failvoer"})
 
 
-def test_a_plan_tells_what_changes_and_what_it_means_that_a_region_goes() -> None:
+def test_a_plan_says_what_changes_and_what_the_removal_of_a_region_means() -> None:
     before, _ = parse_failover(edited("spec/regions", ["east", "west", "north"]))
     after, _ = parse_failover(FAILOVER)
 

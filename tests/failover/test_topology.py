@@ -101,7 +101,7 @@ def test_control_topics_are_copied_once_however_many_definitions_name_the_region
             assert [found.route().destination(topic) for topic in topics] == topics
 
 
-def test_what_a_lost_region_leaves_behind_is_its_log_its_positions_and_its_offset_map() -> None:
+def test_the_log_positions_and_offset_map_of_a_lost_region_are_copied() -> None:
     failover = Failover("orders", ("east", "west"), ("orders",))
     routes = derive([failover], world("west"), control_topics, control_events).routes
     tables, events = (routes[name("east", "west")].topics for name in (control_route, events_route))

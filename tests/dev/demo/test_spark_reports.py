@@ -78,7 +78,7 @@ def test_a_step_is_sound_only_when_it_found_all_that_it_must(tmp_path: Path, pro
     assert "words of verify" in (tmp_path / "verify-copy.log").read_text()
 
 
-def test_a_step_that_does_not_end_is_told(tmp_path: Path, program: Path) -> None:
+def test_a_step_that_does_not_end_is_reported(tmp_path: Path, program: Path) -> None:
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
     step = steps(YARD, tmp_path, tmp_path / "run", STORY)[0]
@@ -88,7 +88,7 @@ def test_a_step_that_does_not_end_is_told(tmp_path: Path, program: Path) -> None
 
 
 @pytest.mark.parametrize("times_ms", [[5] * 75, list(range(75)), [*range(40, 0, -1), *[41] * 60_000]])
-def test_the_range_that_is_asked_for_holds_as_many_as_are_told(times_ms: list[int]) -> None:
+def test_the_requested_range_has_the_reported_number_of_records(times_ms: list[int]) -> None:
     from_ms, to_ms, many = middle(times_ms)
     assert from_ms < to_ms
     assert many == sum(from_ms <= at_ms < to_ms for at_ms in times_ms) > 0

@@ -26,7 +26,7 @@ def clusters(text: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.deep(minutes=0.4)
-def test_brokers_stay_after_up_and_status_and_down_tell_the_truth(cli: Cli) -> None:
+def test_brokers_stay_after_up_and_status_and_down_are_true(cli: Cli) -> None:
     up = cli("up", "--regions", "1", "--json")
     assert up.returncode == 0, up.stderr
     rows = clusters(up.stdout)

@@ -44,7 +44,7 @@ def test_missing_short_and_altered_jars_are_seen_and_only_those(copy: JarSet) ->
     assert damage(copy) == copy.bad()
 
 
-def test_only_what_is_bad_is_fetched_again(
+def test_only_bad_files_are_fetched_again(
     copy: JarSet, mirror: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = damage(copy)
@@ -91,7 +91,7 @@ def test_a_jar_that_the_mirror_lacks_is_named_and_what_arrived_before_it_stays(
     assert copy.bad() == [lacking, last]
 
 
-def test_what_arrived_before_a_kill_is_kept_and_half_a_jar_is_not(copy: JarSet, mirror: Path) -> None:
+def test_files_that_arrived_before_a_kill_are_kept_and_half_a_jar_is_not(copy: JarSet, mirror: Path) -> None:
     whole, half, _ = damage(copy)
     for jar in (whole, half):
         maven.path_in(copy.folder / ".arriving", jar.coordinate).parent.mkdir(parents=True)
@@ -119,7 +119,7 @@ def test_a_server_that_says_nothing_ends_with_the_time_that_it_may_take(
     assert done.returncode == -signal.SIGALRM
 
 
-def test_what_the_system_trusts_is_trusted_and_what_a_user_chose_wins(
+def test_the_systems_certificates_are_trusted_and_a_users_choice_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in maven.CERTIFICATES_VARIABLES:

@@ -23,7 +23,7 @@ def test_users_that_no_configuration_file_can_hold_are_refused(users: dict[str, 
         YardSecurity(users)
 
 
-async def test_who_does_not_log_in_gets_no_answer_and_who_does_may_do_what_was_granted(
+async def test_a_client_without_login_gets_no_answer_and_one_with_login_may_do_what_was_granted(
     secured: Yard, topic_name: str
 ) -> None:
     bootstrap = secured.bootstrap(CLUSTER)

@@ -37,7 +37,9 @@ def test_a_definition_is_planned_deployed_exported_and_pruned_without_its_routes
     assert (gone.returncode, "deleted failover:shared" in gone.stderr) == (0, True), gone.stderr
 
 
-def test_the_status_says_where_each_workload_is_active_and_how_lately_others_were_heard(shell: Shell) -> None:
+def test_the_status_shows_where_each_workload_is_active_and_the_age_of_other_regions_reports(
+    shell: Shell,
+) -> None:
     shell.fed.apply(put(definition(mode="active-passive")))
     deployed = shell("config", "deploy", "-f", shell.file(failover()), "--execute", "--yes")
     assert deployed.returncode == 0, deployed.stderr

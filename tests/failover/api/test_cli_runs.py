@@ -107,7 +107,7 @@ def test_a_plan_is_shown_executed_and_followed_to_its_end(shell: Shell) -> None:
     assert (again.returncode, "It has ended" in again.stderr) == (5, True)
 
 
-def test_one_that_waits_says_for_what_is_forced_or_aborted(shell: Shell) -> None:
+def test_a_waiting_run_says_for_what_and_is_forced_or_aborted(shell: Shell) -> None:
     first = plan(shell, "--workload", KEY)
     begun = shell("failover", "execute", first, "--yes", "--no-wait")
     assert (begun.returncode, f"{first} is executing" in begun.stderr) == (0, True), begun.stderr
@@ -128,7 +128,7 @@ def test_one_that_waits_says_for_what_is_forced_or_aborted(shell: Shell) -> None
     assert "returning" in aborted.stdout
 
 
-def test_what_is_in_the_way_ends_with_its_code(shell: Shell) -> None:
+def test_a_blocking_check_ends_the_command_with_its_code(shell: Shell) -> None:
     heard(shell.fed, ago_s=60.0)
     blocked = shell(*PLAN)
     assert (blocked.returncode, "is blocked; see the checks above" in blocked.stderr) == (5, True)
@@ -146,7 +146,7 @@ def test_what_is_in_the_way_ends_with_its_code(shell: Shell) -> None:
     assert shell("failover", "plan").returncode == 2
 
 
-def test_what_was_taken_away_is_taken_back(shell: Shell) -> None:
+def test_a_failback_takes_workloads_back(shell: Shell) -> None:
     nothing = shell("failover", "failback")
     assert (nothing.returncode, "no failover has a workload to give back" in nothing.stderr) == (5, True)
     shell.fed.apply(role("west", 129, previous="east", plan="failover-w"))
@@ -187,7 +187,7 @@ def test_a_drill_of_a_failover_that_is_blocked_fails_as_the_plan_does(shell: She
     )
 
 
-def test_a_drill_of_what_runs_here_already_says_that_there_is_nothing_to_rehearse(
+def test_a_drill_of_workloads_that_run_here_says_that_there_is_nothing_to_rehearse(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = PlannedWorkload(workload=KEY, mode="active-active", region="west", epoch=65, checks=[])
@@ -204,7 +204,7 @@ def test_a_drill_of_what_runs_here_already_says_that_there_is_nothing_to_rehears
     assert (failed.returncode, "1 of 1 partitions failed" in failed.stderr) == (1, True)
 
 
-def test_who_follows_a_run_hears_what_a_leader_has_not_written(
+def test_following_a_run_shows_what_the_leader_has_not_written(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = plan(shell, "--workload", KEY)

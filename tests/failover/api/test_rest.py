@@ -59,7 +59,7 @@ def test_a_definition_is_put_read_changed_and_deleted_each_by_one_event(console:
     assert kinds == [FailoverPut, FailoverPut, FailoverDeleted]
 
 
-def test_what_cannot_be_is_refused_at_its_field(console: Console) -> None:
+def test_an_impossible_value_is_refused_at_its_field(console: Console) -> None:
     answer = console.ask("PUT", PATH, failover(regions=["east", "wset"]))
     assert answer.status == 422
     (problem,) = answer.json["errors"]
@@ -68,7 +68,7 @@ def test_what_cannot_be_is_refused_at_its_field(console: Console) -> None:
     assert console.ask("GET", "/api/v1/failovers/other").status == 404
 
 
-def test_its_routes_are_refused_to_be_edited_by_hand_and_say_what_to_change(console: Console) -> None:
+def test_derived_routes_cannot_be_edited_by_hand_and_say_what_to_change(console: Console) -> None:
     console.ask("PUT", PATH, failover())
     step(console)
     routes = console.ask("GET", PATH).json["routes"]
@@ -93,7 +93,7 @@ def test_its_routes_are_refused_to_be_edited_by_hand_and_say_what_to_change(cons
     assert console.ask("GET", one).status == 404
 
 
-def test_a_definition_that_goes_not_together_with_what_there_is_is_refused(console: Console) -> None:
+def test_a_definition_that_conflicts_with_others_is_refused(console: Console) -> None:
     console.fed.apply(put_route(route("shared-west-to-east", "west-regional", "east")))
     taken = console.ask("PUT", PATH, failover())
     assert taken.status == 409
@@ -109,7 +109,7 @@ def test_a_definition_that_goes_not_together_with_what_there_is_is_refused(conso
     assert console.ask("PUT", "/api/v1/failovers/more", again).status == 409
 
 
-def test_roles_are_told_with_what_is_known_of_other_regions(console: Console) -> None:
+def test_roles_are_shown_with_the_state_of_other_regions(console: Console) -> None:
     for topic, mode in (("orders", "active-passive"), ("refunds", "active-active")):
         console.fed.apply(put(definition(topic=topic, mode=mode)))
     console.fed.apply(put(definition(topic="local")))
@@ -137,7 +137,9 @@ def test_roles_are_told_with_what_is_known_of_other_regions(console: Console) ->
     assert known["regions"][1]["copy_age_s"] > 1000
 
 
-def test_a_workload_that_would_be_active_nowhere_is_told_so_when_it_is_deployed(console: Console) -> None:
+def test_a_workload_that_would_be_active_in_no_region_gets_a_warning_when_it_is_deployed(
+    console: Console,
+) -> None:
     path, data = f"/api/v1/workloads/{KEY}?dry_run=true", definition(mode="active-passive")
     (doubt,) = console.ask("PUT", path, data).json["warnings"]
     assert "no region will be active for it: no Failover definition shares its topic" in doubt

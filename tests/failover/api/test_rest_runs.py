@@ -115,7 +115,7 @@ def test_a_plan_is_kept_and_executed_step_by_step_until_it_is_done(console: Cons
     assert "failback" in console.ask("POST", f"{API}/abort", {"id": name}).json["detail"]
 
 
-def test_forced_it_waits_for_nobody_also_when_it_waits_already(console: Console) -> None:
+def test_a_forced_run_waits_for_no_region_also_when_it_waited_before(console: Console) -> None:
     name = planned(console, workloads=[KEY])["id"]
     execute(console, name)
     step(console)
@@ -129,7 +129,7 @@ def test_forced_it_waits_for_nobody_also_when_it_waits_already(console: Console)
     assert (held.region, held.state, held.epoch) == ("east", "active", 128)
 
 
-def test_aborted_what_is_under_way_goes_back_and_what_is_active_stays(console: Console) -> None:
+def test_after_an_abort_moving_workloads_go_back_and_active_ones_stay(console: Console) -> None:
     name = planned(console)["id"]
     execute(console, name)
     step(console)
@@ -210,7 +210,7 @@ def test_a_plan_that_is_not_true_any_more_is_refused_and_says_why(console: Conso
         ({"to": "east", "force": "yes"}, 400, "must be true or false"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_with_the_remedy(
+def test_an_impossible_plan_is_refused_with_the_remedy(
     console: Console, body: dict[str, Any], status: int, words: str
 ) -> None:
     answer = console.ask("POST", f"{API}/plan", body)
@@ -218,7 +218,7 @@ def test_what_cannot_be_planned_is_refused_with_the_remedy(
     assert not len(console.fed.control.view.runs)
 
 
-def test_what_is_here_already_is_nothing_to_move(console: Console) -> None:
+def test_a_workload_that_is_active_here_is_not_moved(console: Console) -> None:
     console.fed.apply(role("east", 128), role("east", 128, OTHER))
     assert "there is nothing to move" in console.ask("POST", f"{API}/plan", {"to": "east"}).json["detail"]
     named = console.ask("POST", f"{API}/plan", {"to": "east", "workloads": [KEY]})
@@ -258,7 +258,7 @@ def test_a_drill_says_what_it_could_not_try_and_leaves_an_act(console: Console) 
     assert [(one["action"], one["subject"]) for one in acts] == [("failover-drill", op["id"])]
 
 
-def test_what_only_the_leader_can_write_says_who_that_is_and_whether_it_is_heard(console: Console) -> None:
+def test_a_wait_for_the_leader_names_it_and_the_age_of_its_heartbeat(console: Console) -> None:
     name = planned(console, workloads=[KEY])["id"]
     assert console.ask("GET", f"{API}/{name}").json["rows"][0]["waits_for"] == "", "it is only planned"
     execute(console, name)
@@ -284,7 +284,7 @@ def test_what_only_the_leader_can_write_says_who_that_is_and_whether_it_is_heard
     assert (told["state"], told["waits_for"], told["remedy"]) == ("done", "", "")
 
 
-def test_in_a_region_that_has_just_returned_a_run_waits_for_what_others_say(console: Console) -> None:
+def test_in_a_region_that_has_just_returned_a_run_waits_for_other_regions(console: Console) -> None:
     name = planned(console, workloads=[KEY])["id"]
     execute(console, name)
     console.fed.apply(RegionPulse(at_ms=7, region="east", returned_ms=5))
@@ -303,7 +303,7 @@ def drilled(console: Console, **body: Any) -> Any:
     return op["progress"]
 
 
-def test_a_drill_tells_what_is_in_the_way_of_the_failover_and_is_forced_only_if_asked(
+def test_a_drill_reports_blocking_checks_and_is_forced_only_on_request(
     console: Console,
 ) -> None:
     well = drilled(console)

@@ -58,7 +58,7 @@ def test_a_workload_says_where_it_is_active_under_which_epoch_since_when_and_why
     assert (listed[REFUNDS]["region"], listed[REFUNDS]["active_here"]) == ("east", True)
 
 
-def test_a_workload_that_is_passive_here_waits_for_nobody(passive: Console) -> None:
+def test_a_workload_that_is_passive_here_needs_no_attention(passive: Console) -> None:
     told = status(passive, KEY)
     assert (told["status"]["bound"], told["flow"]["bound"]) == ("passive", "passive")
     assert told["status"]["why"] == told["flow"]["why"] == "region west is active for it"
@@ -71,7 +71,7 @@ def test_a_workload_that_is_passive_here_waits_for_nobody(passive: Console) -> N
     assert status(passive, KEY)["status"]["waiting"] == 1, "a job that somebody holds is not hidden"
 
 
-def test_a_role_that_moves_here_or_is_not_known_is_told_as_such(passive: Console) -> None:
+def test_a_role_that_moves_here_or_is_unknown_is_shown_as_such(passive: Console) -> None:
     moving = RolePut(at_ms=7_000, key=KEY, region="east", epoch=128, state="moving", previous="west")
     passive.fed.apply(moving)
     assert status(passive, KEY)["status"]["why"] == "its role is moving to region east"
@@ -104,7 +104,7 @@ def test_a_region_that_has_just_come_back_is_active_nowhere_and_says_why(passive
     assert (listed[KEY]["why"], listed[KEY]["role"]["active_here"]) == (why, False)
 
 
-def test_what_another_region_had_finished_is_counted(passive: Console) -> None:
+def test_records_that_the_other_region_had_finished_are_counted(passive: Console) -> None:
     told = status(passive, REFUNDS)
     assert [told["status"]["passed_over"], told["partitions"][0]["passed_over"]] == [7, 7]
     name = f'topic="refunds",workload="{REFUNDS}"'
@@ -117,7 +117,7 @@ def metrics(console: Console) -> str:
     return console.ask("GET", "/metrics").text
 
 
-def test_over_all_regions_one_is_active_in_the_metrics_as_the_leaders_tell(passive: Console) -> None:
+def test_over_all_regions_the_leaders_metrics_show_one_active_region(passive: Console) -> None:
     text = metrics(passive)
     assert f'switchyard_workload_active{{region="east",workload="{KEY}"}} 0.0' in text
     assert f'switchyard_workload_active{{region="east",workload="{REFUNDS}"}} 1.0' in text
@@ -127,7 +127,7 @@ def test_over_all_regions_one_is_active_in_the_metrics_as_the_leaders_tell(passi
     assert "switchyard_workload_active{" not in metrics(passive)
 
 
-def test_how_offsets_follow_is_told_by_the_leader_and_without_one_the_rest_still_is(passive: Console) -> None:
+def test_the_leader_answers_how_offsets_follow_and_without_one_the_rest_is_answered(passive: Console) -> None:
     told = {"region": "west", "from": "b", "to": "a", "state": "away", "why": "b is away", "lag_s": 3.5}
     passive.fed.regions = SimpleNamespace(
         passive_sync_fields=lambda key: dict(told) if key == KEY else None, sync=SimpleNamespace()

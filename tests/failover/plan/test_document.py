@@ -118,7 +118,7 @@ def test_with_long_names_it_fits_or_is_refused() -> None:
     assert MAX_RECORD_BYTES < MAX_REQUEST_BYTES
 
 
-def test_what_is_in_the_way_of_one_of_very_many_is_still_known_when_it_is_to_be_carried_out() -> None:
+def test_a_blocking_check_of_one_of_many_workloads_still_blocks_the_execution() -> None:
     plan = a_plan(MAX_WORKLOADS, 8)
     gone = Check(name="topic", level="blocked", detail="topic t does not exist in here", remedy="see why")
     fails = msgspec.structs.replace(plan.workloads[1_500], checks=[*CHECKS, gone])
@@ -144,7 +144,7 @@ def test_whatever_is_left_out_blocks_as_much(levels: Any, partitions: int, may: 
         assert blocks is ("blocked" in levels and not (forced and may))
 
 
-def test_what_is_not_known_makes_no_sum() -> None:
+def test_an_unknown_count_makes_its_sum_unknown() -> None:
     def of(*counts: int | None) -> Any:
         found = [PlannedPartition(partition=n, unreachable=count) for n, count in enumerate(counts)]
         one = PlannedWorkload(workload="a/b", mode="", region="west", epoch=1, checks=[], partitions=found)
@@ -160,7 +160,7 @@ def test_what_is_not_known_makes_no_sum() -> None:
     assert "at least 7 of its records are not here, and how many more is not known" in more.detail
 
 
-def test_a_position_that_nobody_of_switchyard_committed_is_told_with_what_would_be_passed_over() -> None:
+def test_a_foreign_commit_is_a_warning_with_the_skipped_records() -> None:
     def told(*found: tuple[int | None, int, bool]) -> list[str]:
         made = [
             PlannedPartition(partition=n, mapped=mapped, own=own, own_is_foreign=foreign)
@@ -179,7 +179,7 @@ def test_a_position_that_nobody_of_switchyard_committed_is_told_with_what_would_
     assert "its position in the other region is not known" in unknown
 
 
-def test_what_is_not_here_is_known_as_of_the_oldest_word_of_it() -> None:
+def test_missing_records_are_as_of_the_oldest_report() -> None:
     def rows_of(*told_ms: int | None) -> PlannedWorkload:
         routes = [
             Unreplicated(route="r", cluster="c", region="west", records=7, reachable=False, as_of_ms=at_ms)

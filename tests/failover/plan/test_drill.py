@@ -14,7 +14,7 @@ from app.failover.plan.drill import LEFTOVER_MS, PREFIX, _first_records, leftove
 NOW_MS = 1_800_000_000_000
 
 
-def test_shadow_groups_of_long_ago_are_left_over_and_nobody_else_s_group_is() -> None:
+def test_only_old_shadow_groups_count_as_leftovers() -> None:
     old, new = (f"{PREFIX}{NOW_MS - LEFTOVER_MS - ms}-3f9a2c11-billing-1" for ms in (1, -1))
     others = ["billing", f"{PREFIX}billing", f"{PREFIX}", f"{PREFIX}x{NOW_MS}-a-b", f"x{old}", "1-2-3"]
     assert leftovers([*others, old, new], NOW_MS) == [old]

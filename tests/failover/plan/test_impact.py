@@ -24,7 +24,7 @@ KEY = "billing/orders"
 SAID_MS = 1_790_000_000_000
 
 
-async def test_what_is_not_copied_is_told_with_when_its_job_said_so() -> None:
+async def test_missing_records_have_the_time_of_their_jobs_report() -> None:
     fed = FakeRuntime()
     fed.apply(
         put(definition(mode="active-passive")), put_route(route("mirror", "west", "east")),

@@ -191,7 +191,7 @@ async def test_every_partition_is_explained_and_a_drill_tries_it_and_leaves_noth
     assert (mine.next_offset, mine.again) == (72, 0), "what it has finished itself it does not read again"
 
 
-async def test_a_position_that_somebody_else_left_here_is_told_with_what_it_passes_over(case: Case) -> None:
+async def test_a_foreign_position_here_is_a_warning_with_the_skipped_records(case: Case) -> None:
     committer = (await case.stand.clusters.get(HERE)).committer
     assert await committer.commit(case.group, {(case.topic, 0): 110}) == {}
     planned = await case.plan()
@@ -215,7 +215,7 @@ async def test_how_much_is_not_here_is_unknown_while_a_copy_s_job_has_no_owner(c
     assert (made.totals.not_replicated, made.totals.unreachable) == (None, None)
 
 
-async def test_very_many_topics_are_asked_for_in_few_requests_and_a_group_once(
+async def test_many_topics_take_few_queries_and_a_group_one(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
@@ -244,7 +244,7 @@ async def test_very_many_topics_are_asked_for_in_few_requests_and_a_group_once(
     assert len(sent) < 20, "a few for each of three looks"
 
 
-async def test_what_there_is_no_time_for_is_not_known_and_is_not_looked_at(
+async def test_workloads_beyond_the_time_limit_are_unknown_and_not_queried(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_planner, "PLAN_TIMEOUT_S", 0.0)
@@ -254,7 +254,7 @@ async def test_what_there_is_no_time_for_is_not_known_and_is_not_looked_at(
     assert planned.partitions == []
 
 
-async def test_what_a_drill_that_was_killed_has_left_the_next_one_deletes(case: Case) -> None:
+async def test_the_next_drill_deletes_the_groups_of_a_killed_one(case: Case) -> None:
     committer = (await case.stand.clusters.get(HERE)).committer
     old, new = (f"{PREFIX}{now_ms() - ms}-3f9a2c11-{case.group}" for ms in (LEFTOVER_MS + 1_000, 0))
     for group in (old, new):

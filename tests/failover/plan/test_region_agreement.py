@@ -67,7 +67,7 @@ async def test_other_regions_of_the_topic_block_and_are_not_to_be_forced(
     assert ("deploy the same file in both" in check.remedy) is (level != "ok")
 
 
-async def test_what_is_not_known_of_a_region_does_not_block_and_that_it_has_none_is_known(
+async def test_unknown_definitions_of_a_region_do_not_block_and_their_absence_is_known(
     tmp_path: Path,
 ) -> None:
     case = Case(tmp_path, failover("east", "west"))

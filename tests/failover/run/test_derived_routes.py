@@ -34,7 +34,7 @@ async def test_routes_follow_a_definition_and_say_who_made_them() -> None:
     assert [e for e in await west.round(0.25) if isinstance(e, RoutePut)] == [], "nothing is written twice"
 
 
-async def test_a_changed_definition_changes_only_what_follows_otherwise() -> None:
+async def test_a_changed_definition_changes_only_the_routes_that_differ() -> None:
     west = FakeRegion("west", failover())
     await west.round()
     before = routes(west)
@@ -50,7 +50,7 @@ async def test_a_changed_definition_changes_only_what_follows_otherwise() -> Non
     }  # fmt: skip
 
 
-async def test_what_follows_no_more_goes_with_its_pause_and_nothing_else_does() -> None:
+async def test_a_route_that_no_longer_follows_is_deleted_with_its_pause() -> None:
     by_hand = put_route(route("by-hand", "east-regional", "west-regional"))
     west = FakeRegion("west", failover(), by_hand)
     await west.round()
@@ -63,7 +63,7 @@ async def test_what_follows_no_more_goes_with_its_pause_and_nothing_else_does() 
     assert "orders-east-to-west" not in west.log.view.paused
 
 
-async def test_a_route_that_somebody_defined_is_never_overwritten() -> None:
+async def test_a_users_own_route_is_never_overwritten() -> None:
     west = FakeRegion(
         "west", put_route(route("orders-east-to-west", "east-regional", "west-regional")), failover()
     )

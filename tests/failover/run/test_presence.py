@@ -271,7 +271,7 @@ async def test_a_next_leader_whose_clock_is_behind_hears_the_answer_all_the_same
     assert following.keeper.runs_here(the(following)) is True
 
 
-async def test_all_workers_of_a_region_go_by_what_its_leader_says() -> None:
+async def test_all_workers_of_a_region_follow_its_leaders_pulses() -> None:
     east, west = two()
     await settled(east, west)
     assert east.keeper.has_just_returned() is False
@@ -281,7 +281,7 @@ async def test_all_workers_of_a_region_go_by_what_its_leader_says() -> None:
     assert east.keeper.has_just_returned() is False, "this one leads now, and knows better"
 
 
-def test_an_old_pulse_names_nobody_and_a_name_ends_with_the_touch() -> None:
+def test_an_old_pulse_names_no_worker_and_a_name_ends_with_the_lost_touch() -> None:
     in_touch_s = float("-inf")
     presence = Presence("w", lambda: in_touch_s)
 
@@ -348,7 +348,7 @@ def test_the_last_pulse_counts_whatever_its_clock_and_its_age_is_since_it_came()
 
 
 @pytest.mark.parametrize("ahead_s", [0, 600])
-def test_what_stood_in_a_copy_before_it_was_read_was_not_heard_now(ahead_s: int) -> None:
+def test_a_pulse_that_was_in_the_copy_before_it_was_read_did_not_arrive_now(ahead_s: int) -> None:
     east = FakeRegion("east", *DEFINED)
     east.bridge.accept("west", [pulse(now_ms() + (ahead_s - 1) * 1000)], old=True)
     assert east.bridge.age_s("west") is None, "it may be of a region that is lost"
@@ -360,7 +360,7 @@ def test_what_stood_in_a_copy_before_it_was_read_was_not_heard_now(ahead_s: int)
     assert east.bridge.age_s("west") == 0
 
 
-async def test_a_leader_tells_the_others_when_it_heard_a_region_by_its_own_clock() -> None:
+async def test_a_leader_shares_when_it_heard_a_region_by_its_own_clock() -> None:
     east = FakeRegion("east", *DEFINED, ahead_ms=-600_000)
     east.bridge.accept("west", [pulse(now_ms() + 600_000)])
     await east.round(3.0)
@@ -368,7 +368,7 @@ async def test_a_leader_tells_the_others_when_it_heard_a_region_by_its_own_clock
     assert told.at_ms - told.heard["west"] == 3_000
 
 
-async def test_who_is_new_is_named_at_once() -> None:
+async def test_a_new_worker_is_named_at_once() -> None:
     east = FakeRegion("east", *DEFINED)
     await east.round(PULSE_INTERVAL_S)
     assert not [event for event in await east.round() if isinstance(event, RegionPulse)]

@@ -82,7 +82,7 @@ async def test_a_region_whose_neighbours_are_not_heard_begins_all_the_same() -> 
     assert east.role == ("east", 0, ACTIVE)
 
 
-async def test_what_another_region_said_before_it_heard_us_again_is_no_answer() -> None:
+async def test_a_pulse_from_before_the_other_region_heard_this_one_is_no_answer() -> None:
     _, west = two()
     east, _ = two()  # begins with nothing, while a long log of the west arrives
     for _ in range(int(MAX_WAIT_FOR_REGIONS_S / UNHEARD_S)):
@@ -111,7 +111,7 @@ async def test_without_a_definition_of_regions_the_primary_alone_says_it() -> No
     assert "no region is active for it: no Failover definition shares its topic" in nowhere.told[0]
 
 
-async def test_a_move_reaches_the_other_region_which_lets_go_once_its_jobs_are_released() -> None:
+async def test_a_move_reaches_the_other_region_which_releases_the_workload_after_its_jobs() -> None:
     east, west = two()
     await settled(east, west)
     own(east)
@@ -153,7 +153,7 @@ async def test_of_two_moves_at_once_all_come_to_follow_the_higher_epoch() -> Non
     ]
 
 
-async def test_active_active_runs_everywhere_and_receivers_are_told_who_is_primary() -> None:
+async def test_active_active_runs_in_every_region_and_receivers_learn_the_primary() -> None:
     east, west = two(mode="active-active")
     assert east.keeper.sender_role(the(east)) == SenderRole("east", primary=False, epoch=0), "not known yet"
     await settled(east, west)
@@ -182,7 +182,7 @@ async def test_a_role_outlives_the_workload() -> None:
     assert east.role == west.role == ("west", moved.epoch, ACTIVE)
 
 
-async def test_what_was_heard_twice_or_again_by_the_next_leader_is_written_once() -> None:
+async def test_a_role_that_is_heard_twice_or_by_the_next_leader_is_written_once() -> None:
     east, west = two()
     await settled(east, west)
     await west.take_over()
@@ -199,7 +199,7 @@ async def test_what_was_heard_twice_or_again_by_the_next_leader_is_written_once(
     assert len([e for e in east.log.appended if isinstance(e, RolePut | RoleReleased)]) == before
 
 
-async def test_only_what_is_defined_here_is_taken_over() -> None:
+async def test_only_roles_of_workloads_defined_here_are_taken_over() -> None:
     east = FakeRegion("east", failover())
     _, west = two()
     await settled(west)
@@ -212,7 +212,7 @@ async def test_only_what_is_defined_here_is_taken_over() -> None:
     assert east.role == ("west", 1, ACTIVE), "once it is defined, with what was heard before"
 
 
-async def test_regions_say_that_they_live_and_whom_they_have_heard() -> None:
+async def test_regions_send_pulses_with_the_regions_that_they_heard() -> None:
     east, west = two()
     await settled(east, west)
     pulses = [event for event in east.log.appended if isinstance(event, RegionPulse)]
@@ -228,7 +228,7 @@ def record(key: bytes | None, value: bytes | None) -> Any:
     return SimpleNamespace(offset=7, key=key, value=value)
 
 
-async def test_garbage_in_a_copy_is_passed_over_and_told_once() -> None:
+async def test_garbage_in_a_copy_is_skipped_and_reported_once() -> None:
     east, _ = two()
     too_high = RolePut(at_ms=0, key=KEY, region="west", epoch=MAX_EPOCH - 1, state=ACTIVE)
     too_long = RolePut(at_ms=0, key="x" * 501, region="west", epoch=1, state=ACTIVE)

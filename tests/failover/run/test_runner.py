@@ -60,7 +60,7 @@ async def test_it_waits_until_the_other_region_has_let_go_then_is_active_and_don
     assert west.told == east.told == []
 
 
-async def test_one_that_nobody_answers_is_told_with_the_remedy_once_and_goes_on_by_force() -> None:
+async def test_a_stuck_run_is_reported_once_with_the_remedy_and_continues_by_force() -> None:
     _, west = two()
     west.log.apply(role("east", 0))
     west.log.apply(run(west))
@@ -78,7 +78,7 @@ async def test_one_that_nobody_answers_is_told_with_the_remedy_once_and_goes_on_
     assert state(west) == DONE
 
 
-async def test_a_fresh_leader_goes_on_and_an_aborted_one_goes_back_to_where_it_was() -> None:
+async def test_a_new_leader_continues_a_run_and_an_aborted_one_gives_its_workload_back() -> None:
     east, west = two()
     await settled(east, west)
     own(east)
@@ -180,7 +180,7 @@ async def test_last_positions_are_waited_for_as_long_as_they_come_nearer(
     ("behind", "moves"), [(9, 0), (9, 1), (None, 0), (10_000, -1)],
     ids=["they stand still", "they fall behind", "they cannot be read", "they come for ever"],
 )  # fmt: skip
-async def test_last_positions_are_not_waited_for_for_ever_and_the_run_says_so(
+async def test_the_wait_for_last_positions_is_bounded_and_the_run_says_so(
     behind: int | None, moves: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     west, positions = await waiting(monkeypatch, behind)
@@ -272,7 +272,7 @@ async def test_nothing_is_carried_out_by_a_region_that_has_just_come_back() -> N
     assert west.role == ("west", 1, ACTIVE)
 
 
-async def test_a_plan_that_nobody_began_and_a_run_of_long_ago_leave_the_log_by_the_leader() -> None:
+async def test_the_leader_drops_expired_plans_and_old_runs_from_the_log() -> None:
     east, west = two()
     await settled(east, west)
     at_ms = now_ms()
@@ -307,7 +307,7 @@ async def test_a_word_of_a_run_in_another_region_s_log_is_not_this_region_s() ->
     assert JOB.startswith("dispatch:")
 
 
-async def test_what_the_leader_writes_in_vain_is_told_once_and_so_is_an_end_that_is_not_written() -> None:
+async def test_a_step_or_end_that_the_leader_cannot_write_is_reported_once() -> None:
     _, west = two()
     west.log.apply(role("east", 0))
     west.log.apply(run(west, forced=True))

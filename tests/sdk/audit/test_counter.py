@@ -89,7 +89,7 @@ ANYTHING = st.one_of(
 
 
 @given(st.lists(st.tuples(ANYTHING, ANYTHING, ANYTHING, ANYTHING), max_size=8))
-def test_nothing_that_a_client_says_raises_and_what_is_good_counts(wrong: list[tuple[Any, ...]]) -> None:
+def test_no_argument_of_a_client_raises_and_valid_records_count(wrong: list[tuple[Any, ...]]) -> None:
     counted = Counting(TIER)
     for topic, time, size, name in wrong:
         counted.sent("orders", 250, 1, b"x")
@@ -108,7 +108,7 @@ def test_nothing_that_a_client_says_raises_and_what_is_good_counts(wrong: list[t
         assert one.nbytes >= 0
 
 
-def test_what_cannot_be_counted_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_uncountable_records_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     counted = Counting(TIER)
     for _ in range(3_000):
         counted.sent("orders", "yesterday", 10)  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ def test_latencies_are_from_the_record_to_the_call(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("wrong", [([5], 1), ([5, 6], 1), (5, [1]), ([5], [1])])
-def test_lists_in_the_place_of_numbers_are_left_out_and_told(wrong: tuple[Any, Any]) -> None:
+def test_lists_instead_of_numbers_are_left_out_and_reported(wrong: tuple[Any, Any]) -> None:
     counted = Counting(TIER)
     for _ in range(3):
         counted.sent("orders", *wrong)
@@ -199,7 +199,7 @@ def test_lists_in_the_place_of_numbers_are_left_out_and_told(wrong: tuple[Any, A
     assert sum(one.count for one in totals(counted).values()) == 1
 
 
-def test_who_asks_for_changes_while_records_are_folded_is_told_of_them() -> None:
+def test_a_query_for_changes_during_a_fold_gets_them() -> None:
     """Else `logged` is true for records that are in no frame."""
     counted = Counting(TIER)
     counted.sent("orders", 100, 10)

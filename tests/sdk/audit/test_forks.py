@@ -154,7 +154,7 @@ for child in children:
     assert len({report.source for report in reports}) == 4
 
 
-def test_what_the_parent_has_started_is_not_started_again_in_a_child(tmp_path: Path) -> None:
+def test_a_child_cannot_start_the_audit_that_its_parent_started(tmp_path: Path) -> None:
     script = """
 audit = SyncAudit(wal=FolderPerWorker(folder / "wal"), output=FileOutput(folder / "reports"), **options)
 audit.start()

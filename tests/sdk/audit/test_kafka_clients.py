@@ -109,7 +109,7 @@ def test_reports_go_where_switchyard_reads_them() -> None:
         assert DefaultPartitioner()(topic.encode(), partitions, partitions) == audit_partition(topic)
 
 
-async def test_what_was_sent_and_what_was_consumed_are_told_alike(
+async def test_sent_and_consumed_records_are_reported_alike(
     bootstrap: str, topic_name: str, make: Make
 ) -> None:
     sends, handles = await make("proxy-client"), await make("consumer")
@@ -147,7 +147,7 @@ async def test_what_was_sent_and_what_was_consumed_are_told_alike(
     assert found["proxy-client"].nbytes == found["consumer"].nbytes == sum(map(len, names)) + 3 * 300
 
 
-async def test_what_was_refused_does_not_count_and_what_nobody_waits_for_does(
+async def test_a_refused_record_does_not_count_and_one_that_no_caller_awaits_does(
     bootstrap: str, topic_name: str, make: Make
 ) -> None:
     audit = await make("proxy-client")
@@ -219,7 +219,7 @@ async def test_a_durable_send_returns_when_its_count_is_logged(
         assert sum(path.stat().st_size for path in (tmp_path / "proxy-client").iterdir()) > logged
 
 
-async def test_what_is_committed_is_in_the_log_even_while_others_consume(
+async def test_committed_records_are_in_the_log_even_while_other_tasks_consume(
     bootstrap: str, topic_name: str, make: Make, tmp_path: Path
 ) -> None:
     audit = await make("consumer")
@@ -249,7 +249,7 @@ async def test_what_is_committed_is_in_the_log_even_while_others_consume(
 
 
 @pytest.mark.deep(minutes=0.2)
-async def test_a_broker_that_is_away_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
+async def test_a_broker_that_is_away_is_reported_and_nothing_is_lost(tmp_path: Path) -> None:
     audit = Audit(origin="web", tier="consumer", wal=tmp_path, output=KafkaOutput("127.0.0.1:9", "east"))
     async with audit:
         audit.sent("orders", 5, 10)

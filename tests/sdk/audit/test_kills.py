@@ -66,9 +66,7 @@ def test_every_consumed_record_is_counted_exactly_once_whenever_the_process_is_k
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_logged_is_counted_exactly_once_and_what_was_not_at_most_once(
-    tmp_path: Path, seed: int
-) -> None:
+def test_logged_counts_count_exactly_once_and_others_at_most_once(tmp_path: Path, seed: int) -> None:
     live("produce", tmp_path, seed)
     logged: dict[str, list[range]] = defaultdict(list)
     unsure: dict[str, range] = {}
@@ -91,7 +89,7 @@ def test_what_was_logged_is_counted_exactly_once_and_what_was_not_at_most_once(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_who_waits_for_nothing_loses_an_end_at_most_and_nothing_counts_twice(
+def test_a_client_that_never_waits_loses_its_last_counts_at_most_and_nothing_counts_twice(
     tmp_path: Path, seed: int
 ) -> None:
     live("hurry", tmp_path, seed)

@@ -83,7 +83,7 @@ def test_batches_are_small_and_hold_everything_in_its_order() -> None:
     assert all(len(json_lines([*one, other[0]])) > MOST_BATCH_BYTES for one, other in pairwise(found))
 
 
-async def test_a_file_goes_on_behind_a_line_that_a_killed_process_has_begun(tmp_path: Path) -> None:
+async def test_a_file_continues_after_a_line_that_a_killed_process_left_unfinished(tmp_path: Path) -> None:
     path, some = tmp_path / "reports", reports(3)
     await FileOutput(path).send(some[:1])
     with path.open("ab") as file:
@@ -94,7 +94,7 @@ async def test_a_file_goes_on_behind_a_line_that_a_killed_process_has_begun(tmp_
     assert list(read_lines(path.read_bytes())) == some
 
 
-async def test_a_file_goes_on_behind_a_line_that_a_full_disk_has_cut(tmp_path: Path) -> None:
+async def test_a_file_continues_after_a_line_that_a_full_disk_cut(tmp_path: Path) -> None:
     path, some = tmp_path / "reports", reports(3)
     output = FileOutput(path)
     await output.send(some[:1])
@@ -143,7 +143,7 @@ async def test_http_posts_json_lines(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 401, 404, 429, 500, 502, 503])
-async def test_what_may_be_taken_later_is_no_refusal(serve: Serve, status: int) -> None:
+async def test_an_answer_that_may_change_is_no_refusal(serve: Serve, status: int) -> None:
     async def handler(request: web.Request) -> web.Response:
         if request.path == "/elsewhere":
             return web.Response(status=200)  # a redirect that was followed would be taken for success
@@ -175,7 +175,7 @@ async def test_a_proxys_refusal_is_not_the_receivers(serve: Serve, status: int, 
         await HttpOutput(await serve(handler)).send(reports(1))
 
 
-async def test_what_a_proxy_says_is_one_line_without_commands_of_a_terminal(serve: Serve) -> None:
+async def test_a_proxys_answer_is_logged_in_one_line_without_terminal_commands(serve: Serve) -> None:
     async def handler(_: web.Request) -> web.Response:
         return web.Response(status=502, text="<html>\r\n \x1b[2Jbad\x00\u202e gateway\n" + "x" * 10_000)
 
@@ -184,7 +184,7 @@ async def test_what_a_proxy_says_is_one_line_without_commands_of_a_terminal(serv
     assert len(str(caught.value)) == outputs.MOST_ANSWER_CHARS
 
 
-async def test_what_switchyard_will_never_take_is_a_refusal(serve: Serve) -> None:
+async def test_only_switchyards_problem_is_a_refusal(serve: Serve) -> None:
     async def handler(_: web.Request) -> web.Response:
         return problem(422)
 
@@ -207,7 +207,7 @@ def test_halves_of_a_report_count_as_it_does_in_any_order_and_with_it() -> None:
     assert outputs.halves(one) is None
 
 
-async def test_nobody_there_is_an_error_to_try_again() -> None:
+async def test_an_unreachable_receiver_is_an_error_to_try_again() -> None:
     with pytest.raises(OSError, match="refused"):
         await HttpOutput("http://127.0.0.1:9/x").send(reports(1))
 
@@ -215,7 +215,7 @@ async def test_nobody_there_is_an_error_to_try_again() -> None:
 @pytest.mark.parametrize(
     "url", ["ftp://host/x", "host:80", "http://", "https:///x", "http://host:x/", "http://host:70000/"]
 )
-def test_what_is_no_address_is_refused_with_a_remedy(url: str) -> None:
+def test_an_invalid_address_is_refused_with_a_remedy(url: str) -> None:
     with pytest.raises(AuditError, match="write one such as"):
         HttpOutput(url)
 

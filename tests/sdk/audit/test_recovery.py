@@ -35,7 +35,7 @@ def written(*frames: WalSnapshot | WalChange) -> list[bytes]:
     return [recovery.encode(frame) for frame in frames]
 
 
-def test_later_frames_say_what_is_otherwise_than_in_the_earlier_ones() -> None:
+def test_later_frames_replace_what_earlier_ones_say() -> None:
     one, other = client("a", 5), client("b", 5)
     backlog = (*client("c", 7).reports(9), *client("d", 7).reports(9))
     first = WalSnapshot((one.state(), other.state()), backlog, {"a": {0: (5, 1)}})
@@ -52,7 +52,7 @@ def test_nothing_left_is_nothing() -> None:
     assert recovery.resumed(WalSnapshot(), 1, IDLE_MS) == ((), {})
 
 
-def test_a_report_of_which_a_former_version_did_not_hear_counts_once() -> None:
+def test_a_report_that_a_former_version_did_not_see_acknowledged_counts_once() -> None:
     """It came to the audit in the only shard of then; what its log says is reported again by this one."""
     one = client("a", 5, source="client-7@1")
     tree = msgspec.msgpack.decode(recovery.encode(WalSnapshot((one.state(),))))
@@ -65,19 +65,19 @@ def test_a_report_of_which_a_former_version_did_not_hear_counts_once() -> None:
     assert counted(before, again) == 1
 
 
-def test_who_goes_on_tells_it_where_it_has_told_before() -> None:
+def test_a_continued_client_reports_in_the_shard_of_its_earlier_reports() -> None:
     one = client("a", 5, source="client-7@1")
     (sent,) = one.reports(1_000)
     (_, more) = ClientAudit.restored(one.state(), IDLE_MS).reports(2_000)
     assert sent.shard == more.shard != 0
 
 
-def test_what_another_version_wrote_is_told() -> None:
+def test_frames_of_another_version_are_reported() -> None:
     with pytest.raises(recovery.UnreadableFrames, match="frame 0 of the log"):
         recovery.read([msgspec.msgpack.encode({"type": "unheard-of"})])
 
 
-def test_the_incarnation_before_is_ended_with_what_it_had_kept() -> None:
+def test_the_earlier_incarnation_is_ended_with_its_logged_counts() -> None:
     before = client("a", 5, 6)
     (pending,) = before.reports(1_000)
     before.add(RecordArrays(np.array([7, 8, 150]), np.full(3, 10)), 1_000)

@@ -77,7 +77,7 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.002)
 
 
-async def test_what_was_counted_is_sent_and_the_end_is_told(tmp_path: Path) -> None:
+async def test_counts_are_sent_and_the_end_is_reported(tmp_path: Path) -> None:
     output = Taken()
     async with Audit(**QUICK, wal=tmp_path, output=output) as audit:
         audit.sent("orders", 5, 10)
@@ -114,7 +114,7 @@ def test_the_next_process_sends_what_could_not_be_sent(tmp_path: Path) -> None:
         assert not third.handled("orders", 0, 8, 5, 10)  # positions are for ever
 
 
-def test_an_output_that_fails_is_told_once_and_once_again_when_it_works(
+def test_a_failing_output_is_logged_once_and_once_more_when_it_works(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     output = Taken()
@@ -135,7 +135,7 @@ def test_an_output_that_fails_is_told_once_and_once_again_when_it_works(
     ]
 
 
-def test_an_output_that_hangs_holds_up_neither_the_client_nor_the_log_nor_the_end(tmp_path: Path) -> None:
+def test_an_output_that_hangs_delays_neither_the_client_nor_the_log_nor_the_end(tmp_path: Path) -> None:
     stuck = asyncio.Event()
 
     async def hang(_: object) -> None:
@@ -154,7 +154,7 @@ def test_an_output_that_hangs_holds_up_neither_the_client_nor_the_log_nor_the_en
         until(lambda: counted(output.reports) == 2)
 
 
-def test_a_report_that_is_refused_holds_up_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_report_delays_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     output = Taken()
 
     def refuse(reports: Sequence[Report]) -> None:
@@ -182,7 +182,7 @@ def test_a_refused_report_is_lost_without_a_log_and_the_logger_says_so(
     assert "it is lost, because there is no log: 422: it says nothing" in caplog.text
 
 
-def test_what_does_not_pass_is_found_by_halves_and_holds_up_no_other(tmp_path: Path) -> None:
+def test_a_report_that_does_not_pass_is_found_by_halves_and_delays_no_other(tmp_path: Path) -> None:
     """Several side by side, more than one round finds; and none of them is lost."""
     output, stuck = Taken(), {f"topic-{number:03}" for number in range(100, 104)}
 
@@ -220,7 +220,7 @@ def test_where_nothing_passes_a_round_asks_a_few_times(
     assert not audit.close(0.05)
 
 
-def test_what_is_refused_waits_while_there_is_no_room_to_keep_it(
+def test_a_refused_report_waits_while_there_is_no_room_to_keep_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(write_ahead_log, "MOST_REFUSED_BYTES", 10)
@@ -266,7 +266,7 @@ def test_a_disk_that_fails_stops_neither_the_client_nor_the_counting(
     assert counted(output.reports) == 3
 
 
-def test_what_a_fault_kept_out_of_the_log_is_in_the_next_frame(
+def test_a_change_that_a_fault_kept_out_of_the_log_is_in_the_next_frame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SyncAudit(**{**QUICK, "log_interval_s": 100.0, "report_interval_s": 100.0}, wal=tmp_path,
@@ -284,7 +284,7 @@ def test_what_a_fault_kept_out_of_the_log_is_in_the_next_frame(
         }
 
 
-def test_a_damaged_log_is_told_and_the_audit_goes_on(
+def test_a_damaged_log_is_reported_and_the_audit_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = Taken()
@@ -354,7 +354,7 @@ def test_without_a_log_reports_are_sent_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("fsync", list(Fsync))
-def test_syncs_are_as_many_as_was_asked_for(
+def test_there_are_as_many_syncs_as_fsync_says(
     tmp_path: Path, fsync: Fsync, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
@@ -372,7 +372,7 @@ def test_syncs_are_as_many_as_was_asked_for(
     assert counted(output.reports) == 5
 
 
-def test_a_process_that_ends_without_a_word_keeps_what_it_has_counted(tmp_path: Path) -> None:
+def test_a_process_that_ends_without_close_keeps_its_counts(tmp_path: Path) -> None:
     script = (
         "from switchyard.audit import *\n"
         f"audit = SyncAudit(origin='a', tier='consumer', wal={str(tmp_path)!r}, log_interval_s=3600,\n"
@@ -387,7 +387,7 @@ def test_a_process_that_ends_without_a_word_keeps_what_it_has_counted(tmp_path: 
         until(lambda: counted(output.reports) == 5)
 
 
-def test_a_forked_child_hurts_nobody_and_may_have_an_audit_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_child_does_no_harm_and_may_have_another_audit(tmp_path: Path) -> None:
     script = f"""
 import os, sys
 from switchyard.audit import *
@@ -445,7 +445,7 @@ async def test_many_wait_for_one_write(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 100 * 400  # noqa: ASYNC240
 
 
-async def test_who_stops_waiting_for_the_log_does_no_harm(tmp_path: Path) -> None:
+async def test_a_caller_that_stops_waiting_for_the_log_does_no_harm(tmp_path: Path) -> None:
     async with Audit(**QUICK, wal=tmp_path, output=Taken()) as audit:
         for _ in range(20):
             audit.sent("orders", 5, 10)

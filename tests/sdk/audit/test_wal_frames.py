@@ -11,7 +11,7 @@ PAYLOADS = st.lists(st.binary(max_size=40), min_size=1, max_size=8)
 
 
 @given(PAYLOADS)
-def test_what_was_written_is_read(payloads: list[bytes]) -> None:
+def test_written_frames_are_read(payloads: list[bytes]) -> None:
     data = written(payloads)
     assert found(data) == (tuple(payloads), len(data), 0, False)
 

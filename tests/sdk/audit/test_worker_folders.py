@@ -71,7 +71,7 @@ def test_workers_have_the_lowest_numbers_and_a_source_each(tmp_path: Path) -> No
     assert names(folder) == {"worker-0", "worker-1", "worker-2"}
 
 
-def test_one_worker_takes_over_what_many_have_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_worker_takes_over_the_folders_of_many(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two numbered ones, at one time; two of process ids; and one from when there was one process."""
     folder = tmp_path / "audit"
     base = f"FolderPerWorker({str(folder)!r})"
@@ -109,7 +109,7 @@ os.wait()
     assert counted(folder) == 6
 
 
-def test_folders_of_others_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_folders_of_live_processes_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "audit"
     (folder / "database").mkdir(parents=True)
     (folder / "database" / "lock").write_text("4711")

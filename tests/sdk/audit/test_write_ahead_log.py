@@ -100,7 +100,7 @@ def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     assert left(tmp_path) == (b"all",)
 
 
-def test_a_folder_that_is_none_is_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AuditError, match="name a folder that can be written"):
         WriteAheadLog(tmp_path / "file").lock_and_read()
@@ -120,7 +120,7 @@ def test_a_write_that_was_cut_short_is_left_out_and_nothing_is_kept_aside(tmp_pa
 
 
 @given(bit=st.integers(0, 8 * 300), sizes=st.lists(st.integers(0, 60), min_size=3, max_size=6))
-def test_a_damaged_file_is_read_up_to_the_damage_told_and_kept(
+def test_a_damaged_file_is_read_up_to_the_damage_reported_and_kept(
     tmp_path_factory: pytest.TempPathFactory, bit: int, sizes: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("wal")

@@ -47,7 +47,7 @@ def private_names(source: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: str(library.name))
-def test_a_library_for_services_uses_public_names_of_others_only(library: Path) -> None:
+def test_a_library_for_services_uses_only_public_names_of_its_dependencies(library: Path) -> None:
     files = sorted(library.rglob("*.py"))
     assert files
     found = [f"{path.name}, {name}" for path in files for name in private_names(path.read_text())]

@@ -16,7 +16,7 @@ from tests.sdk.producer.regions import AWAY, ENOUGH_S, HOME, QUICK, records, reg
 
 
 @pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
-async def test_each_message_of_a_batch_is_told_its_own_offset_and_time(
+async def test_each_message_of_a_batch_gets_its_own_offset_and_time(
     yard: Yard, topic_name: str, kind: str
 ) -> None:
     await topics(yard, topic_name, message_timestamp_type=kind)
@@ -32,7 +32,7 @@ async def test_each_message_of_a_batch_is_told_its_own_offset_and_time(
     assert len({place.timestamp_ms for place in places}) > 100 or kind == "LogAppendTime"
 
 
-async def test_what_waits_is_bounded_by_its_bytes(killable_yard: Yard, topic_name: str) -> None:
+async def test_waiting_messages_are_bounded_by_their_bytes(killable_yard: Yard, topic_name: str) -> None:
     await topics(killable_yard, topic_name)
     half = b"x" * 500_000
     limits: dict[str, Any] = {"unhealthy_after_s": ENOUGH_S, "max_pending_bytes": 1_000_000}
@@ -51,7 +51,7 @@ async def test_what_waits_is_bounded_by_its_bytes(killable_yard: Yard, topic_nam
     assert [place.offset for place in places] == list(range(1, 5))
 
 
-async def test_room_is_given_in_order_and_given_back_by_those_who_do_not_wait_any_longer() -> None:
+async def test_room_is_given_in_order_and_returned_by_cancelled_calls() -> None:
     room, inside = Room(3, 100), list[str]()
 
     async def enter(name: str, nbytes: int) -> None:
@@ -95,7 +95,7 @@ async def test_a_producer_whose_region_hangs_ends_and_leaves_nothing_behind(
         await until(lambda: asyncio.all_tasks() == before)
 
 
-async def test_what_is_on_its_way_when_a_link_is_stopped_is_answered_and_nothing_else_is_sent(
+async def test_after_a_stop_sent_batches_are_answered_and_nothing_else_is_sent(
     killable_yard: Yard, topic_name: str
 ) -> None:
     yard = killable_yard
@@ -119,7 +119,7 @@ async def test_what_is_on_its_way_when_a_link_is_stopped_is_answered_and_nothing
         assert [len(many) for many in (await records(yard, HOME, topic_name)).values()] == [1, 1]
 
 
-async def test_metadata_is_asked_for_by_age_until_the_producer_ends(yard: Yard, topic_name: str) -> None:
+async def test_metadata_is_refreshed_by_age_until_the_producer_ends(yard: Yard, topic_name: str) -> None:
     await topics(yard, topic_name)
     producer = careful_producer(bootstrap_servers=yard.bootstrap(HOME), metadata_max_age_ms=50)
     updates: list[set[str]] = []

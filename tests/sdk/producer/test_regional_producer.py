@@ -110,7 +110,7 @@ async def test_a_region_that_hangs_is_left_and_one_that_nobody_answers_for_fails
     assert (HOME, AWAY) in [move[:2] for move in told.moves]
 
 
-async def test_what_a_cluster_refuses_fails_alone_and_what_follows_goes_on_in_the_same_region(
+async def test_a_refused_message_fails_alone_and_later_ones_stay_in_the_region(
     yard: Yard, topic_name: str
 ) -> None:
     told = RecordingHooks()

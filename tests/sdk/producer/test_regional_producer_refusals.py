@@ -44,7 +44,7 @@ async def numbers(yard: Yard, topic: str) -> list[int]:
     ]
 
 
-async def test_a_message_that_the_next_region_has_no_partition_for_fails_and_the_others_go_on(
+async def test_a_message_without_a_partition_in_the_next_region_fails_alone(
     killable_yard: Yard, topic_name: str
 ) -> None:
     yard = killable_yard
@@ -67,7 +67,7 @@ async def test_a_message_that_the_next_region_has_no_partition_for_fails_and_the
         assert (await producer.send_and_wait(topic_name, b"and on it goes")).region == AWAY
 
 
-async def test_a_topic_that_the_next_region_lacks_holds_up_no_other(
+async def test_a_topic_that_the_next_region_lacks_delays_no_other(
     killable_yard: Yard, topic_name: str
 ) -> None:
     yard, lacking = killable_yard, f"{topic_name}-at-home"
@@ -87,9 +87,7 @@ async def test_a_topic_that_the_next_region_lacks_holds_up_no_other(
             await fails
 
 
-async def test_what_is_no_message_at_all_is_refused_and_nothing_waits_for_it(
-    yard: Yard, topic_name: str
-) -> None:
+async def test_an_invalid_message_is_refused_and_delays_no_other(yard: Yard, topic_name: str) -> None:
     await topics(yard, topic_name)
     wrong: list[dict[str, Any]] = [
         {"value": "text"},
@@ -163,7 +161,7 @@ async def test_newer_messages_wait_until_older_ones_are_handed_to_a_link_that_wo
     assert set(went_on) == {""}
 
 
-async def test_what_is_handed_over_behind_a_refused_batch_is_not_stored_before_what_was_in_it(
+async def test_later_batches_are_not_stored_before_the_messages_of_a_refused_one(
     killable_yard: Yard, topic_name: str
 ) -> None:
     yard = killable_yard
@@ -198,9 +196,7 @@ async def test_a_record_that_a_broker_finds_invalid_does_not_drive_anybody_to_an
     assert {move[:2] for move in told.moves} == {(HOME, HOME)}
 
 
-async def test_who_waits_for_a_region_goes_before_who_comes_when_it_is_there(
-    yard: Yard, topic_name: str
-) -> None:
+async def test_calls_that_waited_for_a_region_go_before_later_calls(yard: Yard, topic_name: str) -> None:
     await topics(yard, topic_name)
     async with RegionalProducer(regions(yard, HOME)) as producer:
         await producer.send_and_wait(topic_name, b"0", partition=0)

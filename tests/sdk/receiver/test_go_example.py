@@ -157,7 +157,7 @@ async def test_both_contracts_hand_the_handler_all_that_a_record_has(
     assert others == [[None, 120, True], ["", 130, False], [None, 1, True], [None, 1, False]]
 
 
-async def test_a_handler_knows_what_the_sending_region_is_over_both_contracts(
+async def test_a_handler_knows_the_sending_regions_role_over_both_contracts(
     receiver: Example, sender: RecordingSender, call: CountingCaller
 ) -> None:
     roles = [None, SenderRole("east", primary=True, epoch=64), SenderRole("east", primary=False, epoch=2**53)]
@@ -380,7 +380,7 @@ async def test_results_come_in_ascending_ranges_that_do_not_touch_and_credit_nev
         ("NOT_FOUND", [DeliverRequest(open=Open(group="billing", topic="refunds"))]),
     ],
 )
-async def test_what_the_contract_forbids_ends_the_stream_with_the_status_it_names(
+async def test_a_breach_of_the_contract_ends_the_stream_with_the_documented_status(
     wire: Any, status: str, requests: list[DeliverRequest]
 ) -> None:
     for request in requests:

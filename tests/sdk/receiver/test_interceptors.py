@@ -135,7 +135,7 @@ async def test_a_message_is_changed_refused_and_watched_whatever_its_handler_and
     assert sorted(seen) == sorted(value[::-1] for value in values if value not in REFUSED)
 
 
-async def test_what_a_batch_handler_raises_fails_only_what_it_was_given(serve: Serve) -> None:
+async def test_an_error_of_a_batch_handler_fails_only_its_messages(serve: Serve) -> None:
     watch = Watch()
     receiver = Receiver(interceptors=[watch, Decrypt()])
 
@@ -185,7 +185,7 @@ async def test_the_row_goes_in_order_and_comes_back_in_reverse_until_one_ends_it
     assert way == ["a before", "b before", "b after", "a after"]
 
 
-async def test_the_test_client_delivers_again_what_was_sent_and_not_what_an_interceptor_made_of_it() -> None:
+async def test_the_test_client_redelivers_the_sent_message_and_not_an_interceptors_change() -> None:
     seen: list[bytes] = []
     receiver = Receiver(interceptors=[Decrypt()])
     register(receiver, "sync", seen)
@@ -206,7 +206,7 @@ async def test_the_test_client_delivers_again_what_was_sent_and_not_what_an_inte
         await client.deliver_batch(topic="orders", group="billing", values=[b"ko", b"xraise"])
 
 
-async def test_a_delivery_that_is_given_up_is_told_as_cancelled(serve: Serve) -> None:
+async def test_a_cancelled_delivery_is_observed_as_cancelled(serve: Serve) -> None:
     watch, began = Watch(), asyncio.Event()
     receiver = Receiver(interceptors=[watch])
 
@@ -224,7 +224,7 @@ async def test_a_delivery_that_is_given_up_is_told_as_cancelled(serve: Serve) ->
     assert watch.seen == [(0, "CancelledError()")]
 
 
-async def test_one_that_fails_afterwards_changes_no_verdict_and_is_told_once(
+async def test_an_after_that_fails_changes_no_verdict_and_is_logged_once(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Burst:
@@ -266,7 +266,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("interceptor", "words"), WRONG)
-def test_what_is_no_interceptor_is_refused_when_it_is_installed(interceptor: Any, words: str) -> None:
+def test_an_invalid_interceptor_is_refused_when_it_is_installed(interceptor: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         Receiver(interceptors=[interceptor])
     with pytest.raises(TypeError, match=words):

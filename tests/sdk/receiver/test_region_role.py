@@ -18,7 +18,7 @@ EAST_NO_MORE = SenderRole("east", primary=False, epoch=129)
 
 
 @given(st.sampled_from(["east", "eu-1"]), st.booleans(), st.integers(0, 2**53))
-def test_a_unary_call_says_what_the_region_is(region: str, primary: bool, epoch: int) -> None:
+def test_a_unary_call_has_the_regions_role(region: str, primary: bool, epoch: int) -> None:
     metadata = MetadataTemplate("orders", "billing", 0).build(5, None, [], 0, 0, 1)
 
     message = read_message(b"v", (*metadata, *SenderRole(region, primary, epoch).metadata()))

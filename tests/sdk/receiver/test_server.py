@@ -133,7 +133,7 @@ async def test_a_handler_that_raises_fails_its_message_only_and_says_why(
 
 
 @pytest.mark.parametrize("nonsense", [True, False, 0, "Ack", Ack, object()])
-async def test_what_is_no_verdict_is_never_taken_for_an_acknowledgement(
+async def test_an_invalid_verdict_is_never_an_acknowledgement(
     receiver: Receiver, deliver: Deliver, nonsense: Any
 ) -> None:
     receiver.on(topic="orders", group="billing")(lambda message: nonsense)
@@ -143,7 +143,7 @@ async def test_what_is_no_verdict_is_never_taken_for_an_acknowledgement(
         await receiver.test_client().deliver(topic="orders", group="billing", value=b"")
 
 
-async def test_a_method_nobody_handles_is_unimplemented(receiver: Receiver, deliver: Deliver) -> None:
+async def test_a_method_without_a_handler_is_unimplemented(receiver: Receiver, deliver: Deliver) -> None:
     receiver.on(topic="orders", group="billing")(lambda message: None)
 
     assert (await deliver("/kafka.consumerproxy.billing/refunds")).code == UNIMPLEMENTED
@@ -214,7 +214,7 @@ async def test_the_test_client_delivers_as_the_network_does(receiver: Receiver) 
         await client.deliver(topic="refunds", group="billing", value=b"")
 
 
-async def test_the_test_client_raises_what_the_handler_raises(receiver: Receiver) -> None:
+async def test_the_test_client_raises_the_handlers_error(receiver: Receiver) -> None:
     @receiver.on(topic="orders", group="billing")
     def burst(_: Message) -> Verdict:
         raise LookupError("gone")
@@ -300,7 +300,7 @@ async def test_the_health_service_says_serving(receiver: Receiver) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_port_that_is_taken_is_told(receiver: Receiver) -> None:
+async def test_a_port_in_use_is_an_error(receiver: Receiver) -> None:
     with pytest.raises(RuntimeError, match="bind"):
         await Receiver(port=await receiver.start()).start()
 

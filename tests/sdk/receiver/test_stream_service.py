@@ -125,7 +125,7 @@ async def test_a_batch_handler_gets_lists_in_order_and_answers_each_or_all(
     assert "1 verdicts for 4 messages" in sender.results[3, 0].details
 
 
-async def test_the_message_is_what_the_record_was(serve: Serve) -> None:
+async def test_the_message_equals_the_record(serve: Serve) -> None:
     receiver = Receiver()
     seen: list[Any] = []
     receiver.on(topic="orders", group="billing")(seen.append)
@@ -167,7 +167,7 @@ async def test_a_hundred_thousand_messages_are_handled_once_each_in_order(serve:
     assert {result.code for result in sender.results.values()} == {OK}
 
 
-async def test_tasks_are_bounded_and_one_that_is_stuck_holds_up_no_other(serve: Serve) -> None:
+async def test_tasks_are_bounded_and_a_stuck_one_delays_no_other(serve: Serve) -> None:
     receiver, go = Receiver(max_tasks=20, window=100, window_bytes=20_000), asyncio.Event()
     running = most = 0
 
@@ -189,7 +189,7 @@ async def test_tasks_are_bounded_and_one_that_is_stuck_holds_up_no_other(serve: 
     await sender.all_reported()
 
 
-async def test_a_sync_handler_that_is_slow_holds_up_neither_results_nor_health(serve: Serve) -> None:
+async def test_a_slow_sync_handler_delays_neither_results_nor_health_checks(serve: Serve) -> None:
     receiver, blocked = Receiver(), threading.Event()
 
     def slow(_: Message) -> None:
@@ -206,7 +206,7 @@ async def test_a_sync_handler_that_is_slow_holds_up_neither_results_nor_health(s
     await sender.all_reported()
 
 
-async def test_what_took_too_long_is_canceled_at_the_receiver_and_frees_its_place(
+async def test_a_delivery_that_timed_out_is_cancelled_at_the_receiver_and_frees_its_place(
     serve: Serve,
 ) -> None:
     receiver, canceled = Receiver(max_tasks=3, window=6), []
@@ -267,7 +267,7 @@ async def test_handlers_of_a_stream_that_is_gone_are_canceled(serve: Serve) -> N
     assert sender.codes() == [CANCELLED] * 5
 
 
-async def test_messages_nobody_handles_here_are_not_condemned(serve: Serve) -> None:
+async def test_messages_without_a_handler_here_are_not_dead_lettered(serve: Serve) -> None:
     sender = await serve(Receiver())
     sender.send(rows(2))
     await sender.all_reported()
@@ -284,7 +284,7 @@ async def test_a_receiver_of_unary_calls_only_says_so(serve: Serve) -> None:
     assert sender.target.supported is False
 
 
-async def test_a_receiver_that_stops_says_so_first_then_ends_what_it_has_begun(serve: Serve) -> None:
+async def test_a_receiver_that_stops_reports_it_first_and_then_finishes_its_deliveries(serve: Serve) -> None:
     receiver, began, go = Receiver(), asyncio.Event(), asyncio.Event()
 
     @receiver.on(topic="orders", group="billing")
@@ -313,7 +313,7 @@ async def test_a_receiver_that_stops_says_so_first_then_ends_what_it_has_begun(s
     assert sender.codes(1) == [UNAVAILABLE] * 3
 
 
-async def test_draining_ends_what_was_begun(serve: Serve) -> None:
+async def test_draining_finishes_running_deliveries(serve: Serve) -> None:
     receiver, began, go = Receiver(), asyncio.Event(), asyncio.Event()
 
     @receiver.on(topic="orders", group="billing")
@@ -351,7 +351,7 @@ WRONG: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("requests", WRONG.values(), ids=WRONG)
-async def test_a_sender_that_breaks_the_contract_is_told(serve: Serve, requests: list[Any]) -> None:
+async def test_a_sender_that_breaks_the_contract_gets_the_reason(serve: Serve, requests: list[Any]) -> None:
     receiver = Receiver(window=10)
     receiver.on(topic="orders", group="billing")(lambda message: None)
     await serve(receiver)

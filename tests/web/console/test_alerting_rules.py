@@ -24,7 +24,7 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in YAML(typ="safe").load(RULES)["groups"] for rule in group["rules"]]
 
 
-def test_every_metric_and_label_of_a_rule_is_told(rules: list[dict[str, Any]], console: Console) -> None:
+def test_every_metric_and_label_of_a_rule_is_exported(rules: list[dict[str, Any]], console: Console) -> None:
     text = console.ask("GET", "/metrics").text
     told = set(re.findall(r"^# TYPE (\S+)", text, re.M))
     asked = {name for rule in rules for name in re.findall(r"switchyard_\w+", rule["expr"])}
@@ -63,7 +63,7 @@ def test_the_rules_fire_when_they_should_as_prometheus_reads_them(command: tuple
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_command_of_a_rule_is_one(rules: list[dict[str, Any]]) -> None:
+def test_every_command_of_a_rule_exists(rules: list[dict[str, Any]]) -> None:
     for rule in rules:
         assert set(rule["annotations"]) == {"summary", "action"}
         for noun, verb in re.findall(r"switchyard ([a-z]+) ([a-z-]+)", rule["annotations"]["action"]):

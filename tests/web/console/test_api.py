@@ -51,7 +51,7 @@ def test_a_workload_is_created_changed_and_deleted_each_by_one_event(console: Co
     ]
 
 
-def test_of_two_changes_at_the_same_moment_the_later_one_is_told_and_changes_nothing(
+def test_of_two_changes_at_the_same_moment_the_later_one_is_refused(
     console: Console,
 ) -> None:
     read = console.ask("PUT", PATH, definition())
@@ -73,7 +73,7 @@ def test_a_pause_does_not_outlive_the_workload_it_was_of(console: Console) -> No
     assert (last.partition, last.paused) == (ALL, False)
 
 
-def test_what_is_unchanged_makes_no_event(console: Console) -> None:
+def test_an_unchanged_definition_makes_no_event(console: Console) -> None:
     console.ask("PUT", PATH, definition())
     again = console.ask("PUT", PATH, definition())
     assert (again.status, again.json["changed"]) == (200, False)
@@ -125,7 +125,7 @@ def test_yaml_is_taken_as_well_as_json(console: Console) -> None:
     assert console.ask("PUT", PATH, json.dumps(wanted)).json["changed"] is False
 
 
-def test_everything_wrong_is_told_at_once_with_field_line_and_remedy(console: Console) -> None:
+def test_all_problems_are_answered_at_once_with_field_line_and_remedy(console: Console) -> None:
     yaml = (
         "apiVersion: switchyard/v1\nkind: Workload\n"
         "metadata: {group: billing, topic: orders, cluster: eats}\n"
@@ -184,7 +184,7 @@ def test_a_workload_cannot_move_to_another_cluster(console: Console) -> None:
     assert len(console.fed.control.appended) == 1
 
 
-def test_trouble_with_the_control_log_is_told_as_such_and_not_as_a_mistake_of_ours(console: Console) -> None:
+def test_trouble_with_the_control_log_is_a_503_and_no_internal_error(console: Console) -> None:
     for failure in (NotLeaderForPartitionError(), TimeoutError()):
         console.fed.control.failure = failure
         answer = console.ask("PUT", PATH, definition())
@@ -268,7 +268,7 @@ def owning(fed: FakeRuntime) -> None:
     fed.observe(beat(flowing(job(0)), url=fed.url))
 
 
-def test_the_tracker_tells_what_is_finished_in_flight_and_waiting(console: Console) -> None:
+def test_the_tracker_view_shows_finished_in_flight_and_waiting_offsets(console: Console) -> None:
     owning(console.fed)
     console.fed.jobs.pumps[job(0)] = a_pump()
     shown = console.ask("GET", PATH + "/partitions/0/tracker").json
@@ -290,7 +290,7 @@ def test_the_tracker_tells_what_is_finished_in_flight_and_waiting(console: Conso
         ("/partitions/0/tracker?topic=other", 404),
     ],
 )
-def test_a_partition_that_is_none_is_told(console: Console, path: str, status: int) -> None:
+def test_an_invalid_partition_is_refused(console: Console, path: str, status: int) -> None:
     owning(console.fed)
     assert console.ask("GET", PATH + path).status == status
 
@@ -320,14 +320,14 @@ def test_a_question_is_passed_on_once_only(console: Console) -> None:
     assert "ask again" in answer.json["detail"]
 
 
-def test_an_owner_that_is_not_heard_or_not_reached_is_told(console: Console) -> None:
+def test_a_silent_or_unreachable_owner_is_named(console: Console) -> None:
     console.fed.apply(put(definition()), assigned(job(0), "worker-b"))
     assert console.ask("GET", PATH + "/partitions/0/tracker").status == 503
     console.fed.observe(beat(worker="worker-b", url="http://127.0.0.1:1"))
     assert console.ask("GET", PATH + "/partitions/0/tracker").status == 502
 
 
-def test_a_data_cluster_that_does_not_answer_is_told_with_its_name(console: Console) -> None:
+def test_a_data_cluster_that_does_not_answer_is_named(console: Console) -> None:
     console.fed.apply(put(definition()))
     answer = console.ask("GET", "/api/v1/dlq/billing/orders/messages")
     assert answer.status == 502
@@ -345,7 +345,7 @@ def test_a_worker_that_has_not_read_the_control_log_says_so_and_lies_about_nothi
     assert console.ask("GET", "/health/live").status == 200
 
 
-def test_nothing_but_life_is_told_before_there_is_a_runtime() -> None:
+def test_before_there_is_a_runtime_only_liveness_is_answered() -> None:
     with serving(None) as url:
         place = urlsplit(url)
         for path, status in (

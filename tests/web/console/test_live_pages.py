@@ -89,7 +89,7 @@ def test_a_page_opened_while_the_worker_starts_comes_alive_by_itself(page: Any, 
         assert page.is_hidden("#banner")
 
 
-def test_a_worker_that_hangs_is_told_with_the_age_of_what_is_shown_until_it_answers(
+def test_a_page_of_a_worker_that_hangs_shows_its_age_until_the_worker_answers(
     page: Any, fed: FakeRuntime
 ) -> None:
     goes_on = threading.Event()
@@ -115,7 +115,7 @@ def test_a_worker_that_hangs_is_told_with_the_age_of_what_is_shown_until_it_answ
         assert page.is_hidden("#banner")
 
 
-def test_the_first_line_says_what_needs_somebody(page: Any, fed: FakeRuntime) -> None:
+def test_the_first_line_says_what_needs_attention(page: Any, fed: FakeRuntime) -> None:
     with serving(fed) as url:
         page.goto(url)
         says(page, "All workloads flow.")
@@ -126,7 +126,7 @@ def test_the_first_line_says_what_needs_somebody(page: Any, fed: FakeRuntime) ->
         assert "unknown" in page.inner_text("main table")
 
 
-def test_what_comes_from_outside_is_text_wherever_it_stands(page: Any, fed: FakeRuntime) -> None:
+def test_outside_data_is_shown_as_text_everywhere(page: Any, fed: FakeRuntime) -> None:
     evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     data = definition()
     data["metadata"]["owner"] = evil
@@ -173,7 +173,7 @@ def test_the_workload_page_says_why_it_stands_still_on_every_screen(
     page.close()
 
 
-def test_a_sleeping_workload_needs_nobody_and_says_when_it_wakes(page: Any, fed: FakeRuntime) -> None:
+def test_a_sleeping_workload_needs_no_attention_and_says_when_it_wakes(page: Any, fed: FakeRuntime) -> None:
     why = "hibernated: nothing arrived for 30 minutes; it wakes with the first message"
     fed.apply(assigned(job(0), worker="", epoch=2, reason=why))
     fed.observe(beat())
@@ -185,7 +185,7 @@ def test_a_sleeping_workload_needs_nobody_and_says_when_it_wakes(page: Any, fed:
         says(page, "Hibernated. nothing arrived for 30 minutes; it wakes with the first message")
 
 
-def test_the_activity_page_tells_drains_and_wishes_in_words(page: Any, fed: FakeRuntime) -> None:
+def test_the_activity_page_shows_drains_and_wishes_in_words(page: Any, fed: FakeRuntime) -> None:
     for event in (
         {"event": "drain", "worker": "w2", "draining": True, "actor": "ann"},
         {"event": "drain", "worker": "w3", "draining": False, "actor": "ann"},

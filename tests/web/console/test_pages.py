@@ -88,9 +88,7 @@ def test_the_workload_page_shows_partitions_and_dead_letters_as_text_never_as_ma
     assert "FAILED_PRECONDITION" in page.inner_text("main")
 
 
-def test_the_workload_page_tells_a_value_that_is_not_in_its_letter_from_null(
-    console: Any, browse: Any
-) -> None:
+def test_the_workload_page_shows_a_value_that_its_letter_lacks_unlike_null(console: Any, browse: Any) -> None:
     _, _, topic = console
     page = browse(f"/workloads/billing/{topic}")
     page.get_by_text("tombstone").first.wait_for(timeout=ENOUGH_MS)
@@ -101,7 +99,9 @@ def test_the_workload_page_tells_a_value_that_is_not_in_its_letter_from_null(
     ]
 
 
-def test_the_workload_page_tells_how_a_real_receiver_fares(console: Any, browse: Any, tmp_path: Path) -> None:
+def test_the_workload_page_shows_the_state_of_a_real_receiver(
+    console: Any, browse: Any, tmp_path: Path
+) -> None:
     _, worker, topic = console
     page = browse(f"/workloads/billing/{topic}")
     page.get_by_text("Nothing holds it back").wait_for(timeout=ENOUGH_MS)
@@ -180,13 +180,13 @@ def test_the_route_page_shows_topics_and_partitions_as_text_and_pauses_it(
     assert http("GET", f"{worker.url}/api/v1/routes/copied")[1]["status"]["paused"] is False
 
 
-def test_the_list_of_routes_shows_what_each_copies_and_leads_to_it(console: Any, browse: Any) -> None:
+def test_the_list_of_routes_shows_what_each_copies_and_links_to_it(console: Any, browse: Any) -> None:
     page = browse("/routes")
     page.get_by_role("link", name="copied").click()
     page.wait_for_url("**/routes/copied")
 
 
-def test_an_unknown_workload_is_told_in_words(browse: Any) -> None:
+def test_an_unknown_workload_has_a_page_that_says_so(browse: Any) -> None:
     page = browse("/workloads/no/such")
     page.wait_for_function(
         "document.querySelector('main').innerText.includes('there is no workload no/such')",

@@ -173,7 +173,7 @@ def test_live_pages_get_events_through_the_proxy_as_they_happen(behind: tuple[Pr
         answer.close()
 
 
-def test_what_only_another_worker_knows_comes_through_the_proxy(behind: tuple[Proxy, FakeRuntime]) -> None:
+def test_answers_of_another_worker_come_through_the_proxy(behind: tuple[Proxy, FakeRuntime]) -> None:
     proxy, fed = behind
     other = FakeRuntime()
     other.worker = "worker-b"
@@ -187,7 +187,7 @@ def test_what_only_another_worker_knows_comes_through_the_proxy(behind: tuple[Pr
         assert (answer.status, answer.json["worker"]) == (200, "worker-b"), answer.text
 
 
-def test_behind_a_proxy_that_nobody_named_the_refusals_say_what_to_set(tmp_path: Path) -> None:
+def test_behind_a_proxy_that_is_not_configured_the_refusals_say_what_to_set(tmp_path: Path) -> None:
     fed, port = FakeRuntime(), free_port()
     with ExitStack() as stack:
         url = stack.enter_context(serving(fed))

@@ -134,7 +134,7 @@ def problem(answer: Answer, status: int) -> None:
         ("PUT", f"{PATH}?dry_run=yes", 400),
     ],
 )
-def test_what_is_asked_wrongly_is_a_problem_and_changes_nothing(
+def test_a_wrong_request_is_a_problem_and_changes_nothing(
     console: Console, method: str, path: str, status: int
 ) -> None:
     console.fed.apply(put(definition()), assigned(job(0)))

@@ -155,7 +155,7 @@ def test_every_answer_is_as_described(case: schemathesis.Case, console: Console)
     case.call_and_validate(base_url=console.url, timeout=30)
 
 
-def test_the_document_is_openapi_is_served_and_every_route_says_what_it_answers(console: Console) -> None:
+def test_the_document_is_openapi_and_describes_the_answers_of_every_route(console: Console) -> None:
     DESCRIPTION.validate()
     assert console.ask("GET", "/api/v1/openapi.json").json == DOCUMENT
     silent = [route for route in ROUTES if not (said := described_of(route.handler)) or not said.answers]
@@ -190,7 +190,7 @@ class Client:
         return answer
 
 
-def test_what_succeeds_is_as_described_too(console: Console) -> None:
+def test_successful_answers_are_as_described_too(console: Console) -> None:
     region(console)
     client = Client(console.url)
     etag = client.ask("GET", WORKLOAD).headers["etag"][0]
@@ -228,7 +228,7 @@ def test_what_succeeds_is_as_described_too(console: Console) -> None:
     client.ask("PUT", WORKLOAD, 201, body=body, headers={"If-None-Match": "*"})
 
 
-def test_a_real_queue_is_told_as_described(bootstrap: str, topic_name: str) -> None:
+def test_a_real_queue_is_answered_as_described(bootstrap: str, topic_name: str) -> None:
     with served(bootstrap, topic_name, 2, 20, 5, "gone") as (url, _, queue):
         client = Client(url, topic=queue.workload.metadata.topic, offset=1)
         assert client.ask("GET", DLQ).json()["messages"] == 20

@@ -134,7 +134,7 @@ def test_a_record_with_a_time_in_the_future_makes_nothing_late() -> None:
 
 
 @pytest.mark.parametrize("ahead_ms", [SKEW_MS + 1, 1 << 50, None])
-def test_who_counts_only_what_says_nothing_of_how_far_it_is_holds_no_window_open(
+def test_a_client_that_counts_only_records_without_progress_holds_no_window_open(
     ahead_ms: int | None,
 ) -> None:
     """Its clock is wrong, or its producers'; None: its records have no timestamp."""
@@ -168,7 +168,9 @@ def test_times_that_mean_nothing_make_no_windows_without_end(monkeypatch: pytest
     assert client.untimed == 7
 
 
-def test_who_replays_a_topic_counts_all_of_it_in_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_replays_a_topic_counts_every_record_in_its_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(client_module, "MOST_WINDOWS", 3)
     client, collector = ClientAudit(SCOPE, "web@1", IDLE_MS), Collector()
     for number in range(10):
@@ -189,6 +191,6 @@ def test_each_record_has_its_own_latency() -> None:
     assert found == [pytest.approx([170, 170], rel=0.02), pytest.approx([20, 1_000], rel=0.02)]
 
 
-def test_who_ends_says_so() -> None:
+def test_a_client_that_ends_says_so() -> None:
     client = ClientAudit(SCOPE, "web@1", IDLE_MS)
     assert [report.leaves for report in client.reports(5, leaves=True)] == [True]

@@ -77,7 +77,7 @@ def test_ranges_add_up(cuts: list[int]) -> None:
     assert of_range(SOURCE, first, middle).plus(of_range(SOURCE, middle, last)) == whole
 
 
-def test_the_same_offsets_of_other_sources_are_others() -> None:
+def test_the_same_offsets_of_another_source_have_another_fingerprint() -> None:
     found = {
         of_range(FingerprintSource(cluster, topic, partition), 5, 9)
         for cluster, topic, partition in itertools.product("ab", "cd", (0, 1))
@@ -104,7 +104,7 @@ def test_equal_power_sums_up_to_the_fourth_do_not_hide_a_fault() -> None:
     assert of_offsets(SOURCE, np.array(lost)) != of_offsets(SOURCE, np.array(doubled))
 
 
-def test_offsets_that_are_told_apart_as_ids_are_read_back() -> None:
+def test_offsets_as_ids_are_distinct_and_read_back() -> None:
     sources = [SOURCE, FingerprintSource("cluster", "topic", 4)]
     ids = ids_of_offsets(sources[1], np.array([0, 7, 1 << 40]))
     assert [offset_of(sources, id_bytes(row)) for row in ids] == [(sources[1], o) for o in (0, 7, 1 << 40)]

@@ -49,7 +49,7 @@ def test_merged_in_any_order_it_gives_the_same_bytes(parts: list[list[int]], ran
 
 
 @given(latencies, latencies)
-def test_what_was_merged_can_be_taken_out_again(kept: list[int], taken: list[int]) -> None:
+def test_a_merged_histogram_can_be_taken_out_again(kept: list[int], taken: list[int]) -> None:
     both = histogram(kept + taken)
     both.subtract(histogram(taken))
     assert both.to_bytes() == histogram(kept).to_bytes()
@@ -98,7 +98,7 @@ def test_of_however_many_the_sums_are_sound() -> None:
     assert found.quantiles_ms([0.5])[0] > 0
 
 
-def test_of_no_latencies_nothing_is_told() -> None:
+def test_a_histogram_without_latencies_has_no_quantiles() -> None:
     assert Latencies().quantiles_ms([0.5, 0.99]) == [-1.0, -1.0]
     assert Latencies().to_bytes() == b""
 

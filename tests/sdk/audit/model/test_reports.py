@@ -81,7 +81,7 @@ def test_a_sequence_without_gaps_is_one_range() -> None:
     assert counted == Counted(done=((0, 5),))
 
 
-def test_a_final_report_of_what_is_known_ends_the_part() -> None:
+def test_a_final_report_of_known_counts_ends_the_part() -> None:
     counted, _, _ = count_report(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
     counted, added, verdict = count_report(counted, report(0, 0, 9, final=True), of(0, 9))
     assert (added.count, verdict, counted) == (0, ReportOutcome.COUNTED, Counted(done=((0, 1),)))
@@ -161,7 +161,7 @@ def test_the_same_report_has_the_same_uuid_whoever_makes_it() -> None:
         ({"source": "s" * 601}, "name of 601 characters"),
     ],
 )
-def test_a_report_that_says_what_none_can_say_is_refused(change: dict[str, object], words: str) -> None:
+def test_a_report_with_impossible_contents_is_refused(change: dict[str, object], words: str) -> None:
     good = report(1, 0, 5)
     assert checked(good) is good
     checked(msgspec.structs.replace(good, cluster="east:billing"))
@@ -209,7 +209,7 @@ def test_many_clients_make_no_large_value_and_are_added_up() -> None:
     assert sum(record.totals.count for record in collector.windows.values()) == clients
 
 
-def test_a_client_that_goes_on_in_another_value_counts_once_and_nobody_waits_for_what_it_was() -> None:
+def test_a_client_that_continues_in_another_table_value_counts_once_and_holds_no_window_open() -> None:
     """Its former version told of it in the first one: what it kept of that is sent as it is."""
     bounds, collector, source = PlanBounds(lateness_ms=0, silence_ms=10_000), Collector(), "client-7@1"
     made = [

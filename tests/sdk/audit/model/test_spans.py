@@ -92,7 +92,7 @@ def report(part: int, since: int, upto: int, *, final: bool) -> Report:
     return Report(name, *SCOPE, "t/0", 5, (), part=part, since=since, upto=upto, final=final)
 
 
-def test_what_older_versions_have_counted_and_told_makes_spans_wider_never_wrong() -> None:
+def test_reports_of_older_versions_make_spans_wider_never_wrong() -> None:
     old, _, _ = count_report(
         NOTHING_COUNTED, report(2, 2 * PART_OFFSETS, 3 * PART_OFFSETS, final=True), Totals(9)
     )
