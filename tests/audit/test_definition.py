@@ -111,7 +111,7 @@ def test_an_aggregate_cluster_without_its_sources_is_warned_of() -> None:
     everything = edited("spec/clusters", sorted(REGIONS.sites))
 
     assert [warning.field for warning in warnings] == ["spec.clusters"]
-    assert "may have more than is counted" in warnings[0].message
+    assert "which the plan omits" in warnings[0].message
     assert parse_audit(everything, layout=REGIONS)[1] == []
 
 

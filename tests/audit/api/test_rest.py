@@ -34,7 +34,7 @@ def definition(**spec: Any) -> dict[str, Any]:
 
 
 def with_loss(console: Console, lost: int = 2) -> None:
-    """Two tiers have closed a window, the second without some records."""
+    """Two tiers have closed a window, the second missing_partitions some records."""
     region = counted_at_both(lost=lost)
     for tier in (HOME, AWAY):
         region.close(tier)
@@ -152,10 +152,10 @@ def test_a_report_of_many_windows_is_taken(console: Console) -> None:
 
 
 def test_while_tables_are_read_nothing_is_told_as_if_it_were_all(console: Console) -> None:
-    async def without(_: object) -> list[int]:
+    async def missing_partitions(_: object) -> list[int]:
         return [3]
 
-    console.fed.audit_books.without = without  # type: ignore[method-assign]
+    console.fed.audit_books.missing_partitions = missing_partitions  # type: ignore[method-assign]
     answer = console.ask("GET", "/api/v1/audit/windows")
     assert (answer.status, answer.json["title"]) == (503, "Being read")
 

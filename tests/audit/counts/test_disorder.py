@@ -80,7 +80,7 @@ def by_heads(log: Log, chance: random.Random) -> PartitionReader:
         heads = reader.heads_of(data)
         headers = headers_of_heads(heads) if heads else None
         if heads and headers is not None and reader.countable_from_headers(headers) == len(heads):
-            reader.headed(headers, end, at_ms=NOW_MS, seen_at_ms=NOW_MS)
+            reader.add_headers(headers, end, at_ms=NOW_MS, seen_at_ms=NOW_MS)
         else:
             reader.fetched(data, end, at_ms=NOW_MS)
     return reader

@@ -53,7 +53,7 @@ def test_headers_are_counted_as_the_bytes_would_be(seed: int) -> None:
         first = chance.randrange(400)
         log.append([first + chance.randrange(30) for _ in range(chance.choice([1, 3, 9]))])
     plain, other = reader(), reader()
-    headed = 0
+    add_headers = 0
     while other.next_offset < log.next_offset:
         data, end = log.fetch(other.next_offset, chance.randrange(1, 6))
         found = [(base, data) for base, data, _ in log.batches if other.next_offset <= base < end]
@@ -64,13 +64,13 @@ def test_headers_are_counted_as_the_bytes_would_be(seed: int) -> None:
         count = other.countable_from_headers(headers)
         if count:
             some, seen = headers.of(slice(count)), np.full(count, 9, dtype=np.int64)
-            other.headed(some, int(some.next_offset[-1]), at_ms=9, seen_at_ms=seen)
-            headed += count
+            other.add_headers(some, int(some.next_offset[-1]), at_ms=9, seen_at_ms=seen)
+            add_headers += count
         if count < len(found):
             other.fetched(data, end, at_ms=9)
     assert told(other) == told(plain)
     assert (other.records, other.next_offset) == (plain.records, plain.next_offset)
-    assert headed
+    assert add_headers
 
 
 def test_what_headers_do_not_tell_is_not_counted_from_them() -> None:

@@ -146,5 +146,5 @@ def test_who_goes_on_from_anothers_state_knows_no_more_of_a_time_ahead_than_that
     now_ms = BEGAN_MS + 99 * DAY_MS
     one.fetched(data, end, at_ms=now_ms)
     other = reader()
-    other.go_on_from(one.state(), now_ms)
+    other.resume(one.state(), now_ms)
     assert other.watermark_ms(now_ms) == one.watermark_ms(now_ms) == BEGAN_MS

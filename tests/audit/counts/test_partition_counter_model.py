@@ -106,7 +106,7 @@ class AuditAgainstModel(RuleBasedStateMachine):
         self.owners[partition] = self.owners[partition][-2:]
         owner, saved = self.new_reader(partition, 0), self.saved[partition]
         if saved:
-            owner.go_on_from(saved if is_told else [new_part(saved[0].part, saved[0].since)], self.now_ms)
+            owner.resume(saved if is_told else [new_part(saved[0].part, saved[0].since)], self.now_ms)
         self.owners[partition].append(owner)
 
     @rule(back=st.lists(st.integers(0, 130), max_size=5), times=st.integers(1, 3))

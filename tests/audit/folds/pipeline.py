@@ -217,7 +217,7 @@ class Pipeline:
             reader = self.readers[tier][source] = self._reader(tier, source, 0)
             if self.random.random() < 0.5:
                 state = (new_part(state[0].part, state[0].since),)
-            reader.go_on_from(state, self._clock_ms(tier))
+            reader.resume(state, self._clock_ms(tier))
         data, upto = log.fetch(reader.next_offset, 1_000)
         at_ms = self._clock_ms(tier)
         reader.fetched(data, upto, at_ms=at_ms, seen_at_ms=at_ms, at_end=True)

@@ -124,7 +124,7 @@ def test_whatever_times_records_have_each_is_counted_once_and_those_of_now_in_th
 ) -> None:
     collector = Collector()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folds_collector, "MAX_WINDOWS_AHEAD", 5)
+        patch.setattr(folds_collector, "MAX_FUTURE_WINDOWS", 5)
         for position, (time_ms, source) in enumerate(written):
             start_ms = time_ms - time_ms % WIDTH
             one = report(source, FAR_MS, start_ms, sequence=position)
@@ -140,7 +140,7 @@ def test_whatever_times_records_have_each_is_counted_once_and_those_of_now_in_th
 
 
 def test_a_part_that_goes_on_is_counted_apart_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folds_collector, "MAX_WINDOWS_AHEAD", 1)
+    monkeypatch.setattr(folds_collector, "MAX_FUTURE_WINDOWS", 1)
     collector = Collector()
     for upto in range(1, 4):
         made = Report(

@@ -93,7 +93,7 @@ class Stand:
     async def event(
         self, offset: int, value: bytes, recorded_ms: int = UNKNOWN_MS, seal: bytes = b""
     ) -> None:
-        if not self.books.goes_on_at(5, offset):
+        if not self.books.can_fold(5, offset):
             lacked = await self.books.restore(5, offset, self.windows.items(), self.tiers.items())
             self._write(lacked)
         self.last.events.append(Recorded(offset, value, recorded_ms, seal))
@@ -121,7 +121,7 @@ async def test_a_book_is_read_anew_when_somebody_else_has_gone_on_meanwhile() ->
     await other.event(1, codec.encode(report(2, 2)))
     await other.event(2, codec.encode(report(3, 3)))
     assert mine.count == 1
-    assert not mine.books.goes_on_at(5, 3)
+    assert not mine.books.can_fold(5, 3)
     mine.windows, mine.tiers = other.windows, other.tiers
     await mine.event(3, codec.encode(report(4, 7)))
     assert mine.count == 7
@@ -301,10 +301,10 @@ async def test_an_event_without_a_time_is_the_same_whenever_it_is_read() -> None
 
 async def test_a_partition_that_nobody_holds_is_known_as_such_unless_it_is_empty() -> None:
     stand = Stand(topic := Topic())
-    assert await stand.books.without([]) == []
+    assert await stand.books.missing_partitions([]) == []
     topic.end = 3
-    assert await stand.books.without([]) == [5]
-    assert await stand.books.without(range(AUDIT_PARTITIONS)) == []
+    assert await stand.books.missing_partitions([]) == [5]
+    assert await stand.books.missing_partitions(range(AUDIT_PARTITIONS)) == []
     await stand.books._sweep()
     await stand.books._sweep()
     assert topic.ticks == 1, "whoever gets one reads the tables"

@@ -12,7 +12,7 @@ import pytest
 from app.audit.counts.handover import AuditNote
 from app.audit.counts.partition_counter import PartState
 from app.audit.definition import AuditPlan
-from app.audit.jobs.consumer_counts import MOST_AGAIN, AuditConsumers, CountsFrom
+from app.audit.jobs.consumer_counts import MOST_REREAD, AuditConsumers, CountsFrom
 from app.dispatch.pump.partition import DispatchPump
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId
@@ -82,7 +82,7 @@ async def test_it_goes_on_where_the_figures_end_that_its_former_owner_left() -> 
         (700, b"", 0, (700, False, True)),
         (700, b"\x00nonsense", 0, (700, False, True)),
         (700, left(500), 600, (700, True, True)),  # what lies between is gone from the log
-        (500 + MOST_AGAIN + 1, left(500), 0, (500 + MOST_AGAIN + 1, True, True)),  # that is far
+        (500 + MOST_REREAD + 1, left(500), 0, (500 + MOST_REREAD + 1, True, True)),  # that is far
         (700, left(900), 0, (700, False, True)),  # the audit had begun ahead of what was finished
         (700, left(500, plan=audit_plan(window="2m")), 0, (700, False, True)),
     ],

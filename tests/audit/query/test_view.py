@@ -241,7 +241,9 @@ def test_a_tier_that_counts_in_other_windows_is_told_as_absent_and_not_as_loss()
     region.close(client)
     (row,) = verdict_rows(region.known, NOW_MS, lambda *_: PLAN, lambda _: [])
     assert (row["state"], row["absent"]) == ("absent-audit", ["consumer"])
-    assert row["remark"] == "consumer also counts in windows of 10000 ms, which those of 60000 ms lack"
+    assert (
+        row["remark"] == "consumer also counts in windows of 10000 ms; those of 60000 ms lack these records"
+    )
 
 
 def test_windows_of_another_time_hinder_no_comparison() -> None:

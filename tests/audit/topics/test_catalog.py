@@ -130,7 +130,7 @@ def test_what_clients_count_otherwise_than_planned_is_said(region: ByHand) -> No
     as_planned, nowhere, width, misspelt, other, unplanned, ours = said.values()
     assert as_planned == nowhere == ours == ""
     assert "client needs window_ms=60000" in width
-    assert "cluster hom is none of away, home, other" in misspelt
-    assert "no audit plan means topic orders in cluster away" in other
-    assert "no audit plan means topic payments" in unplanned
+    assert "cluster hom is not one of away, home, other" in misspelt
+    assert "no audit plan matches topic orders in cluster away" in other
+    assert "no audit plan matches topic payments" in unplanned
     assert region.catalog.bounds_of("hom", "orders").lateness_ms == 9_000
