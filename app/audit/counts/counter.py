@@ -12,8 +12,8 @@ Rules (tests/audit/counts/test_counter.py, test_disorder.py)
    least so far behind the window's start. With the log's own time (LogAppendTime) all records of a batch have
    the highest timestamp.
 3. Batches are decoded if they have a delete horizon, which replaces the first timestamp. So are batches that
-   begin before the position, which has only some of their records, and compacted ones, whose headers do not
-   show the offsets.
+   begin before the position, because not all of their records count. So are compacted batches, because their
+   headers do not show the offsets.
 4. Records that read_committed hides, and control batches, are not counted (`ReadCommittedFilter`).
 5. A batch that cannot be decoded is counted from its header at its first timestamp (`Tally.undecodable`).
 6. Latencies of a batch counted from its header are spread evenly between its first and highest timestamp.
@@ -66,9 +66,9 @@ ContentOf = Callable[[Record], int]
 def mark_of(windows: Mapping[int, Sums], at_ms: int) -> int:
     """How far a source has come, by a chunk of its records; `NEVER_MS`: unknown.
 
-    These are the timestamps that at least one record in `LIFTS` has reached. A few records ahead of all
-    others, or of the clock, do not count: in a backlog they would make the following records late. The result
-    is no closer than a window's width.
+    It is the timestamp that at least one record in `LIFTS` has reached, at best by a window's width. A few
+    records ahead of all others, or of the clock, do not count: in a backlog they would make the following
+    records late.
 
     Args:
         windows: The chunk's.
@@ -160,8 +160,7 @@ def countable_headers(
     """The headers of whole batches, which are kept in place of the bytes; None: they are not enough to count.
 
     They have the lowest timestamps of the records, where rule 2 needs these. `countable_from_headers` says
-    whether all can be counted. For one batch this takes microseconds, because routes call it for every batch
-    that they append.
+    whether all can be counted. Routes call this for every batch that they append, so it takes microseconds.
     """
     if spec.decodes_all:
         return None

@@ -8,7 +8,7 @@ Bounds, so that no client fills the memory (tests/audit/folds/test_bounds.py)
 1. A partition has at most `MOST_TIERS` shards of tiers and `MOST_WINDOWS` windows, a tier `MOST_OF_TIER`
    windows. Near that bound a tier's oldest closed windows are dropped early (`KEPT_OF_TIER`).
 2. At most `MAX_FUTURE_WINDOWS` of a tier may begin ahead of the clock, because nothing closes them before
-   their time. Current windows must have room beside them.
+   their time. They may fill half of a partition, so that current windows have room.
 3. Records without room for a window are counted once their part is final, beside the records without a time
    (`WindowRecord.apart`, `ReportOutcome.APART`). Until then they are refused (`ReportOutcome.FULL`). So are a
    tier too many, and a value larger than the changelog takes (`MOST_VALUE_BYTES`).
@@ -93,7 +93,7 @@ class Collector:
         return found
 
     def rewind(self, end: int) -> tuple[list[WindowKey], list[TierKey]]:
-        """Adapts to a topic that was cut at `end` (`window.rewound`); returns the changed keys."""
+        """Adapts to a topic that was truncated to `end` (`window.rewound`); returns the changed keys."""
         of_windows = {key: windows.rewound(record, end) for key, record in self.windows.items()}
         of_tiers = {key: tiers.rewound(record, end) for key, record in self.tiers.items()}
         found = (
@@ -207,7 +207,7 @@ class Collector:
         return TableChanges(tuple(changed), (tier,) if updated is not known else (), (), tuple(verdicts))
 
     def _room_for_windows(self, name: TierName, now_ms: int) -> Callable[[WindowKey], bool]:
-        """A function that says whether a new window of the tier has room (rules 1 and 2)."""
+        """A function that says whether a new window of the tier has room (bounds 1 and 2)."""
         last_ms = now_ms + SKEW_MS
         future_windows = -1  # counted on first use
 

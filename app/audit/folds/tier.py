@@ -209,7 +209,7 @@ def on_report(record: TierRecord, report: Report, position: int) -> TierRecord:
 
 
 def on_close(record: TierRecord, close: CloseWindows, position: int) -> TierRecord:
-    """The record after a closing. One that is not later than the last only gives up sources."""
+    """The record after a closing. One that closes nothing new only gives up sources."""
     if position <= record.position:
         return record
     closings = record.closings
@@ -235,7 +235,7 @@ def on_forget(record: TierRecord, forget: ForgetWindows, position: int) -> TierR
 
 
 def rewound(record: TierRecord, end: int) -> TierRecord:
-    """The record in a topic that was cut at `end` (as `window.rewound`): its closings precede all events."""
+    """The record in a topic that was truncated to `end` (`window.rewound`); its closings precede all events."""
     if record.position < end:
         return record
     closings = tuple(Closing(known.before_ms, -1, known.at_ms, known.without) for known in record.closings)

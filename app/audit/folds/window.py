@@ -131,7 +131,7 @@ def on_close(record: WindowRecord, at_ms: int, without: tuple[str, ...], positio
 
 
 def rewound(record: WindowRecord, end: int) -> WindowRecord:
-    """The record in a topic that was cut at `end`.
+    """The record in a topic that was truncated to `end`.
 
     If its last event was behind that, it takes events from any position. Repeated reports still count once
     (`counted`).

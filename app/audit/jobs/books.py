@@ -165,7 +165,7 @@ class AuditBooks(Service):
         if any(rewound):
             self._report_incident(
                 "audit-topic-shorter", f"{self._topic}/{partition}",
-                f"the topic was recreated or cut: {len(rewound[0])} windows have events that it lacks",
+                f"the topic was recreated or truncated: {len(rewound[0])} windows have events that it lacks",
                 "find out why the topic lost events; their counts in the tables stay, later ones are missing",
             )  # fmt: skip
             written = written._replace(
@@ -329,7 +329,7 @@ class AuditBooks(Service):
             book, known = before[partition]
             book.end = end
             if end < known and self.books.get(partition) is book:
-                # It was recreated or cut: its next events would be taken for known ones.
+                # It was recreated or truncated: its next events would be taken for known ones.
                 log.warning("the audit topic is shorter than it was", partition=partition, end=end, was=known)
                 self.forget(partition)
         now_s = time.monotonic()

@@ -1,6 +1,6 @@
 """Controls this worker's audits: starts pumps, restarts them for changed plans, and sends their reports.
 
-It does the same for the dispatch jobs whose finished messages are counted (`app.audit.jobs.consumer_counts`).
+It also controls the audits of dispatch jobs (`app.audit.jobs.consumer_counts`).
 
 Rules
 1. A changed plan applies to what is fetched afterwards: its pumps report, save, and start again. So does a

@@ -1,7 +1,7 @@
 """Reads the last events of a partition of the audit topic before an offset.
 
 A worker that takes over the partition's tables folds them in again, because their last changes may not be in
-the changelogs. It does not wait for events that are gone: the topic may have been cut or recreated.
+the changelogs. It does not wait for events that are gone: the topic may have been truncated or recreated.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class Margin:
         self._client = client
 
     async def before(self, partition: int, offset: int) -> AsyncGenerator[Events, None]:
-        """The events of the last minute below `offset`, at least a thousand, in pieces: it has millions at
-        times."""
+        """The last minute's events below `offset`, at least 1,000; in pieces, as there may be millions."""
         at = TopicPartition(self._topic, partition)
         consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="earliest", **self._options)
         await consumer.start()

@@ -118,12 +118,11 @@ class ConsumerTap:
 
     @property
     def trouble(self) -> str:
-        """The pump's, where it is the audit's."""
+        """The pump's trouble; the audit replaces only its own."""
         return self._pump.trouble
 
     @trouble.setter
     def trouble(self, trouble: str) -> None:
-        """The pump's trouble; the audit replaces only its own."""
         if not self._pump.trouble or self._pump.trouble.startswith("report: "):
             self._pump.trouble = trouble
 
