@@ -31,12 +31,7 @@ DEFAULTS = {"framing": "none", "binary": False}
 def audit_checks(
     document: Document, plan: AuditPlan | None, layout: Layout | None
 ) -> Iterator[ConfigProblem]:
-    """All problems of the definition.
-
-    Args:
-        plan: None if a field is wrong.
-        layout: The configured clusters, if they are known.
-    """
+    """All problems. `plan`: None if a field is wrong. `layout`: the configured clusters, if known."""
     source = value_at(document.data, (*TIMESTAMP, "source")) or "record"
     required, optional = NEEDS.get(source, ((), ()))
     given = value_at(document.data, TIMESTAMP)

@@ -123,13 +123,8 @@ class ConsumerReader:
         return self.reader.next_offset
 
     def fetched(self, data: bytes, start: int, end: int, aborted: Sequence[tuple[int, int]] = ()) -> None:
-        """Takes in whole batches for the offsets [start, end); known offsets are left out.
-
-        Without data: the log does not have these offsets, or no longer.
-
-        Raises:
-            CorruptBatch: The data does not consist of batches.
-        """
+        """Takes in whole batches for the offsets [start, end), without the known ones. No data: the log does
+        not have these offsets. Raises CorruptBatch: The data does not consist of batches."""
         pieces = self._pieces
         at = bisect_right(pieces, start, key=attrgetter("start"))
         first = max(start, pieces[at - 1].end if at else self.next_offset)
@@ -218,11 +213,9 @@ class ConsumerReader:
         self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
 
     def ended(self, end: int, base: int, at_ms: int) -> None:
-        """The log ends at `end` now. If that is finished, no older record is on its way.
-
-        A log that grows all the time is never finished to its end. Once its end of some time ago is finished,
-        no record from before that time is on its way.
-        """
+        """The log ends at `end` now. If that is finished, no older record is on its way. A log that grows all
+        the time is never finished to its end. So its end of some time ago is kept: once that is finished, the
+        records to come are newer than that time."""
         upto = min(base, self.next_offset)
         if end <= upto or end < self._log_end:
             self._log_end, self._log_end_ms = end, at_ms
@@ -234,12 +227,10 @@ class ConsumerReader:
 
     @property
     def is_silent(self) -> bool:
-        """Whether reports must wait: a successor would not know the state, or the incomplete windows are
-        unknown."""
+        """Whether reports must wait until a successor knows the state, and incomplete windows are known."""
         return not self.is_known or (self.is_cut and self.reader.complete_ms < 0)
 
     def acknowledged(self, report: Report) -> None:
-        """Takes in that the topic has the report."""
         self.reader.acknowledged(report)
         was_cut, self.is_cut = self.is_cut, self.is_cut and report.complete_ms < 0
         if report.windows or report.final or was_cut:
@@ -247,7 +238,6 @@ class ConsumerReader:
 
 
 def _headers_of(run: Iterable[CountedSpan]) -> BatchHeaderArrays:
-    """The headers of pieces that are kept as headers."""
     headers = headers_of_heads([head for piece in run for head in piece.heads or ()])
     assert headers is not None, "checked when they were kept"
     return headers

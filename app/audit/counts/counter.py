@@ -64,16 +64,10 @@ ContentOf = Callable[[Record], int]
 
 
 def mark_of(windows: Mapping[int, Sums], at_ms: int) -> int:
-    """How far a source has come, by a chunk of its records; `NEVER_MS`: unknown.
-
-    It is the timestamp that at least one record in `LIFTS` has reached, at best by a window's width. A few
-    records ahead of all others, or of the clock, do not count: in a backlog they would make the following
-    records late.
-
-    Args:
-        windows: The chunk's.
-        at_ms: When it arrived.
-    """
+    """How far a source has come, from a chunk of its records; `NEVER_MS`: unknown. It is a timestamp that at
+    least one record in `LIFTS` has reached, at best by a window's width. A few records ahead of all others,
+    or of the clock, do not count: in a backlog they would make the following ones late. `windows`: the
+    chunk's. `at_ms`: when it arrived."""
     last_ms = at_ms + SKEW_MS
     starts = sorted((start for start in windows if UNTIMED < start <= last_ms), reverse=True)
     total, reached = sum(windows[start].count for start in starts), 0
@@ -157,8 +151,7 @@ def count_chunk(
 def countable_headers(
     data: bytes, start_offset: int, spec: CountingSpec, width_ms: int
 ) -> list[bytes] | None:
-    """The headers of whole batches, which are kept in place of the bytes; None: they are not enough to count.
-
+    """The headers of whole batches, to be kept in place of the bytes; None: they are not enough to count.
     They have the lowest timestamps of the records, where rule 2 needs these. `countable_from_headers` says
     whether all can be counted. Routes call this for every batch that they append, so it takes microseconds.
     """
@@ -206,7 +199,7 @@ def _with_lowest(
 def _worth_reading(
     headers: BatchHeaderArrays, start_offset: int, spec: CountingSpec, width_ms: int
 ) -> npt.NDArray[np.bool_]:
-    """The batches that headers may count once the lowest timestamp of their records is known."""
+    """The batches that can be counted from their headers if the lowest timestamp fits."""
     all_exact = headers._replace(is_exact=np.ones(headers.is_exact.shape, dtype=np.bool_))
     may_be = _in_one_window(all_exact, _firsts(headers), start_offset, spec, width_ms)
     by_log = (headers.attributes & LOG_APPEND_TIME) != 0
@@ -234,12 +227,7 @@ def countable_from_headers(
 def count_headers(
     tally: Tally, headers: BatchHeaderArrays, spec: CountingSpec, seen_at_ms: int | Numbers | None
 ) -> None:
-    """Counts batches from their headers (`countable_from_headers`).
-
-    Args:
-        seen_at_ms: As in `Tally.add`, of all batches or of each; an array has a negative number for an
-            unknown time.
-    """
+    """Counts batches that their headers can count. `seen_at_ms`: of all or each; below 0: unknown."""
     _count_headers(tally, headers, _firsts(headers), spec.source, seen_at_ms)
 
 
@@ -376,7 +364,7 @@ class _Read(NamedTuple):
 
 
 def _read(batch: RecordBatch, start_offset: int, spec: CountingSpec) -> _Read:
-    """Raises: ValueError: It has more than `MAX_BATCH_RECORDS` records; and any error of the decoder."""
+    """Raises ValueError: It has more than `MAX_BATCH_RECORDS` records; and any error of the decoder."""
     if batch.header.record_count > MAX_BATCH_RECORDS:
         raise ValueError(
             f"{batch.header.record_count} records in a batch; at most {MAX_BATCH_RECORDS} are decoded"

@@ -1,7 +1,5 @@
-"""The note that an auditor of a partition leaves to its successor, with its position.
-
-It has the counts of parts that are not final, or whose reports may not have arrived. So a successor usually
-reads nothing again.
+"""The note that an auditor of a partition leaves to its successor. It has the counts of parts that are not
+final, or whose reports may not have arrived, so a successor usually reads nothing again.
 """
 
 from __future__ import annotations
@@ -32,20 +30,15 @@ class AuditNote(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def next_offset(self) -> int:
-        """The successor continues here."""
         return self.state[-1].upto
 
     @property
     def fits(self) -> bool:
-        """Whether the note has room for its counts."""
+        """Whether there is room for the counts."""
         return len(msgspec.msgpack.encode(self)) <= MOST_BYTES
 
     def to_bytes(self) -> bytes:
-        """The note in at most `MOST_BYTES`.
-
-        Where that is too little, it has no counts: the successor counts again from where the first part
-        began.
-        """
+        """At most `MOST_BYTES`; without room for the counts, a successor counts the first part again."""
         found = msgspec.msgpack.encode(self)
         if len(found) > MOST_BYTES:
             first = new_part(self.state[0].part, self.state[0].since)

@@ -49,12 +49,8 @@ _FRAME = struct.Struct(">qi")  # base offset and length
 
 
 class PartState(msgspec.Struct, frozen=True, array_like=True):
-    """The counts of [since, upto) of a part.
-
-    Attributes:
-        final: The part has ended.
-        whole_ms: Windows that begin before it are in `windows` only if the topic does not have them yet.
-    """
+    """The counts of [since, upto) of a part. `whole_ms`: earlier windows are in `windows` only if the topic
+    lacks them."""
 
     part: int
     since: int
@@ -151,8 +147,8 @@ class PartitionReader:
 
         Args:
             at_ms: When it arrived.
-            seen_at_ms: The same if the records are new; None for a backlog, whose latencies would be the
-                audit's own.
+            seen_at_ms: The same if the records are new; None: a backlog, whose latencies would be the audit's
+                own.
             at_end: The log has nothing behind it.
             aborted: Producer ids and first offsets of aborted transactions, from the broker.
 
@@ -172,7 +168,7 @@ class PartitionReader:
             self.ended(at_ms)
 
     def countable_from_headers(self, headers: BatchHeaderArrays, start_offset: int = 0) -> int:
-        """How many of the first batches can be counted from `start_offset` on by headers alone."""
+        """How many of the first batches headers alone can count, from `start_offset` on."""
         return countable_from_headers(headers, start_offset, self._spec, self._scope.width_ms)
 
     def heads_of(self, data: bytes, start_offset: int = 0) -> list[bytes] | None:
@@ -182,11 +178,8 @@ class PartitionReader:
     def add_headers(
         self, headers: BatchHeaderArrays, next_offset: int, *, at_ms: int, seen_at_ms: int | Numbers
     ) -> None:
-        """Counts batches from `next_offset` on by their headers (`countable_from_headers`).
-
-        Args:
-            seen_at_ms: When this tier got all of them, or each.
-        """
+        """Counts batches from `next_offset` on by their headers. `seen_at_ms`: when this tier got all, or
+        each."""
         for part, rows in rows_by_part(headers, self._part_offsets):
             self._enter_part(part, at_ms)
             tally = Tally(self._scope.width_ms)
@@ -217,15 +210,10 @@ class PartitionReader:
     # -- for a successor ---------------------------------------------------------------------------
 
     def state(self, most_windows: int = MOST_WINDOWS, *, whole: bool = False) -> tuple[PartState, ...]:
-        """The counts that may not have arrived; the last is of the current part, up to `next_offset`.
-
-        The current part also has its last windows that have arrived. If a record of another window comes, the
-        successor `is_lacking`. With too many windows the state is only the start of the first part: the
-        successor counts again from there.
-
-        Args:
-            whole: No window's counts are left out.
-        """
+        """The counts that may not have arrived; the last is of the current part, up to `next_offset`. The
+        current part also has its last windows that have arrived (`whole`: all). If a record of another window
+        comes, the successor `is_lacking`. With too many windows the state is only the start of the first
+        part, from which a successor counts again."""
         held, reported, whole_ms = self._tally.windows, self._acknowledged, self._whole_ms
         if self.is_lacking or len(held) > MOST_HELD:
             return self._new_parts()
@@ -280,7 +268,6 @@ class PartitionReader:
         return [*self._finished, self._report(_increments(changed), self.next_offset, at_ms, final=False)]
 
     def acknowledged(self, report: Report) -> None:
-        """Takes in that the topic has the report."""
         remaining = [waiting for waiting in self._finished if waiting.id != report.id]
         if len(remaining) < len(self._finished):
             self._finished = remaining
@@ -383,10 +370,8 @@ def _start(window: tuple[int, Sums]) -> int:
 def by_part(
     view: memoryview, part: int, next_offset: int, part_offsets: int
 ) -> Iterator[tuple[int, memoryview]]:
-    """Splits whole batches for the offsets up to `next_offset` by their parts, from `part` on.
-
-    All parts but the last have ended.
-    """
+    """Splits whole batches for the offsets up to `next_offset` by parts, from `part` on; all but the last
+    have ended."""
     while next_offset >= (part_end := (part + 1) * part_offsets):
         cut = bytes_below(view, part_end)
         yield part, view[:cut]

@@ -62,11 +62,8 @@ class TableChanges(NamedTuple):
 
 
 class Collector:
-    """The state of a partition of the topic. Its only writer is the agent that owns the partition.
-
-    Attributes:
-        windows, tiers: The tables' values by key; callers must not change them.
-    """
+    """The state of a partition of the topic. `windows`, `tiers`: the tables' values by key; callers only
+    read."""
 
     __slots__ = ("_of_tier", "_shards", "tiers", "windows")
 
@@ -82,7 +79,6 @@ class Collector:
         self._of_tier.setdefault(key[:3], set()).add(key)
 
     def restore_tier(self, key: TierKey, record: TierRecord) -> None:
-        """Takes in a table's value, before any event."""
         self.tiers[key] = record
         self._shards.setdefault(key[:3], set()).add(key)
 
@@ -104,15 +100,8 @@ class Collector:
         return found
 
     def apply(self, event: Event, position: int, recorded_ms: int = UNKNOWN_MS) -> TableChanges:
-        """Folds in the event at an offset of the topic.
-
-        Args:
-            recorded_ms: The brokers' time of the record, which no time in the event exceeds. Below 0: the
-                topic has none.
-
-        Raises:
-            BadReport: Nothing is changed.
-        """
+        """Folds in the event at an offset of the topic. Raises BadReport, and then changes nothing. No time
+        in the event exceeds `recorded_ms`, the brokers' time of the record (below 0: the topic has none)."""
         if recorded_ms < 0:
             recorded_ms = UNKNOWN_MS
         match event:
@@ -134,12 +123,8 @@ class Collector:
     def due(
         self, now_ms: int, bounds: PlanBounds, scopes: Iterable[Scope] | None = None
     ) -> list[CloseWindows | ForgetWindows]:
-        """The events to append to the topic now: closings, and droppings of old windows. They count once they
-        are there.
-
-        Args:
-            scopes: The tiers to look at; by default all that have windows.
-        """
+        """The events to append now, closings and droppings of old windows, which count once the topic has
+        them. `scopes`: the tiers to look at; None: all with windows."""
         wanted = {key.scope for key in self.windows} if scopes is None else set(scopes)
         events: list[CloseWindows | ForgetWindows] = []
         for scope in sorted(wanted):

@@ -47,8 +47,6 @@ class WindowState(enum.Enum):
 
 
 class ComparedBy(enum.Enum):
-    """What was compared."""
-
     COUNT = "count"
     IDS = "ids"
     VALUES = "values"  # ids together with values
@@ -82,7 +80,6 @@ class TierSide(NamedTuple):
 
     @property
     def all(self) -> Totals:
-        """All records, with the late ones."""
         return _sum(self.totals, self.late)
 
 
@@ -126,9 +123,8 @@ def side(
     """A tier's side of a window: its clusters and shards together.
 
     Args:
-        end_ms: The end of the window.
-        windows: The tier's records of it in all these clusters, all shards; empty: nothing was counted.
-        clusters: For each cluster the tier's records, all shards; empty where it never reported.
+        windows: The tier's records of it in all these clusters; empty: nothing was counted.
+        clusters: For each cluster the tier's records; empty where it never reported.
     """
     totals = late = NO_TOTALS
     late_ms = closed_ms = -1
@@ -178,12 +174,8 @@ def compare(
     patience_ms: int,
     tolerance: Tolerance = NO_TOLERANCE,
 ) -> WindowVerdict:
-    """The verdict on the window that ends at `end_ms`.
-
-    Args:
-        patience_ms: How long after the end a silent audit is not yet absent, and missing records not yet
-            late. It is `tier.lateness` and the bounds' silence.
-    """
+    """The verdict on the window that ends at `end_ms`. For `patience_ms` after that a silent audit is not yet
+    absent, and missing records are not yet late (`tier.lateness`, and the bounds' silence)."""
     before, after = upstream.all, downstream.all
     by, differs = _content(before, after)
     verdict = WindowVerdict(

@@ -42,12 +42,8 @@ class Growing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A source's counts in a window.
-
-    Attributes:
-        done: Final parts, as normal ranges (`kernel.ranges`).
-        span: The range of its records' offsets; older versions did not note it (`span_of`).
-    """
+    """A source's counts in a window. `done`: final parts, as normal ranges (`kernel.ranges`). `span`: the
+    range of the records' offsets, which older versions did not note (`span_of`)."""
 
     done: tuple[Range, ...] = ()
     growing: tuple[Growing, ...] = ()

@@ -1,6 +1,5 @@
-"""An audit plan's terms of comparison, from its definition in the control log or in the table `audit_plans`.
-
-For code that does not load `app.config`, which has checked the definition before. Pure.
+"""An audit plan's terms of comparison, from its definition in the control log or in the table `audit_plans`,
+which was checked before. So this needs no `app.config`. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ PREFIX = "audit:"  # no workload's, route's nor failover definition's key begins
 
 
 def bounds_of(lateness_s: float, keep_s: float) -> PlanBounds:
-    """The bounds of a plan with these settings."""
     lateness_ms = round(lateness_s * 1000)
     most_ms = max(lateness_ms, round(MOST_LATENESS_S * 1000))
     return PlanBounds(lateness_ms, most_ms, keep_ms=round(keep_s * 1000))
@@ -37,11 +35,7 @@ class PlanTerms:
 
     @classmethod
     def of(cls, definition: Mapping[str, Any]) -> PlanTerms:
-        """The terms of a definition in canonical form.
-
-        Raises:
-            ValueError: It is not an audit plan's.
-        """
+        """The terms of a definition in canonical form. Raises ValueError: It is not an audit plan's."""
         try:
             name, spec = str(definition["metadata"]["name"]), definition["spec"]
             bounds = bounds_of(parse_duration(spec["lateness"]), parse_duration(spec["keep"]))

@@ -15,21 +15,15 @@ from switchyard.audit.model.reports import BadReport, Report
 
 
 def seal_of(key: bytes, value: bytes) -> bytes:
-    """The seal of an event's bytes."""
     return hmac.digest(key, value, "sha256")
 
 
 def is_sealed(key: bytes, value: bytes, seal: bytes) -> bool:
-    """Whether a worker sealed these bytes."""
     return hmac.compare_digest(seal_of(key, value), seal)
 
 
 def check_author(event: object, *, is_worker: bool) -> None:
-    """Refuses a client's event that only workers may write.
-
-    Raises:
-        BadReport: It is such an event.
-    """
+    """Raises BadReport: It is a client's event that only workers may write."""
     if is_worker:
         return
     if isinstance(event, CloseWindows | ForgetWindows):

@@ -72,11 +72,7 @@ class TierKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TierKey:
-        """The inverse of `str`.
-
-        Raises:
-            ValueError: The text is no key of a tier.
-        """
+        """Raises ValueError: The text is no key of a tier."""
         topic, tier, cluster, shard = text.split("/")
         return cls(topic, tier, cluster, int(shard))
 
@@ -224,7 +220,6 @@ def on_close(record: TierRecord, close: CloseWindows, position: int) -> TierReco
 
 
 def on_forget(record: TierRecord, forget: ForgetWindows, position: int) -> TierRecord:
-    """The record after a `ForgetWindows`."""
     if position <= record.position:
         return record
     if forget.before_ms <= record.forgotten_ms:
@@ -235,7 +230,7 @@ def on_forget(record: TierRecord, forget: ForgetWindows, position: int) -> TierR
 
 
 def rewound(record: TierRecord, end: int) -> TierRecord:
-    """The record in a topic that was truncated to `end` (`window.rewound`); its closings precede all events."""
+    """The record in a topic that was truncated to `end` (`window.rewound`): closings precede all events."""
     if record.position < end:
         return record
     closings = tuple(Closing(known.before_ms, -1, known.at_ms, known.without) for known in record.closings)
@@ -261,11 +256,8 @@ def is_forgotten(record: TierRecord, end_ms: int, position: int) -> bool:
 
 
 def watermark(records: Iterable[TierRecord], now_ms: int, silence_ms: int) -> int:
-    """The lowest watermark of the tier's reporting sources; `NOT_YET_MS`: no source reports, or one has none
-    yet.
-
-    It is never ahead of `now_ms`, because a topic without the brokers' time may hold reports from the future.
-    """
+    """The lowest watermark of the reporting sources; `NOT_YET_MS`: none reports, or one has none yet. It is
+    at most `now_ms`, because a topic without the brokers' time may hold reports from the future."""
     heard = [
         source.watermark_ms
         for record in records
@@ -311,10 +303,8 @@ def due(
 def _silent(
     sources: Mapping[str, SourceStatus], before_ms: int, now_ms: int, bounds: PlanBounds
 ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
-    """The silent sources with watermarks below `before_ms`, and the sources to give up.
-
-    A source is given up when it was silent for long, or when its client has reported as a newer incarnation.
-    """
+    """The silent sources with watermarks below `before_ms`, and the sources to give up: silent for long, or
+    clients that have reported as a newer incarnation."""
     heard_ms: dict[str, int] = {}
     for name, source in sources.items():
         client = name.partition(INCARNATION)[0]
@@ -335,5 +325,4 @@ def _silent(
 
 
 def _size(name: str) -> int:
-    """The bytes of a name in an event."""
     return len(msgspec.json.encode(name)) + 1

@@ -38,13 +38,8 @@ Window = tuple[int, int]  # start and width, ms
 
 
 class ComparisonTerms(NamedTuple):
-    """How an audit plan compares tiers.
-
-    Attributes:
-        width_ms: The width of the compared windows; 0: any.
-        tiers: The tiers that the plan names; empty: those that report.
-        unseen: Regional clusters that the plan does not count.
-    """
+    """How an audit plan compares tiers. `width_ms`: of the compared windows; 0: any. `tiers`: as the plan
+    names them; empty: those that report. `unseen`: regional clusters that the plan does not count."""
 
     width_ms: int = 0
     bounds: PlanBounds = PlanBounds()
@@ -53,12 +48,8 @@ class ComparisonTerms(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The comparison of two tiers in a window.
-
-    Attributes:
-        group: The consumer group whose finished messages are compared; "": none.
-        remark: A note for people.
-    """
+    """The comparison of two tiers in a window. `group`: the group whose finished messages are compared; "":
+    none. `remark`: a note for people."""
 
     from_tier: str
     to_tier: str
@@ -126,13 +117,7 @@ HeldWindows = Mapping[
 
 
 class Pairing:
-    """The pairs of a topic.
-
-    Args:
-        places: The records of all the topic's tiers, by place.
-        live: The places that are counted.
-        plan: The terms of the comparison.
-    """
+    """The pairs of a topic. `places`: the tiers' records, by place. `live`: the counted places."""
 
     def __init__(
         self,

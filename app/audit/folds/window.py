@@ -56,11 +56,7 @@ class WindowKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> WindowKey:
-        """The inverse of `str`.
-
-        Raises:
-            ValueError: The text is no key of a window.
-        """
+        """Raises ValueError: The text is no key of a window."""
         topic, tier, cluster, width, start, shard = text.split("/")
         return cls(topic, tier, cluster, int(width), int(start), int(shard))
 
@@ -131,11 +127,8 @@ def on_close(record: WindowRecord, at_ms: int, without: tuple[str, ...], positio
 
 
 def rewound(record: WindowRecord, end: int) -> WindowRecord:
-    """The record in a topic that was truncated to `end`.
-
-    If its last event was behind that, it takes events from any position. Repeated reports still count once
-    (`counted`).
-    """
+    """The record in a topic that was truncated to `end`. If its last event was behind that, it takes events
+    from any position; repeated reports still count once (`counted`)."""
     return record if record.position < end else msgspec.structs.replace(record, position=-1)
 
 

@@ -87,15 +87,8 @@ class AuditBook:
 
 
 class AuditBooks(Service):
-    """The books of this worker.
-
-    Args:
-        seal_key: None: all events count as workers' own.
-
-    Attributes:
-        books: By partition of the audit topic.
-        passed_over: The number of unusable events in each partition since this worker began.
-    """
+    """This worker's books by partition, and their sweep. `passed_over`: the number of unusable events in each
+    partition. Without a `seal_key` all events count as workers' own."""
 
     def __init__(
         self, topic: str, client: ClusterClient, sender: AuditSender, margin: Margin, bounds_of: BoundsOf,
@@ -133,13 +126,8 @@ class AuditBooks(Service):
         windows: Iterable[tuple[bytes, bytes]],
         tiers: Iterable[tuple[bytes, bytes]],
     ) -> TableChanges:
-        """Begins a book with the values of the tables before the event at `offset`.
-
-        Returns the records that the tables lack; the caller writes them.
-
-        Raises:
-            KafkaError, OSError, ClusterUnreachable: The topic cannot be read now.
-        """
+        """Begins a book with the tables' values before the event at `offset`. Returns what they lack, for the
+        caller to write. Raises KafkaError, OSError, ClusterUnreachable: The topic cannot be read now."""
         collector = Collector()
         unreadable = UnreadableRecords("unreadable records of windows or tiers begin again from nothing")
         for count, (key, value) in enumerate(windows):
@@ -178,7 +166,7 @@ class AuditBooks(Service):
         return written
 
     async def _folded(self, collector: Collector, pieces: AsyncIterator[Events]) -> TableChanges:
-        """Folds in events; returns the changes of all of them together."""
+        """Folds in events; returns all changes together."""
         windows: set[WindowKey] = set()
         tiers: set[TierKey] = set()
         deleted: set[WindowKey] = set()
@@ -214,11 +202,8 @@ class AuditBooks(Service):
         recorded_ms: int = UNKNOWN_MS,
         seal: bytes = b"",
     ) -> TableChanges:
-        """Folds in an event; the caller writes all of the changes.
-
-        Raises:
-            BadEvent, BadReport: The event is to be passed over. So is one that raises any other error.
-        """
+        """Folds in an event; the caller writes all of the changes. Raises BadEvent, BadReport: The event is
+        to be passed over, as is one that raises any other error."""
         book = self.books[partition]
         book.next_offset = max(book.next_offset, offset + 1)
         event = self._event(value, seal)
@@ -251,7 +236,6 @@ class AuditBooks(Service):
             )  # fmt: skip
 
     def _report_incidents_of(self, event: Event, written: TableChanges, collector: Collector) -> None:
-        """Reports the incidents that follow from a report."""
         if not isinstance(event, Report):
             return
         subject = f"{event.cluster}/{event.topic}"
@@ -294,10 +278,7 @@ class AuditBooks(Service):
         return encoded
 
     async def missing_partitions(self, partitions: Collection[int]) -> list[int]:
-        """The partitions outside `partitions` that are not known to be empty.
-
-        Raises KafkaError, ClusterUnreachable.
-        """
+        """The other partitions that are not known to be empty. Raises KafkaError, ClusterUnreachable."""
         others = [number for number in range(AUDIT_PARTITIONS) if number not in partitions]
         ends = await self._client.end_offsets([(self._topic, partition) for partition in others])
         return [partition for partition in others if ends.get((self._topic, partition)) != 0]

@@ -1,14 +1,12 @@
-"""Chooses the dispatch jobs whose finished messages are counted, where each count begins, and by which plan.
-
-`app.audit.pump.consumer_tap` counts them, as the tier `consumer`.
+"""Chooses the dispatch jobs that are counted as the tier `consumer`, where each count begins, and by which
+plan. `app.audit.pump.consumer_tap` counts them.
 
 Rules
 1. A workload's main topic is counted if a plan matches it in its cluster, and the plan's tiers contain
    `consumer` or are not given.
 2. A job's counts continue where the former owner's end. This is below the job's base, so the messages in
    between are read again. If they are many, or expired, or counted by other settings, the counts begin at the
-   base. The windows that may then lack some are not compared. A new or changed plan counts what the running
-   job fetches next.
+   base. Windows that may lack some are then not compared. A new or changed plan counts what is fetched next.
 3. The audit never keeps a job from running.
 """
 
@@ -76,7 +74,6 @@ class AuditConsumers:
         self._refused: dict[str, AuditPlan] = {}  # job -> the plan whose event time cannot be read here
 
     def audits(self) -> list[ConsumerTap]:
-        """The audits of the jobs that run here."""
         return [pump.audit for pump in list(self._pumps.values()) if pump.audit is not None]
 
     def _plan(self, job: JobId, workload: Workload) -> AuditPlan | None:
@@ -170,7 +167,7 @@ class AuditConsumers:
     # -- while it flows --------------------------------------------------------------------------
 
     def reconcile(self) -> None:
-        """Attaches and detaches audits for new, changed and deleted plans, and replaces broken audits."""
+        """Attaches, detaches and replaces audits for changed plans and broken audits."""
         self._logs = {job: of for job, of in self._logs.items() if job in self._pumps}
         self._refused = {job: plan for job, plan in self._refused.items() if job in self._pumps}
         if not self._pumps:

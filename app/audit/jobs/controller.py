@@ -1,6 +1,5 @@
-"""Controls this worker's audits: starts pumps, restarts them for changed plans, and sends their reports.
-
-It also controls the audits of dispatch jobs (`app.audit.jobs.consumer_counts`).
+"""Controls this worker's audits: starts pumps, restarts them for changed plans, and sends their reports. It
+also controls the audits of dispatch jobs (`app.audit.jobs.consumer_counts`).
 
 Rules
 1. A changed plan applies to what is fetched afterwards: its pumps report, save, and start again. So does a
@@ -50,13 +49,8 @@ MEMORY_SHARE_LEFT = 0.5  # of the memory for fetched data, for deliveries and co
 
 
 class AuditController(Service):
-    """The audits of this worker.
-
-    Attributes:
-        pumps: By job.
-        consumers: The audits of its dispatch jobs.
-        sender: Sends the reports; None: there is none yet.
-    """
+    """This worker's audits. `pumps`: by job. `consumers`: of dispatch jobs. `sender`: None before reports can
+    be sent."""
 
     def __init__(
         self, catalog: AuditsCatalog, clusters: DataClusters, report_incident: ReportIncident,
@@ -103,8 +97,7 @@ class AuditController(Service):
         """The pump of a job that was taken over; None if it is no longer this worker's.
 
         Raises:
-            LookupError: Something that the pump needs is not known yet.
-            KafkaError, ClusterUnreachable: The cluster does not answer.
+            LookupError, KafkaError, ClusterUnreachable: Something that the pump needs is not known yet.
             UnusableField, DescriptorError: The plan's event time cannot be read here.
         """
         plan, tier, cluster = await self.check(job)

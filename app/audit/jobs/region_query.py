@@ -1,7 +1,5 @@
-"""Queries the region's windows and tiers: asks all workers for their books and joins the answers.
-
-A window is in the book of the worker that writes its table, so a query needs the books of all workers.
-"""
+"""Queries the region's windows and tiers. Each worker has the books of its partitions, so it asks all of
+them."""
 
 from __future__ import annotations
 
@@ -85,14 +83,9 @@ class RegionQuery:
     async def verdicts(
         self, wanted: WindowQuery, now_ms: int, means: Callable[[str], bool]
     ) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
-        """The verdicts on the wanted windows of topics that `means` accepts.
-
-        Also returns, for topics with too many windows, the start below which the answer has none
-        (`BookShare.since`).
-
-        Raises:
-            NotKnown: A worker does not answer, or a book is being read.
-        """
+        """The verdicts on the wanted windows of topics that `means` accepts. The second value has topics with
+        too many windows, and the start of the first one in the answer. Raises NotKnown: A worker does not
+        answer, or a book is being read."""
         known = await self.known(wanted)
         places = {(key.cluster, key.topic) for key in known.tiers}
         meant = {topic for topic in {topic for _, topic in places} if means(topic)}

@@ -25,11 +25,8 @@ from switchyard.audit.model.reports import Report
 
 
 def audit_partition(topic: str) -> int:
-    """The partition of the audit topic, and of its tables, that an audited topic belongs to.
-
-    It is where Kafka's default partitioner puts the topic's name as a key, so clients in any language find
-    it.
-    """
+    """The partition of the audit topic, and of its tables, for an audited topic. Kafka's default partitioner
+    chooses the same for the topic's name as a key, so clients in any language find it."""
     return (int(murmur2(topic.encode())) & 0x7FFFFFFF) % AUDIT_PARTITIONS
 
 

@@ -18,11 +18,7 @@ class SealKey:
         self._key = b""
 
     async def known(self) -> bytes:
-        """The key.
-
-        Raises:
-            ClusterUnreachable, KafkaError: The control cluster does not answer.
-        """
+        """Raises ClusterUnreachable, KafkaError: The control cluster does not answer."""
         if not self._key:
             ids = await self._client.topic_ids([self._control_topic])
             if self._control_topic not in ids:

@@ -25,13 +25,8 @@ from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPo
 
 
 class AuditStart(NamedTuple):
-    """Where a job begins.
-
-    Attributes:
-        next_offset: Reading begins here; what is finished may reach further, or not as far.
-        former: The last owner's note; None: unusable.
-        is_cut: The first windows are cut (rule 3).
-    """
+    """Where a job begins. `next_offset`: reading begins here; what is finished may reach further, or not as
+    far. `former`: the last owner's note; None: unusable. `is_cut`: rule 3."""
 
     start: StartPosition
     next_offset: int
@@ -48,11 +43,10 @@ async def find_audit_start(
     reset: LineageReset | None,
     report_incident: ReportIncident,
 ) -> AuditStart:
-    """The start of a job. `counting`: the plan's (`AuditPlan.counting`).
+    """The start of a job. `counting`: `AuditPlan.counting`.
 
     Raises:
-        LookupError: Something that it needs is not known yet.
-        KafkaError, ClusterUnreachable: The cluster does not answer.
+        LookupError, KafkaError, ClusterUnreachable: Something that it needs is not known yet.
     """
     # Read before any offset: if the topic is recreated in between, the fetch sees another id.
     present = await log_id(job, cluster)

@@ -173,7 +173,7 @@ class ConsumerTap:
             self._reader.is_known, self._known_at = True, -1
 
     def is_due(self, now_s: float, interval_s: float) -> bool:
-        """Whether it is time to make reports. `interval_s`: between reports of new counts."""
+        """`interval_s`: between reports of new counts."""
         if now_s - self._reported_s < interval_s and self._reader.reader.pending < PENDING_REPORTS_SENT_NOW:
             return False
         self._update()
@@ -183,19 +183,16 @@ class ConsumerTap:
         return bool(changed) or now_s - self._reported_s >= max(ALIVE_REPORT_INTERVAL_S, interval_s)
 
     def reports(self, at_ms: int, now_s: float) -> list[Report]:
-        """The reports to append to the topic."""
         self._reported_s, self._reported_offset = now_s, self.next_offset
         return self._reader.reader.reports(at_ms)
 
     def acknowledged(self, report: Report) -> None:
-        """Takes in that the topic has the report."""
         self._reader.acknowledged(report)
 
     # -- for the successor -----------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """Grows when a successor must know more."""
         return self._reader.version
 
     def note(self) -> bytes:

@@ -48,14 +48,9 @@ async def open_times(plan: AuditPlan, schemas: SchemaLoader) -> EventTime | None
 
 
 def event_time(timestamp: Timestamp, files: SchemaFiles | None = None) -> EventTime | None:
-    """The event time that a plan defines; None: the records' own timestamps.
-
-    Args:
-        files: The schema files to read; None if the source needs none.
-
-    Raises:
-        UnusableField, DescriptorError: The field, its schema or descriptor cannot be used here.
-    """
+    """The event time that a plan defines; None: the records' own timestamps. `files`: of schemas; None if it
+    needs none. Raises UnusableField, DescriptorError: The field, its schema or descriptor cannot be used
+    here."""
     unit = None if timestamp.format is None else TimeFormat(timestamp.format)
     path, framing = tuple((timestamp.field or "").split(".")), Framing(timestamp.framing)
     match timestamp.source:
@@ -77,12 +72,8 @@ def event_time(timestamp: Timestamp, files: SchemaFiles | None = None) -> EventT
 
 
 def time_of(plan: AuditPlan | None, times: EventTime | None = None) -> Callable[[Record], int]:
-    """A function for a record's event time by a plan; without a plan it is the timestamp. Raises as
-    `event_time`.
-
-    Args:
-        times: The result of `open_times`; a plan without a schema does not need it.
-    """
+    """A function for a record's event time; without a plan, its timestamp. `times`: of `open_times`, if the
+    plan has a schema. Raises as `event_time`."""
     times = times if times is not None or plan is None else event_time(plan.spec.timestamp)
     if plan is None or times is None:
         return lambda record: record.timestamp

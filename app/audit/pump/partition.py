@@ -123,7 +123,6 @@ class AuditPump:
     # -- batches in ------------------------------------------------------------------------------
 
     def accept(self, fetched: FetchedBatches) -> None:
-        """Counts a fetched response."""
         self.high_watermark = max(self.high_watermark, fetched.high_watermark)
         if self.closed or self.draining:
             fetched.release()
@@ -201,7 +200,7 @@ class AuditPump:
     # -- reports out -----------------------------------------------------------------------------
 
     def is_due(self, now_s: float, interval_s: float) -> bool:
-        """Whether it is time to make reports. `interval_s`: between reports of new counts."""
+        """`interval_s`: between reports of new counts."""
         if self.is_lacking:
             return False
         if self.reader.pending >= PENDING_REPORTS_SENT_NOW:
@@ -212,14 +211,12 @@ class AuditPump:
         )
 
     def reports(self, at_ms: int, now_s: float) -> list[Report]:
-        """The reports to append to the topic."""
         if self.is_lacking:
             return []
         self._reported_s, self._reported_offset = now_s, self.reader.next_offset
         return self.reader.reports(at_ms)
 
     def acknowledged(self, report: Report) -> None:
-        """Takes in that the topic has the report."""
         self.reader.acknowledged(report)
         base = max(self._base, self.reader.committable_offset)
         is_cut = self._is_cut and report.complete_ms < 0
@@ -266,7 +263,6 @@ class AuditPump:
         return JobWork(self.read_bytes, self.reader.records, 0)
 
     def status(self) -> JobStatus:
-        """The job's status in the heartbeat."""
         return JobStatus(
             job=str(self.job),
             epoch=self.epoch,
@@ -288,7 +284,6 @@ class AuditPump:
         return self.reader.next_offset > self._base and not (self.closed or self.is_lacking)
 
     def stop_intake(self) -> None:
-        """Counts nothing new from now on."""
         self.draining = True
         self._release()
 

@@ -52,11 +52,8 @@ PREFIX = f"{Kind.AUDIT.value}:"
 
 
 class AuditsCatalog:
-    """The audit plans and the audited partitions. Only the leader calls `refresh`, `found` and `jobs`.
-
-    Attributes:
-        workload: A workload's definition by its key; the worker's catalog sets it.
-    """
+    """The plans and the audited partitions; only the leader calls `refresh`, `found` and `jobs`. `workload`:
+    by key."""
 
     def __init__(
         self,
@@ -85,7 +82,6 @@ class AuditsCatalog:
     # -- definitions -------------------------------------------------------------------------------
 
     def plan(self, name: str) -> AuditPlan | None:
-        """The plan as it stands in the control log, parsed once per change."""
         self._refresh_plans()
         return self._plans.get(name)
 

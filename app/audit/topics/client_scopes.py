@@ -11,12 +11,8 @@ from switchyard.audit.model.reports import Scope
 def oddity(
     scope: Scope, here: AuditPlan | None, anywhere: AuditPlan | None, clusters: Collection[str]
 ) -> str:
-    """How a client's scope deviates from the plan; "": it does not.
-
-    Args:
-        here, anywhere: The plan that matches the topic in the scope's cluster, and in any cluster.
-        clusters: The known clusters. A client need not name one.
-    """
+    """How a client's scope deviates from the plan; "": it does not. `here`, `anywhere`: the plan that matches
+    the topic in the scope's cluster, and in any. `clusters`: the known ones; a client need not name one."""
     plan = here or anywhere
     if plan is None:
         return f"no audit plan matches topic {scope.topic}: its windows close by default bounds"
