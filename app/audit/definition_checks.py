@@ -95,9 +95,9 @@ def _clusters(document: Document, plan: AuditPlan, layout: Layout) -> Iterator[C
             )
     counted = plan.clusters(layout)
     if any(layout.sites[name].tier == AGGREGATE for name in counted):
-        others = [n for n, site in layout.sites.items() if site.tier == REGIONAL and n not in counted]
-        if others:
-            named = ", ".join(sorted(others))
+        omitted = [n for n, site in layout.sites.items() if site.tier == REGIONAL and n not in counted]
+        if omitted:
+            named = ", ".join(sorted(omitted))
             yield problem_at(
                 document, CLUSTERS, f"aggregate clusters may have records of {named}, which the plan omits",
                 "add it to clusters, unless nothing is copied from it", "warning",

@@ -350,8 +350,8 @@ def _count_records(
     if spec.content_of is not None:
         contents = fingerprint.with_content(ids, np.array(checksums, dtype=np.uint32))
     for mask, *prints in ((has_id, ids, contents), (~has_id, None, None)):
-        some = RecordArrays(rows.timestamps_ms[mask], rows.nbytes[mask], _numbers(offsets)[mask], *prints)
-        tally.add(some, seen_at_ms, spec.source)
+        part = RecordArrays(rows.timestamps_ms[mask], rows.nbytes[mask], _numbers(offsets)[mask], *prints)
+        tally.add(part, seen_at_ms, spec.source)
 
 
 class _Read(NamedTuple):
@@ -384,8 +384,8 @@ def _read(batch: RecordBatch, start_offset: int, spec: CountingSpec) -> _Read:
     return read
 
 
-def _numbers(many: list[int]) -> Numbers:
-    return np.array(many, dtype=np.int64)
+def _numbers(numbers: list[int]) -> Numbers:
+    return np.array(numbers, dtype=np.int64)
 
 
 def _count_undecodable(tally: Tally, batch: RecordBatch) -> None:

@@ -221,18 +221,18 @@ class AuditBooks(Service):
     def pass_over(self, partition: int, offset: int, error: Exception) -> None:
         """Counts an unusable event, and reports the 1st, 10th, 100th …: their author may send many."""
         self.passed_over[partition] += 1
-        many = self.passed_over[partition]
+        count = self.passed_over[partition]
         if time.monotonic() >= self._log_again_s:
             self._log_again_s = time.monotonic() + LOG_INTERVAL_S
             log.error("events of the audit topic are passed over", partition=partition, offset=offset,
-                      passed_over=many, error=str(error)[:500])  # fmt: skip
-        if str(many).strip("0") == "1":
+                      passed_over=count, error=str(error)[:500])  # fmt: skip
+        if str(count).strip("0") == "1":
             reason, remedy = str(error), NO_EVENT
             if not isinstance(error, codec.BadEvent | BadReport):
                 reason, remedy = repr(error), NOT_FOLDED  # the message alone may be empty
             self._report_incident(
                 "audit-event-passed-over", f"{self._topic}/{partition}",
-                f"{many} of its events were passed over, the last at offset {offset}: {reason[:500]}", remedy,
+                f"{count} of its events were passed over, last at offset {offset}: {reason[:500]}", remedy,
             )  # fmt: skip
 
     def _report_incidents_of(self, event: Event, written: TableChanges, collector: Collector) -> None:
@@ -242,21 +242,23 @@ class AuditBooks(Service):
         for window, verdict in written.verdicts:
             if verdict in REFUSED:
                 key = window.scope if verdict in NO_ROOM else window
-                what = f"a report of the window at {window.start_ms} ms was refused: {verdict.value}"
+                message = f"a report of the window at {window.start_ms} ms was refused: {verdict.value}"
                 if verdict is ReportOutcome.APART:
-                    what = (
+                    message = (
                         f"tier {event.tier} has no room for windows like that at {window.start_ms} ms: "
                         f"{UNTIMED_NOTE}"
                     )
-                self._report_once(key, verdict.value, "audit-report-refused", subject, what, REFUSED[verdict])
+                self._report_once(
+                    key, verdict.value, "audit-report-refused", subject, message, REFUSED[verdict]
+                )
         for tier in written.tiers:
             if len(collector.tiers[tier].sources) >= MOST_SOURCES:
-                what = f"tier {tier.tier} has {MOST_SOURCES} sources; windows do not wait for any more"
-                self._report_once(tier, "sources", "audit-report-refused", subject, what, TOO_MANY)
+                message = f"tier {tier.tier} has {MOST_SOURCES} sources; windows do not wait for any more"
+                self._report_once(tier, "sources", "audit-report-refused", subject, message, TOO_MANY)
         if oddity := self._oddity_of(event.scope):
-            what = f"tier {event.tier} does not count as planned: {oddity}"
+            message = f"tier {event.tier} does not count as planned: {oddity}"
             remedy = "change the client or the plan; until then its windows may not be compared"
-            self._report_once(event.scope, oddity, "audit-not-as-planned", subject, what, remedy)
+            self._report_once(event.scope, oddity, "audit-not-as-planned", subject, message, remedy)
 
     def _report_once(self, key: object, why: str, kind: str, subject: str, message: str, remedy: str) -> None:
         if (key, why) in self._reported:
@@ -279,9 +281,9 @@ class AuditBooks(Service):
 
     async def missing_partitions(self, partitions: Collection[int]) -> list[int]:
         """The other partitions that are not known to be empty. Raises KafkaError, ClusterUnreachable."""
-        others = [number for number in range(AUDIT_PARTITIONS) if number not in partitions]
-        ends = await self._client.end_offsets([(self._topic, partition) for partition in others])
-        return [partition for partition in others if ends.get((self._topic, partition)) != 0]
+        other_partitions = [number for number in range(AUDIT_PARTITIONS) if number not in partitions]
+        ends = await self._client.end_offsets([(self._topic, partition) for partition in other_partitions])
+        return [partition for partition in other_partitions if ends.get((self._topic, partition)) != 0]
 
     # -- the sweep ---------------------------------------------------------------------------------
 
@@ -326,10 +328,10 @@ class AuditBooks(Service):
             at_ms = now_ms()
             for event in collector.due(at_ms, bounds, of_bounds):
                 if isinstance(event, ForgetWindows) and event.before_ms > at_ms - bounds.keep_ms:
-                    what = f"tier {event.tier} has too many windows: its oldest are dropped early"
+                    message = f"tier {event.tier} has too many windows: its oldest are dropped early"
                     subject = f"{event.cluster}/{event.topic}"
                     self._report_once(
-                        (subject, event.tier), "", "audit-windows-dropped", subject, what, TOO_MANY
+                        (subject, event.tier), "", "audit-windows-dropped", subject, message, TOO_MANY
                     )
                 try:
                     await (await self._sender.send(event))

@@ -131,7 +131,7 @@ class AuditConsumers:
             self._attach(pump, start.log, *counts)
 
     def _attach(
-        self, pump: DispatchPump, of: LogId, next_offset: int, former: AuditNote | None, is_cut: bool
+        self, pump: DispatchPump, log_id: LogId, next_offset: int, former: AuditNote | None, is_cut: bool
     ) -> None:
         job, workload = pump.job, pump.runtime.workload
         plan = self._plan(job, workload)
@@ -141,9 +141,9 @@ class AuditConsumers:
         if times is not None and not times.done():
             return  # `reconcile` attaches it later, and counts what is fetched then
         place = place_of(workload.metadata.cluster, workload.metadata.group)
-        source = FingerprintSource(of.cluster_id, of.topic_id, job.partition)
+        source = FingerprintSource(log_id.cluster_id, log_id.topic_id, job.partition)
         try:
-            how = how_of(plan, source, None if times is None else times.result())
+            spec = how_of(plan, source, None if times is None else times.result())
         except (UnusableField, DescriptorError) as error:
             self._refused[str(job)] = plan
             self._report(job, f"messages of {job.topic} that {place} finishes are not counted here: {error}",
@@ -156,7 +156,7 @@ class AuditConsumers:
                 plan,
                 scope,
                 source,
-                how,
+                spec,
                 next_offset,
                 lineage=pump.lineage,
                 former=former,
@@ -168,12 +168,12 @@ class AuditConsumers:
 
     def reconcile(self) -> None:
         """Attaches, detaches and replaces audits for changed plans and broken audits."""
-        self._logs = {job: of for job, of in self._logs.items() if job in self._pumps}
+        self._logs = {job: log_id for job, log_id in self._logs.items() if job in self._pumps}
         self._refused = {job: plan for job, plan in self._refused.items() if job in self._pumps}
         if not self._pumps:
             self._opening.clear()
         for job, pump in list(self._pumps.items()):
-            epoch, of = self._logs.get(job, (-1, LogId()))
+            epoch, log_id = self._logs.get(job, (-1, LogId()))
             if epoch != pump.epoch or pump.closed or pump.draining:
                 continue
             audit, plan = pump.audit, self._plan(pump.job, pump.runtime.workload)
@@ -184,7 +184,7 @@ class AuditConsumers:
             if pump.audit is not None and (plan is None or not pump.audit.adopts(plan)):
                 pump.audit_by(None)
             if pump.audit is None and plan is not None and self._refused.get(job) is not plan:
-                self._attach(pump, of, pump.fetched_to, None, is_cut=True)
+                self._attach(pump, log_id, pump.fetched_to, None, is_cut=True)
 
     def _report(self, job: JobId, message: str, remedy: str) -> None:
         if (str(job), message) not in self._reported:

@@ -1,5 +1,4 @@
-"""Queries the region's windows and tiers. Each worker has the books of its partitions, so it asks all of
-them."""
+"""Queries all workers for the region's windows and tiers: each has the books of its partitions only."""
 
 from __future__ import annotations
 
@@ -92,12 +91,12 @@ class RegionQuery:
         plans = {place: self._audits.plan_of(*place) for place in places}
 
         def compared() -> list[dict[str, Any]]:
-            some = RegionCounts(
+            counts = RegionCounts(
                 {key: record for key, record in known.windows.items() if key.topic in meant},
                 {key: record for key, record in known.tiers.items() if key.topic in meant},
             )
             plan_of = partial(_plan_of, plans)
-            return verdict_rows(some, now_ms, plan_of, lambda plan: unseen(self._audits, plan))
+            return verdict_rows(counts, now_ms, plan_of, lambda plan: unseen(self._audits, plan))
 
         rows = await asyncio.to_thread(compared)  # takes seconds if there are many windows
         return rows, known.since

@@ -80,13 +80,13 @@ class Stand:
     """Books, and the tables that are written of partition 5."""
 
     def __init__(self, topic: Topic, again: int = 0, key: SealKey | None = None) -> None:
-        self.topic, self.told, self.last = topic, list[tuple[str, ...]](), Last(again)
+        self.topic, self.incidents, self.last = topic, list[tuple[str, ...]](), Last(again)
         self.windows: dict[bytes, bytes] = {}
         self.tiers: dict[bytes, bytes] = {}
         fake: Any = topic
         margin: Any = self.last
         self.books = AuditBooks(
-            "audit", fake, fake, margin, lambda *_: BOUNDS, lambda *told: self.told.append(told),
+            "audit", fake, fake, margin, lambda *_: BOUNDS, lambda *incident: self.incidents.append(incident),
             lambda: True, seal_key=key,
         )  # fmt: skip
 
@@ -113,7 +113,7 @@ class Stand:
         return record.totals.count
 
 
-async def test_a_book_is_read_anew_when_somebody_else_has_gone_on_meanwhile() -> None:
+async def test_a_book_is_restored_when_another_worker_has_written_meanwhile() -> None:
     topic = Topic()
     mine, other = Stand(topic), Stand(topic)
     await mine.event(0, codec.encode(report(1, 1)))
@@ -136,7 +136,7 @@ async def test_a_book_is_read_anew_when_somebody_else_has_gone_on_meanwhile() ->
 @example(seed=1927)
 @example(seed=2202)
 @settings(max_examples=as_profile(60), deadline=None)
-def test_values_that_never_arrived_are_made_anew_of_the_last_events(seed: int) -> None:
+def test_values_that_never_arrived_are_rebuilt_from_the_last_events(seed: int) -> None:
     asyncio.run(_written_by_killed_ones(random.Random(seed)))
 
 
@@ -183,7 +183,7 @@ class Cluster:
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=as_profile(60), deadline=None)
-def test_whatever_clients_say_of_a_tier_of_workers_its_tables_are_as_without_it(seed: int) -> None:
+def test_clients_events_about_a_workers_tier_change_no_tables(seed: int) -> None:
     asyncio.run(_written_by_workers_and_others(random.Random(seed)))
 
 
@@ -246,7 +246,7 @@ async def _after_a_kill(before: Stand, chance: random.Random) -> Stand:
     return after
 
 
-async def test_what_is_no_event_is_passed_over_and_the_next_one_counts() -> None:
+async def test_an_unusable_event_is_passed_over_and_the_next_one_counts() -> None:
     stand = Stand(Topic())
     with pytest.raises(codec.BadEvent):
         await stand.event(0, b"no event")
@@ -256,28 +256,28 @@ async def test_what_is_no_event_is_passed_over_and_the_next_one_counts() -> None
     assert stand.count == 1
 
 
-async def test_a_report_that_says_less_than_before_is_refused_and_told_once() -> None:
+async def test_a_report_with_smaller_counts_is_refused_and_reported_once() -> None:
     stand = Stand(Topic())
     await stand.event(0, codec.encode(report(5, 5)))
     await stand.event(1, codec.encode(report(6, 4)))
     await stand.event(2, codec.encode(report(7, 3)))
-    assert (stand.count, [told[0] for told in stand.told]) == (5, ["audit-report-refused"])
+    assert (stand.count, [incident[0] for incident in stand.incidents]) == (5, ["audit-report-refused"])
 
 
-async def test_windows_are_closed_by_who_knows_all_there_is() -> None:
+async def test_only_a_book_at_the_topics_end_closes_windows() -> None:
     stand = Stand(topic := Topic())
     await stand.event(0, codec.encode(report(1, 1, watermark_ms=600_000)))
     await stand.books._sweep()
     assert topic.sent == [], "it has not been asked yet where the topic ends"
     topic.end = 9
-    await stand.books._sweep()  # what it was told is true of the first event
+    await stand.books._sweep()  # the end it knows is from before the first event
     assert [type(event) for event in topic.sent] == [CloseWindows]
     await stand.books._sweep()
     assert len(topic.sent) == 1, "others have written what it does not know"
 
 
 @pytest.mark.parametrize("error", [MessageSizeTooLargeError("too large"), ZeroDivisionError()])
-async def test_what_is_due_of_a_topic_and_cannot_be_sent_holds_no_other_up(error: Exception) -> None:
+async def test_a_due_event_that_cannot_be_sent_holds_up_no_other_topic(error: Exception) -> None:
     stand = Stand(topic := Topic())
     for offset, name in enumerate(("a", "b", "c")):
         one = msgspec.structs.replace(report(1, 1, watermark_ms=600_000), topic=name)
@@ -299,7 +299,7 @@ async def test_an_event_without_a_time_is_the_same_whenever_it_is_read() -> None
     assert other.books.books[5].collector.tiers == stand.books.books[5].collector.tiers
 
 
-async def test_a_partition_that_nobody_holds_is_known_as_such_unless_it_is_empty() -> None:
+async def test_partitions_without_a_book_are_missing_unless_they_are_empty() -> None:
     stand = Stand(topic := Topic())
     assert await stand.books.missing_partitions([]) == []
     topic.end = 3
@@ -316,7 +316,7 @@ def test_a_topics_reports_are_where_any_client_puts_them_by_key(topic: str) -> N
     assert audit_partition(topic) == DefaultPartitioner()(topic.encode(), everywhere, everywhere)
 
 
-async def test_a_client_that_counts_otherwise_than_planned_and_full_memory_are_told_once(
+async def test_a_deviating_client_and_full_memory_are_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(collector, "MOST_WINDOWS", 1)
@@ -327,11 +327,11 @@ async def test_a_client_that_counts_otherwise_than_planned_and_full_memory_are_t
         start = Increment(60_000 * upto, Totals(1))
         one = msgspec.structs.replace(report(upto, upto), windows=(start,), part=upto, since=upto - 1)
         await stand.event(upto, codec.encode(one))
-    assert [told[0] for told in stand.told] == ["audit-not-as-planned", "audit-report-refused"]
-    assert "windows of 60000 ms" in stand.told[0][2]
+    assert [incident[0] for incident in stand.incidents] == ["audit-not-as-planned", "audit-report-refused"]
+    assert "windows of 60000 ms" in stand.incidents[0][2]
 
 
-async def test_a_report_is_not_believed_to_be_of_later_than_its_record_also_when_it_is_read_again() -> None:
+async def test_the_times_of_a_report_are_bounded_by_its_records_time_also_in_a_replay() -> None:
     stand = Stand(topic := Topic())
     await stand.event(0, codec.encode(report(1, 1, watermark_ms=1 << 41)), recorded_ms=200_000)
     other = Stand(topic, again=6)
@@ -342,23 +342,23 @@ async def test_a_report_is_not_believed_to_be_of_later_than_its_record_also_when
         assert record.sources == {"t/0": SourceStatus(200_000, 200_000)}
 
 
-async def test_tables_of_a_topic_that_was_made_anew_go_on() -> None:
+async def test_tables_of_a_recreated_topic_count_on() -> None:
     before, after = Stand(Topic()), Stand(Topic())
     await before.event(900, codec.encode(report(1, 1)))
     after.windows, after.tiers = before.windows, before.tiers
     await after.event(0, codec.encode(report(4, 7)))
-    assert (after.count, [told[0] for told in after.told]) == (7, ["audit-topic-shorter"])
+    assert (after.count, [incident[0] for incident in after.incidents]) == (7, ["audit-topic-shorter"])
 
 
-async def test_a_topic_that_lost_its_end_while_it_was_read_is_read_anew() -> None:
+async def test_a_topic_truncated_while_it_was_read_is_read_again() -> None:
     stand = Stand(topic := Topic())
     for offset in range(5):
         await stand.event(offset, codec.encode(report(offset + 1, offset + 1)))
     await stand.books._sweep()
     assert 5 in stand.books.books
 
-    topic.end = 2  # a leader that had no more was elected, or somebody made it anew
+    topic.end = 2  # a leader without the last events was elected, or the topic was recreated
     await stand.books._sweep()
     stand.last.events = stand.last.events[:2]
     await stand.event(2, codec.encode(report(9, 9)))
-    assert (stand.count, [told[0] for told in stand.told]) == (9, ["audit-topic-shorter"])
+    assert (stand.count, [incident[0] for incident in stand.incidents]) == (9, ["audit-topic-shorter"])

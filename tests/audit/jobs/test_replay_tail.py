@@ -24,7 +24,7 @@ async def before(bootstrap: str, topic: str, offset: int) -> Events:
         return [event async for events in margin.before(0, offset) for event in events]
 
 
-async def test_what_is_not_in_the_topic_any_more_is_not_waited_for(
+async def test_reading_does_not_wait_for_events_that_are_gone(
     bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MARGIN_EVENTS", 3)

@@ -80,7 +80,7 @@ class Region(Stand):
         pytest.param(4 * 1024, 1, marks=pytest.mark.deep(minutes=0.1)),
     ],
 )
-def test_each_record_is_counted_once_whoever_is_killed_and_whenever(
+def test_each_record_counts_once_whichever_owner_is_killed_at_any_moment(
     seed: int, most_bytes: int, most_windows: int
 ) -> None:
     with (
