@@ -94,12 +94,12 @@ class Timestamp(Model):
 
 
 class MessageId(Model):
-    """The header with a message's id, the same at every tier. It shows other messages behind equal counts.
+    """The header with a message's id, the same at every tier. It reveals other messages behind equal counts.
 
-    `fingerprint` covers ids alone, or ids with values. With values it also shows a message that arrived with
-    another value. It covers the bytes of values, not headers and keys, so a route may change these. Do not
-    use it where something on the way encodes values again: every window would look corrupted. Clients report
-    ids alone, and are compared by these.
+    `fingerprint` covers ids alone, or ids with values. With values it also reveals a message that arrived
+    with another value. It covers the bytes of values, not headers and keys, so a route may change these. Do
+    not use it where something on the way encodes values again: every window would look corrupted. Clients
+    report ids alone, and are compared by these.
     """
 
     header: Header

@@ -1,4 +1,4 @@
-"""Audit plans: what is wrong with one is said at once, and what it means of topics and clusters."""
+"""Audit plans: problems are reported at once; which topics and clusters a plan counts."""
 
 from __future__ import annotations
 

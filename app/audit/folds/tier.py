@@ -5,8 +5,8 @@ Rules (tests/audit/folds/test_tier.py)
    reported lately. So a slow source holds its tier's windows open, and a silent one does not for long. The
    tier's watermark is never ahead of the caller's clock: a source whose clock is fast closes nothing too
    early.
-2. Windows close when the tier's watermark is past their end by the lateness: twice the delay of the latest
-   records, within the plan's bounds. Every closing reduces that delay.
+2. Windows close when the tier's watermark is past their end by the lateness: twice the longest recent delay
+   of a record, within the plan's bounds. Every closing reduces that delay.
 3. A closing is an event (`CloseWindows`) that `due` decides and that is written into the topic. It names the
    silent sources whose watermarks were lower, and those that were silent for so long that windows no longer
    wait for them. Nothing closes while all sources are silent.

@@ -180,7 +180,7 @@ class AuditPump:
             reader.complete_ms = reader.first_ms + self.plan.bounds.lateness_ms
 
     def skip(self, gap: LogGap) -> None:
-        """The log lost the offsets of the gap: nothing there is counted, only what was fetched before it."""
+        """The log lost the offsets of the gap; what was fetched before it is still counted."""
         if not (self.closed or self.draining):
             self._waiting.append(gap)
             self._count()

@@ -1,4 +1,4 @@
-"""A partition's reader where a part lasts long, or a record's time lies in the future."""
+"""A partition's reader with parts that last long, and with times in the future."""
 
 from __future__ import annotations
 

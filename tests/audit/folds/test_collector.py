@@ -1,4 +1,4 @@
-"""The collector's records come right from any mixture of ages: what a killed writer leaves behind."""
+"""The collector's records recover from any mixture of ages that a killed writer leaves behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = tuple[dict[WindowKey, WindowRecord], dict[TierKey, TierRecord]]
 
 @st.composite
 def reports(draw: st.DrawFn) -> Report:
-    """Anything that readers, zombies and clients might say, in whatever order."""
+    """Reports of readers, zombies and clients, in any order."""
     source = draw(st.sampled_from(["p/0", "p/9", "web@1"]))
     part, since = draw(st.integers(-1, 2)), draw(st.integers(0, 3))
     upto, final = since + draw(st.integers(0, 5)), draw(st.booleans())

@@ -1,4 +1,4 @@
-"""The books of audits: read from tables of any age, and what is due is said once they are up to date."""
+"""Books: they are restored from tables of any age, and close windows only once they are up to date."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def report(upto: int, count: int, watermark_ms: int = -1) -> Report:
 
 
 class Topic:
-    """The audit topic's end, and what is sent to it."""
+    """The audit topic's end, and the events that are sent to it."""
 
     def __init__(self) -> None:
         self.end, self.sent, self.ticks = 0, list[Any](), 0
@@ -65,7 +65,7 @@ class Topic:
 
 
 class Last:
-    """The events of partition 5, so many of which are read again."""
+    """The events of partition 5, of which `many` are read again."""
 
     def __init__(self, many: int) -> None:
         self.many, self.events = many, list[Recorded]()
@@ -77,7 +77,7 @@ class Last:
 
 
 class Stand:
-    """Books, and the tables that are written of partition 5."""
+    """Books, and the tables of partition 5 that they write."""
 
     def __init__(self, topic: Topic, again: int = 0, key: SealKey | None = None) -> None:
         self.topic, self.incidents, self.last = topic, list[tuple[str, ...]](), Last(again)
@@ -125,7 +125,7 @@ async def test_a_book_is_restored_when_another_worker_has_written_meanwhile() ->
     mine.windows, mine.tiers = other.windows, other.tiers
     await mine.event(3, codec.encode(report(4, 7)))
     assert mine.count == 7
-    for offset, upto in ((1, 2), (2, 3)):  # what is replayed changes nothing
+    for offset, upto in ((1, 2), (2, 3)):  # repeated events change nothing
         await mine.event(offset, codec.encode(report(upto, upto)))
     assert mine.count == 7
 
@@ -141,7 +141,7 @@ def test_values_that_never_arrived_are_rebuilt_from_the_last_events(seed: int) -
 
 
 async def _written_by_killed_ones(chance: random.Random) -> None:
-    """Writers that are killed: each leaves tables that lack any of what was made of the last events."""
+    """Writers that are killed: each leaves tables that lack some results of the last events."""
     whole, mine = Stand(topic := Topic()), Stand(topic, again=6)
     upto: Counter[str] = Counter()
     for offset in range(40):
@@ -188,7 +188,7 @@ def test_clients_events_about_a_workers_tier_change_no_tables(seed: int) -> None
 
 
 async def _written_by_workers_and_others(chance: random.Random) -> None:
-    """Others say what workers could, without a seal or with one of other bytes."""
+    """Clients send workers' events without a seal, or with a seal of other bytes."""
     cluster: Any = Cluster()
     key, secret = SealKey(cluster, "control"), key_of(PURPOSE, "home-id", "control-id")
     alone, beside = Stand(Topic(), key=key), Stand(Topic(), again=6, key=key)
@@ -229,7 +229,7 @@ async def test_a_client_counts_in_a_tier_of_its_own_without_a_seal() -> None:
 
 
 async def _after_a_kill(before: Stand, chance: random.Random) -> Stand:
-    """Another worker, which finds of the last values what happened to arrive, or older ones."""
+    """Another worker, which finds some of the last values, or older ones."""
     after = Stand(before.topic, again=6)
     events = before.last.events
     old = Stand(Topic())
@@ -268,12 +268,12 @@ async def test_only_a_book_at_the_topics_end_closes_windows() -> None:
     stand = Stand(topic := Topic())
     await stand.event(0, codec.encode(report(1, 1, watermark_ms=600_000)))
     await stand.books._sweep()
-    assert topic.sent == [], "it has not been asked yet where the topic ends"
+    assert topic.sent == [], "the end of the topic is not known yet"
     topic.end = 9
     await stand.books._sweep()  # the end it knows is from before the first event
     assert [type(event) for event in topic.sent] == [CloseWindows]
     await stand.books._sweep()
-    assert len(topic.sent) == 1, "others have written what it does not know"
+    assert len(topic.sent) == 1, "another worker has written events that it does not know"
 
 
 @pytest.mark.parametrize("error", [MessageSizeTooLargeError("too large"), ZeroDivisionError()])
@@ -307,7 +307,7 @@ async def test_partitions_without_a_book_are_missing_unless_they_are_empty() -> 
     assert await stand.books.missing_partitions(range(AUDIT_PARTITIONS)) == []
     await stand.books._sweep()
     await stand.books._sweep()
-    assert topic.ticks == 1, "whoever gets one reads the tables"
+    assert topic.ticks == 1, "a worker that gets one reads the tables"
 
 
 @given(topic=st.text("abcdefghij._-", min_size=1, max_size=30))

@@ -1,4 +1,4 @@
-"""Which dispatch jobs are counted, and where each begins; plans that come, change and go."""
+"""The dispatch jobs that are counted, where each count begins, and plans that come, change and go."""
 
 from __future__ import annotations
 

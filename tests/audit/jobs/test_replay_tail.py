@@ -1,4 +1,4 @@
-"""The audit topic's last events, of a real broker: all that is there, and no waiting for what is not."""
+"""The last events of the audit topic, from a real broker, without waiting for events that are gone."""
 
 from __future__ import annotations
 

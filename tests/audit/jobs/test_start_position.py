@@ -1,4 +1,4 @@
-"""Where an audit begins: where its former owner had come, if that is still there; what is cut is known."""
+"""Where an audit begins: where its former owner had come, if the log has that; cut windows are marked."""
 
 from __future__ import annotations
 

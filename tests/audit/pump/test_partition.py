@@ -1,4 +1,4 @@
-"""The pump of an audit: what is fetched is counted once, reported until it was taken, and handed on."""
+"""The pump of an audit: it counts fetched batches once, reports until the topic takes it, and hands over."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ JOB = JobId.parse("audit:all//east:orders:3")
 
 
 class Budgeted:
-    """Whose bytes they are."""
+    """The owner of the batches' memory."""
 
     def __init__(self) -> None:
         self.budget = ByteBudget(1 << 20)
 
 
 class Stand:
-    """A log, pumps that follow on each other, and the collector of what they report."""
+    """A log, successive pumps, and the collector of their reports."""
 
     def __init__(self, plan: AuditPlan | None = None) -> None:
         self.plan = plan or audit_plan()

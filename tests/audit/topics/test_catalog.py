@@ -1,4 +1,4 @@
-"""Which partitions are audited: topics are found by themselves, one plan counts each, none ends in doubt."""
+"""The audited partitions: topics are discovered, one plan counts each, and doubt ends no job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYOUT = Layout(
 
 
 class ByHand:
-    """A control log and what is known of topics, by hand."""
+    """A control log, and topics that the test sets."""
 
     def __init__(self) -> None:
         self.view, self.incidents = ControlState(), list[tuple[str, ...]]()
