@@ -41,7 +41,7 @@ async def collect_reports(stream: Any) -> None:
         partition, offset = event.message.partition, event.message.offset
         books = (await app.started_runtime()).audit_books
         try:
-            while not books.goes_on_at(partition, offset):
+            while not books.can_fold(partition, offset):
                 await _take_over(books, partition, offset)
             recorded_ms = round(event.message.timestamp * 1000)  # the brokers' time, by the topic's settings
             seal = dict(event.message.headers or ()).get(HEADER, b"")

@@ -1,1 +1,2 @@
-"""Audits: records counted tier by tier, compared, and what did not arrive named. See `app.audit.counts`."""
+"""Audits count records tier by tier, compare the counts, and name what did not arrive: see
+`app.audit.counts`."""

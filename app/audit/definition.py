@@ -1,16 +1,16 @@
-"""`AuditPlan`: topics whose records are counted, where, and by which time. The shape of its definition.
+"""`AuditPlan`: the definition of which topics are counted, in which clusters and by which event time.
 
     kind: AuditPlan
     metadata: {name: orders, owner: data-platform}
     spec:
-      clusters: [regional, east-aggregate]    # names, or tiers of this region; without it, all of this region
+      clusters: [regional, east-aggregate]    # names, or tiers of this region; default: all its clusters
       topics: [orders, 'payments\\..*']        # as in a Route
       exclude: ['.*\\.test']
       window: 10m
       timestamp: {source: json, field: meta.createdAt, format: iso-8601, otherwise: record}
       id: {header: message-id}
 
-Where several plans mean a topic of a cluster, the first by name counts it.
+If several plans match a topic of a cluster, the first by name counts it (`app.audit.topics.catalog`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from app.failover.topology import Layout
 from app.kernel.durations import format_duration, parse_duration
 from app.replicate.definition import Entry
 
-MAX_NAME_CHARS = 100  # with a cluster's name it is in the names of jobs
-SEPARATOR = "//"  # between the two; no workload's key has it
+MAX_NAME_CHARS = 100  # job names contain it, with a cluster's name
+SEPARATOR = "//"  # between plan and cluster; no workload's key contains it
 
 
 def _name(value: Any) -> Any:
     if isinstance(value, str) and len(value) > MAX_NAME_CHARS:
-        raise ValueError(f"not a name for it; use at most {MAX_NAME_CHARS} characters")
+        raise ValueError(f"the name is too long; use at most {MAX_NAME_CHARS} characters")
     return value
 
 
@@ -49,7 +49,7 @@ def _disorder(value: Any) -> Any:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= DAY_S:
-        raise ValueError("not a promise about timestamps; write any, or a duration of 0s to 1d such as 5s")
+        raise ValueError("not a duration of 0s to 1d; write any, or a duration such as 5s")
     return seconds
 
 
@@ -66,19 +66,19 @@ Disorder = Annotated[
 
 
 class AuditMetadata(Model):
-    """The plan's identity (its name) and its owner."""
+    """The plan's name and its owner."""
 
     name: Annotated[Name, BeforeValidator(_name)]
     owner: str = Field("", max_length=200)
 
 
 class Timestamp(Model):
-    """The event time of a record. It decides the record's window, which is the same at every tier.
+    """The event time of a record. It decides the record's window, so all tiers count it in the same one.
 
-    `header` is a header's name, `binary` 8 bytes in big-endian order. `field` is a path in the value, such as
-    meta.createdAt. The value's schema is a file below the folder `schemas` of each worker's switchyard.yaml:
-    `schema` (Avro), or `descriptor` and `message` (Protobuf). With framing confluent it is a folder.
-    `otherwise` is the time of a record without such a time: its own timestamp, or none.
+    `header` is a header's name; `binary` means 8 bytes in big-endian order. `field` is a path in the value,
+    such as meta.createdAt. The value's schema is a file below the folder `schemas` of each worker's
+    switchyard.yaml: `schema` (Avro), or `descriptor` and `message` (Protobuf). With framing confluent it is a
+    folder. `otherwise` is the time of a record without such a time: its own timestamp, or none.
     """
 
     source: Literal["record", "header", "json", "avro", "protobuf"] = "record"
@@ -94,11 +94,11 @@ class Timestamp(Model):
 
 
 class MessageId(Model):
-    """The header with a message's id, the same at every tier. It finds other messages behind equal counts.
+    """The header with a message's id, the same at every tier. It reveals other messages behind equal counts.
 
-    `fingerprint` covers ids alone, or ids with values. With values it also finds a message that came with
-    another value. It covers the bytes of values, not headers and keys, so a route may change these. It does
-    not fit where something on the way encodes values again: every window would then look corrupted. Clients
+    `fingerprint` covers ids alone, or ids with values. With values it also reveals a message that arrived
+    with another value. It covers the bytes of values, not headers and keys, so a route may change these. Do
+    not use it where something on the way encodes values again: every window would look corrupted. Clients
     report ids alone, and are compared by these.
     """
 
@@ -109,8 +109,8 @@ class MessageId(Model):
 class AuditSpec(Model):
     """Which topics and tiers the audit counts, and how.
 
-    Each of the `tiers` that counts the topic is compared with the next one. A tier that is named here and
-    counts nothing is absent, which the audit reports. With `consumer` among them, or without `tiers`, the
+    Each of the `tiers` that counts the topic is compared with the next one. The audit reports a tier as
+    absent if the plan names it and it counts nothing. With `consumer` among them, or without `tiers`, the
     audit also counts what workloads finish.
 
     `lateness`: how long a window waits at least for late records. `keep`: how long windows are remembered.
@@ -143,7 +143,7 @@ class AuditPlan(OfTopics):
     spec: AuditSpec
 
     def clusters(self, layout: Layout) -> list[str]:
-        """The names of the clusters whose topics it counts: those there are, by this configuration."""
+        """The names of the configured clusters whose topics the plan counts."""
         if not self.spec.clusters:
             return sorted(name for name, site in layout.sites.items() if site.region == layout.own)
         found = set()
@@ -156,38 +156,38 @@ class AuditPlan(OfTopics):
 
     @property
     def by_value(self) -> bool:
-        """Whether the event time is another than the record's timestamp."""
+        """Whether the event time is not the record's timestamp."""
         return self.spec.timestamp.source != "record"
 
     @property
     def counts_consumers(self) -> bool:
-        """Whether what workloads have finished is counted, too."""
+        """Whether the plan also counts what workloads finish."""
         return not self.spec.tiers or CONSUMER in self.spec.tiers
 
     @property
     def bounds(self) -> PlanBounds:
-        """When its windows close, and are forgotten."""
+        """When the plan's windows close, and when they are dropped."""
         return bounds_of(self.spec.lateness, self.spec.keep)
 
     @property
     def counting(self) -> int:
-        """Another one when a record may come into another window: 32 bits of what says into which."""
+        """A checksum (32 bits) of the settings that decide a record's window."""
         wire = self.to_wire()["spec"]
-        told = [wire[part] for part in ("window", "timestamp", "disorder")]
-        return zlib.crc32(orjson.dumps(told, option=orjson.OPT_SORT_KEYS))
+        settings = [wire[name] for name in ("window", "timestamp", "disorder")]
+        return zlib.crc32(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
 
     @property
     def width_ms(self) -> int:
-        """How long a window is."""
+        """The width of a window."""
         return round(self.spec.window * 1000)
 
 
 def job_name(plan: str, cluster: str) -> str:
-    """The name in jobs that count a cluster's topics for a plan."""
+    """The name of the jobs that count a cluster's topics for a plan."""
     return f"{plan}{SEPARATOR}{cluster}"
 
 
 def of_job_name(name: str) -> tuple[str, str]:
-    """The inverse: plan and cluster."""
+    """The inverse of `job_name`: plan and cluster."""
     plan, _, cluster = name.partition(SEPARATOR)
     return plan, cluster

@@ -1,4 +1,4 @@
-"""What no single field of an audit plan shows: clusters there are not, times that nothing tells."""
+"""Checks of an audit plan that involve several fields, its topic patterns or the configured clusters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.replicate.model.route import Route
 
 TIMESTAMP: Path_ = ("spec", "timestamp")
 CLUSTERS: Path_ = ("spec", "clusters")
-# Beside `source` and `otherwise`: what each source must have, and what it may have.
+# For each source, beside `source` and `otherwise`: the required fields, and the optional ones.
 NEEDS = {
     "record": ((), ()),
     "header": (("header",), ("format", "binary")),
@@ -31,17 +31,17 @@ DEFAULTS = {"framing": "none", "binary": False}
 def audit_checks(
     document: Document, plan: AuditPlan | None, layout: Layout | None
 ) -> Iterator[ConfigProblem]:
-    """All of it; `plan` is None when a field is wrong, `layout` has the clusters there are, if known."""
+    """All problems. `plan`: None if a field is wrong. `layout`: the configured clusters, if known."""
     source = value_at(document.data, (*TIMESTAMP, "source")) or "record"
-    needs, may = NEEDS.get(source, ((), ()))
+    required, optional = NEEDS.get(source, ((), ()))
     given = value_at(document.data, TIMESTAMP)
-    told = given.items() if isinstance(given, dict) else ()
-    names = {name for name, value in told if value != DEFAULTS.get(name)}  # as the wire has them all
-    for name in needs:
+    fields = given.items() if isinstance(given, dict) else ()
+    names = {name for name, value in fields if value != DEFAULTS.get(name)}  # the wire has them all
+    for name in required:
         if name not in names:
             yield problem_at(document, (*TIMESTAMP, name), f"missing, and source {source} needs it", "add it")
-    for name in sorted(names - {"source", "otherwise", *needs, *may}) if source in NEEDS else ():
-        known = ", ".join((*needs, *may)) or "no others"
+    for name in sorted(names - {"source", "otherwise", *required, *optional}) if source in NEEDS else ():
+        known = ", ".join((*required, *optional)) or "no others"
         yield problem_at(
             document, (*TIMESTAMP, name), f"has no meaning with source {source}",
             f"leave it out; beside source and otherwise there are {known}",
@@ -60,7 +60,7 @@ def _time(document: Document, plan: AuditPlan) -> Iterator[ConfigProblem]:
         yield problem_at(
             document,
             (*TIMESTAMP, "format"),
-            "8 binary bytes cannot hold it",
+            "8 binary bytes cannot hold a text",
             "give the number's unit: epoch-ms",
         )
     if timestamp.source == "json" and timestamp.field is not None:
@@ -75,8 +75,8 @@ def _topics(document: Document, plan: AuditPlan) -> Iterator[ConfigProblem]:
         words = LanguageTable()
         route = Route(plan.name, "", "", plan.spec.topics, plan.spec.exclude)
         if words.shortest(route.domain(words)) is None:
-            remedy = "exclude less, or name the internal topic"
-            yield problem_at(document, TOPICS, "no topic is counted: all are excluded, or internal", remedy)
+            remedy = "exclude fewer topics, or name the internal topic"
+            yield problem_at(document, TOPICS, "no topic is counted: all are excluded or internal", remedy)
     except TooComplicated as error:
         message, _, remedy = str(error).rpartition("; ")
         yield problem_at(document, TOPICS, message, remedy)
@@ -90,15 +90,15 @@ def _clusters(document: Document, plan: AuditPlan, layout: Layout) -> Iterator[C
             yield problem_at(
                 document,
                 (*CLUSTERS, index),
-                "no such cluster, nor tier of this region",
+                "no cluster or tier of this region has this name",
                 suggest(entry, known),
             )
     counted = plan.clusters(layout)
     if any(layout.sites[name].tier == AGGREGATE for name in counted):
-        others = [n for n, site in layout.sites.items() if site.tier == REGIONAL and n not in counted]
-        if others:
-            named = ", ".join(sorted(others))
+        omitted = [n for n, site in layout.sites.items() if site.tier == REGIONAL and n not in counted]
+        if omitted:
+            named = ", ".join(sorted(omitted))
             yield problem_at(
-                document, CLUSTERS, f"an aggregate cluster may have more than is counted: {named} is not",
-                "add it to clusters, unless nothing is copied from there", "warning",
+                document, CLUSTERS, f"aggregate clusters may have records of {named}, which the plan omits",
+                "add it to clusters, unless nothing is copied from it", "warning",
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Audit plans: what is wrong with one is said at once, and what it means of topics and clusters."""
+"""Audit plans: problems are reported at once; which topics and clusters a plan counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def said(document: dict[str, Any]) -> dict[str, str]:
     return {problem.field: f"{problem.message}; {problem.remedy}" for problem in errors}
 
 
-def test_whoever_reads_the_table_of_plans_compares_by_the_same() -> None:
+def test_readers_of_the_table_of_plans_compare_by_the_same_terms() -> None:
     plan = AuditPlan.model_validate(edited("spec/clusters", ["regional", "west"]))
     stated = PlanTerms.of(plan.to_wire())
 
@@ -55,7 +55,7 @@ def test_whoever_reads_the_table_of_plans_compares_by_the_same() -> None:
         PlanTerms.of({"metadata": {"name": "orders"}, "spec": {}})
 
 
-def test_a_valid_definition_comes_back_from_the_wire_and_fits_the_schema() -> None:
+def test_a_valid_plan_survives_the_wire_and_fits_the_schema() -> None:
     found, _ = parse_audit(PLAN, layout=REGIONS)
 
     assert (found.key, found.spec.window, found.width_ms) == ("audit:orders", 600.0, 600_000)
@@ -68,7 +68,7 @@ TIMESTAMP = "spec/timestamp"
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "field", "told"),
+    ("path", "value", "field", "words"),
     [
         ("spec/topics", ["("], "spec.topics.0", "is not closed"),
         ("spec/topics", [r"switchyard-.*"], "spec.topics", "no topic is counted"),
@@ -88,11 +88,11 @@ TIMESTAMP = "spec/timestamp"
         ),
     ],
 )  # fmt: skip
-def test_an_impossible_value_is_refused_at_its_place(path: str, value: Any, field: str, told: str) -> None:
+def test_invalid_fields_are_refused_with_their_paths(path: str, value: Any, field: str, words: str) -> None:
     problems = said(edited(path, value))
 
     assert list(problems) == [field]
-    assert told in problems[field]
+    assert words in problems[field]
 
 
 def test_clusters_are_named_or_by_tier_or_all_of_the_region() -> None:
@@ -106,12 +106,12 @@ def test_clusters_are_named_or_by_tier_or_all_of_the_region() -> None:
     assert clusters("regional", "east-aggregate") == sorted({f"{REGIONS.own}-regional", "east-aggregate"})
 
 
-def test_an_aggregate_cluster_without_its_sources_is_warned_of() -> None:
+def test_an_aggregate_cluster_without_its_sources_gives_a_warning() -> None:
     _, warnings = parse_audit(PLAN, layout=REGIONS)
     everything = edited("spec/clusters", sorted(REGIONS.sites))
 
     assert [warning.field for warning in warnings] == ["spec.clusters"]
-    assert "may have more than is counted" in warnings[0].message
+    assert "which the plan omits" in warnings[0].message
     assert parse_audit(everything, layout=REGIONS)[1] == []
 
 
@@ -125,7 +125,7 @@ def test_internal_topics_are_counted_only_by_their_own_names() -> None:
     assert not found.means("orders__billing__retry_1")
 
 
-def test_the_names_of_jobs_are_no_other_definitions_and_lead_back() -> None:
+def test_job_names_differ_from_other_keys_and_can_be_parsed() -> None:
     name = job_name("orders", "east-regional")
 
     assert of_job_name(name) == ("orders", "east-regional")
@@ -153,14 +153,14 @@ def test_a_plan_of_a_deployment_creates_changes_warns_and_deletes() -> None:
     assert plan({}, [before, before]).conflicts
 
 
-def test_two_plans_of_one_name_are_told_with_both_places(tmp_path: Path) -> None:
+def test_two_plans_of_one_name_are_reported_with_both_places(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.json").write_text(json.dumps(PLAN))
     with pytest.raises(InvalidConfiguration, match="orders is defined twice, first at"):
         load_definitions([tmp_path])
 
 
-def test_a_plan_that_puts_records_into_other_windows_counts_otherwise() -> None:
+def test_a_change_of_records_windows_changes_the_counting_checksum() -> None:
     def counting(path: str, value: Any) -> int:
         return parse_audit(edited(path, value))[0].counting
 
@@ -171,13 +171,15 @@ def test_a_plan_that_puts_records_into_other_windows_counts_otherwise() -> None:
 
 
 @pytest.mark.parametrize("value", ["sometimes", "2d", -1, None, True])
-def test_a_promise_about_timestamps_that_is_none_is_told_once_with_what_to_write(value: Any) -> None:
-    with pytest.raises(InvalidConfiguration, match=r"spec\.disorder: .*\n.*write any, or a duration") as told:
+def test_an_invalid_disorder_is_reported_once_with_a_remedy(value: Any) -> None:
+    with pytest.raises(
+        InvalidConfiguration, match=r"spec\.disorder: .*\n.*write any, or a duration"
+    ) as error:
         parse_audit(edited("spec/disorder", value))
-    assert "1 error" in str(told.value)
+    assert "1 error" in str(error.value)
 
 
-def test_nothing_is_promised_about_timestamps_by_default() -> None:
+def test_disorder_is_any_by_default() -> None:
     for value, written in (("any", "any"), (5, "5s"), ("90s", "1m30s")):
         assert parse_audit(edited("spec/disorder", value))[0].to_wire()["spec"]["disorder"] == written
     assert parse_audit(PLAN)[0].spec.disorder == "any"

@@ -1,69 +1,68 @@
-"""Audit: whether it arrived, tier by tier, and what is missing. Pure: agents and tables do the I/O.
+"""Counts records into windows and reports. This page also describes the audit as a whole. Pure: agents and
+tables do the I/O.
 
     raw batches --reader, count--> Report -+                      +-> windows (table audit_windows)
                                            +-> topic --collect--+
     records of a client --count--> Report -+     ^                +-> tiers   (table audit_tiers)
                                                  +-- Close, Forget --due--+
-    windows + tiers --compare--> ok | provisional | lossy | duplicated | corrupted | late | absent
-    two tiers' logs of a window --sieve--> places of what differs --missing--> missing, doubled, altered
+    windows + tiers --compare--> ok | provisional | lossy | duplicated | corrupted | late | absent-audit
+    two tiers' logs of a window --sieve--> places of differences --findings--> missing, doubled, altered
 
-Modules, in `switchyard.audit.model`, which the audit library of clients has in common with workers
-    fingerprint        sums that tell whether two tiers saw the same records, whatever their order
+Modules in `switchyard.audit.model`, which workers share with the audit library of clients
+    fingerprint        sums that show whether two tiers saw the same records, in any order
     latencies          a histogram of latencies that merges and subtracts exactly
-    totals             what is known of a window's records: count, bytes, both of the above; they add up
-    tally              totals by window of what is counted: records as arrays
-    client_counter     a producer's or consumer's auditor: numbered reports, and what a log keeps of them
+    totals             the count, bytes, fingerprints and latencies of a window's records; they add up
+    tally              totals by window, counted from arrays of records
+    client_counter     a producer's or consumer's auditor: numbered reports, and what its log keeps of them
     reports            the report: what a source has counted of one of its parts
 here
-    counter            a fetched chunk into a tally
-    partition_counter  a partition's reader: cuts what it counts into parts and makes reports of them
-    handover           what it leaves to its successor
-    consumer_counter   a consumer's partition: counted when it is fetched, told when all before it is finished
+    counter            counts a fetched chunk into a tally
+    partition_counter  a partition's reader: divides its counts into parts and makes reports of them
+    handover           the note that it leaves to its successor
+    consumer_counter   a consumer's partition: counted when fetched, reported when all before it is finished
 in `app.audit.folds`
-    counted_parts      which of several reports of the same part counts (exactly-once)
-    window             a window's record: open, closed, what came late; explicit keys
-    tier               a tier's record: watermarks by source, when windows close, who is silent
-    collector          the fold of the reports' topic into both tables
-    comparison         two tiers of one window: what the difference is, if it is one
+    counted_parts      which of several reports of the same part counts (exactly once)
+    window             a window's record: its counts in time and late, its closing
+    tier               a tier's record: watermarks by source, when windows close, silent sources
+    collector          the fold of the audit topic into both tables
+    comparison         two tiers of one window: whether they differ, and what that means
+    tier_pairs         which tiers of a topic are compared
 and in `app.audit.drilldown`
-    reconciliation     invertible Bloom lookup tables: names ids; strata_estimator: how large they must be
-    sieve              both of them over a stream of records' prints, in bounded memory
-    id_sums            of one or two ids that differ: which, by the sums of all ids alone
-    copy_origins       where of its source a copy comes from, by the numbers that its lane gave
-    findings           what became of each record that differs: missing, altered, doubled, foreign, waiting,
-    unclear
+    reconciliation     invertible Bloom lookup tables: name the ids; strata_estimator: the tables' size
+    sieve              both of them over a stream of records' fingerprints, in bounded memory
+    id_sums            one or two ids that differ, from the sums of all ids alone
+    copy_origins       a copy's offset in its source, by the sequence numbers that its lane gave
+    findings           each differing record: missing, altered, doubled, foreign, waiting or unclear
 
-What the tables hold: values that are folds of their own (`position`: the topic's offset up to which)
-    audit_windows  topic/tier/cluster/width/start/shard -> totals, late totals, closed (when, without whom),
-                   and per source which parts are counted: all that is needed to count a report once
-    audit_tiers    topic/tier/cluster/shard -> per source its watermark and when it was heard; closings; how
-                   late it may get
-    The reports' topic is keyed by the audited topic, so that its tiers share a partition, and one writer.
+Tables, whose values are folds of their own (`position`: up to which offset of the topic)
+    audit_windows  topic/tier/cluster/width/start/shard -> totals, late totals, the closing (when, without
+                   which sources), and the counted parts by source, so that a report counts once
+    audit_tiers    topic/tier/cluster/shard -> by source its watermark and last report; closings; lateness
+    The audit topic is keyed by the audited topic, so all its tiers share a partition, and one writer.
 
 Exactly once
-1. A report says everything that was counted of one *part* of one source so far, not what is new. A part is
-   a stretch of a partition that begins at a fixed multiple of offsets, or one sequence number of a client.
-   Of two reports of a part the wider one counts: replayed, repeated and reordered reports change nothing, of
-   a lost one the next says it all, and a successor that reads the part again from its start says the same as
-   its predecessor, or more. A zombie does no harm; no fencing is needed.
-   Who has counted leaves its figures to its successor (`handover`), who need not read the part again: what a
-   consumer has gone on from it cannot.
-2. Each table value skips what is at or below its own position and has its own memory of what it counted. So
-   values of different ages (a local store that is ahead of its changelog, a killed writer) come right by
-   replaying the topic, in whatever mixture they were found.
-3. Closing is an event in the topic, decided once; a window is closed by position, so that a replay closes it
-   at the same place. What is counted afterwards is late: it is told, and never changes the closed figures.
+1. A report has all counts so far of one *part* of one source, not only the new ones. A part is a stretch of a
+   partition that begins at a fixed multiple of offsets, or one sequence number of a client. The wider of
+   two reports of a part counts, so repeated and reordered reports change nothing. The next report has
+   everything that a lost one had. A successor that reads the part again reports the same as its predecessor,
+   or more. So a zombie does no harm, and no fencing is needed. An auditor leaves its counts to its successor
+   (`handover`), because reading again takes time, and a consumer's successor cannot read again what is
+   finished.
+2. Each table value skips events at or below its own position, and knows itself what it has counted. Values
+   may have different ages, for example when a local store is ahead of its changelog or a writer was killed. A
+   replay of the topic corrects any such mixture.
+3. A closing is an event in the topic, decided once, and closes windows by position: a replay closes them at
+   the same place. Later counts are late: they are shown, and never change the closed totals.
 
 No false alarms
-4. A tier that was not heard is absent, and nothing is said of loss. A window that was closed without a source
-   that had been heard before is incomplete, not lossy.
-5. Until both tiers have closed a window, a difference is provisional. The bound of lateness grows with what
-   was seen late, up to a limit.
-6. A watermark is never ahead of the clock of the audit, nor is anything else that a report says of times: one
-   record with a time in the future closes nothing, nor do a few that are ahead of those about them in a
-   backlog (`counter.mark_of`), and no client's clock is believed. The clock of the audit
-   is the brokers': when a report came into the topic. Where the topic does not say so it is that of whoever
-   decides what is due.
-7. What counts otherwise than planned (windows of another width, a cluster that no plan names) is told in
-   words, and never compared as if it were loss.
+4. A silent tier is absent, and shows no loss. A window that was closed without a source that had reported
+   before is incomplete, not lossy.
+5. Until both tiers have closed a window, a difference is provisional. The lateness grows with the delay of
+   late records, up to a limit.
+6. No time in a report is ahead of the audit's clock, so clients' clocks are not trusted. Windows are not
+   closed by one record with a future time, nor by a few ahead of all others in a backlog (`counter.mark_of`).
+   The audit's clock is the brokers': the time at which a report arrived in the topic. Where the topic does
+   not have it, it is the clock of the worker that decides what is due.
+7. Counts that deviate from the plan are described in words, and never compared as a loss. Examples are
+   windows of another width, and clusters that no plan names.
 """

@@ -1,20 +1,21 @@
-"""The auditor of a partition's consumer: counts what is fetched, and tells what is finished.
+"""The auditor of a partition's consumer: counts what is fetched, and reports it once it is finished.
 
     chunks --fetched--> pieces, counted ........ finished(base) --> PartitionReader --> reports
-                        (nothing of them is told)                   of the prefix only
+                        (not reported yet)                          of the prefix only
 
-Rules
-1. A chunk counts for the consumer once everything in it is finished: all below `base`. Where headers tell
-   all, they are kept until then, and those of many small chunks are counted together, which costs hardly
-   more than one; others are counted when they are there anyway. Their bytes are forgotten either way.
-2. Pieces follow on each other without overlap, cut between batches, though two readers may bring them (a
-   backlog, and what is new beside it). What nobody brought here, and lies below the base, was finished where
-   this consumer did not see it: it is not counted, and windows that may lack it are told (`complete_ms`).
-3. A successor begins with the predecessor's `state`: what of the parts was told or not, with its figures. So
-   its reports begin where the parts did, although it reads on from where that one had come (`next_offset`):
-   of the reports of a part the widest counts, whoever makes them (`app.audit.counts`). It needs the position
-   at which the *first* stretch began: reports are made only once the successor is sure to be told
-   (`is_known`).
+`partition_counter` reports a log as it is read; this module waits for the group's base.
+
+Rules (tests/audit/counts/test_consumer_counter.py)
+1. A chunk counts for the consumer once everything in it is finished: below `base`. If headers are enough to
+   count it, they are kept until then. Headers of many small chunks are counted together, which costs hardly
+   more than one. Other chunks are counted at once. The bytes are dropped either way.
+2. Pieces do not overlap, and are cut between batches, though two readers may bring them (of a backlog, and of
+   new records). Offsets below the base that no reader brought were finished where this consumer did not see
+   them. They are not counted, and reports say which windows may lack them (`complete_ms`).
+3. A successor begins with the predecessor's `state`: its parts with their counts, reported or not. So its
+   reports begin where the parts did, although it reads on from `next_offset`: the widest report of a part
+   counts, whoever makes it (`app.audit.counts`). It must know where the first stretch began. So reports are
+   made only once the state is sure to reach a successor (`is_known`).
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from switchyard.audit.model.fingerprint import FingerprintSource
 from switchyard.audit.model.reports import PART_OFFSETS, Report, Scope
 from switchyard.audit.model.tally import Tally
 
-MOST_PIECES = 256  # beyond, neighbours are joined
-MOST_HEADS = 256  # that are counted together; of a chunk of more, its tally is smaller
-MOST_PENDING = 256  # reports of what has ended; beyond, the oldest are given up: nothing waits for an audit
+MOST_PIECES = 256  # with more, neighbours are joined
+MOST_HEADS = 256  # headers that are kept and counted together; a tally is smaller than more
+MOST_PENDING = 256  # final reports; with more, the oldest are dropped, because nothing waits for an audit
 
 
 class CountedSpan:
-    """Offsets [start, end), cut between batches: as tallies of parts, or as the headers that tell all."""
+    """Offsets [start, end), cut between batches: as tallies of parts, or as headers to be counted."""
 
     __slots__ = ("end", "heads", "parts", "start")
 
@@ -51,7 +52,7 @@ class CountedSpan:
         self.heads = heads
 
     def join(self, other: CountedSpan) -> None:
-        """Takes the next one in, both counted; when either was finished is not told then."""
+        """Takes in the next span, both counted. Their separate times of finishing are lost."""
         (part, last), (next_part, first) = self.parts[-1], other.parts[0]
         if part == next_part:
             last.merge(first)
@@ -60,18 +61,18 @@ class CountedSpan:
 
 
 class ConsumerReader:
-    """See the module. It asks for no clock: times are given.
+    """Counts for one consumer. It uses no clock: times are given.
 
     Args:
-        next_offset: everything below is counted, or is not this one's to count.
-        state: a predecessor's; its last part ends at `next_offset`.
-        is_cut: something before was not counted.
-        lateness_ms: by so much other records of the first windows may be older than the first one.
+        next_offset: Everything below is counted, or not this reader's to count.
+        state: A predecessor's; its last part ends at `next_offset`.
+        is_cut: Some earlier messages were not counted.
+        lateness_ms: By how much records of the first windows may be older than the first one.
 
     Attributes:
-        reader: makes the reports.
-        is_known: rule 3.
-        version: grows when a successor has to be told.
+        reader: Makes the reports.
+        is_known: A successor knows the state (rule 3).
+        version: Grows when a successor must know more.
     """
 
     __slots__ = (
@@ -112,22 +113,18 @@ class ConsumerReader:
         self.is_known = bool(state) and state[-1].upto == next_offset
         self.version = 1
         if state:
-            self.reader.go_on_from(state, at_ms)
+            self.reader.resume(state, at_ms)
             if not self.is_known:
                 self.reader.pass_over(next_offset, at_ms)
 
     @property
     def next_offset(self) -> int:
-        """Everything below is counted, and finished; a successor begins here."""
+        """Everything below is counted and finished; a successor begins here."""
         return self.reader.next_offset
 
     def fetched(self, data: bytes, start: int, end: int, aborted: Sequence[tuple[int, int]] = ()) -> None:
-        """A chunk of whole batches that stands for offsets [start, end); what is known already is left out.
-        Without data: the log does not have them (any more).
-
-        Raises:
-            CorruptBatch: it is not made of batches.
-        """
+        """Takes in whole batches for the offsets [start, end), without the known ones. No data: the log does
+        not have these offsets. Raises CorruptBatch: The data does not consist of batches."""
         pieces = self._pieces
         at = bisect_right(pieces, start, key=attrgetter("start"))
         first = max(start, pieces[at - 1].end if at else self.next_offset)
@@ -146,7 +143,7 @@ class ConsumerReader:
             self._join()
 
     def _countable_headers(self, data: bytes, start: int) -> list[bytes] | None:
-        """The headers of all that there is from `start` on, if nothing else is needed to count it."""
+        """The headers from `start` on, if they are enough to count everything."""
         heads = self.reader.heads_of(data, start)
         if not heads or len(heads) > MOST_HEADS or (headers := headers_of_heads(heads)) is None:
             return None
@@ -163,19 +160,19 @@ class ConsumerReader:
         return parts
 
     def _join(self) -> None:
-        """Joins the first two neighbours that are no more than a part together."""
+        """Joins the first two neighbours that are at most a part together."""
         pieces = self._pieces
         for at in range(len(pieces) - 1):
-            one, other = pieces[at], pieces[at + 1]
-            if one.end == other.start and other.end - one.start <= PART_OFFSETS:
-                self._tally(one)
-                self._tally(other)
-                one.join(other)
+            piece, following = pieces[at], pieces[at + 1]
+            if piece.end == following.start and following.end - piece.start <= PART_OFFSETS:
+                self._tally(piece)
+                self._tally(following)
+                piece.join(following)
                 del pieces[at + 1]
                 return
 
     def _tally(self, piece: CountedSpan) -> None:
-        """Counts it, if it waits as headers."""
+        """Counts a piece that is kept as headers."""
         if piece.heads is None:
             return
         headers = _headers_of([piece])
@@ -190,34 +187,35 @@ class ConsumerReader:
         reader = self.reader
         passed = bisect_right(self._pieces, base, key=attrgetter("end"))
         for run in _runs(self._pieces[:passed]):
-            one = run[0]
-            if one.start > reader.next_offset:
-                self._cut(one.start, at_ms)
-            if one.heads is None:
-                for _, tally in one.parts:
+            first = run[0]
+            if first.start > reader.next_offset:
+                self._cut(first.start, at_ms)
+            if first.heads is None:
+                for _, tally in first.parts:
                     tally.seen(at_ms)
-                reader.add_parts(one.parts, one.end, at_ms)
+                reader.add_parts(first.parts, first.end, at_ms)
             else:
-                reader.headed(_headers_of(run), run[-1].end, at_ms=at_ms, seen_at_ms=at_ms)
+                reader.add_headers(_headers_of(run), run[-1].end, at_ms=at_ms, seen_at_ms=at_ms)
         del self._pieces[:passed]
         if self._pieces and reader.next_offset < self._pieces[0].start <= base:
             self._cut(self._pieces[0].start, at_ms)
         while reader.pending > MOST_PENDING:
-            reader.forgo()
+            reader.drop_oldest()
         if self.is_cut and reader.complete_ms < 0 and reader.first_ms >= 0:
             reader.complete_ms = reader.first_ms + self._lateness_ms
 
     def _cut(self, offset: int, at_ms: int) -> None:
-        """Rule 2: nothing brings what lies below."""
+        """Passes over offsets that no reader brings (rule 2)."""
         self.reader.pass_over(offset, at_ms)
         self.is_cut, self.is_known = True, False
         self.version += 1
-        # What was finished elsewhere nobody knows the windows of, but that they began before now.
+        # The windows of the other records are unknown, but began before now.
         self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
 
     def ended(self, end: int, base: int, at_ms: int) -> None:
-        """The log ends there; where that is finished, nothing older is on its way. Of a log that grows all
-        the time it is what it had some time ago that is finished: then nothing older than that is."""
+        """The log ends at `end` now. If that is finished, no older record is on its way. A log that grows all
+        the time is never finished to its end. So its end of some time ago is kept: once that is finished, the
+        records to come are newer than that time."""
         upto = min(base, self.next_offset)
         if end <= upto or end < self._log_end:
             self._log_end, self._log_end_ms = end, at_ms
@@ -229,11 +227,10 @@ class ConsumerReader:
 
     @property
     def is_silent(self) -> bool:
-        """Nothing may be told yet: a successor, or which windows lack some, would not be known."""
+        """Whether reports must wait until a successor knows the state, and incomplete windows are known."""
         return not self.is_known or (self.is_cut and self.reader.complete_ms < 0)
 
     def acknowledged(self, report: Report) -> None:
-        """The topic has it."""
         self.reader.acknowledged(report)
         was_cut, self.is_cut = self.is_cut, self.is_cut and report.complete_ms < 0
         if report.windows or report.final or was_cut:
@@ -241,20 +238,19 @@ class ConsumerReader:
 
 
 def _headers_of(run: Iterable[CountedSpan]) -> BatchHeaderArrays:
-    """Of pieces that are kept as headers."""
     headers = headers_of_heads([head for piece in run for head in piece.heads or ()])
-    assert headers is not None, "they tell all"
+    assert headers is not None, "checked when they were kept"
     return headers
 
 
 def _runs(pieces: Iterable[CountedSpan]) -> list[list[CountedSpan]]:
-    """Those that are kept as headers and follow on each other together; any other one alone."""
+    """Runs of adjacent pieces that are kept as headers; any other piece alone."""
     found: list[list[CountedSpan]] = []
     last, count = None, 0
     for piece in pieces:
         size = len(piece.heads or ())
-        goes_on = last is not None and last.heads and size and last.end == piece.start
-        if goes_on and count + size <= MOST_HEADS:
+        is_adjacent = last is not None and last.heads and size and last.end == piece.start
+        if is_adjacent and count + size <= MOST_HEADS:
             found[-1].append(piece)
             count += size
         else:

@@ -1,21 +1,21 @@
 """Counts records into windows: whole batches from their headers, others record by record, only where needed.
 
-Rules
+Rules (tests/audit/counts/test_counter.py, test_disorder.py)
 1. A window holds the event times [start, start + width). Records without a timestamp are counted apart
-   (`UNTIMED`), as are those with one beyond all calendars: who writes microseconds would make windows that
+   (`UNTIMED`). So are those with one beyond all calendars: a producer of microseconds would make windows that
    never end.
-2. A header tells the first record's timestamp and the highest, but records behind the first may be older by
-   any time. So the lowest is read from the records (`CountingSpec.lowest`), without making them objects: a
-   batch is counted from its header if lowest and highest are in one window. Source and copy agree then,
-   however either cuts its batches.
-   Who promises that no record is older than its batch's first by more than `disorder_ms` saves that: a batch
-   is counted from its header if its first timestamp is so far behind the window's start.
-   Where the log's own time counts (LogAppendTime) all records of a batch have the highest timestamp.
-3. A batch with a delete horizon has that in place of its first timestamp; one that begins before the position
-   shows only some of its records; of one that compaction has thinned the header does not tell the offsets.
-   Those are decoded.
-4. What read_committed hides, and control batches, are not counted (`record_batch.Committed`).
-5. A batch that cannot be decoded is counted from its header where its first timestamp is, and told.
+2. A header has the first record's timestamp and the highest, but later records may be older by any time. So
+   the lowest is read from the records (`CountingSpec.lowest`), without decoding them to objects. A batch is
+   counted from its header if lowest and highest are in one window. Source and copy then agree, however either
+   cuts its batches. A plan may promise that no record is older than its batch's first by more than
+   `disorder_ms`. This saves the reading: a batch is counted from its header if its first timestamp is at
+   least so far behind the window's start. With the log's own time (LogAppendTime) all records of a batch have
+   the highest timestamp.
+3. Batches are decoded if they have a delete horizon, which replaces the first timestamp. So are batches that
+   begin before the position, because not all of their records count. So are compacted batches, because their
+   headers do not show the offsets.
+4. Records that read_committed hides, and control batches, are not counted (`ReadCommittedFilter`).
+5. A batch that cannot be decoded is counted from its header at its first timestamp (`Tally.undecodable`).
 6. Latencies of a batch counted from its header are spread evenly between its first and highest timestamp.
 """
 
@@ -55,7 +55,7 @@ from switchyard.audit.model.totals import LAST_MS, NEVER_MS, Sums
 ANY_DISORDER = -1
 LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
 _NOT_BY_HEADERS = TRANSACTIONAL | CONTROL | DELETE_HORIZON
-LIFTS = 16  # so many times as many records behind are believed more than those that are ahead of them
+LIFTS = 16  # a timestamp counts once one record in this many has reached it
 
 Decode = Callable[[RecordBatch], Iterable[Record]]
 Lowest = Callable[[RecordBatch], int]
@@ -64,19 +64,16 @@ ContentOf = Callable[[Record], int]
 
 
 def mark_of(windows: Mapping[int, Sums], at_ms: int) -> int:
-    """How far a source is by a chunk of its records: up to the timestamps that at least one record in `LIFTS`
-    has come to. A few that are ahead of all others, or of the clock, say nothing: in a backlog they would
-    make late what follows. `NEVER_MS`: it cannot be told. It is no closer than a window's width.
-
-    Args:
-        windows: of the chunk. at_ms: when it came.
-    """
+    """How far a source has come, from a chunk of its records; `NEVER_MS`: unknown. It is a timestamp that at
+    least one record in `LIFTS` has reached, at best by a window's width. A few records ahead of all others,
+    or of the clock, do not count: in a backlog they would make the following ones late. `windows`: the
+    chunk's. `at_ms`: when it arrived."""
     last_ms = at_ms + SKEW_MS
     starts = sorted((start for start in windows if UNTIMED < start <= last_ms), reverse=True)
-    total, ahead = sum(windows[start].count for start in starts), 0
+    total, reached = sum(windows[start].count for start in starts), 0
     for start in starts:
-        ahead += windows[start].count
-        if ahead * LIFTS >= total:
+        reached += windows[start].count
+        if reached * LIFTS >= total:
             return min(windows[start].last_ms, last_ms)
     return NEVER_MS
 
@@ -85,16 +82,15 @@ class CountingSpec(NamedTuple):
     """How a log's records are counted.
 
     Attributes:
-        decode: a batch -> its records (`app.kafka.fetch.decoder.records_of`).
-        source: what the offsets belong to; None: no fingerprint of offsets.
-        id_of: a record's message id, None if it has none: it counts, and is not in the fingerprint of ids.
-            With this every batch is decoded.
-        content_of: 32 bits of what a record holds, to be compared with its id; None: it is not.
-        disorder_ms: rule 2; `ANY_DISORDER`: nobody promises anything.
-        by_value: `decode` gives times that headers do not tell: every batch is decoded.
-        lowest: a batch -> the lowest timestamp of its records (`app.kafka.fetch.decoder.lowest_timestamp`);
-        None:
-            with `ANY_DISORDER` every batch of several records is decoded.
+        decode: A batch -> its records (`app.kafka.fetch.decoder.records_of`).
+        source: The log that the offsets belong to; None: no fingerprint of offsets.
+        id_of: A record's message id; None if it has none. It then counts, but not in the fingerprint of ids.
+            With `id_of` every batch is decoded.
+        content_of: 32 bits of a record's content, which are compared with its id; None: ids alone.
+        disorder_ms: Rule 2; `ANY_DISORDER`: the plan promises nothing.
+        by_value: `decode` gives times that headers do not have: every batch is decoded.
+        lowest: A batch -> the lowest timestamp of its records (`app.kafka.fetch.decoder.lowest_timestamp`).
+            None: with `ANY_DISORDER` every batch of several records is decoded.
     """
 
     decode: Decode
@@ -107,7 +103,7 @@ class CountingSpec(NamedTuple):
 
     @property
     def decodes_all(self) -> bool:
-        """No batch is counted from its header."""
+        """Whether no batch is counted from its header."""
         return self.by_value or self.id_of is not None
 
 
@@ -119,14 +115,14 @@ def count_chunk(
     seen_at_ms: int | None = None,
     committed: ReadCommittedFilter | None = None,
 ) -> None:
-    """Counts the records from `start_offset` on of a chunk of whole batches, whose checksums were checked.
+    """Counts the records from `start_offset` on in a chunk of whole batches with checked checksums.
 
     Args:
-        seen_at_ms: see `Tally.add`.
-        committed: the filter of the fetch that the chunk is of, if it knows aborted transactions.
+        seen_at_ms: As in `Tally.add`.
+        committed: The filter of the chunk's fetch, if it knows aborted transactions.
 
     Raises:
-        CorruptBatch: it is not made of batches.
+        CorruptBatch: The chunk does not consist of batches.
     """
     headers = headers_of(data)
     committed = committed or ReadCommittedFilter(())
@@ -136,7 +132,7 @@ def count_chunk(
         _count_records(tally, wanted, start_offset, spec, seen_at_ms)
         return
     shown = (headers.next_offset > start_offset) & (headers.record_count > 0)
-    # Only these need the filter: it says of all others that they are shown, and learns nothing from them.
+    # Only these need the filter: it shows all others, and learns nothing from them.
     for row in np.flatnonzero(headers.attributes & (TRANSACTIONAL | CONTROL)).tolist():
         shown[row] &= committed.shows(headers.batch(row))
     if spec.lowest is not None and spec.disorder_ms == ANY_DISORDER:
@@ -155,9 +151,9 @@ def count_chunk(
 def countable_headers(
     data: bytes, start_offset: int, spec: CountingSpec, width_ms: int
 ) -> list[bytes] | None:
-    """The headers of whole batches as they are kept instead of the bytes: with the lowest timestamps of the
-    records, where those are needed (rule 2). None: they do not tell all. `countable_from_headers` says
-    whether they do. Of one batch it takes microseconds: it is asked of every batch that a route appends.
+    """The headers of whole batches, to be kept in place of the bytes; None: they are not enough to count.
+    They have the lowest timestamps of the records, where rule 2 needs these. `countable_from_headers` says
+    whether all can be counted. Routes call this for every batch that they append, so it takes microseconds.
     """
     if spec.decodes_all:
         return None
@@ -189,7 +185,7 @@ def _with_lowest(
     spec: CountingSpec,
     width_ms: int,
 ) -> BatchHeaderArrays:
-    """With the lowest timestamps of those records that decide it (rule 2)."""
+    """The headers with the lowest timestamps of the records that need them (rule 2)."""
     assert spec.lowest is not None
     wanted = shown & _worth_reading(headers, start_offset, spec, width_ms)
     firsts, is_exact = headers.first_timestamp_ms.copy(), headers.is_exact.copy()
@@ -203,7 +199,7 @@ def _with_lowest(
 def _worth_reading(
     headers: BatchHeaderArrays, start_offset: int, spec: CountingSpec, width_ms: int
 ) -> npt.NDArray[np.bool_]:
-    """Which batches may be counted from their headers once the lowest timestamp of their records is known."""
+    """The batches that can be counted from their headers if the lowest timestamp fits."""
     all_exact = headers._replace(is_exact=np.ones(headers.is_exact.shape, dtype=np.bool_))
     may_be = _in_one_window(all_exact, _firsts(headers), start_offset, spec, width_ms)
     by_log = (headers.attributes & LOG_APPEND_TIME) != 0
@@ -212,17 +208,17 @@ def _worth_reading(
 
 
 def _lowest(batch: RecordBatch, lowest: Lowest) -> int:
-    """`NEVER_MS`: it has none, or it cannot be read; who counts the records finds out why."""
+    """`NEVER_MS`: No timestamp, or the batch cannot be read; counting its records finds the cause."""
     try:
         return max(NEVER_MS, lowest(batch))
-    except Exception:  # noqa: BLE001 - decoders raise what they like
+    except Exception:  # noqa: BLE001 - decoders raise any error
         return NEVER_MS
 
 
 def countable_from_headers(
     headers: BatchHeaderArrays, start_offset: int, spec: CountingSpec, width_ms: int
 ) -> int:
-    """How many of the first batches can be counted from their headers alone, all of which are shown."""
+    """How many of the first batches can be counted from their headers alone, all of them visible."""
     plain = (headers.attributes & (TRANSACTIONAL | CONTROL)) == 0
     whole = plain & _in_one_window(headers, _firsts(headers), start_offset, spec, width_ms)
     return len(whole) if whole.all() else int(whole.argmin())
@@ -231,8 +227,7 @@ def countable_from_headers(
 def count_headers(
     tally: Tally, headers: BatchHeaderArrays, spec: CountingSpec, seen_at_ms: int | Numbers | None
 ) -> None:
-    """Counts batches of which the headers tell all (`countable_from_headers`), all or each seen at its time;
-    negative ones of each: at an unknown one."""
+    """Counts batches that their headers can count. `seen_at_ms`: of all or each; below 0: unknown."""
     _count_headers(tally, headers, _firsts(headers), spec.source, seen_at_ms)
 
 
@@ -244,7 +239,7 @@ def _firsts(headers: BatchHeaderArrays) -> Numbers:
 def _in_one_window(
     headers: BatchHeaderArrays, firsts: Numbers, start_offset: int, spec: CountingSpec, width_ms: int
 ) -> npt.NDArray[np.bool_]:
-    """Which batches are counted from their headers (rules 2 and 3)."""
+    """The batches that are counted from their headers (rules 2 and 3)."""
     if spec.decodes_all:
         return np.zeros(firsts.shape, dtype=np.bool_)
     lasts = headers.max_timestamp_ms
@@ -309,7 +304,7 @@ def _count_headers(
 
 
 def _ranges(begins: Numbers, ends: Numbers) -> Iterable[tuple[int, int]]:
-    """Offsets of batches in their order, those that follow on each other joined."""
+    """The offset ranges of batches in order; adjacent ones are joined."""
     breaks = np.flatnonzero(begins[1:] != ends[:-1])
     firsts = begins[np.concatenate(([0], breaks + 1))]
     lasts = ends[np.concatenate((breaks, [len(ends) - 1]))]
@@ -323,7 +318,7 @@ def _count_records(
     spec: CountingSpec,
     seen_at_ms: int | None,
 ) -> None:
-    """Counts batches record by record, all of them together: arrays of a few records would cost more."""
+    """Counts batches record by record, all together: arrays of a few records would cost more."""
     timestamps: list[int] = []
     offsets: list[int] = []
     nbytes: list[int] = []
@@ -332,7 +327,7 @@ def _count_records(
     for batch in batches:
         try:
             read = _read(batch, start_offset, spec)
-        except Exception:  # noqa: BLE001 - decoders raise what they like; the batch is counted all the same
+        except Exception:  # noqa: BLE001 - decoders raise any error; the batch counts all the same
             _count_undecodable(tally, batch)
             continue
         tally.decoded += 1
@@ -354,13 +349,13 @@ def _count_records(
     contents = None
     if spec.content_of is not None:
         contents = fingerprint.with_content(ids, np.array(checksums, dtype=np.uint32))
-    for mask, *told in ((has_id, ids, contents), (~has_id, None, None)):
-        some = RecordArrays(rows.timestamps_ms[mask], rows.nbytes[mask], _numbers(offsets)[mask], *told)
-        tally.add(some, seen_at_ms, spec.source)
+    for mask, *prints in ((has_id, ids, contents), (~has_id, None, None)):
+        part = RecordArrays(rows.timestamps_ms[mask], rows.nbytes[mask], _numbers(offsets)[mask], *prints)
+        tally.add(part, seen_at_ms, spec.source)
 
 
 class _Read(NamedTuple):
-    """Of the records of a batch, what is counted: the records themselves are not all in memory at once."""
+    """The counted fields of a batch's records: not all of the records are in memory at once."""
 
     timestamps: list[int]
     offsets: list[int]
@@ -369,10 +364,10 @@ class _Read(NamedTuple):
 
 
 def _read(batch: RecordBatch, start_offset: int, spec: CountingSpec) -> _Read:
-    """Raises: ValueError: there are more than `MAX_BATCH_RECORDS`; and whatever the decoder does."""
+    """Raises ValueError: It has more than `MAX_BATCH_RECORDS` records; and any error of the decoder."""
     if batch.header.record_count > MAX_BATCH_RECORDS:
         raise ValueError(
-            f"{batch.header.record_count} records; at most {MAX_BATCH_RECORDS} are decoded of a batch"
+            f"{batch.header.record_count} records in a batch; at most {MAX_BATCH_RECORDS} are decoded"
         )
     read = _Read([], [], [], [])
     for record in spec.decode(batch):
@@ -389,8 +384,8 @@ def _read(batch: RecordBatch, start_offset: int, spec: CountingSpec) -> _Read:
     return read
 
 
-def _numbers(many: list[int]) -> Numbers:
-    return np.array(many, dtype=np.int64)
+def _numbers(numbers: list[int]) -> Numbers:
+    return np.array(numbers, dtype=np.int64)
 
 
 def _count_undecodable(tally: Tally, batch: RecordBatch) -> None:

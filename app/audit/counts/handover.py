@@ -1,5 +1,5 @@
-"""What an auditor of a partition leaves to its successor, with its position: the figures of parts that have
-not ended, or are not known to have arrived. So who takes over reads nothing again, mostly.
+"""The note that an auditor of a partition leaves to its successor. It has the counts of parts that are not
+final, or whose reports may not have arrived, so a successor usually reads nothing again.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from app.audit.counts.partition_counter import PartState, new_part
 from app.kernel.ranges import MAX_OFFSET
 from switchyard.audit.model.totals import NEVER_MS
 
-MOST_BYTES = 4 * 1024  # it goes with every snapshot
+MOST_BYTES = 4 * 1024  # every snapshot contains it
 
 
 class AuditNote(msgspec.Struct, frozen=True, array_like=True):
-    """What a successor needs.
+    """The counts for a successor.
 
     Attributes:
-        counting: `AuditPlan.counting`, by which it was counted.
-        is_cut: it was not told yet that the first windows lack something.
-        state: all that is not known to have arrived; the last is what is being counted.
-        complete_ms: of the reader; -1: all windows are complete.
+        counting: `AuditPlan.counting` of the plan that counted.
+        is_cut: No report has said yet that the first windows lack something.
+        state: All that may not have arrived; the last is the part that is being counted.
+        complete_ms: The reader's; -1: all windows are complete.
     """
 
     counting: int
@@ -30,17 +30,15 @@ class AuditNote(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def next_offset(self) -> int:
-        """Where it goes on."""
         return self.state[-1].upto
 
     @property
     def fits(self) -> bool:
-        """Whether it is noted with its figures."""
+        """Whether there is room for the counts."""
         return len(msgspec.msgpack.encode(self)) <= MOST_BYTES
 
     def to_bytes(self) -> bytes:
-        """In at most `MOST_BYTES`; where that is too little, without figures: they are counted again from
-        where the first of their parts began."""
+        """At most `MOST_BYTES`; without room for the counts, a successor counts the first part again."""
         found = msgspec.msgpack.encode(self)
         if len(found) > MOST_BYTES:
             first = new_part(self.state[0].part, self.state[0].since)
@@ -49,13 +47,13 @@ class AuditNote(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def from_bytes(cls, note: bytes) -> AuditNote | None:
-        """None: it is none, or another version's."""
+        """None: It is not a note, or another version's."""
         try:
             found = _decoder.decode(note)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
-        sound = found.state and all(0 <= one.since <= one.upto <= MAX_OFFSET for one in found.state)
-        return found if sound else None
+        is_valid = found.state and all(0 <= part.since <= part.upto <= MAX_OFFSET for part in found.state)
+        return found if is_valid else None
 
 
 _decoder = msgspec.msgpack.Decoder(AuditNote)

@@ -1,10 +1,10 @@
 """The auditor of one partition: counts what is fetched, part by part, and makes reports of it.
 
     chunks --fetched--> tallies of parts --reports--> [report, …] --acknowledged--> committable_offset
-    a successor goes on from `state()`, or begins where the part began: it says the same of it, or more
+    a successor resumes from `state()`, or from the part's start: it reports the same of the part, or more
 
-A batch belongs to the part of its base offset, so that every reader of a log cuts it in the same places. A
-reader that begins in the middle of a part (where auditing begins, or the log does) says so in its reports.
+A batch belongs to the part of its base offset, so every reader cuts a log in the same places. A reader that
+begins in the middle of a part (where auditing or the log begins) says so in its reports (`Report.since`).
 """
 
 from __future__ import annotations
@@ -39,22 +39,18 @@ from switchyard.audit.model.reports import (
 from switchyard.audit.model.tally import UNTIMED, Tally
 from switchyard.audit.model.totals import NEVER_MS, Sums
 
-# A log that was read to its end for so long is believed to have said everything. Knowing where it ends does
-# not help to believe it sooner: a copy's log lies still, too, while whoever copies hangs, and closing its
-# windows then would tell as lost what is only on its way. So it is longer than hiccups last.
+# A source counts as complete once its log was read to the end for this long. A copy's log stands still, too,
+# while its route hangs, and closed windows would then show records as lost that are only on their way. So it
+# is longer than usual interruptions.
 IDLE_MS = 300_000
-MOST_WINDOWS = 16  # the last ones of a part, whose figures a successor is told
-MOST_HELD = 16_384  # of more nothing is told: looking which would hold up others
+MOST_WINDOWS = 16  # the last ones of a part, whose counts a successor gets
+MOST_HELD = 16_384  # with more a successor gets none: choosing among them would take too long
 _FRAME = struct.Struct(">qi")  # base offset and length
 
 
 class PartState(msgspec.Struct, frozen=True, array_like=True):
-    """What is counted of [since, upto) of a part.
-
-    Attributes:
-        final: it has ended.
-        whole_ms: of windows that begin before, only those are in `windows` that the topic does not have yet.
-    """
+    """The counts of [since, upto) of a part. `whole_ms`: earlier windows are in `windows` only if the topic
+    lacks them."""
 
     part: int
     since: int
@@ -65,24 +61,25 @@ class PartState(msgspec.Struct, frozen=True, array_like=True):
 
 
 def new_part(part: int, since: int) -> PartState:
-    """Of a part of which nothing is counted yet."""
+    """The state of a part without counts."""
     return PartState(part, since, since, False, ())
 
 
 class PartitionReader:
-    """See the module. It asks for no clock: times are given.
+    """Counts a partition. It uses no clock: times are given.
 
     Args:
-        lineage: of the log: one that was truncated holds other records at the same offsets.
-        part_offsets: of a part: all who count a log at a tier have the same.
+        lineage: The log's: a truncated log has other records at the same offsets.
+        part_offsets: The length of a part, the same for all readers of a log at a tier.
 
     Attributes:
-        next_offset: everything below is counted.
-        max_timestamp_ms: of all that was counted; of how far the source is it says nothing (`mark_of`).
-        complete_ms: as in `Report`.
-        records: that were counted here.
-        is_lacking: a record has come of a window whose figures the predecessor did not tell: the part is to
-            be counted again from where it began, and nothing may be reported of it before.
+        next_offset: Everything below is counted.
+        max_timestamp_ms: The highest that was counted; it does not show how far the source has come
+            (`mark_of`).
+        complete_ms: As in `Report`.
+        records: The number that was counted here.
+        is_lacking: A record belongs to a window whose counts the predecessor left out. The part must be
+            counted again from its start, and nothing of it may be reported before.
     """
 
     __slots__ = (
@@ -97,11 +94,11 @@ class PartitionReader:
         "_part",
         "_part_offsets",
         "_partition",
+        "_reported_upto",
         "_scope",
         "_since",
         "_spec",
         "_tally",
-        "_told_upto",
         "_whole_ms",
         "complete_ms",
         "is_lacking",
@@ -126,12 +123,12 @@ class PartitionReader:
         self._partition = source.partition
         self._spec = spec
         self._idle_ms = idle_ms
-        self._finished: list[Report] = []  # final, not acknowledged
+        self._finished: list[Report] = []  # final, and not acknowledged
         self._ended_ms = self._arrived_ms = self._mark_ms = self.max_timestamp_ms = NEVER_MS
         self.records, self.is_lacking = 0, False
         self.complete_ms = NEVER_MS
         self._late_ms = 0  # since the last report that was acknowledged
-        self._part = self._since = self.next_offset = self._told_upto = 0
+        self._part = self._since = self.next_offset = self._reported_upto = 0
         self._tally = Tally(scope.width_ms)
         self._acknowledged: dict[int, int] = {}  # records by window
         self._start_part(next_offset // self._part_offsets, next_offset)
@@ -146,23 +143,23 @@ class PartitionReader:
         at_end: bool = False,
         aborted: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Counts a chunk of whole batches that stands for the offsets up to `next_offset`.
+        """Counts a chunk of whole batches for the offsets up to `next_offset`.
 
         Args:
-            at_ms: when it came.
-            seen_at_ms: the same, if the records had just come; None for a backlog, whose latencies would be
-                the audit's own.
-            at_end: nothing is behind it in the log.
-            aborted: producer ids and first offsets of aborted transactions, as the broker told them.
+            at_ms: When it arrived.
+            seen_at_ms: The same if the records are new; None: a backlog, whose latencies would be the audit's
+                own.
+            at_end: The log has nothing behind it.
+            aborted: Producer ids and first offsets of aborted transactions, from the broker.
 
         Raises:
-            CorruptBatch: it is not made of batches.
+            CorruptBatch: The chunk does not consist of batches.
         """
         view, committed = memoryview(data), ReadCommittedFilter(aborted)
         if self.next_offset == self._part * self._part_offsets:
-            view = view[bytes_below(view, self.next_offset) :]  # which belong to the part before
+            view = view[bytes_below(view, self.next_offset) :]  # these belong to the part before
         for part, batches in by_part(view, self._part, next_offset, self._part_offsets):
-            self._go_on(part, at_ms)
+            self._enter_part(part, at_ms)
             tally = Tally(self._scope.width_ms)
             count_chunk(tally, batches, self.next_offset, self._spec, seen_at_ms, committed)
             self._add(tally, at_ms)
@@ -171,42 +168,41 @@ class PartitionReader:
             self.ended(at_ms)
 
     def countable_from_headers(self, headers: BatchHeaderArrays, start_offset: int = 0) -> int:
-        """How many of the first of these batches can be counted, from `start_offset` on, by headers alone."""
+        """How many of the first batches headers alone can count, from `start_offset` on."""
         return countable_from_headers(headers, start_offset, self._spec, self._scope.width_ms)
 
     def heads_of(self, data: bytes, start_offset: int = 0) -> list[bytes] | None:
-        """The headers of whole batches as `difference_of` and `headed` take them, to be counted from
-        `start_offset` on; what those need of the records was read. None: they do not tell all."""
+        """The headers of whole batches, and what counting them needs (`countable_headers`)."""
         return countable_headers(data, start_offset, self._spec, self._scope.width_ms)
 
-    def headed(
+    def add_headers(
         self, headers: BatchHeaderArrays, next_offset: int, *, at_ms: int, seen_at_ms: int | Numbers
     ) -> None:
-        """The same as `fetched`, of batches that can be counted without their records, from `next_offset` as
-        it is on. `seen_at_ms`: when this tier had all or each of them."""
+        """Counts batches from `next_offset` on by their headers. `seen_at_ms`: when this tier got all, or
+        each."""
         for part, rows in rows_by_part(headers, self._part_offsets):
-            self._go_on(part, at_ms)
+            self._enter_part(part, at_ms)
             tally = Tally(self._scope.width_ms)
             seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[rows]
             count_headers(tally, headers.of(rows), self._spec, seen)
             self._add(tally, at_ms)
-        self._go_on(next_offset // self._part_offsets, at_ms)
+        self._enter_part(next_offset // self._part_offsets, at_ms)
         self.next_offset = max(self.next_offset, next_offset)
 
     def add_parts(self, parts: Iterable[tuple[int, Tally]], next_offset: int, at_ms: int) -> None:
-        """The same, of what was counted elsewhere, by parts."""
+        """Adds tallies of parts up to `next_offset`, which the caller counted."""
         for part, tally in parts:
-            self._go_on(part, at_ms)
+            self._enter_part(part, at_ms)
             self._add(tally, at_ms)
-        self._go_on(next_offset // self._part_offsets, at_ms)
+        self._enter_part(next_offset // self._part_offsets, at_ms)
         self.next_offset = max(self.next_offset, next_offset)
 
     def ended(self, at_ms: int) -> None:
-        """Nothing is behind `next_offset` in the log."""
+        """The log has nothing behind `next_offset`."""
         self._ended_ms = max(self._ended_ms, at_ms)
 
     def pass_over(self, next_offset: int, at_ms: int) -> None:
-        """Counts nothing up to there; what was counted before is a stretch of its part for itself."""
+        """Leaves offsets below `next_offset` uncounted; earlier counts are a stretch of their own."""
         if self.next_offset > self._since:
             self._finished.append(self._report(self._increments(), self.next_offset, at_ms, final=False))
         self._start_part(next_offset // self._part_offsets, next_offset)
@@ -214,28 +210,25 @@ class PartitionReader:
     # -- for a successor ---------------------------------------------------------------------------
 
     def state(self, most_windows: int = MOST_WINDOWS, *, whole: bool = False) -> tuple[PartState, ...]:
-        """All that is not known to have arrived; the last is what is being counted, up to `next_offset`: of
-        that also, of what has, the figures of the last windows. Should a record of another one come, who goes
-        on from it `is_lacking`. Of too much only where the first of these parts began: it is to be counted
-        again from there.
-
-        Args:
-            whole: no window's figures are left out.
-        """
-        held, told, whole_ms = self._tally.windows, self._acknowledged, self._whole_ms
+        """The counts that may not have arrived; the last is of the current part, up to `next_offset`. The
+        current part also has its last windows that have arrived (`whole`: all). If a record of another window
+        comes, the successor `is_lacking`. With too many windows the state is only the start of the first
+        part, from which a successor counts again."""
+        held, reported, whole_ms = self._tally.windows, self._acknowledged, self._whole_ms
         if self.is_lacking or len(held) > MOST_HELD:
             return self._new_parts()
         windows = sorted(held.items())
         if not whole and len(windows) > most_windows:
             old, windows = windows[:-most_windows], windows[-most_windows:]
             whole_ms = max(whole_ms, windows[0][0])
-            windows += (one for one in old if one[0] == UNTIMED or one[1].count != told.get(one[0]))
-            if whole_ms > self._mark_ms:  # of times ahead of all others: what comes next would be lacking
+            windows += (item for item in old if item[0] == UNTIMED or item[1].count != reported.get(item[0]))
+            if whole_ms > self._mark_ms:  # times ahead of all others: the next records would be lacking
                 return self._new_parts()
-        if sum(len(one.windows) for one in self._finished) + len(windows) > 4 * MOST_WINDOWS:
+        if sum(len(report.windows) for report in self._finished) + len(windows) > 4 * MOST_WINDOWS:
             return self._new_parts()
         finished = (
-            PartState(one.part, one.since, one.upto, one.final, one.windows) for one in self._finished
+            PartState(report.part, report.since, report.upto, report.final, report.windows)
+            for report in self._finished
         )
         now = PartState(self._part, self._since, self.next_offset, False, _increments(windows), whole_ms)
         return *finished, now
@@ -245,11 +238,11 @@ class PartitionReader:
             return (new_part(self._finished[0].part, self._finished[0].since),)
         return (new_part(self._part, self._since),)
 
-    def go_on_from(self, state: Sequence[PartState], at_ms: int) -> None:
-        """Counts on where another one has come; of one that has counted nothing yet."""
-        for one in state[:-1]:
-            self._start_part(one.part, one.since)
-            self._finished.append(self._report(one.windows, one.upto, at_ms, final=one.final))
+    def resume(self, state: Sequence[PartState], at_ms: int) -> None:
+        """Continues a predecessor's state; only for a reader that has counted nothing yet."""
+        for ended in state[:-1]:
+            self._start_part(ended.part, ended.since)
+            self._finished.append(self._report(ended.windows, ended.upto, at_ms, final=ended.final))
         last = state[-1]
         self._start_part(last.part, last.since)
         for increment in last.windows:
@@ -262,65 +255,64 @@ class PartitionReader:
 
     # -- reports -----------------------------------------------------------------------------------
 
-    def forgo(self) -> None:
-        """Gives up the oldest report that is not acknowledged: its windows are not complete any more."""
+    def drop_oldest(self) -> None:
+        """Drops the oldest unacknowledged final report: its windows are no longer complete."""
         lost = self._finished.pop(0)
         after_ms = max((increment.start_ms + 1 for increment in lost.windows), default=NEVER_MS)
         self.complete_ms = max(self.complete_ms, after_ms)
 
     def reports(self, at_ms: int) -> list[Report]:
-        """What is to be appended to the topic: all that is not acknowledged, and that it is heard."""
-        told = self._acknowledged
-        changed = (item for item in self._tally.windows.items() if item[1].count != told.get(item[0]))
+        """The reports to append: unacknowledged final ones, and always one of the current part."""
+        reported = self._acknowledged
+        changed = (item for item in self._tally.windows.items() if item[1].count != reported.get(item[0]))
         return [*self._finished, self._report(_increments(changed), self.next_offset, at_ms, final=False)]
 
     def acknowledged(self, report: Report) -> None:
-        """The topic has it."""
-        left = [one for one in self._finished if one.id != report.id]
-        if len(left) < len(self._finished):
-            self._finished = left
+        remaining = [waiting for waiting in self._finished if waiting.id != report.id]
+        if len(remaining) < len(self._finished):
+            self._finished = remaining
         elif (report.part, report.since) == (self._part, self._since):
             for increment in report.windows:
-                told = self._acknowledged.get(increment.start_ms, 0)
-                self._acknowledged[increment.start_ms] = max(told, increment.totals.count)
+                known = self._acknowledged.get(increment.start_ms, 0)
+                self._acknowledged[increment.start_ms] = max(known, increment.totals.count)
                 sums = self._tally.windows.get(increment.start_ms)
                 if sums is not None and sums.count == increment.totals.count:
                     sums.pack()  # a part may last for months, and have thousands of windows
             self._late_ms = 0
             if not self._finished:
                 self._arrived_ms = max(self._arrived_ms, report.watermark_ms)
-            self._told_upto = max(self._told_upto, report.upto)
+            self._reported_upto = max(self._reported_upto, report.upto)
 
     @property
     def committable_offset(self) -> int:
-        """What a successor may be told: nothing that it will not read is missing in the topic."""
-        return self._finished[0].since if self._finished else self._told_upto
+        """A successor may begin here: the topic has all counts below."""
+        return self._finished[0].since if self._finished else self._reported_upto
 
     @property
     def first_ms(self) -> int:
-        """The lowest timestamp of the part that is being counted; -1: there is none."""
+        """The lowest timestamp of the current part; -1: none."""
         found = [sums.first_ms for sums in self._tally.windows.values() if sums.first_ms != NEVER_MS]
         return min(found, default=NEVER_MS)
 
     @property
     def pending(self) -> int:
-        """Final reports that are not acknowledged."""
+        """The number of unacknowledged final reports."""
         return len(self._finished)
 
     def watermark_ms(self, at_ms: int) -> int:
-        """Nothing below is expected any more, but for what comes late; -1: nobody knows."""
+        """No record below this time is expected, except late ones; -1: unknown."""
         quiet_ms = self._ended_ms - self._idle_ms if self._ended_ms != NEVER_MS else NEVER_MS
         return max(NEVER_MS, min(self._mark_ms, at_ms), quiet_ms)
 
     def _start_part(self, part: int, since: int) -> None:
         self._part, self._since = part, since
-        self.next_offset = self._told_upto = since
+        self.next_offset = self._reported_upto = since
         self._tally = Tally(self._scope.width_ms)
         self._acknowledged = {}
         self._whole_ms = NEVER_MS
 
-    def _go_on(self, part: int, at_ms: int) -> None:
-        """What comes belongs to `part`."""
+    def _enter_part(self, part: int, at_ms: int) -> None:
+        """Begins `part`, if it is not the current one."""
         if part != self._part:
             self._finish((self._part + 1) * self._part_offsets, at_ms)
             self._start_part(part, part * self._part_offsets)
@@ -359,7 +351,7 @@ class PartitionReader:
             since=self._since,
             upto=upto,
             final=final,
-            # What comes before it may not have arrived: then it must not close anything.
+            # It must not close windows while an earlier report may not have arrived.
             watermark_ms=self._arrived_ms if final or self._finished else self.watermark_ms(at_ms),
             late_ms=self._late_ms,
             shard=shard_of(self._partition),
@@ -378,8 +370,8 @@ def _start(window: tuple[int, Sums]) -> int:
 def by_part(
     view: memoryview, part: int, next_offset: int, part_offsets: int
 ) -> Iterator[tuple[int, memoryview]]:
-    """Whole batches that stand for the offsets up to `next_offset`, by the parts that they belong to, from
-    `part` on; all of these but the last have ended."""
+    """Splits whole batches for the offsets up to `next_offset` by parts, from `part` on; all but the last
+    have ended."""
     while next_offset >= (part_end := (part + 1) * part_offsets):
         cut = bytes_below(view, part_end)
         yield part, view[:cut]
@@ -391,7 +383,7 @@ def by_part(
 def rows_by_part(
     headers: BatchHeaderArrays, part_offsets: int
 ) -> Iterator[tuple[int, slice | npt.NDArray[np.bool_]]]:
-    """The same of headers (one at least): which rows belong to a part."""
+    """The rows of each part in headers, of which there is at least one."""
     parts = headers.base_offset // part_offsets
     first, last = int(parts[0]), int(parts[-1])
     for part in [first] if first == last else np.unique(parts).tolist():
@@ -399,7 +391,7 @@ def rows_by_part(
 
 
 def bytes_below(view: bytes | memoryview, offset: int) -> int:
-    """How many bytes of whole batches have a base offset below `offset`; they come first."""
+    """The length of the batches with base offsets below `offset`, which come first."""
     at, size = 0, len(view)
     while size - at >= _FRAME.size:
         base_offset, length = _FRAME.unpack_from(view, at)

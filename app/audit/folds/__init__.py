@@ -1,1 +1,1 @@
-"""Reports folded into windows and tiers, and compared. Pure."""
+"""Folds reports into windows and tiers, and compares tiers. Pure."""

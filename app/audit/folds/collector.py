@@ -1,17 +1,19 @@
-"""The collector: folds a partition of the reports' topic into the records of windows and tiers.
+"""The collector: folds a partition of the audit topic into the records of windows and tiers.
 
 Every record is a fold of its own (`window`, `tier`): it may be restored at any age, older or newer than its
-neighbours. Replaying the topic from an offset that all of them have reached brings all of them to the same
-state, byte by byte, whatever was written twice or lost in between.
+neighbours. A replay of the topic from an offset that all records have reached brings them to the same state,
+byte by byte. It does not matter what was written twice or lost in between.
 
-Bounds, so that no client fills the memory: a partition has `MOST_TIERS` shards of tiers and `MOST_WINDOWS`
-windows, a tier `MOST_OF_TIER` of them, and `MAX_WINDOWS_AHEAD` that begin ahead of the clock: nothing closes
-those before their time, and what is of now must have room beside them. Of a tier that has come near its
-bound, the oldest closed windows are dropped before their time. What finds no room for a window of its own is
-counted once its part has ended, beside the records without a time (`WindowRecord.apart`,
-`ReportOutcome.APART`); until then it is refused (`ReportOutcome.FULL`), as is a tier too many, and what would
-make a value larger than the changelog takes (`MOST_VALUE_BYTES`). The bounds are of all records, which are of
-different ages in a replay: a report that was refused for them may then count.
+Bounds, so that no client fills the memory (tests/audit/folds/test_bounds.py)
+1. A partition has at most `MOST_TIERS` shards of tiers and `MOST_WINDOWS` windows, a tier `MOST_OF_TIER`
+   windows. Near that bound a tier's oldest closed windows are dropped early (`KEPT_OF_TIER`).
+2. At most `MAX_FUTURE_WINDOWS` of a tier may begin ahead of the clock, because nothing closes them before
+   their time. They may fill half of a partition, so that current windows have room.
+3. Records without room for a window are counted once their part is final, beside the records without a time
+   (`WindowRecord.apart`, `ReportOutcome.APART`). Until then they are refused (`ReportOutcome.FULL`). So are a
+   tier too many, and a value larger than the changelog takes (`MOST_VALUE_BYTES`).
+4. The bounds count all records, which have different ages in a replay. So a replay may count a report that
+   was refused before.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ from switchyard.audit.model.totals import NO_TOTALS
 MOST_TIERS = 20_000
 MOST_WINDOWS = 500_000
 MOST_OF_TIER = 100_000
-MAX_WINDOWS_AHEAD = 2_000  # of a tier: two weeks of ten minutes each
-KEPT_OF_TIER = 80_000  # more are dropped before their time, down to nine tenths of it
-# Of a table's value, which the changelog takes up to 2 MB of: closings and who was silent come on top.
+MAX_FUTURE_WINDOWS = 2_000  # of a tier: two weeks of ten minutes each
+KEPT_OF_TIER = 80_000  # with more, the oldest are dropped early, down to nine tenths of it
+# The changelog takes values of 2 MB: closings and the names of silent sources come on top.
 MOST_VALUE_BYTES = 1_200_000
-UNKNOWN_MS = 1 << 62  # when an event came into a topic that does not say so
+UNKNOWN_MS = 1 << 62  # the time of an event in a topic without the brokers' time
 
 
 class CollectorTick(msgspec.Struct, frozen=True, tag="tick"):
-    """Says nothing: whoever gets it begins to know what the tables have."""
+    """Carries nothing: the worker that reads it restores its book from the tables."""
 
     at_ms: int
 
@@ -51,7 +53,7 @@ TierName = tuple[str, str, str]  # topic, tier, cluster
 
 
 class TableChanges(NamedTuple):
-    """What an event has changed: records to write, and keys to delete. `verdicts`: of a report, by window."""
+    """The effect of an event: records to write, and keys to delete. `verdicts`: a report's, by window."""
 
     windows: tuple[WindowKey, ...] = ()
     tiers: tuple[TierKey, ...] = ()
@@ -60,10 +62,8 @@ class TableChanges(NamedTuple):
 
 
 class Collector:
-    """The state of a partition of the topic; one writer, the agent that owns it.
-
-    Attributes: `windows`, `tiers` (the tables' values by key; read them, do not change them).
-    """
+    """The state of a partition of the topic. `windows`, `tiers`: the tables' values by key; callers only
+    read."""
 
     __slots__ = ("_of_tier", "_shards", "tiers", "windows")
 
@@ -79,18 +79,17 @@ class Collector:
         self._of_tier.setdefault(key[:3], set()).add(key)
 
     def restore_tier(self, key: TierKey, record: TierRecord) -> None:
-        """Takes in a table's value, before any event."""
         self.tiers[key] = record
         self._shards.setdefault(key[:3], set()).add(key)
 
     def copy(self) -> Collector:
-        """What it knows now, for a thread to read while this one goes on."""
+        """A copy of the state, which a thread may read while this one changes."""
         found = Collector()
         found.windows, found.tiers = dict(self.windows), dict(self.tiers)
         return found
 
     def rewind(self, end: int) -> tuple[list[WindowKey], list[TierKey]]:
-        """Takes in that the topic ends at `end`: what is of a longer one goes on in it. What it changed."""
+        """Adapts to a topic that was truncated to `end` (`window.rewound`); returns the changed keys."""
         of_windows = {key: windows.rewound(record, end) for key, record in self.windows.items()}
         of_tiers = {key: tiers.rewound(record, end) for key, record in self.tiers.items()}
         found = (
@@ -101,15 +100,8 @@ class Collector:
         return found
 
     def apply(self, event: Event, position: int, recorded_ms: int = UNKNOWN_MS) -> TableChanges:
-        """Folds in the event at an offset of the topic.
-
-        Args:
-            recorded_ms: the time of the record, by the brokers: no event's time is ahead of it. Below 0: the
-                topic does not say.
-
-        Raises:
-            BadReport: nothing is changed.
-        """
+        """Folds in the event at an offset of the topic. Raises BadReport, and then changes nothing. No time
+        in the event exceeds `recorded_ms`, the brokers' time of the record (below 0: the topic has none)."""
         if recorded_ms < 0:
             recorded_ms = UNKNOWN_MS
         match event:
@@ -131,11 +123,8 @@ class Collector:
     def due(
         self, now_ms: int, bounds: PlanBounds, scopes: Iterable[Scope] | None = None
     ) -> list[CloseWindows | ForgetWindows]:
-        """What is to be appended to the topic now: closings, and what is old. They count once they are there.
-
-        Args:
-            scopes: the tiers to look at, all whose windows are known by default.
-        """
+        """The events to append now, closings and droppings of old windows, which count once the topic has
+        them. `scopes`: the tiers to look at; None: all with windows."""
         wanted = {key.scope for key in self.windows} if scopes is None else set(scopes)
         events: list[CloseWindows | ForgetWindows] = []
         for scope in sorted(wanted):
@@ -146,7 +135,7 @@ class Collector:
         return events
 
     def _oldest(self, name: TierName, now_ms: int) -> list[ForgetWindows]:
-        """Drops the oldest windows of a tier that has too many; none that is not closed."""
+        """Drops the oldest closed windows of a tier that has too many."""
         keys = self._of_tier[name]
         ends = sorted(key.end_ms for key in keys if self.windows[key].is_closed and key.start_ms != UNTIMED)
         last = min(len(keys) - KEPT_OF_TIER * 9 // 10, len(ends)) - 1
@@ -154,20 +143,20 @@ class Collector:
         return [ForgetWindows(*name, ends[last], now_ms)] if last >= 0 and ends[last] > forgotten_ms else []
 
     def shards(self, name: TierName) -> list[TierRecord]:
-        """A tier's records."""
+        """A tier's records, of all shards."""
         return [self.tiers[key] for key in sorted(self._shards.get(name, ()))]
 
     def keys_of(self, name: TierName) -> list[WindowKey]:
-        """A tier's windows."""
+        """The keys of a tier's windows."""
         return sorted(self._of_tier.get(name, ()))
 
     def _report(self, report: Report, position: int, now_ms: int) -> TableChanges:
         name = (report.topic, report.tier, report.cluster)
         verdicts: list[tuple[WindowKey, ReportOutcome]] = []
         changed: list[WindowKey] = []
-        apart, beside = NO_TOTALS, WindowKey(*report.scope, UNTIMED, report.shard)
-        beside_is_new = beside not in self.windows or self.windows[beside].position < position
-        has_room = self._room(name, now_ms)
+        apart, untimed = NO_TOTALS, WindowKey(*report.scope, UNTIMED, report.shard)
+        untimed_is_new = untimed not in self.windows or self.windows[untimed].position < position
+        has_room = self._room_for_windows(name, now_ms)
         for increment in report.windows:
             key = WindowKey(*report.scope, increment.start_ms, report.shard)
             before = self._window(key, position)
@@ -175,7 +164,7 @@ class Collector:
                 verdicts.append((key, ReportOutcome.FORGOTTEN))
                 continue
             if key not in self.windows and not has_room(key):
-                is_counted = report.final and not self._is_one_too_many(TierKey(*name, report.shard))
+                is_counted = report.final and not self._exceeds_tiers(TierKey(*name, report.shard))
                 apart = apart.plus(increment.totals) if is_counted else apart
                 verdicts.append((key, ReportOutcome.APART if is_counted else ReportOutcome.FULL))
                 continue
@@ -186,48 +175,47 @@ class Collector:
             if after is not before:
                 self.restore_window(key, after)
                 changed.append(key)
-        if apart.count and beside_is_new:
-            record = windows.on_apart(self.windows.get(beside, WindowRecord()), apart, position)
+        if apart.count and untimed_is_new:
+            record = windows.on_apart(self.windows.get(untimed, WindowRecord()), apart, position)
             if not _is_too_large(record):
-                self.restore_window(beside, record)
-                changed += [beside] if beside not in changed else []
+                self.restore_window(untimed, record)
+                changed += [untimed] if untimed not in changed else []
         tier = TierKey(*name, report.shard)
-        if self._is_one_too_many(tier):
+        if self._exceeds_tiers(tier):
             return TableChanges((), (), (), tuple(verdicts))
         known = self.tiers.get(tier, TierRecord())
-        told = tiers.on_report(known, report, position)
-        if report.source not in known.sources and _is_too_large(told):
-            told = known  # it is not waited for; those that are known go on
-        if told is not known:
-            self.restore_tier(tier, told)
-        return TableChanges(tuple(changed), (tier,) if told is not known else (), (), tuple(verdicts))
+        updated = tiers.on_report(known, report, position)
+        if report.source not in known.sources and _is_too_large(updated):
+            updated = known  # windows do not wait for it; known sources are updated as before
+        if updated is not known:
+            self.restore_tier(tier, updated)
+        return TableChanges(tuple(changed), (tier,) if updated is not known else (), (), tuple(verdicts))
 
-    def _room(self, name: TierName, now_ms: int) -> Callable[[WindowKey], bool]:
-        """Says of a new window of the tier whether there is room for it. Of windows that begin ahead of the
-        clock, records of a wrong time make as many as they like."""
+    def _room_for_windows(self, name: TierName, now_ms: int) -> Callable[[WindowKey], bool]:
+        """A function that says whether a new window of the tier has room (bounds 1 and 2)."""
         last_ms = now_ms + SKEW_MS
-        ahead = -1  # looked at once it is asked for
+        future_windows = -1  # counted on first use
 
         def has_room(key: WindowKey) -> bool:
-            nonlocal ahead
-            if self._is_one_too_many(TierKey(*key[:3], key.shard)):
+            nonlocal future_windows
+            if self._exceeds_tiers(TierKey(*key[:3], key.shard)):
                 return False
             if key.start_ms == UNTIMED:
-                return True  # one of a shard
+                return True  # there is one in each shard
             held = self._of_tier.get(name, set())
             most = MOST_WINDOWS
             if key.start_ms > last_ms:
-                if ahead < 0 and len(held) >= MAX_WINDOWS_AHEAD:
-                    ahead = sum(one.start_ms > last_ms for one in held)
-                if ahead >= MAX_WINDOWS_AHEAD:
+                if future_windows < 0 and len(held) >= MAX_FUTURE_WINDOWS:
+                    future_windows = sum(window.start_ms > last_ms for window in held)
+                if future_windows >= MAX_FUTURE_WINDOWS:
                     return False
-                ahead += ahead >= 0
+                future_windows += future_windows >= 0
                 most //= 2
             return len(self.windows) < most and len(held) < MOST_OF_TIER
 
         return has_room
 
-    def _is_one_too_many(self, tier: TierKey) -> bool:
+    def _exceeds_tiers(self, tier: TierKey) -> bool:
         return tier not in self.tiers and len(self.tiers) >= MOST_TIERS
 
     def _window(self, key: WindowKey, position: int) -> WindowRecord | None:

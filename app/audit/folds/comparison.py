@@ -1,24 +1,23 @@
-"""Two tiers of a topic in one window: whether what was there has arrived.
+"""Compares two tiers of a topic in one window: whether the upstream's records have arrived downstream.
 
-    upstream  what an earlier tier saw       downstream  what a later one saw of the same
-              (sums over its clusters)                   (sums over its clusters)
+    upstream  what an earlier tier counted     downstream  what a later tier counted
+              (sums over its clusters)                     (sums over its clusters)
 
-Rules, the first that applies
-1. Whatever cannot be known is not called loss: a tier whose audit is silent, or closed the window without a
-   source that may have seen some of it, is absent as long as the two differ. So is one that has a silent
-   source now, as long as no more differs than came late to the other.
-2. The same count and the same fingerprints: it has arrived; late, if more of it came after the closing than
-   in the tier before.
-   Fingerprints are compared if both tiers have one, of the same sort (ids, or offsets of the same clusters),
-   of all their records; `by` says which.
-3. Before both have closed the window a difference is provisional; when the downstream tier's watermark has
-   not come past the window long after its end, while it is heard, the records are late: it lags.
-4. Afterwards, too, while no more differs than came late just now: the other tier may be about to get it. If
-   one tier counts in time what comes late to the other, from several sources, more may differ for a while:
-   where anything came late just now, what was closed just now is not told yet.
-5. Fewer downstream: lossy. More: duplicated. As many, with another fingerprint: corrupted (some are missing,
-   and as many others are there instead). What came late counts on both sides.
-6. A tolerance turns small differences to ok; `missing` and `extra` are told nevertheless.
+Rules, the first that applies (tests/audit/folds/test_comparison.py)
+1. Missing knowledge is not a loss. While the two differ, a tier is absent if its audit is silent. So is a
+   tier that closed the window without a source that may have counted some of it. So is one with a source
+   that is silent now, while no more differs than came late to the other tier.
+2. Equal counts and fingerprints: the records have arrived. The verdict is late if more of them came after the
+   closing than upstream. Fingerprints are compared if both tiers have one of the same kind (values, ids, or
+   offsets of the same clusters) for all their records; `by` names the kind.
+3. Until both have closed the window, a difference is provisional. If records are missing long after its end,
+   and the downstream's watermark has not passed it although it reports, the records are late.
+4. After that, a difference stays provisional while it is at most what came late just now, because the other
+   tier may still get it. One tier may count in time what comes late to the other, from several sources. So
+   while anything came late just now, a window that was closed just now is provisional, too.
+5. Fewer downstream: lossy. More: duplicated. The same count with another fingerprint: corrupted (some are
+   missing, and others are there instead). Late records count on both sides.
+6. A tolerance turns small differences to ok; `missing` and `extra` still report them.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from app.audit.folds.tier import TierRecord, closed_at, is_reporting, watermark
 from app.audit.folds.window import WindowPhase, WindowRecord
 from switchyard.audit.model.totals import NO_TOTALS, Totals
 
-NEVER = 1 << 62  # a position that no event has
+NEVER = 1 << 62  # above all positions of events
 IN_ORDER = [WindowPhase.OPEN, WindowPhase.PROVISIONAL, WindowPhase.CLOSED]
 
 
 class WindowState(enum.Enum):
-    """See the module; the values are what tables, REST and alerts say."""
+    """The states of a compared window; tables, REST and alerts use the values."""
 
     OK = "ok"
     PROVISIONAL = "provisional"
@@ -48,26 +47,24 @@ class WindowState(enum.Enum):
 
 
 class ComparedBy(enum.Enum):
-    """What was compared."""
-
     COUNT = "count"
     IDS = "ids"
-    VALUES = "values"  # ids with the values that they came with
+    VALUES = "values"  # ids together with values
     OFFSETS = "offsets"
 
 
 class TierSide(NamedTuple):
-    """What a tier knows of a window.
+    """A tier's counts in a window.
 
     Attributes:
-        totals, late: what it saw until the window was closed, and afterwards.
-        phase: the earliest of its clusters.
-        watermark_ms: the lowest of its clusters.
-        is_heard: each of its clusters has a source that was heard lately.
-        without: silent sources that the window was closed without.
-        late_ms: when the last of what came late was reported, -1: nothing did.
-        closed_ms: when the last of its clusters closed the window, -1: none did.
-        has_silent: some source was not heard lately, and nobody knows whether it comes back.
+        totals, late: The counts until the window was closed, and afterwards.
+        phase: The earliest of its clusters.
+        watermark_ms: The lowest of its clusters.
+        is_heard: Each of its clusters has a source that reported lately.
+        without: Silent sources that the window was closed without.
+        late_ms: When the last late records were reported; -1: there are none.
+        closed_ms: When the last of its clusters closed the window; -1: none did.
+        has_silent: Some source did not report lately, and may or may not come back.
     """
 
     tier: str
@@ -83,12 +80,11 @@ class TierSide(NamedTuple):
 
     @property
     def all(self) -> Totals:
-        """With what came late."""
         return _sum(self.totals, self.late)
 
 
 class Tolerance(NamedTuple):
-    """Shares of the upstream's count that may be missing or too much before it is told as such."""
+    """Shares of the upstream's count that may be missing or extra in an ok window."""
 
     missing: float = 0.0
     extra: float = 0.0
@@ -98,13 +94,13 @@ NO_TOLERANCE = Tolerance()
 
 
 class WindowVerdict(NamedTuple):
-    """What is to be said of a window.
+    """The result of a comparison.
 
     Attributes:
-        missing, extra: records, at least; -1: they differ, and counts do not tell by how many.
-        absent: the tiers whose audit is missing.
-        lag_ms: by how much the median downstream is later, below 0: earlier; None: not known.
-        behind_ms: by how much the downstream's watermark is behind the upstream's.
+        missing, extra: Records, at least; -1: the two differ, and counts do not show by how many.
+        absent: The tiers whose audit is missing.
+        lag_ms: By how much the downstream's median latency is higher; None: unknown.
+        behind_ms: By how much the downstream's watermark is behind the upstream's.
     """
 
     state: WindowState
@@ -124,12 +120,11 @@ def side(
     now_ms: int,
     silence_ms: int,
 ) -> TierSide:
-    """A tier's records of one window, put together.
+    """A tier's side of a window: its clusters and shards together.
 
     Args:
-        end_ms: of the window.
-        windows: the tier's records of it in all clusters that are meant, all shards; none: nothing was seen.
-        clusters: of each of these clusters the tier's records, all shards; none where it was never heard.
+        windows: The tier's records of it in all these clusters; empty: nothing was counted.
+        clusters: For each cluster the tier's records; empty where it never reported.
     """
     totals = late = NO_TOTALS
     late_ms = closed_ms = -1
@@ -147,9 +142,9 @@ def side(
         lately = [is_reporting(source, now_ms, silence_ms) for source in sources]
         heard.append(any(lately))
         has_silent |= not all(lately)
-        # Of what was closed anywhere: a tier that saw nothing has no window that could say so.
+        # By the tier's closings, because a tier that counted nothing has no window.
         closings = filter(None, (closed_at(record, end_ms, NEVER) for record in records))
-        closing = min(closings, key=lambda one: one.position, default=None)
+        closing = min(closings, key=lambda known: known.position, default=None)
         if closing is not None:
             phases.append(WindowPhase.CLOSED)
             closed_ms = max(closed_ms, closing.at_ms)
@@ -179,12 +174,8 @@ def compare(
     patience_ms: int,
     tolerance: Tolerance = NO_TOLERANCE,
 ) -> WindowVerdict:
-    """What is to be said of the window that ends at `end_ms`.
-
-    Args:
-        patience_ms: how long after the end an audit that does not come is not told as absent, and records
-            that do not come not as late (`tier.lateness`, and the silence of the bounds).
-    """
+    """The verdict on the window that ends at `end_ms`. For `patience_ms` after that a silent audit is not yet
+    absent, and missing records are not yet late (`tier.lateness`, and the bounds' silence)."""
     before, after = upstream.all, downstream.all
     by, differs = _content(before, after)
     verdict = WindowVerdict(
@@ -197,20 +188,22 @@ def compare(
     )
     is_same = before.count == after.count and not differs
     sides = (upstream, downstream)
-    if is_same and all(one.phase is not WindowPhase.OPEN for one in sides):
+    if is_same and all(part.phase is not WindowPhase.OPEN for part in sides):
         return verdict._replace(
             state=WindowState.LATE if downstream.late.count > upstream.late.count else WindowState.OK
         )
-    if not all(one.phase is WindowPhase.CLOSED for one in sides):
+    if not all(part.phase is WindowPhase.CLOSED for part in sides):
         if now_ms < end_ms + patience_ms:
             return verdict
-        silent = tuple(one.tier for one in sides if one.phase is not WindowPhase.CLOSED and not one.is_heard)
+        silent = tuple(
+            part.tier for part in sides if part.phase is not WindowPhase.CLOSED and not part.is_heard
+        )
         if silent:
             return verdict._replace(state=WindowState.ABSENT, absent=silent)
         lags = verdict.missing and downstream.watermark_ms < min(end_ms, upstream.watermark_ms)
         return verdict._replace(state=WindowState.LATE) if lags else verdict
-    recent = [one.late.count for one in sides if one.late.count and now_ms < one.late_ms + patience_ms]
-    is_new = now_ms < max(one.closed_ms for one in sides) + patience_ms
+    recent = [part.late.count for part in sides if part.late.count and now_ms < part.late_ms + patience_ms]
+    is_new = now_ms < max(part.closed_ms for part in sides) + patience_ms
     if recent and (is_new or max(verdict.missing, verdict.extra) <= sum(recent)):
         return verdict
     return _closed(verdict, before.count, differs, upstream, downstream, tolerance)
@@ -224,7 +217,7 @@ def _closed(
     downstream: TierSide,
     tolerance: Tolerance,
 ) -> WindowVerdict:
-    """Of a window that both have closed, and that is not the same."""
+    """The verdict on a window that both have closed, and that differs."""
     is_unseen = downstream.has_silent and 0 < verdict.missing <= upstream.late.count
     if is_unseen or (downstream.without and not verdict.extra):
         return verdict._replace(state=WindowState.ABSENT, absent=(downstream.tier,))
@@ -241,15 +234,15 @@ def _closed(
     return verdict._replace(state=WindowState.CORRUPTED, missing=-1, extra=-1)
 
 
-def _sum(one: Totals, other: Totals) -> Totals:
-    """Both together; most tiers have one window of a time, and nothing that was late."""
-    if other == NO_TOTALS:
-        return one
-    return other if one is NO_TOTALS else one.plus(other)
+def _sum(first: Totals, second: Totals) -> Totals:
+    """The sum; usually a tier has one window of a time, and nothing late."""
+    if second == NO_TOTALS:
+        return first
+    return second if first is NO_TOTALS else first.plus(second)
 
 
 def _content(before: Totals, after: Totals) -> tuple[ComparedBy, bool]:
-    """What could be compared, and whether it differs; what differs comes first."""
+    """The strongest kind of fingerprint that both have, and whether it differs; a kind that differs wins."""
     found: list[tuple[ComparedBy, bool]] = []
     if before.contained == before.count and after.contained == after.count:
         found.append((ComparedBy.VALUES, before.contents != after.contents))
@@ -258,7 +251,7 @@ def _content(before: Totals, after: Totals) -> tuple[ComparedBy, bool]:
     is_sourced = before.sourced == before.count and after.sourced == after.count
     if is_sourced and before.offsets_of == after.offsets_of:
         found.append((ComparedBy.OFFSETS, before.offsets != after.offsets))
-    return next((one for one in found if one[1]), found[0] if found else (ComparedBy.COUNT, False))
+    return next((kind for kind in found if kind[1]), found[0] if found else (ComparedBy.COUNT, False))
 
 
 def _lag_ms(before: Totals, after: Totals) -> float | None:

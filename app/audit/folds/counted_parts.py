@@ -1,10 +1,10 @@
-"""Which reports of a source count in a window, and what each adds (`switchyard.audit.model.reports`).
+"""Decides which reports of a source count in a window, and what each adds (`switchyard.audit.model.reports`).
 
-nothing of the part is counted yet                   count it
-counted [since, upto) holds the report's             repeated
-the report's [since, upto) holds what is counted     count the difference
-they lie apart                                       count both (the start of the part had left the log)
-they overlap otherwise, or it says less than that    refuse, and tell: starts differ, or records have gone
+nothing of the part is counted yet                  count it
+counted [since, upto) contains the report's         repeated
+the report's [since, upto) contains the counted     count the difference
+the ranges are disjoint                             count both (the start of the part had left the log)
+other overlaps, or the report counts less           refuse and report: other starts, or expired records
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from switchyard.audit.model.totals import NO_TOTALS, Totals
 
 
 class ReportOutcome(enum.Enum):
-    """What became of a report in one window."""
+    """The outcome of a report in one window."""
 
     COUNTED = "counted"
-    REPEATED = "repeated"  # it says nothing new
+    REPEATED = "repeated"  # it has nothing new
     LATE = "late"  # counted, after the window was closed
     OVERLAPS = "overlaps"  # refused: see the module
-    TOO_MANY = "too-many"  # refused: reports without a sequence number
-    FULL = "full"  # refused: there are as many tiers, windows or sources as are kept
-    APART = "apart"  # counted, but in no window of its own: there are as many as are kept
-    FORGOTTEN = "forgotten"  # refused: the window is older than what is kept
+    TOO_MANY = "too-many"  # refused: too many reports without a part
+    FULL = "full"  # refused: the bound of tiers, windows or sources is reached
+    APART = "apart"  # counted without a window of its own: the bound of windows is reached
+    FORGOTTEN = "forgotten"  # refused: the window was dropped
 
 
 class Growing(msgspec.Struct, frozen=True, array_like=True):
-    """A part that is not final: what of it is counted."""
+    """The counted range of a part that is not final."""
 
     part: int
     since: int
@@ -42,8 +42,8 @@ class Growing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What of a source is counted in a window. `done`: final parts, as normal ranges (`kernel.ranges`).
-    `span`: of the offsets of its records; not told of what older versions have counted (`span_of`)."""
+    """A source's counts in a window. `done`: final parts, as normal ranges (`kernel.ranges`). `span`: the
+    range of the records' offsets, which older versions did not note (`span_of`)."""
 
     done: tuple[Range, ...] = ()
     growing: tuple[Growing, ...] = ()
@@ -55,7 +55,7 @@ NOTHING_COUNTED = Counted()
 
 
 def span_of(counted: Counted) -> Range:
-    """Of a partition's records of a window: the parts they are in, where nothing closer is known."""
+    """The range of a partition's offsets in a window; of its parts, where nothing closer is known."""
     found = counted.span
     if found == NO_SPAN:
         for first, end in counted.done:
@@ -68,15 +68,15 @@ def span_of(counted: Counted) -> Range:
 def count_report(
     counted: Counted, report: Report, totals: Totals, span: Range = NO_SPAN
 ) -> tuple[Counted, Totals, ReportOutcome]:
-    """Of one window: what is counted with the report, what it adds, and what becomes of it."""
-    taken, added, verdict = _count_report(counted, report, totals)
+    """The counts of one window after the report, the totals that it added, and its outcome."""
+    after, added, verdict = _count_report(counted, report, totals)
     if verdict is ReportOutcome.COUNTED:
         if span != NO_SPAN:
             span = hull(span_of(counted), span)
-        elif counted.span != NO_SPAN:  # an older version's report, behind one of this
+        elif counted.span != NO_SPAN:  # an older version's report, after one of this version
             span = hull(counted.span, (report.since, report.upto))
-        taken = msgspec.structs.replace(taken, span=span)
-    return taken, added, verdict
+        after = msgspec.structs.replace(after, span=span)
+    return after, added, verdict
 
 
 def _count_report(counted: Counted, report: Report, totals: Totals) -> tuple[Counted, Totals, ReportOutcome]:
@@ -85,17 +85,17 @@ def _count_report(counted: Counted, report: Report, totals: Totals) -> tuple[Cou
     part, since, upto = report.part, report.since, report.upto
     if any(first <= part < end for first, end in counted.done):
         return counted, NO_TOTALS, ReportOutcome.REPEATED
-    others = tuple(
+    rest = tuple(
         entry for entry in counted.growing if entry.part != part or entry.upto <= since or upto <= entry.since
     )
-    same = [entry for entry in counted.growing if entry not in others]
-    if not all(since <= entry.since and entry.upto <= upto for entry in same):
-        held = any(entry.since <= since and upto <= entry.upto for entry in same)
-        return counted, NO_TOTALS, ReportOutcome.REPEATED if held else ReportOutcome.OVERLAPS
+    overlapping = [entry for entry in counted.growing if entry not in rest]
+    if not all(since <= entry.since and entry.upto <= upto for entry in overlapping):
+        is_contained = any(entry.since <= since and upto <= entry.upto for entry in overlapping)
+        return counted, NO_TOTALS, ReportOutcome.REPEATED if is_contained else ReportOutcome.OVERLAPS
     known = NO_TOTALS
-    for entry in same:
+    for entry in overlapping:
         known = known.plus(entry.totals)
-    is_known = any((entry.since, entry.upto) == (since, upto) for entry in same)
+    is_known = any((entry.since, entry.upto) == (since, upto) for entry in overlapping)
     if is_known and not report.final:
         return counted, NO_TOTALS, ReportOutcome.REPEATED
     if totals.count < known.count:
@@ -103,9 +103,9 @@ def _count_report(counted: Counted, report: Report, totals: Totals) -> tuple[Cou
     added = totals.beyond(known)
     if report.final:
         done = union(counted.done, ((part, part + 1),))
-        growing = tuple(entry for entry in others if entry.part != part)
+        growing = tuple(entry for entry in rest if entry.part != part)
         return Counted(done, growing, counted.ids), added, ReportOutcome.COUNTED
-    grown = (*others, Growing(part, since, upto, known.plus(added)))
+    grown = (*rest, Growing(part, since, upto, known.plus(added)))
     return Counted(counted.done, grown, counted.ids), added, ReportOutcome.COUNTED
 
 

@@ -1,5 +1,5 @@
-"""What an audit plan says of comparing, of its definition as it stands in the control log and in the table
-`audit_plans`: for whoever may not load `app.config`, which checks definitions before they stand there. Pure.
+"""An audit plan's terms of comparison, from its definition in the control log or in the table `audit_plans`,
+which was checked before. So this needs no `app.config`. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ PREFIX = "audit:"  # no workload's, route's nor failover definition's key begins
 
 
 def bounds_of(lateness_s: float, keep_s: float) -> PlanBounds:
-    """When windows close, and are forgotten."""
     lateness_ms = round(lateness_s * 1000)
     most_ms = max(lateness_ms, round(MOST_LATENESS_S * 1000))
     return PlanBounds(lateness_ms, most_ms, keep_ms=round(keep_s * 1000))
@@ -26,7 +25,8 @@ def bounds_of(lateness_s: float, keep_s: float) -> PlanBounds:
 
 @dataclass(frozen=True)
 class PlanTerms:
-    """A plan. `clusters`: names, or tiers of the plan's region; none: all of that region."""
+    """The topics that a plan counts, and its comparison. `clusters`: names, or tiers of the plan's region;
+    empty: all."""
 
     name: str
     clusters: tuple[str, ...]
@@ -35,11 +35,7 @@ class PlanTerms:
 
     @classmethod
     def of(cls, definition: Mapping[str, Any]) -> PlanTerms:
-        """Of the canonical form.
-
-        Raises:
-            ValueError: it is none of an audit plan.
-        """
+        """The terms of a definition in canonical form. Raises ValueError: It is not an audit plan's."""
         try:
             name, spec = str(definition["metadata"]["name"]), definition["spec"]
             bounds = bounds_of(parse_duration(spec["lateness"]), parse_duration(spec["keep"]))
@@ -50,11 +46,11 @@ class PlanTerms:
             raise ValueError(f"not the definition of an audit plan: {error!r}") from error
 
     def counts(self, tier: str, cluster: str, topic: str) -> bool:
-        """Whether it counts a topic of a cluster that its region knows, of this tier."""
+        """Whether the plan counts a topic in a cluster of this tier, which its region knows."""
         is_named = not self.clusters or cluster in self.clusters or tier in self.clusters
         return tier in OF_CLUSTERS and is_named and self.topics.destination(topic) is not None
 
     @property
     def counts_consumers(self) -> bool:
-        """Whether what workloads have finished is counted, too."""
+        """Whether the plan also counts what workloads finish."""
         return not self.plan.tiers or CONSUMER in self.plan.tiers

@@ -1,8 +1,8 @@
-"""Who said what stands in the audit topic: workers seal their events, clients cannot.
+"""Seals of the audit topic's events: workers seal what they write, clients cannot.
 
-Clients write into the same topic as workers, and some events are for workers only: reports of what clusters
-hold and of what Switchyard's own groups finish, closings of windows, and the dropping of old ones. Such an
-event counts only with a seal: a MAC of its bytes under a key that workers share (`app.kernel.seals`).
+Clients write into the same topic as workers, but some events count only from workers. These are reports about
+clusters and Switchyard's own groups, closings of windows, and droppings of old ones. Such an event needs a
+seal: a MAC of its bytes under a key that workers share (`app.kernel.seals`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,15 @@ from switchyard.audit.model.reports import BadReport, Report
 
 
 def seal_of(key: bytes, value: bytes) -> bytes:
-    """The seal of an event's bytes."""
     return hmac.digest(key, value, "sha256")
 
 
 def is_sealed(key: bytes, value: bytes, seal: bytes) -> bool:
-    """Whether a worker sealed these bytes."""
     return hmac.compare_digest(seal_of(key, value), seal)
 
 
 def check_author(event: object, *, is_worker: bool) -> None:
-    """Refuses what only workers may say.
-
-    Raises:
-        BadReport: somebody else says it.
-    """
+    """Raises BadReport: It is a client's event that only workers may write."""
     if is_worker:
         return
     if isinstance(event, CloseWindows | ForgetWindows):

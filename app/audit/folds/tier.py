@@ -1,16 +1,17 @@
-"""A tier's record: its sources' watermarks, and when its windows close; a fold over reports and closings.
+"""A tier's record: its sources' watermarks, and when its windows close. A fold over reports and closings.
 
-Rules
-1. A source's watermark is the highest that it has told. The tier's is the lowest of all sources that were
-   heard lately: one source that is behind holds its tier's windows open, one that is silent not for long.
-   Nor is it ahead of the clock of who asks: one source whose clock is fast closes nothing too early.
-2. Windows close when the tier's watermark is past their end by the lateness: twice what was last seen to
-   be late, within the bounds. What is seen late fades with every closing.
-3. That they close is an event (`CloseWindows`), decided by `due`, once, and written into the topic; so is who
-   was silent and had not come that far, and who has been silent for so long that nobody waits for it any
-   more. While no source at all is heard nothing closes.
-4. Which closing a window belongs to is told by positions (`closed_at`), so that a window whose first report
-   comes after its closing is born closed, at every replay.
+Rules (tests/audit/folds/test_tier.py)
+1. A source's watermark is the highest that it has reported. The tier's is the lowest of all sources that
+   reported lately. So a slow source holds its tier's windows open, and a silent one does not for long. The
+   tier's watermark is never ahead of the caller's clock: a source whose clock is fast closes nothing too
+   early.
+2. Windows close when the tier's watermark is past their end by the lateness: twice the longest recent delay
+   of a record, within the plan's bounds. Every closing reduces that delay.
+3. A closing is an event (`CloseWindows`) that `due` decides and that is written into the topic. It names the
+   silent sources whose watermarks were lower, and those that were silent for so long that windows no longer
+   wait for them. Nothing closes while all sources are silent.
+4. Positions in the topic decide which closing a window belongs to (`closed_at`). So a window whose first
+   report comes after its closing is created closed, in every replay.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from switchyard.audit.model.reports import (
 )
 
 NOT_YET_MS = -1
-MOST_CLOSINGS = 64  # that a record tells apart; only replays of older ones could be told wrong
-MOST_LATE_MS = 12 * 3_600_000  # believed of what was late: twice that is the longest that a plan waits
+MOST_CLOSINGS = 64  # in a record; only a replay of older ones could close windows by the wrong one
+MOST_LATE_MS = 12 * 3_600_000  # the highest that counts; a plan's windows wait twice as long at most
 MOST_NAMED = 16  # silent sources that a closing names
-# … and that it gives up; the next one goes on. An event that the topic does not take would close nothing.
+# Sources that it gives up; the next one gives up more. The topic does not take events of any size.
 MOST_GIVEN_UP, MOST_GIVEN_UP_BYTES = MOST_SOURCES, 500_000
-CONSUMER = "consumer"  # the tier of those who read a cluster's topic
+CONSUMER = "consumer"  # the tier of the groups that read a cluster's topic
 
 
 class PlanBounds(NamedTuple):
-    """Of a plan, all in ms.
+    """The bounds of a plan, in ms.
 
     Attributes:
-        lateness_ms, most_lateness_ms: how long a window waits behind its end, at least and at most.
-        silence_ms: a source that was not heard for so long is silent.
-        give_up_ms: … and after so long is forgotten.
-        keep_ms: how long windows are kept behind their end.
+        lateness_ms, most_lateness_ms: How long a window waits behind its end, at least and at most.
+        silence_ms: A source without a report for this long is silent.
+        give_up_ms: A source that is silent for this long is given up.
+        keep_ms: How long windows are kept behind their end.
     """
 
     lateness_ms: int = 60_000
@@ -59,7 +60,7 @@ class PlanBounds(NamedTuple):
 
 
 class TierKey(NamedTuple):
-    """Names a tier's record; ids contain no slash."""
+    """The key of a tier's record, of one shard; its names contain no slash."""
 
     topic: str
     tier: str
@@ -71,21 +72,17 @@ class TierKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TierKey:
-        """The inverse of `str`.
-
-        Raises:
-            ValueError: it is no key of a tier.
-        """
+        """Raises ValueError: The text is no key of a tier."""
         topic, tier, cluster, shard = text.split("/")
         return cls(topic, tier, cluster, int(shard))
 
 
 class CloseWindows(msgspec.Struct, frozen=True, omit_defaults=True, tag="close"):
-    """Windows of a tier that end at `before_ms` or earlier are closed.
+    """Closes the tier's windows that end at `before_ms` or earlier.
 
     Attributes:
-        without: silent sources whose watermarks had not come to `before_ms`, with them; at most `MOST_NAMED`.
-        given_up: sources that nobody waits for any more; at most `MOST_GIVEN_UP`, of `MOST_GIVEN_UP_BYTES`.
+        without: Silent sources with watermarks below `before_ms`, and these; at most `MOST_NAMED`.
+        given_up: Sources that windows no longer wait for; at most `MOST_GIVEN_UP`, in `MOST_GIVEN_UP_BYTES`.
     """
 
     topic: str
@@ -98,7 +95,7 @@ class CloseWindows(msgspec.Struct, frozen=True, omit_defaults=True, tag="close")
 
 
 class ForgetWindows(msgspec.Struct, frozen=True, tag="forget"):
-    """Windows of a tier that end at `before_ms` or earlier are dropped."""
+    """Drops the tier's windows that end at `before_ms` or earlier."""
 
     topic: str
     tier: str
@@ -111,14 +108,14 @@ E = TypeVar("E", CloseWindows, ForgetWindows)
 
 
 class SourceStatus(msgspec.Struct, frozen=True, array_like=True):
-    """A source: what it told last, and when."""
+    """A source's last watermark, and the time of its last report."""
 
     watermark_ms: int
     heard_ms: int
 
 
 class Closing(msgspec.Struct, frozen=True, array_like=True):
-    """That windows up to `before_ms` were closed at `position`, when and without whom."""
+    """A closing of windows up to `before_ms`: its position, its time and the silent sources."""
 
     before_ms: int
     position: int
@@ -131,14 +128,14 @@ class Closing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TierRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of a tier.
+    """The state of one shard of a tier.
 
     Attributes:
-        closings: the last ones, in their order.
-        forgotten_ms, forgotten_at: of the last `ForgetWindows`, and its position.
-        late_ms: how late was what came late, fading.
-        complete_ms: windows that begin before it may lack what had gone before it was counted, -1: none.
-        position: of the last event that is in it.
+        closings: The last ones, in their order.
+        forgotten_ms, forgotten_at: The end of the last `ForgetWindows`, and its position.
+        late_ms: By how much records came late at most; every closing reduces it.
+        complete_ms: Windows that begin before it may lack records that expired uncounted; -1: none.
+        position: The position of the last event in the record.
     """
 
     sources: dict[str, SourceStatus] = {}
@@ -151,53 +148,55 @@ class TierRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def check(event: CloseWindows | ForgetWindows) -> None:
-    """Raises BadReport: it says what none can say."""
+    """Raises BadReport: The event has impossible contents."""
     fault = fault_of_names(event.topic, event.tier, event.cluster)
     if not (0 <= event.before_ms <= MOST_TIME_MS and 0 <= event.at_ms <= MOST_TIME_MS):
         fault = fault or f"a time below 0, or above {MOST_TIME_MS}"
     if isinstance(event, CloseWindows):
         names = [name for name, _ in event.without]
         if len(names) > MOST_NAMED or max(map(len, names), default=0) > MOST_SOURCE_CHARS:
-            fault = fault or f"{len(names)} silent sources; it names {MOST_NAMED}, of short names"
+            fault = (
+                fault or f"{len(names)} silent sources; at most {MOST_NAMED} are allowed, with short names"
+            )
         if any(abs(mark_ms) > MOST_TIME_MS for _, mark_ms in event.without):
             fault = fault or f"a watermark above {MOST_TIME_MS}"
         if len(event.given_up) > MOST_GIVEN_UP or sum(map(_size, event.given_up)) > MOST_GIVEN_UP_BYTES:
-            told = (
-                f"at most {MOST_GIVEN_UP} of {MOST_GIVEN_UP_BYTES} bytes; let the next closing name the rest"
+            limit = (
+                f"at most {MOST_GIVEN_UP} in {MOST_GIVEN_UP_BYTES} bytes; let the next closing name the rest"
             )
-            fault = fault or f"{len(event.given_up)} sources given up: {told}"
+            fault = fault or f"{len(event.given_up)} sources given up: {limit}"
     if fault:
         raise BadReport(f"{type(event).__name__} of {event.topic[:60]!r}: {fault}")
 
 
 def bounded(event: E, recorded_ms: int) -> E:
-    """The closing, or dropping, of nothing that ends ahead of the clock of the audit (`reports.bounded`)."""
+    """The event, limited to windows that end by the audit's clock (`reports.bounded`)."""
     if event.before_ms <= recorded_ms:
         return event
     return msgspec.structs.replace(event, before_ms=recorded_ms)
 
 
 def missed(without: Iterable[tuple[str, int]], end_ms: int) -> tuple[str, ...]:
-    """Those of the silent sources that had not come to `end_ms`."""
+    """The silent sources whose watermarks were below `end_ms`."""
     return tuple(name for name, watermark_ms in without if watermark_ms < end_ms)
 
 
 def on_report(record: TierRecord, report: Report, position: int) -> TierRecord:
-    """The record with what a report says of its source. One more than `MOST_SOURCES` is not waited for."""
+    """The record after a report. Windows do not wait for sources beyond `MOST_SOURCES`."""
     if position <= record.position:
         return record
     sources = dict(record.sources)
     known = sources.pop(report.source, None)
     if not report.leaves:
-        # Its watermark is never ahead of its own clock: a time in the future must not close windows.
-        told = min(report.watermark_ms, report.at_ms)
+        # A watermark ahead of the source's own clock must not close windows.
+        reported_ms = min(report.watermark_ms, report.at_ms)
         if known is not None:
             sources[report.source] = SourceStatus(
-                max(known.watermark_ms, told), max(known.heard_ms, report.at_ms)
+                max(known.watermark_ms, reported_ms), max(known.heard_ms, report.at_ms)
             )
         elif len(sources) < MOST_SOURCES:
-            sources[report.source] = SourceStatus(told, report.at_ms)
-    # One record of long ago must not hold windows open for weeks: what was late fades bit by bit.
+            sources[report.source] = SourceStatus(reported_ms, report.at_ms)
+    # One record of long ago must not hold windows open for weeks, so closings reduce the delay (`on_close`).
     late_ms = max(record.late_ms, min(report.late_ms, MOST_LATE_MS))
     complete_ms = max(record.complete_ms, report.complete_ms)
     return msgspec.structs.replace(
@@ -206,7 +205,7 @@ def on_report(record: TierRecord, report: Report, position: int) -> TierRecord:
 
 
 def on_close(record: TierRecord, close: CloseWindows, position: int) -> TierRecord:
-    """The record with a closing; one that closes nothing new only gives sources up."""
+    """The record after a closing. One that closes nothing new only gives up sources."""
     if position <= record.position:
         return record
     closings = record.closings
@@ -221,7 +220,6 @@ def on_close(record: TierRecord, close: CloseWindows, position: int) -> TierReco
 
 
 def on_forget(record: TierRecord, forget: ForgetWindows, position: int) -> TierRecord:
-    """The record that knows what was dropped."""
     if position <= record.position:
         return record
     if forget.before_ms <= record.forgotten_ms:
@@ -232,20 +230,20 @@ def on_forget(record: TierRecord, forget: ForgetWindows, position: int) -> TierR
 
 
 def rewound(record: TierRecord, end: int) -> TierRecord:
-    """The record in a topic that ends at `end`: as `window.rewound`. It was closed before any event."""
+    """The record in a topic that was truncated to `end` (`window.rewound`): closings precede all events."""
     if record.position < end:
         return record
-    closings = tuple(Closing(one.before_ms, -1, one.at_ms, one.without) for one in record.closings)
+    closings = tuple(Closing(known.before_ms, -1, known.at_ms, known.without) for known in record.closings)
     return msgspec.structs.replace(record, closings=closings, forgotten_at=-1, position=-1)
 
 
 def closed_before(record: TierRecord) -> int:
-    """Windows that end here or earlier are closed; `NOT_YET_MS`: none are."""
+    """Windows that end here or earlier are closed; `NOT_YET_MS`: none is."""
     return record.closings[-1].before_ms if record.closings else NOT_YET_MS
 
 
 def closed_at(record: TierRecord, end_ms: int, position: int) -> Closing | None:
-    """The closing, before `position` in the topic, of windows that end at `end_ms`."""
+    """The closing, before `position` in the topic, of windows that end at `end_ms`; None: there is none."""
     for closing in record.closings:
         if closing.position < position and closing.before_ms >= end_ms:
             return closing
@@ -258,8 +256,8 @@ def is_forgotten(record: TierRecord, end_ms: int, position: int) -> bool:
 
 
 def watermark(records: Iterable[TierRecord], now_ms: int, silence_ms: int) -> int:
-    """The lowest watermark of the tier's sources that are heard; `NOT_YET_MS`: none is, or one cannot say.
-    Never ahead of now: who was heard in the future has been believed by a topic without the brokers' time."""
+    """The lowest watermark of the reporting sources; `NOT_YET_MS`: none reports, or one has none yet. It is
+    at most `now_ms`, because a topic without the brokers' time may hold reports from the future."""
     heard = [
         source.watermark_ms
         for record in records
@@ -270,7 +268,7 @@ def watermark(records: Iterable[TierRecord], now_ms: int, silence_ms: int) -> in
 
 
 def is_reporting(source: SourceStatus, now_ms: int, silence_ms: int) -> bool:
-    """Whether it was heard lately. In the far future it cannot have been: nobody knows when."""
+    """Whether the source reported lately. A report from the far future does not show when it was made."""
     return abs(now_ms - source.heard_ms) <= silence_ms
 
 
@@ -283,7 +281,7 @@ def lateness(records: Iterable[TierRecord], bounds: PlanBounds) -> int:
 def due(
     scope: Scope, records: Iterable[TierRecord], now_ms: int, bounds: PlanBounds
 ) -> list[CloseWindows | ForgetWindows]:
-    """What is to be written into the topic now. `records`: of the tier, all shards."""
+    """The events to write into the topic now. `records`: the tier's, of all shards."""
     records = list(records)
     events: list[CloseWindows | ForgetWindows] = []
     low_ms = watermark(records, now_ms, bounds.silence_ms)
@@ -305,8 +303,8 @@ def due(
 def _silent(
     sources: Mapping[str, SourceStatus], before_ms: int, now_ms: int, bounds: PlanBounds
 ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
-    """Silent sources that had not come to `before_ms`, and those that are given up: silent for long, or a
-    client that was heard again as another incarnation."""
+    """The silent sources with watermarks below `before_ms`, and the sources to give up: silent for long, or
+    clients that have reported as a newer incarnation."""
     heard_ms: dict[str, int] = {}
     for name, source in sources.items():
         client = name.partition(INCARNATION)[0]
@@ -327,5 +325,4 @@ def _silent(
 
 
 def _size(name: str) -> int:
-    """Of a name in an event, in bytes."""
     return len(msgspec.json.encode(name)) + 1

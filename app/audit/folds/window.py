@@ -1,12 +1,12 @@
-"""A window's record: tumbling, by event time, with an explicit key; a fold over reports and closings.
+"""A window's record: a tumbling window of event time with an explicit key. A fold over reports and closings.
 
     open --watermark past its end--> provisional --watermark past its end and the lateness--> closed
 
 Rules
-1. Open and provisional are only names for where the watermark is (`phase`); closed is in the record.
-2. Closed is final: `totals` never change again. What is counted afterwards goes into `late`.
-3. Every event has a position. The record skips events at or below its own, and a closing counts by position:
-   a report before it in the topic is in time, one behind it late, however often both are replayed.
+1. Open and provisional only name where the watermark is (`phase`); closed is in the record.
+2. Closed is final: `totals` never change again. Later counts go into `late`.
+3. Every event has a position, and the record skips events at or below its own. A closing counts by position:
+   reports before it in the topic are in time, reports behind it late, in every replay.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WindowPhase(enum.Enum):
 
 
 class WindowKey(NamedTuple):
-    """Names a window's record; ids contain no slash."""
+    """The key of a window's record, of one shard; its names contain no slash."""
 
     topic: str
     tier: str
@@ -56,26 +56,22 @@ class WindowKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> WindowKey:
-        """The inverse of `str`.
-
-        Raises:
-            ValueError: it is no key of a window.
-        """
+        """Raises ValueError: The text is no key of a window."""
         topic, tier, cluster, width, start, shard = text.split("/")
         return cls(topic, tier, cluster, int(width), int(start), int(shard))
 
 
 class WindowRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of a window.
+    """The state of one shard of a window.
 
     Attributes:
-        late_ms: when the last of what came late was reported, -1: nothing did.
-        closed_ms: when it was closed, `OPEN_MS`: it is not.
-        without: sources that were silent when it was closed, and had not come past its end.
-        counted: source -> what of it is counted, in time or late.
-        apart: in the window of records without a timestamp, those for whose windows there was no room
-            (`collector`), of parts that had ended. What is reported twice may be in it twice.
-        position: of the last event that has changed it.
+        late_ms: When the last late records were reported; -1: there are none.
+        closed_ms: When the window was closed; `OPEN_MS`: it is not.
+        without: Sources that were silent at the closing, with watermarks below the window's end.
+        counted: Source -> its counts, in time or late.
+        apart: In the window of records without a timestamp, the records of final parts without room for
+            windows of their own (`collector`). Repeated reports may be in it twice.
+        position: The position of the last event that changed the record.
     """
 
     totals: Totals = NO_TOTALS
@@ -95,7 +91,7 @@ class WindowRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 def on_report(
     record: WindowRecord, report: Report, totals: Totals, position: int, span: Range = NO_SPAN
 ) -> tuple[WindowRecord, Totals, ReportOutcome]:
-    """The record with what a report says of its window, what that added, and what became of it."""
+    """The record after a report, the totals that the report added, and its outcome."""
     if position <= record.position:
         return record, NO_TOTALS, ReportOutcome.REPEATED
     if report.source not in record.counted and len(record.counted) >= MOST_SOURCES:
@@ -119,25 +115,25 @@ def on_report(
 
 
 def on_apart(record: WindowRecord, totals: Totals, position: int) -> WindowRecord:
-    """The record with what found no room for a window of its own."""
+    """The record with totals that had no room for a window of their own."""
     return msgspec.structs.replace(record, apart=record.apart.plus(totals), position=position)
 
 
 def on_close(record: WindowRecord, at_ms: int, without: tuple[str, ...], position: int) -> WindowRecord:
-    """The record, closed; one that is closed already stays as it is."""
+    """The closed record; one that is closed already stays as it is."""
     if position <= record.position or record.is_closed:
         return record
     return msgspec.structs.replace(record, closed_ms=at_ms, without=without, position=position)
 
 
 def rewound(record: WindowRecord, end: int) -> WindowRecord:
-    """The record in a topic that ends at `end`, and was longer if the record is of an event behind that: no
-    event of the topic is in it. Should one come again, the record knows what it has counted."""
+    """The record in a topic that was truncated to `end`. If its last event was behind that, it takes events
+    from any position; repeated reports still count once (`counted`)."""
     return record if record.position < end else msgspec.structs.replace(record, position=-1)
 
 
 def phase(key: WindowKey, record: WindowRecord, watermark_ms: int) -> WindowPhase:
-    """Where a window stands. `watermark_ms`: of its tier (`tier.watermark`)."""
+    """The phase of a window. `watermark_ms`: its tier's (`tier.watermark`)."""
     if record.is_closed:
         return WindowPhase.CLOSED
     return WindowPhase.PROVISIONAL if watermark_ms >= key.end_ms else WindowPhase.OPEN

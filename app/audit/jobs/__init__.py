@@ -1,1 +1,1 @@
-"""Audits of a worker: reports sent, books of windows and tiers, what all workers know."""
+"""A worker's audits: jobs and reports, books of windows and tiers, and queries to all workers."""

@@ -1,16 +1,17 @@
-"""What is known of windows and tiers: folds of the partitions of the audit topic, each on the worker whose
-agent writes its tables (`agents.audit_reports`); and the sweep that closes windows, and drops old ones.
+"""Books: folds of the audit topic's partitions into windows and tiers, and the sweep that closes old windows.
 
-Rules
-1. A book is a fold up to its `next_offset`. When another event comes than the one that it waits for, somebody
-   else has gone on meanwhile: it is read anew from the tables, whose values may lack what was made of the
-   last events: these are folded in again (`replay_tail`), and each value takes what it does not have. One
-   that a worker holds of a partition that is another's now is behind; of several workers' books the furthest
-   one counts.
-2. What is due is written into the topic, and counts there. Only a book that has come to the end which the
-   topic had a moment ago says what is due: what another one wrote since cannot be missed for long, and
-   whatever was decided twice counts once (`app.audit.folds.tier`).
-3. A book begins with the first event that comes: the leader sees to it that one comes now and then
+A worker has the books of the partitions whose tables its agent writes (`agents.audit_reports`).
+
+Rules (tests/audit/jobs/test_books.py)
+1. A book contains every event below its `next_offset`. If a later event than that comes, another worker has
+   written the tables meanwhile, and the book is restored from them. Their values may lack the last events, so
+   these are folded in again (`replay_tail`), and each value skips what it has. A worker may still hold a book
+   of a partition that another worker has taken over. So of several books of a partition the one with the
+   highest `next_offset` counts.
+2. Closings and droppings are written into the topic, and count there. A book decides on them only if it has
+   reached the end that the topic had at the last sweep. So it cannot miss another worker's decisions for
+   long, and a decision that is made twice counts once (`app.audit.folds.tier`).
+3. A book begins with the first event that arrives. So the leader sends one to each partition at intervals
    (`CollectorTick`).
 """
 
@@ -46,21 +47,21 @@ log = structlog.get_logger(__name__)
 
 SWEEP_INTERVAL_S = 2.0
 TICK_INTERVAL_S = 10.0
-MOST_TOLD = 10_000  # windows of which it is remembered that a refusal was told
+MOST_REPORTED = 10_000  # incidents that are remembered as reported
 LOG_INTERVAL_S = 1.0
-RECORDS_PER_TURN = 100  # records are read before others get the loop
+RECORDS_PER_TURN = 100  # handled before other tasks get the event loop
 CHANGED = (
-    "its source counts otherwise than before, or lost records meanwhile: see its plan's changes, and its "
-    "topic's retention"
+    "check the changes of the plan and the topic's retention: the source counts by other settings than "
+    "before, or lost records meanwhile"
 )
 TOO_MANY = (
-    "see which clients report under so many names or times; wider windows, or a shorter keep, in the plan "
-    "take less"
+    "find the clients that report so many names or times; wider windows or a shorter keep in the plan need "
+    "less room"
 )
-NO_EVENT = "look who else writes into this topic; what such an event was to tell is counted nowhere"
+NO_EVENT = "find out who else writes into this topic; the records of such an event are not counted"
 NOT_FOLDED = (
-    "an error of Switchyard's own: its worker's log says where; what the event tells may be counted all the "
-    "same, as the tables are read anew"
+    "report this error of Switchyard with the worker's log; the event may still count, because the tables "
+    "are read again"
 )
 REFUSED = {
     ReportOutcome.OVERLAPS: CHANGED,
@@ -69,16 +70,16 @@ REFUSED = {
     ReportOutcome.APART: TOO_MANY,
 }
 
-NO_ROOM = {ReportOutcome.FULL, ReportOutcome.APART}  # said of one of their windows
-UNTIMED_NOTE = "records of such times are counted with those without a time, and not compared"
+NO_ROOM = {ReportOutcome.FULL, ReportOutcome.APART}  # reported once for all windows of a tier
+UNTIMED_NOTE = "records of such times are counted with those without a timestamp, and not compared"
 
 BoundsOf = Callable[[str, str], PlanBounds]  # of a cluster's topic
-OddityOf = Callable[[Scope], str]  # in what a client's scope is not as it was planned; "": it is
+OddityOf = Callable[[Scope], str]  # how a client's scope deviates from the plan; "": it does not
 
 
 @dataclass(slots=True)
 class AuditBook:
-    """See the module. `end`: of the topic when it was asked last, -1: not known."""
+    """The fold of a partition. `end`: the topic's end at the last sweep; -1: unknown."""
 
     next_offset: int
     collector: Collector = field(default_factory=Collector)
@@ -86,8 +87,8 @@ class AuditBook:
 
 
 class AuditBooks(Service):
-    """See the module. `books`: by partition of the audit topic. `passed_over`: events of each that say
-    nothing, since this worker began. Without a `seal_key` all events count as workers' own."""
+    """This worker's books by partition, and their sweep. `passed_over`: the number of unusable events in each
+    partition. Without a `seal_key` all events count as workers' own."""
 
     def __init__(
         self, topic: str, client: ClusterClient, sender: AuditSender, margin: Margin, bounds_of: BoundsOf,
@@ -109,11 +110,11 @@ class AuditBooks(Service):
         self._oddity_of = oddity_of
         self._seal_key = seal_key
         self._secret = b""
-        self._told: set[tuple[object, str]] = set()
+        self._reported: set[tuple[object, str]] = set()
 
     # -- the fold ----------------------------------------------------------------------------------
 
-    def goes_on_at(self, partition: int, offset: int) -> bool:
+    def can_fold(self, partition: int, offset: int) -> bool:
         """Whether the event at `offset` can be folded in (rule 1)."""
         book = self.books.get(partition)
         return book is not None and offset <= book.next_offset
@@ -125,13 +126,10 @@ class AuditBooks(Service):
         windows: Iterable[tuple[bytes, bytes]],
         tiers: Iterable[tuple[bytes, bytes]],
     ) -> TableChanges:
-        """Begins a book with what stands in the tables before the event at `offset`.
-
-        Returns what they lack, which is to be written. Raises KafkaError, OSError, ClusterUnreachable: it
-        cannot be known now.
-        """
+        """Begins a book with the tables' values before the event at `offset`. Returns what they lack, for the
+        caller to write. Raises KafkaError, OSError, ClusterUnreachable: The topic cannot be read now."""
         collector = Collector()
-        unreadable = UnreadableRecords("records of windows or tiers cannot be read and begin anew")
+        unreadable = UnreadableRecords("unreadable records of windows or tiers begin again from nothing")
         for count, (key, value) in enumerate(windows):
             try:
                 collector.restore_window(WindowKey.parse(key.decode()), codec.window_record(value))
@@ -155,8 +153,8 @@ class AuditBooks(Service):
         if any(rewound):
             self._report_incident(
                 "audit-topic-shorter", f"{self._topic}/{partition}",
-                f"{len(rewound[0])} windows are of events that the topic does not have any more",
-                "it was made anew, or lost its end: what was counted stays, what was lost with it is missing",
+                f"the topic was recreated or truncated: {len(rewound[0])} windows have events that it lacks",
+                "find out why the topic lost events; their counts in the tables stay, later ones are missing",
             )  # fmt: skip
             written = written._replace(
                 windows=tuple(sorted({*written.windows, *rewound[0]} & collector.windows.keys())),
@@ -168,14 +166,14 @@ class AuditBooks(Service):
         return written
 
     async def _folded(self, collector: Collector, pieces: AsyncIterator[Events]) -> TableChanges:
-        """What events change, all of them together."""
+        """Folds in events; returns all changes together."""
         windows: set[WindowKey] = set()
         tiers: set[TierKey] = set()
         deleted: set[WindowKey] = set()
         async for offset, value, recorded_ms, seal in _one_by_one(pieces):
             try:
                 written = collector.apply(self._event(value, seal), offset, recorded_ms)
-            except Exception as error:  # noqa: BLE001 - it was told when it came, and must not come in the way now
+            except Exception as error:  # noqa: BLE001 - it was reported when it came
                 log.debug(
                     "an event of the audit topic is passed over again", offset=offset, error=repr(error)
                 )
@@ -183,13 +181,13 @@ class AuditBooks(Service):
             windows |= set(written.windows)
             tiers |= set(written.tiers)
             deleted |= set(written.deleted)
-        there = collector.windows.keys()
+        held = collector.windows.keys()
         return TableChanges(
-            tuple(sorted(windows & there)), tuple(sorted(tiers)), tuple(sorted(deleted - there))
+            tuple(sorted(windows & held)), tuple(sorted(tiers)), tuple(sorted(deleted - held))
         )
 
     def forget(self, partition: int) -> None:
-        """The book is not as its tables are."""
+        """Drops the book, which differs from its tables."""
         self.books.pop(partition, None)
 
     async def _end(self, partition: int) -> int:
@@ -204,11 +202,8 @@ class AuditBooks(Service):
         recorded_ms: int = UNKNOWN_MS,
         seal: bytes = b"",
     ) -> TableChanges:
-        """What an event changes; all of it is to be written.
-
-        Raises:
-            BadEvent, BadReport: it is passed over, as is what any other error says.
-        """
+        """Folds in an event; the caller writes all of the changes. Raises BadEvent, BadReport: The event is
+        to be passed over, as is one that raises any other error."""
         book = self.books[partition]
         book.next_offset = max(book.next_offset, offset + 1)
         event = self._event(value, seal)
@@ -217,64 +212,64 @@ class AuditBooks(Service):
         return written
 
     def _event(self, value: bytes | None, seal: bytes) -> Event:
-        """The event, which its author may say. Raises BadEvent, BadReport."""
+        """The event. Raises BadEvent, BadReport: It is unusable, or its author may not write it."""
         event = codec.audit_event(value)
         is_worker = self._seal_key is None or is_sealed(self._secret, value or b"", seal)
         check_author(event, is_worker=is_worker)
         return event
 
     def pass_over(self, partition: int, offset: int, error: Exception) -> None:
-        """Counts an event that says nothing, and tells of the first, the tenth, the hundredth of them: who
-        writes nonsense does so often."""
+        """Counts an unusable event, and reports the 1st, 10th, 100th …: their author may send many."""
         self.passed_over[partition] += 1
-        many = self.passed_over[partition]
+        count = self.passed_over[partition]
         if time.monotonic() >= self._log_again_s:
             self._log_again_s = time.monotonic() + LOG_INTERVAL_S
             log.error("events of the audit topic are passed over", partition=partition, offset=offset,
-                      passed_over=many, error=str(error)[:500])  # fmt: skip
-        if str(many).strip("0") == "1":
-            said, remedy = str(error), NO_EVENT
+                      passed_over=count, error=str(error)[:500])  # fmt: skip
+        if str(count).strip("0") == "1":
+            reason, remedy = str(error), NO_EVENT
             if not isinstance(error, codec.BadEvent | BadReport):
-                said, remedy = repr(error), NOT_FOLDED  # its message alone says little, or nothing
+                reason, remedy = repr(error), NOT_FOLDED  # the message alone may be empty
             self._report_incident(
                 "audit-event-passed-over", f"{self._topic}/{partition}",
-                f"{many} of its events were passed over, the last at offset {offset}: {said[:500]}", remedy,
+                f"{count} of its events were passed over, last at offset {offset}: {reason[:500]}", remedy,
             )  # fmt: skip
 
     def _report_incidents_of(self, event: Event, written: TableChanges, collector: Collector) -> None:
-        """Tells what a person must know of it."""
         if not isinstance(event, Report):
             return
         subject = f"{event.cluster}/{event.topic}"
         for window, verdict in written.verdicts:
             if verdict in REFUSED:
                 key = window.scope if verdict in NO_ROOM else window
-                what = f"a report of the window of {window.start_ms} was refused: {verdict.value}"
+                message = f"a report of the window at {window.start_ms} ms was refused: {verdict.value}"
                 if verdict is ReportOutcome.APART:
-                    what = (
-                        f"tier {event.tier} has no room for windows as that of {window.start_ms}: "
+                    message = (
+                        f"tier {event.tier} has no room for windows like that at {window.start_ms} ms: "
                         f"{UNTIMED_NOTE}"
                     )
-                self._report_once(key, verdict.value, "audit-report-refused", subject, what, REFUSED[verdict])
+                self._report_once(
+                    key, verdict.value, "audit-report-refused", subject, message, REFUSED[verdict]
+                )
         for tier in written.tiers:
             if len(collector.tiers[tier].sources) >= MOST_SOURCES:
-                what = f"tier {tier.tier} has {MOST_SOURCES} sources; windows do not wait for further ones"
-                self._report_once(tier, "sources", "audit-report-refused", subject, what, TOO_MANY)
+                message = f"tier {tier.tier} has {MOST_SOURCES} sources; windows do not wait for any more"
+                self._report_once(tier, "sources", "audit-report-refused", subject, message, TOO_MANY)
         if oddity := self._oddity_of(event.scope):
-            what = f"what tier {event.tier} counts is not as planned: {oddity}"
-            remedy = "change the client, or the plan; until then nothing of it may be compared"
-            self._report_once(event.scope, oddity, "audit-not-as-planned", subject, what, remedy)
+            message = f"tier {event.tier} does not count as planned: {oddity}"
+            remedy = "change the client or the plan; until then its windows may not be compared"
+            self._report_once(event.scope, oddity, "audit-not-as-planned", subject, message, remedy)
 
     def _report_once(self, key: object, why: str, kind: str, subject: str, message: str, remedy: str) -> None:
-        if (key, why) in self._told:
+        if (key, why) in self._reported:
             return
-        if len(self._told) >= MOST_TOLD:
-            self._told.clear()
-        self._told.add((key, why))
+        if len(self._reported) >= MOST_REPORTED:
+            self._reported.clear()
+        self._reported.add((key, why))
         self._report_incident(kind, subject, message, remedy)
 
     def encoded(self, partition: int) -> Callable[[WindowKey | TierKey], bytes]:
-        """What is to be written of a window or tier of the partition."""
+        """A function that encodes the partition's windows and tiers for the tables."""
         collector = self.books[partition].collector
 
         def encoded(key: WindowKey | TierKey) -> bytes:
@@ -284,14 +279,11 @@ class AuditBooks(Service):
 
         return encoded
 
-    async def without(self, partitions: Collection[int]) -> list[int]:
-        """Partitions that are not among these, although something was ever written into them.
-
-        Raises: KafkaError, ClusterUnreachable.
-        """
-        others = [number for number in range(AUDIT_PARTITIONS) if number not in partitions]
-        ends = await self._client.end_offsets([(self._topic, partition) for partition in others])
-        return [partition for partition in others if ends.get((self._topic, partition)) != 0]
+    async def missing_partitions(self, partitions: Collection[int]) -> list[int]:
+        """The other partitions that are not known to be empty. Raises KafkaError, ClusterUnreachable."""
+        other_partitions = [number for number in range(AUDIT_PARTITIONS) if number not in partitions]
+        ends = await self._client.end_offsets([(self._topic, partition) for partition in other_partitions])
+        return [partition for partition in other_partitions if ends.get((self._topic, partition)) != 0]
 
     # -- the sweep ---------------------------------------------------------------------------------
 
@@ -302,27 +294,25 @@ class AuditBooks(Service):
             try:
                 await self._sweep()
             except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
-                log.warning("what of the audit is due cannot be said now", error=repr(error))
+                log.warning("the audit topic cannot be swept now", error=repr(error))
             except Exception:
-                log.exception("a sweep of the audit failed and is made again")
+                log.exception("a sweep of the audit topic failed and is repeated")
 
     async def _sweep(self) -> None:
-        """Rule 2."""
+        """Sends what is due (rule 2), fetches the topic's ends and lets the leader send ticks."""
         for partition, book in list(self.books.items()):
             if 0 <= book.end <= book.next_offset and self.books.get(partition) is book:
                 try:
                     await self._due(book.collector)
                 except Exception:
-                    log.exception(
-                        "what is due of a partition of the audit cannot be said", partition=partition
-                    )
-        asked = {partition: (book, book.next_offset) for partition, book in self.books.items()}
-        ends = await self._client.end_offsets([(self._topic, partition) for partition in asked])
+                    log.exception("a partition of the audit topic cannot be swept", partition=partition)
+        before = {partition: (book, book.next_offset) for partition, book in self.books.items()}
+        ends = await self._client.end_offsets([(self._topic, partition) for partition in before])
         for (_, partition), end in ends.items():
-            book, known = asked[partition]
+            book, known = before[partition]
             book.end = end
             if end < known and self.books.get(partition) is book:
-                # It was made anew, or lost its end: its next events would be taken for known ones.
+                # It was recreated or truncated: its next events would be taken for known ones.
                 log.warning("the audit topic is shorter than it was", partition=partition, end=end, was=known)
                 self.forget(partition)
         now_s = time.monotonic()
@@ -334,24 +324,24 @@ class AuditBooks(Service):
         scopes: defaultdict[PlanBounds, list[Scope]] = defaultdict(list)
         for scope in {key.scope for key in collector.windows}:
             scopes[self._bounds_of(scope.cluster, scope.topic)].append(scope)
-        for bounds, some in scopes.items():
+        for bounds, of_bounds in scopes.items():
             at_ms = now_ms()
-            for event in collector.due(at_ms, bounds, some):
+            for event in collector.due(at_ms, bounds, of_bounds):
                 if isinstance(event, ForgetWindows) and event.before_ms > at_ms - bounds.keep_ms:
-                    what = f"tier {event.tier} has too many windows: its oldest are dropped before their time"
+                    message = f"tier {event.tier} has too many windows: its oldest are dropped early"
                     subject = f"{event.cluster}/{event.topic}"
                     self._report_once(
-                        (subject, event.tier), "", "audit-windows-dropped", subject, what, TOO_MANY
+                        (subject, event.tier), "", "audit-windows-dropped", subject, message, TOO_MANY
                     )
                 try:
                     await (await self._sender.send(event))
-                except Exception as error:  # noqa: BLE001 - whatever it is, other topics' events go on
-                    log.warning("what of the audit is due was not taken", topic=event.topic, tier=event.tier,
+                except Exception as error:  # noqa: BLE001 - other topics' events are sent
+                    log.warning("the audit topic refused an event", topic=event.topic, tier=event.tier,
                                 cluster=event.cluster, error=repr(error))  # fmt: skip
 
 
 async def _one_by_one(pieces: AsyncIterator[Events]) -> AsyncIterator[Recorded]:
-    """The events, and the loop for others after some."""
+    """The events one by one; lets other tasks run now and then."""
     async for events in pieces:
         for count, event in enumerate(events):
             yield event

@@ -1,13 +1,13 @@
-"""Dispatch jobs whose messages are counted as the tier `consumer` (`app.audit.pump.consumer_tap`): which,
-where each begins, and changed plans.
+"""Chooses the dispatch jobs that are counted as the tier `consumer`, where each count begins, and by which
+plan. `app.audit.pump.consumer_tap` counts them.
 
 Rules
-1. What is counted is the main topic of a workload, if a plan means it in its cluster, and the plan's tiers
-   have `consumer` among them, or none are named.
-2. A job goes on where the figures end that its former owner left: below its base, so it reads again what
-   lies between. Where that is far, or gone from the log, or counted by another plan, it begins at its base,
-   and what that cuts is told. A plan that comes or changes while a job flows counts what is fetched next.
-3. Nothing of it keeps a job from flowing.
+1. A workload's main topic is counted if a plan matches it in its cluster, and the plan's tiers contain
+   `consumer` or are not given.
+2. A job's counts continue where the former owner's end. This is below the job's base, so the messages in
+   between are read again. If they are many, or expired, or counted by other settings, the counts begin at the
+   base. Windows that may lack some are then not compared. A new or changed plan counts what is fetched next.
+3. The audit never keeps a job from running.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from switchyard.audit.model.reports import PART_OFFSETS, Scope
 
 log = structlog.get_logger(__name__)
 
-MOST_AGAIN = 4 * PART_OFFSETS  # offsets that are read again for what the former owner had not told
+MOST_REREAD = 4 * PART_OFFSETS  # offsets that are read again because the former owner's counts lack them
 
-# a workload's job waits for no audit plan's schema; what comes meanwhile is not counted
+# A workload's job waits no longer for a plan's schema; messages that come meanwhile are not counted.
 SCHEMA_OPEN_TIMEOUT_S = 5.0
 
 
 class CountsFrom(NamedTuple):
-    """Where a job's figures go on. `former`: what its former owner left; None: nothing of use."""
+    """Where a job's counts continue. `former`: its former owner's note; None: unusable."""
 
     next_offset: int
     former: AuditNote | None
@@ -58,7 +58,7 @@ class CountsFrom(NamedTuple):
 
 
 class AuditConsumers:
-    """See the module. `pumps`: this worker's of workloads, by job."""
+    """The audits of this worker's dispatch jobs. `pumps`: of these, by job."""
 
     def __init__(
         self, catalog: AuditsCatalog, pumps: Mapping[str, DispatchPump], report_incident: ReportIncident,
@@ -69,16 +69,15 @@ class AuditConsumers:
         self._report_incident = report_incident
         self._schemas = schemas
         self._opening: dict[str, tuple[AuditPlan, asyncio.Task[EventTime | None]]] = {}  # by plan's name
-        self._logs: dict[str, tuple[int, LogId]] = {}  # of jobs: epoch, and what log they read
-        self._told: set[tuple[str, str]] = set()
-        self._refused: dict[str, AuditPlan] = {}  # by job: the plan whose time cannot be read here
+        self._logs: dict[str, tuple[int, LogId]] = {}  # job -> epoch, and the log that it reads
+        self._reported: set[tuple[str, str]] = set()
+        self._refused: dict[str, AuditPlan] = {}  # job -> the plan whose event time cannot be read here
 
     def audits(self) -> list[ConsumerTap]:
-        """Of the jobs that flow here."""
         return [pump.audit for pump in list(self._pumps.values()) if pump.audit is not None]
 
     def _plan(self, job: JobId, workload: Workload) -> AuditPlan | None:
-        """Rule 1."""
+        """The plan that counts the job (rule 1); None: none does."""
         if job.topic != workload.metadata.topic:
             return None
         return self._catalog.plan_of(place_of(workload.metadata.cluster, workload.metadata.group), job.topic)
@@ -93,46 +92,46 @@ class AuditConsumers:
         answer: TakeoverAnswer,
         start: StartPosition,
     ) -> CountsFrom | None:
-        """Rule 2; None: no plan counts it."""
+        """Where a job's counts continue (rule 2); None: no plan counts it."""
         plan, base = self._plan(job, workload), start.snapshot.base
         if plan is None:
             return None
         if (opening := self._times(plan)) is not None:
             await asyncio.wait([opening], timeout=SCHEMA_OPEN_TIMEOUT_S)
-        goes_on = start.lineage == answer.lineage and not answer.log.is_another(start.log)
-        former = AuditNote.from_bytes(audit_of(answer.note)) if goes_on else None
+        is_same_log = start.lineage == answer.lineage and not answer.log.is_another(start.log)
+        former = AuditNote.from_bytes(audit_of(answer.note)) if is_same_log else None
         if former is None or former.counting != plan.counting:
             return CountsFrom(base, None, is_cut=base > 0)
         at = former.next_offset
         if at == base:
             return CountsFrom(base, former, former.is_cut)
-        if base - MOST_AGAIN <= at < base:
+        if base - MOST_REREAD <= at < base:
             try:
                 if at >= await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST):
                     return CountsFrom(at, former, former.is_cut)
             except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
-                log.warning("what was not counted cannot be read again", job=str(job), error=repr(error))
+                log.warning("uncounted messages cannot be read again now", job=str(job), error=repr(error))
         return CountsFrom(base, former if at <= base else None, is_cut=True)
 
     def _times(self, plan: AuditPlan) -> asyncio.Task[EventTime | None] | None:
-        """What tells the times of a plan, opened once for all jobs; None: there is nothing to open."""
+        """The opening of a plan's event time, one for all jobs; None: there are no files to read."""
         if not needs_schema(plan):
             return None
         known = self._opening.get(plan.name)
         if known is None or known[0] is not plan:
             opening = asyncio.get_running_loop().create_task(open_times(plan, self._schemas))
-            opening.add_done_callback(_is_told_elsewhere)
+            opening.add_done_callback(_retrieve_error)
             known = self._opening[plan.name] = plan, opening
         return known[1]
 
     def attach(self, pump: DispatchPump, start: StartPosition, counts: CountsFrom | None) -> None:
-        """Of a pump that was fed nothing yet."""
+        """Attaches an audit to a pump that was not fed yet."""
         self._logs[str(pump.job)] = pump.epoch, start.log
         if counts is not None:
             self._attach(pump, start.log, *counts)
 
     def _attach(
-        self, pump: DispatchPump, of: LogId, next_offset: int, former: AuditNote | None, is_cut: bool
+        self, pump: DispatchPump, log_id: LogId, next_offset: int, former: AuditNote | None, is_cut: bool
     ) -> None:
         job, workload = pump.job, pump.runtime.workload
         plan = self._plan(job, workload)
@@ -140,15 +139,15 @@ class AuditConsumers:
             return
         times = self._times(plan)
         if times is not None and not times.done():
-            return  # `look` begins it later, with what is fetched by then
+            return  # `reconcile` attaches it later, and counts what is fetched then
         place = place_of(workload.metadata.cluster, workload.metadata.group)
-        source = FingerprintSource(of.cluster_id, of.topic_id, job.partition)
+        source = FingerprintSource(log_id.cluster_id, log_id.topic_id, job.partition)
         try:
-            how = how_of(plan, source, None if times is None else times.result())
+            spec = how_of(plan, source, None if times is None else times.result())
         except (UnusableField, DescriptorError) as error:
             self._refused[str(job)] = plan
-            self._report(job, f"what {place} has finished of {job.topic} is not counted here: {error}",
-                       "see the plan's timestamp; it is read again when the plan changes")  # fmt: skip
+            self._report(job, f"messages of {job.topic} that {place} finishes are not counted here: {error}",
+                       "check the plan's timestamp and schema; a changed plan is read again")  # fmt: skip
             return
         scope = Scope(job.topic, CONSUMER, place, plan.width_ms)
         pump.audit_by(
@@ -157,7 +156,7 @@ class AuditConsumers:
                 plan,
                 scope,
                 source,
-                how,
+                spec,
                 next_offset,
                 lineage=pump.lineage,
                 former=former,
@@ -168,32 +167,32 @@ class AuditConsumers:
     # -- while it flows --------------------------------------------------------------------------
 
     def reconcile(self) -> None:
-        """Plans that have come, changed or gone, and audits that broke."""
-        self._logs = {job: of for job, of in self._logs.items() if job in self._pumps}
+        """Attaches, detaches and replaces audits for changed plans and broken audits."""
+        self._logs = {job: log_id for job, log_id in self._logs.items() if job in self._pumps}
         self._refused = {job: plan for job, plan in self._refused.items() if job in self._pumps}
         if not self._pumps:
             self._opening.clear()
         for job, pump in list(self._pumps.items()):
-            epoch, of = self._logs.get(job, (-1, LogId()))
+            epoch, log_id = self._logs.get(job, (-1, LogId()))
             if epoch != pump.epoch or pump.closed or pump.draining:
                 continue
             audit, plan = pump.audit, self._plan(pump.job, pump.runtime.workload)
             if audit is not None and audit.broken:
-                self._report(pump.job, f"what is finished cannot be counted: {audit.broken}",
-                           "what is fetched next is counted; the windows before may lack some")  # fmt: skip
+                self._report(pump.job, f"finished messages cannot be counted: {audit.broken}",
+                           "the next messages are counted again; earlier windows may lack some")  # fmt: skip
                 pump.audit_by(None)
-            if pump.audit is not None and (plan is None or not pump.audit.goes_on_by(plan)):
+            if pump.audit is not None and (plan is None or not pump.audit.adopts(plan)):
                 pump.audit_by(None)
             if pump.audit is None and plan is not None and self._refused.get(job) is not plan:
-                self._attach(pump, of, pump.fetched_to, None, is_cut=True)
+                self._attach(pump, log_id, pump.fetched_to, None, is_cut=True)
 
     def _report(self, job: JobId, message: str, remedy: str) -> None:
-        if (str(job), message) not in self._told:
-            self._told.add((str(job), message))
+        if (str(job), message) not in self._reported:
+            self._reported.add((str(job), message))
             self._report_incident("audit-trouble", str(job), message, remedy)
 
 
-def _is_told_elsewhere(opening: asyncio.Task[EventTime | None]) -> None:
-    """By each job that needs it: nobody may ever ask for the result."""
+def _retrieve_error(opening: asyncio.Task[EventTime | None]) -> None:
+    """Marks the task's error as seen, because each job that needs the result reports it."""
     if not opening.cancelled():
         opening.exception()

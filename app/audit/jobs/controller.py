@@ -1,11 +1,12 @@
-"""The audits of this worker: their pumps' beginning, changed plans, reports on their way, also of what its
-dispatch jobs finish (`app.audit.jobs.consumer_counts`).
+"""Controls this worker's audits: starts pumps, restarts them for changed plans, and sends their reports. It
+also controls the audits of dispatch jobs (`app.audit.jobs.consumer_counts`).
 
 Rules
-1. A changed plan is for what is fetched from then on: its pumps report, save, and begin again. So does a pump
-   that lacks figures.
-2. Reports of a pump are made by one round at a time; what the topic did not take is in the next ones.
-3. A worker that has much to report does so more rarely.
+1. A changed plan applies to what is fetched afterwards: its pumps report, save, and start again. So does a
+   pump whose note lacked needed counts (`AuditPump.is_lacking`).
+2. One task at a time reports for a pump. Reports that the topic did not take are made again in the next
+   round.
+3. A worker with many audits reports less often (`REPORTS_PER_S`).
 """
 
 from __future__ import annotations
@@ -40,18 +41,16 @@ from app.worker.jobs.start_position import LineageReset, ReportIncident
 log = structlog.get_logger(__name__)
 
 AUDIT_POLL_INTERVAL_S = 0.25
-LOG_ENDS_INTERVAL_S = 15.0  # how often it is asked where logs end
+LOG_ENDS_INTERVAL_S = 15.0  # between requests for the ends of logs
 REPORTS_PER_S = 200  # of a worker
-# counting what comes bit by bit costs more than the bits: latencies are so much less exact
+# Counting many small batches costs more than the batches; latencies lose this much precision.
 COUNT_LINGER_S = 0.1
-MEMORY_SHARE_LEFT = 0.5  # of the memory for fetched data, to those that deliver and copy
+MEMORY_SHARE_LEFT = 0.5  # of the memory for fetched data, for deliveries and copies
 
 
 class AuditController(Service):
-    """See the module.
-
-    Attributes: `pumps` (by job), `consumers`, `sender` (of reports; None: there are none).
-    """
+    """This worker's audits. `pumps`: by job. `consumers`: of dispatch jobs. `sender`: None before reports can
+    be sent."""
 
     def __init__(
         self, catalog: AuditsCatalog, clusters: DataClusters, report_incident: ReportIncident,
@@ -73,17 +72,16 @@ class AuditController(Service):
         """A job's plan, tier and cluster.
 
         Raises:
-            LookupError: they are not there; Passing: another plan counts the topic, or none.
-            ClusterUnreachable.
+            LookupError: The plan or the cluster is not known here.
+            StartPostponed: Another plan counts the topic, or none does.
+            ClusterUnreachable: The cluster does not answer.
         """
         name, cluster = of_job_name(job.name)
         plan, tier = self._catalog.plan(name), self._catalog.tier(cluster)
         if plan is None:
-            raise LookupError(f"this worker has no definition of audit plan {name} that it can read")
+            raise LookupError(f"this worker has no readable definition of audit plan {name}")
         if self._catalog.plan_of(cluster, job.topic) is not plan:
-            raise StartPostponed(
-                f"plan {name} does not count {job.topic} in {cluster} any more: this job ends"
-            )
+            raise StartPostponed(f"plan {name} no longer counts {job.topic} in {cluster}: this job ends")
         if tier is None or cluster not in self._clusters.specs:
             raise LookupError(f"cluster {cluster!r} is not in this worker's configuration")
         return plan, tier, await self._clusters.get(cluster)
@@ -96,11 +94,11 @@ class AuditController(Service):
         reset: LineageReset | None,
         is_mine: Callable[[], bool],
     ) -> StartedJob | None:
-        """The pump of a job that was taken over; None when it is not this worker's any more.
+        """The pump of a job that was taken over; None if it is no longer this worker's.
 
         Raises:
-            LookupError: what it needs to know cannot be known yet. KafkaError, ClusterUnreachable.
-            UnusableField, DescriptorError: the plan's time cannot be read here.
+            LookupError, KafkaError, ClusterUnreachable: Something that the pump needs is not known yet.
+            UnusableField, DescriptorError: The plan's event time cannot be read here.
         """
         plan, tier, cluster = await self.check(job)
         times = await open_times(plan, self._schemas)
@@ -121,12 +119,12 @@ class AuditController(Service):
         )  # fmt: skip
 
     def reconcile(self, restart: Callable[[str, Pump], None]) -> None:
-        """Rule 1."""
+        """Restarts pumps by rule 1."""
         self.consumers.reconcile()
         for job, pump in list(self.pumps.items()):
             plan = self._catalog.plan(pump.plan.name)
-            is_other = plan is not None and plan is not pump.plan
-            if (is_other or pump.is_lacking) and not pump.draining:
+            is_changed = plan is not None and plan is not pump.plan
+            if (is_changed or pump.is_lacking) and not pump.draining:
                 restart(job, pump)
 
     # -- reports ---------------------------------------------------------------------------------
@@ -140,20 +138,20 @@ class AuditController(Service):
             now_s, interval_s = time.monotonic(), max(REPORT_INTERVAL_S, len(audits) / REPORTS_PER_S)
             for audit in audits:
                 if audit not in self._reporting and audit.is_due(now_s, interval_s):
-                    self._start_pump(audit)
+                    self._start_report(audit)
 
-    def _start_pump(self, pump: AuditPump | ConsumerTap) -> asyncio.Task[None]:
+    def _start_report(self, pump: AuditPump | ConsumerTap) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._report(pump))
         self._reporting[pump] = task
         task.add_done_callback(lambda _: self._reporting.pop(pump, None))
         return task
 
     async def report(self, pump: AuditPump) -> None:
-        """Reports what was counted last, and returns once the topic has it, or has refused it."""
+        """Reports the latest counts; returns once the topic has taken or refused them."""
         before = self._reporting.get(pump)
         if before is not None:
             await asyncio.wait([before])
-        await asyncio.wait([self._reporting.get(pump) or self._start_pump(pump)])
+        await asyncio.wait([self._reporting.get(pump) or self._start_report(pump)])
 
     async def _report(self, pump: AuditPump | ConsumerTap) -> None:
         if self.sender is None:
@@ -167,37 +165,39 @@ class AuditController(Service):
             if pump.trouble.startswith("report: "):
                 pump.trouble = ""
         except (KafkaError, OSError, TimeoutError) as error:
-            pump.trouble = f"report: the audit topic takes nothing: {error!r}"
+            pump.trouble = f"report: the audit topic does not take reports: {error!r}"
             log.warning(
-                "audit reports were not taken and are made again", job=str(pump.job), error=repr(error)
+                "the audit topic did not take reports; they are repeated",
+                job=str(pump.job),
+                error=repr(error),
             )
         except Exception as error:
             pump.trouble = f"report: {error!r}"
-            log.exception("audit reports failed and are made again", job=str(pump.job))
+            log.exception("audit reports failed; they are repeated", job=str(pump.job))
 
     async def on_stop(self) -> None:
         for task in list(self._reporting.values()):
             task.cancel()
 
-    # -- where logs end --------------------------------------------------------------------------
+    # -- ends of logs -----------------------------------------------------------------------------
 
     @Service.task
-    async def _ends_for_ever(self) -> None:
+    async def _fetch_log_ends_for_ever(self) -> None:
         while not self.should_stop:
             await self.sleep(LOG_ENDS_INTERVAL_S)
             by_cluster: defaultdict[str, list[AuditPump | ConsumerTap]] = defaultdict(list)
             audits: list[AuditPump | ConsumerTap] = [*self.pumps.values(), *self.consumers.audits()]
             for pump in audits:
                 by_cluster[pump.cluster].append(pump)
-            await asyncio.gather(*(self._ends(name, pumps) for name, pumps in by_cluster.items()))
+            await asyncio.gather(*(self._fetch_log_ends(name, pumps) for name, pumps in by_cluster.items()))
 
-    async def _ends(self, name: str, pumps: list[AuditPump | ConsumerTap]) -> None:
+    async def _fetch_log_ends(self, name: str, pumps: list[AuditPump | ConsumerTap]) -> None:
         try:
             client, at_ms = (await self._clusters.get(name)).client, now_ms()
             at = {(pump.job.topic, pump.job.partition) for pump in pumps}
             ends = await client.offsets(at, LATEST, READ_COMMITTED)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
-            log.debug("where audited logs end is not known now", cluster=name, error=repr(error))
+            log.debug("the ends of audited logs are unknown now", cluster=name, error=repr(error))
             return
         for pump in pumps:
             end = ends.get((pump.job.topic, pump.job.partition))

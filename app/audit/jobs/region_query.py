@@ -1,7 +1,4 @@
-"""What the region knows of windows and tiers: the books of all workers, asked for and put together.
-
-Windows are in the books of the workers that write their tables: whoever wants to know asks all of them.
-"""
+"""Queries all workers for the region's windows and tiers: each has the books of its partitions only."""
 
 from __future__ import annotations
 
@@ -27,23 +24,22 @@ from app.worker.members.peer_requests import PeerUnreachable, ask_peer
 
 SHARE_PATH = "/api/v1/audit/share"
 PEER_ANSWER_TIMEOUT_S = 5.0
-DEFAULT_WIDTH_MS = 600_000  # of what clients count
+DEFAULT_WIDTH_MS = 600_000  # of clients' windows
 _share = msgspec.json.Decoder(BookShare)
 
 
 class NotKnown(Exception):
-    """What the region knows cannot be told now: why."""
+    """The region's counts are not known now; the message says why."""
 
 
 async def own_share(books: AuditBooks, wanted: WindowQuery) -> BookShare:
-    """What this worker's books hold, as much as goes into an answer. In a thread: of many windows it takes a
-    second."""
+    """This worker's part of an answer, up to its limit. In a thread: many windows take a second."""
     held = {partition: (book.next_offset, book.collector.copy()) for partition, book in books.books.items()}
     return await asyncio.to_thread(share_of, held, wanted)
 
 
 def share_path(wanted: WindowQuery) -> str:
-    """Where a worker tells its share."""
+    """The path at which a worker answers with its share."""
     query = {
         "topic": wanted.topic, "tier": wanted.tier, "cluster": wanted.cluster,
         "from": str(wanted.from_ms), "to": str(wanted.before_ms),
@@ -52,7 +48,7 @@ def share_path(wanted: WindowQuery) -> str:
 
 
 def unseen(audits: AuditsCatalog, plan: AuditPlan | None) -> list[str]:
-    """Regional clusters that a plan does not count."""
+    """The regional clusters that a plan does not count."""
     if audits.layout is None or plan is None:
         return []
     counted = plan.clusters(audits.layout)
@@ -60,11 +56,11 @@ def unseen(audits: AuditsCatalog, plan: AuditPlan | None) -> list[str]:
 
 
 class BeingRead(NotKnown):
-    """All workers answer; the tables of some partitions are being read."""
+    """All workers answer, but some partitions' tables are still being read."""
 
 
 class RegionQuery:
-    """Asks all workers. `beats`: the last words of those that live."""
+    """Asks all workers. `beats`: the last heartbeats of the live workers."""
 
     def __init__(
         self,
@@ -80,66 +76,63 @@ class RegionQuery:
 
     @property
     def widest_ms(self) -> int:
-        """How long a window may be."""
+        """The width of the plans' widest windows."""
         return max((plan.width_ms for plan in self._audits.plans()), default=DEFAULT_WIDTH_MS)
 
     async def verdicts(
         self, wanted: WindowQuery, now_ms: int, means: Callable[[str], bool]
     ) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
-        """Verdicts on windows that are wanted, of topics that are meant; and topics of which nothing is known
-        of windows that begin before: there are too many.
-
-        Raises:
-            NotKnown: a worker does not answer, or a book is being read.
-        """
+        """The verdicts on the wanted windows of topics that `means` accepts. The second value has topics with
+        too many windows, and the start of the first one in the answer. Raises NotKnown: A worker does not
+        answer, or a book is being read."""
         known = await self.known(wanted)
         places = {(key.cluster, key.topic) for key in known.tiers}
         meant = {topic for topic in {topic for _, topic in places} if means(topic)}
         plans = {place: self._audits.plan_of(*place) for place in places}
 
-        def told() -> list[dict[str, Any]]:
-            some = RegionCounts(
+        def compared() -> list[dict[str, Any]]:
+            counts = RegionCounts(
                 {key: record for key, record in known.windows.items() if key.topic in meant},
                 {key: record for key, record in known.tiers.items() if key.topic in meant},
             )
-            plan_of = partial(_of, plans)
-            return verdict_rows(some, now_ms, plan_of, lambda plan: unseen(self._audits, plan))
+            plan_of = partial(_plan_of, plans)
+            return verdict_rows(counts, now_ms, plan_of, lambda plan: unseen(self._audits, plan))
 
-        rows = await asyncio.to_thread(told)  # seconds, for as many windows as there may be
+        rows = await asyncio.to_thread(compared)  # takes seconds if there are many windows
         return rows, known.since
 
     async def ask(self, path: str) -> list[bytes | NotKnown]:
-        """What each of the other workers answers to a GET of `path`, or why it does not."""
+        """The answers of the other workers to a GET of `path`, each of them or why there is none."""
         others = [beat for worker, beat in self._beats().items() if worker != self._worker]
         return await asyncio.gather(*(_ask_worker(beat, path) for beat in others))
 
     async def known(self, wanted: WindowQuery) -> RegionCounts:
-        """What the region knows. Raises NotKnown: a worker does not answer, or a book is being read."""
+        """The counts of the region. Raises NotKnown: A worker does not answer, or a book is being read."""
         try:
-            told = [_known(one) for one in await self.ask(share_path(wanted))]
+            answers = [_content_of(answer) for answer in await self.ask(share_path(wanted))]
             own = await own_share(self._books, wanted)
 
-            def put_together() -> tuple[RegionCounts, set[int]]:
-                shares = [own, *map(_share.decode, told)]
+            def join_shares() -> tuple[RegionCounts, set[int]]:
+                shares = [own, *map(_share.decode, answers)]
                 held = {partition for share in shares for partition in share.next_offsets}
                 return joined(shares, audit_partition), held
 
-            known, held = await asyncio.to_thread(put_together)
-            missing = await self._books.without(held)
+            known, held = await asyncio.to_thread(join_shares)
+            missing = await self._books.missing_partitions(held)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
-            raise NotKnown(f"the audit topic cannot be asked: {error!r}") from error
-        except ValueError as error:  # no share
+            raise NotKnown(f"the audit topic does not answer: {error!r}") from error
+        except ValueError as error:  # not a share
             raise NotKnown(str(error)) from error
         if missing:
             raise BeingRead(f"partitions {missing} of the audit tables are being read")
         return known
 
 
-def _of(plans: Mapping[tuple[str, str], AuditPlan | None], cluster: str, topic: str) -> AuditPlan | None:
+def _plan_of(plans: Mapping[tuple[str, str], AuditPlan | None], cluster: str, topic: str) -> AuditPlan | None:
     return plans.get((cluster, topic))
 
 
-def _known(answer: bytes | NotKnown) -> bytes:
+def _content_of(answer: bytes | NotKnown) -> bytes:
     if isinstance(answer, NotKnown):
         raise answer
     return answer

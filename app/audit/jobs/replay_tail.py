@@ -1,7 +1,7 @@
-"""The last events of a partition of the audit topic before an offset: who takes its tables over folds them in
-once more, since the last values that were made of them may not have arrived in the changelogs.
+"""Reads the last events of a partition of the audit topic before an offset.
 
-What is not there any more is not waited for: the topic may have been cut, or made anew and be shorter.
+A worker that takes over the partition's tables folds them in again, because their last changes may not be in
+the changelogs. It does not wait for events that are gone: the topic may have been truncated or recreated.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
 from app.kernel.seals import HEADER
 
-MARGIN_MS = 60_000  # what was sent to a changelog so long ago has arrived
-MARGIN_EVENTS = 1_000  # and these at least: the topic is idle, or a clock is wrong
+MARGIN_MS = 60_000  # changes that were sent to a changelog this long ago have arrived
+MARGIN_EVENTS = 1_000  # at least, because the topic may be idle, or a clock wrong
 POLL_MS = 500
-STUCK_S = 30.0  # nothing comes for so long, although there should be more
+STUCK_S = 30.0  # the longest wait for an event that should be there
 
 
 class Recorded(NamedTuple):
-    """An event as it stands in the topic. `recorded_ms`: when, by the brokers. `seal`: b"" without one."""
+    """An event in the topic. `recorded_ms`: the brokers' time. `seal`: b"" without one."""
 
     offset: int
     value: bytes | None
@@ -38,7 +38,7 @@ Events = list[Recorded]
 
 
 class Margin:
-    """See the module. Raises KafkaError, ClusterUnreachable, OSError (TimeoutError, too): not now."""
+    """Reads these events. Raises KafkaError, ClusterUnreachable, OSError (TimeoutError, too): Not now."""
 
     def __init__(self, topic: str, kafka_options: dict[str, Any], client: ClusterClient) -> None:
         self._topic = topic
@@ -46,8 +46,7 @@ class Margin:
         self._client = client
 
     async def before(self, partition: int, offset: int) -> AsyncGenerator[Events, None]:
-        """The events of the last minute below `offset`, a thousand at least, some at a time: a minute may
-        bring millions."""
+        """The last minute's events below `offset`, at least 1,000; in pieces, as there may be millions."""
         at = TopicPartition(self._topic, partition)
         consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="earliest", **self._options)
         await consumer.start()
@@ -72,14 +71,14 @@ class Margin:
         while start < end:
             records = (await consumer.getmany(at, timeout_ms=POLL_MS)).get(at, [])
             yield [
-                Recorded(one.offset, one.value, one.timestamp, dict(one.headers).get(HEADER, b""))
-                for one in records
-                if one.offset < end
+                Recorded(got.offset, got.value, got.timestamp, dict(got.headers).get(HEADER, b""))
+                for got in records
+                if got.offset < end
             ]
             reached = await consumer.position(at)
-            if reached < start:  # it was made anew while it was read
+            if reached < start:  # the topic was recreated meanwhile
                 return
             if reached > start:
                 start, stuck_s = reached, time.monotonic() + STUCK_S
             elif time.monotonic() > stuck_s:
-                raise TimeoutError(f"{self._topic}/{at.partition}: no event of [{start}, {end}) comes")
+                raise TimeoutError(f"{self._topic}/{at.partition}: no event of [{start}, {end}) arrives")

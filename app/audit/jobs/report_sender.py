@@ -1,8 +1,8 @@
-"""Sends what stands in the audit topic: reports of pumps, and what closes and drops windows.
+"""Sends events into the audit topic: reports, and the closing and dropping of windows.
 
-All of an audited topic goes to one partition, in the order of the calls. What is sent again counts once
-(`app.audit.counts`). What this worker says itself is sealed (`app.audit.folds.seals`), and what it hands on
-for a client is not.
+All events of an audited topic go to one partition, in the order of the calls. An event that is sent again
+counts once (`app.audit.counts`). A worker's own events are sealed (`app.audit.folds.seals`), those that it
+forwards for a client are not.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from switchyard.audit.model.reports import Report
 
 
 def audit_partition(topic: str) -> int:
-    """The partition of the audit topic, and so of its tables, in which an audited topic lives: where Kafka's
-    own partitioner puts its name as a key, so that clients in any language find it, too."""
+    """The partition of the audit topic, and of its tables, for an audited topic. Kafka's default partitioner
+    chooses the same for the topic's name as a key, so clients in any language find it."""
     return (int(murmur2(topic.encode())) & 0x7FFFFFFF) % AUDIT_PARTITIONS
 
 
 class AuditSender(Service):
-    """See the module. `key`: of the seals."""
+    """Sends to the audit topic. `key`: of the seals."""
 
     def __init__(self, topics: ControlTopics, kafka_options: dict[str, Any], key: SealKey) -> None:
         super().__init__()
@@ -48,11 +48,12 @@ class AuditSender(Service):
     async def send(
         self, event: Report | CloseWindows | ForgetWindows, *, is_clients: bool = False
     ) -> asyncio.Future[Any]:
-        """Sends an event; the future ends once all of it stands in the topic. `is_clients`: a client says it.
+        """Sends an event; the future ends once the topic has all of it. `is_clients`: a client wrote it.
 
         Raises:
-            ClusterUnreachable: the key is not known now.
-            aiokafka.errors.KafkaError: (the future, too) it was not taken; sending it again is harmless.
+            ClusterUnreachable: The key is not known now.
+            aiokafka.errors.KafkaError: (The future, too) the topic did not take it; sending it again is
+            harmless.
         """
         parts = codec.report_events(event) if isinstance(event, Report) else [codec.encode(event)]
         key, partition = event.topic.encode(), audit_partition(event.topic)
@@ -67,7 +68,7 @@ class AuditSender(Service):
         return sent[0] if len(sent) == 1 else asyncio.gather(*sent)
 
     async def tick(self, at_ms: int) -> None:
-        """Sends each partition something to be read. Raises KafkaError."""
+        """Sends a tick to each partition. Raises KafkaError."""
         event = codec.encode(CollectorTick(at_ms))
         for partition in range(AUDIT_PARTITIONS):
             await self._producer.send_and_wait(self._topic, event, partition=partition)

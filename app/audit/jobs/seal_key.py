@@ -1,4 +1,4 @@
-"""The workers' key for events of the audit topic (`app.audit.folds.seals`)."""
+"""The key with which workers seal events of the audit topic (`app.audit.folds.seals`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ PURPOSE = b"switchyard audit event"
 
 
 class SealKey:
-    """Asks the control cluster once. `control_topic`: of the control log."""
+    """Derives the key from the control cluster's ids, which it requests once. `control_topic`: the control
+    log's."""
 
     def __init__(self, client: ClusterClient, control_topic: str) -> None:
         self._client = client
@@ -17,11 +18,7 @@ class SealKey:
         self._key = b""
 
     async def known(self) -> bytes:
-        """The key.
-
-        Raises:
-            ClusterUnreachable, KafkaError: it cannot be known now.
-        """
+        """Raises ClusterUnreachable, KafkaError: The control cluster does not answer."""
         if not self._key:
             ids = await self._client.topic_ids([self._control_topic])
             if self._control_topic not in ids:

@@ -1,14 +1,14 @@
-"""Where an audit begins: what the tracker table and the log itself say of it.
+"""Finds where an audit job begins, by the tracker table and the log.
 
-Rules
-1. It goes on where its former owner had come, with what that one had counted (`app.audit.counts.handover`).
-   If the log does not have that any more, what is still there is a stretch of its part for itself.
-2. Without a position it begins at the log's start: what was reported before is reported again, and counts
-   once.
-3. Who counts otherwise than the former owner begins where that one's reports end; a note that cannot be read
-   is another version's. Of that, and of a log that has lost its beginning, the first windows are cut: they
-   are counted, and not compared.
-4. Another log (the topic was made anew, or truncated) begins a new lineage, and so does another version.
+Rules (tests/audit/jobs/test_start_position.py)
+1. The job continues where its former owner had come, with that owner's counts (`app.audit.counts.handover`).
+   If the log no longer has that offset, the rest of the log is a stretch of its part for itself.
+2. Without a saved position it begins at the log's start. Records that were reported before are reported
+   again, and count once.
+3. If the former owner counted by other settings, the job begins at the base, where that owner's reports end.
+   The same holds if the note cannot be read: it is another version's. In both cases, and if the log has lost
+   its beginning, the first windows are cut: they are counted, and not compared.
+4. Another log (a recreated or truncated topic) begins a new lineage, and so does another version's note.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPo
 
 
 class AuditStart(NamedTuple):
-    """`next_offset` is where it is read from; what is finished may be further, or not as far. `former`: what
-    the last owner left, None: nothing of use. `is_cut`: rule 3."""
+    """Where a job begins. `next_offset`: reading begins here; what is finished may reach further, or not as
+    far. `former`: the last owner's note; None: unusable. `is_cut`: rule 3."""
 
     start: StartPosition
     next_offset: int
@@ -43,12 +43,12 @@ async def find_audit_start(
     reset: LineageReset | None,
     report_incident: ReportIncident,
 ) -> AuditStart:
-    """See the module; `counting` of the plan.
+    """The start of a job. `counting`: `AuditPlan.counting`.
 
     Raises:
-        LookupError: what it needs to know cannot be known yet. KafkaError, ClusterUnreachable.
+        LookupError, KafkaError, ClusterUnreachable: Something that it needs is not known yet.
     """
-    # Read before any offset: should the topic be made anew in between, the fetch sees another id.
+    # Read before any offset: if the topic is recreated in between, the fetch sees another id.
     present = await log_id(job, cluster)
     if reset is not None:
         at = Snapshot(reset.next_offset)
@@ -59,8 +59,8 @@ async def find_audit_start(
         report_incident(
             "log-begun-anew",
             str(job),
-            f"{job.topic} was deleted and made anew: its position was of {answer.log}, it is {present} now",
-            "what the old one had is counted as far as the audit had come",
+            f"{job.topic} was deleted and recreated: its position is of {answer.log}, now it is {present}",
+            "nothing to do: the old topic's records are counted as far as the audit had come",
         )
         beginning = StartPosition(Snapshot(first), answer.lineage + 1, present, known=False)
         return AuditStart(beginning, first, None, is_cut=first > 0)
@@ -70,7 +70,7 @@ async def find_audit_start(
         return AuditStart(beginning, first, None, is_cut=first > 0)
     base, former = snapshot.base, AuditNote.from_bytes(answer.note)
     if former is None or former.counting != counting:
-        # Another version's parts may be other ones.
+        # Another version may cut a log into other parts.
         start, lineage = max(first, base), answer.lineage + (former is None)
         beginning = StartPosition(Snapshot(start), lineage, log, known=False)
         return AuditStart(beginning, start, None, is_cut=True)

@@ -1,1 +1,1 @@
-"""One partition counted, by which times and ids; what a workload has finished, counted beside."""
+"""Counts a partition's records, and beside a workload's pump the messages that its group has finished."""

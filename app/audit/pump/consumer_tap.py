@@ -1,17 +1,18 @@
-"""Dispatch as a tier: counts what a workload's group has finished of a partition, beside its pump.
+"""Counts the messages that a workload's group has finished in a partition, beside the dispatch pump.
 
     Fetched -> pump -> intake -> ... -> tracker -> base
-            \\-> ConsumerReader ------------------> reports -> the reports' topic
+            \\-> ConsumerReader ------------------> reports -> the audit topic
 
-Rules
-1. What the pump is given is counted once, from the batches' headers where those tell, before it is decoded;
-   it is told once the group's committed prefix has passed it: acknowledged, or safe in a retry topic or DLQ.
-2. What a successor needs stands in the note of the pump's own snapshots, so that it agrees with their base:
-   the figures of parts that are not finished, or not known to have arrived. They are made anew once a second,
-   snapshots ten times. It reads on from where the figures end; those of too many windows are left out, and
-   counted again from where the part began.
-3. Nothing waits for the audit: its faults end the audit of this partition, which begins anew, and the windows
-   that lack something are told.
+Rules (tests/audit/pump/test_consumer_tap.py)
+1. Everything that the pump gets is counted once, before it is decoded, and from the batches' headers where
+   these suffice. It is reported once it is below the group's committed prefix: acknowledged, or safe in a
+   retry topic or DLQ.
+2. The counts for a successor are in the note of the pump's own snapshots, so they agree with its base. They
+   are those of parts that are not final, or whose reports may not have arrived. The note is made once a
+   second, snapshots ten times. The successor reads on from where the counts end. If there are too many
+   windows, it counts again from where the part began.
+3. Nothing waits for the audit. A fault in it ends the audit of this partition, which begins again. The
+   windows that may lack something are not compared.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from switchyard.audit.model.places import group_of
 from switchyard.audit.model.reports import Report, Scope
 
 NOTE_INTERVAL_S = 1.0
-PENDING_REPORTS_SENT_NOW = 32  # reports of what has ended that wait: they are sent at once
-ALIVE_REPORT_INTERVAL_S = 30.0  # how often it says that it is there
+PENDING_REPORTS_SENT_NOW = 32  # this many waiting final reports are sent at once
+ALIVE_REPORT_INTERVAL_S = 30.0  # without new counts, so that the source is not silent
 
 
 class TappedPump(Protocol):
-    """What it asks of the pump that it stands beside."""
+    """The pump beside which the tap counts."""
 
     job: JobId
     closed: bool
@@ -50,21 +51,22 @@ class TappedPump(Protocol):
 
     @property
     def version(self) -> int:
-        """Grows with what a successor has to know; what the table has is `snapshot_version`."""
+        """Grows with changes that a successor must know; the table has `snapshot_version`."""
         ...
 
 
 class ConsumerTap:
-    """See the module.
+    """The audit of a dispatch job.
 
     Args:
-        pump: of the job; another one takes its place when it is split (`follow`).
-        next_offset: from where on it is given all that is fetched. former: what the last owner left.
-        is_cut: something before was not counted.
+        pump: The job's; a split replaces it (`follow`).
+        next_offset: The tap gets all that is fetched from here on.
+        former: The last owner's note.
+        is_cut: Some earlier messages were not counted.
 
     Attributes:
-        cluster: whose log it is.
-        broken: why it counts nothing more; "": it does.
+        cluster: The cluster of the log.
+        broken: The error that ended the audit; "": none.
     """
 
     def __init__(
@@ -89,16 +91,16 @@ class ConsumerTap:
             scope, source, spec, next_offset, lineage=lineage, state=() if former is None else former.state,
             is_cut=is_cut, lateness_ms=plan.bounds.lateness_ms, at_ms=now_ms(),
         )  # fmt: skip
-        self._known_at = -1  # the version of the pump that is known when the successor knows
+        self._known_at = -1  # once the table has this version of the pump, a successor knows the counts
         self._note, self._noted, self._noted_s = b"", (-1, -1), float("-inf")
         self._reported_s, self._reported_offset = float("-inf"), -1
 
     def follow(self, pump: TappedPump) -> None:
-        """It stands beside this one now, of the same job."""
+        """Counts beside another pump of the same job from now on."""
         self._pump, self._known_at = pump, -1
 
-    def goes_on_by(self, plan: AuditPlan) -> bool:
-        """Whether what it counts stays the same by a changed plan, which is its own from then on."""
+    def adopts(self, plan: AuditPlan) -> bool:
+        """Takes over a changed plan by which the counts stay the same; returns False if they do not."""
         if plan is self.plan:
             return True
         stays = (plan.name, plan.counting, plan.spec.id) == (
@@ -112,12 +114,11 @@ class ConsumerTap:
 
     @property
     def job(self) -> JobId:
-        """Whose partition it is."""
         return self._pump.job
 
     @property
     def trouble(self) -> str:
-        """The pump's, where it is the audit's."""
+        """The pump's trouble; the audit replaces only its own."""
         return self._pump.trouble
 
     @trouble.setter
@@ -133,12 +134,12 @@ class ConsumerTap:
     # -- batches in ------------------------------------------------------------------------------
 
     def fetched(self, fetched: FetchedBatches) -> None:
-        """Counts a fetched response, which stays its pump's."""
+        """Counts a fetched response, which still belongs to the pump."""
         data = b"" if fetched.damage else fetched.data
         self._count(data, fetched.start_offset, fetched.next_offset, fetched.aborted)
 
     def skip(self, gap: LogGap) -> None:
-        """The log lost what lies in it: nothing there is counted."""
+        """The log lost the offsets of the gap: nothing there is counted."""
         self._count(b"", gap.start, gap.end, [])
 
     def _count(self, data: bytes, start: int, end: int, aborted: list[tuple[int, int]]) -> None:
@@ -146,11 +147,11 @@ class ConsumerTap:
             return
         try:
             self._reader.fetched(data, start, end, aborted)
-        except Exception as error:  # noqa: BLE001 - rule 3; whatever it is
+        except Exception as error:  # noqa: BLE001 - rule 3
             self.broken = repr(error)
 
     def ended(self, end: int, at_ms: int) -> None:
-        """The log ends there now."""
+        """The log ends at `end` now."""
         self._update()
         self._reader.ended(end, self._pump.base, at_ms)
 
@@ -161,7 +162,7 @@ class ConsumerTap:
             return
         try:
             self._reader.finished(self._pump.base, now_ms())
-        except Exception as error:  # noqa: BLE001 - rule 3; whatever it is
+        except Exception as error:  # noqa: BLE001 - rule 3
             self.broken = repr(error)
         if self._reader.is_known:
             return
@@ -172,7 +173,7 @@ class ConsumerTap:
             self._reader.is_known, self._known_at = True, -1
 
     def is_due(self, now_s: float, interval_s: float) -> bool:
-        """Whether reports are to be made. `interval_s`: between those of what was counted."""
+        """`interval_s`: between reports of new counts."""
         if now_s - self._reported_s < interval_s and self._reader.reader.pending < PENDING_REPORTS_SENT_NOW:
             return False
         self._update()
@@ -182,23 +183,20 @@ class ConsumerTap:
         return bool(changed) or now_s - self._reported_s >= max(ALIVE_REPORT_INTERVAL_S, interval_s)
 
     def reports(self, at_ms: int, now_s: float) -> list[Report]:
-        """What is to be appended to the topic."""
         self._reported_s, self._reported_offset = now_s, self.next_offset
         return self._reader.reader.reports(at_ms)
 
     def acknowledged(self, report: Report) -> None:
-        """The topic has it."""
         self._reader.acknowledged(report)
 
     # -- for the successor -----------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """Grows when it has to be told."""
         return self._reader.version
 
     def note(self) -> bytes:
-        """Rule 2; of nothing that is not below the base."""
+        """The counts for a successor (rule 2), of offsets below the base only."""
         now_s, version = time.monotonic(), self.version
         if now_s - self._noted_s >= NOTE_INTERVAL_S or self._noted[0] != version:
             self._update()

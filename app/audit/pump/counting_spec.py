@@ -1,4 +1,4 @@
-"""How a plan counts: by which time, by which ids."""
+"""Makes an audit plan's counting specification: its event time and its ids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_VALUE = 0x6E756C6C
 
 
 class RetimedRecord(NamedTuple):
-    """A record with another time than its own."""
+    """A record with an event time in place of its timestamp."""
 
     offset: int
     timestamp: int
@@ -36,61 +36,56 @@ class RetimedRecord(NamedTuple):
 
 
 def needs_schema(plan: AuditPlan) -> bool:
-    """Whether files have to be read before its records' time is known."""
+    """Whether files must be read before the event time is known."""
     return plan.spec.timestamp.source in {"avro", "protobuf"}
 
 
 async def open_times(plan: AuditPlan, schemas: SchemaLoader) -> EventTime | None:
-    """What tells the time of a plan's records; schemas are opened off the loop. Raises as `event_time`."""
+    """The event time of a plan; schemas are opened off the event loop. Raises as `event_time`."""
     if not needs_schema(plan):
         return event_time(plan.spec.timestamp)
     return await schemas.run(event_time, plan.spec.timestamp, schemas.files)
 
 
 def event_time(timestamp: Timestamp, files: SchemaFiles | None = None) -> EventTime | None:
-    """What tells the time of records; None: their own timestamp does.
-
-    Args:
-        files: of schemas, which are read; None: the source is known to have none.
-
-    Raises:
-        UnusableField, DescriptorError: the field, its schema or descriptor cannot be used here.
-    """
-    told = None if timestamp.format is None else TimeFormat(timestamp.format)
+    """The event time that a plan defines; None: the records' own timestamps. `files`: of schemas; None if it
+    needs none. Raises UnusableField, DescriptorError: The field, its schema or descriptor cannot be used
+    here."""
+    unit = None if timestamp.format is None else TimeFormat(timestamp.format)
     path, framing = tuple((timestamp.field or "").split(".")), Framing(timestamp.framing)
     match timestamp.source:
         case "header":
             assert timestamp.header is not None, "checked when it was deployed"
-            return HeaderTime(timestamp.header, told or TimeFormat.EPOCH_MS, is_binary=timestamp.binary)
+            return HeaderTime(timestamp.header, unit or TimeFormat.EPOCH_MS, is_binary=timestamp.binary)
         case "json":
-            return JsonTime(path, told or TimeFormat.EPOCH_MS)
+            return JsonTime(path, unit or TimeFormat.EPOCH_MS)
         case "avro":
             assert files is not None, "schemas are opened by `open_times`"
-            return open_avro(timestamp.schema_ or "", path, told, framing, files)
+            return open_avro(timestamp.schema_ or "", path, unit, framing, files)
         case "protobuf":
             assert files is not None, "descriptors are opened by `open_times`"
             return open_protobuf(
-                timestamp.descriptor or "", timestamp.message or "", path, told, framing, files
+                timestamp.descriptor or "", timestamp.message or "", path, unit, framing, files
             )
         case _:
             return None
 
 
 def time_of(plan: AuditPlan | None, times: EventTime | None = None) -> Callable[[Record], int]:
-    """What tells the event time of a record, by a plan; by none, its timestamp. `times`: what `open_times`
-    gave; of a plan without a schema it is made here. Raises as `event_time`."""
+    """A function for a record's event time; without a plan, its timestamp. `times`: of `open_times`, if the
+    plan has a schema. Raises as `event_time`."""
     times = times if times is not None or plan is None else event_time(plan.spec.timestamp)
     if plan is None or times is None:
         return lambda record: record.timestamp
     keeps_own = plan.spec.timestamp.otherwise == "record"
 
-    def told(record: Record) -> int:
+    def event_time_of(record: Record) -> int:
         found = times.of(record)
         if isinstance(found, Absent):
             return record.timestamp if keeps_own else NO_TIME
         return found
 
-    return told
+    return event_time_of
 
 
 def how_of(plan: AuditPlan, source: FingerprintSource, times: EventTime | None = None) -> CountingSpec:
@@ -106,13 +101,15 @@ def how_of(plan: AuditPlan, source: FingerprintSource, times: EventTime | None =
     )
 
 
-def _timed(told: Callable[[Record], int], batch: RecordBatch) -> Iterable[Record]:
+def _timed(event_time_of: Callable[[Record], int], batch: RecordBatch) -> Iterable[Record]:
     for record in records_of(batch):
-        yield RetimedRecord(record.offset, told(record), record.key, record.value, tuple(record.headers))
+        yield RetimedRecord(
+            record.offset, event_time_of(record), record.key, record.value, tuple(record.headers)
+        )
 
 
 def _content_of(record: Record) -> int:
-    """Of the value; none is another one than an empty one."""
+    """The checksum of the value; a missing value differs from an empty one."""
     value = record.value
     return NO_VALUE if value is None else crc32c(value)
 

@@ -1,14 +1,14 @@
-"""The pump of one audit: a partition whose records are counted.
+"""The pump of one audit job: counts the records of a partition.
 
-    Fetched -> PartitionReader -> reports -> the reports' topic -> acknowledged -> base
+    Fetched -> PartitionReader -> reports -> the audit topic -> acknowledged -> base
 
-Rules
-1. What comes is counted at once, and its bytes go back: nothing of it is on its way to anybody.
-2. Everything below `base` stands in reports that were acknowledged. A successor goes on where this one has
-   come, with the figures of what it had counted (`note`): of the last windows. When a record comes of another
-   one, which is rare, it begins again where the part began (`is_lacking`).
-3. Nothing is counted while `MOST_PENDING` reports wait to be acknowledged: what was fetched waits, too.
-4. A second owner does no harm (`app.audit.counts`): no lease is asked.
+Rules (tests/audit/pump/test_partition.py)
+1. Batches are counted at once, and their memory is released: nothing is sent on.
+2. Everything below `base` is in acknowledged reports. A successor continues where this pump had come, with
+   the counts of its last windows (`note`). If a record of another window arrives, which is rare, the
+   successor counts the part again from its start (`is_lacking`).
+3. While `MOST_PENDING` reports wait to be acknowledged, nothing is counted, and fetched batches wait, too.
+4. A second owner does no harm (`app.audit.counts`), so the pump needs no lease.
 """
 
 from __future__ import annotations
@@ -33,33 +33,36 @@ from app.payload.event_time.source import EventTime
 from switchyard.audit.model.fingerprint import FingerprintSource
 from switchyard.audit.model.reports import Report, Scope
 
-REPORT_INTERVAL_S = 5.0  # what was counted is reported so often
-ALIVE_REPORT_INTERVAL_S = 30.0  # and, when nothing was, that it is heard
-PENDING_REPORTS_SENT_NOW = 32  # final reports that wait: they are sent at once
+REPORT_INTERVAL_S = 5.0  # between reports of new counts
+ALIVE_REPORT_INTERVAL_S = 30.0  # and without new counts, so that the source is not silent
+PENDING_REPORTS_SENT_NOW = 32  # this many waiting final reports are sent at once
 MOST_PENDING = 256
-PART_OFFSETS = 1 << 18  # fewer reports: one takes a worker some milliseconds
-MOST_WINDOWS = 16, 8, 4, 2, 1  # the last ones, whose figures are noted; the first of these that fits
+PART_OFFSETS = 1 << 18  # larger parts need fewer reports, which take a worker some milliseconds each
+MOST_WINDOWS = 16, 8, 4, 2, 1  # the last ones, whose counts are in the note: the first number that fits
 COUNT_POLL_INTERVAL_S = 0.05
 
 SendReports = Callable[["AuditPump"], Awaitable[None]]
 
 
 def group_of(plan: str) -> str:
-    """The group of a cluster under which a plan's positions are committed, for people and their tools."""
+    """The group under which a plan's positions are committed in a cluster, for people and their tools."""
     return f"switchyard-audit-{plan}"
 
 
 class AuditPump:
-    """See the module. Owned by the job manager; fed by the audit agent.
+    """The pump of a job. The job manager owns it; the audit agent feeds it.
 
     Args:
-        next_offset: where counting begins. base: what is known to be finished. former: what the last owner
-            left. is_cut: something of the first windows may have gone, or been counted otherwise, before it.
-        log: which it is. send: makes reports of what was counted last, and returns once they are there.
-        times: the plan's, opened (`app.audit.pump.counting_spec`).
+        next_offset: Counting begins here.
+        base: Everything below is known to be finished.
+        former: The last owner's note.
+        is_cut: Records of the first windows may have expired, or have been counted by other settings.
+        log: The log that the job reads.
+        send: Reports the latest counts; returns once the topic has taken or refused them.
+        times: The plan's event time, opened (`app.audit.pump.counting_spec`).
 
     Raises:
-        UnusableField, DescriptorError: the plan's time cannot be read here.
+        UnusableField, DescriptorError: The plan's event time cannot be read here.
     """
 
     def __init__(
@@ -104,13 +107,13 @@ class AuditPump:
         self._is_cut = is_cut
         if former is not None:
             at_ms = now_ms()
-            self.reader.go_on_from(former.state, at_ms)
+            self.reader.resume(former.state, at_ms)
             self.reader.complete_ms = former.complete_ms
             if self.reader.next_offset != next_offset:
                 self.reader.pass_over(next_offset, at_ms)
-                if is_cut:  # what has gone was of windows that had begun before now
+                if is_cut:  # the lost records belong to windows that had begun before now
                     self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
-        self._note, self._noted = b"", -1  # of which version
+        self._note, self._noted = b"", -1  # the note, and its version
         self._report_incident = report_incident
         self._send = send
         self._waiting: deque[FetchedBatches | LogGap] = deque()
@@ -120,7 +123,6 @@ class AuditPump:
     # -- batches in ------------------------------------------------------------------------------
 
     def accept(self, fetched: FetchedBatches) -> None:
-        """Counts a fetched response."""
         self.high_watermark = max(self.high_watermark, fetched.high_watermark)
         if self.closed or self.draining:
             fetched.release()
@@ -144,22 +146,24 @@ class AuditPump:
         reader, at_ms = self.reader, now_ms()
         if fetched.start_offset > reader.next_offset:
             raise ValueError(
-                f"[{reader.next_offset}, {fetched.start_offset}) was not fetched, what follows was"
+                f"[{reader.next_offset}, {fetched.start_offset}) was not fetched, but later offsets were"
             )
         if isinstance(fetched, FetchedHeaders):
             if fetched.start_offset != reader.next_offset:
                 raise ValueError(
-                    f"headers from {fetched.start_offset} on, where {reader.next_offset} comes next"
+                    f"headers begin at {fetched.start_offset}, but {reader.next_offset} comes next"
                 )
-            reader.headed(fetched.headers, fetched.next_offset, at_ms=at_ms, seen_at_ms=fetched.seen_at_ms)
+            reader.add_headers(
+                fetched.headers, fetched.next_offset, at_ms=at_ms, seen_at_ms=fetched.seen_at_ms
+            )
             return
         data = fetched.data
         if fetched.damage:
             data = b""
             self._report_incident(
                 "audit-damage", str(self.job),
-                f"offsets [{fetched.start_offset}, {fetched.next_offset}) are not counted, as they cannot be "
-                f"read: {fetched.damage}", "other tiers may have them, and show as having more",
+                f"offsets [{fetched.start_offset}, {fetched.next_offset}) cannot be read and are not "
+                f"counted: {fetched.damage}", "check the broker's disk; other tiers may show more records",
             )  # fmt: skip
         at_end = fetched.next_offset >= fetched.high_watermark
         reader.fetched(
@@ -171,12 +175,12 @@ class AuditPump:
     def _update_completeness(self) -> None:
         reader = self.reader
         if reader.is_lacking:
-            self.version += 1  # its note says so
+            self.version += 1  # the note changes
         if self._is_cut and reader.complete_ms < 0 and reader.first_ms >= 0:
             reader.complete_ms = reader.first_ms + self.plan.bounds.lateness_ms
 
     def skip(self, gap: LogGap) -> None:
-        """The log lost [start, end): nothing there is counted, but what was fetched before it."""
+        """The log lost the offsets of the gap; what was fetched before it is still counted."""
         if not (self.closed or self.draining):
             self._waiting.append(gap)
             self._count()
@@ -185,18 +189,18 @@ class AuditPump:
         if gap.end > self.reader.next_offset:
             at_ms = now_ms()
             self.reader.fetched(b"", gap.end, at_ms=at_ms)
-            # This tier had what is gone: nobody knows of which windows, but that they began before now.
+            # This tier had the lost records. Their windows are unknown, but began before now.
             self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
 
     def ended(self, end: int, at_ms: int) -> None:
-        """The log ends there now. Where that is what was counted, nothing older is on its way."""
+        """The log ends at `end` now. If everything below is counted, no older record is on its way."""
         if end <= self.reader.next_offset and not (self._waiting or self.draining or self.closed):
             self.reader.fetched(b"", self.reader.next_offset, at_ms=at_ms, at_end=True)
 
     # -- reports out -----------------------------------------------------------------------------
 
     def is_due(self, now_s: float, interval_s: float) -> bool:
-        """Whether reports are to be made. `interval_s`: between those of what was counted."""
+        """`interval_s`: between reports of new counts."""
         if self.is_lacking:
             return False
         if self.reader.pending >= PENDING_REPORTS_SENT_NOW:
@@ -207,14 +211,12 @@ class AuditPump:
         )
 
     def reports(self, at_ms: int, now_s: float) -> list[Report]:
-        """What is to be appended to the topic."""
         if self.is_lacking:
             return []
         self._reported_s, self._reported_offset = now_s, self.reader.next_offset
         return self.reader.reports(at_ms)
 
     def acknowledged(self, report: Report) -> None:
-        """The topic has it."""
         self.reader.acknowledged(report)
         base = max(self._base, self.reader.committable_offset)
         is_cut = self._is_cut and report.complete_ms < 0
@@ -228,17 +230,16 @@ class AuditPump:
 
     @property
     def is_lacking(self) -> bool:
-        """Rule 2: it is to begin again, and its `note` says where; nothing is reported before."""
+        """Whether the part must be counted again from its start (rule 2); until then nothing is reported."""
         return self.reader.is_lacking
 
     @property
     def base(self) -> int:
-        """Rule 2."""
         return self._base
 
     @property
     def note(self) -> bytes:
-        """For the successor; made once a version."""
+        """The counts for a successor; made once a version."""
         if self._noted != self.version:
             self._noted, counting = self.version, self.plan.counting
             for most in MOST_WINDOWS:
@@ -251,19 +252,17 @@ class AuditPump:
 
     @property
     def commits_to(self) -> tuple[str, str]:
-        """Cluster and group under which Kafka's own tools see its lag."""
+        """The cluster and group under which Kafka's own tools see the lag."""
         return self.cluster, group_of(self.plan.name)
 
     def snapshot(self) -> Snapshot:
-        """What is finished."""
         return Snapshot(self._base)
 
     def work(self) -> JobWork:
-        """What it has done since it began: it sends nothing on."""
+        """The work since the pump began; it sends nothing on."""
         return JobWork(self.read_bytes, self.reader.records, 0)
 
     def status(self) -> JobStatus:
-        """What the heartbeat says of this job."""
         return JobStatus(
             job=str(self.job),
             epoch=self.epoch,
@@ -274,23 +273,22 @@ class AuditPump:
             unfinished=max(0, self.reader.next_offset - self._base),
             delivered=self.reader.records,
             trouble=self.trouble,
-            buffered_bytes=sum(one.nbytes for one in self._waiting if isinstance(one, FetchedBatches)),
+            buffered_bytes=sum(item.nbytes for item in self._waiting if isinstance(item, FetchedBatches)),
         )
 
     # -- the end ---------------------------------------------------------------------------------
 
     @property
     def is_busy(self) -> bool:
-        """Something was counted that is to be reported."""
+        """Whether counts are still to be reported."""
         return self.reader.next_offset > self._base and not (self.closed or self.is_lacking)
 
     def stop_intake(self) -> None:
-        """Counts nothing new from now on."""
         self.draining = True
         self._release()
 
     async def drain(self, grace_s: float) -> bool:
-        """Reports what was counted, for at most `grace_s`; whether the topic has all of it."""
+        """Reports the counts, for at most `grace_s`; returns whether the topic has all of them."""
         self.stop_intake()
         deadline_s = time.monotonic() + grace_s
         while self.is_busy and time.monotonic() < deadline_s:
@@ -300,7 +298,7 @@ class AuditPump:
         return not self.is_busy
 
     def close(self) -> None:
-        """Nothing of it counts from now on."""
+        """Counts nothing from now on, and releases what waits."""
         self.closed = True
         self._release()
 

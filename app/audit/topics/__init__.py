@@ -1,1 +1,1 @@
-"""Partitions that plans count, and whether clients count as planned."""
+"""Which partitions audit plans count, and whether clients count as planned."""

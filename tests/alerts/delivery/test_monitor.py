@@ -221,11 +221,11 @@ async def test_an_unknown_state_decides_nothing_and_is_reported_after_a_while(
     await stand.leader.tick()
     assert [state.state for state in stand.states] == ["firing"]
 
-    async def without(_: object) -> list[int]:
+    async def missing_partitions(_: object) -> list[int]:
         return [3]
 
     stand.books(lost=0)
-    stand.fed.audit_books.without = without  # type: ignore[method-assign]
+    stand.fed.audit_books.missing_partitions = missing_partitions  # type: ignore[method-assign]
     for _ in range(3):
         await stand.leader.tick()
     assert [state.state for state in stand.states] == ["firing"]

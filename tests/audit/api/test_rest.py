@@ -152,10 +152,10 @@ def test_a_report_of_many_windows_is_taken(console: Console) -> None:
 
 
 def test_no_partial_answer_while_tables_are_read(console: Console) -> None:
-    async def without(_: object) -> list[int]:
+    async def missing_partitions(_: object) -> list[int]:
         return [3]
 
-    console.fed.audit_books.without = without  # type: ignore[method-assign]
+    console.fed.audit_books.missing_partitions = missing_partitions  # type: ignore[method-assign]
     answer = console.ask("GET", "/api/v1/audit/windows")
     assert (answer.status, answer.json["title"]) == (503, "Being read")
 

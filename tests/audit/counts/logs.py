@@ -33,8 +33,8 @@ class Log:
         if by_log >= 0:
             data[22] |= LOG_APPEND_TIME
             struct.pack_into(">q", data, 35, by_log)
-        told = [by_log] * len(timestamps) if by_log >= 0 else list(timestamps)
-        self.batches.append((self.next_offset, bytes(data), told))
+        times = [by_log] * len(timestamps) if by_log >= 0 else list(timestamps)
+        self.batches.append((self.next_offset, bytes(data), times))
         self.next_offset += len(timestamps)
 
     def records(self, start: int = 0, end: int = 1 << 62) -> list[tuple[int, int]]:
@@ -47,7 +47,7 @@ class Log:
         ]
 
     def fetch(self, position: int, batches: int) -> tuple[bytes, int]:
-        """What a broker answers: whole batches from the one that holds the position; where it goes on."""
+        """A broker's answer: whole batches from the one that holds the position, and the next position."""
         found = [one for one in self.batches if one[0] + len(one[2]) > position][:batches]
         if not found:
             return b"", position

@@ -1,4 +1,4 @@
-"""What a consumer has finished, where it is never at the end of its log, or did not see all of it."""
+"""Counts of a consumer that is never at the end of its log, or that did not see all of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def consumer(next_offset: int = 0, *, disorder_ms: int = ANY_DISORDER) -> Consum
     )  # fmt: skip
 
 
-def test_who_is_never_at_the_end_of_a_log_of_times_ahead_holds_no_window_open() -> None:
+def test_a_consumer_that_never_reaches_the_end_of_a_log_with_future_times_holds_no_window_open() -> None:
     """Ten records a second, all of them ahead of the clock; it is three of them behind."""
     one, log, lag = consumer(), Log(), 3
     for number in range(100):
@@ -51,7 +51,7 @@ def test_who_is_never_at_the_end_of_a_log_of_times_ahead_holds_no_window_open() 
     assert one.reader.watermark_ms(now_ms) >= now_ms - 200 * lag - IDLE_MS
 
 
-def test_all_that_is_finished_has_a_latency_whether_its_header_tells_its_window_or_it_is_decoded() -> None:
+def test_finished_records_have_a_latency_whether_counted_from_headers_or_decoded() -> None:
     one, log = consumer(), Log()
     log.append([BEGAN_MS + 30_000] * 5)
     log.append([BEGAN_MS + 1, BEGAN_MS + SCOPE.width_ms + 1, -1])
@@ -65,7 +65,7 @@ def test_all_that_is_finished_has_a_latency_whether_its_header_tells_its_window_
     assert 89_000 < slowest_ms < 91_000
 
 
-def test_the_end_of_a_log_is_believed_when_it_is_finished_and_of_the_time_when_it_was_asked_for() -> None:
+def test_the_end_of_a_log_counts_once_it_is_finished_and_as_of_the_time_it_was_fetched() -> None:
     one, log = consumer(), Log()
     log.append([1] * 4)
     one.fetched(*_only(log, 0))
@@ -75,18 +75,18 @@ def test_the_end_of_a_log_is_believed_when_it_is_finished_and_of_the_time_when_i
     one.ended(9, 4, BEGAN_MS + 500)
     assert one.reader.watermark_ms(BEGAN_MS + 500) == BEGAN_MS - IDLE_MS
     one.ended(9, 9, BEGAN_MS + 600)
-    assert one.reader.watermark_ms(BEGAN_MS + 600) == BEGAN_MS - IDLE_MS, "nobody brought what is finished"
+    assert one.reader.watermark_ms(BEGAN_MS + 600) == BEGAN_MS - IDLE_MS, "no reader brought what is finished"
     one.ended(4, 9, BEGAN_MS + 700)  # it lost its end
     assert one.reader.watermark_ms(BEGAN_MS + 700) == BEGAN_MS + 700 - IDLE_MS
 
 
-def test_a_time_in_the_future_mutes_no_window_behind_what_was_not_seen() -> None:
+def test_a_future_time_hides_no_window_after_unseen_messages() -> None:
     one, log = consumer(), Log()
     log.append([BEGAN_MS, BEGAN_MS + (1 << 40)])
     log.append([BEGAN_MS])
     one.fetched(*_only(log, 0))
     one.finished(2, BEGAN_MS + 100)
-    log.next_offset = 10  # [3, 10) is finished elsewhere
+    log.next_offset = 10  # another consumer finishes [3, 10)
     log.append([BEGAN_MS + 150])
     data, end = log.fetch(10, 1)
     one.fetched(data, 10, end)
@@ -96,7 +96,7 @@ def test_a_time_in_the_future_mutes_no_window_behind_what_was_not_seen() -> None
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=as_profile(200), deadline=None)
-def test_chunks_are_counted_together_as_each_would_be_by_itself(seed: int) -> None:
+def test_chunks_counted_together_give_the_same_reports_as_single_ones(seed: int) -> None:
     chance, log, aborted = random.Random(seed), Log(next_offset=PART_OFFSETS - 40), [(7, 0)]
     for _ in range(chance.randrange(1, 60)):
         first_ms = BEGAN_MS + chance.choice([0, 0, SCOPE.width_ms - 20_000]) + chance.randrange(30_000)
@@ -115,7 +115,7 @@ def test_chunks_are_counted_together_as_each_would_be_by_itself(seed: int) -> No
         if position < log.next_offset:
             data, end = log.fetch(position, chance.randrange(1, 6))
             known = chance.choice([[], [], aborted])
-            if chance.random() < 0.9:  # else nobody brings it
+            if chance.random() < 0.9:  # otherwise no reader brings it
                 with patch.object(consumer_counter, "MOST_HEADS", most_heads):
                     together.fetched(data, position, end, known)
                 with patch.object(PartitionReader, "heads_of", lambda *_: None):
@@ -127,10 +127,10 @@ def test_chunks_are_counted_together_as_each_would_be_by_itself(seed: int) -> No
             for one in (together, each):
                 one.finished(base, now_ms)
             assert together.next_offset == each.next_offset
-    assert _told(together, now_ms) == _told(each, now_ms)
+    assert _window_counts(together, now_ms) == _window_counts(each, now_ms)
 
 
-def test_many_chunks_that_are_not_finished_are_joined_and_none_is_lost() -> None:
+def test_many_unfinished_chunks_are_joined_and_none_is_lost() -> None:
     one, log = consumer(), Log()
     for number in range(3 * MOST_PIECES):
         first_ms = BEGAN_MS + 30_000 if number % 3 else BEGAN_MS  # some have to be decoded
@@ -139,11 +139,11 @@ def test_many_chunks_that_are_not_finished_are_joined_and_none_is_lost() -> None
         one.fetched(*_only(log, base))
     assert len(one._pieces) == MOST_PIECES
     one.finished(log.next_offset, BEGAN_MS + 90_000)
-    told = [found for report in one.reader.reports(BEGAN_MS + 90_000) for found in report.windows]
-    assert sum(found.totals.count for found in told) == log.next_offset > PART_OFFSETS
+    windows = [found for report in one.reader.reports(BEGAN_MS + 90_000) for found in report.windows]
+    assert sum(found.totals.count for found in windows) == log.next_offset > PART_OFFSETS
 
 
-def test_many_windows_take_little_memory_until_they_are_told() -> None:
+def test_many_windows_take_little_memory_until_they_are_reported() -> None:
     """One record in each, of a backlog."""
     one, log, windows = consumer(), Log(), 600
     at_ms = BEGAN_MS + windows * SCOPE.width_ms
@@ -182,8 +182,8 @@ def test_the_report_of_a_part_that_ends_is_final_whether_its_chunks_are_joined_o
     assert found == [(True, PART_OFFSETS), (False, PART_OFFSETS)]
 
 
-def _told(one: ConsumerReader, at_ms: int) -> list[tuple[float, ...]]:
-    """What its reports say of the windows."""
+def _window_counts(one: ConsumerReader, at_ms: int) -> list[tuple[float, ...]]:
+    """The windows of its reports."""
     return [
         (
             report.part, report.since, report.upto, found.start_ms, *found.span, found.totals.count,

@@ -60,7 +60,7 @@ def test_every_record_is_counted_in_its_window(drawn: list[tuple[list[int], int,
 
 
 @given(st.lists(st.lists(st.integers(0, 3_500), min_size=1, max_size=8).map(sorted), max_size=8))
-def test_from_headers_and_record_by_record_the_same_is_counted(drawn: list[list[int]]) -> None:
+def test_headers_and_single_records_give_the_same_counts(drawn: list[list[int]]) -> None:
     log = Log()
     for times in drawn:
         log.append(times)
@@ -102,7 +102,7 @@ def test_latencies_of_a_batch_are_spread_over_its_time(count: int, span: int, la
     assert high <= (999 + late) * 1.02
 
 
-def test_what_a_transaction_aborted_is_not_counted_and_its_marker_neither() -> None:
+def test_aborted_transactions_and_their_markers_are_not_counted() -> None:
     data = b"".join(
         (
             make_batch(0, [(b"a", b"1")] * 2, producer_id=7, transactional=True, timestamp_ms=500),
@@ -123,7 +123,7 @@ def test_what_a_transaction_aborted_is_not_counted_and_its_marker_neither() -> N
     assert tally.windows[0].offsets == of_offsets(SOURCE, np.array([2, 3, 4, 6, 7, 8, 9]))
 
 
-def test_of_a_thinned_batch_the_header_does_not_tell_the_offsets() -> None:
+def test_the_offsets_of_a_compacted_batch_are_read_from_its_records() -> None:
     log, tally = Log(), Tally(WIDTH)
     log.append([10, 20, 30])
     data = patched(log.fetch(0, 1)[0], 23, ">i", 8)  # as if records behind these were gone
@@ -132,7 +132,7 @@ def test_of_a_thinned_batch_the_header_does_not_tell_the_offsets() -> None:
     assert tally.windows[0].offsets == of_offsets(SOURCE, np.array([0, 1, 2]))
 
 
-def test_a_delete_horizon_is_no_first_timestamp() -> None:
+def test_a_delete_horizon_does_not_count_as_first_timestamp() -> None:
     log, tally = Log(), Tally(WIDTH)
     log.append([1_010, 1_020])
     data = patched(log.fetch(0, 1)[0], 21, ">h", 0x40)
@@ -140,7 +140,7 @@ def test_a_delete_horizon_is_no_first_timestamp() -> None:
     assert (tally.decoded, tally.from_headers) == (1, 0)
 
 
-def test_a_batch_that_cannot_be_decoded_is_counted_from_its_header_and_told() -> None:
+def test_a_batch_that_cannot_be_decoded_is_counted_from_its_header_and_noted() -> None:
     log, tally = Log(), Tally(WIDTH)
     log.append([990, 1_010])
 
@@ -172,7 +172,9 @@ def test_bytes_that_are_no_batches_are_refused() -> None:
 
 
 @given(batches, st.integers(0, 40))
-def test_headers_are_read_as_one_by_one(drawn: list[tuple[list[int], int, bool]], cut: int) -> None:
+def test_header_arrays_equal_headers_read_one_by_one(
+    drawn: list[tuple[list[int], int, bool]], cut: int
+) -> None:
     data, _ = log_of(drawn).fetch(0, 99)
     data = data[: max(0, len(data) - cut)]
     headers = headers_of(data)

@@ -80,7 +80,7 @@ def by_heads(log: Log, chance: random.Random) -> PartitionReader:
         heads = reader.heads_of(data)
         headers = headers_of_heads(heads) if heads else None
         if heads and headers is not None and reader.countable_from_headers(headers) == len(heads):
-            reader.headed(headers, end, at_ms=NOW_MS, seen_at_ms=NOW_MS)
+            reader.add_headers(headers, end, at_ms=NOW_MS, seen_at_ms=NOW_MS)
         else:
             reader.fetched(data, end, at_ms=NOW_MS)
     return reader
@@ -112,8 +112,8 @@ def test_source_and_copy_agree_however_their_batches_are_cut(
             assert counted(reader.reports(NOW_MS)) == expected, read.__name__
 
 
-def test_a_promise_that_is_not_kept_moves_records_and_none_moves_them_without_one() -> None:
-    """What everybody got before: a record of a minute ago in a batch that begins far behind the window."""
+def test_only_a_broken_promise_of_order_moves_records_to_other_windows() -> None:
+    """A record of a minute ago, in a batch that begins far behind the window's start."""
     times = [NOW_MS + 30_000, NOW_MS - 40_000]
     by_promise = CountingSpec(records_of, SOURCE, disorder_ms=5_000)
     for how, moved in ((by_promise, True), (HOW, False)):
@@ -124,7 +124,7 @@ def test_a_promise_that_is_not_kept_moves_records_and_none_moves_them_without_on
         assert (counts[0] != counts[1]) is moved
 
 
-def test_records_of_one_window_are_not_made_objects_however_they_lie_in_it() -> None:
+def test_records_in_one_window_are_not_decoded_whatever_their_order() -> None:
     def forbidden(batch: RecordBatch) -> list[object]:
         raise AssertionError("decoded")
 
@@ -138,7 +138,7 @@ def test_records_of_one_window_are_not_made_objects_however_they_lie_in_it() -> 
     assert (sums.first_ms, sums.last_ms) == (NOW_MS, NOW_MS + 59_999), "not the first record's"
 
 
-def test_of_hidden_thinned_and_damaged_batches_the_same_is_counted_as_without_their_headers() -> None:
+def test_hidden_compacted_and_damaged_batches_count_the_same_as_without_headers() -> None:
     data = b"".join(
         (
             make_batch(0, [(b"a", b"1")] * 2, producer_id=7, transactional=True, timestamp_ms=NOW_MS),
@@ -148,23 +148,23 @@ def test_of_hidden_thinned_and_damaged_batches_the_same_is_counted_as_without_th
             patched(make_batch(11, [(b"d", b"1")] * 3, timestamp_ms=NOW_MS), 57, ">i", 2),  # no such count
         )
     )
-    told = Tally(WIDTH_MS), Tally(WIDTH_MS)
-    for tally, how in zip(told, (HOW, HOW._replace(lowest=None)), strict=True):
+    tallies = Tally(WIDTH_MS), Tally(WIDTH_MS)
+    for tally, how in zip(tallies, (HOW, HOW._replace(lowest=None)), strict=True):
         count_chunk(tally, data, 0, how, committed=ReadCommittedFilter([(7, 0)]))
-    assert told[0].totals() == told[1].totals()
-    assert told[0].windows[NOW_MS].count == 2 + 2 + 2, "what cannot be read is counted where it begins"
-    assert (told[0].decoded, told[0].undecodable) == (2, 1)
+    assert tallies[0].totals() == tallies[1].totals()
+    assert tallies[0].windows[NOW_MS].count == 2 + 2 + 2, "what cannot be read is counted where it begins"
+    assert (tallies[0].decoded, tallies[0].undecodable) == (2, 1)
 
 
 @pytest.mark.parametrize("magic", [0, 1, 3])
-def test_a_header_that_says_its_lowest_time_is_taken_from_nobody_else(magic: int) -> None:
+def test_a_lowest_time_in_a_header_from_a_log_is_not_trusted(magic: int) -> None:
     """Its format is only our own: what a log has of it tells nothing."""
     data = patched(make_batch(0, [(b"a", b"1")] * 2, timestamp_ms=NOW_MS), 16, "b", magic)
     assert heads_of(data) is None
     assert PartitionReader(SCOPE, SOURCE, HOW, 0).heads_of(data) is None
 
 
-def test_a_lowest_time_before_all_calendars_is_not_believed() -> None:
+def test_a_lowest_time_before_all_calendars_is_ignored() -> None:
     log, tally = Log(), Tally(WIDTH_MS)
     log.append([NOW_MS, -1])
     count_chunk(tally, log.fetch(0, 9)[0], 0, HOW)

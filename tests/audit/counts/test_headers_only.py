@@ -1,4 +1,4 @@
-"""A reader that is told only headers counts what it would have counted of the bytes."""
+"""A reader that gets only headers counts the same as from the bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reader() -> PartitionReader:
     return PartitionReader(SCOPE, SOURCE, HOW, 0, part_offsets=16)
 
 
-def told(one: PartitionReader) -> list[Any]:
+def reports_of(one: PartitionReader) -> list[Any]:
     """All of its reports but how late records were."""
     return [
         (
@@ -47,13 +47,13 @@ def told(one: PartitionReader) -> list[Any]:
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=as_profile(200), deadline=None)
-def test_headers_are_counted_as_the_bytes_would_be(seed: int) -> None:
+def test_headers_give_the_same_counts_as_bytes(seed: int) -> None:
     chance, log = random.Random(seed), Log()
     for _ in range(30):
         first = chance.randrange(400)
         log.append([first + chance.randrange(30) for _ in range(chance.choice([1, 3, 9]))])
     plain, other = reader(), reader()
-    headed = 0
+    add_headers = 0
     while other.next_offset < log.next_offset:
         data, end = log.fetch(other.next_offset, chance.randrange(1, 6))
         found = [(base, data) for base, data, _ in log.batches if other.next_offset <= base < end]
@@ -64,16 +64,16 @@ def test_headers_are_counted_as_the_bytes_would_be(seed: int) -> None:
         count = other.countable_from_headers(headers)
         if count:
             some, seen = headers.of(slice(count)), np.full(count, 9, dtype=np.int64)
-            other.headed(some, int(some.next_offset[-1]), at_ms=9, seen_at_ms=seen)
-            headed += count
+            other.add_headers(some, int(some.next_offset[-1]), at_ms=9, seen_at_ms=seen)
+            add_headers += count
         if count < len(found):
             other.fetched(data, end, at_ms=9)
-    assert told(other) == told(plain)
+    assert reports_of(other) == reports_of(plain)
     assert (other.records, other.next_offset) == (plain.records, plain.next_offset)
-    assert headed
+    assert add_headers
 
 
-def test_what_headers_do_not_tell_is_not_counted_from_them() -> None:
+def test_batches_with_insufficient_headers_are_not_counted_from_them() -> None:
     log = Log()
     for times in ([50, 60], [105, 90], [150, 160], [250, 310], [401]):
         log.append(times)

@@ -1,4 +1,4 @@
-"""A partition's reader where a part lasts long, or a record's time lies in the future."""
+"""A partition's reader with parts that last long, and with times in the future."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_many_windows_at_once_keep_their_latencies() -> None:
     one.fetched(data, end, at_ms=at_ms, seen_at_ms=at_ms)
     (report,) = one.reports(at_ms)
     for increment in report.windows:
-        (told,) = increment.totals.percentiles_ms(0.5)
+        (median_ms,) = increment.totals.percentiles_ms(0.5)
         latency_ms = at_ms - increment.totals.last_ms
-        assert abs(told - latency_ms) <= 0.011 * latency_ms
+        assert abs(median_ms - latency_ms) <= 0.011 * latency_ms
 
 
 def test_a_time_in_the_future_makes_nothing_late() -> None:
@@ -83,7 +83,7 @@ def test_a_time_in_the_future_makes_nothing_late() -> None:
     assert report.late_ms == 0
 
 
-def test_a_time_beyond_all_calendars_is_none() -> None:
+def test_a_time_beyond_all_calendars_counts_as_no_time() -> None:
     """Microseconds, say: each batch would have a window of its own that never ends."""
     one, log = reader(), Log()
     log.append([BEGAN_MS])
@@ -103,20 +103,21 @@ def test_a_time_beyond_all_calendars_is_none() -> None:
         st.tuples(st.integers(0, 11), st.integers(1, 199), st.integers(1, 400 * DAY_MS)), max_size=12
     ),
 )
-def test_what_is_ahead_of_a_backlog_lifts_no_watermark_and_makes_nothing_late(
+def test_future_records_in_a_backlog_raise_no_watermark_and_make_nothing_late(
     chunks: list[int], strays: list[tuple[int, int, int]]
 ) -> None:
-    """A backlog of days, a minute a record; of a chunk fewer than one in sixteen lie ahead of their time, or
-    of the clock; not a batch's first: that would say of the others what they are not (rule 2 of `count`)."""
+    """A backlog of days, a minute a record. In a chunk fewer than one record in sixteen lies ahead of its
+    time, or of the clock. It is never a batch's first, because that would misplace the others (rule 2 of
+    `counter`)."""
     one, log, written = reader(), Log(), 0
-    ahead = {(chunk, index): by_ms for chunk, index, by_ms in strays}
+    future = {(chunk, index): by_ms for chunk, index, by_ms in strays}
     for number, size in enumerate(chunks):
         times = [BEGAN_MS + (written + index) * 60_000 for index in range(size)]
         honest_ms = times[-1]
         left = (size - 1) // (LIFTS + 1)
         for index in range(size):
-            if (number, index) in ahead and left:
-                times[index] += ahead[number, index]
+            if (number, index) in future and left:
+                times[index] += future[number, index]
                 left -= 1
         log.append(times)
         data, end = log.fetch(written, 1)
@@ -131,7 +132,7 @@ def test_what_is_ahead_of_a_backlog_lifts_no_watermark_and_makes_nothing_late(
 
 
 @given(st.integers(SKEW_MS + 1, 400 * DAY_MS), st.integers(1, 40))
-def test_what_is_ahead_of_the_clock_lifts_no_watermark_however_much_it_is(by_ms: int, many: int) -> None:
+def test_records_beyond_the_clock_raise_no_watermark_however_many(by_ms: int, many: int) -> None:
     one, log = reader(), Log()
     log.append([BEGAN_MS] * 3 + [BEGAN_MS + SCOPE.width_ms + by_ms] * many)
     data, end = log.fetch(0, 1)
@@ -139,12 +140,12 @@ def test_what_is_ahead_of_the_clock_lifts_no_watermark_however_much_it_is(by_ms:
     assert one.watermark_ms(BEGAN_MS + 5) == BEGAN_MS
 
 
-def test_who_goes_on_from_anothers_state_knows_no_more_of_a_time_ahead_than_that_one() -> None:
+def test_a_successor_takes_no_watermark_from_a_future_time_in_the_state() -> None:
     one, log = reader(), Log()
     log.append([BEGAN_MS] * 40 + [BEGAN_MS + 50 * DAY_MS])
     data, end = log.fetch(0, 1)
     now_ms = BEGAN_MS + 99 * DAY_MS
     one.fetched(data, end, at_ms=now_ms)
     other = reader()
-    other.go_on_from(one.state(), now_ms)
+    other.resume(one.state(), now_ms)
     assert other.watermark_ms(now_ms) == one.watermark_ms(now_ms) == BEGAN_MS

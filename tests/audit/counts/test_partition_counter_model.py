@@ -1,7 +1,7 @@
-"""Readers of partitions and clients against the obvious: every record is counted once, in its window.
+"""Readers of partitions and clients against a simple model: every record is counted once, in its window.
 
-Owners are killed, come back as zombies, are followed by others; their reports are lost, repeated and
-reordered; the collector dies and finds its tables in any mixture of ages.
+Owners are killed, come back as zombies, and have successors. Their reports are lost, repeated and reordered.
+The collector dies, and finds its tables in any mixture of ages.
 """
 
 from __future__ import annotations
@@ -98,15 +98,15 @@ class AuditAgainstModel(RuleBasedStateMachine):
                     owner.acknowledged(report)
         self.saved[partition] = owner.state()
 
-    @rule(partition=partitions, dies=st.booleans(), is_told=st.booleans())
-    def take_over(self, partition: int, dies: bool, is_told: bool) -> None:
+    @rule(partition=partitions, dies=st.booleans(), has_counts=st.booleans())
+    def take_over(self, partition: int, dies: bool, has_counts: bool) -> None:
         """Another owner, with the figures of what was counted, or from where their parts began."""
         if dies:
             self.owners[partition].clear()
         self.owners[partition] = self.owners[partition][-2:]
         owner, saved = self.new_reader(partition, 0), self.saved[partition]
         if saved:
-            owner.go_on_from(saved if is_told else [new_part(saved[0].part, saved[0].since)], self.now_ms)
+            owner.resume(saved if has_counts else [new_part(saved[0].part, saved[0].since)], self.now_ms)
         self.owners[partition].append(owner)
 
     @rule(back=st.lists(st.integers(0, 130), max_size=5), times=st.integers(1, 3))
@@ -114,9 +114,9 @@ class AuditAgainstModel(RuleBasedStateMachine):
         """A client with a write-ahead log: it sends a report until it is acknowledged."""
         windows = Counter(window_of(self.now_ms - one, SCOPE.width_ms) for one in back)
         self.client += windows
-        told = {start: Totals(count) for start, count in windows.items()}
+        totals = {start: Totals(count) for start, count in windows.items()}
         report = client_report(
-            SCOPE, "web@1", self.sequence, told, at_ms=self.now_ms, watermark_ms=self.now_ms
+            SCOPE, "web@1", self.sequence, totals, at_ms=self.now_ms, watermark_ms=self.now_ms
         )
         self.sequence += 1
         self.topic += [report] * times
@@ -151,15 +151,15 @@ class AuditAgainstModel(RuleBasedStateMachine):
     def closed_is_final(self) -> None:
         for key, record in self.collector.windows.items():
             if record.is_closed:
-                told = record.totals, record.closed_ms
-                assert self.closed.setdefault(key, told) == told
+                content = record.totals, record.closed_ms
+                assert self.closed.setdefault(key, content) == content
         assert self.closed.keys() <= self.collector.windows.keys()
 
     @rule()
     def settle(self) -> None:
-        """Everybody is heard: what is counted is what there is."""
+        """All sources report: the counts equal the records."""
         for partition, log in enumerate(self.logs):
-            self.take_over(partition, dies=False, is_told=True)
+            self.take_over(partition, dies=False, has_counts=True)
             owner = self.owners[partition][-1]
             data, upto = log.fetch(owner.next_offset, 10_000)
             owner.fetched(data, max(upto, owner.next_offset), at_ms=self.now_ms, at_end=True)
@@ -176,12 +176,12 @@ class AuditAgainstModel(RuleBasedStateMachine):
                 start = window_of(time, SCOPE.width_ms)
                 expected[start] += 1
                 offsets[start] = offsets.get(start, NOTHING).plus(of_offsets(source, np.array([offset])))
-        told: dict[int, Totals] = {}
+        totals_of: dict[int, Totals] = {}
         for key, record in self.collector.windows.items():
             both = record.totals.plus(record.late)
-            told[key.start_ms] = told.get(key.start_ms, Totals()).plus(both)
-        assert {start: totals.count for start, totals in told.items() if totals.count} == expected
-        assert {start: told[start].offsets for start in expected} == offsets
+            totals_of[key.start_ms] = totals_of.get(key.start_ms, Totals()).plus(both)
+        assert {start: totals.count for start, totals in totals_of.items() if totals.count} == expected
+        assert {start: totals_of[start].offsets for start in expected} == offsets
 
 
 TestAuditAgainstModel = AuditAgainstModel.TestCase

@@ -46,16 +46,16 @@ class Kind(Enum):
     LATE = "late"  # some come long after their window
     SLOW = "slow"  # some come late, but in time
     STALL = "stall"  # nothing comes for a while, then all
-    SILENCE = "silence"  # one source of the tier's audit dies, after it was heard
+    SILENCE = "silence"  # one source of the tier's audit dies after a report
     DEATH = "death"  # all of them do, or were never there
-    AHEAD = "ahead"  # the clock of the tier's audit is fast
+    FAST_CLOCK = "ahead"  # the clock of the tier's audit is fast
     BEHIND = "behind"  # … is slow, by less than the silence that is borne
     BEFORE = "before"  # … by more than that
     FUTURE = "future"  # one message has a time far in the future
     OFFLINE = "offline"  # the first tier itself has some long after their window
 
 
-OFF_MS = {Kind.AHEAD: 300_000, Kind.BEHIND: -20_000, Kind.BEFORE: -300_000}
+OFF_MS = {Kind.FAST_CLOCK: 300_000, Kind.BEHIND: -20_000, Kind.BEFORE: -300_000}
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Pipeline:
             reader = self.readers[tier][source] = self._reader(tier, source, 0)
             if self.random.random() < 0.5:
                 state = (new_part(state[0].part, state[0].since),)
-            reader.go_on_from(state, self._clock_ms(tier))
+            reader.resume(state, self._clock_ms(tier))
         data, upto = log.fetch(reader.next_offset, 1_000)
         at_ms = self._clock_ms(tier)
         reader.fetched(data, upto, at_ms=at_ms, seen_at_ms=at_ms, at_end=True)
@@ -252,7 +252,7 @@ class Pipeline:
         self.collector = found
 
     def side(self, tier: str, window: int) -> TierSide:
-        """What is known of a tier now."""
+        """A tier's side of a window now."""
         scope = self.scope(tier)
         key = WindowKey(*scope, window * WIDTH_MS)
         known = self.collector.windows.items()
@@ -261,7 +261,7 @@ class Pipeline:
         return side(tier, key.end_ms, records, clusters, self.now_ms, BOUNDS.silence_ms)
 
     def verdict(self, pair: int, window: int) -> WindowVerdict:
-        """What is said of a window between two tiers now."""
+        """The verdict on a window between two tiers now."""
         upstream, downstream = (self.side(tier, window) for tier in PAIRS[pair])
         records = self.collector.shards(self.scope(PAIRS[pair][1])[:3])
         patience_ms = lateness(records, BOUNDS) + BOUNDS.silence_ms

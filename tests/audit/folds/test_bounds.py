@@ -1,4 +1,4 @@
-"""What is believed of clients, and how much of it: times within the clock of the audit, bounded memory."""
+"""Bounds on clients: their times stay within the audit's clock, and their memory is limited."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def report(
     return msgspec.structs.replace(made, shard=0)
 
 
-def test_a_client_whose_clock_is_ahead_closes_nothing_ahead_of_time_and_falls_silent() -> None:
+def test_a_client_with_a_fast_clock_closes_nothing_early_and_falls_silent() -> None:
     collector = Collector()
     collector.apply(report("wrong", FAR_MS, watermark_ms=FAR_MS), 0, recorded_ms=1_800)
     collector.apply(report("right", 1_800, watermark_ms=1_800), 1, recorded_ms=1_800)
@@ -57,7 +57,7 @@ def test_a_client_whose_clock_is_ahead_closes_nothing_ahead_of_time_and_falls_si
     assert (close.before_ms, close.without) == (8_000, (("wrong", 1_800),))
 
 
-def test_what_a_client_with_a_wrong_clock_counts_late_was_not_late_in_the_future() -> None:
+def test_late_records_of_a_client_with_a_wrong_clock_are_not_late_in_the_future() -> None:
     collector = Collector()
     collector.apply(report("right", 1_800, watermark_ms=1_800), 0, recorded_ms=1_800)
     (close,) = collector.due(1_800, BOUNDS)
@@ -74,7 +74,7 @@ def test_no_report_makes_windows_of_the_future_incomplete() -> None:
     assert collector.tiers[TIER].complete_ms == 1_500
 
 
-def test_times_that_were_believed_before_close_nothing_ahead_of_time() -> None:
+def test_future_times_in_old_records_close_nothing_early() -> None:
     """A topic whose records have the time of those who wrote them."""
     collector = Collector()
     collector.apply(report("wrong", FAR_MS, watermark_ms=FAR_MS), 0)
@@ -85,7 +85,7 @@ def test_times_that_were_believed_before_close_nothing_ahead_of_time() -> None:
     assert (close.before_ms, close.given_up) == (4_000, ("wrong",))
 
 
-def test_beyond_so_many_tiers_reports_are_refused_and_beyond_so_many_windows_counted_apart(
+def test_too_many_tiers_are_refused_and_too_many_windows_are_counted_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(folds_collector, "MOST_TIERS", 2)
@@ -119,19 +119,19 @@ times_ms = st.integers(0, NOW_MS) | st.integers(NOW_MS, 1 << 47)
 
 
 @given(st.lists(st.tuples(times_ms, st.sampled_from(["a@1", "b@1"])), max_size=40))
-def test_whatever_times_records_have_each_is_counted_once_and_those_of_now_in_their_windows(
+def test_records_of_any_time_count_once_and_current_ones_in_their_windows(
     written: list[tuple[int, str]],
 ) -> None:
     collector = Collector()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folds_collector, "MAX_WINDOWS_AHEAD", 5)
+        patch.setattr(folds_collector, "MAX_FUTURE_WINDOWS", 5)
         for position, (time_ms, source) in enumerate(written):
             start_ms = time_ms - time_ms % WIDTH
             one = report(source, FAR_MS, start_ms, sequence=position)
             for again in range(2):
                 collector.apply(one, position, recorded_ms=NOW_MS + again)
-    ahead = {key for key in collector.windows if key.start_ms > NOW_MS + SKEW_MS + 1}
-    assert len(ahead) <= 5
+    future = {key for key in collector.windows if key.start_ms > NOW_MS + SKEW_MS + 1}
+    assert len(future) <= 5
     counted = {key.start_ms: record.totals.count for key, record in collector.windows.items()}
     apart = sum(record.apart.count for record in collector.windows.values())
     assert sum(counted.values()) + apart == len(written)
@@ -139,8 +139,10 @@ def test_whatever_times_records_have_each_is_counted_once_and_those_of_now_in_th
     assert all(counted[start_ms] == count for start_ms, count in near.items())
 
 
-def test_a_part_that_goes_on_is_counted_apart_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folds_collector, "MAX_WINDOWS_AHEAD", 1)
+def test_a_growing_part_without_room_is_counted_apart_once_it_is_final(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(folds_collector, "MAX_FUTURE_WINDOWS", 1)
     collector = Collector()
     for upto in range(1, 4):
         made = Report(
@@ -160,7 +162,7 @@ def test_a_part_that_goes_on_is_counted_apart_once_it_has_ended(monkeypatch: pyt
     assert (row["count"], row["remark"][:12]) == (3, "3 of them ha")
 
 
-def test_of_a_tier_with_too_many_windows_the_oldest_closed_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_with_too_many_windows_drops_its_oldest_closed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folds_collector, "KEPT_OF_TIER", 10)
     collector = Collector()
     for number in range(13):
@@ -177,7 +179,7 @@ def test_of_a_tier_with_too_many_windows_the_oldest_closed_ones_go(monkeypatch: 
     assert collector.due(13_000, BOUNDS) == []
 
 
-def test_so_many_sources_are_known_of_a_tier_and_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sources_of_a_tier_and_of_a_window_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier, "MOST_SOURCES", 3)
     monkeypatch.setattr(window, "MOST_SOURCES", 3)
     collector = Collector()
@@ -187,7 +189,7 @@ def test_so_many_sources_are_known_of_a_tier_and_of_a_window(monkeypatch: pytest
     assert collector.apply(report("client@0", 1_000, sequence=1), 9).verdicts[0][1] is ReportOutcome.COUNTED
 
 
-def test_records_of_a_longer_topic_go_on_in_the_one_that_was_made_anew() -> None:
+def test_records_of_a_longer_topic_count_on_in_a_recreated_one() -> None:
     collector = Collector()
     collector.apply(report("a", 1_800, watermark_ms=1_800), 500)
     (close,) = collector.due(1_800, BOUNDS)
@@ -203,7 +205,7 @@ def test_records_of_a_longer_topic_go_on_in_the_one_that_was_made_anew() -> None
     assert collector.apply(report("a", 2_000, 0, sequence=3), 2).verdicts[0][1] is ReportOutcome.LATE
 
 
-def test_a_watermark_is_not_ahead_of_the_clock_of_who_asks() -> None:
+def test_a_watermark_does_not_exceed_the_callers_clock() -> None:
     collector = Collector()
     collector.apply(report("a", 2_900, watermark_ms=2_900), 0)
     assert tier.watermark(collector.shards(SCOPE[:3]), 2_000, BOUNDS.silence_ms) == 2_000
@@ -220,7 +222,7 @@ def test_one_record_of_years_ago_holds_no_window_open_for_long() -> None:
     assert closings < 200
 
 
-def test_a_closing_by_a_clock_that_is_fast_closes_nothing_ahead_of_the_audits() -> None:
+def test_a_closing_by_a_fast_clock_closes_nothing_beyond_the_audits_clock() -> None:
     collector = Collector()
     collector.apply(report("a", 1_000, 5_000), 0, recorded_ms=1_000)
     collector.apply(CloseWindows(*TIER[:3], 1 << 50, 1 << 50), 1, recorded_ms=2_000)

@@ -1,4 +1,4 @@
-"""The collector's records come right from any mixture of ages: what a killed writer leaves behind."""
+"""The collector's records recover from any mixture of ages that a killed writer leaves behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = tuple[dict[WindowKey, WindowRecord], dict[TierKey, TierRecord]]
 
 @st.composite
 def reports(draw: st.DrawFn) -> Report:
-    """Anything that readers, zombies and clients might say, in whatever order."""
+    """Reports of readers, zombies and clients, in any order."""
     source = draw(st.sampled_from(["p/0", "p/9", "web@1"]))
     part, since = draw(st.integers(-1, 2)), draw(st.integers(0, 3))
     upto, final = since + draw(st.integers(0, 5)), draw(st.booleans())
@@ -61,7 +61,9 @@ def state_of(collector: Collector) -> State:
 
 
 @given(events, st.data())
-def test_records_of_any_ages_come_to_the_same_by_a_replay(topic: list[Event], data: st.DataObject) -> None:
+def test_a_replay_brings_records_of_any_ages_to_the_same_state(
+    topic: list[Event], data: st.DataObject
+) -> None:
     collector, states = Collector(), [({}, {})]
     for position, event in enumerate(topic):
         collector.apply(event, position)
@@ -90,13 +92,13 @@ def test_a_closed_window_is_final(topic: list[Event]) -> None:
             closed.pop(key, None)
         for key, record in collector.windows.items():
             if record.is_closed:
-                told = record.totals, record.closed_ms
-                assert closed.setdefault(key, told) == told
+                content = record.totals, record.closed_ms
+                assert closed.setdefault(key, content) == content
         assert closed.keys() <= collector.windows.keys()
 
 
 @given(events)
-def test_what_is_written_is_what_has_changed(topic: list[Event]) -> None:
+def test_exactly_the_changed_records_are_written(topic: list[Event]) -> None:
     collector = Collector()
     for position, event in enumerate(topic):
         before = state_of(collector)
@@ -109,7 +111,7 @@ def test_what_is_written_is_what_has_changed(topic: list[Event]) -> None:
         assert collector.keys_of(SCOPE[:3]) == sorted(after[0])
 
 
-def test_a_report_that_was_in_time_is_so_at_a_replay_that_knows_of_the_closing() -> None:
+def test_a_report_in_time_stays_in_time_in_a_replay_that_knows_the_closing() -> None:
     """The window's record was lost, the tier's was not."""
     report = Report(report_id(SCOPE, "p/0", 0, 0, 5, final=False), *SCOPE, "p/0", 7,
                     (Increment(0, Totals(5)),), part=0, since=0, upto=5)  # fmt: skip

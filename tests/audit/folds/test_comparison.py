@@ -47,7 +47,7 @@ BEFORE = tier("regional", seen(b"a", b"b", b"c"))
         (tier("aggregate", seen(b"a"), phase=WindowPhase.OPEN, watermark_ms=700), WindowState.LATE, 2, 0),
     ],
 )
-def test_what_is_said_of_a_window(after: TierSide, state: WindowState, missing: int, extra: int) -> None:
+def test_verdict_on_a_window(after: TierSide, state: WindowState, missing: int, extra: int) -> None:
     verdict = compare(BEFORE, after, END, NOW, PATIENCE)
     assert (verdict.state, verdict.missing, verdict.extra) == (state, missing, extra)
 
@@ -60,12 +60,12 @@ def test_an_absent_audit_of_either_tier_is_named_and_is_no_loss() -> None:
     assert compare(blind, BEFORE, END, NOW, PATIENCE).absent == ("regional",)
 
 
-def test_who_was_closed_without_a_source_and_saw_more_all_the_same_proves_a_loss() -> None:
+def test_a_tier_closed_without_a_source_that_still_counted_more_proves_a_loss() -> None:
     blind = tier("regional", seen(b"a", b"b"), without=("web@1",))
     assert compare(blind, tier("aggregate", seen(b"a")), END, NOW, PATIENCE).state is WindowState.LOSSY
 
 
-def test_before_its_time_nothing_is_said_of_a_tier_that_is_silent_or_behind() -> None:
+def test_a_silent_or_slow_tier_gets_no_verdict_before_its_time() -> None:
     for after in (
         tier("aggregate", seen(b"a"), phase=WindowPhase.OPEN, is_heard=False),
         tier("aggregate", seen(b"a"), phase=WindowPhase.OPEN, watermark_ms=700),
@@ -73,7 +73,7 @@ def test_before_its_time_nothing_is_said_of_a_tier_that_is_silent_or_behind() ->
         assert compare(BEFORE, after, END, END + PATIENCE - 1, PATIENCE).state is WindowState.PROVISIONAL
 
 
-def test_small_differences_may_be_tolerated_and_are_told() -> None:
+def test_small_differences_may_be_tolerated_and_are_reported() -> None:
     after = tier("aggregate", seen(b"a", b"b"))
     verdict = compare(BEFORE, after, END, NOW, PATIENCE, Tolerance(missing=0.34))
     assert (verdict.state, verdict.missing) == (WindowState.OK, 1)
@@ -93,7 +93,7 @@ def test_without_fingerprints_of_all_records_only_counts_are_compared() -> None:
     st.lists(st.binary(min_size=1, max_size=1), max_size=6),
     st.integers(0, 6),
 )
-def test_of_closed_windows_it_is_said_what_the_multisets_say(
+def test_verdicts_on_closed_windows_agree_with_the_multisets(
     before: list[bytes], after: list[bytes], on_time: int
 ) -> None:
     down = tier("aggregate", seen(*after[:on_time]), seen(*after[on_time:]))
@@ -125,7 +125,7 @@ def test_a_side_is_as_far_as_its_slowest_cluster() -> None:
     assert side("aggregate", END, [], [[provisional]], NOW, 1_000).phase is WindowPhase.PROVISIONAL
 
 
-def test_a_cluster_that_was_never_heard_is_absent() -> None:
+def test_a_cluster_without_reports_is_absent() -> None:
     never = side("aggregate", END, [], [[record()], []], NOW, 1_000)
     assert (never.is_heard, never.phase) == (False, WindowPhase.OPEN)
     assert side("aggregate", END, [], [], NOW, 1_000).is_heard is False
@@ -143,7 +143,7 @@ def test_the_lag_between_tiers_is_that_of_their_medians() -> None:
     assert compare(BEFORE, BEFORE, END, NOW, PATIENCE).lag_ms is None
 
 
-def test_what_came_late_to_one_tier_just_now_may_be_on_its_way_to_the_other() -> None:
+def test_records_late_at_one_tier_just_now_may_be_on_their_way_to_the_other() -> None:
     before = tier("regional", seen(b"a", b"b"), seen(b"c"), late_ms=NOW - PATIENCE + 1)
     after = tier("aggregate", seen(b"a", b"b"))
     assert compare(before, after, END, NOW, PATIENCE).state is WindowState.PROVISIONAL
@@ -153,13 +153,13 @@ def test_what_came_late_to_one_tier_just_now_may_be_on_its_way_to_the_other() ->
     assert compare(after._replace(tier="regional"), more, END, NOW, PATIENCE).state is WindowState.PROVISIONAL
 
 
-def test_what_was_late_before_is_not_this_tiers_fault() -> None:
+def test_records_late_upstream_are_not_this_tiers_fault() -> None:
     before = tier("regional", seen(b"a", b"b"), seen(b"c"))
     after = tier("aggregate", seen(b"a", b"b"), seen(b"c"))
     assert compare(before, after, END, NOW, PATIENCE).state is WindowState.OK
 
 
-def test_what_was_closed_just_now_is_not_told_while_some_comes_late() -> None:
+def test_a_window_closed_just_now_is_provisional_while_late_records_come() -> None:
     """One tier counts in time what comes late to the other, of one source after the other."""
     before = tier("regional", seen(b"a"), seen(b"b"), late_ms=NOW - 1, closed_ms=NOW - PATIENCE)
     after = tier("aggregate", seen(b"a", b"b", b"c", b"d"), closed_ms=NOW - PATIENCE + 1)
@@ -169,7 +169,7 @@ def test_what_was_closed_just_now_is_not_told_while_some_comes_late() -> None:
     assert compare(in_time, after, END, NOW, PATIENCE).state is WindowState.DUPLICATED
 
 
-def test_what_came_late_to_one_tier_is_not_lost_to_another_that_has_a_silent_source() -> None:
+def test_records_late_at_one_tier_are_no_loss_at_another_with_a_silent_source() -> None:
     before = tier("regional", seen(b"a"), seen(b"b"), late_ms=NOW - PATIENCE)
     after = tier("aggregate", seen(b"a"), has_silent=True)
     for first, second in ((before, after), (after, before)):

@@ -1,7 +1,8 @@
 """Seeded scenarios: every fault is found and named where it was made, and nothing else is accused.
 
-As many as Hypothesis tries, and at most a thousand (`HYPOTHESIS_PROFILE=soak`): every kind at every tier, by
-turns, and in half of them another fault in another window. `SWITCHYARD_SCENARIOS` says how many otherwise.
+As many as Hypothesis tries, and at most a thousand (`HYPOTHESIS_PROFILE=soak`). Every kind comes at every
+tier in turn, in half of the scenarios with another fault in another window. `SWITCHYARD_SCENARIOS` sets
+another number.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Watched(Pipeline):
 
     @property
     def absent(self) -> set[str]:
-        """Tiers that may be told as such."""
+        """Tiers that may be reported as absent."""
         return {TIERS[one.tier] for one in self.faults if one.kind in OF_AUDIT}
 
     def _collect(self) -> None:
@@ -73,7 +74,7 @@ class Watched(Pipeline):
 
 
 def named_at(faults: tuple[Fault, ...], pair: int, window: int) -> Fault | None:
-    """What was done to the window's messages between these tiers."""
+    """The fault that hit the window's messages between these tiers."""
     cells = {(one.tier - 1, one.window): one for one in faults if one.kind in NAMED}
     return cells.get((pair, window))
 
@@ -92,25 +93,25 @@ def check(seed: int) -> None:
     run = Watched(seed, faults).run()
     assert run.now_ms == END_MS
     assert not run.wrong, (faults, run.wrong[0])
-    told_absent = 0
+    absent_verdicts = 0
     for pair in range(len(PAIRS)):
         for window in range(WINDOWS):
             verdict, fault = run.verdict(pair, window), named_at(faults, pair, window)
-            told = (seed, faults, PAIRS[pair], window, verdict)
+            context = (seed, faults, PAIRS[pair], window, verdict)
             if run.absent.intersection(PAIRS[pair]):
                 is_late = verdict.state is WindowState.LATE and faults[0].kind is Kind.BEFORE
-                assert verdict.state is WindowState.ABSENT or is_late or is_named(fault, verdict), told
+                assert verdict.state is WindowState.ABSENT or is_late or is_named(fault, verdict), context
                 if verdict.state is WindowState.ABSENT:
-                    assert set(verdict.absent) == run.absent, told
-                    told_absent += 1
+                    assert set(verdict.absent) == run.absent, context
+                    absent_verdicts += 1
                 continue
             if came_in_time(run, pair, window, verdict) or is_late_of_itself(run, pair, window, verdict):
                 continue
-            assert is_named(fault, verdict), told
+            assert is_named(fault, verdict), context
             if fault is not None:
                 is_counted(run, pair, window, verdict)
     if faults[0].kind in OF_AUDIT and faults[0].at_ms <= (WINDOWS - 1) * WIDTH_MS:
-        assert told_absent, faults
+        assert absent_verdicts, faults
 
 
 def lates(run: Pipeline, pair: int, window: int) -> list[int]:
@@ -127,8 +128,8 @@ def came_in_time(run: Pipeline, pair: int, window: int, verdict: WindowVerdict) 
 
 
 def is_late_of_itself(run: Pipeline, pair: int, window: int, verdict: WindowVerdict) -> bool:
-    """Whether nothing was done between the tiers, but long before: where a delayed report held the window
-    open in the first of them, what the second one closed without came late to that one alone."""
+    """Whether no fault hit these tiers, but an earlier one explains late records. A delayed report held the
+    window open in the first tier, and the second one had closed it already."""
     if named_at(run.faults, pair, window) is not None or verdict.state is not WindowState.LATE:
         return False
     before = any(
@@ -188,19 +189,20 @@ def test_every_fault_is_found_and_named_and_nothing_else_is_accused(first: int) 
         check(seed)
 
 
-def test_most_of_what_comes_late_is_told_as_late() -> None:
-    """What finds its window still open is not; the others must not become so few that they show nothing."""
+def test_most_late_records_are_reported_as_late() -> None:
+    """Records that find their window still open are not late; the others must remain enough to show
+    something."""
     faults = {seed: faults_of(seed)[0] for seed in range(KINDS.index(Kind.LATE), 200, len(KINDS))}
-    told = [
+    states = [
         Pipeline(seed, faults_of(seed)).run().verdict(one.tier - 1, one.window).state
         for seed, one in faults.items()
     ]
     assert {one.kind for one in faults.values()} == {Kind.LATE}
-    assert told.count(WindowState.LATE) > 0.8 * len(told), told
+    assert states.count(WindowState.LATE) > 0.8 * len(states), states
 
 
 @pytest.mark.parametrize("seed", [195, 601])
-def test_a_window_that_a_delayed_report_holds_open_in_one_tier_is_told_as_it_is(seed: int) -> None:
+def test_a_window_that_a_delayed_report_holds_open_in_one_tier_gets_the_right_verdict(seed: int) -> None:
     check(seed)
 
 

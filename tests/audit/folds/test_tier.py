@@ -79,7 +79,7 @@ def test_a_window_is_open_then_provisional_then_closed() -> None:
     assert topic.sweep(1_501) == []
 
 
-def test_what_comes_after_the_closing_is_late_and_changes_nothing_else() -> None:
+def test_reports_after_the_closing_are_late_and_change_nothing_else() -> None:
     topic = Topic()
     topic.report("a", 1_500, 1_500, count=5)
     topic.sweep(1_500)
@@ -88,7 +88,7 @@ def test_what_comes_after_the_closing_is_late_and_changes_nothing_else() -> None
     assert (record.totals.count, record.late.count, record.closed_ms) == (5, 2, 1_500)
 
 
-def test_a_window_whose_first_report_comes_after_its_closing_is_born_closed() -> None:
+def test_a_window_whose_first_report_comes_after_its_closing_is_created_closed() -> None:
     topic = Topic()
     topic.report("a", 1_500, 1_500, count=0)
     topic.collector.apply(CloseWindows(*SCOPE[:3], 1_000, 1_500), topic.position)
@@ -97,7 +97,7 @@ def test_a_window_whose_first_report_comes_after_its_closing_is_born_closed() ->
     assert topic.collector.windows[WINDOW].closed_ms == 1_500
 
 
-def test_the_slowest_source_that_is_heard_holds_windows_open() -> None:
+def test_the_slowest_reporting_source_holds_windows_open() -> None:
     topic = Topic()
     topic.report("fast", 5_000, 5_000)
     topic.report("slow", 700, 5_000)
@@ -106,7 +106,7 @@ def test_the_slowest_source_that_is_heard_holds_windows_open() -> None:
     assert [event.before_ms for event in topic.sweep(5_100)] == [4_000]
 
 
-def test_a_silent_source_holds_nothing_up_but_the_windows_say_without_whom() -> None:
+def test_a_silent_source_holds_no_window_open_and_closed_windows_name_it() -> None:
     topic = Topic()
     topic.report("dead", 700, 700)
     topic.report("alive", 5_000, 5_000)
@@ -124,7 +124,7 @@ def test_a_silent_source_that_had_come_past_the_window_is_not_missed() -> None:
     assert topic.collector.windows[WINDOW].without == ()
 
 
-def test_nobody_waits_for_a_client_that_came_back_as_another_incarnation() -> None:
+def test_windows_do_not_wait_for_a_client_that_came_back_as_another_incarnation() -> None:
     topic = Topic()
     topic.report("web@1", 700, 700)
     topic.report("web@2", 5_000, 5_000)
@@ -134,7 +134,7 @@ def test_nobody_waits_for_a_client_that_came_back_as_another_incarnation() -> No
     assert list(topic.collector.tiers[TierKey(*SCOPE[:3])].sources) == ["web@2"]
 
 
-def test_a_source_that_leaves_is_not_waited_for() -> None:
+def test_windows_do_not_wait_for_a_source_that_leaves() -> None:
     topic = Topic()
     topic.report("a", 700, 700, leaves=True)
     topic.report("b", 1_500, 1_500)
@@ -143,7 +143,7 @@ def test_a_source_that_leaves_is_not_waited_for() -> None:
     assert close.without == ()
 
 
-def test_while_nobody_is_heard_nothing_closes() -> None:
+def test_nothing_closes_while_all_sources_are_silent() -> None:
     topic = Topic()
     topic.report("a", 1_400, 1_400)
     assert topic.sweep(50_000) == []
@@ -156,7 +156,7 @@ def test_a_timestamp_in_the_future_closes_nothing() -> None:
     assert topic.collector.tiers[TierKey(*SCOPE[:3])].sources["a"] == SourceStatus(800, 800)
 
 
-def test_a_source_whose_clock_is_fast_closes_nothing_that_is_not_over() -> None:
+def test_a_source_with_a_fast_clock_closes_no_window_early() -> None:
     topic = Topic()
     topic.report("east/0", watermark_ms=3_000, at_ms=3_200)
     assert topic.sweep(now_ms=1_400) == []
@@ -165,7 +165,7 @@ def test_a_source_whose_clock_is_fast_closes_nothing_that_is_not_over() -> None:
     assert closed.before_ms == WIDTH
 
 
-def test_the_lateness_grows_with_what_comes_late_and_fades() -> None:
+def test_the_lateness_grows_with_late_records_and_fades() -> None:
     topic = Topic()
     topic.report("a", 1_500, 1_500)
     topic.sweep(1_500)
@@ -191,7 +191,7 @@ def test_old_windows_are_dropped_and_do_not_come_again() -> None:
     assert WINDOW not in topic.collector.windows
 
 
-def test_nothing_is_forgotten_that_is_not_over_by_the_brokers_clock() -> None:
+def test_no_window_is_dropped_before_its_end_by_the_brokers_clock() -> None:
     topic = Topic()
     topic.report("a", 900, 900)
     topic.collector.apply(ForgetWindows(*SCOPE[:3], 1 << 62, 1_500), topic.position, 1_500)
@@ -199,7 +199,7 @@ def test_nothing_is_forgotten_that_is_not_over_by_the_brokers_clock() -> None:
     assert topic.report("a", 1_600, 1_600, start=1_000) is ReportOutcome.COUNTED
 
 
-def test_a_time_below_nothing_is_none_of_the_brokers() -> None:
+def test_a_negative_time_is_not_a_brokers_time() -> None:
     topic = Topic()
     topic.report("a", 900, 900)
     topic.collector.apply(CloseWindows(*SCOPE[:3], 1_000, 1_000), 1, -1)
@@ -207,7 +207,7 @@ def test_a_time_below_nothing_is_none_of_the_brokers() -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 600, "\x01" * 600, "short"])
-def test_of_very_many_silent_sources_a_closing_gives_up_as_many_as_an_event_may_name(name: str) -> None:
+def test_a_closing_gives_up_as_many_silent_sources_as_an_event_may_name(name: str) -> None:
     """All shards of a tier full of dead ones."""
     many = CLIENT_SHARDS * (MOST_SOURCES if name == "short" else 1_000)
     dead = {f"{number:06}{name}"[:600]: SourceStatus(1, 1) for number in range(many)}
@@ -229,7 +229,7 @@ def test_a_closing_that_gives_up_more_than_an_event_may_name_is_refused(given_up
         check(CloseWindows(*SCOPE[:3], 1_000, 1_000, (), tuple(given_up)))
 
 
-def test_the_tier_that_was_never_heard_has_no_watermark() -> None:
+def test_a_tier_without_reports_has_no_watermark() -> None:
     assert watermark([], 5, 5) == -1
     assert due(SCOPE, [], 50, BOUNDS) == []
 

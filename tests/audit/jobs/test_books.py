@@ -1,4 +1,4 @@
-"""The books of audits: read from tables of any age, and what is due is said once they are up to date."""
+"""Books: they are restored from tables of any age, and close windows only once they are up to date."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def report(upto: int, count: int, watermark_ms: int = -1) -> Report:
 
 
 class Topic:
-    """The audit topic's end, and what is sent to it."""
+    """The audit topic's end, and the events that are sent to it."""
 
     def __init__(self) -> None:
         self.end, self.sent, self.ticks = 0, list[Any](), 0
@@ -65,7 +65,7 @@ class Topic:
 
 
 class Last:
-    """The events of partition 5, so many of which are read again."""
+    """The events of partition 5, of which `many` are read again."""
 
     def __init__(self, many: int) -> None:
         self.many, self.events = many, list[Recorded]()
@@ -77,23 +77,23 @@ class Last:
 
 
 class Stand:
-    """Books, and the tables that are written of partition 5."""
+    """Books, and the tables of partition 5 that they write."""
 
     def __init__(self, topic: Topic, again: int = 0, key: SealKey | None = None) -> None:
-        self.topic, self.told, self.last = topic, list[tuple[str, ...]](), Last(again)
+        self.topic, self.incidents, self.last = topic, list[tuple[str, ...]](), Last(again)
         self.windows: dict[bytes, bytes] = {}
         self.tiers: dict[bytes, bytes] = {}
         fake: Any = topic
         margin: Any = self.last
         self.books = AuditBooks(
-            "audit", fake, fake, margin, lambda *_: BOUNDS, lambda *told: self.told.append(told),
+            "audit", fake, fake, margin, lambda *_: BOUNDS, lambda *incident: self.incidents.append(incident),
             lambda: True, seal_key=key,
         )  # fmt: skip
 
     async def event(
         self, offset: int, value: bytes, recorded_ms: int = UNKNOWN_MS, seal: bytes = b""
     ) -> None:
-        if not self.books.goes_on_at(5, offset):
+        if not self.books.can_fold(5, offset):
             lacked = await self.books.restore(5, offset, self.windows.items(), self.tiers.items())
             self._write(lacked)
         self.last.events.append(Recorded(offset, value, recorded_ms, seal))
@@ -113,7 +113,7 @@ class Stand:
         return record.totals.count
 
 
-async def test_a_book_is_read_anew_when_somebody_else_has_gone_on_meanwhile() -> None:
+async def test_a_book_is_restored_when_another_worker_has_written_meanwhile() -> None:
     topic = Topic()
     mine, other = Stand(topic), Stand(topic)
     await mine.event(0, codec.encode(report(1, 1)))
@@ -121,11 +121,11 @@ async def test_a_book_is_read_anew_when_somebody_else_has_gone_on_meanwhile() ->
     await other.event(1, codec.encode(report(2, 2)))
     await other.event(2, codec.encode(report(3, 3)))
     assert mine.count == 1
-    assert not mine.books.goes_on_at(5, 3)
+    assert not mine.books.can_fold(5, 3)
     mine.windows, mine.tiers = other.windows, other.tiers
     await mine.event(3, codec.encode(report(4, 7)))
     assert mine.count == 7
-    for offset, upto in ((1, 2), (2, 3)):  # what is replayed changes nothing
+    for offset, upto in ((1, 2), (2, 3)):  # repeated events change nothing
         await mine.event(offset, codec.encode(report(upto, upto)))
     assert mine.count == 7
 
@@ -136,12 +136,12 @@ async def test_a_book_is_read_anew_when_somebody_else_has_gone_on_meanwhile() ->
 @example(seed=1927)
 @example(seed=2202)
 @settings(max_examples=as_profile(60), deadline=None)
-def test_values_that_never_arrived_are_made_anew_of_the_last_events(seed: int) -> None:
+def test_values_that_never_arrived_are_rebuilt_from_the_last_events(seed: int) -> None:
     asyncio.run(_written_by_killed_ones(random.Random(seed)))
 
 
 async def _written_by_killed_ones(chance: random.Random) -> None:
-    """Writers that are killed: each leaves tables that lack any of what was made of the last events."""
+    """Writers that are killed: each leaves tables that lack some results of the last events."""
     whole, mine = Stand(topic := Topic()), Stand(topic, again=6)
     upto: Counter[str] = Counter()
     for offset in range(40):
@@ -183,12 +183,12 @@ class Cluster:
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=as_profile(60), deadline=None)
-def test_whatever_clients_say_of_a_tier_of_workers_its_tables_are_as_without_it(seed: int) -> None:
+def test_clients_events_about_a_workers_tier_change_no_tables(seed: int) -> None:
     asyncio.run(_written_by_workers_and_others(random.Random(seed)))
 
 
 async def _written_by_workers_and_others(chance: random.Random) -> None:
-    """Others say what workers could, without a seal or with one of other bytes."""
+    """Clients send workers' events without a seal, or with a seal of other bytes."""
     cluster: Any = Cluster()
     key, secret = SealKey(cluster, "control"), key_of(PURPOSE, "home-id", "control-id")
     alone, beside = Stand(Topic(), key=key), Stand(Topic(), again=6, key=key)
@@ -229,7 +229,7 @@ async def test_a_client_counts_in_a_tier_of_its_own_without_a_seal() -> None:
 
 
 async def _after_a_kill(before: Stand, chance: random.Random) -> Stand:
-    """Another worker, which finds of the last values what happened to arrive, or older ones."""
+    """Another worker, which finds some of the last values, or older ones."""
     after = Stand(before.topic, again=6)
     events = before.last.events
     old = Stand(Topic())
@@ -246,7 +246,7 @@ async def _after_a_kill(before: Stand, chance: random.Random) -> Stand:
     return after
 
 
-async def test_what_is_no_event_is_passed_over_and_the_next_one_counts() -> None:
+async def test_an_unusable_event_is_passed_over_and_the_next_one_counts() -> None:
     stand = Stand(Topic())
     with pytest.raises(codec.BadEvent):
         await stand.event(0, b"no event")
@@ -256,28 +256,28 @@ async def test_what_is_no_event_is_passed_over_and_the_next_one_counts() -> None
     assert stand.count == 1
 
 
-async def test_a_report_that_says_less_than_before_is_refused_and_told_once() -> None:
+async def test_a_report_with_smaller_counts_is_refused_and_reported_once() -> None:
     stand = Stand(Topic())
     await stand.event(0, codec.encode(report(5, 5)))
     await stand.event(1, codec.encode(report(6, 4)))
     await stand.event(2, codec.encode(report(7, 3)))
-    assert (stand.count, [told[0] for told in stand.told]) == (5, ["audit-report-refused"])
+    assert (stand.count, [incident[0] for incident in stand.incidents]) == (5, ["audit-report-refused"])
 
 
-async def test_windows_are_closed_by_who_knows_all_there_is() -> None:
+async def test_only_a_book_at_the_topics_end_closes_windows() -> None:
     stand = Stand(topic := Topic())
     await stand.event(0, codec.encode(report(1, 1, watermark_ms=600_000)))
     await stand.books._sweep()
-    assert topic.sent == [], "it has not been asked yet where the topic ends"
+    assert topic.sent == [], "the end of the topic is not known yet"
     topic.end = 9
-    await stand.books._sweep()  # what it was told is true of the first event
+    await stand.books._sweep()  # the end it knows is from before the first event
     assert [type(event) for event in topic.sent] == [CloseWindows]
     await stand.books._sweep()
-    assert len(topic.sent) == 1, "others have written what it does not know"
+    assert len(topic.sent) == 1, "another worker has written events that it does not know"
 
 
 @pytest.mark.parametrize("error", [MessageSizeTooLargeError("too large"), ZeroDivisionError()])
-async def test_what_is_due_of_a_topic_and_cannot_be_sent_holds_no_other_up(error: Exception) -> None:
+async def test_a_due_event_that_cannot_be_sent_holds_up_no_other_topic(error: Exception) -> None:
     stand = Stand(topic := Topic())
     for offset, name in enumerate(("a", "b", "c")):
         one = msgspec.structs.replace(report(1, 1, watermark_ms=600_000), topic=name)
@@ -299,15 +299,15 @@ async def test_an_event_without_a_time_is_the_same_whenever_it_is_read() -> None
     assert other.books.books[5].collector.tiers == stand.books.books[5].collector.tiers
 
 
-async def test_a_partition_that_nobody_holds_is_known_as_such_unless_it_is_empty() -> None:
+async def test_partitions_without_a_book_are_missing_unless_they_are_empty() -> None:
     stand = Stand(topic := Topic())
-    assert await stand.books.without([]) == []
+    assert await stand.books.missing_partitions([]) == []
     topic.end = 3
-    assert await stand.books.without([]) == [5]
-    assert await stand.books.without(range(AUDIT_PARTITIONS)) == []
+    assert await stand.books.missing_partitions([]) == [5]
+    assert await stand.books.missing_partitions(range(AUDIT_PARTITIONS)) == []
     await stand.books._sweep()
     await stand.books._sweep()
-    assert topic.ticks == 1, "whoever gets one reads the tables"
+    assert topic.ticks == 1, "a worker that gets one reads the tables"
 
 
 @given(topic=st.text("abcdefghij._-", min_size=1, max_size=30))
@@ -316,7 +316,7 @@ def test_a_topics_reports_are_where_any_client_puts_them_by_key(topic: str) -> N
     assert audit_partition(topic) == DefaultPartitioner()(topic.encode(), everywhere, everywhere)
 
 
-async def test_a_client_that_counts_otherwise_than_planned_and_full_memory_are_told_once(
+async def test_a_deviating_client_and_full_memory_are_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(collector, "MOST_WINDOWS", 1)
@@ -327,11 +327,11 @@ async def test_a_client_that_counts_otherwise_than_planned_and_full_memory_are_t
         start = Increment(60_000 * upto, Totals(1))
         one = msgspec.structs.replace(report(upto, upto), windows=(start,), part=upto, since=upto - 1)
         await stand.event(upto, codec.encode(one))
-    assert [told[0] for told in stand.told] == ["audit-not-as-planned", "audit-report-refused"]
-    assert "windows of 60000 ms" in stand.told[0][2]
+    assert [incident[0] for incident in stand.incidents] == ["audit-not-as-planned", "audit-report-refused"]
+    assert "windows of 60000 ms" in stand.incidents[0][2]
 
 
-async def test_a_report_is_not_believed_to_be_of_later_than_its_record_also_when_it_is_read_again() -> None:
+async def test_the_times_of_a_report_are_bounded_by_its_records_time_also_in_a_replay() -> None:
     stand = Stand(topic := Topic())
     await stand.event(0, codec.encode(report(1, 1, watermark_ms=1 << 41)), recorded_ms=200_000)
     other = Stand(topic, again=6)
@@ -342,23 +342,23 @@ async def test_a_report_is_not_believed_to_be_of_later_than_its_record_also_when
         assert record.sources == {"t/0": SourceStatus(200_000, 200_000)}
 
 
-async def test_tables_of_a_topic_that_was_made_anew_go_on() -> None:
+async def test_tables_of_a_recreated_topic_count_on() -> None:
     before, after = Stand(Topic()), Stand(Topic())
     await before.event(900, codec.encode(report(1, 1)))
     after.windows, after.tiers = before.windows, before.tiers
     await after.event(0, codec.encode(report(4, 7)))
-    assert (after.count, [told[0] for told in after.told]) == (7, ["audit-topic-shorter"])
+    assert (after.count, [incident[0] for incident in after.incidents]) == (7, ["audit-topic-shorter"])
 
 
-async def test_a_topic_that_lost_its_end_while_it_was_read_is_read_anew() -> None:
+async def test_a_topic_truncated_while_it_was_read_is_read_again() -> None:
     stand = Stand(topic := Topic())
     for offset in range(5):
         await stand.event(offset, codec.encode(report(offset + 1, offset + 1)))
     await stand.books._sweep()
     assert 5 in stand.books.books
 
-    topic.end = 2  # a leader that had no more was elected, or somebody made it anew
+    topic.end = 2  # a leader without the last events was elected, or the topic was recreated
     await stand.books._sweep()
     stand.last.events = stand.last.events[:2]
     await stand.event(2, codec.encode(report(9, 9)))
-    assert (stand.count, [told[0] for told in stand.told]) == (9, ["audit-topic-shorter"])
+    assert (stand.count, [incident[0] for incident in stand.incidents]) == (9, ["audit-topic-shorter"])

@@ -1,4 +1,4 @@
-"""Which dispatch jobs are counted, and where each begins; plans that come, change and go."""
+"""The dispatch jobs that are counted, where each count begins, and plans that come, change and go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from app.audit.counts.handover import AuditNote
 from app.audit.counts.partition_counter import PartState
 from app.audit.definition import AuditPlan
-from app.audit.jobs.consumer_counts import MOST_AGAIN, AuditConsumers, CountsFrom
+from app.audit.jobs.consumer_counts import MOST_REREAD, AuditConsumers, CountsFrom
 from app.dispatch.pump.partition import DispatchPump
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId
@@ -29,20 +29,20 @@ JOB = JobId.parse("dispatch:billing/orders:orders:0")
 
 
 class Region:
-    """The plan there is; where the log begins; what was told."""
+    """The plan, the log's start, and the reported incidents."""
 
     def __init__(self, plan: AuditPlan | None = None, first: int = 0) -> None:
         self.plan, self.first = plan, first
         self.pumps: dict[str, DispatchPump] = {}
-        self.told: list[str] = []
+        self.incidents: list[str] = []
         catalog: Any = self
-        self.fetch, self.asked = self, list[str]()
+        self.fetch, self.places = self, list[str]()
         self.consumers = AuditConsumers(
-            catalog, self.pumps, lambda *told: self.told.append(told[2]), SchemaLoader(Path("/"))
+            catalog, self.pumps, lambda *incident: self.incidents.append(incident[2]), SchemaLoader(Path("/"))
         )
 
     def plan_of(self, place: str, _: str) -> AuditPlan | None:
-        self.asked.append(place)
+        self.places.append(place)
         return self.plan
 
     async def offsets_at(self, *_: object) -> int:
@@ -61,46 +61,48 @@ class Region:
 
 
 def left(upto: int, since: int = 0, plan: AuditPlan | None = None, *, is_cut: bool = False) -> bytes:
-    """What a former owner left, who had come to `upto`."""
+    """The note of a former owner that had come to `upto`."""
     state = (PartState(since // PART_OFFSETS, since, upto, False, ()),)
     return with_audit(b"", upto, AuditNote((plan or audit_plan()).counting, is_cut, state).to_bytes())
 
 
-async def test_it_goes_on_where_the_figures_end_that_its_former_owner_left() -> None:
+async def test_counts_continue_where_those_of_the_former_owner_end() -> None:
     region = Region(audit_plan())
     for base in (500, 900):
         found = await region.counts_from(base, left(500))
         assert found is not None
         assert (found.next_offset, found.former is not None, found.is_cut) == (500, True, False)
-    assert set(region.asked) == {"east:billing"}
+    assert set(region.places) == {"east:billing"}
 
 
 @pytest.mark.parametrize(
-    ("base", "note", "first", "told"),
+    ("base", "note", "first", "expected"),
     [
         (0, b"", 0, (0, False, False)),  # from the log's first record on
         (700, b"", 0, (700, False, True)),
         (700, b"\x00nonsense", 0, (700, False, True)),
-        (700, left(500), 600, (700, True, True)),  # what lies between is gone from the log
-        (500 + MOST_AGAIN + 1, left(500), 0, (500 + MOST_AGAIN + 1, True, True)),  # that is far
-        (700, left(900), 0, (700, False, True)),  # the audit had begun ahead of what was finished
+        (700, left(500), 600, (700, True, True)),  # the messages in between have expired
+        (500 + MOST_REREAD + 1, left(500), 0, (500 + MOST_REREAD + 1, True, True)),  # that is far
+        (700, left(900), 0, (700, False, True)),  # the audit had begun above the base
         (700, left(500, plan=audit_plan(window="2m")), 0, (700, False, True)),
     ],
 )
-async def test_what_is_not_counted_is_known_as_cut(base: int, note: bytes, first: int, told: object) -> None:
+async def test_uncounted_messages_mark_the_counts_as_cut(
+    base: int, note: bytes, first: int, expected: object
+) -> None:
     found = await Region(audit_plan(), first).counts_from(base, note)
     assert found is not None
-    assert (found.next_offset, found.former is not None, found.is_cut) == told
+    assert (found.next_offset, found.former is not None, found.is_cut) == expected
 
 
-async def test_another_log_and_another_lineage_begin_anew() -> None:
+async def test_another_log_or_lineage_ignores_the_former_counts() -> None:
     region = Region(audit_plan())
     for changed in ({"log": LogId("c", "another")}, {"lineage": 3}):
         found = await region.counts_from(700, left(500), **changed)
         assert found == CountsFrom(700, None, is_cut=True)
 
 
-async def test_without_a_plan_and_of_retry_topics_nothing_is_counted() -> None:
+async def test_retry_topics_and_jobs_without_a_plan_are_not_counted() -> None:
     assert await Region().counts_from(0, b"") is None
     retry = JobId.parse("dispatch:billing/orders:orders__billing__retry_1:0")
     assert await Region(audit_plan()).counts_from(0, b"", retry) is None
@@ -136,10 +138,10 @@ async def test_plans_come_change_and_go_while_a_job_flows() -> None:
         region.plan = None
         region.consumers.reconcile()
         assert pump.audit is None
-        assert region.told == []
+        assert region.incidents == []
 
 
-async def test_an_audit_that_broke_begins_anew_and_a_plan_that_cannot_be_used_is_told_once() -> None:
+async def test_a_broken_audit_begins_again_and_an_unusable_plan_is_reported_once() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         region = Region(audit_plan())
         pump = flowing(stand, region)
@@ -149,14 +151,14 @@ async def test_an_audit_that_broke_begins_anew_and_a_plan_that_cannot_be_used_is
         stand.feed_bytes(pump, bytes(100), 5)
         region.consumers.reconcile()
         assert pump.audit not in (None, broken)
-        assert len(region.told) == 1
+        assert len(region.incidents) == 1
 
         timestamp = {"source": "avro", "field": "at", "schema": "/no/such/file.avsc"}
         region.plan = audit_plan(timestamp=timestamp)
         async with asyncio.timeout(60):
-            while len(region.told) < 2:
+            while len(region.incidents) < 2:
                 region.consumers.reconcile()
                 await asyncio.sleep(0.01)
         region.consumers.reconcile()
-        assert len(region.told) == 2
+        assert len(region.incidents) == 2
         assert not region.consumers.audits()

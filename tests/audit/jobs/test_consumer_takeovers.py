@@ -1,5 +1,6 @@
-"""Owners of a dispatch job that follow on each other, killed at any moment: what the group has finished is
-counted once, and never more than is finished."""
+"""Successive owners of a dispatch job, killed at any moment: what the group has finished counts once, and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ SOURCE = FingerprintSource("c", "t", 3)
 
 
 class Owner:
-    """What a pump is to its audit: a tracker, and whether what it says was saved."""
+    """The part of a pump that its audit uses: a tracker, and whether its snapshot was saved."""
 
     def __init__(self, epoch: int, snapshot: Snapshot) -> None:
         self.job, self.closed, self.trouble, self.epoch = JOB, False, "", epoch
@@ -66,7 +67,7 @@ class Owner:
 
 
 class Known:
-    """What says which plan counts the topic, where the log begins, and what the workload is."""
+    """The plan that counts the topic, the log's start, and the workload."""
 
     def __init__(self, region: Region) -> None:
         self.region, self.fetch, self.metadata = region, self, self
@@ -117,7 +118,7 @@ class Region:
 
     @property
     def catalog(self) -> Any:
-        """What says which plan counts the topic, where the log begins, and what the workload is."""
+        """The plan that counts the topic, the log's start, and the workload."""
         return Known(self)
 
     @property
@@ -179,8 +180,8 @@ class Region:
         return dict(sorted(found.items()))
 
     def expected(self, end: int = 1 << 62) -> dict[int, int]:
-        told = self.log.records(end=end)
-        return dict(sorted(Counter(at_ms - at_ms % WIDTH_MS for _, at_ms in told).items()))
+        records = self.log.records(end=end)
+        return dict(sorted(Counter(at_ms - at_ms % WIDTH_MS for _, at_ms in records).items()))
 
 
 @given(seed=st.integers(0, 1 << 32))
@@ -193,7 +194,7 @@ class Region:
         pytest.param(4 * 1024, 1, marks=pytest.mark.deep(minutes=0.1)),
     ],
 )
-def test_what_is_finished_is_counted_once_whoever_is_killed_and_whenever(
+def test_finished_messages_count_once_whichever_owner_is_killed_at_any_moment(
     seed: int, most_bytes: int, most_windows: int
 ) -> None:
     with (
@@ -249,7 +250,7 @@ async def _to_the_end(region: Region) -> None:
     assert owner.audit.next_offset == region.log.next_offset
 
 
-class Told(Region):
+class CountedRegion(Region):
     """Where nothing is left to chance; `count` records, read and finished up to there."""
 
     def __init__(self, count: int) -> None:
@@ -263,8 +264,8 @@ class Told(Region):
             self.owner.tracker.ack(offset)
 
 
-async def test_nothing_is_told_before_a_successor_would_know_where_counting_began() -> None:
-    region = Told(30)
+async def test_nothing_is_reported_before_a_successor_would_know_where_counting_began() -> None:
+    region = CountedRegion(30)
     await region.start()
     region.pass_on(10)
     region.log.append([7] * 10)
@@ -281,7 +282,7 @@ async def test_nothing_is_told_before_a_successor_would_know_where_counting_bega
 
 
 async def test_messages_count_once_all_before_them_are_finished() -> None:
-    region = Told(30)
+    region = CountedRegion(30)
     region.log.append([7] * 10)
     await region.start()
     region.feed(region.owner, 1_000)
@@ -294,9 +295,9 @@ async def test_messages_count_once_all_before_them_are_finished() -> None:
     assert region.counts == {0: 40}
 
 
-async def test_what_has_left_the_log_counts_for_itself_and_is_told_as_cut() -> None:
+async def test_counts_before_expired_messages_stay_and_the_cut_is_reported() -> None:
     with patch.object(consumer_tap, "NOTE_INTERVAL_S", 0.0):
-        region = Told(30)
+        region = CountedRegion(30)
         await region.start()
         region.pass_on(30)
         region.save(region.owner)  # 30 are counted, and in the note; none is reported
@@ -309,8 +310,8 @@ async def test_what_has_left_the_log_counts_for_itself_and_is_told_as_cut() -> N
         assert max(record.complete_ms for record in region.collector.tiers.values()) > 7
 
 
-async def test_what_breaks_the_audit_stops_nothing_else() -> None:
-    region = Told(30)
+async def test_an_error_in_the_audit_stops_nothing_else() -> None:
+    region = CountedRegion(30)
     await region.start()
     region.owner.audit._count(bytes(100), 0, 5, [])
     assert region.owner.audit.broken

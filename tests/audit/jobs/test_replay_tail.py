@@ -1,4 +1,4 @@
-"""The audit topic's last events, of a real broker: all that is there, and no waiting for what is not."""
+"""The last events of the audit topic, from a real broker, without waiting for events that are gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def before(bootstrap: str, topic: str, offset: int) -> Events:
         return [event async for events in margin.before(0, offset) for event in events]
 
 
-async def test_what_is_not_in_the_topic_any_more_is_not_waited_for(
+async def test_reading_does_not_wait_for_events_that_are_gone(
     bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MARGIN_EVENTS", 3)

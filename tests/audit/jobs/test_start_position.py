@@ -1,4 +1,4 @@
-"""Where an audit begins: where its former owner had come, if that is still there; what is cut is known."""
+"""Where an audit begins: where its former owner had come, if the log has that; cut windows are marked."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def begin(
     log: LogId = LOG,
     counting: int = COUNTING,
 ) -> tuple[AuditStart, list[str]]:
-    told: list[str] = []
+    incidents: list[str] = []
     snapshot = b"" if base is None else Snapshot(base).to_bytes()
     answer = TakeoverAnswer(
         job=str(JOB), epoch=2, worker="me", nonce="", granted=True, known_epoch=2, snapshot=snapshot,
@@ -59,9 +59,9 @@ async def begin(
         answer,
         counting=counting,
         reset=reset,
-        report_incident=lambda kind, *_: told.append(kind),
+        report_incident=lambda kind, *_: incidents.append(kind),
     )
-    return found, told
+    return found, incidents
 
 
 @pytest.mark.parametrize(("first", "is_cut"), [(0, False), (700, True)])
@@ -85,16 +85,16 @@ PLACES = [
 
 
 def left(upto: int, counting: int = COUNTING, *, is_cut: bool = False) -> AuditNote:
-    """What a former owner left."""
+    """The note of a former owner."""
     return AuditNote(counting, is_cut, (PartState(1, SINCE, upto, False, ()),))
 
 
 @pytest.mark.parametrize(("first", "upto", "starts", "finished"), PLACES)
-async def test_a_successor_goes_on_where_its_predecessor_had_come_if_that_is_there(
+async def test_a_successor_continues_where_its_predecessor_had_come_if_the_log_has_it(
     first: int, upto: int, starts: int, finished: int
 ) -> None:
-    found, told = await begin(first, BASE, left(upto).to_bytes())
-    assert (found.next_offset, found.start.snapshot.base, told) == (starts, finished, [])
+    found, incidents = await begin(first, BASE, left(upto).to_bytes())
+    assert (found.next_offset, found.start.snapshot.base, incidents) == (starts, finished, [])
     assert (found.former, found.start.known) == (left(upto), starts == upto)
     assert found.is_cut == (first > max(BASE, upto)), "what nobody had counted has gone"
     assert found.start.lineage == 4
@@ -103,19 +103,19 @@ async def test_a_successor_goes_on_where_its_predecessor_had_come_if_that_is_the
 @pytest.mark.parametrize(
     ("note", "lineage"), [(b"no note", 5), (b"65536 60000 0", 5), (left(BASE, is_cut=True).to_bytes(), 4)]
 )
-async def test_what_may_be_cut_is_known_as_such(note: bytes, lineage: int) -> None:
+async def test_windows_that_may_be_cut_are_marked(note: bytes, lineage: int) -> None:
     found, _ = await begin(0, BASE, note)
     assert (found.next_offset, found.start.lineage, found.is_cut) == (BASE, lineage, True)
 
 
-async def test_who_counts_otherwise_goes_on_where_the_former_owners_reports_end() -> None:
+async def test_a_job_with_other_settings_begins_where_the_former_owners_reports_end() -> None:
     found, _ = await begin(0, BASE, left(BASE + 50, COUNTING + 1).to_bytes())
     assert (found.next_offset, found.former, found.is_cut) == (BASE, None, True)
     assert not found.start.known
 
 
-async def test_another_log_begins_a_new_lineage_and_is_told() -> None:
-    found, told = await begin(7, BASE, log=LogId("c", "another"))
-    assert (found.next_offset, found.start.lineage, told) == (7, 5, ["log-begun-anew"])
+async def test_another_log_begins_a_new_lineage_and_is_reported() -> None:
+    found, incidents = await begin(7, BASE, log=LogId("c", "another"))
+    assert (found.next_offset, found.start.lineage, incidents) == (7, 5, ["log-begun-anew"])
     again, _ = await begin(7, BASE, reset=LineageReset(2, 9, 42))
     assert (again.next_offset, again.start.lineage, again.is_cut) == (42, 9, True)

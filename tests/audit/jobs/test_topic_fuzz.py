@@ -1,4 +1,4 @@
-"""Whatever stands in the audit topic, it counts, or is passed over and told; what follows it counts."""
+"""Any event in the audit topic counts, or is passed over and reported, and later events count."""
 
 from __future__ import annotations
 
@@ -105,11 +105,11 @@ def bad_bytes(draw: st.DrawFn) -> bytes:
 @example([codec.encode(CloseWindows(*SCOPE[:3], 1 << 62, 1 << 62))])
 @example([codec.encode(ForgetWindows(*SCOPE[:3], 1 << 62, 1 << 62))])
 @example([b'{"type":"report","topic":"orders","x":"' + b"y" * 900_000])
-def test_bad_events_are_passed_over_and_what_is_around_them_counts(many: list[bytes]) -> None:
-    asyncio.run(_told_and_passed_over(many))
+def test_bad_events_are_passed_over_and_those_around_them_count(many: list[bytes]) -> None:
+    asyncio.run(_passed_over_and_reported(many))
 
 
-async def _told_and_passed_over(many: list[bytes]) -> None:
+async def _passed_over_and_reported(many: list[bytes]) -> None:
     stand = Stand(Topic())
     await stand.event(0, codec.encode(report(1, BEFORE)), NOW_MS)
     for offset, data in enumerate(many, 1):
@@ -122,7 +122,7 @@ async def _told_and_passed_over(many: list[bytes]) -> None:
     await stand.event(len(many) + 1, codec.encode(last), NOW_MS)
     collector = stand.books.books[5].collector
     assert [one.totals.count for key, one in collector.windows.items() if key.topic == later] == [AFTER]
-    # Of the same tier, too, a window that is not over cannot have been closed or forgotten by them.
+    # They cannot have closed or dropped a window of the same tier that is not over, either.
     goes_on = Report(
         report(3, 1).id, *SCOPE, "goes-on/0", NOW_MS, (Increment(NOW_MS // 60_000 * 60_000, Totals(AFTER)),),
         part=0, upto=3,
@@ -131,7 +131,9 @@ async def _told_and_passed_over(many: list[bytes]) -> None:
     of_now = [one.totals for key, one in collector.windows.items()
               if key.start_ms == goes_on.windows[0].start_ms and key.scope == SCOPE]  # fmt: skip
     assert [totals.count for totals in of_now] == [AFTER]
-    assert ("audit-event-passed-over" in {told[0] for told in stand.told}) == bool(stand.books.passed_over)
+    assert ("audit-event-passed-over" in {incident[0] for incident in stand.incidents}) == bool(
+        stand.books.passed_over
+    )
     values = [json.loads(value) for value in (*stand.windows.values(), *stand.tiers.values())]
     assert all(-(2**63) <= number < 2**64 for value in values for number in _numbers(value)), "as others read"
     collector.due(NOW_MS, BOUNDS)
@@ -139,7 +141,7 @@ async def _told_and_passed_over(many: list[bytes]) -> None:
     known = joined([msgspec.json.decode(shares, type=type(share_of({}, WindowQuery())))], lambda _: 5)
     window_rows(known, NOW_MS, lambda *_: BOUNDS)
     verdict_rows(known, NOW_MS, lambda *_: None, lambda _: [])
-    # Who takes it over reads the same, with the bad ones among the last events.
+    # A successor reads the same, with the bad ones among the last events.
     other = Stand(stand.topic, again=99)
     other.windows, other.tiers, other.last.events = stand.windows, stand.tiers, stand.last.events
     await other.event(len(many) + 3, codec.encode(CollectorTick(1)))
@@ -147,10 +149,10 @@ async def _told_and_passed_over(many: list[bytes]) -> None:
     assert other.books.books[5].collector.tiers == collector.tiers
 
 
-async def test_an_event_on_which_the_fold_breaks_does_not_come_in_the_way_of_a_takeover(
+async def test_an_event_that_breaks_the_fold_does_not_hinder_a_takeover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever it is: nobody knows of an event that does; so one that is good breaks here."""
+    """No event is known to break the fold, so a good one breaks it here."""
     apply = folds_collector.Collector.apply
 
     def breaks(self: folds_collector.Collector, event: Event, *args: Any) -> folds_collector.TableChanges:
@@ -168,34 +170,34 @@ async def test_an_event_on_which_the_fold_breaks_does_not_come_in_the_way_of_a_t
     assert stand.count == 2
 
 
-async def test_of_many_bad_events_few_are_told() -> None:
+async def test_few_of_many_bad_events_are_reported() -> None:
     stand = Stand(Topic())
     for offset in range(1_234):
         stand.books.pass_over(5, offset, ValueError("why"))
-    assert [told[2].split(" ")[0] for told in stand.told] == ["1", "10", "100", "1000"]
+    assert [incident[2].split(" ")[0] for incident in stand.incidents] == ["1", "10", "100", "1000"]
 
 
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (BadReport("why"), "is counted nowhere"),
-        (codec.BadEvent("why"), "is counted nowhere"),
-        (ZeroDivisionError("why"), "may be counted all the same"),
+        (BadReport("why"), "are not counted"),
+        (codec.BadEvent("why"), "are not counted"),
+        (ZeroDivisionError("why"), "may still count"),
     ],
 )
-async def test_of_what_broke_the_fold_nobody_says_that_it_is_not_counted(
+async def test_the_incident_of_a_broken_fold_does_not_call_the_event_uncounted(
     error: Exception, words: str
 ) -> None:
     stand = Stand(Topic())
     stand.books.pass_over(5, 7, error)
-    ((kind, subject, message, remedy),) = stand.told
+    ((kind, subject, message, remedy),) = stand.incidents
     assert (kind, subject) == ("audit-event-passed-over", "audit/5")
     assert "at offset 7: " in message
     assert "why" in message
     assert words in remedy
 
 
-def test_a_value_that_the_changelog_would_not_take_grows_no_further() -> None:
+def test_a_value_stops_growing_before_the_changelog_refuses_it() -> None:
     """Clients with long names; reports of parts with gaps between them."""
     collector, position = folds_collector.Collector(), 0
     verdicts: list[ReportOutcome] = []

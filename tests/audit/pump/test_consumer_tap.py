@@ -1,4 +1,5 @@
-"""What a pump finishes is counted beside it: deliveries, dead letters, backlogs; nothing waits for it."""
+"""Messages that a pump finishes are counted beside it: deliveries, dead letters, backlogs. The pump never
+waits."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def audited(pump: DispatchPump, next_offset: int = 0) -> ConsumerTap:
     return audit
 
 
-def told(pump: DispatchPump) -> dict[int, int]:
+def reported_counts(pump: DispatchPump) -> dict[int, int]:
     """Records by window, in reports that all arrive, once the table has what the pump notes."""
     assert pump.audit is not None
     for _ in range(2):
@@ -60,7 +61,7 @@ def told(pump: DispatchPump) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("contract", ["unary", "stream"])
-async def test_what_is_acknowledged_or_safe_in_the_dlq_is_counted_once(contract: str) -> None:
+async def test_acknowledged_messages_and_dead_letters_count_once(contract: str) -> None:
     def handle(message: Message) -> Any:
         return Stash("no") if int(message.value) % 50 == 7 else None
 
@@ -70,14 +71,14 @@ async def test_what_is_acknowledged_or_safe_in_the_dlq_is_counted_once(contract:
         stand.feed(pump, numbers(300), timestamp_ms=1_000)
         stand.feed(pump, numbers(100, 300), timestamp_ms=WIDTH_MS)
         await stand.idle()
-        assert told(pump) == {0: 300, WIDTH_MS: 100}
+        assert reported_counts(pump) == {0: 300, WIDTH_MS: 100}
         assert pump.dead_lettered == 8
         note = AuditNote.from_bytes(audit_of(pump.note))
         assert note is not None
         assert (note.next_offset, FinishedOffsets.from_bytes(pump.note).base) == (400, 400)
 
 
-async def test_a_message_that_is_not_finished_holds_its_chunk_back_and_nothing_else() -> None:
+async def test_an_unfinished_message_holds_back_only_its_chunk() -> None:
     gate = asyncio.Event()
 
     async def handle(message: Message) -> None:
@@ -89,13 +90,13 @@ async def test_a_message_that_is_not_finished_holds_its_chunk_back_and_nothing_e
         audited(pump)
         stand.feed(pump, numbers(400), timestamp_ms=1_000)
         await stand.until(lambda: pump.tracker.unfinished == 1)
-        assert told(pump) == {0: 100}, "of chunks of 100"
+        assert reported_counts(pump) == {0: 100}, "of chunks of 100"
         gate.set()
         await stand.idle()
-        assert told(pump) == {0: 400}
+        assert reported_counts(pump) == {0: 400}
 
 
-async def test_what_a_backlog_and_the_latest_finish_is_counted_in_the_order_of_the_log() -> None:
+async def test_backlog_and_new_messages_are_counted_in_the_order_of_the_log() -> None:
     async with dispatch_rig(lambda _: None, catchUp={"lag": 100, "rate": 1e6}) as stand:
         stand.runtime.shared(ALL)
         backlog = stand.pump()
@@ -104,18 +105,18 @@ async def test_what_a_backlog_and_the_latest_finish_is_counted_in_the_order_of_t
         main = stand.split(backlog, 600)
         stand.feed(main, numbers(200, 600), timestamp_ms=1_000)
         await stand.until(lambda: main.tracker.base == 800 and backlog.tracker.base == 300)
-        assert told(main) == {0: 300}
+        assert reported_counts(main) == {0: 300}
         stand.feed(
             backlog, numbers(400, 300), timestamp_ms=1_000
         )  # beyond the split, which are the main one's
         await stand.until(lambda: main.base == 800)
-        assert told(main) == {0: 800}
+        assert reported_counts(main) == {0: 800}
         version = main.version
         main.retire()
         assert main.version >= version
 
 
-async def test_a_plan_that_comes_while_it_flows_counts_what_is_fetched_next() -> None:
+async def test_a_new_plan_counts_what_a_running_job_fetches_next() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(200), timestamp_ms=1_000)
@@ -124,14 +125,14 @@ async def test_a_plan_that_comes_while_it_flows_counts_what_is_fetched_next() ->
         assert pump.version > version, "the table is to know it"
         stand.feed(pump, numbers(100, 200), timestamp_ms=2_000)
         await stand.idle()
-        assert told(pump) == {0: 100}
+        assert reported_counts(pump) == {0: 100}
         assert pump.audit is not None
         version = pump.version
         pump.audit_by(None)
         assert (pump.version > version, pump.note) == (True, b"")
 
 
-async def test_what_the_log_lost_is_not_counted_and_what_follows_is() -> None:
+async def test_lost_offsets_are_not_counted_and_later_ones_are() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         audited(pump)
@@ -140,10 +141,10 @@ async def test_what_the_log_lost_is_not_counted_and_what_follows_is() -> None:
         _move(stand, pump, 250)
         stand.feed(pump, numbers(100, 250), timestamp_ms=1_000)
         await stand.idle()
-        assert told(pump) == {0: 200}
+        assert reported_counts(pump) == {0: 200}
 
 
-async def test_what_cannot_be_counted_ends_the_audit_and_delivery_goes_on() -> None:
+async def test_uncountable_batches_end_the_audit_and_delivery_continues() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         audit = audited(pump)
@@ -152,7 +153,7 @@ async def test_what_cannot_be_counted_ends_the_audit_and_delivery_goes_on() -> N
         await stand.idle()
         assert (len(stand.seen), pump.dead_lettered) == (100, 1)
         assert "CorruptBatch" in audit.broken
-        assert (told(pump), audit_of(pump.note)) == ({}, b"")
+        assert (reported_counts(pump), audit_of(pump.note)) == ({}, b"")
 
 
 def _move(stand: DispatchRig, pump: DispatchPump, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""A plan that compares values, too: what was altered under the same id is told by a verdict."""
+"""A plan that also compares values: the verdict shows a value that was altered under the same id."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ rows = st.lists(
 
 
 def totals(some: list[Row], how: dict[str, Any], **headers: bytes) -> Totals:
-    """What a tier counts of records with these ids and values, and further headers."""
+    """A tier's counts of records with these ids and values, and further headers."""
     tally = Tally(1_000)
     counts = how_of(AuditPlan.model_validate(plan(id=how)), SOURCE)
     for name, value in some:
         builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)
-        told = [("id", b"%d" % name)] if name >= 0 else []
-        builder.append(0, timestamp=5, key=b"k", value=value, headers=[*told, *headers.items()])
+        ids = [("id", b"%d" % name)] if name >= 0 else []
+        builder.append(0, timestamp=5, key=b"k", value=value, headers=[*ids, *headers.items()])
         count_chunk(tally, bytes(builder.build()), 0, counts)
     return tally.totals()[0]
 
@@ -51,7 +51,7 @@ def said(before: Totals, after: Totals) -> tuple[WindowState, ComparedBy]:
 
 
 @given(rows, st.data())
-def test_a_value_that_was_altered_under_the_same_id_is_told(some: list[Row], data: st.DataObject) -> None:
+def test_a_value_that_was_altered_under_the_same_id_shows(some: list[Row], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(some) - 1))
     name, value = some[at]
     other = data.draw((st.none() | st.binary(max_size=3)).filter(lambda drawn: drawn != value))
@@ -65,20 +65,20 @@ def test_a_value_that_was_altered_under_the_same_id_is_told(some: list[Row], dat
 def test_the_same_in_another_order_and_with_other_headers_is_no_difference(
     some: list[Row], chance: Any
 ) -> None:
-    """As a route leaves it that adds or drops headers, or encodes batches anew."""
+    """As after a route that adds or drops headers, or encodes batches again."""
     shuffled = list(some)
     chance.shuffle(shuffled)
     copied = totals(shuffled, VALUES, **{"switchyard-route": b"r"})
     assert said(totals(some, VALUES), copied) == (WindowState.OK, ComparedBy.VALUES)
 
 
-def test_values_that_are_swapped_are_told() -> None:
+def test_swapped_values_show() -> None:
     assert said(totals([(1, b"a"), (2, b"b")], VALUES), totals([(1, b"b"), (2, b"a")], VALUES)) == (
         WindowState.CORRUPTED, ComparedBy.VALUES,
     )  # fmt: skip
 
 
-def test_who_tells_of_ids_alone_is_compared_by_these() -> None:
+def test_sources_with_ids_alone_are_compared_by_ids() -> None:
     """Clients; and a window that was begun before the plan said so."""
     some: list[Row] = [(1, b"a"), (2, b"b")]
     mixed = totals(some[:1], {"header": "id"}).plus(totals(some[1:], VALUES))

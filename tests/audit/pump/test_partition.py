@@ -1,4 +1,4 @@
-"""The pump of an audit: what is fetched is counted once, reported until it was taken, and handed on."""
+"""The pump of an audit: it counts fetched batches once, reports until the topic takes it, and hands over."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ JOB = JobId.parse("audit:all//east:orders:3")
 
 
 class Budgeted:
-    """Whose bytes they are."""
+    """The owner of the batches' memory."""
 
     def __init__(self) -> None:
         self.budget = ByteBudget(1 << 20)
 
 
 class Stand:
-    """A log, pumps that follow on each other, and the collector of what they report."""
+    """A log, successive pumps, and the collector of their reports."""
 
     def __init__(self, plan: AuditPlan | None = None) -> None:
         self.plan = plan or audit_plan()
         self.log, self.collector, self.position = Log(), Collector(), 0
-        self.owner, self.told = Budgeted(), list[tuple[str, ...]]()
+        self.owner, self.incidents = Budgeted(), list[tuple[str, ...]]()
         self.takes = True
         self.pump = self.begin(0, 0)
 
     def begin(
         self, next_offset: int, base: int, former: AuditNote | None = None, *, is_cut: bool = False
     ) -> AuditPump:
-        def tell(*told: str) -> None:
-            self.told.append(told)
+        def record(*incident: str) -> None:
+            self.incidents.append(incident)
 
         self.pump = AuditPump(
             JOB, 1, self.plan, "regional", next_offset=next_offset, base=base, lineage=0,
-            log=LogId("c", "t"), former=former, is_cut=is_cut, report_incident=tell, send=self.report,
+            log=LogId("c", "t"), former=former, is_cut=is_cut, report_incident=record, send=self.report,
         )  # fmt: skip
         return self.pump
 
@@ -90,7 +90,7 @@ class Stand:
         return dict(sorted(found.items()))
 
 
-async def test_what_is_fetched_is_counted_at_once_and_its_bytes_go_back() -> None:
+async def test_fetched_batches_are_counted_at_once_and_their_memory_is_released() -> None:
     stand = Stand()
     stand.log.append([1, 2, 70_000])
     fetched = stand.feed()
@@ -102,7 +102,7 @@ async def test_what_is_fetched_is_counted_at_once_and_its_bytes_go_back() -> Non
     assert (stand.pump.base, stand.pump.version, stand.pump.status().delivered) == (3, 1, 3)
 
 
-async def test_what_was_not_taken_is_reported_again_and_counts_once() -> None:
+async def test_a_refused_report_is_sent_again_and_counts_once() -> None:
     stand = Stand()
     for number in range(5):
         stand.log.append([number, number])
@@ -121,9 +121,7 @@ def saved(stand: Stand) -> AuditNote:
 
 @pytest.mark.parametrize("killed_at", [0, 1, 7, 40_000, PART_OFFSETS - 1, PART_OFFSETS, PART_OFFSETS + 9])
 @pytest.mark.parametrize("is_heard", [True, False])
-async def test_a_successor_counts_what_its_predecessor_had_not_and_nothing_twice(
-    killed_at: int, is_heard: bool
-) -> None:
+async def test_a_successor_counts_only_what_its_predecessor_had_not(killed_at: int, is_heard: bool) -> None:
     stand = Stand()
     for upto in (killed_at, 300_000):
         if count := upto - stand.log.next_offset:
@@ -144,7 +142,7 @@ async def test_a_successor_counts_what_its_predecessor_had_not_and_nothing_twice
         assert stand.pump.base == 300_000
 
 
-async def test_a_successor_says_where_the_part_began_that_its_predecessor_was_in() -> None:
+async def test_a_successor_reports_from_the_start_of_its_predecessors_part() -> None:
     stand = Stand()
     stand.log.next_offset = 30_000  # what came before had gone
     stand.begin(30_000, 30_000, is_cut=True)
@@ -152,7 +150,7 @@ async def test_a_successor_says_where_the_part_began_that_its_predecessor_was_in
     stand.feed()
 
     note = saved(stand)
-    assert (note.counting, note.is_cut) == (stand.plan.counting, True), "nobody was told that it is cut"
+    assert (note.counting, note.is_cut) == (stand.plan.counting, True), "no report has said that it is cut"
     await stand.report(stand.pump)
     note = saved(stand)
     assert (note.is_cut, note.next_offset, note.state[0].since) == (False, 30_010, 30_000)
@@ -165,7 +163,7 @@ async def test_a_successor_says_where_the_part_began_that_its_predecessor_was_in
     assert stand.counts == {WIDTH_MS * 5: 20}
 
 
-async def test_what_was_lost_is_known_to_a_successor_although_nobody_was_told_yet() -> None:
+async def test_a_successor_knows_of_losses_that_were_not_reported_yet() -> None:
     stand = Stand()
     stand.log.append([WIDTH_MS] * 10)
     stand.feed()
@@ -178,7 +176,7 @@ async def test_what_was_lost_is_known_to_a_successor_although_nobody_was_told_ye
     assert (tier.complete_ms, stand.counts) == (complete_ms, {WIDTH_MS: 10})
 
 
-async def test_what_is_lost_between_two_owners_is_told_although_something_was_cut_before() -> None:
+async def test_losses_between_two_owners_are_reported_also_after_an_earlier_cut() -> None:
     stand = Stand()
     stand.log.append([WIDTH_MS] * 10)
     stand.feed()
@@ -193,7 +191,7 @@ async def test_what_is_lost_between_two_owners_is_told_although_something_was_cu
     assert (stand.counts, saved(stand).is_cut) == ({WIDTH_MS: 15}, False)
 
 
-async def test_figures_are_noted_of_as_many_windows_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_note_has_the_counts_of_as_many_windows_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "MOST_BYTES", 2_000)
     now_ms = int(time.time() * 1000) // WIDTH_MS * WIDTH_MS
     stand = Stand(audit_plan(disorder="1h"))
@@ -209,7 +207,7 @@ async def test_figures_are_noted_of_as_many_windows_as_fit(monkeypatch: pytest.M
     assert len(note.to_bytes()) <= notes.MOST_BYTES
 
 
-async def test_a_pump_that_lacks_figures_reports_nothing_and_begins_again() -> None:
+async def test_a_pump_that_lacks_counts_reports_nothing_and_begins_again() -> None:
     stand, again = Stand(), list[str]()
     catalog: Any = SimpleNamespace(plan=lambda _: stand.plan)
     clusters: Any = None
@@ -226,7 +224,7 @@ async def test_a_pump_that_lacks_figures_reports_nothing_and_begins_again() -> N
     assert stand.counts == {}
 
 
-async def test_what_lasts_of_a_pump_that_drains_is_all_of_it() -> None:
+async def test_a_drained_pump_has_reported_everything() -> None:
     stand = Stand()
     stand.log.append([1] * 100)
     stand.feed()
@@ -255,19 +253,19 @@ async def test_nothing_more_is_counted_while_many_reports_wait(monkeypatch: pyte
     stand.pump.close()
 
 
-async def test_a_gap_and_damage_are_passed_over_and_told() -> None:
+async def test_a_gap_and_damage_are_passed_over_and_reported() -> None:
     stand = Stand()
     stand.pump.skip(LogGap((), "orders", 3, 0, 500, "retention"))
     assert stand.pump.reader.next_offset == 500
     stand.pump.accept(stand.fetched(b"x" * 70, 500, 600, damage="its checksum does not match"))
-    assert (stand.pump.reader.next_offset, stand.told[0][0]) == (600, "audit-damage")
+    assert (stand.pump.reader.next_offset, stand.incidents[0][0]) == (600, "audit-damage")
     await stand.report(stand.pump)
     assert (stand.counts, stand.pump.base) == ({}, 600)
     (tier,) = stand.collector.tiers.values()
     assert tier.complete_ms > 1_700_000_000_000, "windows of before may lack what the log lost"
 
 
-async def test_what_waits_before_a_gap_is_counted_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batches_that_wait_before_a_gap_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pumps, "MOST_PENDING", 1)
     monkeypatch.setattr(pumps, "PART_OFFSETS", 1 << 16)
     stand = Stand()
@@ -282,7 +280,7 @@ async def test_what_waits_before_a_gap_is_counted_all_the_same(monkeypatch: pyte
     stand.pump.close()
 
 
-async def test_what_was_not_fetched_is_never_passed_over() -> None:
+async def test_offsets_that_were_not_fetched_are_never_passed_over() -> None:
     stand = Stand()
     with pytest.raises(ValueError, match="was not fetched"):
         stand.pump.accept(stand.fetched(b"", 5, 6))
@@ -301,7 +299,7 @@ def test_reports_are_due_when_something_was_counted_and_now_and_then() -> None:
 
 
 @pytest.mark.parametrize(("otherwise", "window"), [("record", 2 * WIDTH_MS), ("none", UNTIMED)])
-async def test_the_time_that_counts_may_be_a_field_of_the_value(otherwise: str, window: int) -> None:
+async def test_the_event_time_may_be_a_field_of_the_value(otherwise: str, window: int) -> None:
     stand = Stand(audit_plan(timestamp={"source": "json", "field": "at", "otherwise": otherwise}))
     values = [orjson.dumps({"at": 5}), orjson.dumps({"at": 3 * WIDTH_MS}), b"no json"]
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)

@@ -1,4 +1,4 @@
-"""Owners of an audit that follow on each other, killed at any moment: each record is counted once."""
+"""Successive owners of an audit, killed at any moment: each record counts once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PART = 16  # offsets, so that many parts are begun and ended
 
 
 class Region(Stand):
-    """A log that begins at `first`, and what the tracker table knows of who counts it."""
+    """A log that begins at `first`, and the tracker table's record of its owners."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__(audit_plan(disorder="1h"))  # times in no order at all
@@ -80,7 +80,7 @@ class Region(Stand):
         pytest.param(4 * 1024, 1, marks=pytest.mark.deep(minutes=0.1)),
     ],
 )
-def test_each_record_is_counted_once_whoever_is_killed_and_whenever(
+def test_each_record_counts_once_whichever_owner_is_killed_at_any_moment(
     seed: int, most_bytes: int, most_windows: int
 ) -> None:
     with (

@@ -241,7 +241,9 @@ def test_a_tier_with_other_windows_is_absent_not_lossy() -> None:
     region.close(client)
     (row,) = verdict_rows(region.known, NOW_MS, lambda *_: PLAN, lambda _: [])
     assert (row["state"], row["absent"]) == ("absent-audit", ["consumer"])
-    assert row["remark"] == "consumer also counts in windows of 10000 ms, which those of 60000 ms lack"
+    assert (
+        row["remark"] == "consumer also counts in windows of 10000 ms; those of 60000 ms lack these records"
+    )
 
 
 def test_windows_of_another_time_do_not_prevent_a_comparison() -> None:

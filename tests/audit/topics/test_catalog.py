@@ -1,4 +1,4 @@
-"""Which partitions are audited: topics are found by themselves, one plan counts each, none ends in doubt."""
+"""The audited partitions: topics are discovered, one plan counts each, and doubt ends no job."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LAYOUT = Layout(
 
 
 class ByHand:
-    """A control log and what is known of topics, by hand."""
+    """A control log, and topics that the test sets."""
 
     def __init__(self) -> None:
-        self.view, self.told = ControlState(), list[tuple[str, ...]]()
+        self.view, self.incidents = ControlState(), list[tuple[str, ...]]()
         log: Any = SimpleNamespace(view=self.view, caught_up=True)
         nowhere: Any = None
-        self.catalog = AuditsCatalog(log, nowhere, lambda *told: self.told.append(told), LAYOUT)
+        self.catalog = AuditsCatalog(log, nowhere, lambda *incident: self.incidents.append(incident), LAYOUT)
 
     def put(self, name: str, *topics: str, **spec: Any) -> AuditPut:
         plan = AuditPlan.model_validate(
@@ -62,7 +62,7 @@ def region() -> ByHand:
     return ByHand()
 
 
-def test_every_partition_of_topics_that_are_meant_is_a_job_of_its_cluster(region: ByHand) -> None:
+def test_every_partition_of_matching_topics_is_a_job_of_its_cluster(region: ByHand) -> None:
     region.put("all", "orders.*")
     region.listed("home", orders=2, other=1)
     region.listed("away", orders_x=1)
@@ -84,17 +84,17 @@ def test_the_first_plan_by_name_counts_a_topic(region: ByHand) -> None:
     assert region.jobs() == ["audit:b//home:orders:0", "audit:b//home:payments:0"]
 
 
-def test_what_cannot_be_known_ends_no_job(region: ByHand) -> None:
+def test_missing_knowledge_ends_no_job(region: ByHand) -> None:
     put = region.put("all", "orders")
     bad = {**put.definition, "spec": {}}
     assert region.view.apply(AuditPut(at_ms=3, key="audit:bad", definition=bad, etag="x", actor="test"))
     held = ["audit:all//home:orders:0", "audit:bad//home:any:0"]
 
     assert region.jobs(*held, "audit:all//home:gone:0", "audit:never//home:orders:0") == held
-    assert [told[:2] for told in region.told] == [("audit-trouble", "bad")]
+    assert [incident[:2] for incident in region.incidents] == [("audit-trouble", "bad")]
 
 
-def test_a_topic_that_is_gone_for_good_ends_its_jobs(region: ByHand) -> None:
+def test_a_deleted_topic_ends_its_jobs(region: ByHand) -> None:
     region.put("all", "orders")
     region.listed("home", orders=1)
     held = region.jobs()
@@ -113,7 +113,7 @@ def test_control_topics_are_counted_only_by_name(region: ByHand) -> None:
     assert region.jobs() == ["audit:all//home:switchyard-east-control:0"]
 
 
-def test_what_clients_count_otherwise_than_planned_is_said(region: ByHand) -> None:
+def test_deviations_of_clients_from_the_plan_are_described(region: ByHand) -> None:
     region.put("all", "orders", window="1m", lateness="9s", clusters=["home"])
     said = {
         scope: region.catalog.oddity_of(scope)
@@ -130,7 +130,7 @@ def test_what_clients_count_otherwise_than_planned_is_said(region: ByHand) -> No
     as_planned, nowhere, width, misspelt, other, unplanned, ours = said.values()
     assert as_planned == nowhere == ours == ""
     assert "client needs window_ms=60000" in width
-    assert "cluster hom is none of away, home, other" in misspelt
-    assert "no audit plan means topic orders in cluster away" in other
-    assert "no audit plan means topic payments" in unplanned
+    assert "cluster hom is not one of away, home, other" in misspelt
+    assert "no audit plan matches topic orders in cluster away" in other
+    assert "no audit plan matches topic payments" in unplanned
     assert region.catalog.bounds_of("hom", "orders").lateness_ms == 9_000

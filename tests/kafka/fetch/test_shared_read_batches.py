@@ -101,7 +101,7 @@ class Stand:
             if isinstance(item, FetchedHeaders):
                 assert item.start_offset == self.reader.next_offset, "no header is taken twice"
                 seen_at_ms = item.seen_at_ms
-                self.reader.headed(item.headers, item.next_offset, at_ms=9, seen_at_ms=seen_at_ms)
+                self.reader.add_headers(item.headers, item.next_offset, at_ms=9, seen_at_ms=seen_at_ms)
             else:
                 self.reader.fetched(item.data, item.next_offset, at_ms=9, aborted=item.aborted)
         if not self.holds:
