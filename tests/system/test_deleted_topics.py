@@ -102,7 +102,7 @@ async def test_reports_of_the_audit_library_never_make_their_topic_and_say_that_
         with pytest.raises(kafka_output.NoTopic) as told:
             await output.send([report])
         assert str(told.value) == (
-            f"topic {topic} does not exist in Kafka at {bootstrap}: workers of region {topic_name} make it "
+            f"topic {topic} does not exist in Kafka at {bootstrap}: workers of region {topic_name} create it "
             f"when they start; start one, or correct region={topic_name!r} or bootstrap"
         )
         async with connected(bootstrap) as client:

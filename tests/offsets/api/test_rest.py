@@ -97,7 +97,7 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
         refused(404, "has no position", "GET", MAP, query={**BETWEEN, "group": "nobody"})
         refused(404, "no offset sync relates", "GET", MAP, query={**BETWEEN, "topic": "x", "offset": ["0:1"]})
         refused(404, "is in none of", "GET", AT_TIME, query={"topic": "none", "time": "1h", "cluster": HERE})
-        refused(400, "is no time", "GET", AT_TIME, query={"topic": topic_name, "time": "soon"})
+        refused(400, "is not a time", "GET", AT_TIME, query={"topic": topic_name, "time": "soon"})
         refused(400, "another cluster", "POST", SYNC, body={"from": HERE, "to": HERE, "group": at.group})
         refused(404, "has no position", "POST", SYNC, body={**BETWEEN, "group": "nobody"})
 

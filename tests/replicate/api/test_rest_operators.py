@@ -99,7 +99,7 @@ def test_only_offsets_that_cannot_be_copied_are_skipped_and_each_range_as_a_whol
         (RESET, {}, 400, "say where to"),
         (RESET, {"to": "earliest", "at": "2h"}, 400, "say where to"),
         (RESET, {"to": "newest"}, 400, "earliest or latest"),
-        (RESET, {"at": "soon"}, 400, "no time"),
+        (RESET, {"at": "soon"}, 400, "is not a time"),
         (RESET, {"offsets": {"0": 5}}, 400, "topic"),
         (RESET, {"to": "latest", "partitions": [0]}, 400, "topic"),
         (RESET, {"to": "latest", "topic": 7}, 400, "topic"),
