@@ -99,8 +99,8 @@ def join(
     paths = [str(archive.root / file.path) for file in files]
     if unknown := later_columns(spark, paths):
         raise InvalidArchive(
-            f"{archive.root}: a later version wrote files with the columns {', '.join(unknown)}, which "
-            "this version would lose: compact with the later version"
+            f"{archive.root}: a later version wrote files with the columns {', '.join(unknown)}, "
+            "which this version would lose: compact with the later one"
         )
     frame = replaced(read_files(spark, paths))
     if len(together) == 1:
@@ -110,8 +110,8 @@ def join(
     landed = land(ordered(frame), archive.root, {file.topic: file.topic_id for file in files}, compare=True)
     if landed.rows != (held := sum(file.rows for file in files)):
         raise SparkJobError(
-            f"{archive.root}: read {landed.rows:,} records from files that hold {held:,}; nothing was changed, "
-            "run it again"
+            f"{archive.root}: read {landed.rows:,} records from files that hold {held:,}; nothing was "
+            "changed, run it again"
         )
     archive.commit(
         ArchiveChange("compact", now_ms, added=landed.files, removed=tuple(file.path for file in files))

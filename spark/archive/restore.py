@@ -89,9 +89,9 @@ def rows_by_partition(files: list[ArchiveFile], query: ArchiveQuery) -> dict[int
 
 @dataclass(frozen=True, slots=True)
 class RestoreNeeds:
-    """What a topic must accept; byte counts are upper bounds, or about the compressed sizes. `record_bytes`:
-    the largest batch of one record. `partition_bytes`: the largest partition. `keyless`: records without a
-    key."""
+    """The bounds that a topic must accept; bytes are upper bounds, or about the compressed sizes.
+    `record_bytes`: the largest batch of one record. `partition_bytes`: the largest partition. `keyless`:
+    records without a key."""
 
     partitions: int
     record_bytes: int

@@ -111,7 +111,7 @@ def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_co
     assert owner["p50_ms"] == pytest.approx(5, rel=0.02)
     (row,) = [row for row in found["traffic"] if row["tier"] == "consumer"]
     assert row["records"] == 12
-    assert "What workloads have finished" in page(found)
+    assert "Deliveries by workload" in page(found)
 
 
 @pytest.mark.deep(minutes=0.8)
