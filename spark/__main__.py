@@ -1,12 +1,8 @@
-"""`python -m spark JOB` runs one of the jobs of `spark.jobs`; `--help` lists them, and `JOB --help` describes
-one.
+"""`python -m spark JOB` runs one of the jobs of `spark.jobs`; `--help` lists them.
 
-Exit codes (`app.archive.errors`):
-    0  done                                 5  PySpark is missing; the archive, topic or machine lacks
-    1  failure                                 something; or another job committed first
-    2  usage                                7  a cluster or Maven Central cannot be reached
-    4  the archive lacks the topic          8  records are missing or altered (`verify`)
-    9  a topic or offsets cannot be read; all else was read, except by `verify`, which compared nothing
+Exit codes: 0 done, 2 wrong usage, 8 records are missing or altered (`verify`), 7 also if Maven Central does
+not answer, others as in `app.archive.errors`. With 9 a job has read all else, except `verify`, which compares
+nothing.
 """
 
 from __future__ import annotations

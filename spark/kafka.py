@@ -43,8 +43,7 @@ T = TypeVar("T")
 
 
 class KafkaCluster:
-    """A Kafka cluster. `options`: a Kafka client's properties. `suspects`: partitions that the connector has
-    read wrong (`spark.reading`)."""
+    """A Kafka cluster. `options`: a Kafka client's properties. `suspects`: see `spark.reading`."""
 
     __slots__ = ("_client_failure", "_spark", "options", "suspects")
 
@@ -55,7 +54,6 @@ class KafkaCluster:
         self._client_failure = ""  # why Python's Kafka client cannot use the options
 
     def cluster_id(self) -> str:
-        """The cluster's own id."""
         with self._admin() as admin:
             return str(self._get(admin.describeCluster().clusterId()))
 
@@ -92,8 +90,7 @@ class KafkaCluster:
         return found
 
     def read(self, ranges: Sequence[Range], raw: Sequence[Range] = ()) -> DataFrame:
-        """Reads `ranges` with Spark's connector and `raw` with `raw_ranges`, as `schemas.RECORD`. Reading
-        fails if records are gone.
+        """Reads `ranges` with Spark's connector, `raw` with `raw_ranges`; fails if records are gone.
 
         Jobs call `spark.reading` instead.
         """
@@ -176,7 +173,6 @@ class KafkaCluster:
             context.setLogLevel(level)
 
     def _is_read(self, ranges: Sequence[Range]) -> bool:
-        """Whether the connector reads them to their end."""
         try:
             self._connected(ranges).write.format("noop").mode("overwrite").save()
         except (PySparkException, Py4JJavaError):

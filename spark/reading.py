@@ -56,8 +56,7 @@ class RangeSource(Protocol):
 
 
 class Doubts(NamedTuple):
-    """Ranges that must be examined: `left_out` have holes, which may be correct; `wrong` have wrong
-    timestamps."""
+    """Ranges to examine. `left_out`: with holes, which may be correct. `wrong`: with wrong timestamps."""
 
     left_out: Collection[Range] = ()
     wrong: Collection[Range] = ()
@@ -133,8 +132,7 @@ def seen() -> tuple[Column, Column]:
 
 
 def doubts_of_all(ranges: Sequence[Range], found: Mapping[str, int | None]) -> Doubts:
-    """Doubts about all ranges together: fewer records than offsets, or a time before `EARLIEST_MS`. `found`:
-    the values of `seen`."""
+    """Doubts about all ranges, for fewer records than offsets or too early times. `found`: of `seen`."""
     offsets = sum(one.end - one.start for one in ranges)
     first_ms = found["first_ms"]
     return Doubts(

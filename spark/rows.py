@@ -12,7 +12,6 @@ Function = Callable[[Iterable[Row]], Iterable[tuple[Any, ...]]]
 
 
 def mapped(frame: DataFrame, function: Function, schema: StructType) -> DataFrame:
-    """Applies `function` to the rows of each task; its tuples are in the order of `schema`. The function gets
-    binary columns as `bytearray`."""
+    """Applies `function` to each task's rows, with binary columns as `bytearray`; returns `schema`."""
     rows = frame.rdd.mapPartitions(function)
     return frame.sparkSession.createDataFrame(rows, schema, verifySchema=False)

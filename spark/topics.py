@@ -18,8 +18,7 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True, order=True)
 class UnreadRange:
-    """Offsets [start, end) that a job could not read, and `why`. Both are -1 for a whole partition;
-    `partition` is `ALL` for a whole topic."""
+    """Offsets [start, end) that could not be read; -1 for a whole partition, or topic (`ALL`)."""
 
     topic: str
     partition: int

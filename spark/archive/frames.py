@@ -58,8 +58,7 @@ def ordered(placed_records: DataFrame) -> DataFrame:
 
 
 def spans(files: DataFrame) -> DataFrame:
-    """The content of `FILE` rows with `path`, by path and partition: `path`, `partition`, `start`, `end`,
-    `rows`, `first_ms`, `last_ms`."""
+    """The content of `FILE` rows with `path`, by path and partition: offsets, rows, and times."""
     return files.groupBy("path", "partition").agg(
         f.min("offset").alias("start"),
         (f.max("offset") + 1).alias("end"),
@@ -183,8 +182,7 @@ def content() -> tuple[Column, Column]:
 
 
 def totals() -> list[Column]:
-    """Aggregates that are equal for the same records in any order: `rows`, and two sums over content and
-    place."""
+    """Aggregates that are equal for the same records in any order: `rows`, and two sums of hashes."""
     place = f.xxhash64("partition", "offset")
     sums = [f.sum(f.xxhash64(digest, place).cast("decimal(20,0)")) for digest in content()]
     return [f.count("*").alias("rows"), sums[0].alias("one"), sums[1].alias("two")]

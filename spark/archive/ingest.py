@@ -32,8 +32,7 @@ class IngestSource(RangeSource, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """A round's result: `left` are offsets for the next round, `unread` could not be read. `records` includes
-    the quarantined ones."""
+    """A round's result. `left`: offsets for the next round. `records` includes the quarantined ones."""
 
     records: int
     quarantined: int

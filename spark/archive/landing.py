@@ -40,7 +40,6 @@ class Landed:
 
     @property
     def rows(self) -> int:
-        """The number of records."""
         return sum(file.rows for file in self.files)
 
     @property

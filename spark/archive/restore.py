@@ -140,8 +140,7 @@ def batch_bytes(config: Mapping[str, str]) -> int:
 
 
 def is_tight(config: Mapping[str, str], needs: RestoreNeeds) -> bool:
-    """Whether the bounds exceed the topic's limits, so that only the compressed sizes (`RestoreNeeds.packed`)
-    can tell."""
+    """Whether the bounds exceed the topic's limits, so that only compressed sizes can tell (`packed`)."""
     retention_bytes = int(config.get("retention.bytes", FOREVER))
     is_short = "delete" in config.get("cleanup.policy", "delete") and (
         0 <= retention_bytes < needs.partition_bytes
@@ -308,8 +307,7 @@ def _behind(query: ArchiveQuery, position: int | None) -> ArchiveQuery | None:
 
 
 async def _position(options: Mapping[str, Any], group: str, at: Any) -> int | None:
-    """The offset at which the restore continues. The first group of a cluster waits for Kafka to make its
-    offsets topic."""
+    """The offset to continue at. A cluster's first group waits until Kafka has made its offsets topic."""
     from aiokafka.admin import AIOKafkaAdminClient
     from aiokafka.errors import KafkaError
 
@@ -330,8 +328,7 @@ async def _position(options: Mapping[str, Any], group: str, at: Any) -> int | No
 
 
 async def _send(producer: Any, part: RestoreTask, chunk: list[ArchivedRecord]) -> None:
-    """Sends batches, because the producer's `send` refuses records with neither key nor value, which topics
-    may hold."""
+    """Sends batches, because aiokafka's `send` refuses records with neither key nor value."""
     waiting = deque(chunk)
     pending = []
     while waiting:

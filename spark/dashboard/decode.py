@@ -112,8 +112,7 @@ def _entry(table: str, key: str, value: bytes | None, offset: int) -> DecodedRec
 
 
 def incident_entry(place: str, value: bytes | None, offset: int) -> DecodedRecord:
-    """Decodes the record at `offset` of the incidents topic, under the unique key `place`; never raises for
-    its content."""
+    """Decodes the incident at `offset`, under the unique key `place`; never raises for its content."""
     try:
         at_ms = incident(value).at_ms
         if not 0 <= at_ms <= LATEST_MS:
@@ -190,8 +189,8 @@ def _check(totals: Totals) -> None:
 
 
 class JobLoad(msgspec.Struct):
-    """A job's load on a worker in five minutes, from heartbeats. Means are sums over `samples`; the arrival
-    rate's is over `rated`. Without a job (""): the worker's capacity."""
+    """A job's load on a worker in five minutes. The `_sum` fields add up `samples`, `arriving_sum` the
+    `rated` ones with an arrival rate. Without a job (""): the worker's capacity."""
 
     samples: int = 0
     cpu_sum: float = 0.0
@@ -208,7 +207,6 @@ class JobLoad(msgspec.Struct):
     last_ms: int = -1
 
     def add(self, load: Load, at_ms: int) -> None:
-        """Adds a sample."""
         self.samples += 1
         self.cpu_sum += load.cpu_cores
         self.cpu_max = max(self.cpu_max, load.cpu_cores)

@@ -29,8 +29,7 @@ MOST_FILES = 32  # load files of a date, before they are merged
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A round's result: `rows` are entries and loads, `left` are offsets for the next round, `unread` could
-    not be read."""
+    """A round's result. `rows`: entries and loads. `left`: offsets for the next round."""
 
     offsets: int
     rows: int

@@ -160,8 +160,7 @@ def _bad_heartbeats(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
 
 
 def windows(entries: DataFrame) -> DataFrame:
-    """The `WINDOW` rows of all regions' window entries (`ENTRY` with `region`), each cluster's once (rule 5
-    of the package)."""
+    """`WINDOW` from `ENTRY` with `region`, each cluster's once (rule 5 of the package)."""
     found = mapped(entries.where(f.col("table") == decode.WINDOWS), _windows, WINDOW)
     best = f.max_by(f.struct(*WINDOW.names), f.struct(f.col("count"), "closed", "region"))
     keys = ("topic", "tier", "cluster", "width_ms", "start_ms", "shard")
@@ -209,8 +208,7 @@ def _merged(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
 
 
 def tiers_of(entries: Sequence[Row]) -> dict[str, dict[TierPlace, list[TierRecord]]]:
-    """The tier records by topic and place. If several regions count a cluster, the records are from the
-    region that heard it last."""
+    """Tier records by topic and place. If several regions have a cluster, the last to hear it counts."""
     found: defaultdict[tuple[str, TierPlace], defaultdict[str, list[TierRecord]]]
     found = defaultdict(lambda: defaultdict(list))
     for row in entries:
@@ -230,8 +228,7 @@ def _heard_ms(records: list[TierRecord]) -> int:
 
 
 def widths(found: DataFrame) -> dict[str, Widths]:
-    """The window widths by topic of `WINDOW`, for topics with several: after a change of the plan, or if a
-    client counts in others."""
+    """Window widths by topic, if there are several: the plan has changed, or a client uses others."""
     several = found.groupBy("topic").agg(f.min("width_ms").alias("least"), f.max("width_ms").alias("most"))
     topics = several.where(f.col("least") < f.col("most")).select("topic")
     by_topic: defaultdict[str, list[tuple[TierPlace, PairedWindow]]] = defaultdict(list)

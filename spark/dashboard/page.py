@@ -129,12 +129,10 @@ def _workloads(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def section(title: str, content: str) -> str:
-    """A heading with its content."""
     return f"<h2>{text(title)}</h2>\n" + (content or '<p class="soft">None.</p>')
 
 
 def text(value: object) -> str:
-    """The value, escaped."""
     return escape("" if value is None else str(value))
 
 
@@ -167,8 +165,7 @@ def span(value_ms: float | None) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], of: str = "") -> str:
-    """Rows as an HTML table; "" if there are none. `of`: the field with few known values that becomes the
-    row's class."""
+    """Rows as an HTML table; "" if there are none. `of`: the field whose value is the row's class."""
     if not rows:
         return ""
     cells = [[made(row) for _, made in columns] for row in rows]

@@ -154,7 +154,6 @@ def cluster_of(event: Any) -> str:
 
 
 def topic_owners(tables: SmallTables) -> dict[str, list[str]]:
-    """The owners of each topic's workloads."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for (_, key), event in tables.workloads.items():
         found[key.rpartition("/")[2]].add(owner_of(event))
@@ -263,8 +262,7 @@ def readiness_rows(
     newest_ms: Mapping[str, int],
     now_ms: int,
 ) -> list[dict[str, Any]]:
-    """A row for each workload and other region. `lossy`: lossy windows by topic. `newest_ms`: by topic the
-    start of the newest window with records."""
+    """A row for each workload and other region. `newest_ms`: by topic, of the newest window with records."""
     partitions: defaultdict[tuple[str, str, str], int] = defaultdict(int)
     for region, job in tables.assignments:
         partitions[region, name_of(job), topic_of(job)] += 1
@@ -321,8 +319,7 @@ _Lines = Mapping[tuple[str, str], Mapping[str, Mapping[int, OffsetMapLine]]]
 
 
 def _lines(tables: SmallTables) -> _Lines:
-    """The lines by the id of the cluster that they copy from. If several routes copy a partition, the line
-    with the newest barrier counts."""
+    """Lines by the source cluster's id. If routes overlap, the line with the newest barrier counts."""
     found: defaultdict[tuple[str, str], defaultdict[str, dict[int, OffsetMapLine]]]
     found = defaultdict(lambda: defaultdict(dict))
     for (region, key), line in tables.lines.items():

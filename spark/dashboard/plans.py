@@ -34,8 +34,7 @@ Heard = Mapping[tuple[str, TierPlace], Collection[str]]  # by topic and place: t
 
 
 class Plans:
-    """The audit plans of all regions. `consumed`: by region and workload (group/topic) the cluster that it
-    reads."""
+    """The audit plans of all regions. `consumed`: the cluster read, by region and group/topic."""
 
     def __init__(
         self, stated: Iterable[tuple[str, PlanTerms]], consumed: Mapping[tuple[str, str], str]
@@ -66,8 +65,7 @@ class Plans:
 
 
 class Compared(NamedTuple):
-    """How a region compares a topic. `counted` places are always compared, `heard` ones near the time of
-    their reports."""
+    """How a region compares a topic: `counted` places always, `heard` ones near the time of their reports."""
 
     places: Mapping[TierPlace, Sequence[TierRecord]]
     counted: frozenset[TierPlace]
@@ -153,8 +151,7 @@ class Comparer:
     def pairs(
         self, topic: str, start_ms: int, width_ms: int, windows: Sequence[tuple[str, TierPlace, WindowRecord]]
     ) -> Iterator[tuple[str, Pair]]:
-        """The region and result of each pair of tiers in a window. `windows`: region, place and record of all
-        places."""
+        """The pairs of tiers in a window, with the region that reports each. `windows`: of all places."""
         of = self._topics.get(topic, {})
         placed = {place for one in of.values() for place in one.places}
         reported = set()

@@ -88,8 +88,7 @@ def write(frame: DataFrame, archive: Archive, table: str, rows: int, topic: str)
 
 
 def tidy(archive: Archive, now_ms: int) -> int:
-    """Deletes files that have not counted for an hour; returns their number. A longer reader must start
-    again."""
+    """Deletes files that have not counted for an hour, even if a report reads them; returns their number."""
     old = stale(archive, now_ms, UNREAD_MS, SCHEMAS)
     for path in old:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

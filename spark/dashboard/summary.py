@@ -129,8 +129,7 @@ def _summed(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
 def deliveries(
     traffic: DataFrame, pairs: Sequence[Mapping[str, Any]]
 ) -> dict[tuple[str, str, str], people.GroupDelivery]:
-    """The records that a group has finished on all its clusters, by region, group and topic, with loss and
-    extra records from `pair_rows`."""
+    """A group's finished records by region, group and topic, with the losses of `pair_rows`."""
     found: defaultdict[tuple[str, str, str], people.GroupDelivery] = defaultdict(people.GroupDelivery)
     for row in _summed(traffic.where(f.col("tier") == CONSUMER), ["region", "topic", "cluster"]):
         at = (row["region"], group_of(row["cluster"])[1], row["topic"])
@@ -183,8 +182,7 @@ def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
 def topic_rows(
     by_place: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """A row for each topic, most records first: records of its first tier, losses on the whole way to all
-    regions, windows by state."""
+    """A row for each topic: records of its first tier, losses on the whole way, windows by state."""
     rank = {tier: at for at, tier in enumerate(ORDER)}
     first: dict[str, str] = {}
     for row in by_place:
@@ -212,8 +210,7 @@ def topic_rows(
 
 
 def worst_windows(verdicts: DataFrame) -> list[dict[str, Any]]:
-    """Windows in a `NOT_OK` state: most missing or extra records first, and last those whose numbers are
-    unknown."""
+    """Windows in a `NOT_OK` state, most missing or extra records first, unknown numbers last."""
     known, differs = f.greatest(differing("missing"), differing("extra")), f.greatest("missing", "extra")
     rows = (
         verdicts.where(f.col("state").isin(*NOT_OK))
@@ -339,8 +336,7 @@ def uses(
 
 
 def quarantine_rows(spark: SparkSession, stores: daily.Stores) -> tuple[list[dict[str, Any]], int]:
-    """The number of unusable records by region, table and reason, the most frequent of each region; and the
-    number of the other records."""
+    """Unusable records by region, table and reason, the most frequent first; and the number of the rest."""
     rows, more = [], 0
     for region, (archive, state) in stores.items():
         files = files_of(state, QUARANTINE)

@@ -68,8 +68,7 @@ class _Description(NamedTuple):
 
 
 def event(region: str, table: str, key: str, position: int, value: bytes) -> Event | None:
-    """The event of an activity entry or incident; None if it has none, such as a deployment or an event of a
-    later version."""
+    """The event of an activity entry or incident; None if it has none, such as a deployment."""
     try:
         record: AnyControlEvent | IncidentRecord
         record = incident(value) if table == decode.INCIDENTS else control_event(value)

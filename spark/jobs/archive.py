@@ -59,7 +59,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Archives until nothing is left, or for ever."""
     spark = common.session("archive", options)
     source = common.cluster(spark, options.bootstrap, options.command_config)
     sums = {"records": 0, "quarantined": 0, "files": 0, "offsets_gone_before": 0}

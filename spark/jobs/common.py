@@ -160,7 +160,6 @@ class UnreadRanges:
         self._by_place |= news
 
     def as_json(self) -> list[dict[str, Any]]:
-        """For the job's result."""
         return [
             {**({"region": where} if where else {}), **asdict(one)}
             for (where, *_), one in sorted(self._by_place.items())

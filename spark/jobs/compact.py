@@ -47,7 +47,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Merges small files, then deletes or counts stale ones."""
     if not SHORTEST_S <= options.older_than <= REMEMBERED_MS / 1000:
         raise BadOption(
             "--older-than: give 1h to 7d. Readers may need a file for 1h; the log forgets removals after 7d."

@@ -75,7 +75,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Runs rounds until nothing is left, or for ever."""
     regions = dict(options.region)
     if len(regions) < len(options.region):
         raise BadOption("--region: give each region once")

@@ -78,7 +78,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Checks and plans; restores with `--execute`."""
     archive = Archive.open(options.archive)
     reader = ArchiveReader(archive)
     query = ArchiveQuery(

@@ -77,7 +77,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Reads the loads; reports the sizes that they need."""
     if not (options.from_store or options.archive or options.loads):
         raise BadOption("give the history of loads: --from-store, --archive or --loads")
     if options.spare < 0:

@@ -73,7 +73,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Compares, writes the findings, prints their sums."""
     spark = common.session("verify", options)
     folder = options.findings or switchyard_home() / "spark" / "findings" / uuid4().hex[:12]
     if existing := [name for name in ("findings", "pairs") if (folder / name).exists()]:
@@ -189,8 +188,7 @@ def _sums(spark: SparkSession, folder: Path, sums: list[Column]) -> dict[str, in
 
 
 def _archive(spark: SparkSession, options: Namespace, _folder: Path, write: Write) -> int:
-    """Compares by offset. The number of the archive's records must equal the number in its log. Returns the
-    number of the topic's records."""
+    """Compares by offset, and the number of archived records with the log. Returns the topic's records."""
     cluster = common.cluster(spark, options.bootstrap, options.command_config)
     topic = cluster.topic(options.topic)
     reader = ArchiveReader(Archive.open(options.archive))

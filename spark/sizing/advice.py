@@ -12,8 +12,7 @@ from app.sizing.recommendation import Measured, SizingRules, recommend
 
 
 class JobNeed(NamedTuple):
-    """A job's load in its fleet's busiest hours. `arriving` and `ceiling`: maxima of the job's own hours, in
-    messages/s; None: unknown."""
+    """A job's load in its fleet's busiest hours; `arriving` and `ceiling` (messages/s) are its own maxima."""
 
     region: str
     group: str

@@ -133,8 +133,7 @@ def busiest(hours: DataFrame) -> DataFrame:
 
 
 def workers(loads: DataFrame) -> DataFrame:
-    """The number of workers by region, group and hour, and the medians of their capacity: `workers`, `cpu`,
-    `memory`, `network`."""
+    """The number of workers by region, group and hour, and the medians of their capacity."""
     hour = f.floor(f.col("start_ms") / f.lit(HOUR_MS)).alias("hour")
     capacity = loads.where((f.col("job") == "") & (f.col("samples") > 0))
     return capacity.groupBy("region", "group", hour).agg(

@@ -30,8 +30,7 @@ def by_offset(source: DataFrame, copy: DataFrame) -> DataFrame:
 
 
 def met(source: DataFrame, copy: DataFrame) -> DataFrame:
-    """The records of both sides at each offset: `partition`, `offset`, the numbers of `sources` and `copies`,
-    and whether they `differ`."""
+    """By `partition` and `offset`: the numbers of `sources` and `copies`, and whether they `differ`."""
     return (
         _sided(source, copy)
         .groupBy("partition", "offset")
