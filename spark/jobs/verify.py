@@ -236,7 +236,7 @@ def check_archive(archive: Archive, files: list[ArchiveFile], read: int) -> None
     held = sum(file.rows for file in files)
     if read != held:
         raise SparkJobError(
-            f"read {read:,} of {held:,} records of {archive.root}; nothing was compared, run it again"
+            f"read {read:,} of {held:,} records of {archive.root}: nothing was compared; run it again"
         )
 
 
@@ -249,7 +249,7 @@ def check_topic(cluster: KafkaCluster, ranges: list[Range], seen: int, records: 
     most = sum(one.end - one.start for one in ranges)
     if records > most or (not seen and cluster.has_records(ranges)):
         raise SparkJobError(
-            f"read {records:,} records of {ranges[0].topic}, which has up to {most:,}; nothing was compared, "
+            f"read {records:,} records of {ranges[0].topic}, which has up to {most:,}: nothing was compared; "
             "run it again"
         )
 
