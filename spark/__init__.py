@@ -1,19 +1,19 @@
-"""Spark jobs over what Switchyard's clusters hold: the archive, and comparisons record by record.
+"""Spark jobs over the topics of Switchyard's clusters: the archive, comparisons record by record, the
+dashboard and sizing.
 
     python -m spark archive --bootstrap 127.0.0.1:9092 --to /var/lib/archive --topics 'orders.*' --once
     python -m spark --help
 
 Rules
-1. A job is pure functions from frame to frame, and a thin entry point in `spark.jobs` that reads, calls them
-   and writes. Frames have explicit schemas (`spark.schemas`).
-2. It runs on this machine with all cores, and on a cluster by Spark's own configuration only.
-3. A record that a job cannot use goes to a quarantine table with its reason, and is counted.
-4. A job that is killed and started again neither loses nor doubles: what it wrote counts once a single atomic
-   step says so.
-5. `spark.archive.{layout,log,reader}` need no Spark, so that the console and the command line can read
-   archives.
-6. Of `app` only the pure core, what its topics are called and hold (`app.controllog.topics`,
-   `app.controllog.codec`), and the yard's way of fetching jars are used. Only `spark.raw_ranges` reads topics
-   as workers do.
-7. A topic or range that cannot be read holds up no other, and is told: records are read by `spark.reading`.
+1. A job is an entry point in `spark.jobs` that reads, calls functions from DataFrame to DataFrame, and
+   writes. Every DataFrame has an explicit schema (`spark.schemas`).
+2. A job runs on all cores of this machine. Only Spark's own configuration sends it to a cluster.
+3. A job keeps a record that it cannot use in a quarantine table with the reason, and counts it.
+4. A job that is killed and started again neither loses nor duplicates records: its output counts from one
+   atomic commit on.
+5. Archives are read without Spark (`app.archive`), so that the console and the command line can read them.
+6. Jobs import the models of `app` and the yard's download of jars, as the import contract in pyproject.toml
+   lists. Only `spark.raw_ranges` reads topics with the workers' Kafka client.
+7. `spark.reading` reads all records. A topic or range that cannot be read is reported, and does not stop the
+   others.
 """

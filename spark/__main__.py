@@ -1,8 +1,8 @@
-"""`python -m spark JOB`: one of the jobs of `spark.jobs`; `--help` tells which, and each tells its own.
+"""`python -m spark JOB` runs one of the jobs of `spark.jobs`; `--help` lists them.
 
-Exit codes: 0 done, 1 failure, 2 usage, 4 nothing of that is archived, 5 PySpark is not installed, something
-is not as it must be, or another job was first, 7 a cluster or Maven Central cannot be reached, 8 records are
-missing (`verify`), 9 a topic or offsets cannot be read; what else there is was read, but by `verify`.
+Exit codes: 0 done, 2 wrong usage, 8 records are missing or altered (`verify`), 7 also if Maven Central does
+not answer, others as in `app.archive.errors`. With 9 a job has read all else, except `verify`, which compares
+nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from app.dev.yard.progress import say
 
 EXIT_INTERRUPTED = 130
 JOBS = {
-    "archive": "topics to Parquet files by topic, date and hour, exactly once",
-    "compact": "join an archive's small files, delete what counts no more",
-    "restore": "a range of an archive back to a topic",
-    "verify": "a topic against its copy or its archive, record by record",
-    "dashboard": "what all regions' tables say, kept and compared, exactly once",
-    "report": "that as JSON and as an HTML file",
-    "size": "workers and partitions that the measured loads need",
+    "archive": "write topics to Parquet files by topic, date and hour, exactly once",
+    "compact": "merge an archive's small files, delete files that no longer count",
+    "restore": "write a range of an archive back to a topic",
+    "verify": "compare a topic with its copy or its archive, record by record",
+    "dashboard": "collect and compare the tables of all regions, exactly once",
+    "report": "report on the dashboard's store as JSON or HTML",
+    "size": "recommend workers and partitions for the measured loads",
     "jars": "print the connector's jars, for spark-submit --jars",
 }
-WITHOUT_SPARK = "jars"  # it only fetches
+WITHOUT_SPARK = "jars"  # downloads files only
 EXAMPLES = """\
 examples:
   python -m spark archive --bootstrap 127.0.0.1:9092 --topics 'orders.*' --to ~/archive --once
@@ -73,11 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SparkJobError as error:
         say(str(error))
         return error.exit_code
-    except BrokenPipeError:  # whoever read has had enough
+    except BrokenPipeError:  # the reader of the pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        say("Interrupted; what was not finished counts for nothing.")
+        say("Interrupted. Output that was not committed does not count.")
         return EXIT_INTERRUPTED
 
 

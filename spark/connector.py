@@ -1,8 +1,8 @@
-"""The jars that let Spark read and write Kafka.
+"""The jars of Spark's Kafka connector.
 
-`connector.lock.json` lists what the connector asks for beyond PySpark's own jars, with size and SHA-256
-(written by `python -m spark.relock`). They are fetched once, by the yard's means, into the user's cache
-folder, and given to Spark as files: Spark resolves nothing itself.
+`connector.lock.json` (written by `python -m spark.relock`) pins the jars that the connector needs beyond
+PySpark's own, with size and SHA-256. The yard downloads them once into the user's cache folder. Spark gets
+their paths and resolves nothing itself.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ LOCK_FILE = Path(__file__).with_name("connector.lock.json")
 
 
 def connector_jars() -> list[Path]:
-    """The connector's jars, fetched when they are not there.
+    """The paths of the connector's jars; downloads those that are missing.
 
     Raises:
-        Unreachable: they are not here and cannot be fetched, with the remedy.
+        Unreachable: A jar cannot be downloaded; the text has the remedy.
     """
     jars = JarSet.load(LOCK_FILE)
     try:

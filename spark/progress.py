@@ -1,5 +1,4 @@
-"""What people see while a job runs, on standard error: a bar of Spark's tasks on a terminal, plain lines
-elsewhere."""
+"""The progress of a job on standard error: a bar of Spark's tasks on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ __all__ = ["say", "tasks_done", "watching"]
 
 @contextmanager
 def watching(spark: SparkSession, title: str) -> Iterator[None]:
-    """Shows how far Spark is with what the block asks of it."""
+    """Shows the progress of the Spark tasks that the block starts."""
     stop = threading.Event()
     show = _bar if sys.stderr.isatty() else _lines
     thread = threading.Thread(target=show, args=(spark, title, stop), daemon=True)
@@ -35,11 +34,11 @@ def watching(spark: SparkSession, title: str) -> Iterator[None]:
 
 
 def tasks_done(spark: SparkSession) -> tuple[int, int]:
-    """Tasks done and tasks in all, of the stages that run now."""
+    """Completed tasks and all tasks of the active stages."""
     tracker = spark.sparkContext.statusTracker()
     stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-    there = [stage for stage in stages if stage is not None]
-    return sum(s.numCompletedTasks for s in there), sum(s.numTasks for s in there)
+    active = [stage for stage in stages if stage is not None]
+    return sum(s.numCompletedTasks for s in active), sum(s.numTasks for s in active)
 
 
 def _bar(spark: SparkSession, title: str, stop: threading.Event) -> None:
@@ -54,4 +53,4 @@ def _bar(spark: SparkSession, title: str, stop: threading.Event) -> None:
 def _lines(spark: SparkSession, title: str, stop: threading.Event) -> None:
     while not stop.wait(PLAIN_LINE_EVERY_S):
         done, total = tasks_done(spark)
-        say(f"{title}: {done} of {total} tasks of what runs now")
+        say(f"{title}: {done} of {total} tasks of the active stages")

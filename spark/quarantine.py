@@ -1,7 +1,7 @@
-"""Parting what a job can use from what it cannot.
+"""Separates the records that a job can use from those that it quarantines.
 
-A bad record is kept whole, with the first reason that holds, and is counted; it never stops a job and is
-never dropped.
+A bad record is kept whole, with the first reason that holds, and is counted. It never stops a job, and no job
+drops it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ REASON = "reason"
 
 
 def part(frame: DataFrame, reasons: Mapping[str, Column]) -> tuple[DataFrame, DataFrame]:
-    """What is good, and what is bad with a column `reason`; `reasons` says by name what is wrong.
+    """Splits the DataFrame into good rows, and bad rows with a column `reason`.
 
-    A condition that is null does not hold.
+    Args:
+        reasons: By the reason's name, the condition of a bad row. A null condition does not hold.
     """
     judged = judge(frame, reasons)
     good = judged.where(f.col(REASON).isNull()).drop(REASON)
@@ -25,6 +26,6 @@ def part(frame: DataFrame, reasons: Mapping[str, Column]) -> tuple[DataFrame, Da
 
 
 def judge(frame: DataFrame, reasons: Mapping[str, Column]) -> DataFrame:
-    """The frame with `reason`: null for what is good, else the first that holds; both in one pass."""
+    """Adds `reason`: null for a good row, otherwise the first reason that holds. One pass gives both."""
     named = [f.when(wrong, f.lit(name)) for name, wrong in reasons.items()]
     return frame.withColumn(REASON, f.coalesce(*named) if named else f.lit(None).cast("string"))

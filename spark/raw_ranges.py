@@ -1,11 +1,11 @@
-"""Ranges of a topic that Spark's connector cannot read, read as workers read topics.
+"""Reads the ranges that Spark's connector cannot read, with the workers' Kafka client (`app.kafka.fetch`).
 
-The connector makes microseconds of each record's timestamp before any column of ours. So one timestamp in
-nanoseconds fails the job, and a time before the Gregorian calendar becomes another one without a word. It
-also believes the offsets that records of an uncompressed batch say, and passes over the good records behind
-them. Here a record has the timestamp that it says, and the offset that its broker gave.
+The connector converts each timestamp to microseconds. So one timestamp in nanoseconds fails the job, and a
+time before the Gregorian calendar silently becomes another time. The connector also believes the offsets
+inside an uncompressed batch, and skips the good records behind wrong ones. Here a record has its own
+timestamp, and the offset that its broker gave.
 
-Everything here runs in tasks of Spark, a range after the other. It takes the means of `app.kafka.fetch`.
+The functions run in Spark tasks and read one range after the other.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from app.kafka.records.verbatim_copy import LOG_APPEND_TIME, has_own_offsets
 from spark.archive.restore import client_options
 from spark.topics import Range
 
-# Timestamps (ms) that the connector tells as they are: from the first day of the Gregorian calendar, which is
-# 1582-10-15, to the last one that is a number of microseconds.
+# Timestamps (ms) that the connector keeps: from the first day of the Gregorian calendar, 1582-10-15, to the
+# last one that fits in microseconds.
 EARLIEST_MS, LATEST_MS = -12_219_292_800_000, (2**63 - 1) // 1000
 
 RecordRow = tuple[
@@ -36,12 +36,9 @@ RecordRow = tuple[
 
 
 class Examined(NamedTuple):
-    """What a task found of a range.
-
-    `reached`: its records before that offset can be read here. `why`: what is the matter there, "" when that
-    is the range's end. `is_odd`: the connector reads it otherwise, or nobody reads it. `is_away`: no broker
-    answered.
-    """
+    """The result of examining a range: records before `reached` can be read here, and `why` says why not the
+    rest ("" if all). `is_odd`: the connector reads it wrong, or no client can read it. `is_away`: no broker
+    answered."""
 
     range: Range
     reached: int
@@ -51,7 +48,7 @@ class Examined(NamedTuple):
 
     @classmethod
     def joined(cls, whole: Range, pieces: Sequence[Examined]) -> Examined:
-        """What was found of a range's pieces, which are in order, as of the whole range."""
+        """The result for a whole range, from the results of its pieces in order."""
         bad = next((one for one in pieces if one.why), None)
         reached, why = (whole.end, "") if bad is None else (bad.reached, bad.why)
         is_odd = any(one.is_odd for one in pieces)
@@ -59,11 +56,11 @@ class Examined(NamedTuple):
 
 
 class Away(ClusterUnreachable):
-    """No broker of the cluster takes a connection."""
+    """No broker of the cluster accepts a connection."""
 
 
 class Unreadable(ValueError):
-    """The offsets from `offset` on cannot be read here; `is_damage`: nor by anybody else."""
+    """The offsets from `offset` on cannot be read here. `is_damage`: no other client can read them either."""
 
     def __init__(self, offset: int, why: str, *, is_damage: bool = False) -> None:
         super().__init__(why)
@@ -75,16 +72,18 @@ def rows(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Record
     """The records of these ranges.
 
     Raises:
-        Unreadable: some are gone or damaged. ClusterUnreachable, KafkaError.
+        Unreadable: Some records are gone or damaged.
+        ClusterUnreachable: No broker answers.
+        KafkaError: A broker refuses the request.
     """
     for one in ranges:
         with asyncio.Runner() as runner:
             batches = _batches(options, one)
             try:
-                while (batch := runner.run(_next(batches))) is not None:
+                while (batch := runner.run(_next_batch(batches))) is not None:
                     yield from _rows(one, batch)
             finally:
-                runner.run(batches.aclose())  # type: ignore[attr-defined]  # a generator has it
+                runner.run(batches.aclose())  # type: ignore[attr-defined]  # a generator's
 
 
 def examine(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Examined]:
@@ -93,10 +92,10 @@ def examine(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Exa
 
 
 def look_for_own_offsets(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Examined]:
-    """`is_odd`: the range has a batch whose records say other offsets than their broker gave.
+    """Sets `is_odd` for ranges with a batch whose records say other offsets than the broker gave.
 
-    Nothing is decompressed, as brokers give the records of compressed batches the right ones. What cannot be
-    read is not odd: the connector has read it.
+    Nothing is decompressed, because brokers correct the offsets in compressed batches. Damage does not make a
+    range odd: the connector has read it.
     """
     return _each(_own_offsets, options, ranges)
 
@@ -105,7 +104,7 @@ Look = Callable[[Mapping[str, str], Range], Coroutine[Any, Any, Examined]]
 
 
 def _each(look: Look, options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Examined]:
-    """A cluster that is away is waited for once."""
+    """Waits only once for a cluster that does not answer."""
     away: Examined | None = None
     for one in ranges:
         if away is None:
@@ -126,8 +125,8 @@ async def _examined(options: Mapping[str, str], one: Range) -> Examined:
             reached = max(reached, min(batch.header.next_offset, one.end))
     except Unreadable as error:
         return Examined(one, max(reached, error.offset), is_odd or error.is_damage, str(error))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is of this range only
-        return Examined(one, reached, is_odd, _words(error), isinstance(error, Away))
+    except Exception as error:  # noqa: BLE001 - any error concerns only this range
+        return Examined(one, reached, is_odd, _reason(error), isinstance(error, Away))
     return Examined(one, one.end, is_odd)
 
 
@@ -136,12 +135,12 @@ async def _own_offsets(options: Mapping[str, str], one: Range) -> Examined:
         async for batch in _batches(options, one, skips_damage=True):
             if has_own_offsets(batch):
                 return Examined(one, one.end, is_odd=True)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is of this range only
-        return Examined(one, one.start, False, _words(error), isinstance(error, Away))
+    except Exception as error:  # noqa: BLE001 - any error concerns only this range
+        return Examined(one, one.start, False, _reason(error), isinstance(error, Away))
     return Examined(one, one.end, is_odd=False)
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, (SparkJobError, KafkaError, ClusterUnreachable)):
         return str(error)
     return f"{type(error).__name__}: {error}"
@@ -150,12 +149,14 @@ def _words(error: Exception) -> str:
 async def _batches(
     options: Mapping[str, str], one: Range, *, skips_damage: bool = False
 ) -> AsyncIterator[RecordBatch]:
-    """What is committed in the range; the first and the last batch may reach beyond it.
+    """The committed batches of the range; the first and the last one may extend beyond it.
 
     Raises:
-        Unreadable: see `rows`.
+        Away: No broker answers.
+        BadOption: aiokafka cannot use the options.
+        Unreadable: A batch is damaged, unless `skips_damage`.
     """
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # people read what tasks log
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a task's log reaches the terminal
     client = ClusterClient(_spec(options))
     try:
         await client.start()
@@ -165,23 +166,23 @@ async def _batches(
         raise BadOption(f"Python's Kafka client cannot use these options: {error!r}") from error
     try:
         async for piece in read_span(client, one.topic, one.partition, one.start, one.end):
-            if piece.start >= one.end:  # what came with the last batches
+            if piece.start >= one.end:  # fetched together with the last batches
                 return
             if piece.damage and skips_damage:
                 continue
             if piece.damage:
                 why = f"the batch of offsets {piece.start:,} to {piece.end - 1:,}: {piece.damage}"
                 raise Unreadable(piece.start, why, is_damage=True)
-            shown = ReadCommittedFilter(piece.aborted)
+            committed = ReadCommittedFilter(piece.aborted)
             for batch in iter_batches(piece.data):
                 header = batch.header
-                if shown.shows(batch) and one.start < header.next_offset and header.base_offset < one.end:
+                if committed.shows(batch) and one.start < header.next_offset and header.base_offset < one.end:
                     yield batch
     finally:
         await client.stop()
 
 
-async def _next(batches: AsyncIterator[RecordBatch]) -> RecordBatch | None:
+async def _next_batch(batches: AsyncIterator[RecordBatch]) -> RecordBatch | None:
     return await anext(batches, None)
 
 
@@ -202,7 +203,7 @@ def _rows(one: Range, batch: RecordBatch) -> Iterator[RecordRow]:
 
 
 def _spec(options: Mapping[str, str]) -> ClusterSpec:
-    """Raises: BadOption: an option that aiokafka has no word for."""
+    """Raises: BadOption: An option that aiokafka does not have."""
     found: dict[str, Any] = client_options(options)
     servers = found["bootstrap_servers"]
     return ClusterSpec(

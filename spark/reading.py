@@ -1,19 +1,19 @@
-"""Reading ranges of offsets, where one that cannot be read holds up no other.
+"""Reads ranges of offsets so that a range that cannot be read does not stop the others.
 
     read by Spark's connector ──▶ used ──▶ done
-        │ it fails, or may have passed over records
+        │ it fails, or may have skipped records
         ▼
-    which ranges ──▶ these are read by `raw_ranges` as far as they can be ──▶ used again ──▶ done
+    find these ranges ──▶ `raw_ranges` reads them as far as possible ──▶ used again ──▶ done
 
 Rules
-1. Good ranges cost nothing. Only where the connector fails, or leaves offsets out, ranges are looked at: so
-   what transactions write, or compaction has left, is fetched a second time.
-2. A range that the connector fails at is found by reading each alone. Where none fails alone, the failure is
-   the caller's, as that of a full disk.
-3. A range that cannot be read to its end is read up to there, and told with the reason. Nobody may take the
-   rest for read.
-4. A cluster remembers the partitions in which it has found something (`suspects`), so that a job finds it
-   once. It forgets one when the next range of it is as the connector reads it.
+1. Good ranges cost nothing. A range is examined only if the connector fails, or if its offsets have holes. So
+   ranges with transactions or compaction are fetched a second time.
+2. A range that makes the connector fail is found by reading each range alone. If none fails alone, the caller
+   gets the failure, such as a full disk.
+3. A range that cannot be read to its end is read up to the bad offset. The rest is returned as an
+   `UnreadRange` with the reason, and must not count as read.
+4. A cluster remembers the partitions with such ranges (`suspects`), so that a job pays for the search once. A
+   partition is forgotten when the connector reads its next range well.
 """
 
 from __future__ import annotations
@@ -32,32 +32,31 @@ from spark.progress import say
 from spark.raw_ranges import EARLIEST_MS, Examined
 from spark.topics import Range, UnreadRange
 
-NAMED = 10  # partitions, in a line for people
+NAMED = 10  # partitions in a message
 
 T = TypeVar("T")
 
 
 class RangeSource(Protocol):
-    """What reading needs of a cluster."""
+    """The methods of a cluster that reading needs."""
 
     suspects: set[tuple[str, int]]
 
     def read(self, ranges: Sequence[Range], raw: Sequence[Range] = ()) -> DataFrame:
-        """The records of `ranges` by the connector, and of `raw` as they are."""
+        """Reads `ranges` with the connector and `raw` with `raw_ranges`."""
 
     def failing(self, ranges: Sequence[Range]) -> list[Range]:
-        """Those that the connector cannot read."""
+        """The ranges that the connector cannot read."""
 
     def renumbering(self, ranges: Sequence[Range]) -> list[Range]:
-        """Those in which the connector passes over records."""
+        """The ranges in which the connector skips records."""
 
     def examined(self, ranges: Sequence[Range]) -> list[Examined]:
-        """How far each can be read as it is."""
+        """How far `raw_ranges` can read each range."""
 
 
 class Doubts(NamedTuple):
-    """Of ranges that were read: those with offsets `left_out`, which may be as it should be, and those with
-    `wrong` timestamps."""
+    """Ranges to examine. `left_out`: with holes, which may be correct. `wrong`: with wrong timestamps."""
 
     left_out: Collection[Range] = ()
     wrong: Collection[Range] = ()
@@ -69,12 +68,13 @@ def read_around(
     use: Callable[[DataFrame], T],
     doubts: Callable[[T], Doubts],
 ) -> tuple[T, tuple[UnreadRange, ...]]:
-    """What `use` makes of all records of these ranges that can be read, and what could not be.
+    """Applies `use` to all records of these ranges that can be read; returns its result and the ranges that
+    could not be read.
 
-    `use` may be called several times. Its last result counts, and `doubts` says what is to be looked at.
+    `use` may be called several times, and its last result counts. `doubts` says which ranges to examine.
 
     Raises:
-        Unreachable: no broker answers. Whatever `use` raises otherwise.
+        Unreachable: No broker answers. Other errors of `use` are passed on.
     """
     raw = {one for one in ranges if (one.topic, one.partition) in source.suspects}
     certain = set[Range]()
@@ -96,14 +96,14 @@ def read_around(
             if not news:
                 raise
             certain |= news
-            say(f"Spark's Kafka connector fails at {_named(news)}: {cause(failure)}; read without it now")
+            say(f"Spark's Kafka connector cannot read {_named(news)}: {cause(failure)}; reading without it")
         else:
             doubted = doubts(used)
             news = set(plain) & set(doubted.wrong)
             news |= set(source.renumbering([one for one in plain if one in set(doubted.left_out)]))
             certain |= news
             if news:
-                say(f"Spark's Kafka connector reads {_named(news)} wrong; read without it now")
+                say(f"Spark's Kafka connector reads {_named(news)} wrong; reading without it")
         raw |= news
         source.suspects -= {(one.topic, one.partition) for one in ranges}
         source.suspects |= {(one.topic, one.partition) for one in raw}
@@ -114,10 +114,11 @@ def read_around(
 def read_whole(
     source: RangeSource, ranges: Sequence[Range], use: Callable[[DataFrame], T], doubts: Callable[[T], Doubts]
 ) -> T:
-    """What `use` makes of all records of these ranges.
+    """Applies `use` to all records of these ranges; returns its result.
 
     Raises:
-        UnreadableTopic: some cannot be read. Unreachable: no broker answers. Whatever `use` raises.
+        UnreadableTopic: Some records cannot be read.
+        Unreachable: No broker answers. Other errors of `use` are passed on.
     """
     used, unread = read_around(source, ranges, use, doubts)
     if unread:
@@ -126,13 +127,12 @@ def read_whole(
 
 
 def seen() -> tuple[Column, Column]:
-    """Aggregates of records for `doubts_of_all`: `records` and `first_ms`."""
+    """Aggregates for `doubts_of_all`: `records` and `first_ms`."""
     return f.count("*").alias("records"), f.min("timestamp_ms").alias("first_ms")
 
 
 def doubts_of_all(ranges: Sequence[Range], found: Mapping[str, int | None]) -> Doubts:
-    """All ranges, where there are fewer records than offsets of all together, or a time that the connector
-    may have told wrong; `found`: what `seen` says of the records."""
+    """Doubts about all ranges, for fewer records than offsets or too early times. `found`: of `seen`."""
     offsets = sum(one.end - one.start for one in ranges)
     first_ms = found["first_ms"]
     return Doubts(

@@ -1,9 +1,9 @@
-"""Writes `connector.lock.json` anew: run it after changing the version of PySpark, and review the difference.
+"""Writes `connector.lock.json`. Run it after a change of PySpark's version, and review the difference.
 
     python -m spark.relock
 
-The connector is resolved with all it asks for; what PySpark's wheel already carries is left out, the rest is
-pinned by size and SHA-256.
+It resolves the connector with its dependencies, leaves out the jars that PySpark's wheel has, and pins the
+others by size and SHA-256.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION}"
 
 
 def main() -> int:
-    """Resolves and writes; the exit code is 0."""
     carried = {jar.name for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
     progress.say(f"Resolving {CONNECTOR}")
     with tempfile.TemporaryDirectory() as folder:

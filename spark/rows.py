@@ -1,4 +1,4 @@
-"""Python over a frame's rows. By RDD, as PySpark's Arrow functions require pandas."""
+"""Python functions over a DataFrame's rows, by RDD, because PySpark's Arrow functions require pandas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ Function = Callable[[Iterable[Row]], Iterable[tuple[Any, ...]]]
 
 
 def mapped(frame: DataFrame, function: Function, schema: StructType) -> DataFrame:
-    """What `function` makes of the rows of each task, in the order of `schema`. Binary columns come to it as
-    `bytearray`."""
+    """Applies `function` to each task's rows, with binary columns as `bytearray`; returns `schema`."""
     rows = frame.rdd.mapPartitions(function)
     return frame.sparkSession.createDataFrame(rows, schema, verifySchema=False)

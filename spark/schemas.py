@@ -1,4 +1,4 @@
-"""The schemas of frames, spelled out: nothing is inferred from data."""
+"""Explicit schemas of the DataFrames: nothing is inferred from data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql.types import (
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
-# A record as it is archived and compared. `timestamp_type`: 0 the producer's, 1 the broker's, -1 none.
+# A record that is archived or compared. `timestamp_type`: 0 the producer's, 1 the broker's, -1 none.
 RECORD = StructType(
     [
         StructField("topic", StringType()),
@@ -29,13 +29,13 @@ RECORD = StructType(
     ]
 )
 
-# The same in a file, where the topic stands in the path; `reason` says why it is quarantined. Later versions
-# append columns that may be null.
+# A record in a file, whose path names the topic. `reason`: why it is quarantined. Later versions append
+# nullable columns.
 FILE = StructType(
     [*(field for field in RECORD.fields if field.name != "topic"), StructField("reason", StringType())]
 )
 
-# A record and its copy: `known` says whether the source has that content at all.
+# A record and its copy. `known`: the source has this content at some offset.
 PAIR = StructType(
     [
         StructField("lane", LongType()),
@@ -46,8 +46,8 @@ PAIR = StructType(
     ]
 )
 
-# What a comparison found. `missing` is in the source only; `foreign` in the copy only; `doubled` once too
-# often in the copy; `reordered` before an earlier one there; `altered` at its offset with another content.
+# A difference. `missing`: in the source only. `foreign`: in the copy only. `doubled`: a surplus record of the
+# copy. `reordered`: the copy has it before an earlier record. `altered`: other content at the same offset.
 FINDING = StructType(
     [
         StructField("kind", StringType()),

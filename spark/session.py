@@ -1,8 +1,8 @@
-"""Making the session: all cores of this machine, or a cluster by Spark's own configuration.
+"""Makes the Spark session: on all cores of this machine, or on a cluster by Spark's own configuration.
 
-What decides, first one first: `--conf` of the command line, `spark-defaults.conf` (or what `spark-submit` was
-given), and the defaults here. They are chosen for one machine: 2 GB of heap, no web page, ports on the
-loopback address only.
+The command line's `--conf` wins over spark-defaults.conf or the arguments of `spark-submit`, and both win
+over the defaults here. The defaults suit one machine: 2 GB of heap, no web page, ports on the loopback
+address only.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 HEAP = "2g"
 LOOPBACK = "127.0.0.1"
 SETTING = re.compile(r"\s*([^\s=#][^\s=]*)(?:\s*=\s*|\s+)(.*)")
-# It cuts off what turns out to be empty, with the observation of how many rows that had: who
-# asks for those waits for ever.
+# The rule removes an empty branch together with its Observation, and `Observation.get` then waits for ever.
 OBSERVED_STAYS = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
-SHUFFLES_PER_CORE = 4  # small enough to pipeline on one machine; adaptive execution joins what is tiny
+SHUFFLES_PER_CORE = 4  # small enough to pipeline on one machine; adaptive execution merges tiny partitions
 
 
 def make_session(name: str, given: Mapping[str, str] | None = None) -> SparkSession:
-    """A session for the job `name`, with the Kafka connector; `given` is configuration that wins over all
-    other.
+    """Makes a session for the job `name`, with the Kafka connector. `given` wins over all other
+    configuration.
 
     Raises:
-        InvalidArchive: no Java for Spark. Unreachable: the connector cannot be fetched.
+        InvalidArchive: The machine has no Java for Spark.
+        Unreachable: The connector cannot be downloaded.
     """
     home = switchyard_home() / "spark"
     home.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def make_session(name: str, given: Mapping[str, str] | None = None) -> SparkSess
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit has started Java
         prepare_java(home)
     if _is_local(chosen):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # and not whatever python3 the PATH has
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # not the PATH's python3
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     builder = SparkSession.builder.appName(f"switchyard-{name}")
     for key, value in chosen.items():
@@ -53,18 +53,18 @@ def make_session(name: str, given: Mapping[str, str] | None = None) -> SparkSess
 
 
 def settings(home: Path, decided: Mapping[str, str]) -> dict[str, str]:
-    """What the builder is to be told: `decided`, and our defaults for whatever is not decided."""
+    """The builder's configuration: `decided`, and the defaults for the keys that it lacks."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     defaults = {
         "spark.driver.memory": HEAP,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         "spark.jars": ""
-        if decided.keys() & {"spark.jars", "spark.jars.packages"}  # then nothing is to be fetched here
+        if decided.keys() & {"spark.jars", "spark.jars.packages"}  # the user names the connector
         else ",".join(str(jar) for jar in connector_jars()),
-        "spark.hadoop.fs.defaultFS": "file:///",  # what options name are folders, also where HDFS is near
+        "spark.hadoop.fs.defaultFS": "file:///",  # options name local folders, even where HDFS is configured
         "spark.local.dir": str(home / "local"),
         "spark.sql.warehouse.dir": (home / "warehouse").as_uri(),
-        "spark.sql.session.timeZone": "UTC",  # dates and hours of the archive are UTC's everywhere
+        "spark.sql.session.timeZone": "UTC",  # dates and hours of the archive are UTC
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.adaptive.optimizer.excludedRules": OBSERVED_STAYS,
         "spark.ui.enabled": "false",
@@ -84,7 +84,7 @@ def _is_local(decided: Mapping[str, str]) -> bool:
 
 
 def outside_settings() -> dict[str, str]:
-    """What spark-submit or spark-defaults.conf say."""
+    """The configuration that spark-submit or spark-defaults.conf sets."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return dict(SparkConf().getAll())
     folder = Path(
@@ -96,6 +96,6 @@ def outside_settings() -> dict[str, str]:
 
 
 def read_defaults(text: str) -> dict[str, str]:
-    """The keys and values of a spark-defaults.conf: a key, blanks or an equals sign, the value."""
+    """The settings in a spark-defaults.conf: a key, blanks or an equals sign, the value."""
     lines = (SETTING.match(line) for line in text.splitlines())
     return {line[1]: line[2].strip() for line in lines if line}

@@ -1,16 +1,16 @@
-"""Topics and ranges of offsets, as jobs plan with them: small values, without Spark."""
+"""Topics and ranges of offsets, as jobs plan with them; without Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-ALL = -1  # in the place of a partition
+ALL = -1  # as the partition: all partitions
 
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """Offsets [start, end) that a partition has: from its log's start to its last stable offset."""
+    """The offsets [start, end) of a partition: from the log start offset to the last stable offset."""
 
     start: int
     end: int
@@ -18,8 +18,7 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True, order=True)
 class UnreadRange:
-    """What a job could not read, and `why`: offsets [start, end) of a partition, or the whole partition where
-    both are -1, or the whole topic where `partition` is `ALL`."""
+    """Offsets [start, end) that could not be read; -1 for a whole partition, or topic (`ALL`)."""
 
     topic: str
     partition: int
@@ -35,7 +34,7 @@ class UnreadRange:
 
 @dataclass(frozen=True, slots=True)
 class KafkaTopic:
-    """A topic as it is now. `unread`: partitions of unknown bounds, which are not in `partitions`."""
+    """A topic at this moment. `unread`: partitions without known bounds, which `partitions` lacks."""
 
     name: str
     topic_id: str
@@ -53,6 +52,6 @@ class Range:
     end: int
 
     def pieces(self, most: int) -> list[Range]:
-        """The same offsets in ranges of at most `most`."""
+        """Splits the range into ranges of at most `most` offsets."""
         starts = range(self.start, self.end, most)
         return [Range(self.topic, self.partition, at, min(at + most, self.end)) for at in starts]

@@ -1,11 +1,11 @@
-"""Joining small files, and deleting what nobody counts any more.
+"""Merges an archive's small files, and finds the files that no longer count.
 
 Rules
-1. Files are joined within a lineage, table, date and hour; the records in them stay the same: as many as the
-   log says, down to their digests, which are compared before the change is made.
-2. The replaced files stay on the disk for those who read them; `stale` names those that were replaced, or
-   never came to count, longer ago than a reader takes.
-3. Columns of a later version are left to it: here they would be lost.
+1. Files are merged within a lineage, table, date and hour. The number of records must equal the log's, and
+   the digests must match, before the change is committed.
+2. Replaced files stay on the disk for their readers. `stale` finds files that were replaced, or never
+   committed, longer ago than a reader takes.
+3. Files with columns of a later version are refused, because a merge would lose the columns.
 """
 
 from __future__ import annotations
@@ -27,26 +27,25 @@ from spark.archive.frames import PLACE, later_columns, ordered, read_files, repl
 from spark.archive.landing import STAGING, land
 
 TARGET_BYTES = 128 * 1024 * 1024
-SMALL_SHARE = 0.5  # of the target: two files below it fit into one
-ROUND_BYTES = 1024 * 1024 * 1024  # of one change: what is lost by a kill
+SMALL_SHARE = 0.5  # of the target, so that two small files fit into one
+ROUND_BYTES = 1024 * 1024 * 1024  # of one change, which a kill repeats
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionGroup:
-    """Small files of one folder and lineage, and how many are to be made of them."""
+    """Small files of one folder and lineage, and the number of files to merge them into."""
 
     files: tuple[ArchiveFile, ...]
     into: int
 
     @property
     def size_bytes(self) -> int:
-        """All of them together."""
         return sum(file.size_bytes for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """What a change replaced: records, files before and after."""
+    """The records that a change merged, and the files before and after."""
 
     records: int
     before: int
@@ -54,7 +53,7 @@ class CompactionResult:
 
 
 def groups(state: ArchiveState, target_bytes: int = TARGET_BYTES) -> list[CompactionGroup]:
-    """Folders where joining leaves fewer files, most small files first."""
+    """The folders where merging leaves fewer files, those with most small files first."""
     folders: dict[tuple[str, ...], list[ArchiveFile]] = defaultdict(list)
     for file in state.files.values():
         if file.size_bytes < target_bytes * SMALL_SHARE:
@@ -67,8 +66,8 @@ def groups(state: ArchiveState, target_bytes: int = TARGET_BYTES) -> list[Compac
 
 
 def rounds(found: list[CompactionGroup], limit_bytes: int = ROUND_BYTES) -> Iterator[list[CompactionGroup]]:
-    """Groups that go together: all that become one file each, up to `limit_bytes` and of one lineage a topic;
-    larger ones alone."""
+    """Splits the groups into changes. Groups that become one file each share a change, up to `limit_bytes`
+    and one lineage a topic; others are alone."""
     together: list[CompactionGroup] = []
     ids: dict[str, str] = {}
     for group in found:
@@ -89,28 +88,29 @@ def rounds(found: list[CompactionGroup], limit_bytes: int = ROUND_BYTES) -> Iter
 def join(
     spark: SparkSession, archive: Archive, together: list[CompactionGroup], now_ms: int
 ) -> CompactionResult:
-    """Makes one change of these groups.
+    """Merges these groups in one change.
 
     Raises:
-        ConcurrentCommit: another compaction was there first; nothing changed. SparkJobError: what was written
-        differs, or not all was read. InvalidArchive: files of a later version.
+        ConcurrentCommit: Another compaction committed first; nothing changed.
+        SparkJobError: Records are missing, or differ from those that were written.
+        InvalidArchive: Files have columns of a later version.
     """
     files = [file for group in together for file in group.files]
     paths = [str(archive.root / file.path) for file in files]
     if unknown := later_columns(spark, paths):
         raise InvalidArchive(
-            f"{archive.root}: a later version wrote files with the columns {', '.join(unknown)}, which this "
-            "one would lose: compact with that version"
+            f"{archive.root}: a later version wrote files with the columns {', '.join(unknown)}, "
+            "which this version would lose: compact with the later one"
         )
     frame = replaced(read_files(spark, paths))
     if len(together) == 1:
         frame = frame.repartitionByRange(together[0].into, "partition", "offset")
     else:
-        frame = frame.repartition(len(together), *PLACE)  # a folder's records meet in one task
+        frame = frame.repartition(len(together), *PLACE)  # one task writes a folder's records
     landed = land(ordered(frame), archive.root, {file.topic: file.topic_id for file in files}, compare=True)
     if landed.rows != (held := sum(file.rows for file in files)):
         raise SparkJobError(
-            f"{archive.root}: {landed.rows:,} records were read of files that hold {held:,}; nothing was "
+            f"{archive.root}: read {landed.rows:,} records from files that hold {held:,}; nothing was "
             "changed, run it again"
         )
     archive.commit(
@@ -120,18 +120,19 @@ def join(
 
 
 def unhide(archive: Archive, now_ms: int) -> int:
-    """Gives files that Spark does not see other names; how many. The former ones stay as replaced ones do.
+    """Renames the files that Spark ignores; returns their number. The former names stay on the disk like
+    replaced files.
 
     Raises:
-        ConcurrentCommit: another job did it first; nothing changed.
+        ConcurrentCommit: Another job renamed them first; nothing changed.
     """
     files = [file for file in archive.state().files.values() if file.hidden]
     added = []
     for file in files:
         path = archive.root / file.path
         seen = path.with_name(f"{VISIBLE}{path.name}")
-        os.utime(path)  # `stale` takes what does not count yet for new
-        with contextlib.suppress(FileExistsError):  # of a job that was killed here
+        os.utime(path)  # keeps `stale` from the link before it is committed
+        with contextlib.suppress(FileExistsError):  # left by a job that was killed here
             os.link(path, seen)
         added.append(replace(file, path=seen.relative_to(archive.root).as_posix()))
     for folder in {(archive.root / file.path).parent for file in added}:
@@ -145,7 +146,7 @@ def unhide(archive: Archive, now_ms: int) -> int:
 def compact(
     spark: SparkSession, archive: Archive, now_ms: int, target_bytes: int = TARGET_BYTES
 ) -> Iterator[CompactionResult]:
-    """Joins what is small, change by change; what another one joined meanwhile is left to it."""
+    """Merges small files, one change at a time. Skips a change that another job made meanwhile."""
     with contextlib.suppress(ConcurrentCommit):
         unhide(archive, now_ms)
     for together in rounds(groups(archive.state(), target_bytes)):
@@ -158,7 +159,7 @@ def compact(
 def stale(
     archive: Archive, now_ms: int, older_than_ms: int, tables: Iterable[str] = (RECORDS, QUARANTINE)
 ) -> list[Path]:
-    """Files of these tables, and staging folders, that have counted for nothing for longer than that."""
+    """Files of these tables, and staging folders, that have not counted for at least this time."""
     state = archive.state()
     found = []
     for table in tables:
@@ -177,7 +178,7 @@ def stale(
 
 
 def _changed_ms(path: Path) -> int | None:
-    """None: another job has moved or deleted it meanwhile."""
+    """None: another job has moved or deleted the file."""
     try:
         return int(path.stat().st_mtime * 1000)
     except FileNotFoundError:

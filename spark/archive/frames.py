@@ -1,6 +1,6 @@
-"""The archive's frames: pure functions from frame to frame.
+"""The archive's DataFrames: pure functions from DataFrame to DataFrame.
 
-`RECORD` frames come from Kafka or from files; a file's path says topic, date and hour.
+A `RECORD` frame comes from Kafka or from files. A file's path has the topic, date and hour.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from spark.schemas import FILE, HEADERS, RECORD
 NO_TIMESTAMP = "no timestamp"
 BEFORE_1970 = "timestamp before 1970"
 FAR_FUTURE = "timestamp far in the future"
-FUTURE_MS = 86_400_000  # a day: no clock is wrong by more without being broken
+FUTURE_MS = 86_400_000  # a day: a clock that is wrong by more is broken
 UNDATED = "none"
 
 PLACE = ("table", "topic", "date", "hour")
-BATCH_OVERHEAD, RECORD_OVERHEAD, LENGTH_BYTES = 61, 21, 5  # of Kafka's format, each number at its longest
-LZ4_BLOCK_BITS, LZ4_FRAME = 13, 64  # what cannot be compressed grows by 8 bytes in 64 KiB, and by a frame
+BATCH_OVERHEAD, RECORD_OVERHEAD, LENGTH_BYTES = 61, 21, 5  # of Kafka's format, with its longest varints
+LZ4_BLOCK_BITS, LZ4_FRAME = 13, 64  # incompressible bytes grow by 8 in 64 KiB, and by a frame
 DIGEST_SALT = 0x5DEECE66D
 
 
 def placed(records: DataFrame, now_ms: int) -> DataFrame:
-    """`RECORD` with the folder each belongs to: `table`, `date` and `hour` of its timestamp (UTC), and for
-    quarantined ones the `reason`, with `none` as their date and hour."""
+    """`RECORD` with the folder: `table`, and `date` and `hour` of the timestamp (UTC). A quarantined record
+    has a `reason`, and `none` as date and hour."""
     judged = judge(
         records,
         {
@@ -41,7 +41,7 @@ def placed(records: DataFrame, now_ms: int) -> DataFrame:
         },
     )
     good = f.col(REASON).isNull()
-    when = f.timestamp_millis(f.when(good, f.col("timestamp_ms")))  # of others it may overflow
+    when = f.timestamp_millis(f.when(good, f.col("timestamp_ms")))  # a quarantined timestamp may overflow
     return judged.select(
         f.when(good, RECORDS).otherwise(QUARANTINE).alias("table"),
         *RECORD.names,
@@ -52,17 +52,13 @@ def placed(records: DataFrame, now_ms: int) -> DataFrame:
 
 
 def ordered(placed_records: DataFrame) -> DataFrame:
-    """Each task's rows folder by folder, within one by partition and offset: files are written in one go, and
-    Parquet's statistics tell row groups apart."""
+    """Sorts each task's rows by folder, partition and offset, so that it writes one file after the other and
+    Parquet's statistics separate row groups."""
     return placed_records.sortWithinPartitions(*PLACE, "partition", "offset")
 
 
 def spans(files: DataFrame) -> DataFrame:
-    """By file and partition what it holds: `path`, `partition`, `start`, `end`, `rows`, `first_ms`,
-    `last_ms`.
-
-    Takes `FILE` columns with `path`.
-    """
+    """The content of `FILE` rows with `path`, by path and partition: offsets, rows, and times."""
     return files.groupBy("path", "partition").agg(
         f.min("offset").alias("start"),
         (f.max("offset") + 1).alias("end"),
@@ -76,42 +72,43 @@ FOLDERS = ".*/(records|quarantine)/topic=([^/]+)/date=([^/]+)/hour=([^/]+)/[^/]+
 
 
 def replaced(files: DataFrame) -> DataFrame:
-    """What `placed` gave, from files with their `path`."""
+    """The columns of `placed`, from files with their `path`."""
     return files.select(
         *(f.regexp_extract("path", FOLDERS, at).alias(name) for at, name in enumerate(PLACE, 1)), *FILE.names
     )
 
 
 def read_files(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """`FILE` columns with `path`, of all of these files, as `read_parquet` does."""
+    """The `FILE` columns of these files with `path` (see `read_parquet`)."""
     return _with_path(read_parquet(spark, FILE, paths))
 
 
 def read_parquet(spark: SparkSession, schema: StructType, paths: list[str]) -> DataFrame:
-    """All of these files; columns that a file lacks are null, those of later versions are left out.
+    """Reads all of these files. Columns that a file lacks are null; columns of later versions are left out.
 
-    Spark passes over files that are hidden, or gone when it lists them, without a word: here that fails.
+    Spark silently skips hidden files, and files that are gone when it lists them. Here both fail.
 
     Raises:
-        InvalidArchive: a file's name hides it. SparkJobError: Spark does not find all of them.
+        InvalidArchive: A file's name makes it hidden.
+        SparkJobError: Spark does not find all files.
     """
     if hidden := [path for path in paths if is_hidden(path)]:
         raise InvalidArchive(
-            f"{hidden[0]}: Spark passes over files of such names, which an earlier version gave to "
-            f"{len(hidden)} of these: `python -m spark compact` gives them others"
+            f"{hidden[0]}: Spark ignores files with such names, which an earlier version gave to "
+            f"{len(hidden)} of these: `python -m spark compact` renames them"
         )
     frame = spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*paths)
-    there = len(frame.inputFiles())
-    if there != len(set(paths)):
+    found = len(frame.inputFiles())
+    if found != len(set(paths)):
         raise SparkJobError(
-            f"Spark finds {there} of {len(set(paths))} files, as {paths[0]}; another job may have deleted "
+            f"Spark finds {found} of {len(set(paths))} files like {paths[0]}; another job may have deleted "
             "some: run it again"
         )
     return frame
 
 
 def read_folder(spark: SparkSession, folder: Path) -> DataFrame:
-    """The same of what Spark has written into a folder, at any depth."""
+    """The `FILE` columns with `path` of all files in a folder that Spark wrote, at any depth."""
     return _with_path(spark.read.schema(FILE).option("recursiveFileLookup", "true").parquet(str(folder)))
 
 
@@ -120,13 +117,13 @@ def _with_path(frame: DataFrame) -> DataFrame:
 
 
 def later_columns(spark: SparkSession, paths: list[str]) -> list[str]:
-    """Columns of these files that this version does not know; only their footers are read."""
-    there = spark.read.option("mergeSchema", "true").parquet(*paths).columns
-    return sorted(set(there) - set(FILE.names))
+    """The columns of these files that this version does not know; reads only footers."""
+    columns = spark.read.option("mergeSchema", "true").parquet(*paths).columns
+    return sorted(set(columns) - set(FILE.names))
 
 
 def matching_records(files: DataFrame, query: ArchiveQuery) -> DataFrame:
-    """Of `FILE` columns the records that the query wants; quarantined ones whatever their time is."""
+    """The `FILE` rows that match the query. Quarantined ones match at any time."""
     inside = f.col("offset").between(query.start, query.end - 1)
     if query.partitions is not None:
         inside &= f.col("partition").isin(sorted(query.partitions))
@@ -135,8 +132,8 @@ def matching_records(files: DataFrame, query: ArchiveQuery) -> DataFrame:
 
 
 def sizes(files: DataFrame) -> DataFrame:
-    """By partition what a topic needs to take these records: `record_bytes`, the largest as a batch of its
-    own (as Kafka's producer bounds it, and lz4 may make it larger); `partition_bytes`; `keyless`, how many;
+    """The bounds of a topic that takes these records, by partition: `record_bytes`, the largest batch of one
+    record (the bound of Kafka's producer, and lz4's growth); `partition_bytes`; `keyless` records;
     `first_ms`, `last_ms`."""
     held = f.coalesce(f.length("key"), f.lit(0)) + f.coalesce(f.length("value"), f.lit(0)) + 2 * LENGTH_BYTES
     headers = f.aggregate(
@@ -161,10 +158,10 @@ def sizes(files: DataFrame) -> DataFrame:
 
 
 def content() -> tuple[Column, Column]:
-    """A record's content as two hashes of 64 bits: key, value, headers and timestamp, not where it lies.
+    """Two 64-bit hashes of a record's key, value, headers and timestamp, without its place.
 
-    Both see the same fields in another order behind another first word, so that what collides in one does not
-    in the other. Null and empty are told apart.
+    The second hash reads the fields in reverse after a salt, so that records which collide in one hash differ
+    in the other. Null and empty differ.
     """
     headers = f.coalesce("headers", f.array().cast(HEADERS))
     pairs = f.transform(
@@ -176,15 +173,16 @@ def content() -> tuple[Column, Column]:
         f.coalesce(f.length("value"), f.lit(-1)),
         f.col("value"),
         f.size(headers),
-        f.when(f.size(headers) > 0, pairs),  # Spark interprets `transform`: most records need none
+        f.when(
+            f.size(headers) > 0, pairs
+        ),  # Spark interprets `transform` slowly, and most records have no headers
         f.col("timestamp_ms"),
     ]
     return f.xxhash64(*parts), f.xxhash64(f.lit(DIGEST_SALT), *reversed(parts))
 
 
 def totals() -> list[Column]:
-    """Aggregates that two frames of the same records share, in whatever order: `rows`, and two sums over
-    content and place."""
+    """Aggregates that are equal for the same records in any order: `rows`, and two sums of hashes."""
     place = f.xxhash64("partition", "offset")
     sums = [f.sum(f.xxhash64(digest, place).cast("decimal(20,0)")) for digest in content()]
     return [f.count("*").alias("rows"), sums[0].alias("one"), sums[1].alias("two")]

@@ -1,8 +1,8 @@
-"""A round of archiving: read the next ranges, land them, let them count.
+"""One round of archiving: read the next ranges, write their files, commit them.
 
-A round that is killed anywhere, or outdone by another archiver, changes nothing. Ranges that the topic
-deletes while they are read fail the round; the next one finds the gap. A range that cannot be read is told
-and holds up no other: its partition's position stays before the first offset that was not read.
+A round that is killed, or whose change another archiver made first, changes nothing. If the topic deletes
+records while they are read, the round fails, and the next round records a gap. A range that cannot be read is
+reported and does not stop the others: its partition's position stays before the first unread offset.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spark.topics import KafkaTopic, Range, UnreadRange
 
 
 class IngestSource(RangeSource, Protocol):
-    """What a round needs of a cluster."""
+    """The methods of a cluster that a round needs."""
 
     def topics(self, pattern: str) -> dict[str, KafkaTopic]:
         """Topics with their bounds."""
@@ -32,8 +32,7 @@ class IngestSource(RangeSource, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """What a round did: records archived, those of them quarantined, files, gaps, offsets that still wait for
-    the next round, and what could not be read."""
+    """A round's result. `left`: offsets for the next round. `records` includes the quarantined ones."""
 
     records: int
     quarantined: int
@@ -44,15 +43,14 @@ class IngestResult:
 
 
 def run_round(archive: Archive, source: IngestSource, pattern: str, limit: int, now_ms: int) -> IngestResult:
-    """One round over the topics whose names match; at most `limit` offsets.
+    """Archives at most `limit` offsets of the topics whose names match.
 
     Raises:
-        ConcurrentCommit: another archiver was there first, or a topic was made anew meanwhile. Nothing
-        counts.
+        ConcurrentCommit: Another archiver committed first, or a topic was deleted meanwhile; nothing changed.
     """
     topics, reached = source.topics(pattern), archive.state().reach
     planned = next_round(topics.values(), reached, limit, now_ms)
-    untold = unread_topics(topics)
+    undescribed = unread_topics(topics)
     landed, unread = Landed(()), tuple[UnreadRange, ...]()
     if planned.ranges:
         ids = {name: topic.topic_id for name, topic in topics.items()}
@@ -67,18 +65,17 @@ def run_round(archive: Archive, source: IngestSource, pattern: str, limit: int, 
     if planned.after:
         archive.commit(change(planned, landed, now_ms))
     return IngestResult(
-        landed.rows, landed.quarantined, len(landed.files), planned.gaps, planned.left, untold + unread
+        landed.rows, landed.quarantined, len(landed.files), planned.gaps, planned.left, undescribed + unread
     )
 
 
 def unread_topics(topics: Mapping[str, KafkaTopic]) -> tuple[UnreadRange, ...]:
-    """Those and their partitions of which the cluster does not tell."""
+    """The topics and partitions that the cluster does not describe."""
     return tuple(one for topic in topics.values() for one in topic.unread)
 
 
 def doubts(ranges: Sequence[Range], landed: Landed) -> Doubts:
-    """Ranges of which fewer records than offsets were landed, or records of a time that the connector may
-    have told wrong."""
+    """Doubts about ranges with fewer records than offsets, or with a time before `EARLIEST_MS`."""
     rows, wrong = Counter[tuple[str, int]](), set[tuple[str, int]]()
     for file in landed.files:
         for span in file.spans:
@@ -97,8 +94,8 @@ def without(
     topics: Mapping[str, KafkaTopic],
     reached: Mapping[ArchivedPartition, ArchivedReach],
 ) -> ArchiveRound:
-    """The round that reaches up to what could not be read. What waits behind that is not `left`: no round
-    that follows at once would come to it. `reached`: before this round."""
+    """Ends the round before the unread ranges. Offsets behind them are not `left`, because an immediate next
+    round would not reach them. `reached`: the reach before this round."""
     after, left = dict(planned.after), planned.left
     for one in unread:
         topic = topics[one.topic]
@@ -111,7 +108,7 @@ def without(
 
 
 def change(planned: ArchiveRound, landed: Landed, now_ms: int) -> ArchiveChange:
-    """The log's change that makes the round count."""
+    """The log's change that commits the round."""
     return ArchiveChange(
         kind="land",
         at_ms=now_ms,
@@ -126,5 +123,5 @@ def _same(before: dict[str, KafkaTopic], after: dict[str, KafkaTopic]) -> None:
     for name, topic in before.items():
         if name not in after or after[name].topic_id != topic.topic_id:
             raise ConcurrentCommit(
-                f"topic {name} was deleted or made anew while it was read; nothing of the round counts"
+                f"topic {name} was deleted or made again while it was read; the round changed nothing"
             )

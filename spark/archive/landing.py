@@ -1,13 +1,12 @@
-"""Writing files of the archive: staged by Spark, told by their own content, moved to their place, and then
-counted.
+"""Writes files of the archive: Spark stages them, the index describes them by their content, and they move to
+their place.
 
 Rules
-1. Spark writes into a folder of its own under `staging`. What is there is read back: the index says what
-   files hold, not what was meant.
-2. Files are brought to the disk and moved to their final folders before the log's change that makes them
-   count.
-3. Their names are never used twice, and tell the topic's id: behind a word, since ids may begin with `_`,
-   and Spark takes files whose names do for hidden and leaves them out without saying so.
+1. Spark writes into a new folder under `staging`. The index comes from reading the files back, so it states
+   what they hold.
+2. Files are synced to the disk and moved to their folders before the log's change that makes them count.
+3. A file's name is never used twice. The topic's id follows a prefix, because Spark silently ignores files
+   whose names begin with `_`, as an id may.
 """
 
 from __future__ import annotations
@@ -29,33 +28,32 @@ from app.archive.layout import QUARANTINE, VISIBLE, ArchiveFile, FileSpan
 from app.archive.log import sync
 from spark.archive.frames import PLACE, read_folder, spans, totals
 
-ROW_GROUP_BYTES = 16 * 1024 * 1024  # what a reader of a time range reads at least
+ROW_GROUP_BYTES = 16 * 1024 * 1024  # the least that a reader of a time range fetches
 STAGING = "staging"
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Files in their places, which do not count yet."""
+    """Files in their folders, which do not count yet."""
 
     files: tuple[ArchiveFile, ...]
 
     @property
     def rows(self) -> int:
-        """Records in them."""
         return sum(file.rows for file in self.files)
 
     @property
     def quarantined(self) -> int:
-        """Those of them without a usable timestamp."""
+        """The number of records without a usable timestamp."""
         return sum(file.rows for file in self.files if file.table == QUARANTINE)
 
 
 def land(frame: DataFrame, root: Path, topic_ids: Mapping[str, str], *, compare: bool = False) -> Landed:
-    """Writes what `frames.placed` gives; `topic_ids` by topic. `compare`: all that was written is read back,
-    and not only counted.
+    """Writes the rows of `frames.placed`; `topic_ids` by topic. `compare`: checks the content, and not only
+    the number of rows.
 
     Raises:
-        SparkJobError: what was written is not what was read.
+        SparkJobError: The files do not hold the rows that were written.
     """
     name = uuid4().hex
     staging = root / STAGING / name
@@ -65,12 +63,12 @@ def land(frame: DataFrame, root: Path, topic_ids: Mapping[str, str], *, compare:
         written = write(frame, staging, checks)
         held = index(frame.sparkSession, staging)
         if compare and held:
-            there = read_folder(frame.sparkSession, staging).agg(*checks).collect()[0].asDict()
+            staged = read_folder(frame.sparkSession, staging).agg(*checks).collect()[0].asDict()
         else:
-            there = {"rows": sum(span.rows for _, spans_ in held for span in spans_)}
-        if there != written:
+            staged = {"rows": sum(span.rows for _, spans_ in held for span in spans_)}
+        if staged != written:
             raise SparkJobError(
-                f"{root}: {written} was to be written, {there} is there; nothing of it counts"
+                f"{root}: wrote {written}, read back {staged}; nothing was changed, run it again"
             )
         files = tuple(_moved(file, name, at, root, topic_ids) for at, file in enumerate(held))
         for folder in {(root / file.path).parent for file in files}:
@@ -81,7 +79,7 @@ def land(frame: DataFrame, root: Path, topic_ids: Mapping[str, str], *, compare:
 
 
 def write(frame: DataFrame, staging: Path, checks: list[Column]) -> dict[str, Any]:
-    """Writes the files; returns what the aggregates `checks` say of the records that went into them."""
+    """Writes the files; returns the aggregates `checks` of the rows that were written."""
     seen = Observation()
     (
         frame.observe(seen, *checks)
@@ -93,7 +91,7 @@ def write(frame: DataFrame, staging: Path, checks: list[Column]) -> dict[str, An
 
 
 def index(spark: SparkSession, staging: Path) -> list[tuple[Path, tuple[FileSpan, ...]]]:
-    """What lies in a staging folder, by its content."""
+    """The files of a staging folder, with their content by partition."""
     found: dict[str, list[Row]] = defaultdict(list)
     if not any(staging.rglob("*.parquet")):
         return []

@@ -1,8 +1,8 @@
-"""What records take in a topic once they are compressed, in batches about as a restore sends them: there they
-come in another order, and so its batches have other records. `MARGIN` makes up for that.
+"""The compressed size of records in a topic, in batches like those of a restore.
 
-The bounds of `frames.sizes` are of records that cannot be compressed, and cheap; this compresses them all,
-and is for where a topic takes less than those bounds.
+A restore sends the records in another order, so its batches hold other records; `MARGIN` allows for that.
+`frames.sizes` bounds records that do not compress, and is cheap. This module compresses all records, for a
+topic that takes less than those bounds.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pyspark.sql import functions as f
 from spark.rows import mapped
 
 Batch = Any  # aiokafka's builder, in C or in Python
-MAGIC, LZ4, TRANSACTIONAL, NOBODY = 2, 3, 1, -1  # of Kafka's format
-MARGIN = 1.1  # of all batches of a partition together: in another order they compress otherwise
+MAGIC, LZ4, TRANSACTIONAL, NO_PRODUCER = 2, 3, 1, -1  # of Kafka's format
+MARGIN = 1.1  # of a partition's batches, whose compression depends on the order
 PACKED = "partition int, record_bytes long, partition_bytes long"
 
 
 def packed(files: DataFrame, batch_bytes: int) -> DataFrame:
-    """By partition of `FILE` columns `record_bytes`, the largest batch, and `partition_bytes`, all of them;
-    `batch_bytes`: what a batch may have before it is compressed, if it has several records."""
+    """The sizes of `FILE` rows by partition: `record_bytes` of the largest batch, `partition_bytes` of all.
+    `batch_bytes`: the most bytes of a batch of several records before compression."""
     records = files.select("partition", "timestamp_ms", "key", "value", "headers")
     total = f.ceil(f.sum("partition_bytes") * MARGIN).cast("long")
     schema = records.sparkSession.createDataFrame([], PACKED).schema
@@ -37,21 +37,23 @@ def packed(files: DataFrame, batch_bytes: int) -> DataFrame:
 
 
 def batches(batch_bytes: int, rows: Iterable[Row]) -> Iterator[tuple[int, int, int]]:
-    """Partition and size, twice, of each batch of the rows of a task."""
-    filling: dict[int, tuple[Batch, int]] = {}  # by partition, with how many records
+    """For each batch of a task's rows: the partition, and the size twice."""
+    filling: dict[int, tuple[Batch, int]] = {}  # by partition, with the number of records
     for row in rows:
         builder, count = filling.get(row.partition) or (_builder(batch_bytes), 0)
         if not _is_taken(builder, count, row):
             yield _size(row.partition, builder)
             builder, count = _builder(batch_bytes), 0
-            _is_taken(builder, count, row)  # the first one is, however large
+            _is_taken(builder, count, row)  # an empty batch takes a record of any size
         filling[row.partition] = builder, count + 1
     for partition, (builder, _) in filling.items():
         yield _size(partition, builder)
 
 
 def _builder(batch_bytes: int) -> Batch:
-    return DefaultRecordBatchBuilder(MAGIC, LZ4, TRANSACTIONAL, NOBODY, NOBODY, NOBODY, batch_bytes)
+    return DefaultRecordBatchBuilder(
+        MAGIC, LZ4, TRANSACTIONAL, NO_PRODUCER, NO_PRODUCER, NO_PRODUCER, batch_bytes
+    )
 
 
 def _is_taken(builder: Batch, count: int, row: Row) -> bool:

@@ -1,10 +1,11 @@
-"""Which offsets the next round archives: pure, from what the topics have and what the archive reaches.
+"""Plans the offsets of the next round: pure, from the topics' bounds and the archive's reach.
 
 Rules
-1. A partition goes on exactly where the archive's reach ends; one that is new begins at its log's start.
-2. What was deleted from the topic before it was archived is a gap, told and recorded; the round goes on
-   behind it.
-3. A round takes at most `limit` offsets, shared evenly: what one partition does not need, the others get.
+1. A partition continues exactly where the archive's reach ends. A new partition begins at its log's start.
+2. Offsets that the topic deleted before they were archived are a gap, which is reported and recorded. The
+   round continues behind it.
+3. A round takes at most `limit` offsets, in equal shares. Partitions with fewer offsets leave the rest to the
+   others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from spark.topics import KafkaTopic, Range
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRound:
-    """What to read, the reach before and after, and what is lost."""
+    """The ranges to read, the reach before and after, and the lost offsets."""
 
     ranges: tuple[Range, ...]
     before: dict[ArchivedPartition, ArchivedReach]
@@ -30,7 +31,7 @@ class ArchiveRound:
 def next_round(
     topics: Iterable[KafkaTopic], reached: Mapping[ArchivedPartition, ArchivedReach], limit: int, at_ms: int
 ) -> ArchiveRound:
-    """The next round; `limit` is in offsets, `at_ms` the time at which gaps are noticed."""
+    """Plans the next round of at most `limit` offsets; `at_ms` dates the gaps."""
     before, gaps, waiting = {}, [], {}
     for topic in topics:
         for number, bounds in topic.partitions.items():
@@ -54,7 +55,7 @@ def next_round(
 
 
 def share(wanted: Mapping[ArchivedPartition, int], limit: int) -> dict[ArchivedPartition, int]:
-    """How much each gets of `limit`: the same for all, but nobody more than is wanted."""
+    """The shares of `limit`: equal, but none larger than wanted."""
     shares: dict[ArchivedPartition, int] = {}
     left = limit
     by_need = sorted(wanted, key=lambda at: (wanted[at], at))

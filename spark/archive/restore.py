@@ -1,16 +1,14 @@
-"""Bringing a range of an archive back to a topic: keys, values, headers, timestamps and tombstones as they
-were.
+"""Writes a range of an archive back to a topic: keys, values, headers, timestamps and tombstones unchanged.
 
 Rules
-1. A record goes to the partition it came from, and the records of a partition in their order.
-2. Records and the position behind them are written in one transaction of Kafka's: a restore that is killed
-   and started again goes on behind the last complete one. The position stands where consumer groups' do,
-   under a group of the restore's own, and Kafka forgets it after `offsets.retention.minutes` (a week by
-   default).
-3. The transaction's id is the restore's and the partition's: whoever starts again fences the former one.
-4. A restore is what it restores and where to: the same command again has nothing left to do.
-5. Offsets are given by the broker; the former ones are in the archive.
-6. A topic that would refuse, change or delete what is restored is refused before anything is written.
+1. A record goes to its former partition. The records of a partition keep their order.
+2. One Kafka transaction writes records and the position behind them, so a restore that is killed and started
+   again continues behind the last committed transaction. The position is an offset of a consumer group of the
+   restore's own. Kafka forgets it after `offsets.retention.minutes`, a week by default.
+3. The transactional id names the restore and the partition, so that a second start fences the first.
+4. A restore's name comes from its query and target, so that a repeated command finds nothing left to do.
+5. The broker assigns new offsets; the archive has the former ones.
+6. A topic that would refuse, change or delete the records is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -29,17 +27,17 @@ from app.archive.layout import ArchiveFile
 from app.archive.log import Archive
 from app.archive.reader import LAST_OFFSET, ArchivedRecord, ArchiveQuery, ArchiveReader
 
-CHUNK_RECORDS = 5_000  # of one transaction: what a kill repeats nothing of
-CHUNK_BYTES = 32 * 1024 * 1024  # and what is in memory, and written before the transaction times out
-BATCH_BYTES = 256 * 1024  # of one batch, or what the topic takes if that is less; a larger record goes alone
-LZ4_BYTES = 128  # by which lz4 may make a batch of that size larger
-KAFKA_MAX_BYTES = 1_048_588  # `max.message.bytes` of a topic that says nothing
+CHUNK_RECORDS = 5_000  # of one transaction
+CHUNK_BYTES = 32 * 1024 * 1024  # of one transaction: fits in memory, and is written before the timeout
+BATCH_BYTES = 256 * 1024  # of one batch, or the topic's limit if that is less; a larger record goes alone
+LZ4_BYTES = 128  # by which lz4 may enlarge such a batch
+KAFKA_MAX_BYTES = 1_048_588  # Kafka's default of `max.message.bytes`
 TRANSACTION_MS = 60_000
 COORDINATOR_S, COORDINATOR_AGAIN_S = 60.0, 0.5
 FOREVER = "-1"
 ANY_TIME = str(2**63 - 1)  # of `message.timestamp.before.max.ms` and `after`
 
-CLIENT_WORDS = {
+CLIENT_OPTIONS = {
     "bootstrap.servers": "bootstrap_servers",
     "security.protocol": "security_protocol",
     "sasl.mechanism": "sasl_mechanism",
@@ -55,7 +53,7 @@ JAAS = re.compile(r'username="(?P<name>[^"]*)"\s+password="(?P<word>[^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class RestoreTask:
-    """What one task restores: a partition of the query, and where to."""
+    """A Spark task's share of the restore: one partition of the query."""
 
     root: Path
     query: ArchiveQuery
@@ -68,19 +66,19 @@ class RestoreTask:
 
     @property
     def group(self) -> str:
-        """The group under which the position stands."""
+        """The consumer group that holds the position."""
         return f"switchyard-restore-{self.name}"
 
 
 def restore_name(archive: Archive, query: ArchiveQuery, target: str, again: str = "") -> str:
-    """What tells this restore from others; `again` makes another one of the same."""
-    partitions = None if query.partitions is None else sorted(query.partitions)  # a set's order is its own
-    told = (archive.cluster_id, replace(query, partitions=None), partitions, target, again)
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    """The name of a restore. `again` distinguishes a repetition."""
+    partitions = None if query.partitions is None else sorted(query.partitions)  # a set has no fixed order
+    identity = (archive.cluster_id, replace(query, partitions=None), partitions, target, again)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
 
 
 def rows_by_partition(files: list[ArchiveFile], query: ArchiveQuery) -> dict[int, int]:
-    """How many records the files hold, at most, by partition."""
+    """The number of records in the files, at most, by partition."""
     found: dict[int, int] = {}
     for file in files:
         for span in file.spans:
@@ -91,9 +89,9 @@ def rows_by_partition(files: list[ArchiveFile], query: ArchiveQuery) -> dict[int
 
 @dataclass(frozen=True, slots=True)
 class RestoreNeeds:
-    """What a topic must take: so many partitions, the largest record as a batch of its own, the most bytes of
-    a partition (both at most, or about as they are compressed), records without a key, and timestamps in
-    [oldest_ms, newest_ms]."""
+    """The bounds that a topic must accept; bytes are upper bounds, or about the compressed sizes.
+    `record_bytes`: the largest batch of one record. `partition_bytes`: the largest partition. `keyless`:
+    records without a key."""
 
     partitions: int
     record_bytes: int
@@ -104,7 +102,7 @@ class RestoreNeeds:
 
     @classmethod
     def of(cls, sizes: Iterable[Mapping[str, int]]) -> RestoreNeeds:
-        """From rows of `frames.sizes`, of which there is one at least."""
+        """From at least one row of `frames.sizes`."""
         rows = list(sizes)
         return cls(
             partitions=max(row["partition"] for row in rows) + 1,
@@ -116,14 +114,14 @@ class RestoreNeeds:
         )
 
     def packed(self, sizes: Iterable[Mapping[str, int]]) -> RestoreNeeds:
-        """With what the records need once they are compressed, from rows of `packed.packed`."""
+        """With the compressed sizes, from rows of `packed.packed`."""
         rows = list(sizes)
         largest = {name: max(row[name] for row in rows) for name in ("record_bytes", "partition_bytes")}
         return replace(self, **largest)
 
 
 def target_config(needs: RestoreNeeds, now_ms: int) -> dict[str, str]:
-    """The settings of a topic made for it, whatever the cluster's defaults are."""
+    """The settings of a new topic, whatever the cluster's defaults are."""
     config = {
         "cleanup.policy": "delete",
         "retention.ms": FOREVER,
@@ -131,19 +129,18 @@ def target_config(needs: RestoreNeeds, now_ms: int) -> dict[str, str]:
         "message.timestamp.type": "CreateTime",
         "max.message.bytes": str(max(needs.record_bytes, KAFKA_MAX_BYTES)),
     }
-    if needs.newest_ms > now_ms:  # brokers before 3.6 do not know it, and refuse what they do not know
+    if needs.newest_ms > now_ms:  # brokers before 3.6 refuse this setting, as unknown
         config["message.timestamp.after.max.ms"] = ANY_TIME
     return config
 
 
 def batch_bytes(config: Mapping[str, str]) -> int:
-    """What a batch may have before it is compressed, for a topic of this configuration to take it."""
+    """The most bytes of a batch before compression that a topic of this configuration accepts."""
     return min(BATCH_BYTES, max(1, int(config.get("max.message.bytes", KAFKA_MAX_BYTES)) - LZ4_BYTES))
 
 
 def is_tight(config: Mapping[str, str], needs: RestoreNeeds) -> bool:
-    """Whether a topic takes less than the records may need: whether they fit, their compressed size tells
-    (`RestoreNeeds.packed`)."""
+    """Whether the bounds exceed the topic's limits, so that only compressed sizes can tell (`packed`)."""
     retention_bytes = int(config.get("retention.bytes", FOREVER))
     is_short = "delete" in config.get("cleanup.policy", "delete") and (
         0 <= retention_bytes < needs.partition_bytes
@@ -160,11 +157,11 @@ def check_target(
     *,
     compacted: bool = False,
 ) -> None:
-    """Whether the topic takes the records as they were, and keeps them at first; `compacted`: it may delete
-    what a later record of the same key supersedes.
+    """Checks that the topic accepts the records unchanged, and does not delete them at once. `compacted`: it
+    may delete records that a later record of the same key supersedes.
 
     Raises:
-        InvalidArchive: it would refuse, change or delete them, with what to set.
+        InvalidArchive: It would refuse, change or delete them; the text names the setting.
     """
     if partitions < needs.partitions:
         raise InvalidArchive(
@@ -172,13 +169,13 @@ def check_target(
         )
     if config.get("message.timestamp.type") != "CreateTime":
         raise InvalidArchive(
-            f"topic {topic} would stamp the records anew: set message.timestamp.type=CreateTime"
+            f"topic {topic} would replace the timestamps: set message.timestamp.type=CreateTime"
         )
     policy = config.get("cleanup.policy", "delete")
     if "compact" in policy and not compacted:
         raise InvalidArchive(
-            f"topic {topic} has cleanup.policy={policy} and would delete every restored record that a later "
-            "one of its key follows: set cleanup.policy=delete, or give --compacted if the latest will do"
+            f"topic {topic} has cleanup.policy={policy} and would delete all but the latest record of each "
+            "key: set cleanup.policy=delete, or give --compacted if the latest is enough"
         )
     if "compact" in policy and needs.keyless:
         raise InvalidArchive(
@@ -219,13 +216,13 @@ def _check_retention(topic: str, config: Mapping[str, str], needs: RestoreNeeds,
 
 
 def restore_parts(parts: Iterable[RestoreTask]) -> Iterator[tuple[int, int]]:
-    """What a task of Spark's does: restores its parts; gives by partition how many records it wrote."""
+    """Restores the parts in a Spark task; returns the number of records written, by partition."""
     for part in parts:
         yield part.partition, asyncio.run(restore_part(part))
 
 
 async def restore_part(part: RestoreTask) -> int:
-    """Restores what is left of the part; how many records that were."""
+    """Restores the rest of the part; returns the number of records."""
     from aiokafka import AIOKafkaProducer, TopicPartition
     from aiokafka.structs import OffsetAndMetadata
 
@@ -238,7 +235,7 @@ async def restore_part(part: RestoreTask) -> int:
         compression_type="lz4",
         linger_ms=5,
     )
-    await producer.start()  # from here on the former one can write nothing, and what it left open is aborted
+    await producer.start()  # fences the former producer and aborts its open transaction
     try:
         at = TopicPartition(part.target, part.partition)
         position = await _position(options, part.group, at)
@@ -259,7 +256,7 @@ async def restore_part(part: RestoreTask) -> int:
 
 
 def chunks(records: Iterable[ArchivedRecord]) -> Iterator[list[ArchivedRecord]]:
-    """The records in lists for one transaction each: `CHUNK_RECORDS`, or less where they are large."""
+    """Splits the records into transactions of up to `CHUNK_RECORDS` records, or about `CHUNK_BYTES`."""
     chunk: list[ArchivedRecord] = []
     held_bytes = 0
     for record in records:
@@ -274,16 +271,16 @@ def chunks(records: Iterable[ArchivedRecord]) -> Iterator[list[ArchivedRecord]]:
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """A Kafka client's properties as aiokafka takes them: PLAIN or SCRAM, and PEM files for TLS.
+    """A Kafka client's properties as aiokafka's: PLAIN or SCRAM, and PEM files for TLS.
 
     Raises:
-        BadOption: one that it has no word for.
+        BadOption: aiokafka does not have the property.
     """
     found: dict[str, Any] = {}
     files: dict[str, str] = {}
     for key, value in options.items():
-        if key in CLIENT_WORDS:
-            found[CLIENT_WORDS[key]] = value
+        if key in CLIENT_OPTIONS:
+            found[CLIENT_OPTIONS[key]] = value
         elif key in PEM_FILES:
             files[PEM_FILES[key]] = value
         elif key == "sasl.jaas.config" and (login := JAAS.search(value)):
@@ -291,10 +288,8 @@ def client_options(options: Mapping[str, str]) -> dict[str, Any]:
         elif key in PEM_TYPES and value != "PEM":
             raise BadOption(f"--command-config: {key}={value}: Python reads PEM files only")
         elif key not in PEM_TYPES:
-            known = ", ".join((*CLIENT_WORDS, *PEM_FILES, *PEM_TYPES, "sasl.jaas.config"))
-            raise BadOption(
-                f"--command-config: Python's Kafka client cannot use {key!r} as it is; it knows {known}"
-            )
+            known = ", ".join((*CLIENT_OPTIONS, *PEM_FILES, *PEM_TYPES, "sasl.jaas.config"))
+            raise BadOption(f"--command-config: Python's Kafka client cannot use {key!r}; it knows {known}")
     if "SSL" in found.get("security_protocol", ""):
         from aiokafka.helpers import create_ssl_context
 
@@ -303,7 +298,7 @@ def client_options(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _behind(query: ArchiveQuery, position: int | None) -> ArchiveQuery | None:
-    """What is left of the query; None if nothing is."""
+    """The rest of the query; None if nothing is left."""
     if position is None or position <= query.start:
         return query
     if position >= query.end:
@@ -312,7 +307,7 @@ def _behind(query: ArchiveQuery, position: int | None) -> ArchiveQuery | None:
 
 
 async def _position(options: Mapping[str, Any], group: str, at: Any) -> int | None:
-    """Where the restore goes on; a cluster that never had a group takes a moment to make room for one."""
+    """The offset to continue at. A cluster's first group waits until Kafka has made its offsets topic."""
     from aiokafka.admin import AIOKafkaAdminClient
     from aiokafka.errors import KafkaError
 
@@ -333,7 +328,7 @@ async def _position(options: Mapping[str, Any], group: str, at: Any) -> int | No
 
 
 async def _send(producer: Any, part: RestoreTask, chunk: list[ArchivedRecord]) -> None:
-    """In batches of our own: `send` refuses what has neither key nor value, which topics may hold."""
+    """Sends batches, because aiokafka's `send` refuses records with neither key nor value."""
     waiting = deque(chunk)
     pending = []
     while waiting:
@@ -346,7 +341,7 @@ async def _send(producer: Any, part: RestoreTask, chunk: list[ArchivedRecord]) -
         ):
             waiting.popleft()
         if not batch.record_count():
-            msg = f"{part.query.topic} [{part.partition}], offset {waiting[0].offset}: it fits into no batch"
+            msg = f"{part.query.topic} [{part.partition}], offset {waiting[0].offset}: too large for a batch"
             raise InvalidArchive(msg)
         batch.close()
         pending.append(await producer.send_batch(batch, part.target, partition=part.partition))
@@ -356,7 +351,7 @@ async def _send(producer: Any, part: RestoreTask, chunk: list[ArchivedRecord]) -
 def split(
     reader: ArchiveReader, query: ArchiveQuery, target: str, name: str, options: Mapping[str, str]
 ) -> list[RestoreTask]:
-    """A part for each partition that has records of the query."""
+    """A task for each partition that has records of the query."""
     rows = rows_by_partition(reader.files(query), query)
     root = reader.archive.root.resolve()
     lineage = reader.lineage(query.topic, query.topic_id)

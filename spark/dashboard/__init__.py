@@ -1,4 +1,4 @@
-"""The view over all regions: what their tables say, kept, compared and shown.
+"""The view over all regions: their tables, stored, compared and shown.
 
     changelogs, incidents, heartbeats
                            --fold--> <store>/<region>   the newest record of every key; loads by five minutes
@@ -6,25 +6,26 @@
     both                   --summary-> JSON --page--> HTML
 
 Modules
-    decode   a record of a changelog, or a heartbeat, as rows; pure
-    frames   schemas, and functions from frame to frame: decoded, newest, loads, windows, traffic, verdicts
+    decode   a changelog record, incident or heartbeat as rows; pure
+    frames   schemas, and functions from DataFrame to DataFrame: entries, loads, windows, traffic, verdicts
     plans    which tiers are compared, by which audit plan (`app.audit.folds.tier_pairs` compares them); pure
-    people   workloads, owners, readiness, of the small tables; pure
-    timeline what happened, of incidents, the control log and the audit; pure
+    people   workloads, owners and failover readiness, from the small tables; pure
+    timeline incidents, control log and audit results as events; pure
     store    files that count by the archive's log: written, read back, committed
     fold     a round: the next offsets of a region's topics into its store
-    daily    dates whose windows have changed, made anew
-    summary  what the report says, as one JSON document
+    daily    recomputes the dates whose windows have changed
+    summary  the report as one JSON document
     page     that document as HTML; pure
 
 Rules
-1. Exactly once: a round's files, those they replace and the new reach of partitions are one change of the
-   archive's log (`app.archive.log`). A round that is killed changes nothing.
-2. Of a key the record with the highest position counts, whenever it came: of windows, tiers and trackers that
-   is the position that stands in the record (a paused writer may append an older one), of others the offset.
-   Incidents have no keys: each has its place as one.
-   A changelog that was made anew begins a generation, which counts before all positions.
-3. Windows, activity and incidents that are forgotten stay; what is deleted of other tables is deleted.
-4. What no table can have written goes to the quarantine with its reason, and is counted.
-5. Of a cluster that several regions count, the region that has most of a window counts.
+1. Exactly once: one change of the archive's log (`app.archive.log`) adds a round's files, removes the files
+   that they replace, and moves the partitions' reach. A round that is killed changes nothing.
+2. The record of a key with the highest position counts, whatever the order. Windows, tiers and
+   trackers carry their position, because a paused writer may append an older one late; for other tables it is
+   the offset. An incident has no key, so its place is its key. A changelog that is deleted and made again
+   begins a generation, which ranks above all positions.
+3. Windows, activity and incidents stay in the store when their topics forget them. Deletions in other tables
+   count.
+4. A record that no table can have written goes to the quarantine with its reason, and is counted.
+5. If several regions count a cluster, the region with the highest count of a window counts.
 """

@@ -1,9 +1,9 @@
-"""What all regions say together, a date at a time: traffic by hour, and a verdict for every window.
+"""The global store: traffic by hour and a verdict for every window of all regions, computed a date at a time.
 
-A date is made anew when the files it is made of are others than those that its own files name (`topic_id` of
-a file of the global store is their digest), and, for whether a window is late or absent depends on when one
-looks, as long as it is recent, and once afterwards. Its files are replaced in one change of the log, so that
-a job that is killed leaves the former ones.
+A date is recomputed when its input files have changed: the `topic_id` of a file in the global store is the
+digest of its input. A recent date is recomputed in every run, and once afterwards, because lateness and
+absence depend on the present time. One change of the log replaces a date's files, so a job that is killed
+leaves the former ones.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from spark.dashboard.store import STATE, TRAFFICS, VERDICTS, files_of, stored, w
 GLOBAL = "global"
 TURN = ArchivedPartition(GLOBAL, "", 0)
 RECENT_DAYS = 2
-MADE = "made-4-"  # another one when what is made of the same files is another; digests begin with it
+MADE = "made-4-"  # begins each digest; changes when the same input gives another result
 
 Stores = Mapping[str, tuple[Archive, ArchiveState]]  # by region
 
 
 def open_stores(root: Path) -> dict[str, tuple[Archive, ArchiveState]]:
-    """All regions' stores below `root`, each as it is now.
+    """The stores of all regions below `root`, with their present state.
 
     Raises:
-        InvalidArchive: there is none.
+        InvalidArchive: There is none.
     """
     cards = sorted(root.glob("*/archive.json"))
     archives = {card.parent.name: Archive.open(card.parent) for card in cards if card.parent.name != GLOBAL}
     if not archives:
-        raise InvalidArchive(f"{root} holds no region's tables: run `python -m spark dashboard` first")
+        raise InvalidArchive(f"{root} has no region's store: run `python -m spark dashboard` first")
     return {region: (archive, archive.state()) for region, archive in archives.items()}
 
 
 def entries(
     spark: SparkSession, stores: Stores, tables: Sequence[str], dates: Sequence[str] | None = None
 ) -> DataFrame:
-    """`ENTRY` with `region`, of these tables and dates, without what was deleted."""
+    """The `ENTRY` rows of these tables and dates with `region`, without deleted keys."""
     found = []
     for region, (archive, state) in stores.items():
         files = [file for file in files_of(state, STATE, dates) if file.topic in tables]
@@ -59,7 +59,7 @@ def entries(
 
 
 def bring_up(spark: SparkSession, root: Path, stores: Stores, now_ms: int, bounds: PlanBounds) -> list[str]:
-    """Makes the dates anew that need it; which they were."""
+    """Recomputes the dates that need it; returns them."""
     archive = Archive.create(root / GLOBAL, GLOBAL)
     state = archive.state()
     dates = stale_dates(stores, state, now_ms)
@@ -78,7 +78,7 @@ def bring_up(spark: SparkSession, root: Path, stores: Stores, now_ms: int, bound
         found.unpersist()
     added = tuple(replace(file, topic_id=dates[file.date]) for file in added)
     removed = tuple(file.path for table in (TRAFFICS, VERDICTS) for file in files_of(state, table, dates))
-    before = state.reach.get(TURN, ArchivedReach(0, 0))  # of two jobs that made the same dates one counts
+    before = state.reach.get(TURN, ArchivedReach(0, 0))  # if two jobs compute the same dates, one counts
     archive.commit(
         ArchiveChange(
             kind="daily",
@@ -100,24 +100,24 @@ def _compared(spark: SparkSession, stores: Stores, bounds: PlanBounds) -> dict[s
 
 
 def check_made(root: Path, state: ArchiveState) -> None:
-    """Whether this version has made all dates of the global store.
+    """Checks that this version has computed all dates of the global store.
 
     Raises:
-        InvalidArchive: another one has made some, which may lack what is read now.
+        InvalidArchive: Another version computed some, which may lack fields that are read now.
     """
     made = (*files_of(state, TRAFFICS), *files_of(state, VERDICTS))
     others = sorted({file.date for file in made if not file.topic_id.startswith(MADE)})
     if others:
         raise InvalidArchive(
-            f"{root}: {len(others)} dates, the first {others[0]}, were made by another version: "
-            "run `python -m spark dashboard --once`, which makes them anew"
+            f"{root}: {len(others)} dates, the first {others[0]}, were computed by another version: "
+            "run `python -m spark dashboard --once`, which computes them again"
         )
 
 
 def stale_dates(stores: Stores, state: ArchiveState, now_ms: int) -> dict[str, str]:
-    """The dates to make anew, each with the digest of what it is made of now: while it is recent another one,
-    so that what is provisional then is looked at once more. What another version made of dates that no store
-    of a region has any more cannot be made anew, and goes with the others."""
+    """The dates to recompute, each with the digest of its input. A recent date's digest differs from its
+    later one, so that provisional verdicts are computed once more. Dates of another version that no region's
+    store has any more are included, so that their files are removed."""
     made_of: dict[str, list[str]] = {}
     for region, (_, its) in stores.items():
         for file in files_of(its, STATE):

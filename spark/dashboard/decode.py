@@ -1,4 +1,4 @@
-"""A record of a table's changelog as an entry of the store, and a heartbeat as loads. Pure."""
+"""Decodes a changelog record to an entry of the store, and a heartbeat to loads. Pure."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ WINDOWS, TIERS, TRACKERS, CHECKPOINTS = "audit_windows", "audit_tiers", "tracker
 WORKLOADS, ROUTES, ASSIGNMENTS, ACTIVITY = "workloads", "routes", "assignments", "activity"
 PLANS = "audit_plans"
 TABLES = (WINDOWS, TIERS, PLANS, TRACKERS, CHECKPOINTS, WORKLOADS, ROUTES, ASSIGNMENTS, ACTIVITY)
-INCIDENTS = "incidents"  # no table but a topic, whose records have no keys
-TIMELINE_EVENTS = frozenset(  # events of the activity that the timeline tells
+INCIDENTS = "incidents"  # a topic without keys, not a table
+TIMELINE_EVENTS = frozenset(  # activity events of the timeline
     {"failover-run", "role-put", "alert-state", "claim", "drain", "moving", "operator-act", "paused"}
 )
-KEPT = (WINDOWS, ACTIVITY)  # what the tables forget of them stays here
+KEPT = (WINDOWS, ACTIVITY)  # the store keeps entries that these tables forget
 UNDATED = "none"
 BUCKET_MS, DAY_MS = 300_000, 86_400_000
-MOST = 2**63 - 1  # what a column holds
-LATEST_MS = 253_402_300_799_999  # the last day of the year 9999: no calendar goes beyond
+MOST = 2**63 - 1  # the largest number in a column
+LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the last that Python's dates have
 
 _activity = msgspec.json.Decoder(dict[str, object])
 
 
 class DecodedRecord(NamedTuple):
-    """What a record is: its key, the date of its window, its position, and why it cannot be used ("")."""
+    """A record's key, the date of its window, its position, and why it cannot be used ("")."""
 
     key: str = ""
     date: str = UNDATED
@@ -56,20 +56,20 @@ class DecodedRecord(NamedTuple):
 
 
 def entry(table: str, key: bytes | None, value: bytes | None, offset: int) -> DecodedRecord:
-    """The record at `offset` of `table`'s changelog; never raises for what it holds."""
+    """Decodes the record at `offset` of `table`'s changelog; never raises for its content."""
     try:
         text = (key or b"").decode()
         if not text:
             return DecodedRecord(reason="no key")
         return _entry(table, text, value, offset)
     except UnicodeDecodeError:
-        return DecodedRecord(reason="the key is no UTF-8")
+        return DecodedRecord(reason="the key is not UTF-8")
     except BadEvent as error:
         return DecodedRecord(reason=f"the value is {error}"[:300])
     except CorruptLatencies as error:
         return DecodedRecord(reason=f"latencies: {error}"[:300])
     except RecursionError:
-        return DecodedRecord(reason="the value is nested too deep")
+        return DecodedRecord(reason="the value is nested too deeply")
     except (ValueError, TypeError) as error:
         return DecodedRecord(reason=f"the key is not one of {table}: {error}"[:300])
 
@@ -80,7 +80,7 @@ def _entry(table: str, key: str, value: bytes | None, offset: int) -> DecodedRec
             window = WindowKey.parse(key)
             date = date_of(window.start_ms)
             if max(window.width_ms, window.shard) > MOST:
-                raise ValueError("its width or shard is beyond all numbers")
+                raise ValueError("its width or shard is too large")
             if value is None:
                 return DecodedRecord(key, date, offset)
             record = window_record(value)
@@ -104,7 +104,7 @@ def _entry(table: str, key: str, value: bytes | None, offset: int) -> DecodedRec
                 checkpoint_line(value)
         case "audit_plans":
             if value is not None:
-                stated(value)
+                plan_terms(value)
         case _:
             if value is not None:
                 control_event(value)
@@ -112,19 +112,18 @@ def _entry(table: str, key: str, value: bytes | None, offset: int) -> DecodedRec
 
 
 def incident_entry(place: str, value: bytes | None, offset: int) -> DecodedRecord:
-    """The record at `offset` of the incidents topic, under `place`, which no other record of it has; never
-    raises for what it holds."""
+    """Decodes the incident at `offset`, under the unique key `place`; never raises for its content."""
     try:
         at_ms = incident(value).at_ms
         if not 0 <= at_ms <= LATEST_MS:
-            raise BadEvent(f"not an incident: {at_ms} ms is no time")
+            raise BadEvent(f"not an incident: {at_ms} ms is not a valid time")
         return DecodedRecord(place, date_of(at_ms), offset)
     except BadEvent as error:
         return DecodedRecord(place, reason=f"the value is {error}"[:300])
 
 
-def stated(value: bytes) -> PlanTerms:
-    """An audit plan of its table. Raises BadEvent."""
+def plan_terms(value: bytes) -> PlanTerms:
+    """Decodes an audit plan of its table. Raises BadEvent."""
     event = control_event(value)
     if not isinstance(event, AuditPut):
         raise BadEvent("not an audit plan")
@@ -135,63 +134,63 @@ def stated(value: bytes) -> PlanTerms:
 
 
 def _act(value: bytes) -> DecodedRecord:
-    """By its offset in the control log: its key in the table is used again."""
+    """The key is the offset in the control log, because the table uses its own keys again."""
     try:
-        told = _activity.decode(value)
+        fields = _activity.decode(value)
     except msgspec.DecodeError as error:
         raise BadEvent(f"not an entry of the activity: {error}") from error
-    offset, at_ms = told.get("offset"), told.get("at_ms")
+    offset, at_ms = fields.get("offset"), fields.get("at_ms")
     if not isinstance(offset, int) or not isinstance(at_ms, int):
         raise BadEvent("not an entry of the activity: it has no offset, or no at_ms")
     if not 0 <= offset <= MOST:
-        raise BadEvent(f"not an entry of the activity: offset {offset} is none")
-    if told.get("event") in TIMELINE_EVENTS:
+        raise BadEvent(f"not an entry of the activity: offset {offset} is not an offset")
+    if fields.get("event") in TIMELINE_EVENTS:
         control_event(value)
     return DecodedRecord(f"{offset:020}", date_of(at_ms), offset)
 
 
 def is_refused(value: bytes) -> bool:
-    """Whether the control log refused the event of an entry of the activity; False where it does not say."""
+    """Whether the control log refused the event of an activity entry; False if the entry does not say."""
     return _activity.decode(value).get("counted") is False
 
 
 def _position(offset: int) -> int:
-    """Where a record stands that a table holds; -1: it does not say. Raises BadEvent."""
+    """The position that a record carries; -1 if it carries none. Raises BadEvent."""
     if not -1 <= offset <= MOST:
-        raise BadEvent(f"not a record of a table: position {offset} is no offset")
+        raise BadEvent(f"not a record of a table: position {offset} is not an offset")
     return offset
 
 
 def date_of(at_ms: int) -> str:
-    """The UTC date of a time; `UNDATED` of records without one.
+    """The UTC date of a time; `UNDATED` for records without one.
 
     Raises:
-        ValueError: no calendar has it.
+        ValueError: The time is before 1970 or after the year 9999.
     """
     if at_ms == UNTIMED:
         return UNDATED
     if not 0 <= at_ms <= LATEST_MS:
-        raise ValueError(f"{at_ms} ms is no time")
+        raise ValueError(f"{at_ms} ms is not a valid time")
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d")
 
 
 def dates(from_ms: int, to_ms: int) -> list[str]:
-    """The UTC dates that [from_ms, to_ms) has a part of."""
+    """The UTC dates that overlap [from_ms, to_ms)."""
     first, last = from_ms // DAY_MS, max(from_ms, to_ms - 1) // DAY_MS
     return [date_of(day * DAY_MS) for day in range(max(0, first), min(last, LATEST_MS // DAY_MS) + 1)]
 
 
 def _check(totals: Totals) -> None:
     if min(totals.count, totals.nbytes, totals.duplicates) < 0:
-        raise BadEvent("not a record of a window: a count below 0")
+        raise BadEvent("not a record of a window: a count is negative")
     if max(totals.count, totals.nbytes, totals.duplicates) > MOST:
-        raise BadEvent("not a record of a window: a count beyond all numbers")
+        raise BadEvent("not a record of a window: a count is too large")
     Latencies.from_bytes(totals.latencies)
 
 
 class JobLoad(msgspec.Struct):
-    """What heartbeats said of a job on a worker in five minutes; sums over `samples`, of rates over those
-    that told one. Without a job (""): what the worker has."""
+    """A job's load on a worker in five minutes. The `_sum` fields add up `samples`, `arriving_sum` the
+    `rated` ones with an arrival rate. Without a job (""): the worker's capacity."""
 
     samples: int = 0
     cpu_sum: float = 0.0
@@ -208,7 +207,6 @@ class JobLoad(msgspec.Struct):
     last_ms: int = -1
 
     def add(self, load: Load, at_ms: int) -> None:
-        """One more sample."""
         self.samples += 1
         self.cpu_sum += load.cpu_cores
         self.cpu_max = max(self.cpu_max, load.cpu_cores)
@@ -222,17 +220,17 @@ Loads = dict[tuple[str, str, int, str], JobLoad]  # job, worker, start of the fi
 
 
 def add_heartbeat(found: Loads, value: bytes | None) -> str:
-    """Takes a heartbeat in; why it cannot be used, or ""."""
+    """Adds a heartbeat; returns why it cannot be used, or ""."""
     try:
         beat = heartbeat(value)
     except BadEvent as error:
         return f"the value is {error}"[:300]
     except RecursionError:
-        return "the value is nested too deep"
+        return "the value is nested too deeply"
     if any(max(job.committed, job.high_watermark) > MOST for job in beat.jobs):
-        return "a heartbeat of offsets beyond all numbers"
+        return "an offset of the heartbeat is too large"
     if not 0 <= beat.at_ms <= LATEST_MS:
-        return f"a heartbeat of {beat.at_ms} ms"
+        return f"the heartbeat's time, {beat.at_ms} ms, is not valid"
     _take(found, beat)
     return ""
 
@@ -259,6 +257,6 @@ def _take(found: Loads, beat: Heartbeat) -> None:
 
 
 def load_rows(found: Loads) -> Iterable[tuple[str | int | float, ...]]:
-    """As rows of `frames.LOAD` without region and date."""
+    """The rows of `frames.LOAD` without the date."""
     for (job, worker, start_ms, group), seen in found.items():
         yield (job, worker, group, start_ms, *msgspec.structs.astuple(seen))

@@ -1,7 +1,7 @@
-"""A round: the next offsets of a region's changelogs, incidents and heartbeats into the region's store.
+"""A round: reads the next offsets of a region's changelogs, incidents and heartbeats into the region's store.
 
-Of a table's entries only the dates that have news are read and written again; loads are added. All of it
-counts with one change of the log, or nothing does.
+Only a table's dates with new entries are read and rewritten; loads are appended. One change of the log
+commits all, or nothing counts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from spark.dashboard.store import LOADS, QUARANTINE, STATE, files_of, stored, wr
 from spark.reading import Doubts, read_around
 from spark.topics import KafkaTopic, UnreadRange
 
-MOST_FILES = 32  # of loads of a date, before they are joined
+MOST_FILES = 32  # load files of a date, before they are merged
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a round did: offsets read, entries and loads written, records quarantined, offsets that wait
-    for the next round, and what could not be read."""
+    """A round's result. `rows`: entries and loads. `left`: offsets for the next round."""
 
     offsets: int
     rows: int
@@ -41,30 +40,30 @@ class Folded:
 
 
 def table_topics(region: str) -> dict[str, str]:
-    """The changelogs that are read of a region, and their tables; and the topic of incidents."""
+    """The topics of a region's changelogs, each with its table, and the topic of incidents."""
     topics = ControlTopics(region)
     tables = {f"{topics.app_id}-{table}-changelog": table for table in TABLES}
     return {**tables, topics.incidents.name: INCIDENTS}
 
 
 def pattern(region: str) -> str:
-    """What the names of these topics and of the heartbeats' match."""
+    """A regular expression for the names of these topics and the heartbeats."""
     names = [*table_topics(region), ControlTopics(region).heartbeats.name]
     return "|".join(map(re.escape, names))
 
 
 def fold_round(archive: Archive, source: IngestSource, region: str, limit: int, now_ms: int) -> Folded:
-    """One round; at most `limit` offsets.
+    """Runs one round of at most `limit` offsets.
 
     Raises:
-        ConcurrentCommit: another job was there first, or a topic was made anew meanwhile. Nothing counts.
+        ConcurrentCommit: Another job committed first, or a topic was deleted meanwhile; nothing changed.
     """
     topics = source.topics(pattern(region))
     state = archive.state()
     planned = next_round(topics.values(), state.reach, limit, now_ms)
-    untold = unread_topics(topics)
+    undescribed = unread_topics(topics)
     if not planned.after:
-        return Folded(0, 0, 0, (), planned.left, untold)
+        return Folded(0, 0, 0, (), planned.left, undescribed)
     offsets = sum(one.end - one.start for one in planned.ranges)
     added: tuple[ArchiveFile, ...] = ()
     removed: list[ArchiveFile] = []
@@ -74,7 +73,7 @@ def fold_round(archive: Archive, source: IngestSource, region: str, limit: int, 
             source,
             planned.ranges,
             lambda records: _written(archive, state, records, region, planned, topics),
-            lambda _: Doubts(planned.ranges),  # compaction leaves out offsets of almost all
+            lambda _: Doubts(planned.ranges),  # compaction leaves holes in almost all
         )
         _same(topics, source.topics(pattern(region)))
         offsets -= sum(one.end - one.start for one in unread)
@@ -93,7 +92,7 @@ def fold_round(archive: Archive, source: IngestSource, region: str, limit: int, 
         )
     bad = sum(file.rows for file in added if file.table == QUARANTINE)
     rows = sum(file.rows for file in added) - bad
-    return Folded(offsets, rows, bad, planned.gaps, planned.left, untold + unread)
+    return Folded(offsets, rows, bad, planned.gaps, planned.left, undescribed + unread)
 
 
 def _written(
@@ -104,7 +103,7 @@ def _written(
     planned: ArchiveRound,
     topics: dict[str, KafkaTopic],
 ) -> tuple[tuple[ArchiveFile, ...], list[ArchiveFile]]:
-    """New files, and those they replace."""
+    """New files, and those that they replace."""
     offsets = sum(one.end - one.start for one in planned.ranges)
     heartbeats = ControlTopics(region).heartbeats.name
     tables = {
@@ -133,7 +132,7 @@ def _written(
 
 
 def _loads(archive: Archive, state: ArchiveState, new: DataFrame) -> tuple[DataFrame, list[ArchiveFile]]:
-    """What is to be written, and what it replaces: files of a date are joined when they are many."""
+    """The loads to write, and the files that they replace: a date's files are merged from `MOST_FILES` on."""
     by_date: dict[str, list[ArchiveFile]] = {}
     for file in files_of(state, LOADS):
         by_date.setdefault(file.date, []).append(file)
@@ -144,7 +143,7 @@ def _loads(archive: Archive, state: ArchiveState, new: DataFrame) -> tuple[DataF
 
 
 def _generation(state: ArchiveState, topic: str, topic_id: str) -> int:
-    """How many others of this name there were before."""
+    """The number of earlier topics of this name."""
     known = state.lineages(topic)
     return known.index(topic_id) if topic_id in known else len(known)
 
@@ -153,5 +152,5 @@ def _same(before: dict[str, KafkaTopic], after: dict[str, KafkaTopic]) -> None:
     for name, topic in before.items():
         if name not in after or after[name].topic_id != topic.topic_id:
             raise ConcurrentCommit(
-                f"topic {name} was deleted or made anew while it was read; nothing of the round counts"
+                f"topic {name} was deleted or made again while it was read; the round changed nothing"
             )

@@ -1,4 +1,4 @@
-"""The dashboard's frames: schemas, and pure functions from frame to frame."""
+"""The dashboard's DataFrames: schemas, and pure functions from DataFrame to DataFrame."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from spark.rows import mapped
 from switchyard.audit.model.latencies import Latencies
 
 HOUR_MS = 3_600_000
-AMISS = ("lossy", "duplicated", "corrupted", "absent-audit")  # states that the timeline tells
+TIMELINE_STATES = ("lossy", "duplicated", "corrupted", "absent-audit")  # on the timeline
 COUNTED = (
     "lossy",
     "duplicated",
-)  # of which `missing` and `extra` are known to be so: an absent audit is no loss
+)  # states whose `missing` and `extra` are known: an absent audit is not a loss
 
 
 def _schema(**columns: type) -> StructType:
@@ -43,7 +43,7 @@ def _schema(**columns: type) -> StructType:
     return StructType([StructField(name, types[kind]()) for name, kind in columns.items()])
 
 
-# The newest record of a key; `value` null: it was deleted. `partition` and `offset` say where it stood.
+# The newest record of a key, from `partition` and `offset`. `value` null: the key was deleted.
 ENTRY = StructType(
     [
         StructField("table", StringType()),
@@ -58,24 +58,24 @@ ENTRY = StructType(
         StructField("reason", StringType()),
     ]
 )
-# What heartbeats said (`decode.JobLoad`); several rows of the same five minutes add up.
+# Loads in heartbeats (`decode.JobLoad`); rows of the same five minutes add up.
 LOAD = _schema(
     date=str, job=str, worker=str, group=str, start_ms=int, samples=int, cpu_sum=float, cpu_max=float,
     memory_max=float, network_sum=float, network_max=float, rated=int, arriving_sum=float, arriving_max=float,
     ceiling_max=float, lag_max=int, lag_last=int, last_ms=int,
 )  # fmt: skip
-# A window of a cluster, or of a group's place, as one region knows it.
+# A window of a cluster or a group's place, from one region's table.
 WINDOW = _schema(
     region=str, topic=str, tier=str, cluster=str, width_ms=int, start_ms=int, shard=int, count=int,
     nbytes=int, duplicates=int, late=int, closed=bool, latencies=bytes, value=bytes,
 )  # fmt: skip
-# What happened (`timeline.Event`).
+# An event (`timeline.Event`).
 EVENT = _schema(
     kind=str, episode=str, region=str, at_ms=int, position=int, from_ms=int, until_ms=int, what=str, who=str,
     subject=str, rank=int,
 )  # fmt: skip
-# By hour of event time; `hour_ms` -1: of records without a time. `latencies` merge further. `region`: of what
-# groups have finished and clients have counted, whose count it is; "" of clusters, which count once.
+# Traffic by hour of event time; `hour_ms` -1: records without one. `latencies` is a histogram. `region`: the
+# region that counts a group or client; "" for clusters, which count once.
 TRAFFIC = _schema(
     date=str, region=str, topic=str, tier=str, cluster=str, hour_ms=int, windows=int, open_windows=int,
     records=int, nbytes=int, duplicates=int, late=int, latencies=bytes,
@@ -88,8 +88,8 @@ VERDICT = _schema(
 
 
 def decoded(records: DataFrame, topics: Mapping[str, tuple[str, int]]) -> DataFrame:
-    """`ENTRY` of records of changelogs, bad ones with their reason; `topics`: of each the table and the
-    generation. What the table has forgotten, and is kept, is left out."""
+    """Decodes changelog records to `ENTRY`; bad ones have a reason. `topics`: table and generation by topic.
+    Leaves out deletions in tables whose entries are kept."""
     return mapped(records, partial(_decoded, dict(topics)), ENTRY)
 
 
@@ -111,7 +111,7 @@ def _decoded(topics: dict[str, tuple[str, int]], rows: Iterable[Row]) -> Iterato
 
 
 def newest(entries: DataFrame) -> DataFrame:
-    """Of each key of a table the entry that counts (rule 2)."""
+    """The entry that counts for each key of a table (rule 2 of the package)."""
     order = f.struct("generation", "position", "offset")
     whole = f.struct(*ENTRY.names)
     found = entries.groupBy("table", "date", "key").agg(f.max_by(whole, order).alias("entry"))
@@ -119,7 +119,7 @@ def newest(entries: DataFrame) -> DataFrame:
 
 
 def loads(records: DataFrame) -> DataFrame:
-    """`LOAD` of heartbeats; those that cannot be used are in `bad_heartbeats`."""
+    """The `LOAD` rows of usable heartbeats."""
     return mapped(records, _loads, LOAD)
 
 
@@ -147,7 +147,7 @@ def joined(found: DataFrame) -> DataFrame:
 
 
 def bad_heartbeats(records: DataFrame) -> DataFrame:
-    """`ENTRY` of heartbeats that cannot be used, with their reason."""
+    """The `ENTRY` rows of unusable heartbeats, with the reason."""
     return mapped(records, _bad_heartbeats, ENTRY)
 
 
@@ -160,8 +160,7 @@ def _bad_heartbeats(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
 
 
 def windows(entries: DataFrame) -> DataFrame:
-    """`WINDOW` of the entries of windows of all regions (`ENTRY` with `region`), each cluster's once (rule 5
-    of the package)."""
+    """`WINDOW` from `ENTRY` with `region`, each cluster's once (rule 5 of the package)."""
     found = mapped(entries.where(f.col("table") == decode.WINDOWS), _windows, WINDOW)
     best = f.max_by(f.struct(*WINDOW.names), f.struct(f.col("count"), "closed", "region"))
     keys = ("topic", "tier", "cluster", "width_ms", "start_ms", "shard")
@@ -178,7 +177,7 @@ def _windows(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
 
 
 def traffic(found: DataFrame) -> DataFrame:
-    """`TRAFFIC` of `WINDOW`."""
+    """`TRAFFIC` from `WINDOW`."""
     hour = f.when(f.col("start_ms") < 0, -1).otherwise(f.col("start_ms") - f.col("start_ms") % HOUR_MS)
     counted = found.withColumn("hour_ms", hour).withColumn("date", _date("start_ms"))
     return merged(
@@ -196,7 +195,7 @@ def traffic(found: DataFrame) -> DataFrame:
 
 
 def merged(grouped: DataFrame, schema: StructType) -> DataFrame:
-    """The last column, a list of histograms, as one."""
+    """Merges the histograms in the last column, a list, to one."""
     return mapped(grouped, _merged, schema)
 
 
@@ -209,8 +208,7 @@ def _merged(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
 
 
 def tiers_of(entries: Sequence[Row]) -> dict[str, dict[TierPlace, list[TierRecord]]]:
-    """By topic and place, of entries of tiers of all regions. Of a cluster that several regions count: the
-    region's that was heard last."""
+    """Tier records by topic and place. If several regions have a cluster, the last to hear it counts."""
     found: defaultdict[tuple[str, TierPlace], defaultdict[str, list[TierRecord]]]
     found = defaultdict(lambda: defaultdict(list))
     for row in entries:
@@ -230,8 +228,7 @@ def _heard_ms(records: list[TierRecord]) -> int:
 
 
 def widths(found: DataFrame) -> dict[str, Widths]:
-    """By topic of `WINDOW`, of those that have windows of several widths: after a change of their plan, or
-    where a client counts in others."""
+    """Window widths by topic, if there are several: the plan has changed, or a client uses others."""
     several = found.groupBy("topic").agg(f.min("width_ms").alias("least"), f.max("width_ms").alias("most"))
     topics = several.where(f.col("least") < f.col("most")).select("topic")
     by_topic: defaultdict[str, list[tuple[TierPlace, PairedWindow]]] = defaultdict(list)
@@ -249,7 +246,7 @@ def verdicts(
     widths: Mapping[str, Widths],
     now_ms: int,
 ) -> DataFrame:
-    """`VERDICT` of `WINDOW`: a row a window and pair of tiers, of each region that compares them."""
+    """`VERDICT` from `WINDOW`: a row for each window, pair of tiers, and region that compares them."""
     one = f.struct("region", "tier", "cluster", "value")
     grouped = found.groupBy("topic", "start_ms", "width_ms").agg(f.collect_list(one).alias("places"))
     return mapped(grouped, partial(_verdicts, dict(topics), dict(widths), now_ms), VERDICT)
@@ -266,15 +263,15 @@ def _verdicts(
         ]
         date = decode.date_of(row.start_ms)
         for region, pair in comparer.pairs(row.topic, row.start_ms, row.width_ms, held):
-            told = pair.verdict
-            tiers = (pair.from_tier, pair.to_tier, pair.group, told.state.value)
-            counts = (pair.from_count, pair.to_count, told.missing, told.extra)
-            lag_ms = None if told.lag_ms is None else float(told.lag_ms)
+            verdict = pair.verdict
+            tiers = (pair.from_tier, pair.to_tier, pair.group, verdict.state.value)
+            counts = (pair.from_count, pair.to_count, verdict.missing, verdict.extra)
+            lag_ms = None if verdict.lag_ms is None else float(verdict.lag_ms)
             rest = (
-                told.by.value,
-                ", ".join(told.absent),
+                verdict.by.value,
+                ", ".join(verdict.absent),
                 lag_ms,
-                told.behind_ms,
+                verdict.behind_ms,
                 pair.is_closed,
                 pair.remark,
             )
@@ -282,14 +279,14 @@ def _verdicts(
 
 
 def happened(entries: DataFrame) -> DataFrame:
-    """`EVENT` of the entries of the activity and of incidents of all regions (`ENTRY` with `region`), one an
-    episode, and until when (rules 1 and 2 of `timeline`)."""
-    told = mapped(entries, _happened, EVENT)
+    """`EVENT` from activity and incident entries of all regions (`ENTRY` with `region`), one for each
+    episode, with its end (rules 1 and 2 of `timeline`)."""
+    events = mapped(entries, _happened, EVENT)
     newest = f.max_by(f.struct(*EVENT.names), f.struct("at_ms", "position", "region")).alias("one")
-    found = told.groupBy("kind", "episode").agg(newest, f.min("from_ms").alias("first_ms"))
+    found = events.groupBy("kind", "episode").agg(newest, f.min("from_ms").alias("first_ms"))
     found = found.select("one.*", "first_ms").withColumn("from_ms", f.col("first_ms"))
     above = Window.partitionBy("subject").orderBy("rank").rangeBetween(1, Window.unboundedFollowing)
-    ended_ms = f.min("from_ms").over(above)  # null: by none
+    ended_ms = f.min("from_ms").over(above)  # null: no higher rank
     ended_ms = f.when(ended_ms.isNotNull(), f.greatest("at_ms", ended_ms))
     return found.withColumn("until_ms", f.coalesce("until_ms", ended_ms)).to(EVENT)
 
@@ -302,15 +299,15 @@ def _happened(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
 
 
 def audit_runs(verdicts: DataFrame) -> DataFrame:
-    """Windows of `VERDICT` that are `AMISS`, those that follow on each other together: a row a topic, region,
-    pair of tiers, group, state, and run of windows; [from_ms, until_ms). `missing`, `extra`: of `COUNTED`."""
+    """Merges adjacent windows of `VERDICT` in `TIMELINE_STATES`: a row for each topic, region, pair of tiers,
+    group, state and run of windows [from_ms, until_ms). `missing`, `extra`: sums over `COUNTED` states."""
     of = ("topic", "region", "from_tier", "to_tier", "group", "state")
     by = Window.partitionBy(*of).orderBy("start_ms", "width_ms")
     end_ms = f.col("start_ms") + f.col("width_ms")
     before_ms = f.max(end_ms).over(by.rowsBetween(Window.unboundedPreceding, -1))
     begins = f.coalesce(f.col("start_ms") > before_ms, f.lit(True)).cast("long")
-    amiss = verdicts.where(f.col("state").isin(*AMISS)).withColumn("begins", begins)
-    runs = amiss.withColumn("run", f.sum("begins").over(by.rowsBetween(Window.unboundedPreceding, 0)))
+    problems = verdicts.where(f.col("state").isin(*TIMELINE_STATES)).withColumn("begins", begins)
+    runs = problems.withColumn("run", f.sum("begins").over(by.rowsBetween(Window.unboundedPreceding, 0)))
     return runs.groupBy(*of, "run").agg(
         f.min("start_ms").alias("from_ms"),
         f.max(end_ms).alias("until_ms"),
@@ -321,12 +318,12 @@ def audit_runs(verdicts: DataFrame) -> DataFrame:
 
 
 def differing(name: str) -> Column:
-    """`missing` or `extra` of a verdict, 0 where that is not known."""
+    """`missing` or `extra` of a verdict; 0 where it is unknown."""
     return f.when(f.col("state").isin(*COUNTED), f.greatest(name, f.lit(0))).otherwise(0)
 
 
 def regions_of(entries: Sequence[Row]) -> dict[tuple[str, TierPlace], set[str]]:
-    """By topic and place, of entries of tiers: the regions that have heard it."""
+    """The regions with tier entries, by topic and place."""
     found: defaultdict[tuple[str, TierPlace], set[str]] = defaultdict(set)
     for row in entries:
         topic, tier, cluster, _shard = row["key"].split("/")

@@ -1,6 +1,7 @@
-"""The report as one HTML file: no script, nothing from elsewhere, light and dark, charts as inline SVG. Pure.
+"""The report as one HTML file: without scripts or external files, in light and dark, with charts as inline
+SVG. Pure.
 
-Whatever comes from data is escaped; a chart's numbers also stand in its title, or in a table.
+All data is escaped. A chart's numbers also stand in its title or in a table.
 """
 
 from __future__ import annotations
@@ -51,66 +52,66 @@ COLORS = 5
 STATES = {"ok": "good", "lossy": "bad", "corrupted": "bad", "duplicated": "warn", "late": "warn"}
 HOUR_MS = 3_600_000
 WHOSE = (
-    '<p class="soft">What is said of topics is of their whole way, for all who read them, and counts for '
-    "each of their owners; what was delivered is of the owner's own workloads.</p>"
+    '<p class="soft">Figures of topics cover all tiers and consumers, and count in full for each owner. '
+    "Delivered records are of the owner's own workloads.</p>"
 )
 
 Cell = tuple[str, str]  # HTML, and the class of the cell
 Column = tuple[str, Callable[[Mapping[str, Any]], Cell]]
 
 
-def page(told: Mapping[str, Any]) -> str:
-    """The document `summary.summarize` makes, for people."""
-    regions = ", ".join(region["region"] for region in told["regions"])
-    totals = told["totals"]
-    ready = sum(row["ready"] for row in told["readiness"])
+def page(report: Mapping[str, Any]) -> str:
+    """The document of `summary.summarize` as HTML."""
+    regions = ", ".join(region["region"] for region in report["regions"])
+    totals = report["totals"]
+    ready = sum(row["ready"] for row in report["readiness"])
     cards = [
         ("Records", number(totals["records"]), ""),
         ("Missing", number(totals["missing"]), "bad" if totals["missing"] else "good"),
-        ("Too many", number(totals["extra"]), "warn" if totals["extra"] else "good"),
+        ("Extra", number(totals["extra"]), "warn" if totals["extra"] else "good"),
         ("Topics", number(totals["topics"]), ""),
         ("Windows compared", number(totals["windows"]), ""),
         (
             "Ready for failover",
-            f"{ready} of {len(told['readiness'])}",
-            "good" if ready == len(told["readiness"]) else "warn",
+            f"{ready} of {len(report['readiness'])}",
+            "good" if ready == len(report["readiness"]) else "warn",
         ),
     ]
-    bad = sum(row["count"] for row in told["quarantine"]) + told["cut"].get("quarantine", 0)
+    bad = sum(row["count"] for row in report["quarantine"]) + report["cut"].get("quarantine", 0)
     parts = [
         "<h1>Switchyard, all regions</h1>",
-        f'<p class="soft">{text(regions)}. Windows from {text(told["from"])} to {text(told["to"])}; '
-        f"made {text(told['generated'])}.</p>",
+        f'<p class="soft">{text(regions)}. Windows from {text(report["from"])} to {text(report["to"])}; '
+        f"generated {text(report['generated'])}.</p>",
         '<div class="cards">',
         *(
             f'<div class="card">{text(name)}<b class="{kind}">{value}</b></div>'
             for name, value, kind in cards
         ),
         "</div>",
-        section("Traffic by topic", charts(told["series"]) + left_out(told, "series", "smaller")),
-        section("What happened", timeline(told["timeline"]) + left_out(told, "timeline", "older")),
-        section("Topics", table(told["topics"], TOPICS)),
-        section("Tiers: counts and latencies", table(told["traffic"], TRAFFIC)),
+        section("Traffic by topic", charts(report["series"]) + left_out(report, "series", "smaller")),
+        section("Timeline", timeline(report["timeline"]) + left_out(report, "timeline", "older")),
+        section("Topics", table(report["topics"], TOPICS)),
+        section("Tiers: counts and latencies", table(report["traffic"], TRAFFIC)),
         section(
-            "Records without a time, of all times",
-            table(told["untimed"], UNTIMED) + left_out(told, "untimed", "smaller"),
+            "Records without a time, in the whole store",
+            table(report["untimed"], UNTIMED) + left_out(report, "untimed", "smaller"),
         ),
         section(
             "Latency percentiles by cluster and group",
-            bars(told["tiers"]) + left_out(told, "tiers", "smaller"),
+            bars(report["tiers"]) + left_out(report, "tiers", "smaller"),
         ),
-        section("What arrived at the next tier", table(told["pairs"], PAIRS)),
+        section("Each tier compared with the next", table(report["pairs"], PAIRS)),
         section(
-            "Windows that are not as they should be",
-            table(told["windows"], WINDOWS) + left_out(told, "windows", "less bad"),
+            "Windows with differences or missing reports",
+            table(report["windows"], WINDOWS) + left_out(report, "windows", "less severe"),
         ),
-        section("Failover readiness", table(told["readiness"], READINESS)),
-        section("What workloads have finished", table(_workloads(told), DELIVERIES)),
-        section("Workloads and routes", table(told["workloads"], WORKLOADS)),
-        section("Owners", table(told["owners"], OWNERS) + (WHOSE if told["owners"] else "")),
+        section("Failover readiness", table(report["readiness"], READINESS)),
+        section("Deliveries by workload", table(_workloads(report), DELIVERIES)),
+        section("Workloads and routes", table(report["workloads"], WORKLOADS)),
+        section("Owners", table(report["owners"], OWNERS) + (WHOSE if report["owners"] else "")),
         section(
             f"Quarantine: {number(bad)} records",
-            table(told["quarantine"], QUARANTINE) + left_out(told, "quarantine", "rarer"),
+            table(report["quarantine"], QUARANTINE) + left_out(report, "quarantine", "less frequent"),
         ),
     ]
     body = "\n".join(parts)
@@ -123,29 +124,27 @@ def page(told: Mapping[str, Any]) -> str:
     )
 
 
-def _workloads(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [row for row in told["workloads"] if row["kind"] == "workload"]
+def _workloads(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in report["workloads"] if row["kind"] == "workload"]
 
 
 def section(title: str, content: str) -> str:
-    """A heading and what is below it."""
-    return f"<h2>{text(title)}</h2>\n" + (content or '<p class="soft">Nothing.</p>')
+    return f"<h2>{text(title)}</h2>\n" + (content or '<p class="soft">None.</p>')
 
 
 def text(value: object) -> str:
-    """Anything, escaped."""
     return escape("" if value is None else str(value))
 
 
 def number(value: float | None) -> str:
-    """For people: digits in threes; of fractions three digits."""
+    """A number with digits in groups of three; fractions with three digits."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def size(value: float | None) -> str:
-    """Bytes for people."""
+    """Bytes with a unit."""
     if value is None:
         return "-"
     for unit in ("B", "kB", "MB", "GB"):
@@ -156,7 +155,7 @@ def size(value: float | None) -> str:
 
 
 def span(value_ms: float | None) -> str:
-    """A time span for people."""
+    """A time span with a unit."""
     if value_ms is None:
         return "-"
     for unit, length in (("d", 86_400_000), ("h", HOUR_MS), ("min", 60_000), ("s", 1000)):
@@ -166,7 +165,7 @@ def span(value_ms: float | None) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], of: str = "") -> str:
-    """Rows as an HTML table; "" of none. `of`: the field, of few known words, that is a row's class."""
+    """Rows as an HTML table; "" if there are none. `of`: the field whose value is the row's class."""
     if not rows:
         return ""
     cells = [[made(row) for _, made in columns] for row in rows]
@@ -185,7 +184,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], of: str 
 
 
 def charts(series: Sequence[Mapping[str, Any]]) -> str:
-    """A line chart a topic: records at each cluster, and finished by each group."""
+    """A line chart for each topic: records at each cluster, and finished by each group."""
     by_topic: dict[str, list[Mapping[str, Any]]] = {}
     for row in series:
         if row["points"]:
@@ -199,7 +198,7 @@ def charts(series: Sequence[Mapping[str, Any]]) -> str:
         lines, names = [], []
         for at, row in enumerate(rows):
             color = f"var(--c{at % COLORS})"
-            width = max(1.2, 4.2 - 1.2 * at)  # those that saw the same lie on each other
+            width = max(1.2, 4.2 - 1.2 * at)  # equal lines stay visible behind each other
             lines.append(_line(_filled(row["points"], first, last, step_ms), first, last, most, color, width))
             names.append(f'<span style="color:{color}">{text(row["place"])}</span>')
         title = f"{topic}: at most {number(most)} records in {span(step_ms)}"
@@ -211,7 +210,7 @@ def charts(series: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _filled(points: Sequence[Sequence[int]], first: int, last: int, step: int) -> list[tuple[int, int]]:
-    """A time without windows is one without records."""
+    """Adds 0 for times without windows."""
     known = {point[0]: point[1] for point in points}
     return [(at, known.get(at, 0)) for at in range(first, last + 1, step)]
 
@@ -265,37 +264,37 @@ def bars(tiers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def timeline(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What happened, with a box for each kind, which hides its rows: by style alone."""
-    there = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
-    if not there:
+    """The timeline, with a checkbox for each kind that hides its rows, by CSS alone."""
+    kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
+    if not kinds:
         return ""
     rules = "".join(
-        f".k-{kind}:has(#k-{kind}:not(:checked)) tr.{kind} {{ display: none; }}" for kind in there
+        f".k-{kind}:has(#k-{kind}:not(:checked)) tr.{kind} {{ display: none; }}" for kind in kinds
     )
-    counts = {kind: sum(row["kind"] == kind for row in rows) for kind in there}
+    counts = {kind: sum(row["kind"] == kind for row in rows) for kind in kinds}
     boxes = "".join(
         f'<label><input type="checkbox" id="k-{kind}" checked> {kind} {number(counts[kind])}</label>'
-        for kind in there
+        for kind in kinds
     )
-    classes = " ".join(["events", *(f"k-{kind}" for kind in there)])
+    classes = " ".join(["events", *(f"k-{kind}" for kind in kinds)])
     return (
         f'<style>{rules}</style><div class="{classes}"><p class="kinds">{boxes}</p>'
         f"{table(rows, TIMELINE, of='kind')}</div>"
     )
 
 
-def left_out(told: Mapping[str, Any], part: str, which: str) -> str:
-    """That a part has more rows than are told, if it has."""
-    more = told["cut"].get(part)
-    return f'<p class="soft">{number(more)} {which} ones are not shown.</p>' if more else ""
+def left_out(report: Mapping[str, Any], part: str, which: str) -> str:
+    """The number of rows that a part leaves out, if any."""
+    more = report["cut"].get(part)
+    return f'<p class="soft">{number(more)} {which} rows are not shown.</p>' if more else ""
 
 
 def _states(row: Mapping[str, Any]) -> Cell:
-    told = (
+    report = (
         f'<span class="{STATES.get(state, "")}">{number(count)} {text(state)}</span>'
         for state, count in sorted(row["states"].items())
     )
-    return " · ".join(told), ""
+    return " · ".join(report), ""
 
 
 def _word(name: str) -> Column:
@@ -326,7 +325,7 @@ def _audited(name: str, bad: str = "", title: str = "") -> Column:
 
 def _until(row: Mapping[str, Any]) -> Cell:
     if row["until_ms"] is None:
-        return "not over", "warn"
+        return "ongoing", "warn"
     return ("" if row["until_ms"] == row["from_ms"] else text(row["until"])), ""
 
 
@@ -375,7 +374,7 @@ WORKLOADS = [
 OWNERS = [
     _word("owner"), _count("workloads"), _count("not_audited", "warn"), _count("topics"),
     _audited("records", title="Topics' records"), _audited("missing", "bad", "Topics' missing"),
-    _audited("extra", "warn", "Topics' too many"), _audited("delivered"),
+    _audited("extra", "warn", "Topics' extra"), _audited("delivered"),
     _audited("duplicates", "warn"), _span("p50_ms"), _span("p95_ms"), _span("p99_ms"),
     _count("ready"), _count("not_ready", "warn"),
     _count("lag_messages"), _count("core_hours"), _bytes("network_bytes"),

@@ -1,9 +1,9 @@
-"""Workloads, their owners, and whether they could be failed over: of the small tables of all regions. Pure.
+"""Workloads, their owners and their failover readiness, from the small tables of all regions. Pure.
 
-A workload is ready for another region when, by that region's own tables, it is deployed there, all that it
-reads is copied there by lines that are kept up, and no window of the topic is lossy. What it reads is copied
-there from its own cluster, in all partitions; or, where that holds copies itself, from each of the clusters
-that those are of.
+A workload is ready for another region on three conditions. By the tables of the other region it is deployed
+there. All that it reads is copied there by routes that keep up. No window of the topic is lossy. The copies
+must cover all partitions of the workload's own cluster. If that cluster has copies itself, they must cover
+each cluster that those come from.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from spark.dashboard.plans import Plans
 from switchyard.audit.model.latencies import Latencies
 from switchyard.audit.model.places import place_of
 
-NOBODY = "(none)"  # who owns what names no owner
+NO_OWNER = "(none)"  # the owner of a definition that names none
 RANKS = (0.5, 0.95, 0.99)
-STALE_MS = 15 * 60_000  # a line whose newest barrier is older, while its topic has traffic, is not kept up
+STALE_MS = (
+    15 * 60_000
+)  # a line is stale if its newest barrier is this much older than the topic's newest window
 
 
 class SmallTables:
-    """The small tables of all regions, decoded: by region and key."""
+    """The decoded small tables of all regions, by region and key."""
 
     def __init__(self, rows: Iterable[tuple[str, str, str, bytes]]) -> None:
         """`rows`: region, table, key, value."""
@@ -39,7 +41,7 @@ class SmallTables:
         self.assignments: dict[tuple[str, str], Assignment] = {}
         self.trackers: dict[tuple[str, str], TrackerRecord] = {}
         self.lines: dict[tuple[str, str], OffsetMapLine] = {}
-        self.stated: list[tuple[str, PlanTerms]] = []
+        self.audit_plans: list[tuple[str, PlanTerms]] = []
         for region, table, key, value in rows:
             at = (region, key)
             if table == decode.TRACKERS:
@@ -47,7 +49,7 @@ class SmallTables:
             elif table == decode.CHECKPOINTS:
                 self.lines[at] = checkpoint_line(value)
             elif table == decode.PLANS:
-                self.stated.append((region, decode.stated(value)))
+                self.audit_plans.append((region, decode.plan_terms(value)))
             elif table in (decode.WORKLOADS, decode.ROUTES, decode.ASSIGNMENTS):
                 event = control_event(value)
                 if isinstance(event, WorkloadPut):
@@ -58,12 +60,12 @@ class SmallTables:
                     self.assignments[at] = event
 
     def plans(self) -> Plans:
-        """The audit plans, and what workloads read."""
-        return Plans(self.stated, {at: cluster_of(event) for at, event in self.workloads.items()})
+        """The audit plans, with the cluster that each workload reads."""
+        return Plans(self.audit_plans, {at: cluster_of(event) for at, event in self.workloads.items()})
 
 
 class Use(NamedTuple):
-    """What a job took: core seconds and bytes over the time of the report, and how things stood last."""
+    """A job's use: core seconds and bytes in the report's time; memory, arrival rate and lag at its end."""
 
     core_s: float = 0.0
     network_bytes: float = 0.0
@@ -72,7 +74,7 @@ class Use(NamedTuple):
     lag_messages: int = -1
 
     def plus(self, other: Use) -> Use:
-        """Both together; a lag that is not known adds nothing."""
+        """The sum; an unknown lag adds nothing."""
         lags = [one.lag_messages for one in (self, other) if one.lag_messages >= 0]
         return Use(
             self.core_s + other.core_s,
@@ -84,7 +86,7 @@ class Use(NamedTuple):
 
 
 class GroupDelivery(NamedTuple):
-    """What a group has finished of a topic, as its audit counted it in the time of the report."""
+    """The records of a topic that a group has finished in the report's time, as its audit counted them."""
 
     records: int = 0
     duplicates: int = 0
@@ -94,7 +96,7 @@ class GroupDelivery(NamedTuple):
     latencies: bytes = b""  # a histogram
 
     def plus(self, other: GroupDelivery) -> GroupDelivery:
-        """Both together; percentiles are those of both histograms as one."""
+        """The sum; the histograms are merged."""
         both = Latencies.from_bytes(self.latencies)
         both.merge(Latencies.from_bytes(other.latencies))
         return GroupDelivery(
@@ -108,17 +110,17 @@ class GroupDelivery(NamedTuple):
 
 
 Deliveries = Mapping[tuple[str, str, str], GroupDelivery]  # by region, group and topic
-DELIVERIES, TOPIC_ONLY, NOT = "deliveries", "topic only", "not audited"  # what is audited of a workload
+DELIVERIES, TOPIC_ONLY, NOT = "deliveries", "topic only", "not audited"  # the audited part of a workload
 
 
 def percentiles_ms(latencies: bytes | None) -> dict[str, float | None]:
-    """Of a histogram; None where nothing was measured."""
+    """The percentiles of a histogram; None if nothing was measured."""
     found = Latencies.quantiles_of(bytes(latencies or b""), RANKS)
     return {f"p{rank * 100:.0f}_ms": None if one < 0 else one for rank, one in zip(RANKS, found, strict=True)}
 
 
 def delivered_row(found: GroupDelivery | None) -> dict[str, Any]:
-    """As JSON; None, also as percentile: not counted, not measured."""
+    """The counts as JSON; None where nothing was counted or measured."""
     names = ("delivered", "duplicates", "late", "missing", "extra")
     counts = [None] * len(names) if found is None else found[:-1]
     return dict(zip(names, counts, strict=True)) | percentiles_ms(found.latencies if found else None)
@@ -127,7 +129,7 @@ def delivered_row(found: GroupDelivery | None) -> dict[str, Any]:
 def _delivered(
     tables: SmallTables, deliveries: Deliveries, region: str, key: str, plans: Plans
 ) -> tuple[str, GroupDelivery | None]:
-    """What is audited of a workload, and what it has finished; None: nobody counts that."""
+    """Which part of a workload is audited, and its deliveries; None if no plan counts those."""
     group, _, topic = key.rpartition("/")
     cluster = cluster_of(tables.workloads[region, key])
     found = deliveries.get((region, group, topic))
@@ -137,14 +139,14 @@ def _delivered(
 
 
 def owner_of(event: WorkloadPut | RoutePut) -> str:
-    """Whoever the definition names."""
+    """The owner that the definition names."""
     metadata = event.definition.get("metadata")
     owner = metadata.get("owner") if isinstance(metadata, dict) else None
-    return owner if isinstance(owner, str) and owner else NOBODY
+    return owner if isinstance(owner, str) and owner else NO_OWNER
 
 
 def cluster_of(event: Any) -> str:
-    """The cluster that a workload reads, by its definition; "": it is none."""
+    """The cluster that a workload reads, by its definition; "" if the event is not a workload."""
     if not isinstance(event, WorkloadPut):
         return ""
     metadata = event.definition.get("metadata")
@@ -152,7 +154,6 @@ def cluster_of(event: Any) -> str:
 
 
 def topic_owners(tables: SmallTables) -> dict[str, list[str]]:
-    """Whose workloads a topic has."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for (_, key), event in tables.workloads.items():
         found[key.rpartition("/")[2]].add(owner_of(event))
@@ -162,7 +163,7 @@ def topic_owners(tables: SmallTables) -> dict[str, list[str]]:
 def workload_rows(
     tables: SmallTables, use: Mapping[tuple[str, str], Use], deliveries: Deliveries, now_ms: int
 ) -> list[dict[str, Any]]:
-    """A row a workload or route of a region. `use`: by region and job."""
+    """A row for each workload or route of a region. `use`: by region and job."""
     plans = tables.plans()
     jobs: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for region, job in (*tables.assignments, *use):
@@ -179,7 +180,7 @@ def workload_rows(
         }
         saved = [
             tables.trackers[region, job].at_ms for job in its if (region, job) in tables.trackers
-        ]  # a position that stands still is of a partition without traffic, or of one that is stuck
+        ]  # an old position: the partition has no traffic, or is stuck
         audited, delivered = "", None
         if isinstance(event, WorkloadPut):
             audited, delivered = _delivered(tables, deliveries, region, key, plans)
@@ -212,10 +213,12 @@ def owner_rows(
     deliveries: Deliveries,
     readiness: Iterable[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """A row an owner: what is theirs, what it took, what of it was lost, how long it took, and how much of it
-    is ready for another region. A topic of several owners counts for each: `records`, `missing`, `extra` are
-    of its whole way, None where nothing of an owner's is audited; `delivered` and what goes with it is of
-    the owner's own workloads. `topics`: with `topic`, `records`, `missing`, `extra`."""
+    """A row for each owner: workloads, use, loss, latencies and readiness.
+
+    A topic of several owners counts for each. `records`, `missing` and `extra` cover the topic's whole way;
+    None if none of the owner's workloads is audited. Deliveries are of the owner's own workloads. `topics`:
+    with `topic`, `records`, `missing`, `extra`.
+    """
     found: dict[str, dict[str, Any]] = {}
     finished: dict[str, GroupDelivery] = {}
     whole = ("records", "missing", "extra")
@@ -237,7 +240,7 @@ def owner_rows(
             known = finished.get(one["owner"], GroupDelivery())
             finished[one["owner"]] = known.plus(deliveries.get(at, GroupDelivery()))
     for topic in topics:
-        for owner in owners.get(topic["topic"], [NOBODY]):
+        for owner in owners.get(topic["topic"], [NO_OWNER]):
             its = row(owner)
             its["topics"] += 1
             for name in whole:
@@ -246,7 +249,7 @@ def owner_rows(
         row(one["owner"])["ready" if one["ready"] else "not_ready"] += 1
     for owner, its in found.items():
         if its["not_audited"] < its["workloads"] or not its["workloads"]:
-            its.update({name: its[name] or 0 for name in whole})  # audited, and nothing was counted
+            its.update({name: its[name] or 0 for name in whole})  # audited, with a count of 0
         of_groups = delivered_row(finished.get(owner))
         its.update({name: value for name, value in of_groups.items() if name not in whole})
     return sorted(found.values(), key=lambda one: (-one["core_hours"], one["owner"]))
@@ -259,8 +262,7 @@ def readiness_rows(
     newest_ms: Mapping[str, int],
     now_ms: int,
 ) -> list[dict[str, Any]]:
-    """A row a workload and other region. `lossy`: windows by topic; `newest_ms`: by topic when the newest
-    window began that has records."""
+    """A row for each workload and other region. `newest_ms`: by topic, of the newest window with records."""
     partitions: defaultdict[tuple[str, str, str], int] = defaultdict(int)
     for region, job in tables.assignments:
         partitions[region, name_of(job), topic_of(job)] += 1
@@ -276,19 +278,19 @@ def readiness_rows(
             copies = _copies(tables, lines, region, key, other, needed)
             copied = [line for one in copies for line in one.lines]
             if not needed:
-                why.append(f"its partitions are not known in {region}")
+                why.append(f"region {region} has no assignments of its partitions")
             if not copied:
-                why.append(f"nothing copies what it reads of {topic} to {other}")
+                why.append(f"no route copies the {topic} that it reads to {other}")
             why += [
-                f"{len(one.lines)} of {one.needed} partitions are copied in {other}"
+                f"{len(one.lines)} of {one.needed} partitions are copied to {other}"
                 for one in copies
                 if copied and len(one.lines) < one.needed
             ]
             at_ms = min((_barrier_ms(line) for line in copied), default=-1)
             if copied and newest_ms.get(topic, -1) - at_ms > STALE_MS:
-                why.append("a copy's newest barrier is older than what the topic has had since")
+                why.append("a copy's newest offset sync is over 15 min older than the topic's newest window")
             if lossy.get(topic):
-                why.append(f"{lossy[topic]} windows of {topic} are lossy")
+                why.append(f"lossy windows of {topic}: {lossy[topic]}")
             rows.append(
                 {
                     "workload": key,
@@ -306,7 +308,7 @@ def readiness_rows(
 
 
 class _Copies(NamedTuple):
-    """Lines of a source: those that are there, and of how many partitions they must be."""
+    """The offset map lines from a source, and the number of partitions that must have one."""
 
     lines: list[OffsetMapLine]
     needed: int
@@ -317,7 +319,7 @@ _Lines = Mapping[tuple[str, str], Mapping[str, Mapping[int, OffsetMapLine]]]
 
 
 def _lines(tables: SmallTables) -> _Lines:
-    """By the id of the cluster that they copy from; of several routes the line with the newest barrier."""
+    """Lines by the source cluster's id. If routes overlap, the line with the newest barrier counts."""
     found: defaultdict[tuple[str, str], defaultdict[str, dict[int, OffsetMapLine]]]
     found = defaultdict(lambda: defaultdict(dict))
     for (region, key), line in tables.lines.items():
@@ -333,7 +335,7 @@ def _lines(tables: SmallTables) -> _Lines:
 def _copies(
     tables: SmallTables, lines: _Lines, region: str, key: str, other: str, needed: int
 ) -> list[_Copies]:
-    """What of a workload's topic is copied to another region: see the module."""
+    """The copies of a workload's topic in another region (see the module)."""
     topic = key.rpartition("/")[2]
     there = lines.get((other, topic), {})
     own = {

@@ -1,17 +1,19 @@
-"""Which tiers of a topic are compared, and by which audit plan: of the tables of all regions. Pure.
+"""Selects the tiers of a topic that each region compares, and the audit plan that decides. Pure.
 
-Rules (what is said of a window: `app.audit.folds.tier_pairs`, as at the console)
-1. Each region compares by its own plans what it has heard: aggregates of several regions each have a copy of
-   the same records, and are never added up. A region's first plan by name that counts a place counts there;
-   a topic's plan is that of its first place. A region that hears no regional cluster of a topic takes those
-   of the others; one that knows no aggregate cluster lacks none that others have. What clients told other
-   regions of a regional cluster that it counts has a part, too.
-2. The tiers of clusters and of groups are compared if a plan counts them now; those of a topic that no plan
-   of the region counts any more, and those of clients, if they were heard when the window ended, or shortly
-   before.
-3. A regional cluster that the region does not count is unseen if the topic was heard there, or no region's
-   plan would count it there. Where one would, and nobody has heard it, there is nothing.
-4. Two regions that compare the same clusters say the same: the first by name says it.
+`app.audit.folds.tier_pairs` compares them, as it does for the console.
+
+Rules
+1. A region compares the places that it has heard, by its own plans. The aggregate clusters of several regions
+   have copies of the same records, so their counts are never added. The region's first plan by name that
+   counts a place counts there; the topic's plan is that of its first counted place. A region that hears no
+   regional cluster of a topic uses those of the others. A region that knows no aggregate cluster does not
+   miss one. Clients' reports to other regions count too, if the region counts their regional cluster.
+2. Tiers of clusters and groups are compared if a plan counts them now. Clients are compared only if they
+   reported until shortly before the window's end. So are all tiers of a topic that no plan of the region
+   counts now.
+3. A regional cluster that the region does not count is unseen if it has reports of the topic. It is also
+   unseen if no region's plan would count the topic there. Otherwise it has no records of the topic.
+4. If several regions compare the same clusters, the first by name reports the pair.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from app.failover.topology import AGGREGATE, REGIONAL
 from switchyard.audit.model.places import group_of
 
 Tiers = Mapping[str, Mapping[TierPlace, Sequence[TierRecord]]]  # by topic
-Heard = Mapping[tuple[str, TierPlace], Collection[str]]  # by topic and place: the regions that have heard it
+Heard = Mapping[tuple[str, TierPlace], Collection[str]]  # by topic and place: the regions with reports of it
 
 
 class Plans:
-    """The plans of all regions. `consumed`: by region and workload (group/topic) the cluster it reads."""
+    """The audit plans of all regions. `consumed`: the cluster read, by region and group/topic."""
 
     def __init__(
         self, stated: Iterable[tuple[str, PlanTerms]], consumed: Mapping[tuple[str, str], str]
@@ -43,7 +45,7 @@ class Plans:
         self._consumed = consumed
 
     def of(self, topic: str, place: TierPlace, region: str) -> PlanTerms | None:
-        """The region's plan that counts a place that it has heard (rule 1)."""
+        """The region's plan that counts a place (rule 1)."""
         tier, (cluster, group) = place[0], group_of(place[1])
         for plan in self._of.get(region, ()):
             if not group and plan.counts(tier, cluster, topic):
@@ -63,7 +65,7 @@ class Plans:
 
 
 class Compared(NamedTuple):
-    """How a region compares a topic. `counted`: always; `heard`: when they were heard."""
+    """How a region compares a topic: `counted` places always, `heard` ones near the time of their reports."""
 
     places: Mapping[TierPlace, Sequence[TierRecord]]
     counted: frozenset[TierPlace]
@@ -71,7 +73,7 @@ class Compared(NamedTuple):
     plan: ComparisonTerms
 
     def has(self, place: TierPlace, *, is_own: bool) -> bool:
-        """Whether a window of the place has a part. `is_own`: it stands in the region's own table."""
+        """Whether a window of the place takes part. `is_own`: it is in the region's own table."""
         if _is_group(place):
             return is_own
         if place[0] not in OF_CLUSTERS:
@@ -80,7 +82,7 @@ class Compared(NamedTuple):
 
 
 def compared(tiers: Tiers, heard: Heard, plans: Plans, silence_ms: int) -> dict[str, dict[str, Compared]]:
-    """By topic and region."""
+    """How each region compares each topic, by topic and region."""
     known: defaultdict[str, set[TierPlace]] = defaultdict(set)  # clusters by region
     for (_, place), regions in heard.items():
         for region in regions:
@@ -118,8 +120,8 @@ def _by_region(
         )
         plan = ComparisonTerms() if first is None else first.plan
         unseen = () if first is None else sorted(name for _, name in (there | regional - watched) - counted)
-        is_elsewhere = any(tier == AGGREGATE for tier, _ in places)  # rule 1
-        lacks = is_elsewhere and not any(tier == AGGREGATE for tier, _ in known[region])
+        has_aggregate = any(tier == AGGREGATE for tier, _ in places)  # rule 1
+        lacks = has_aggregate and not any(tier == AGGREGATE for tier, _ in known[region])
         yield (
             region,
             Compared(
@@ -136,7 +138,7 @@ def _by_region(
 
 
 class Comparer:
-    """Compares windows of many topics, one after the other. `widths`: of topics that have several."""
+    """Compares windows of many topics. `widths`: of topics with several widths."""
 
     def __init__(
         self, topics: Mapping[str, Mapping[str, Compared]], widths: Mapping[str, Widths], now_ms: int
@@ -149,10 +151,10 @@ class Comparer:
     def pairs(
         self, topic: str, start_ms: int, width_ms: int, windows: Sequence[tuple[str, TierPlace, WindowRecord]]
     ) -> Iterator[tuple[str, Pair]]:
-        """What each region has to say of a window. `windows`: region, place and record, of all places."""
+        """The pairs of tiers in a window, with the region that reports each. `windows`: of all places."""
         of = self._topics.get(topic, {})
         placed = {place for one in of.values() for place in one.places}
-        told = set()
+        reported = set()
         for region in sorted({*of, *(region for region, _, _ in windows)}):
             its = of.get(region, NOTHING)
             held = [
@@ -166,8 +168,8 @@ class Comparer:
             ):
                 sides = frozenset(p for p in live if p[0] in (pair.from_tier, pair.to_tier))
                 same = (pair.from_tier, pair.to_tier, pair.group, sides)
-                if pair.group or same not in told:  # rule 4; a group's figures are its region's own
-                    told.add(same)
+                if pair.group or same not in reported:  # rule 4; each region has its own groups
+                    reported.add(same)
                     yield region, pair
 
     def _pairing(self, topic: str, region: str, of: Compared, live: frozenset[TierPlace]) -> Pairing:
@@ -178,7 +180,7 @@ class Comparer:
 
 
 def _live(of: Compared, held: Collection[TierPlace], end_ms: int) -> frozenset[TierPlace]:
-    """Rule 2; and places whose tier's record is gone, in windows that they have."""
+    """The places to compare (rule 2), and places of held windows whose tier record is gone."""
     heard = {p for p in of.heard if p in held or _is_heard(of.places[p], end_ms, of.plan.bounds)}
     return of.counted | heard | {place for place in held if place not in of.places}
 

@@ -1,6 +1,6 @@
-"""Files of a store: written by Spark aside, read back, moved to their place, counted by the archive's log.
+"""Files of a store: Spark stages them, they are read back and moved, and the archive's log commits them.
 
-A file's folder is `<table>/topic=<of what>/date=<date>`; `table` says which schema it has.
+A file's folder is `<table>/topic=<topic>/date=<date>`; `table` decides the schema.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ TRAFFICS, VERDICTS = "traffic", "verdicts"
 SCHEMAS = {STATE: ENTRY, QUARANTINE: ENTRY, LOADS: LOAD, TRAFFICS: TRAFFIC, VERDICTS: VERDICT}
 STAGING = "staging"
 UNREAD_MS = 3_600_000
-ROWS_OF_FILE = 1_000_000  # about; what one task sorts out and one file holds
+ROWS_OF_FILE = 1_000_000  # about; one task sorts and writes them
 
 
 def stored(spark: SparkSession, archive: Archive, files: Iterable[ArchiveFile], table: str) -> DataFrame:
-    """The rows of these of the store's files, all of `table`."""
+    """The rows of those files that belong to `table`."""
     paths = [str(archive.root / file.path) for file in files if file.table == table]
     schema = SCHEMAS[table]
     return read_parquet(spark, schema, paths) if paths else spark.createDataFrame([], schema)
 
 
 def files_of(state: ArchiveState, table: str, dates: Iterable[str] | None = None) -> list[ArchiveFile]:
-    """Of the files that count those of a table, of these dates (all)."""
+    """The counted files of a table, on these dates (all)."""
     wanted = None if dates is None else set(dates)
     return [
         file
@@ -48,14 +48,14 @@ def files_of(state: ArchiveState, table: str, dates: Iterable[str] | None = None
 
 
 def write(frame: DataFrame, archive: Archive, table: str, rows: int, topic: str) -> tuple[ArchiveFile, ...]:
-    """The frame as files in their places, which do not count yet.
+    """Writes the rows as files in their folders, which do not count yet.
 
     Args:
-        rows: about how many, by which the dates are spread over tasks.
-        topic: the column that says of what a row is, or "" where all are of the same.
+        rows: About how many; decides over how many tasks a date is spread.
+        topic: The column of the folder's topic; "" for "all".
 
     Raises:
-        SparkJobError: what was written is not what was to be written.
+        SparkJobError: The files do not hold the rows that were written.
     """
     name = uuid4().hex
     staging = archive.root / STAGING / name
@@ -74,10 +74,10 @@ def write(frame: DataFrame, archive: Archive, table: str, rows: int, topic: str)
         )
         held = _index(frame.sparkSession, staging, SCHEMAS[table])
         if sum(rows for _, rows in held) != seen.get["rows"]:
-            there = sum(rows for _, rows in held)
+            staged = sum(rows for _, rows in held)
             raise SparkJobError(
-                f"{archive.root}: {seen.get['rows']} rows of {table} were to be written, {there} are there; "
-                "nothing of it counts"
+                f"{archive.root}: wrote {seen.get['rows']} rows of {table}, read back {staged}; nothing was "
+                "changed, run it again"
             )
         return tuple(
             _moved(path, archive.root, table, f"{name}-{number}", count)
@@ -88,7 +88,7 @@ def write(frame: DataFrame, archive: Archive, table: str, rows: int, topic: str)
 
 
 def tidy(archive: Archive, now_ms: int) -> int:
-    """Deletes what has counted for nothing for an hour: who still reads it must begin again. How many."""
+    """Deletes files that have not counted for an hour, even if a report reads them; returns their number."""
     old = stale(archive, now_ms, UNREAD_MS, SCHEMAS)
     for path in old:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -98,8 +98,8 @@ def tidy(archive: Archive, now_ms: int) -> int:
 def _index(spark: SparkSession, staging: Path, schema: StructType) -> list[tuple[Path, int]]:
     if not any(staging.rglob("*.parquet")):
         return []
-    there = spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(str(staging))
-    counted = there.groupBy(f.col("_metadata.file_path").alias("path")).count().collect()
+    staged = spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(str(staging))
+    counted = staged.groupBy(f.col("_metadata.file_path").alias("path")).count().collect()
     return sorted((Path(unquote(urlsplit(row["path"]).path)), row["count"]) for row in counted)
 
 

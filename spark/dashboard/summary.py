@@ -1,7 +1,7 @@
-"""What the report says, as one JSON document: `summarize` names its parts.
+"""The report as one JSON document, which `summarize` makes.
 
-Times are ISO 8601, UTC, or say `_ms`. `cut` says of parts of which only the newest, the worst or the most
-frequent rows are told how many more there are.
+Times are ISO 8601 in UTC, or their names end in `_ms`. Some parts list only the newest, worst or most
+frequent rows; `cut` has the number of the others.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from switchyard.audit.model.places import group_of
 
 FORMAT = 2  # 2: `timeline` instead of `incidents`
 MOST_WINDOWS, MOST_SERIES = 100, 24
-MOST_LINES, MOST_POINTS = 8, 240  # of a topic's series
-MOST_PLACES = 200  # of tiers, and of records without a time
-MOST_EVENTS = 200  # the newest of each source: incidents, the control log, the audit
-MOST_REASONS = 200  # of a quarantine
+MOST_LINES, MOST_POINTS = 8, 240  # in a topic's chart
+MOST_PLACES = 200  # in tiers, and in records without a time
+MOST_EVENTS = 200  # from each source: activity, incidents, the audit
+MOST_REASONS = 200  # of a region's quarantine
 SUMS = ("windows", "open_windows", "records", "nbytes", "duplicates", "late")
 SMALL = (
     decode.WORKLOADS, decode.ROUTES, decode.ASSIGNMENTS, decode.TRACKERS, decode.CHECKPOINTS, decode.PLANS,
@@ -39,11 +39,13 @@ BUCKET_S = decode.BUCKET_MS / 1000
 
 
 def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms: int) -> dict[str, Any]:
-    """The document, of windows that begin in [from_ms, to_ms) of the store at `root`, and in the rest of the
-    hours that these times are in: traffic is kept by the hour. Of records without a time: all.
+    """The report on windows that begin in [from_ms, to_ms), from the store at `root`.
+
+    Both times are extended to full hours, because traffic is kept by the hour. Records without a time are
+    from the whole store.
 
     Raises:
-        InvalidArchive: there is none, or another version has made it.
+        InvalidArchive: There is no store, or another version has computed it.
     """
     stores = daily.open_stores(root)
     world = Archive.create(root / daily.GLOBAL, daily.GLOBAL)
@@ -63,23 +65,23 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
     topics = topic_rows(by_place, pairs)
     owners = people.topic_owners(tables)
     for row in topics:
-        row["owners"] = owners.get(row["topic"], [people.NOBODY])
+        row["owners"] = owners.get(row["topic"], [people.NO_OWNER])
     lossy = {row["topic"]: row["states"].get("lossy", 0) for row in topics}
     newest = {row["topic"]: row["newest"] for row in _newest(traffic)}
     finished = deliveries(traffic, pairs)
     workloads = people.workload_rows(tables, uses(spark, stores, from_ms, to_ms), finished, now_ms)
     readiness = people.readiness_rows(tables, stores, lossy, newest, now_ms)
     totals = {name: sum(row[name] for row in topics) for name in ("records", "missing", "extra")}
-    told, untold = timeline_rows(spark, stores, verdicts, owners, from_ms, to_ms)
+    events, more_events = timeline_rows(spark, stores, verdicts, owners, from_ms, to_ms)
     worst = worst_windows(verdicts)
-    bad, unnamed = quarantine_rows(spark, stores)
-    amiss = sum(row["states"].get(state, 0) for row in pairs for state in NOT_OK)
+    bad, more_bad = quarantine_rows(spark, stores)
+    problems = sum(row["states"].get(state, 0) for row in pairs for state in NOT_OK)
     tiers, fewer_tiers = most(traffic_rows(traffic, ["tier", "cluster"]), MOST_PLACES)
     timeless = hourly.where(f.col("hour_ms") < 0)
     untimed, fewer_untimed = most(traffic_rows(timeless, ["topic", "tier", "cluster"]), MOST_PLACES)
     lines, fewer_lines = series(traffic, by_place, [row["topic"] for row in topics])
     cut = {
-        "timeline": untold, "windows": amiss - len(worst), "quarantine": unnamed,
+        "timeline": more_events, "windows": problems - len(worst), "quarantine": more_bad,
         "tiers": fewer_tiers, "untimed": fewer_untimed, "series": fewer_lines,
     }  # fmt: skip
     return {
@@ -98,7 +100,7 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
         "workloads": workloads,
         "owners": people.owner_rows(workloads, topics, owners, finished, readiness),
         "readiness": readiness,
-        "timeline": told,
+        "timeline": events,
         "quarantine": bad,
         "cut": {part: more for part, more in cut.items() if more},
         "series": lines,
@@ -106,7 +108,7 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
 
 
 def traffic_rows(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
-    """Sums of `TRAFFIC` with merged percentiles, by these columns."""
+    """The sums of `TRAFFIC` by these columns, with merged percentiles."""
     rows = []
     for found in _summed(traffic, by):
         latencies, found["bytes"] = found.pop("latencies"), found.pop("nbytes")
@@ -115,7 +117,7 @@ def traffic_rows(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _summed(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
-    """`SUMS` and `latencies`, one histogram, by these columns."""
+    """`SUMS` and one histogram `latencies`, by these columns."""
     fields = [StructField(name, StringType()) for name in by] + [StructField(one, LongType()) for one in SUMS]
     schema = StructType([*fields, StructField("latencies", BinaryType())])
     grouped = traffic.groupBy(*by).agg(
@@ -127,8 +129,7 @@ def _summed(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
 def deliveries(
     traffic: DataFrame, pairs: Sequence[Mapping[str, Any]]
 ) -> dict[tuple[str, str, str], people.GroupDelivery]:
-    """By region, group and topic: what the group has finished, on all clusters that it read, and what of it
-    is lost or too much by the verdicts of `pair_rows`."""
+    """A group's finished records by region, group and topic, with the losses of `pair_rows`."""
     found: defaultdict[tuple[str, str, str], people.GroupDelivery] = defaultdict(people.GroupDelivery)
     for row in _summed(traffic.where(f.col("tier") == CONSUMER), ["region", "topic", "cluster"]):
         at = (row["region"], group_of(row["cluster"])[1], row["topic"])
@@ -142,7 +143,7 @@ def deliveries(
 
 
 def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
-    """By topic, region and pair of tiers: windows by state, what is missing and too much, lag."""
+    """Windows by state, missing and extra records, and lag, by topic, region and pair of tiers."""
     by = ("topic", "region", "from_tier", "to_tier", "group")
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     rows = (
@@ -181,8 +182,7 @@ def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
 def topic_rows(
     by_place: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """By topic: records of its first tier, what was lost on the whole way, to all regions, windows by state.
-    The one with most records first."""
+    """A row for each topic: records of its first tier, losses on the whole way, windows by state."""
     rank = {tier: at for at, tier in enumerate(ORDER)}
     first: dict[str, str] = {}
     for row in by_place:
@@ -210,8 +210,7 @@ def topic_rows(
 
 
 def worst_windows(verdicts: DataFrame) -> list[dict[str, Any]]:
-    """Windows that are not as they should be: those with most missing or too much first, and behind them
-    those of which that is not known."""
+    """Windows in a `NOT_OK` state, most missing or extra records first, unknown numbers last."""
     known, differs = f.greatest(differing("missing"), differing("extra")), f.greatest("missing", "extra")
     rows = (
         verdicts.where(f.col("state").isin(*NOT_OK))
@@ -231,7 +230,7 @@ def timeline_rows(
     from_ms: int,
     to_ms: int,
 ) -> tuple[list[dict[str, Any]], int]:
-    """What was so in [from_ms, to_ms), the newest first, and how much more there was."""
+    """The events in [from_ms, to_ms), the newest first, and the number of those left out."""
     is_within = (f.col("from_ms") < to_ms) & f.coalesce(f.col("until_ms") >= from_ms, f.lit(True))
     dates = decode.dates(from_ms, to_ms)
     activity = happened(daily.entries(spark, stores, [decode.ACTIVITY])).where(is_within)
@@ -253,7 +252,7 @@ def timeline_rows(
 
 
 def most(rows: Sequence[dict[str, Any]], limit: int) -> tuple[list[dict[str, Any]], int]:
-    """Those with most records, in their order, and how many are left out."""
+    """The rows with most records, in their order, and the number of the others."""
     kept = {id(row) for row in sorted(rows, key=lambda row: -row["records"])[:limit]}
     return [row for row in rows if id(row) in kept], len(rows) - len(kept)
 
@@ -261,9 +260,11 @@ def most(rows: Sequence[dict[str, Any]], limit: int) -> tuple[list[dict[str, Any
 def series(
     traffic: DataFrame, by_place: Sequence[dict[str, Any]], topics: Sequence[str]
 ) -> tuple[list[dict[str, Any]], int]:
-    """A row a topic and place (`place_name`), of the first topics and their largest places: `points` are
-    [ms, records] of every `step_ms`. Copies of the same records, and what several groups have finished, are
-    not added up. And how many rows are left out."""
+    """A row for each of the first topics and their largest places (`place_name`): `points` are [ms, records]
+    for every `step_ms`. Also the number of rows left out.
+
+    Copies of the same records, and different groups' deliveries, are not added up.
+    """
     places: dict[str, list[dict[str, Any]]] = {topic: [] for topic in topics[:MOST_SERIES]}
     for row in by_place:
         if row["topic"] in places:
@@ -296,7 +297,7 @@ def series(
 
 
 def place_name(tier: str, place: str) -> str:
-    """For people: "regional east-regional", "consumer billing of east-regional"."""
+    """A place as text: "regional east-regional", "consumer billing of east-regional"."""
     cluster, group = group_of(place)
     return f"{tier} {group} of {cluster}" if group else f"{tier} {cluster}"
 
@@ -304,7 +305,7 @@ def place_name(tier: str, place: str) -> str:
 def uses(
     spark: SparkSession, stores: daily.Stores, from_ms: int, to_ms: int
 ) -> dict[tuple[str, str], people.Use]:
-    """By region and job what it took, and how it stood in its last five minutes."""
+    """Each job's use by region and job, with arrival rate and lag in its last five minutes."""
     found = {}
     for region, (archive, state) in stores.items():
         loads = stored(spark, archive, files_of(state, LOADS), LOADS)
@@ -335,8 +336,7 @@ def uses(
 
 
 def quarantine_rows(spark: SparkSession, stores: daily.Stores) -> tuple[list[dict[str, Any]], int]:
-    """By region, table and reason how many records could not be used, of a region the most frequent ones; and
-    how many more records there are of other reasons."""
+    """Unusable records by region, table and reason, the most frequent first; and the number of the rest."""
     rows, more = [], 0
     for region, (archive, state) in stores.items():
         files = files_of(state, QUARANTINE)

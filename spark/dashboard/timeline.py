@@ -1,13 +1,13 @@
-"""What happened, from all regions, on one timeline: what workers told as incidents, what the control log says
-of failovers, roles, alerts, leaders and operators, and what the audit found. Pure.
+"""One timeline of all regions: workers' incidents, the control log's failovers, roles, alerts, leaders and
+operator acts, and the audit's results. Pure.
 
 Rules
-1. An event is of an episode: a failover, a role's epoch, an alert from firing to its end. The newest event
-   of an episode says what it is, the first one since when. Everything else is a moment: also what the control
-   log refused, which is told as such and changes no episode.
-2. `until_ms` is None of what is not known to be over. A failover that was only planned is over when its plan
-   expires, a role that has not come anywhere when a higher one of its workload begins (`frames.happened`).
-3. What others wrote is told in printable characters, and no longer than `MOST_CHARS`.
+1. An event belongs to an episode: a failover, a role's epoch, or an alert from firing to its end. The newest
+   event of an episode gives its text, the first one its start. All other events are moments. An event that
+   the control log refused is a moment too: it is shown as refused and changes no episode.
+2. `until_ms` is None if the end is not known. A failover that is only planned ends when its plan expires. A
+   role that never became active ends when a higher one of its workload begins (`frames.happened`).
+3. Texts from records are cut to `MOST_CHARS` printable characters.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ENDED = ("done", "aborted")  # states of a failover
 
 
 class Event(NamedTuple):
-    """A row of `frames.EVENT`; times in ms. `at_ms`, `position`: which one of an episode is the newest.
-    `subject`, `rank`: an episode of a higher rank ends those of the same subject."""
+    """A row of `frames.EVENT`; times in ms. `at_ms` and `position` order an episode's events. An episode of a
+    higher `rank` ends those of the same `subject`."""
 
     kind: str
     episode: str
@@ -54,120 +54,127 @@ class Event(NamedTuple):
     rank: int
 
 
-class _Said(NamedTuple):
+class _Description(NamedTuple):
     kind: str
     what: str
     who: str = ""
     episode: str = ""
-    from_ms: int | None = None  # None: when it was written
+    from_ms: int | None = None  # None: the time of the record
     is_over: bool = True
-    expires_ms: int = 0  # of what is not over: when it is if nothing else is said; 0: never
-    region: str = ""  # "": the one whose log it is
-    subject: str = ""  # "": the episode is its own
+    expires_ms: int = 0  # the end, if the episode has no later event; 0: unknown
+    region: str = ""  # "": the region of the log
+    subject: str = ""  # "": the episode
     rank: int = 0
 
 
 def event(region: str, table: str, key: str, position: int, value: bytes) -> Event | None:
-    """What an entry of the activity or an incident is on the timeline; None: nothing, as a
-    deployment, or an event of a later version."""
+    """The event of an activity entry or incident; None if it has none, such as a deployment."""
     try:
-        told: AnyControlEvent | IncidentRecord
-        told = incident(value) if table == decode.INCIDENTS else control_event(value)
+        record: AnyControlEvent | IncidentRecord
+        record = incident(value) if table == decode.INCIDENTS else control_event(value)
     except BadEvent:
         return None
-    said = _incident(told) if isinstance(told, IncidentRecord) else _said(told)
-    if said is None:
+    description = _incident(record) if isinstance(record, IncidentRecord) else _control_event(record)
+    if description is None:
         return None
     if table == decode.ACTIVITY and decode.is_refused(value):
-        said = _Said(said.kind, f"refused: {said.what}", said.who)
-    from_ms = told.at_ms if said.from_ms is None else said.from_ms
-    until_ms: int | None = told.at_ms
-    if not said.is_over:
-        until_ms = max(told.at_ms, min(said.expires_ms, decode.LATEST_MS)) if said.expires_ms else None
-    # Its time, too: a log that was made anew uses its keys again.
-    episode = said.episode or f"{region}/{table}/{key}/{told.at_ms}"
+        description = _Description(description.kind, f"refused: {description.what}", description.who)
+    from_ms = record.at_ms if description.from_ms is None else description.from_ms
+    until_ms: int | None = record.at_ms
+    if not description.is_over:
+        until_ms = (
+            max(record.at_ms, min(description.expires_ms, decode.LATEST_MS))
+            if description.expires_ms
+            else None
+        )
+    # With the time, because a log that is made again uses the same keys.
+    episode = description.episode or f"{region}/{table}/{key}/{record.at_ms}"
     return Event(
-        said.kind,
+        description.kind,
         episode,
-        clipped(said.region or region),
-        told.at_ms,
+        clipped(description.region or region),
+        record.at_ms,
         position,
-        max(0, min(from_ms, told.at_ms)),
+        max(0, min(from_ms, record.at_ms)),
         until_ms,
-        clipped(said.what),
-        clipped(said.who),
-        said.subject or episode,
-        max(0, min(said.rank, decode.MOST)),
+        clipped(description.what),
+        clipped(description.who),
+        description.subject or episode,
+        max(0, min(description.rank, decode.MOST)),
     )
 
 
-def _incident(told: IncidentRecord) -> _Said:
-    words = f"{told.kind}: {told.subject}: {told.message}"
-    return _Said(INCIDENT, f"{words}; {told.remedy}" if told.remedy else words, told.worker)
+def _incident(record: IncidentRecord) -> _Description:
+    words = f"{record.kind}: {record.subject}: {record.message}"
+    return _Description(INCIDENT, f"{words}; {record.remedy}" if record.remedy else words, record.worker)
 
 
-def _said(told: AnyControlEvent) -> _Said | None:
-    match told:
+def _control_event(record: AnyControlEvent) -> _Description | None:
+    match record:
         case FailoverRun():
-            why = f": {told.result or told.reason}" if told.result or told.reason else ""
-            what = f"{told.id} to {told.to}: {'forced, ' if told.forced else ''}{told.state}{why}"
-            expires_ms = told.expires_ms if told.state == "planned" else 0
-            is_over = told.state in ENDED
-            return _Said(FAILOVER, what, told.actor, f"failover/{told.id}", None, is_over, expires_ms)
+            why = f": {record.result or record.reason}" if record.result or record.reason else ""
+            what = f"{record.id} to {record.to}: {'forced, ' if record.forced else ''}{record.state}{why}"
+            expires_ms = record.expires_ms if record.state == "planned" else 0
+            is_over = record.state in ENDED
+            return _Description(
+                FAILOVER, what, record.actor, f"failover/{record.id}", None, is_over, expires_ms
+            )
         case RolePut():
-            former = f" instead of {told.previous}" if told.previous else ""
-            why = f": {told.reason}" if told.reason else ""
-            state = "is active" if told.state == "active" else "is to be active"
-            what = f"{told.key} {state} in {told.region}{former}, epoch {told.epoch}{why}"
-            episode = f"role/{told.key}/{told.epoch}/{told.region}"  # the same in every region's log
-            return _Said(
-                ROLE, what, told.actor, episode, is_over=told.state == "active", region=told.region,
-                subject=f"role/{told.key}", rank=told.epoch,
+            former = f" instead of {record.previous}" if record.previous else ""
+            why = f": {record.reason}" if record.reason else ""
+            state = "is active" if record.state == "active" else "becomes active"
+            what = f"{record.key} {state} in {record.region}{former}, epoch {record.epoch}{why}"
+            episode = f"role/{record.key}/{record.epoch}/{record.region}"  # the same in every region's log
+            return _Description(
+                ROLE, what, record.actor, episode, is_over=record.state == "active", region=record.region,
+                subject=f"role/{record.key}", rank=record.epoch,
             )  # fmt: skip
         case AlertState():
-            if not told.fired_ms:
+            if not record.fired_ms:
                 return None  # it never fired
-            what = f"{told.rule}: {told.topic}, {told.tiers}: {told.state}"
-            return _Said(
-                ALERT, what, "", f"alert/{told.id}", told.since_ms, told.state in ("resolved", "gone")
+            what = f"{record.rule}: {record.topic}, {record.tiers}: {record.state}"
+            return _Description(
+                ALERT, what, "", f"alert/{record.id}", record.since_ms, record.state in ("resolved", "gone")
             )
         case Claim():
-            return _Said(LEADER, f"claims term {told.term}", told.worker)
+            return _Description(LEADER, f"claims term {record.term}", record.worker)
         case Drain():
-            what = "is drained" if told.draining else "takes jobs again"
-            return _Said(OPERATOR, f"{told.worker} {what}", told.actor)
+            what = "is drained" if record.draining else "accepts jobs again"
+            return _Description(OPERATOR, f"{record.worker} {what}", record.actor)
         case Moving():
-            what = f"is moved to {told.to}" if told.move else "is moved no more"
-            return _Said(OPERATOR, f"{told.key} {what}", told.actor)
+            what = f"is moved to {record.to}" if record.move else "is no longer moved"
+            return _Description(OPERATOR, f"{record.key} {what}", record.actor)
         case OperatorAct():
-            return _Said(OPERATOR, f"{told.subject}: {told.action} {told.detail}", told.actor)
+            return _Description(OPERATOR, f"{record.subject}: {record.action} {record.detail}", record.actor)
         case Paused():
-            of = f"{told.key}, partition {told.partition}" if told.partition >= 0 else told.key
-            return _Said(OPERATOR, f"{of} {'is paused' if told.paused else 'goes on'}", told.actor)
+            of = f"{record.key}, partition {record.partition}" if record.partition >= 0 else record.key
+            return _Description(
+                OPERATOR, f"{of} {'is paused' if record.paused else 'is resumed'}", record.actor
+            )
         case _:
             return None
 
 
 def clipped(text: str) -> str:
-    """Rule 3."""
+    """Applies rule 3."""
     plain = "".join(char if char.isprintable() else " " for char in text[: MOST_CHARS + 1])
     return plain if len(plain) <= MOST_CHARS else plain[: MOST_CHARS - 1] + "…"
 
 
 def audit_row(run: Mapping[str, Any], owners: Sequence[str]) -> dict[str, Any]:
-    """A run of `frames.audit_runs` on the timeline. `owners`: of its topic."""
+    """The event of a run of `frames.audit_runs`. `owners`: of its topic."""
     group = f" of {run['group']}" if run["group"] else ""
-    differ = [f"{run[name]:,} {word}" for name, word in (("missing", "missing"), ("extra", "too many"))
+    differ = [f"{run[name]:,} {word}" for name, word in (("missing", "missing"), ("extra", "extra"))
               if run[name] > 0]  # fmt: skip
-    absent = [f"not heard: {run['absent']}"] if run["absent"] else []
+    absent = [f"no report from: {run['absent']}"] if run["absent"] else []
     windows = f"{run['windows']:,} window{'s' if run['windows'] > 1 else ''}"
     what = f"{run['topic']}, {run['from_tier']} to {run['to_tier']}{group}: {run['state']}"
-    told = ", ".join([what, *differ, *absent, windows])
-    return _row(AUDIT, run["region"], run["from_ms"], run["until_ms"], told, ", ".join(owners))
+    text = ", ".join([what, *differ, *absent, windows])
+    return _row(AUDIT, run["region"], run["from_ms"], run["until_ms"], text, ", ".join(owners))
 
 
 def event_row(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of `frames.EVENT` on the timeline."""
+    """The timeline's row of `frames.EVENT`."""
     return _row(*(found[name] for name in ("kind", "region", "from_ms", "until_ms", "what", "who")))
 
 

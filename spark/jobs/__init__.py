@@ -1,6 +1,6 @@
-"""One job a module: `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)` and `run(options)`, which returns the
-exit code.
+"""One job a module, with `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)` and `run(options)`, which returns
+the exit code.
 
-They parse, read, call the pure functions of their topic and write; nothing else. Results go to standard
-output as one JSON object, sentences to standard error.
+A module only parses, reads, calls the functions of its topic, and writes. The result goes to standard output
+as one JSON object, messages to standard error.
 """

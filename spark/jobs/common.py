@@ -1,4 +1,4 @@
-"""What the entry points share: options, times, results."""
+"""Options, parsers of values, retries and results that the jobs share."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from spark.progress import say
 from spark.session import make_session
 from spark.topics import UnreadRange
 
-ROUND_FAILED = "A round failed, nothing of it counts"
-TRIES = 3  # of one round: a topic may delete records while they are read
+ROUND_FAILED = "A round failed and changed nothing"
+TRIES = 3  # of a round: a topic may delete records while they are read
 
 T = TypeVar("T")
 
 
 def add_session(parser: ArgumentParser) -> None:
-    """`--conf`, for every job that needs Spark."""
+    """Adds `--conf`."""
     parser.add_argument(
         "--conf",
         action="append",
         default=[],
         type=_setting,
         metavar="KEY=VALUE",
-        help="Spark's configuration, e.g. spark.master=spark://host:7077 (default: local[*], 2 GB of heap)",
+        help="a setting of Spark, e.g. spark.master=spark://host:7077 (default: local[*], 2 GB of heap)",
     )
 
 
 def add_cluster(parser: ArgumentParser, which: str = "") -> None:
-    """`--bootstrap` and `--command-config`, or `--<which>-bootstrap` and so on."""
+    """Adds `--bootstrap` and `--command-config`, or `--<which>-bootstrap` and so on."""
     start = f"--{which}-" if which else "--"
     parser.add_argument(
         f"{start}bootstrap",
@@ -54,86 +54,84 @@ def add_cluster(parser: ArgumentParser, which: str = "") -> None:
         f"{start}command-config",
         type=Path,
         metavar="FILE",
-        help="properties of a Kafka client: security.protocol=...",
+        help="a Kafka client's properties file: security.protocol=...",
     )
 
 
 def add_round(parser: ArgumentParser, records: int) -> None:
-    """How much a round takes, by default `records`."""
+    """Adds `--round`: the most offsets of a round."""
     parser.add_argument(
         "--round",
         type=positive,
         default=records,
         metavar="RECORDS",
-        help=f"at most so many offsets in one round (default: {records:,})",
+        help=f"the most offsets of a round (default: {records:,})",
     )
 
 
 class _Removed(argparse.Action):
-    """Ends the command with what to do instead of an option of an earlier version."""
+    """Ends the command with the replacement of an option of an earlier version."""
 
     def __call__(self, parser: ArgumentParser, *_: object, **__: object) -> None:
         parser.error(f"{self.option_strings[0]} was removed: {self.const}")
 
 
 def add_removed(parser: ArgumentParser, options: Mapping[str, str]) -> None:
-    """Options of earlier versions, with what to do instead of each."""
+    """Adds options of earlier versions, each with its replacement."""
     for option, instead in options.items():
         parser.add_argument(option, action=_Removed, nargs="?", const=instead, help=argparse.SUPPRESS)
 
 
 def session(name: str, options: Namespace) -> SparkSession:
-    """The job's session."""
     return make_session(name, dict(options.conf))
 
 
 def cluster(spark: SparkSession, bootstrap: str, config: Path | None) -> KafkaCluster:
-    """The cluster that the options name."""
     return KafkaCluster(spark, bootstrap, read_options(config))
 
 
 def ended(spark: SparkSession) -> bool:
-    """Whether the session has ended by itself, as when its cluster's master is gone: no round works then."""
+    """Whether the session has ended, such as when its cluster's master is gone: no round can work then."""
     context: Any = spark.sparkContext._jsc
     return context is None or bool(context.sc().isStopped())
 
 
 def time_ms(text: str) -> int:
-    """Milliseconds since 1970 of "2026-11-22T09:30" (UTC unless it says otherwise), or of a number."""
+    """Parses "2026-11-22T09:30" (UTC without an offset) or a number; returns milliseconds since 1970."""
     if text.lstrip("-").isdigit():
         return int(text)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        msg = f"{text!r} is no time: give 2026-11-22T09:30 (UTC), 2026-11-22T09:30+01:00, or milliseconds"
+        msg = f"{text!r} is not a time: give 2026-11-22T09:30 (UTC), 2026-11-22T09:30+01:00, or milliseconds"
         raise argparse.ArgumentTypeError(msg) from None
     return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def positive(text: str) -> int:
-    """A whole number above 0; underscores may part its digits."""
+    """Parses a whole number above 0, with underscores between digits."""
     try:
         number = int(text)
     except ValueError:
         number = 0
     if number <= 0:
-        msg = f"{text!r} is no whole number above 0"
+        msg = f"{text!r} is not a whole number above 0"
         raise argparse.ArgumentTypeError(msg)
     return number
 
 
 def seconds(text: str) -> float:
-    """ "90", "30s", "15m", "6h", "7d" in seconds."""
+    """Parses "90", "30s", "15m", "6h" or "7d" to seconds."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
     if not number.replace(".", "", 1).isdigit():
-        msg = f"{text!r} is no duration: give 30s, 15m, 6h or 7d"
+        msg = f"{text!r} is not a duration: give 30s, 15m, 6h or 7d"
         raise argparse.ArgumentTypeError(msg)
     return float(number) * units[unit]
 
 
 def region(text: str) -> tuple[str, str]:
-    """ "east=host:9092,..." as the region and the brokers of its control cluster."""
+    """Parses "east=host:9092,..." to the region and the brokers of its control cluster."""
     name, equals, bootstrap = text.partition("=")
     if not equals or not name or not bootstrap or "/" in name:
         msg = f"{text!r} is not NAME=HOST:PORT,..."
@@ -142,8 +140,7 @@ def region(text: str) -> tuple[str, str]:
 
 
 class UnreadRanges:
-    """What a job could not read when it last looked, for people: each is said once, and again when it has
-    changed."""
+    """The ranges that the latest rounds could not read. Each is reported once, and again when it changes."""
 
     def __init__(self) -> None:
         self._by_place: dict[tuple[str, str, int], UnreadRange] = {}
@@ -152,40 +149,39 @@ class UnreadRanges:
         return bool(self._by_place)
 
     def say(self, found: Iterable[UnreadRange], where: str = "") -> None:
-        """What the latest round over `where` could not read: a region, or ""."""
+        """Reports the ranges that the latest round over `where` (a region, or "") could not read."""
         news = {(where, one.topic, one.partition): one for one in found}
         for place, one in news.items():
             if self._by_place.get(place) != one:
-                say(f"{_of(where)}{one}; the others go on, and the next round tries it again")
+                say(f"{_prefix(where)}{one}; the other topics continue, and the next round retries")
         for place in [place for place in self._by_place if place[0] == where and place not in news]:
             one = self._by_place.pop(place)
-            say(f"{_of(where)}{one.topic}: what could not be read could be read now")
+            say(f"{_prefix(where)}{one.topic}: offsets that could not be read before are read now")
         self._by_place |= news
 
     def as_json(self) -> list[dict[str, Any]]:
-        """For the job's result."""
         return [
             {**({"region": where} if where else {}), **asdict(one)}
             for (where, *_), one in sorted(self._by_place.items())
         ]
 
 
-def _of(where: str) -> str:
+def _prefix(where: str) -> str:
     return f"{where}: " if where else ""
 
 
 def result(content: Mapping[str, Any]) -> None:
-    """The job's result, the last line on standard output."""
+    """Writes the job's result, the last line on standard output."""
     sys.stdout.write(json.dumps(content) + "\n")
     sys.stdout.flush()
 
 
 @contextmanager
 def spark_failures(what: str) -> Iterator[None]:
-    """A failure of Spark's in the block is told in one line.
+    """Turns a failure of Spark in the block into an error of one line.
 
     Raises:
-        SparkJobError: `what` failed, and why.
+        SparkJobError: `what` failed, with the cause.
     """
     try:
         yield
@@ -194,11 +190,12 @@ def spark_failures(what: str) -> Iterator[None]:
 
 
 def tried(round_: Callable[[], T], *final: type[SparkJobError], what: str = ROUND_FAILED) -> T:
-    """One round of a job, begun again where it failed, up to `TRIES` times, and told as `what`; `final`:
-    errors that no other try makes good, as no option and no store that does not fit becomes another.
+    """Runs a round, up to `TRIES` times, and reports a failure as `what`.
+
+    A wrong option or store fails at once, and so do `final` errors, because a retry cannot help.
 
     Raises:
-        SparkJobError: the last try's.
+        SparkJobError: The last try failed.
     """
     lasting: tuple[type[SparkJobError], ...] = (BadOption, InvalidArchive, *final)
     for number in range(1, TRIES + 1):
@@ -210,7 +207,7 @@ def tried(round_: Callable[[], T], *final: type[SparkJobError], what: str = ROUN
         except SparkJobError as failure:
             if number == TRIES:
                 raise
-            say(f"{failure}; once more")
+            say(f"{failure}; retrying")
     raise AssertionError("the last try raises")
 
 

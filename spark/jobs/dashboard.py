@@ -1,4 +1,4 @@
-"""`python -m spark dashboard`: rounds of `spark.dashboard.fold`, then `spark.dashboard.daily`."""
+"""`python -m spark dashboard` runs rounds of `spark.dashboard.fold`, then `spark.dashboard.daily`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from spark.kafka import KafkaCluster
 from spark.progress import say, watching
 
 DESCRIPTION = """\
-Keeps what the tables of all regions say (audit windows and tiers, workloads, routes, assignments, trackers,
-checkpoints, activity), their incidents, and what heartbeats say of loads, exactly once: a job that is killed
-and started again goes on where the last complete round ended. From that it makes traffic by hour and a
-verdict for every window, as Parquet files; `python -m spark report` shows them. A record that cannot be used
-is kept in the quarantine with its reason, and counted. A region that does not answer is told; the others go
-on. A topic, partition or offsets that cannot be read are named, and hold up no other; --once ends then with
-exit code 9. Files that were replaced are deleted an hour later: a report that reads for longer than that is
-to be made anew.
+Stores the tables of all regions (audit windows and tiers, audit plans, workloads, routes, assignments,
+trackers, checkpoints, activity), their incidents, and the loads in heartbeats, exactly once: a job that is
+killed and started again continues after the last committed round. From them it computes the traffic by hour
+and a verdict for every window, as Parquet files; `python -m spark report` shows them. A record that cannot
+be used goes to the quarantine with its reason, and is counted. If a region does not answer, the job reports
+it and continues with the others; --once ends with exit code 7. The job names each topic, partition or range
+of offsets that it cannot read, and reads the others; --once ends with exit code 9. Replaced files are
+deleted an hour later; run a report again if it takes longer.
 """
 EXAMPLES = """\
 examples:
@@ -34,45 +34,54 @@ examples:
       --to /var/lib/dash --once
   python -m spark dashboard --region east=10.0.0.1:9092 --to /var/lib/dash --every 5m
 
-Give each region's control cluster: where its topics switchyard-<region>-... are.
+Give each region's control cluster, which has the topics switchyard-<region>-...
 """
 ROUND_RECORDS = 1_000_000
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The job's options."""
     parser.add_argument(
         "--region",
         action="append",
         required=True,
         type=common.region,
         metavar="NAME=HOST:PORT,...",
-        help="a region and the brokers of its control cluster; again for each region",
+        help="a region and the brokers of its control cluster; repeat for each region",
     )
     parser.add_argument(
-        "--command-config", type=Path, metavar="FILE", help="properties of a Kafka client, for all regions"
+        "--command-config",
+        type=Path,
+        metavar="FILE",
+        help="a Kafka client's properties file, for all regions",
     )
-    parser.add_argument("--to", required=True, type=Path, metavar="DIR", help="the store, of all regions")
-    parser.add_argument("--once", action="store_true", help="take in what is there now, and end")
-    parser.add_argument("--every", type=common.seconds, default=60.0, metavar="60s", help="(default: 60s)")
+    parser.add_argument("--to", required=True, type=Path, metavar="DIR", help="the store of all regions")
+    parser.add_argument("--once", action="store_true", help="read the present records, and end")
+    parser.add_argument(
+        "--every",
+        type=common.seconds,
+        default=60.0,
+        metavar="60s",
+        help="how often to run a round (default: 60s)",
+    )
     common.add_round(parser, ROUND_RECORDS)
     parser.add_argument(
         "--silence",
         type=common.seconds,
         default=PlanBounds().silence_ms / 1000,
         metavar="2m",
-        help="a source of audit reports that was not heard for so long is silent (default: 2m)",
+        help="a source of audit reports is silent after this time without one (default: 2m)",
     )
     common.add_session(parser)
 
 
 def run(options: Namespace) -> int:
-    """Rounds until there is no more, or for ever."""
     regions = dict(options.region)
     if len(regions) < len(options.region):
-        raise BadOption("--region: a region is given twice")
+        raise BadOption("--region: give each region once")
     if GLOBAL in regions:
-        raise BadOption(f"--region {GLOBAL}=...: that name is taken by what all regions make together")
+        raise BadOption(
+            f"--region {GLOBAL}=...: the store uses that name for the results of all regions; give another"
+        )
     spark = common.session("dashboard", options)
     bounds = PlanBounds(silence_ms=int(options.silence * 1000))
     sums = {"offsets": 0, "rows": 0, "quarantined": 0, "offsets_gone_before": 0}
@@ -91,11 +100,11 @@ def run(options: Namespace) -> int:
                 away.pop(region, None)
             except (BadOption, InvalidArchive):
                 raise
-            except SparkJobError as failure:  # it does not answer, or went away while it was read
+            except SparkJobError as failure:  # the region does not answer, or stopped during the round
                 if common.ended(spark):
                     raise
                 away[region] = str(failure)
-                say(f"{region} could not be read, the others go on: {failure}")
+                say(f"{region} could not be read, and the other regions continue: {failure}")
         dates: list[str] = []
         if len(away) < len(regions):
             try:
@@ -105,8 +114,8 @@ def run(options: Namespace) -> int:
             except SparkJobError as failure:
                 if options.once or common.ended(spark):
                     raise
-                say(f"{failure}; again with the next round")
-        say(f"Brought up: {', '.join(dates) or 'no date'}; {time.monotonic() - began_s:.1f} s")
+                say(f"{failure}; the next round retries")
+        say(f"Computed dates: {', '.join(dates) or 'none'}; {time.monotonic() - began_s:.1f} s")
         if options.once:
             break
         time.sleep(max(0.0, options.every - (time.monotonic() - began_s)))
@@ -125,17 +134,17 @@ def _catch_up(
 ) -> None:
     archive = Archive.create(options.to / region, source.cluster_id())
     while True:
-        told = common.tried(
+        folded = common.tried(
             lambda: fold_round(archive, source, region, options.round, _now_ms()), Unreachable
         )
-        sums["offsets"] += told.offsets
-        sums["rows"] += told.rows
-        sums["quarantined"] += told.quarantined
-        sums["offsets_gone_before"] += sum(gap.end - gap.start for gap in told.gaps)
-        if told.offsets:
-            say(f"{region}: {told.offsets:,} offsets; {told.quarantined:,} records in quarantine")
-        unread.say(told.unread, region)
-        if not told.left:
+        sums["offsets"] += folded.offsets
+        sums["rows"] += folded.rows
+        sums["quarantined"] += folded.quarantined
+        sums["offsets_gone_before"] += sum(gap.end - gap.start for gap in folded.gaps)
+        if folded.offsets:
+            say(f"{region}: {folded.offsets:,} offsets; {folded.quarantined:,} records are quarantined")
+        unread.say(folded.unread, region)
+        if not folded.left:
             return
 
 
@@ -148,7 +157,7 @@ def _bring_up(spark: SparkSession, root: Path, bounds: PlanBounds) -> list[str]:
 
 def _compared(spark: SparkSession, root: Path, bounds: PlanBounds) -> tuple[Stores, list[str]]:
     with watching(spark, "Comparing tiers"):
-        stores = open_stores(root)  # with each try: what another job has made meanwhile is looked at anew
+        stores = open_stores(root)  # at each try, because another job may have committed
         return stores, bring_up(spark, root, stores, _now_ms(), bounds)
 
 

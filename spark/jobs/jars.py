@@ -1,4 +1,4 @@
-"""`python -m spark jars`."""
+"""`python -m spark jars` prints the connector's jars."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from spark.connector import connector_jars
 
-DESCRIPTION = "Fetches the jars that let Spark read Kafka, and prints their paths with commas between them."
+DESCRIPTION = "Downloads the jars of Spark's Kafka connector, and prints their paths, separated by commas."
 EXAMPLES = """\
 example:
   spark-submit --master spark://host:7077 --jars "$(python -m spark jars)" spark/__main__.py archive ...
@@ -15,10 +15,9 @@ example:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """None."""
+    """Adds none."""
 
 
 def run(_options: Namespace) -> int:
-    """Prints them."""
     sys.stdout.write(",".join(str(jar) for jar in connector_jars()) + "\n")
     return 0

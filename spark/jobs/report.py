@@ -1,4 +1,4 @@
-"""`python -m spark report`: `spark.dashboard.summary`, as JSON and HTML."""
+"""`python -m spark report` writes `spark.dashboard.summary` as JSON and HTML."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from spark.jobs import common
 from spark.progress import say, watching
 
 DESCRIPTION = """\
-Reports what the store of `dashboard` knows of all regions: traffic, loss, duplication, latency percentiles,
-lag and failover readiness by topic, tier, workload and owner, what happened, and what could not be read. It
-lists the newest events and the worst windows, and says how many more there are. The report is JSON, or one
-HTML file that needs no network.
+Reports on all regions from the store of `dashboard`: traffic, loss, duplication, latency percentiles, lag
+and failover readiness by topic, tier, workload and owner; a timeline of events; and quarantined records. It
+lists the newest events and the worst windows, with the number of the rest. The report is JSON, or one HTML
+file that needs no network.
 """
 EXAMPLES = """\
 examples:
@@ -33,18 +33,20 @@ REMOVED = dict.fromkeys(
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The job's options."""
     parser.add_argument(
-        "--from-store", required=True, type=Path, metavar="DIR", help="what `dashboard --to` has made"
+        "--from-store", required=True, type=Path, metavar="DIR", help="the store that `dashboard --to` writes"
     )
     parser.add_argument(
-        "--since", type=common.seconds, metavar="7d", help="back from --until, from a full hour (default: 7d)"
+        "--since",
+        type=common.seconds,
+        metavar="7d",
+        help="the time before --until, from a full hour (default: 7d)",
     )
     parser.add_argument(
         "--until",
         type=common.time_ms,
         metavar="TIME",
-        help="up to a full hour, which is not in it (default: now)",
+        help="the end, rounded up to a full hour (default: now)",
     )
     parser.add_argument("--html", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -53,32 +55,32 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Writes the report to the files of --json and --html, or prints it without either."""
+    """Writes the report to the files of --json and --html; prints it if there is neither."""
     now_ms = time.time_ns() // 1_000_000
     until_ms = now_ms if options.until is None else options.until
     since_ms = until_ms - round(1000 * (7 * 86_400 if options.since is None else options.since))
     spark = common.session("report", options)
     with watching(spark, "Reporting"), common.spark_failures("Reporting"):
-        told = summarize(spark, options.from_store, since_ms, until_ms, now_ms)
+        summary = summarize(spark, options.from_store, since_ms, until_ms, now_ms)
     if options.json:
-        replace(options.json, json.dumps(told, indent=1))
+        replace(options.json, json.dumps(summary, indent=1))
     if options.html:
-        replace(options.html, page(told))
+        replace(options.html, page(summary))
     if not options.json and not options.html:
-        common.result(told)
+        common.result(summary)
         return 0
-    totals = told["totals"]
-    say(f"{totals['records']:,} records, {totals['missing']:,} missing, {totals['extra']:,} too many")
+    totals = summary["totals"]
+    say(f"{totals['records']:,} records, {totals['missing']:,} missing, {totals['extra']:,} extra")
     written = {name: str(path) for name in ("html", "json") if (path := getattr(options, name))}
     common.result({**totals, **written})
     return 0
 
 
 def replace(path: Path, content: str) -> None:
-    """Writes the file whole: a reader sees the old content or the new one.
+    """Replaces the file atomically: a reader sees the old content or the new one.
 
     Raises:
-        BadOption: the folder is not there or not to be written to.
+        BadOption: The folder does not exist or is not writable.
     """
     try:
         handle, name = tempfile.mkstemp(prefix=".", dir=path.absolute().parent)

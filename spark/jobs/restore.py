@@ -1,4 +1,4 @@
-"""`python -m spark restore`: `spark.archive.restore`."""
+"""`python -m spark restore` runs `spark.archive.restore`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from spark.jobs import common
 from spark.progress import say, watching
 
 DESCRIPTION = """\
-Brings a range of an archive back to a topic: each record to the partition it came from, with its key, value,
-headers and timestamp; tombstones stay tombstones. A topic that is not there is made, and keeps its records
-until it is deleted; one that would refuse, change or delete them at once is refused, with what to set. Says
-what it would do; --execute does it. Killed and started again it goes on, and writes no record twice.
+Writes a range of an archive back to a topic: each record to its former partition, with its key, value,
+headers and timestamp; tombstones stay tombstones. A topic that does not exist is made without retention. If
+the topic would refuse, change or delete the records at once, the job stops and says what to set. It prints
+the plan; --execute restores. A job that is killed and started again continues, and writes no record twice.
 """
 EXAMPLES = """\
 examples:
@@ -47,35 +47,37 @@ examples:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The job's options."""
     parser.add_argument("--archive", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--topic", required=True, help="what was archived")
-    parser.add_argument("--topic-id", help="which one, of a topic that was made anew (default: the newest)")
+    parser.add_argument("--topic", required=True, help="the archived topic")
+    parser.add_argument(
+        "--topic-id", help="the lineage of a topic that was deleted and made again (default: the newest)"
+    )
     parser.add_argument("--from", dest="from_ms", type=common.time_ms, default=-LAST_MS, metavar="TIME")
     parser.add_argument(
-        "--to", dest="to_ms", type=common.time_ms, default=LAST_MS, metavar="TIME", help="not included"
+        "--to", dest="to_ms", type=common.time_ms, default=LAST_MS, metavar="TIME", help="exclusive"
     )
     parser.add_argument("--partitions", type=_numbers, metavar="0,3")
     parser.add_argument(
-        "--offsets", type=_range, default=(0, LAST_OFFSET), metavar="START-END", help="END not included"
+        "--offsets", type=_range, default=(0, LAST_OFFSET), metavar="START-END", help="END is exclusive"
     )
-    parser.add_argument("--quarantined", action="store_true", help="also records without a usable timestamp")
-    common.add_cluster(parser)
-    parser.add_argument("--into", required=True, metavar="TOPIC", help="where to")
     parser.add_argument(
-        "--again", default="", metavar="WORD", help="restore the same once more, under this name"
+        "--quarantined", action="store_true", help="also restore records without a usable timestamp"
+    )
+    common.add_cluster(parser)
+    parser.add_argument("--into", required=True, metavar="TOPIC", help="the topic to write to")
+    parser.add_argument(
+        "--again", default="", metavar="WORD", help="repeat a finished restore, under this name"
     )
     parser.add_argument(
         "--compacted",
         action="store_true",
-        help="the topic may be a compacted one, which keeps the latest record of each key",
+        help="allow a compacted topic, which keeps the latest record of each key",
     )
-    parser.add_argument("--execute", action="store_true", help="do it")
+    parser.add_argument("--execute", action="store_true", help="restore (default: only print the plan)")
     common.add_session(parser)
 
 
 def run(options: Namespace) -> int:
-    """Checks, plans, and with `--execute` restores."""
     archive = Archive.open(options.archive)
     reader = ArchiveReader(archive)
     query = ArchiveQuery(
@@ -102,26 +104,29 @@ def run(options: Namespace) -> int:
     if needs is None:
         return _nothing(planned)
     planned |= {"largest_record_bytes": needs.record_bytes}
-    there = target.topics(re.escape(options.into)).get(options.into)
-    config = target.topic_config(options.into) if there else {}
-    if there:
+    existing = target.topics(re.escape(options.into)).get(options.into)
+    config = target.topic_config(options.into) if existing else {}
+    if existing:
         if is_tight(config, needs):
             with watching(spark, "Compressing"), common.spark_failures("Compressing the archived records"):
                 needs = _packed(spark, reader, query, needs, batch_bytes(config))
-        _check(options, len(there.partitions), config, needs)
+        _check(options, len(existing.partitions), config, needs)
     say(
-        f"At most {planned['records_at_most']:,} records of {len(parts)} partitions to {options.into}"
-        f"{'' if there else f', a new topic of {needs.partitions} partitions'}."
+        f"Restores at most {planned['records_at_most']:,} records of {len(parts)} partitions"
+        f" to {options.into}{'' if existing else f', a new topic of {needs.partitions} partitions'}."
     )
     if not options.execute:
-        say("Nothing was done; --execute does it.")
+        say("Nothing was written; --execute restores.")
         common.result(planned | {"executed": False, "records": 0})
         return 0
-    if not there:
+    if not existing:
         config = target.create(options.into, needs.partitions, target_config(needs, _now_ms()))
-        _check(options, needs.partitions, config, needs)  # the cluster's defaults hold for the rest
+        _check(options, needs.partitions, config, needs)  # the cluster's defaults decide the other settings
     parts = [replace(part, batch_bytes=batch_bytes(config)) for part in parts]
-    with watching(spark, "Restoring"), common.spark_failures("Restoring ended, and can be started again"):
+    with (
+        watching(spark, "Restoring"),
+        common.spark_failures("Restoring stopped (start it again to continue)"),
+    ):
         done = dict(spark.sparkContext.parallelize(parts, len(parts)).mapPartitions(restore_parts).collect())
     say(f"{sum(done.values()):,} records restored.")
     common.result(planned | {"executed": True, "records": sum(done.values())})
@@ -129,13 +134,13 @@ def run(options: Namespace) -> int:
 
 
 def _nothing(planned: dict[str, Any]) -> int:
-    say("The archive has no record of that range.")
+    say("The archive has no records in that range.")
     common.result(planned | {"executed": False, "records": 0})
     return 0
 
 
 def _needs(spark: SparkSession, reader: ArchiveReader, query: ArchiveQuery) -> RestoreNeeds | None:
-    """None: files may hold records of the query, and do not."""
+    """None: files overlap the query, but no record matches."""
     rows = sizes(_matching_records(spark, reader, query)).collect()
     return RestoreNeeds.of(row.asDict() for row in rows) if rows else None
 
@@ -163,7 +168,7 @@ def _now_ms() -> int:
 
 def _numbers(text: str) -> frozenset[int]:
     if not re.fullmatch(r"[0-9]+(,[0-9]+)*", text):
-        msg = f"{text!r} are no partitions: give their numbers, as 0,3"
+        msg = f"{text!r} is not a list of partitions: give numbers, such as 0,3"
         raise argparse.ArgumentTypeError(msg)
     return frozenset(int(one) for one in text.split(","))
 
@@ -171,6 +176,6 @@ def _numbers(text: str) -> frozenset[int]:
 def _range(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"([0-9]+)-([0-9]+)", text)
     if not found or int(found[1]) >= int(found[2]):
-        msg = f"{text!r} is no range of offsets: give START-END, as 1000-2000, of which END is not in it"
+        msg = f"{text!r} is not a range of offsets: give START-END, such as 1000-2000; END is exclusive"
         raise argparse.ArgumentTypeError(msg)
     return int(found[1]), int(found[2])

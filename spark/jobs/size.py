@@ -1,4 +1,4 @@
-"""`python -m spark size`: `spark.sizing`."""
+"""`python -m spark size` runs `spark.sizing`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from spark.sizing.history import LOAD, left_out_words
 from spark.sizing.report import size, tables
 
 DESCRIPTION = """\
-Says how many workers and partitions the measured loads need, by the placement that the controller uses. It
-takes each fleet's busiest hour of the last week, and shows each earlier week beside the workers that ran
+Recommends workers and partitions for the measured loads, by the controller's own placement. It takes each
+fleet's busiest hour of the last week, and shows the same for each earlier week beside the workers that ran
 then. Loads come from the store of `dashboard`, from archives of heartbeats, or from Parquet files with the
 columns of the store's loads and `region`.
 """
@@ -54,29 +54,31 @@ REMOVED = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The job's options."""
-    parser.add_argument("--from-store", type=Path, metavar="DIR", help="what `dashboard --to` has made")
+    parser.add_argument(
+        "--from-store", type=Path, metavar="DIR", help="the store that `dashboard --to` writes"
+    )
     parser.add_argument(
         "--archive",
         action="append",
         default=[],
         type=_archive,
         metavar="REGION=DIR",
-        help="of its heartbeats",
+        help="a region's archive that has its heartbeats",
     )
-    parser.add_argument("--loads", type=Path, metavar="DIR", help="Parquet files")
+    parser.add_argument("--loads", type=Path, metavar="DIR", help="a folder of Parquet files with loads")
     parser.add_argument(
         "--spare", type=int, default=1, metavar="N", help="workers that may be lost at once (default: 1)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="instead of on standard output")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the JSON there (default: standard output)"
+    )
     common.add_removed(parser, REMOVED)
     common.add_session(parser)
 
 
 def run(options: Namespace) -> int:
-    """Reads the loads, and reports the sizes that they need."""
     if not (options.from_store or options.archive or options.loads):
-        raise BadOption("give --from-store, --archive or --loads: where the history of loads is")
+        raise BadOption("give the history of loads: --from-store, --archive or --loads")
     if options.spare < 0:
         raise BadOption(f"--spare {options.spare}: give 0 or more")
     spark = common.session("size", options)
@@ -88,7 +90,7 @@ def run(options: Namespace) -> int:
     for line in left_out_words(found["left_out"]):
         say(line)
     if bad.records:
-        say(f"{bad.records:,} archived heartbeats cannot be used, and are left out; one: {bad.why}")
+        say(f"{bad.records:,} archived heartbeats cannot be used, and are left out; for example: {bad.why}")
     if options.json:
         replace(options.json, json.dumps(found, indent=1))
     else:
@@ -97,14 +99,14 @@ def run(options: Namespace) -> int:
 
 
 class Bad(NamedTuple):
-    """Heartbeats that cannot be used, and why one of them cannot."""
+    """How many heartbeats cannot be used, and a reason."""
 
     records: int = 0
     why: str = ""
 
 
 def _read(spark: SparkSession, options: Namespace) -> tuple[DataFrame, Bad]:
-    """`LOAD` of all that the options name, and the heartbeats that could not be read."""
+    """The loads from all sources that the options name, as `LOAD`, and the unusable heartbeats."""
     found: list[DataFrame] = []
     bad = Bad()
     if options.from_store:
@@ -123,7 +125,9 @@ def _read(spark: SparkSession, options: Namespace) -> tuple[DataFrame, Bad]:
     if options.loads:
         found.append(spark.read.schema(LOAD).parquet(str(options.loads)))
     if not found:
-        raise InvalidArchive("no heartbeats are archived there")
+        raise InvalidArchive(
+            "the archives have no heartbeats: archive the topics switchyard-<region>-heartbeats"
+        )
     loads = found[0].select(LOAD.names)
     for one in found[1:]:
         loads = loads.union(one.select(LOAD.names))
@@ -131,7 +135,7 @@ def _read(spark: SparkSession, options: Namespace) -> tuple[DataFrame, Bad]:
 
 
 def _with_bad(before: Bad, region: str, records: DataFrame) -> Bad:
-    """Adds the bad ones of a region's heartbeats."""
+    """Adds a region's unusable heartbeats."""
     counted = frames.bad_heartbeats(records).agg(f.count("*").alias("records"), f.max("reason").alias("why"))
     (one,) = counted.collect()
     return Bad(before.records + one["records"], f"{region}: {one['why']}") if one["records"] else before

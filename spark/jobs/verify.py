@@ -1,4 +1,4 @@
-"""`python -m spark verify topic|archive`: `spark.verify.compare`."""
+"""`python -m spark verify topic|archive` runs `spark.verify.compare`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from spark.verify.compare import between, counted, differing, judged, match, met
 
 DESCRIPTION = """\
 Compares record by record: a topic with its copy (`topic`: missing, doubled, foreign, reordered), or with its
-archive (`archive`: missing, doubled, foreign, altered). What both have at the start is compared. How many
-records of the topic were compared, what was found and examples are printed; --findings keeps all findings as
-Parquet files. Exit code 0: the same; 8: records are missing or altered; 1: other differences.
+archive (`archive`: missing, doubled, foreign, altered). The offsets at the start of the job are compared. It
+prints how many records of the topic were compared, the findings by kind, and examples; --findings keeps all
+findings as Parquet files. Exit code 0: no difference; 8: missing or altered records; 1: other differences.
 """
 EXAMPLES = """\
 examples:
@@ -40,43 +40,47 @@ examples:
 EXIT_DIFFERS, EXIT_MISSING = 1, 8
 EXAMPLES_SHOWN = 20
 
-Write = Callable[[DataFrame], None]  # of `FINDING`s, instead of what was written before
+Write = Callable[[DataFrame], None]  # writes `FINDING`s, and replaces those of an earlier try
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The job's options, by what the topic is compared with."""
     kinds = parser.add_subparsers(dest="against", required=True, metavar="topic|archive")
-    topic = kinds.add_parser("topic", help="with a copy that has offsets of its own")
-    archive = kinds.add_parser("archive", help="with its archive")
+    topic = kinds.add_parser("topic", help="compare with a copy that has offsets of its own")
+    archive = kinds.add_parser("archive", help="compare with its archive")
     for one in (topic, archive):
         common.add_cluster(one)
         one.add_argument("--topic", required=True)
         one.add_argument(
-            "--findings", type=Path, metavar="DIR", help="keep the findings there (default: only told)"
+            "--findings", type=Path, metavar="DIR", help="keep the findings there (default: only print sums)"
         )
         common.add_session(one)
     common.add_cluster(topic, "copy")
     topic.add_argument("--copy", required=True, metavar="TOPIC")
     topic.add_argument(
-        "--from", dest="from_ms", type=common.time_ms, metavar="TIME", help="records' timestamps"
+        "--from", dest="from_ms", type=common.time_ms, metavar="TIME", help="the earliest timestamp"
     )
-    topic.add_argument("--to", dest="to_ms", type=common.time_ms, metavar="TIME", help="not included")
     topic.add_argument(
-        "--ignore-header", action="append", default=[], metavar="NAME", help="which a route adds"
+        "--to", dest="to_ms", type=common.time_ms, metavar="TIME", help="the end of timestamps, exclusive"
+    )
+    topic.add_argument(
+        "--ignore-header",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out a header that a route adds",
     )
     archive.add_argument("--archive", required=True, type=Path, metavar="DIR")
 
 
 def run(options: Namespace) -> int:
-    """Compares, writes findings, prints what they come to."""
     spark = common.session("verify", options)
     folder = options.findings or switchyard_home() / "spark" / "findings" / uuid4().hex[:12]
-    if there := [name for name in ("findings", "pairs") if (folder / name).exists()]:
-        raise BadOption(f"--findings {folder}: it has {there[0]} already; name another folder")
+    if existing := [name for name in ("findings", "pairs") if (folder / name).exists()]:
+        raise BadOption(f"--findings {folder}: it has {existing[0]} already; name another folder")
     try:
         return _compare(spark, options, folder)
     finally:
-        if options.findings is None:  # millions of findings that nobody asked for would stay for ever
+        if options.findings is None:  # nothing else would delete millions of findings
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -93,7 +97,7 @@ def _compare(spark: SparkSession, options: Namespace, folder: Path) -> int:
                 seen.write.parquet(str(folder / "findings"), mode="overwrite")
 
             records = compare(spark, options, folder, write)
-        except SparkJobError:  # what was found of half a side is nobody's finding
+        except SparkJobError:  # findings from an incomplete side are wrong
             shutil.rmtree(folder / "findings", ignore_errors=True)
             raise
         finally:
@@ -106,9 +110,9 @@ def _compare(spark: SparkSession, options: Namespace, folder: Path) -> int:
             .limit(EXAMPLES_SHOWN)
             .collect()
         )
-    told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "no difference"
+    summary = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "no difference"
     say(
-        f"{options.topic}, {records:,} records: {told}."
+        f"{options.topic}, {records:,} records: {summary}."
         + (f" Findings: {folder}" if options.findings else "")
     )
     common.result(
@@ -131,10 +135,11 @@ def _kinds(findings: DataFrame) -> list[dict[str, int]]:
 
 
 def _topic(spark: SparkSession, options: Namespace, folder: Path, write: Write) -> int:
-    """By files of all records with their copies: both topics are read once. How many records the topic has.
+    """Compares by content. Writes pairs of all records with their copies, so that both topics are read once.
+    Returns the number of the topic's records.
 
-    How many records a topic has nobody knows who has not read it. But none, or more than it has offsets, is
-    checked of both.
+    The true number of records in a topic is unknown before reading. So both sides are only checked for none,
+    or more than their offsets allow.
     """
     ours = common.cluster(spark, options.bootstrap, options.command_config)
     theirs = common.cluster(spark, options.copy_bootstrap, options.copy_command_config)
@@ -145,7 +150,7 @@ def _topic(spark: SparkSession, options: Namespace, folder: Path, write: Write) 
     ranges = _whole(source), _whole(copy)
 
     def paired(*records: DataFrame) -> list[dict[str, int | None]]:
-        """Writes the pairs; what each side gave."""
+        """Writes the pairs; returns the observations of each side."""
         observed, written = (Observation(), Observation()), Observation()
         sides = (
             without_headers(
@@ -177,14 +182,13 @@ def _topic(spark: SparkSession, options: Namespace, folder: Path, write: Write) 
 
 
 def _sums(spark: SparkSession, folder: Path, sums: list[Column]) -> dict[str, int]:
-    """Of the pairs that were written."""
+    """Sums over the pairs that were written."""
     pairs = spark.read.schema(PAIR).parquet(str(folder / "pairs"))
     return {name: int(count) for name, count in pairs.agg(*sums).collect()[0].asDict().items()}
 
 
 def _archive(spark: SparkSession, options: Namespace, _folder: Path, write: Write) -> int:
-    """By offsets. What was compared is counted: of the archive it must be what its log says of the files. How
-    many records of the topic."""
+    """Compares by offset, and the number of archived records with the log. Returns the topic's records."""
     cluster = common.cluster(spark, options.bootstrap, options.command_config)
     topic = cluster.topic(options.topic)
     reader = ArchiveReader(Archive.open(options.archive))
@@ -211,8 +215,8 @@ def _archive(spark: SparkSession, options: Namespace, _folder: Path, write: Writ
     copy = read_files(spark, paths) if paths else spark.createDataFrame([], FILE)
 
     def compared(records: DataFrame) -> dict[str, int | None]:
-        """Writes what was found; of how many `records` and `copies`, and the first one's time."""
-        found = Observation()  # behind the shuffle: there no task that is done twice counts twice
+        """Writes the findings; returns the numbers of `records` and `copies`, and the first time."""
+        found = Observation()  # after the shuffle, where a repeated task is not counted twice
         first = Observation()
         both = met(records.observe(first, seen()[1]), copy).observe(
             found, f.sum("sources").alias("records"), f.sum("copies").alias("copies")
@@ -228,7 +232,7 @@ def _archive(spark: SparkSession, options: Namespace, _folder: Path, write: Writ
 
 
 def check_archive(archive: Archive, files: list[ArchiveFile], read: int) -> None:
-    """Raises SparkJobError: of these files not every record was read, once."""
+    """Raises SparkJobError: The number of records read is not the number in the files."""
     held = sum(file.rows for file in files)
     if read != held:
         raise SparkJobError(
@@ -237,11 +241,10 @@ def check_archive(archive: Archive, files: list[ArchiveFile], read: int) -> None
 
 
 def check_topic(cluster: KafkaCluster, ranges: list[Range], seen: int, records: int) -> None:
-    """Whether the topic can have given as many as this: `seen` where it was read, `records` where it was
-    compared.
+    """Checks the topic's numbers: `seen` records were read, `records` were compared.
 
     Raises:
-        SparkJobError: nothing was read and there is something; or more than there can be.
+        SparkJobError: Nothing was read though records exist, or more was compared than there are offsets.
     """
     most = sum(one.end - one.start for one in ranges)
     if records > most or (not seen and cluster.has_records(ranges)):
@@ -253,7 +256,9 @@ def check_topic(cluster: KafkaCluster, ranges: list[Range], seen: int, records: 
 
 def _check_same(folder: Path, written: object, read: object) -> None:
     if written != read:
-        raise SparkJobError(f"{folder}: {written} was written, {read} is there: nothing was compared")
+        raise SparkJobError(
+            f"{folder}: wrote {written}, read back {read}; nothing was compared, run it again"
+        )
 
 
 def _touches(file: ArchiveFile, ranges: list[Range]) -> bool:

@@ -12,8 +12,7 @@ from app.sizing.recommendation import Measured, SizingRules, recommend
 
 
 class JobNeed(NamedTuple):
-    """A job's load when its fleet was busiest. `arriving` and `ceiling`: the most of its own hours, in
-    messages/s; None: not known."""
+    """A job's load in its fleet's busiest hours; `arriving` and `ceiling` (messages/s) are its own maxima."""
 
     region: str
     group: str
@@ -26,7 +25,7 @@ class JobNeed(NamedTuple):
 def workload_rows(needs: Iterable[JobNeed], worker: Load, rules: SizingRules) -> list[dict[str, Any]]:
     """A row for each dispatched workload of a region: partitions and workers, each with its reason."""
     workloads: defaultdict[tuple[str, str], dict[str, JobNeed]] = defaultdict(dict)
-    # A job that moved to another isolation group has a need in both: the larger one counts.
+    # A job that moved between isolation groups has a need in both; the larger one counts.
     for need in sorted(needs, key=lambda one: one.load.cpu_cores):
         if need.job.startswith("dispatch:"):
             workloads[need.region, name_of(need.job)][need.job] = need
@@ -57,7 +56,7 @@ def workload_rows(needs: Iterable[JobNeed], worker: Load, rules: SizingRules) ->
 
 
 def total(loads: Iterable[Load]) -> Load:
-    """All loads together."""
+    """The sum of the loads."""
     cpu = memory = network = 0.0
     for load in loads:
         cpu += load.cpu_cores

@@ -1,11 +1,11 @@
-"""How many workers a fleet needs, placed by the controller's own code. Pure: a Spark task runs it.
+"""The workers that a fleet needs, placed by the controller's own code. Pure: a Spark task runs it.
 
 Rules
 1. A fleet is the jobs of one isolation group of one region. Its workers are alike.
-2. A number of workers is enough when placement leaves no worker above its fill mark, and, with `spare` of
-   them dead, no worker above the high mark. Placement is `app.placement.model.bin_packing.plan`, round by
-   round until it has nothing more to do. Doubling and halving finds the least such number.
-3. When one job alone exceeds a worker, no number is enough: the reason names the job.
+2. A number of workers is enough if placement leaves no worker above its fill mark. After the loss of `spare`
+   workers, none may be above the high mark. Placement is `app.placement.model.bin_packing.plan`, in rounds
+   until it decides nothing more. Doubling and bisection find the number.
+3. If one job alone exceeds a worker, no number is enough; the reason names the job.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from app.placement.model.fleet import DIMENSIONS, ROUNDING
 from app.placement.model.plan import Member, PlacementRules
 
 MOST_WORKERS = 10_000
-MOST_ROUNDS = 200  # rounds until a fleet is at rest: planned moves are a few a round
+MOST_ROUNDS = 200  # until a fleet is at rest; each round plans only a few moves
 
 
 class Fleet(NamedTuple):
-    """The loads of a region's jobs, to be placed on workers that have `worker` each. `workers`: how many ran
-    then."""
+    """The loads of a region's jobs, and the capacity of one `worker`. `workers`: the number that ran."""
 
     region: str
     group: str
@@ -35,14 +34,14 @@ class Fleet(NamedTuple):
 
 
 class FleetNeed(NamedTuple):
-    """How many workers a fleet needs.
+    """The workers that a fleet needs.
 
     Attributes:
-        workers: the least number that is enough; None: no number is.
-        level: the fullest worker's share in use, with that many workers.
-        level_lost: the same after the loss of the spare workers.
-        moved: the number of jobs that such a loss moves.
-        why: the reason, for people.
+        workers: The least number that is enough; None if no number is.
+        level: The fullest worker's share in use.
+        level_lost: The same after the loss of the spare workers.
+        moved: The number of jobs that such a loss moves.
+        why: The reason, for people.
     """
 
     workers: int | None
@@ -57,13 +56,15 @@ def need_of(
     rules: PlacementRules = PlacementRules(),  # noqa: B008
     spare: int = 1,
 ) -> FleetNeed:
-    """How many workers are enough (rule 2)."""
+    """The number of workers that is enough (rule 2)."""
     capacity = vector(capacity_or_default(fleet.worker))
     for job, load in sorted(fleet.jobs.items()):
         shares = [need / have for need, have in zip(vector(load), capacity, strict=True)]
         if max(shares) > rules.fill:
             what = DIMENSIONS[shares.index(max(shares))]
-            why = f"{job} alone takes {max(shares):.0%} of a worker's {what}: larger workers, more partitions"
+            why = (
+                f"{job} alone takes {max(shares):.0%} of a worker's {what}: larger workers or more partitions"
+            )
             return FleetNeed(None, 0.0, 0.0, 0, why)
     if not fleet.jobs:
         return FleetNeed(0, 0.0, 0.0, 0, "no jobs")
@@ -82,7 +83,7 @@ def need_of(
     level, held = _placed(fleet, most, rules)
     level_lost, moved = _after_loss(fleet, most, held, rules, spare)
     lost = f"{spare} of them" if spare else "none"
-    why = f"{most} workers are at {level:.0%} at most; with {lost} lost at {level_lost:.0%}"
+    why = f"{most} workers are at most {level:.0%} full; with {lost} lost {level_lost:.0%}"
     return FleetNeed(most, level, level_lost, moved, why)
 
 
@@ -96,14 +97,14 @@ def _is_enough(fleet: Fleet, workers: int, rules: PlacementRules, spare: int) ->
 
 
 def _placed(fleet: Fleet, workers: int, rules: PlacementRules) -> tuple[float, dict[str, Assignment]]:
-    """All jobs placed on that many workers: the fullest level, and each job's assignment."""
+    """Places all jobs; returns the fullest worker's level, and each job's assignment."""
     return _at_rest(fleet, [_name(number) for number in range(workers)], {}, rules)
 
 
 def _after_loss(
     fleet: Fleet, workers: int, held: Mapping[str, Assignment], rules: PlacementRules, spare: int
 ) -> tuple[float, int]:
-    """The fullest level without the first `spare` workers, and how many jobs have moved."""
+    """The fullest worker's level without the first `spare` workers, and the number of moved jobs."""
     left = [_name(number) for number in range(spare, workers)]
     level, after = _at_rest(fleet, left, held, rules)
     return level, sum(after[job].worker != one.worker for job, one in held.items())
@@ -112,7 +113,7 @@ def _after_loss(
 def _at_rest(
     fleet: Fleet, workers: list[str], held: Mapping[str, Assignment], rules: PlacementRules
 ) -> tuple[float, dict[str, Assignment]]:
-    """Rounds of placement until it decides nothing more; a released job is free at once."""
+    """Runs rounds of placement until one decides nothing. A released job can be placed in the next round."""
     members = [Member(name, capacity=fleet.worker) for name in workers]
     found = dict(held)
     levels: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The history of loads by hour and week: schemas, and pure functions from frame to frame.
+"""The history of loads by hour and week: schemas, and pure functions from DataFrame to DataFrame.
 
 `LOAD` is `frames.LOAD` with `region`.
 """
@@ -19,7 +19,7 @@ HOUR_MS = frames.HOUR_MS
 HOURS_A_WEEK = 168
 LOAD = StructType([*frames.LOAD.fields, StructField("region", StringType())])
 
-# An hour of a job: `cpu`, `network` and `arriving` are means, `memory` and `ceiling` the most.
+# An hour of a job: `cpu`, `network` and `arriving` are means, `memory` and `ceiling` maxima.
 HOURLY = StructType(
     [
         *(StructField(name, StringType()) for name in ("region", "group", "job")),
@@ -30,19 +30,19 @@ HOURLY = StructType(
 
 
 class Sound(NamedTuple):
-    """The usable loads, and how many rows were left out, by reason."""
+    """The usable loads, and the number of rows left out by reason."""
 
     loads: DataFrame
     left_out: dict[str, Any]
 
 
 def sound(loads: DataFrame, now_ms: int | None) -> Sound:
-    """Leaves out rows of `LOAD` with a name that no job can have, or an hour of a wrong clock.
+    """Leaves out `LOAD` rows with an impossible job name, or with an hour in the future.
 
-    Heartbeats may have both, because they say what their worker believes.
+    Both occur, because heartbeats carry the worker's own names and clock.
 
     Args:
-        now_ms: rows of hours after this one are left out; None: every hour counts.
+        now_ms: The last hour to keep; None keeps every hour.
     """
     after = (
         f.lit(False) if now_ms is None else f.floor(f.col("start_ms") / f.lit(HOUR_MS)) > now_ms // HOUR_MS
@@ -66,20 +66,20 @@ def sound(loads: DataFrame, now_ms: int | None) -> Sound:
 def left_out_words(left_out: Mapping[str, Any]) -> Iterator[str]:
     """A line for each reason why rows were left out."""
     words = {
-        "after_now": "rows of loads are of hours to come, and left out: compare the clocks of the workers",
-        "no_job": "rows of loads are of no job's name, and left out",
+        "after_now": "load rows are in the future, and left out: check the clocks of the workers",
+        "no_job": "load rows have an impossible job name, and are left out",
     }
     for what, reason in words.items():
         if left_out[what]["rows"]:
             one = left_out[what]["one"]
             where = f"worker {one['worker']!r} of {one['region']!r}, job {(one['job'] or '')[:80]!r}"
-            yield f"{left_out[what]['rows']:,} {reason}; one: {where}"
+            yield f"{left_out[what]['rows']:,} {reason}; for example: {where}"
 
 
 def hourly(loads: DataFrame) -> DataFrame:
-    """`HOURLY` of `LOAD`, of jobs. Two workers' rows of the same five minutes add up to one mean."""
+    """The `HOURLY` rows of the jobs in `LOAD`. Rows of two workers in the same five minutes give one mean."""
     jobs = loads.where((f.col("job") != "") & (f.col("samples") > 0))
-    # A row has the group of its worker: a job's group is that of its last owner in the hour.
+    # A row has its worker's group. A job's group is its last owner's in the hour.
     fives = jobs.groupBy("region", "job", "start_ms").agg(
         f.max_by("group", "last_ms").alias("group"),
         f.try_divide(f.sum("cpu_sum"), f.sum("samples")).alias("cpu"),
@@ -98,12 +98,12 @@ def hourly(loads: DataFrame) -> DataFrame:
 
 
 def busiest(hours: DataFrame) -> DataFrame:
-    """A row for each job and week of `HOURLY`. Weeks are seven days that end with the last hour: 0 is the
+    """A row for each job and week of `HOURLY`. A week is seven days that end with the last hour: 0 is the
     last week, -1 the one before.
 
-    Columns: `week`, `region`, `group`, `job`, and `hour`, in which the job's fleet took most cpu. `cpu` is of
-    that hour, `network` of the hour in which the fleet took most network, `memory` the most of both. They are
-    null when the job was in neither hour. `arriving` and `ceiling` are the most of all its hours.
+    Columns: `week`, `region`, `group`, `job`, and `hour`, in which the job's fleet took most cpu. `cpu` is
+    from that hour, `network` from the fleet's hour of most network, `memory` the maximum of both. They are
+    null if the job ran in neither hour. `arriving` and `ceiling` are maxima over all its hours.
     """
     end = hours.agg(f.max("hour").alias("end"))
     dated = hours.crossJoin(f.broadcast(end)).withColumn(
@@ -133,8 +133,7 @@ def busiest(hours: DataFrame) -> DataFrame:
 
 
 def workers(loads: DataFrame) -> DataFrame:
-    """By region, group and hour: how many workers there were, and the median of what they have: `workers`,
-    `cpu`, `memory`, `network`."""
+    """The number of workers by region, group and hour, and the medians of their capacity."""
     hour = f.floor(f.col("start_ms") / f.lit(HOUR_MS)).alias("hour")
     capacity = loads.where((f.col("job") == "") & (f.col("samples") > 0))
     return capacity.groupBy("region", "group", hour).agg(

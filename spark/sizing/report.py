@@ -1,4 +1,4 @@
-"""Loads in, one JSON document out. Spark's tasks place the fleets."""
+"""The sizing report: loads to one JSON document. Spark tasks place the fleets."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ FleetKey = tuple[str, str]  # region and isolation group
 
 
 def size(loads: DataFrame, rules: SizingRules = RULES, now_ms: int | None = None) -> dict[str, Any]:
-    """The document. `loads`: `history.LOAD`; `now_ms`: hours after this one are left out, None: no hour is.
+    """The document. `loads`: `history.LOAD`; `now_ms`: the last hour to keep, None keeps every hour.
 
     Raises:
-        InvalidArchive: no job's load is known.
+        InvalidArchive: No job's load is known.
     """
     loads, left_out = history.sound(loads, now_ms)
     hours = history.hourly(loads).persist()
@@ -36,7 +36,7 @@ def size(loads: DataFrame, rules: SizingRules = RULES, now_ms: int | None = None
     finally:
         hours.unpersist()
     if not jobs:
-        why = "no job's load is known there: heartbeats tell it from a worker's second minute on"
+        why = "no job's load is known: heartbeats carry it from a worker's second minute on"
         raise InvalidArchive("; ".join([why, *history.left_out_words(left_out)]))
     ran = {(_fleet_key(row), row["hour"]): row for row in history.workers(loads).collect()}
     newest = {key: row for (key, _), row in sorted(ran.items(), key=lambda item: item[0])}
@@ -57,9 +57,9 @@ def size(loads: DataFrame, rules: SizingRules = RULES, now_ms: int | None = None
     return {
         "format": FORMAT,
         "method": {
-            "measured": "each fleet's hour of most cpu and of most network in the last week",
-            "placement": "app.placement.model.bin_packing, round by round to rest",
-            "past": "the same of each week, seven days that end with the last measured hour",
+            "measured": "each fleet's hours of most cpu and most network in the last week",
+            "placement": "app.placement.model.bin_packing, in rounds until no job moves",
+            "past": "the same for each week; weeks end with the last measured hour",
             "spare_workers": rules.spare_workers,
         },
         "fleets": [_fleet_row(*one, need) for one, need in zip(now, needed, strict=False)],
@@ -80,14 +80,14 @@ def _need(row: Row) -> JobNeed:
 
 
 def _fleet(key: FleetKey, needs: Iterable[JobNeed], ran: Row | None) -> Fleet:
-    """`ran`: of `history.workers`, None: no worker said what it has."""
+    """`ran`: a row of `history.workers`; None if no worker reported its capacity."""
     measured = Load() if ran is None else Load(ran["cpu"], ran["memory"], ran["network"])
     jobs = {need.job: need.load for need in needs}
     return Fleet(*key, jobs, capacity_or_default(measured), 0 if ran is None else ran["workers"])
 
 
 def _needed(spark: SparkSession, fleets: Sequence[Fleet], rules: SizingRules) -> list[FleetNeed]:
-    """The need of each fleet, in their order; Spark runs a task for each."""
+    """The need of each fleet, in their order, by one Spark task each."""
     spread = spark.sparkContext.parallelize(fleets, len(fleets))
     return list(spread.mapPartitions(partial(_needs, rules)).collect())
 
@@ -142,7 +142,7 @@ def _job_row(need: JobNeed) -> dict[str, Any]:
 
 
 def tables(found: Mapping[str, Any]) -> str:
-    """The document's parts as tables for people."""
+    """Tables of the document for people."""
     parts = [
         ("Workers", found["fleets"], ("region", "group", "jobs", "cores", "workers_now", "workers", "why")),
         ("Past weeks", found["past"], ("hour", "region", "group", "workers_then", "workers_needed")),

@@ -1,15 +1,14 @@
-"""Record by record: what a copy lacks, has too often, or has in another order. Pure functions of `RECORD`
-frames.
+"""Compares a topic with a copy record by record: what the copy lacks, repeats, or reorders. Pure functions of
+`RECORD` frames.
 
-Two kinds of copies:
-- **by offset**: the copy keeps offsets (an archive). A record is its partition and offset; its content must
-  be equal.
-- **by content**: the copy has offsets of its own (a replicated topic). A record is its content, the same
-  content's n-th occurrence matching the n-th there. Order is compared along lanes: partitions where both have
-  the same, else keys.
+- **By offset**, if the copy keeps offsets (an archive). A partition and offset identify a record; its content
+  must be equal.
+- **By content**, if the copy has offsets of its own (a replicated topic). Content identifies a record: its
+  n-th occurrence matches the n-th one of the copy. Order is compared within lanes: partitions if both sides
+  have the same number, otherwise keys.
 
-Both are one shuffle over 40 bytes a record; values are read once and hashed where they are read (128 bits).
-Order adds a sort of two offsets a record, in blocks, so that one partition is sorted by many tasks.
+Both take one shuffle of 40 bytes a record. Tasks that read the values hash them to 128 bits. Order takes a
+sort of two offsets a record, in blocks, so that many tasks sort one partition.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ from pyspark.sql import functions as f
 from spark.archive.frames import content
 from spark.schemas import FINDING
 
-BLOCK_OFFSETS = 1 << 18  # sorted by one task at once
+BLOCK_OFFSETS = 1 << 18  # one task sorts a block
 
 
 def by_offset(source: DataFrame, copy: DataFrame) -> DataFrame:
-    """`FINDING`s of a copy that keeps offsets: missing, foreign, doubled (one a surplus), altered."""
+    """The `FINDING`s of a copy that keeps offsets: missing, foreign, doubled (one a surplus), altered."""
     return differing(met(source, copy))
 
 
 def met(source: DataFrame, copy: DataFrame) -> DataFrame:
-    """What is at each offset: `partition`, `offset`, how many `sources` and `copies`, and whether they
-    `differ`."""
+    """By `partition` and `offset`: the numbers of `sources` and `copies`, and whether they `differ`."""
     return (
         _sided(source, copy)
         .groupBy("partition", "offset")
@@ -45,7 +43,7 @@ def met(source: DataFrame, copy: DataFrame) -> DataFrame:
 
 
 def differing(met: DataFrame) -> DataFrame:
-    """`FINDING`s of what `met` brought together."""
+    """The `FINDING`s from the rows of `met`."""
     sources, copies = f.col("sources"), f.col("copies")
     kinds = f.filter(
         f.array(
@@ -66,44 +64,44 @@ def differing(met: DataFrame) -> DataFrame:
 
 
 def by_content(source: DataFrame, copy: DataFrame, *, lanes: str = "partition") -> DataFrame:
-    """`FINDING`s of a copy with offsets of its own: missing, doubled, foreign, reordered.
+    """The `FINDING`s of a copy with offsets of its own: missing, doubled, foreign, reordered.
 
-    `lanes` is `partition`, or `key` where the copy has other partitions: then records without a key have no
-    order, and where equal content lies is not compared.
+    `lanes` is `partition`, or `key` if the copy has another number of partitions. With `key`, records without
+    a key have no order, and places of equal content are not compared.
     """
     return judged(match(source, copy, lanes=lanes))
 
 
 def judged(pairs: DataFrame) -> DataFrame:
-    """`FINDING`s of what `match` paired.
+    """The `FINDING`s from the pairs of `match`.
 
-    It looks at the pairs three times: where there are many of them, write them to files first.
+    It reads the pairs three times. Write many pairs to files first.
     """
-    known, there = f.col("source_offset").isNotNull(), f.col("copy_offset").isNotNull()
-    kind = f.when(known, "missing").when(f.col("known"), "doubled").otherwise("foreign").alias("kind")
+    in_source, in_copy = f.col("source_offset").isNotNull(), f.col("copy_offset").isNotNull()
+    kind = f.when(in_source, "missing").when(f.col("known"), "doubled").otherwise("foreign").alias("kind")
     columns = ["partition", "source_offset", "copy_offset"]
-    unmatched = pairs.where(~(known & there)).select(kind, *columns)
-    late = reordered(pairs.where(known & there)).select(f.lit("reordered").alias("kind"), *columns)
+    unmatched = pairs.where(~(in_source & in_copy)).select(kind, *columns)
+    late = reordered(pairs.where(in_source & in_copy)).select(f.lit("reordered").alias("kind"), *columns)
     return unmatched.unionByName(late).to(FINDING)
 
 
 def match(source: DataFrame, copy: DataFrame, *, lanes: str = "partition") -> DataFrame:
-    """Each record with its copy: `lane`, `partition`, `source_offset`, `copy_offset` (null where there is
-    none), and `known`: whether the source has that content at all.
+    """Pairs each record with its copy: `lane`, `partition`, `source_offset`, `copy_offset` (null if there is
+    none), and `known`: the source has this content.
 
-    `partition` is the source's where there is one.
+    `partition` is the source's, or else the copy's.
     """
     lane = f.col("partition").cast("long")
     if lanes == "key":
         lane = f.when(f.col("key").isNotNull(), f.xxhash64("key"))
     sides = _sided(source, copy, lane.alias("lane"))
     same = ("lane", "one", "two")
-    so_far = Window.partitionBy(*same).orderBy(f.desc("ours"), "partition", "offset")
+    same_content = Window.partitionBy(*same).orderBy(f.desc("ours"), "partition", "offset")
     ours = f.col("ours")
     numbered = sides.select(
         "*",
-        f.row_number().over(so_far).alias("row"),
-        f.count_if(ours).over(so_far).alias("sources"),  # all of them, where a copy's row is reached
+        f.row_number().over(same_content).alias("row"),
+        f.count_if(ours).over(same_content).alias("sources"),  # for a copy's row: all of the source's
     ).withColumn("occurrence", f.when(ours, f.col("row")).otherwise(f.col("row") - f.col("sources")))
     met = numbered.groupBy(*same, "occurrence").agg(
         f.max(f.col("sources") > 0).alias("known"),
@@ -118,11 +116,10 @@ def match(source: DataFrame, copy: DataFrame, *, lanes: str = "partition") -> Da
 
 
 def reordered(pairs: DataFrame) -> DataFrame:
-    """Pairs whose copy lies before the copy of an earlier record of their lane: it came before its turn, or
-    that one too late.
+    """The pairs whose copy lies before the copy of an earlier record of their lane: one of the two moved.
 
-    The greatest copy of all earlier records is found block by block: within a block by a sort, over blocks by
-    the few greatest of each.
+    The greatest copy offset of all earlier records is computed in blocks: by a sort within a block, and from
+    the blocks' maxima across blocks.
     """
     blocks = pairs.where(f.col("lane").isNotNull()).withColumn(
         "block", f.floor(f.col("source_offset") / BLOCK_OFFSETS)
@@ -143,7 +140,7 @@ def reordered(pairs: DataFrame) -> DataFrame:
 
 
 def without_headers(records: DataFrame, names: Sequence[str]) -> DataFrame:
-    """The records without headers of these names, such as routes add."""
+    """The records without headers of these names, such as a route's."""
     if not names:
         return records
     kept = f.filter("headers", lambda one: ~one["key"].isin(list(names)))
@@ -151,14 +148,14 @@ def without_headers(records: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def between(records: DataFrame, from_ms: int | None, to_ms: int | None) -> DataFrame:
-    """Those with timestamps in [from_ms, to_ms)."""
+    """The records with timestamps in [from_ms, to_ms)."""
     if from_ms is not None:
         records = records.where(f.col("timestamp_ms") >= from_ms)
     return records if to_ms is None else records.where(f.col("timestamp_ms") < to_ms)
 
 
 def counted(findings: DataFrame) -> DataFrame:
-    """How many of each kind by partition: `kind`, `partition`, `records`."""
+    """The number of findings by kind and partition: `kind`, `partition`, `records`."""
     return findings.groupBy("kind", "partition").agg(f.count("*").alias("records"))
 
 

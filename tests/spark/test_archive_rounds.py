@@ -88,9 +88,9 @@ def test_an_outage_ends_no_rounds_and_what_came_meanwhile_is_archived(
     with pytest.raises(Ended):
         job.run(options(tmp_path / "archive", "--every", "1h"))
     told = capsys.readouterr().err
-    assert "b: no answer; again with the next round" in told
-    assert "b: no answer; once more" not in told  # at once it would not answer either
-    assert "an executor was lost; again with the next round" in told
+    assert "b: no answer; the next round retries" in told
+    assert "b: no answer; retrying" not in told  # at once it would not answer either
+    assert "an executor was lost; the next round retries" in told
     assert all(0 < one_s <= 3600 for one_s in slept)
     reader = ArchiveReader(Archive.open(tmp_path / "archive"))
     assert [one.offset for one in reader.records(ArchiveQuery("orders"))] == [0, 1]

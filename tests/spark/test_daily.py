@@ -49,7 +49,7 @@ def test_what_another_version_has_made_is_told_and_made_anew(tmp_path: Path, tab
     check_made(tmp_path, ArchiveState(files={"t": file("t", table, "all", now)}))
     former = ArchiveState(files={"t": file("t", table, "all", now.removeprefix(MADE))})
     with pytest.raises(
-        InvalidArchive, match=f"first {DATE}, were made by another version: run .*dashboard --once"
+        InvalidArchive, match=f"first {DATE}, were computed by another version: run .*dashboard --once"
     ):
         check_made(tmp_path, former)
     assert stale_dates(stores, former, NOON_MS + 9 * DAY_MS) == {DATE: now}

@@ -116,7 +116,7 @@ def test_the_report_of_two_regions(session: SparkSession, tmp_path: Path) -> Non
     assert (owner["owner"], owner["records"], owner["missing"]) == ("billing-team", 40, 3)
     (ready,) = found["readiness"]
     assert not ready["ready"]
-    assert ready["why"] == ["it is not deployed in west", "1 windows of orders are lossy"]
+    assert ready["why"] == ["it is not deployed in west", "lossy windows of orders: 1"]
     assert [(one["kind"], one["what"]) for one in found["timeline"]] == [
         ("audit", "orders, regional to aggregate: lossy, 3 missing, 1 window"),
         ("failover", "f-1 to west: done: drill"),

@@ -77,8 +77,8 @@ def test_rounds_go_on_where_one_fails_and_a_single_one_tells_it(
     with pytest.raises(Ended):
         job.run(options(root, "--every", "1s"))
     told = capsys.readouterr().err
-    assert "for the third time; again with the next round" in told
-    assert "Brought up: 2025-11-22" in told
+    assert "for the third time; the next round retries" in told
+    assert "Computed dates: 2025-11-22" in told
     failing(monkeypatch, *PASSING, ConcurrentCommit("for the third time"))
     with pytest.raises(ConcurrentCommit):
         job.run(options(root, "--once"))

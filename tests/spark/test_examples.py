@@ -43,10 +43,10 @@ def test_most_jobs_have_examples() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--offsets", "abc", "'abc' is no range of offsets: give START-END"),
-        ("--offsets", "9-3", "'9-3' is no range of offsets: give START-END"),
-        ("--partitions", "0,a", "'0,a' are no partitions: give their numbers"),
-        ("--from", "noon", "'noon' is no time: give 2026-11-22T09:30"),
+        ("--offsets", "abc", "'abc' is not a range of offsets: give START-END"),
+        ("--offsets", "9-3", "'9-3' is not a range of offsets: give START-END"),
+        ("--partitions", "0,a", "'0,a' is not a list of partitions: give numbers"),
+        ("--from", "noon", "'noon' is not a time: give 2026-11-22T09:30"),
     ],
 )
 def test_what_cannot_be_restored_is_told_with_the_option_and_the_remedy(

@@ -152,7 +152,12 @@ def test_options_that_only_java_knows_are_named_where_python_is_needed(
     assert known.renumbering(ranges) == ranges
     assert [unknown.renumbering(ranges) for _ in range(2)] == [[], []]
     told = capsys.readouterr().err
-    assert told.count("Not looked everywhere for batches that lie about offsets: --command-config") == 1
+    assert (
+        told.count(
+            "Some ranges were not searched for batches whose records have wrong offsets: --command-config"
+        )
+        == 1
+    )
     (found,) = unknown.examined(ranges)
     assert (found.reached, found.is_odd, found.is_away) == (0, False, False)
     assert "cannot use 'client.rack'" in found.why

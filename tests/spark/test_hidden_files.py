@@ -69,7 +69,7 @@ def test_hidden_files_are_refused_and_compaction_gives_them_names_that_spark_rea
     hide(archive)
     assert offsets(archive, "orders") == wanted
     files = len(paths(archive, "orders"))
-    told = rf"/_kAxFeIgRS.*: Spark passes over .* {files} of these: `python -m spark compact`"
+    told = rf"/_kAxFeIgRS.*: Spark ignores .* {files} of these: `python -m spark compact`"
     with pytest.raises(InvalidArchive, match=told):
         read_files(session, paths(archive, "orders"))
     assert sum(joined.records for joined in compact(session, archive, NOON_MS)) == 16
@@ -115,6 +115,6 @@ def test_a_compaction_that_does_not_read_all_records_changes_nothing(
 
     wanted = fill(session, archive, "orders", ID)
     monkeypatch.setattr(compaction, "read_files", short)
-    with pytest.raises(SparkJobError, match="7 records were read of files that hold 8"):
+    with pytest.raises(SparkJobError, match="read 7 records from files that hold 8"):
         list(compact(session, archive, NOON_MS))
     assert offsets(archive, "orders") == wanted

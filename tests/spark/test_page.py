@@ -25,7 +25,7 @@ def test_the_page_shows_the_report_and_hides_kinds_without_a_script(
         assert shown.query_selector("img") is None
         assert "owned" not in shown.title()
         text = shown.inner_text("body")
-        for said in (EVIL, "log-truncated", "1,234 older ones are not shown", "not audited", "not over"):
+        for said in (EVIL, "log-truncated", "1,234 older rows are not shown", "not audited", "ongoing"):
             assert said in text
         assert shown.evaluate("document.documentElement.scrollWidth") <= width
         shown.screenshot(path=tmp_path / "report.png", full_page=True)

@@ -60,7 +60,7 @@ def copied(
 
 
 HERE = copied("east", "east-regional", "east-aggregate")
-NOTHING = ["nothing copies what it reads of orders to west"]
+NOTHING = ["no route copies the orders that it reads to west"]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ NOTHING = ["nothing copies what it reads of orders to west"]
         (copied("west", "east-aggregate", "west-aggregate"), [], (2, 2)),
         (
             copied("west", "east-aggregate", "west-aggregate", 1),
-            ["1 of 2 partitions are copied in west"],
+            ["1 of 2 partitions are copied to west"],
             (2, 1),
         ),
         ({**HERE, **copied("west", "east-regional", "west-aggregate")}, [], (2, 2)),
@@ -81,7 +81,7 @@ NOTHING = ["nothing copies what it reads of orders to west"]
                 **copied("east", "west-regional", "east-aggregate", 3),
                 **copied("west", "east-regional", "west-aggregate"),
             },
-            ["0 of 3 partitions are copied in west"],
+            ["0 of 3 partitions are copied to west"],
             (5, 2),
         ),
         (
@@ -106,14 +106,14 @@ def test_only_what_copies_between_the_regions_makes_ready(
 
 def test_a_workload_without_jobs_is_not_known_to_be_copied() -> None:
     row = told(copied("west", "east-aggregate", "west-aggregate"), jobs=0)
-    assert (row["ready"], row["why"]) == (False, ["its partitions are not known in east"])
+    assert (row["ready"], row["why"]) == (False, ["region east has no assignments of its partitions"])
 
 
 def test_a_copy_that_stands_still_while_there_is_traffic_is_told() -> None:
     lines = copied("west", "east-aggregate", "west-aggregate")
     assert told(lines, newest_ms=NOON_MS + STALE_MS)["ready"]
     (why,) = told(lines, newest_ms=NOON_MS + STALE_MS + 1)["why"]
-    assert "newest barrier" in why
+    assert "newest offset sync" in why
 
 
 def deployed(*of: tuple[str, str, str], plans: dict[str, Any] | None = None) -> SmallTables:

@@ -74,7 +74,7 @@ def test_a_range_that_cannot_be_read_stays_where_it_is_and_holds_up_no_other(
     source = Odd(session, list(ROWS), failing_topics={"stock"}, damaged={"stock": DAMAGED_AT})
     unread = UnreadRange("stock", 0, DAMAGED_AT, 6, WHY)
     assert a_round(archive, source).unread == (unread,)
-    assert "connector fails at stock [0]: long overflow; read without it now" in capsys.readouterr().err
+    assert "connector cannot read stock [0]: long overflow; reading without it" in capsys.readouterr().err
     assert str(unread) == f"stock [0], offsets 3 to 5: cannot be read: {WHY}"
     assert offsets(archive, "orders") == [0, 1, 2, 3, 4, 5]
     assert offsets(archive, "stock") == [0, 1, 2]

@@ -86,7 +86,7 @@ def test_a_long_time_is_drawn_by_steps_and_what_is_left_out_is_told(
     assert len(found["windows"]) == 2
     assert found["cut"] == {"series": 1, "tiers": 1, "windows": 2}
     html = page(found)
-    assert "2 less bad ones are not shown" in html
+    assert "2 less severe rows are not shown" in html
     assert "at most 8 records in 4 h" in html
 
 
@@ -111,7 +111,7 @@ def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_co
     assert owner["p50_ms"] == pytest.approx(5, rel=0.02)
     (row,) = [row for row in found["traffic"] if row["tier"] == "consumer"]
     assert row["records"] == 12
-    assert "What workloads have finished" in page(found)
+    assert "Deliveries by workload" in page(found)
 
 
 @pytest.mark.deep(minutes=0.8)

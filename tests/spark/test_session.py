@@ -152,7 +152,7 @@ def test_times_and_durations() -> None:
                 "--into",
                 "i",
             ],
-            "no time",
+            "not a time",
         ),
         (["compact", "--archive", "x", "--conf", "spark.master"], "not KEY=VALUE"),
         (["nonsense"], "invalid choice"),

@@ -48,7 +48,7 @@ def test_a_name_that_no_job_has_is_left_out_and_the_others_are_sized(
     told = found["left_out"]["no_job"]
     assert (told["rows"], told["one"]) == (1, {"region": "west", "worker": "w-9", "job": name})
     (line,) = history.left_out_words(found["left_out"])
-    assert "1 rows of loads are of no job's name" in line
+    assert "1 load rows have an impossible job name" in line
 
 
 @pytest.mark.deep(minutes=0.3)
@@ -61,7 +61,7 @@ def test_a_clock_that_is_far_ahead_moves_no_week(session: SparkSession) -> None:
 
 @pytest.mark.deep(minutes=0.1)
 def test_when_nothing_is_left_that_is_told_with_what_was_left_out(session: SparkSession) -> None:
-    with pytest.raises(InvalidArchive, match="1 rows of loads are of no job's name"):
+    with pytest.raises(InvalidArchive, match="1 load rows have an impossible job name"):
         size(odd(session, "x"))
 
 

@@ -168,7 +168,7 @@ def test_windows_that_follow_on_each_other_are_one_run_of_the_audit(
         take(session, tmp_path, region)
     way = "orders, regional to aggregate: "
     assert of(told(session, tmp_path)["timeline"], "audit") == [
-        ("audit", "west", 6 * WIDTH_MS, 7 * WIDTH_MS, f"{way}duplicated, 2 too many, 1 window",
+        ("audit", "west", 6 * WIDTH_MS, 7 * WIDTH_MS, f"{way}duplicated, 2 extra, 1 window",
          "billing-team"),
         ("audit", "west", 5 * WIDTH_MS, 6 * WIDTH_MS, f"{way}lossy, 2 missing, 1 window", "billing-team"),
         ("audit", "west", WIDTH_MS, 4 * WIDTH_MS, f"{way}lossy, 5 missing, 3 windows", "billing-team"),
@@ -201,7 +201,7 @@ def test_of_a_flood_the_newest_are_told_and_how_many_are_not(
     assert found["cut"] == {"timeline": 3, "quarantine": 1}
     assert [row["count"] for row in found["quarantine"]] == [2]
     html = page(found)
-    assert "3 older ones are not shown" in html
+    assert "3 older rows are not shown" in html
     assert "Quarantine: 3 records" in html
 
 
@@ -247,7 +247,7 @@ def test_a_role_that_came_nowhere_is_over_when_a_higher_one_begins(session: Spar
     back = RolePut(at_ms=NOON_MS + 50, key="billing/orders", region="east", epoch=64, state="active")
     other = RolePut(at_ms=NOON_MS + 30, key="mail/letters", region="east", epoch=64, state="active")
     refused = RolePut(at_ms=NOON_MS + 40, key="billing/orders", region="east", epoch=9, state="active")
-    moving = "billing/orders is to be active in west instead of east, epoch 3"
+    moving = "billing/orders becomes active in west instead of east, epoch 3"
 
     def moved(*more: tuple[str, int, AnyControlEvent, bool]) -> list[int | None]:
         acts = [(region, 1, role(NOON_MS + 20, "moving"), True) for region in ("east", "west")]
@@ -282,7 +282,7 @@ def test_an_absent_audit_is_no_loss(session: SparkSession) -> None:
     )
     way = "orders, regional to aggregate: "
     assert runs == [
-        f"{way}absent-audit, not heard: aggregate, 1 window", f"{way}corrupted, 1 window",
+        f"{way}absent-audit, no report from: aggregate, 1 window", f"{way}corrupted, 1 window",
         f"{way}lossy, 2 missing, 1 window",
     ]  # fmt: skip
     assert [one["state"] for one in summary.worst_windows(verdicts)] == ["lossy", "absent-audit", "corrupted"]
@@ -296,10 +296,10 @@ def test_an_absent_audit_is_no_loss(session: SparkSession) -> None:
         (run_of("executing", NOON_MS, expires_ms=NOON_MS + 9), "f-1 to west: executing: drill", None),
         (run_of("planned", NOON_MS, expires_ms=2**52), "f-1 to west: planned: drill", decode.LATEST_MS),
         (run_of("aborted", NOON_MS), "f-1 to west: aborted: drill", NOON_MS),
-        (role(NOON_MS, "moving"), "billing/orders is to be active in west instead of east, epoch 3", None),
+        (role(NOON_MS, "moving"), "billing/orders becomes active in west instead of east, epoch 3", None),
         (Drain(at_ms=NOON_MS, worker="w-1", draining=True, actor="ann"), "w-1 is drained", NOON_MS),
-        (Paused(at_ms=NOON_MS, key="a/b", partition=3, paused=False, actor="ann"), "a/b, partition 3 goes on",
-         NOON_MS),
+        (Paused(at_ms=NOON_MS, key="a/b", partition=3, paused=False, actor="ann"),
+         "a/b, partition 3 is resumed", NOON_MS),
         (Paused(at_ms=NOON_MS, key="a/b", partition=-1, paused=True, actor="ann"), "a/b is paused", NOON_MS),
         (Moving(at_ms=NOON_MS, key="a/b", move="m", to="east-2", actor="ann"), "a/b is moved to east-2",
          NOON_MS),

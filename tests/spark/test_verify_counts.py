@@ -167,4 +167,4 @@ def test_findings_that_cannot_be_read_back_are_told(
     monkeypatch.setattr(verify, "_kinds", lambda _findings: [])
     other: list[Row] = [row(0, b"other", at_ms=NOON_MS), *ROWS[1:]]
     assert run(Side(session, other)) == 1
-    assert "1 was written, 0 is there" in capsys.readouterr().err
+    assert "wrote 1, read back 0" in capsys.readouterr().err
