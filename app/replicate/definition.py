@@ -29,7 +29,7 @@ from app.replicate.model.name_patterns import MAX_EXPRESSION_CHARS, AnyOf, check
 from app.replicate.model.route import TOPIC, Route, is_topic
 from app.replicate.model.route import TopicRename as RenameRule
 
-MAX_RECORDS = 10**9  # beyond that there would be no checkpoints
+MAX_RECORDS = 10**9  # in practice no limit: only the interval counts
 
 
 def _topic(value: Any) -> Any:

@@ -126,7 +126,7 @@ def _table(rows: Iterable[VerdictRow], words: str) -> Table:
     "until_ok_s",
     metavar="SECONDS",
     type=click.FloatRange(0, 86_400),
-    help="End once all records have arrived; after SECONDS end with 8 (lost) or 6 (unknown).",
+    help="End once a window is compared and all are ok; after SECONDS end with 8 (lost) or 6 (unknown).",
 )
 @formats("table", "json", "csv", about="json, csv: every change in a line.")
 @url_option
@@ -142,8 +142,8 @@ def watch(
 ) -> None:
     """Shows differences between tiers as they come and go, until Ctrl-C.
 
-    With --until-ok it ends with exit code 0 once all compared windows are ok. When the time is over, it ends
-    with 8 if records are missing, else with 6.
+    With --until-ok it ends with exit code 0 once a window is compared and all compared windows are ok. When
+    the time is over, it ends with 8 if records are missing, else with 6.
 
     \b
     switchyard audit watch --topic orders

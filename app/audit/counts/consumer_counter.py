@@ -34,7 +34,7 @@ from switchyard.audit.model.reports import PART_OFFSETS, Report, Scope
 from switchyard.audit.model.tally import Tally
 
 MOST_PIECES = 256  # with more, neighbours are joined
-MOST_HEADS = 256  # headers that are kept and counted together; a tally is smaller than more
+MOST_HEADS = 256  # headers that are kept and counted together; a tally takes less room than more headers
 MOST_PENDING = 256  # final reports; with more, the oldest are dropped, because nothing waits for an audit
 
 

@@ -65,7 +65,7 @@ ContentOf = Callable[[Record], int]
 
 def mark_of(windows: Mapping[int, Sums], at_ms: int) -> int:
     """How far a source has come, from a chunk of its records; `NEVER_MS`: unknown. It is a timestamp that at
-    least one record in `LIFTS` has reached, at best by a window's width. A few records ahead of all others,
+    least one record in `LIFTS` has reached, exact to a window's width. A few records ahead of all others,
     or of the clock, do not count: in a backlog they would make the following ones late. `windows`: the
     chunk's. `at_ms`: when it arrived."""
     last_ms = at_ms + SKEW_MS

@@ -38,7 +38,8 @@ class AuditNote(msgspec.Struct, frozen=True, array_like=True):
         return len(msgspec.msgpack.encode(self)) <= MOST_BYTES
 
     def to_bytes(self) -> bytes:
-        """At most `MOST_BYTES`; without room for the counts, a successor counts the first part again."""
+        """At most `MOST_BYTES`; without room for the counts, a successor counts again from the first part
+        on."""
         found = msgspec.msgpack.encode(self)
         if len(found) > MOST_BYTES:
             first = new_part(self.state[0].part, self.state[0].since)

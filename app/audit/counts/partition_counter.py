@@ -178,7 +178,7 @@ class PartitionReader:
     def add_headers(
         self, headers: BatchHeaderArrays, next_offset: int, *, at_ms: int, seen_at_ms: int | Numbers
     ) -> None:
-        """Counts batches from `next_offset` on by their headers. `seen_at_ms`: when this tier got all, or
+        """Counts batches up to `next_offset` by their headers. `seen_at_ms`: when this tier got all, or
         each."""
         for part, rows in rows_by_part(headers, self._part_offsets):
             self._enter_part(part, at_ms)

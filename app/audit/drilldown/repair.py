@@ -90,7 +90,7 @@ def missing_records(answer: SearchResult) -> dict[ClusterPartition, dict[int, Ob
 def targets(answer: SearchResult) -> dict[ClusterPartition, RepairTarget]:
     """Partition upstream -> target (rule 2). Raises NotReadable: no single target takes the records."""
     if not answer.sides.upstream or not answer.sides.downstream:
-        raise NotReadable("a tier without a log cannot be copied from or to; name two tiers that plans count")
+        raise NotReadable("a tier without a log cannot be copied from or to; name two tiers of clusters")
     found: dict[ClusterPartition, RepairTarget] = {}
     ids = {topic.cluster: topic.cluster_id for topic in (*answer.sides.upstream, *answer.sides.downstream)}
     for place in missing_records(answer):

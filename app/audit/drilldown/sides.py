@@ -142,7 +142,7 @@ class SideFinder:
         sides = tuple(clusters_of(audits.layout, audits.plan_of, topic, tier) for tier in (before, after))
         if not any(sides):
             raise NotReadable(
-                f"tiers {before} and {after} have no log, only reports; name a tier that plans count"
+                f"tiers {before} and {after} have no log, only reports; name a tier of clusters"
             )
         plan = next(plan for side in sides for plan in side.values())
         if not all(sides) and plan.spec.id is None:

@@ -43,7 +43,7 @@ UNKNOWN_MS = 1 << 62  # the time of an event in a topic without the brokers' tim
 
 
 class CollectorTick(msgspec.Struct, frozen=True, tag="tick"):
-    """Carries nothing: the worker that reads it restores its book from the tables."""
+    """Carries nothing: a worker that reads it begins its book of the partition, if it has none."""
 
     at_ms: int
 

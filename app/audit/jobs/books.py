@@ -63,9 +63,10 @@ NOT_FOLDED = (
     "report this error of Switchyard with the worker's log; the event may still count, because the tables "
     "are read again"
 )
+UNNUMBERED = "let the client number its reports (the audit library does); further ones are not counted"
 REFUSED = {
     ReportOutcome.OVERLAPS: CHANGED,
-    ReportOutcome.TOO_MANY: CHANGED,
+    ReportOutcome.TOO_MANY: UNNUMBERED,
     ReportOutcome.FULL: TOO_MANY,
     ReportOutcome.APART: TOO_MANY,
 }
@@ -154,7 +155,7 @@ class AuditBooks(Service):
             self._report_incident(
                 "audit-topic-shorter", f"{self._topic}/{partition}",
                 f"the topic was recreated or truncated: {len(rewound[0])} windows have events that it lacks",
-                "find out why the topic lost events; their counts in the tables stay, later ones are missing",
+                "find out why the topic lost events; counted events stay, uncounted ones are missing",
             )  # fmt: skip
             written = written._replace(
                 windows=tuple(sorted({*written.windows, *rewound[0]} & collector.windows.keys())),

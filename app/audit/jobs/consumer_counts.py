@@ -179,7 +179,7 @@ class AuditConsumers:
             audit, plan = pump.audit, self._plan(pump.job, pump.runtime.workload)
             if audit is not None and audit.broken:
                 self._report(pump.job, f"finished messages cannot be counted: {audit.broken}",
-                           "the next messages are counted again; earlier windows may lack some")  # fmt: skip
+                           "counting begins again; earlier windows may lack some")  # fmt: skip
                 pump.audit_by(None)
             if pump.audit is not None and (plan is None or not pump.audit.adopts(plan)):
                 pump.audit_by(None)

@@ -5,8 +5,9 @@
 Rules
 1. All returned records are of that time: the reader checks each record's event time.
 2. If the event time is the record's timestamp, the broker says where a part begins; else the audit's index
-   does. The index says where it ends, if it expects only late records of that time. Without the index the
-   log's start and end are used. So only records that come late during the reading are left out.
+   does. The index says where it ends, if it expects only late records of that time. Without the index a part
+   ends at the log's end, and begins at its start unless the broker says where. So only records that come late
+   during the reading are left out.
 3. The reading is bounded by records, bytes and time. `why` says which bound ended it, and `positions` where.
 4. Records that retention has deleted are read from the cluster's archive, if it has one. Below the log's
    start the archive is read, from there on the log, even if the start moves meanwhile. So each record is read

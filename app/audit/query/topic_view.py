@@ -1,6 +1,7 @@
 """A row for each topic, from the rows of its windows and differences. Pure.
 
-A topic's state is the worst among its verdicts: a loss, then an unknown window, then an open one.
+A topic's state is the worst among its verdicts: a loss, then an unknown window, then ok; provisional only if
+none is decided.
 """
 
 from __future__ import annotations

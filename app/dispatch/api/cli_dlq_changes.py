@@ -20,7 +20,7 @@ LEFT = {
     "gone": "purged before",
     "quarantined": "merged too often: quarantined, left in the queue",
     "raw": "undecodable batches: never merged",
-    "left-out": "their values are neither in the letter nor in the source topic: left in the queue",
+    "left-out": "the letter lacks its value, and no topic of the workload has it any more: left in the queue",
     "refused": "the merge topic does not take them (too large, or by its settings): left in the queue",
     "expired": "deleted before their turn (by retention or a purge)",
 }

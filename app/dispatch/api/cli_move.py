@@ -33,8 +33,9 @@ def move(
 ) -> None:
     """Moves a workload to another cluster: drains it, continues there by time, and takes along what waits.
 
-    The topic must have been copied there with its timestamps, partition to partition. Run the command again
-    to continue an interrupted move; workload resume undoes it.
+    The topic must have been copied there with its timestamps, partition to partition. After an
+    interrupted move run the command again: it starts over, and may copy dead letters twice. workload resume
+    cancels the move.
 
     \b
     switchyard workload move billing/orders --to west-aggregate                # what would be repeated

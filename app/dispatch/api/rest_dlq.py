@@ -1,7 +1,7 @@
 """The REST calls of the DLQ tools: single letters, counts, exports, merges and purges.
 
-Merges and purges answer with a forecast (200), and act only with `"execute": true` (202, an operation). The
-request repeats the forecast's bounds, so letters that arrived later are not touched.
+Merges and purges answer with a forecast (200), and act only with `"execute": true` (202, an operation). A
+request that repeats the forecast's bounds as `ranges` touches no letter that arrived later.
 """
 
 from __future__ import annotations

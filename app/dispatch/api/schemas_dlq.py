@@ -48,7 +48,8 @@ class Piece(TypedDict):
 
 
 class Found(TypedDict):
-    """A dead letter in a list. `left_out_bytes`, `left_out_key_bytes`: sizes of a missing value or key."""
+    """A dead letter in a list. `left_out_bytes`, `left_out_key_bytes`: sizes of a missing value or key, or
+    null."""
 
     partition: int
     offset: int
@@ -66,7 +67,8 @@ class Found(TypedDict):
 
 
 class FoundPage(TypedDict):
-    """Dead letters, the newest first. A search is timed, so a page may be short though there is a `next`."""
+    """Dead letters, the newest first. A search is timed, so a page may be short or empty though there is a
+    `next`."""
 
     topic: str
     items: list[Found]

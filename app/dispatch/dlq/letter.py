@@ -33,7 +33,7 @@ class DeadLetter:
     Attributes:
         moved_ms: When the record was moved to the DLQ.
         merges: How often the message was merged.
-        left_out_bytes: The length of a value that no topic accepted. `value` is None then, but not null.
+        left_out_bytes: The length of a value that no topic accepted. Then `value` is None, not null.
         left_out_key_bytes: The same for the key; the producer's headers are left out with it.
         value_places: Records that may contain the missing value, key and headers.
     """

@@ -89,7 +89,7 @@ async def keep(client: ClusterClient, workload: Workload, merge: OperationProgre
 
 
 async def forget(client: ClusterClient, workload: Workload, operations: Iterable[str]) -> None:
-    """Deletes the records of operations whose letters the log has lost; a later purge repeats a failure."""
+    """Deletes the records of operations whose letters the log has lost; after an error a later purge does."""
     for group in (_group(workload, operation) for operation in operations):
         try:
             node = await client.client.coordinator_lookup(GROUP_COORDINATOR, group)

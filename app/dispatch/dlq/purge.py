@@ -63,7 +63,7 @@ async def foresee_purge(
 
 
 async def purge(client: ClusterClient, workload: Workload, spans: Mapping[int, Span]) -> dict[int, int]:
-    """Deletes everything before the ends of `spans`, once; returns the partitions' new first offsets.
+    """Deletes everything before the ends of `spans`; returns the partitions' new first offsets.
 
     Raises:
         NoQueue, BadQuery, KafkaError: The broker refused (authorisation, policy).

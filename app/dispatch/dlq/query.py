@@ -118,7 +118,9 @@ class LetterQuery:
         except re2.error as error:
             cause = error.args[0] if error.args else error
             words = cause.decode("utf-8", "replace") if isinstance(cause, bytes) else str(cause)
-            raise BadQuery(f"reason: no regular expression that RE2 knows: {words}") from error
+            raise BadQuery(
+                f"reason: RE2 cannot read the expression: {words}; write one like /timeout/"
+            ) from error
         return lambda reason: compiled.search(reason) is not None
 
     def to_json(self) -> dict[str, Any]:

@@ -8,8 +8,8 @@ Rules (tests/dispatch/jobs/test_remote_progress_import.py)
 2. While the copy here lags behind another region's progress, the replicas into the topic emit offset syncs at
    once. Undecided batches are held (`app.dispatch.pump.remote_progress_filter`), and new progress goes to the
    pump, for at most `BARRIER_LAG_S`. After an orderly handover everything finished will arrive here, so the
-   time begins again with each advance. Then the messages are delivered, perhaps for the second time, and an
-   incident says so.
+   time begins again with each advance. Then the messages are delivered, perhaps for the second time; after an
+   orderly handover an incident says so.
 3. Missing knowledge is reported, and delays a job by at most `MAP_READ_TIMEOUT_S`. If the role came from
    another region, it is all that was finished there, so the job waits for `FAILOVER_READ_TIMEOUT_S`. Then
    `latest` does not apply: records that came after the deployment here may be unread there.

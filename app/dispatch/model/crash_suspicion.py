@@ -13,7 +13,7 @@ difference is what happens to other messages meanwhile.
 | the receiver (or a proxy) answered UNAVAILABLE        | REFUSED   |
 
 Rules (tests/dispatch/model/test_crash_suspicion.py)
-1. UNREACHED and PLANNED say nothing about the message, nor about the receiver.
+1. UNREACHED and PLANNED are not held against the message; PLANNED does not count against the receiver either.
 2. A loss is blamed on the message if the receiver took others since the message's last loss. If it took none,
    a death counts if the receiver answered a health check since then, and had no other message. A refusal
    counts if the message blocks a full tracker that is nearly finished. Any other loss is an outage.

@@ -137,7 +137,7 @@ class DueQueue(Generic[Item]):
 
 
 class Arrivals:
-    """When the log's end was first seen beyond an offset: no later was the record appended.
+    """When the log's end was first seen beyond an offset: the record was appended by then.
 
     At most `MOST_ARRIVALS` are kept. Beyond, every second one is dropped, and its offsets count with the
     next, which is later but never earlier. Ask in order of offsets, because passed ones are forgotten.

@@ -129,7 +129,8 @@ class Fallbacks:
             self._away_since_s.pop(address, None)
 
     def choose(self, address: str, now_s: float, is_away: Callable[[str], bool]) -> str:
-        """The target for a message of `address`: itself, or a fallback that is there after `after_s`."""
+        """The target for a message of `address`: itself, or after `after_s` the first fallback that is
+        there."""
         at, seen = address, {address}
         while (since_s := self._away_since_s.get(at)) is not None and now_s >= since_s + self.after_s:
             following = self._targets.get(at)

@@ -230,7 +230,7 @@ def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDia
 def _paused(flow: FlowReport) -> str:
     jobs = f"all {flow.jobs} of its partitions here"
     if flow.resting:
-        return f"{jobs} pause, and no operator can resume them: {'; '.join(flow.resting)}"
+        return f"{jobs} pause, and workload resume does not end that: {'; '.join(flow.resting)}"
     return f"{jobs} are paused" if flow.obscured else f"{jobs} were paused by an operator"
 
 

@@ -79,7 +79,8 @@ class Mover:
         return seen.to_json(path, self._request)
 
     async def run(self, move: str, actor: str, report_progress: ReportProgress) -> dict[str, Any]:
-        """Moves the workload, under the name `move`; returns the plan with results. A failed move is undone.
+        """Moves the workload, under the name `move`; returns the plan with results. After a
+        failure it resumes where it was; copies that were made stay.
 
         Raises:
             OperationRefused: The move is not possible, or another operation changed the workload meanwhile.
@@ -146,7 +147,8 @@ class Mover:
             if time.monotonic() > began_s + SETTLE_TIMEOUT_S:
                 raise OperationRefused(
                     f"after {SETTLE_TIMEOUT_S:.0f} s {len(active)} jobs are not at rest: "
-                    f"{', '.join(sorted(active)[:3])}; nothing was moved"
+                    f"{', '.join(sorted(active)[:3])}; nothing was moved. Move again "
+                    "once they are (workload describe shows what is in flight)"
                 )
             await asyncio.sleep(MOVE_POLL_INTERVAL_S)
 

@@ -5,7 +5,7 @@
 2. None of these topics may be compacted: a message would replace others with its key.
 3. The limits of existing retry topics are raised. Other topics are only checked and reported, because their
    settings may be deliberate.
-4. With three replicas, a copy is acknowledged once two brokers have it.
+4. With three replicas, a copy is acknowledged only if at least two brokers have it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ TOPIC = click.argument("topic")
 
 @click.group()
 def route() -> None:
-    """Copies topics of one cluster to another.
+    """Routes: they copy topics of one cluster to another.
 
     \b
     switchyard route list
@@ -241,7 +241,9 @@ def skip(
 @click.option("--earliest", is_flag=True, help="To the first record that exists.")
 @click.option("--latest", is_flag=True, help="To the end: present records are not copied.")
 @click.option(
-    "--to-time", metavar="TIME", help="To the first record since 2h (ago), 2026-01-31T12:00 (UTC), or ms."
+    "--to-time",
+    metavar="TIME",
+    help="To the first record from then on: 2h (ago), 2026-01-31T12:00 (UTC), or ms.",
 )
 @click.option("--to-offset", metavar="OFFSET", type=click.IntRange(0), help="For one partition of one topic.")
 @act_options

@@ -53,13 +53,13 @@ class CopyLedger:
     Args:
         acknowledged: Takes a batch, its base offset (-1: the broker does not say), and whether the base
             moved.
-        failed: Takes the first batch that cannot arrive, and the error, once. Nothing behind it moves.
+        failed: Takes a batch that cannot arrive, and the error, once it is the first unfinished one.
         release: Takes a fetched response once all of it is finished.
 
     Attributes:
         base: All of the source below it is finished.
         version: Grows with the base and with the note.
-        note: For the successor; None until a former owner's is inherited or a producer appends.
+        note: For the successor; None until a former owner's is inherited or a producer is chosen.
         in_flight, delivered: Records.
         appended: Batches.
         sent_to, taken_to: The end of the source offsets that were sent; where the next batch begins.

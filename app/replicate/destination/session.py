@@ -5,8 +5,8 @@ Rules
    (`app.replicate.destination.handover`).
 2. The destination's log is known by its id. A note of another log says nothing, because the topic was
    recreated. When the log becomes another one, the replica begins again where the source stands.
-3. Every call to the destination is repeated until it succeeds; `why` shows the obstacle. The session reports
-   obstacles that do not heal by themselves, such as a missing permission.
+3. Calls on the way to the first batch are repeated until they succeed; `why` shows the obstacle. The session
+   reports obstacles that do not heal by themselves, such as a missing permission.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class DestinationSession:
             self._report_incident(
                 "note-corrupt",
                 self._note_error,
-                "records that were copied since the last saved position are copied again; none is lost",
+                "nothing to do: records since the last saved position are copied again; none is lost",
             )
         if note is not None and note.log.is_another(self.log):
             self._report_incident(
@@ -206,7 +206,7 @@ class DestinationSession:
         return not self._report_former_loss() and is_settled and self.is_at_rest
 
     def rests_at(self, end: int) -> None:
-        """Raises the floor to `end` (see `ends_at`); nothing was fetched meanwhile."""
+        """Raises the floor to `end` (see `ends_at`). The caller has checked that nothing was appended."""
         self._ledger.raise_floor(end, self._lineage)
         if self.lane is None:
             self._succession.restart_at(end)

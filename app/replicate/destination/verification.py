@@ -231,7 +231,7 @@ class CopyVerifier:
         trouble.is_given_up = True
         if not any(known.is_reported for (topic, _), known in self._troubles.items() if topic == target[0]):
             trouble.is_reported = True
-            remedy = "check that the destination's brokers run; the worker retries by itself"
+            remedy = "check that the destination's brokers run; the worker compares later copies by itself"
             self._report_incident(
                 "verify-trouble",
                 str(self._waiting[target][0].job),

@@ -212,7 +212,7 @@ class ReplicaController(Service):
         if stops:
             job, (first, before) = pump.job, to_skip(gap)
             skip = f"switchyard route skip {job.name} {job.topic} {job.partition} {first} {before}"
-            message = f"{message}; the route stops at gaps: {skip}, or set onGap to continue"
+            message = f"{message}; this partition stops at gaps: run {skip}, or set onGap: continue"
             pump.halt(gap, message)
             for cluster in self._clusters.started():
                 cluster.fetch.remove((str(pump.job), pump.epoch))
@@ -222,6 +222,8 @@ class ReplicaController(Service):
         remedy = "lengthen the topic's retention, or find out why the route was this far behind"
         if gap.is_truncation:
             remedy = "an unclean leader was elected; the copy still has what the source has lost"
+        elif gap.begun_anew:
+            remedy = "find out who recreated the topic; the old topic was copied as far as the route had come"
         self._report_incident("route-halted" if stops else kind, str(pump.job), message, remedy)
 
     # -- called in every round of the job manager --------------------------------------------------

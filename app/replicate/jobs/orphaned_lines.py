@@ -12,8 +12,8 @@ Rules (tests/replicate/jobs/test_orphaned_lines.py)
    point, so its copies lie behind those ends.
 3. Two ends of a destination's log count. While replicas are missing, the last batches may lie above the high
    watermark for long, but not above the leader's own end. Such batches may be lost with the leader, and the
-   next owner then copies from the high watermark on. So the leader publishes only once, in the same leader
-   epoch, the high watermark has reached the first known end of the log.
+   next owner's copies then lie from the high watermark on. So the leader publishes only once, in the same
+   leader epoch, the high watermark has reached the first known end of the log.
 4. Nothing behind the source's end was ever read or copied, if that end was read after the time in rule 1. The
    source's cluster may be unreachable, or its log may be another one. Then this end is not published. The
    copied records hold back consumers who may not have read them, until retention deletes the records.

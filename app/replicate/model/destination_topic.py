@@ -87,7 +87,7 @@ class TopicPlan:
         expand_to: The number of partitions to reach; None: there are enough.
         alter: Settings to set, or (None) to reset to the default.
         blocked: Why none or not all of the records could be copied, with the remedy.
-        notes: Differences from the source that harm no records.
+        notes: Differences that do not stop the copying; records that do not fit wait.
     """
 
     create: tuple[int, dict[str, str]] | None = None

@@ -176,7 +176,9 @@ class _Reader:
             low = int(count[1]) if count else 0
             high = low if count and count[2] is None else int(count[3]) if count and count[3] else None
             if not count or max(low, high or 0) > MAX_REPEAT or (high is not None and high < low):
-                raise self._wrong("this is no repetition", f"write {{2}} or {{2,5}}, at most {MAX_REPEAT}")
+                raise self._wrong(
+                    "this repetition is not supported", f"write {{2}} or {{2,5}}, at most {MAX_REPEAT}"
+                )
             self._at = count.end()
             found = (low, high)
         else:

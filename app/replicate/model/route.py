@@ -3,7 +3,8 @@
 Rules
 1. A topic is copied if an entry of `topics` matches it and no entry of `exclude` does. `name_patterns`
    defines entries. An exclusion always wins.
-2. Internal topics are copied only if an entry is their exact name; no expression matches them. Internal are
+2. Internal topics are copied only if an entry is their exact name; no expression matches them. These are
+   internal:
 
        __*                                      Kafka's own: group offsets, transaction state
        switchyard-*                             Switchyard's control topics, in every region

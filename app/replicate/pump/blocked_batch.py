@@ -7,8 +7,9 @@ Rules
    record, is divided until it fits or is a single record. A batch that is too large stays whole if the route
    says `sync.onSmallerLimits: copy`. If the broker names the refused records (KIP-467), the batch is divided
    around them at once.
-2. The replica reports a batch that is left, with its offsets. It tries again every
-   `BLOCKED_RETRY_INTERVAL_S`, because the limit may have been raised, until an operator skips the batch.
+2. The replica reports a batch that is left, with its offsets. It tries a refused batch again every
+   `BLOCKED_RETRY_INTERVAL_S`, because the limit may have been raised, until an operator skips it. A batch
+   that cannot be decoded waits for the operator.
 3. Two batches may wait at once: a refused one, and behind it one that cannot be decoded.
 """
 
@@ -97,7 +98,9 @@ class BlockedBatch:
             return False
         self._waiting.pop(offsets, None)
         self._report_incident(
-            "replica-skipped", f"{place} were skipped by an operator", "the copy does not have these records"
+            "replica-skipped",
+            f"{place} were skipped by an operator",
+            "nothing to do: the copy lacks these records",
         )
         return True
 
@@ -111,7 +114,8 @@ class BlockedBatch:
         *,
         divides: bool = True,
     ) -> None:
-        """Replaces a refused batch by one that may be accepted, or waits. `divides`: it may be divided.
+        """Replaces a refused batch by one that may be accepted, or waits. `divides`: a batch that is too
+        large may be divided; one with refused records always is.
 
         Raises: AppendError, ValueError: The lane has ended meanwhile."""
         copy = sent.copy

@@ -168,7 +168,7 @@ class ReplicaPump:
             self.intake.skip(gap)
 
     def halt(self, gap: LogGap, why: str) -> None:
-        """Halts the route at this gap: nothing is fetched until the job begins again."""
+        """Halts this replica before the gap: nothing is fetched until the job begins again."""
         self.intake.halt(gap, why)
 
     @property
@@ -190,7 +190,9 @@ class ReplicaPump:
             return self.blocked_batch.skip(start, end)
         skipped = f"{self.where}, offsets [{start}, {end}): an operator skipped the gap"
         self.intake.resume()
-        self.report_incident("replica-skipped", skipped, "the copy does not have the records of the gap")
+        self.report_incident(
+            "replica-skipped", skipped, "nothing to do: the copy lacks the records of the gap"
+        )
         return True
 
     # -- copying ---------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ class ReplicaPump:
         self.report_incident(
             "replica-resumed-unsure",
             f"{self.where}, at {self.base}: {why}",
-            "records behind this offset may be in the copy twice; none is lost",
+            "nothing to do: records behind this offset may be in the copy twice; none is lost",
         )
 
     # -- offset syncs ----------------------------------------------------------------------------
@@ -309,8 +311,11 @@ class ReplicaPump:
         return is_idle and self.base >= self.high_watermark >= 0 and self._offset_syncs.wants_idle(now_s)
 
     def wants_floor(self, now_s: float) -> bool:
-        """Whether nothing is in flight although there is something to copy (paused, halted, limited). The
-        floor then rises to the destination's end, so that a successor reads none of the others' writes."""
+        """Whether nothing is in flight and `IDLE_FLOOR_INTERVAL_S` has passed, such as while it is paused or
+        limited.
+
+        The floor then rises to the destination's end, so that a successor reads few of the others' writes.
+        """
         is_quiet = self.session.is_ready and self.ledger.is_empty and not (self.closed or self.draining)
         return is_quiet and now_s - self._floor_at_s >= IDLE_FLOOR_INTERVAL_S
 

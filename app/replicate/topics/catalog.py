@@ -360,7 +360,7 @@ class RoutesCatalog:
             for name in sorted(affected - self._unreachable.get(cluster, frozenset())):
                 self._report_incident(
                     "route-trouble", name, f"cluster {cluster} cannot be read: {error}",
-                    "topics that are already copied continue; new topics wait until the cluster answers",
+                    "check the cluster; topics that are copied already continue, new ones wait",
                 )  # fmt: skip
             self._unreachable[cluster] = affected
             await asyncio.sleep(REFRESH_INTERVAL_S)

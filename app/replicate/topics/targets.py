@@ -352,16 +352,17 @@ class DestinationTopics:
                     message, _, remedy = why.rpartition("; ")
                     reports[name, f"nothing new is copied to {where}: {message}"] = ("route-blocked", remedy)
                 for note in plan.notes:
-                    reports[name, f"{where}: {note}"] = (
-                        "route-topic",
-                        "no action is needed, unless this matters",
-                    )
+                    message, _, remedy = note.rpartition("; ")
+                    if not remedy.startswith("set "):
+                        message, remedy = note, "no action is needed, unless this matters"
+                    reports[name, f"{where}: {message}"] = ("route-topic", remedy)
         for (cluster, topic), wanted in self._wanted.items():
             if self._denied((cluster, topic)):
                 spec = self._clusters.specs[cluster]
                 remedy = grant(spec, "topic", topic, "Read", "Write", "Describe")
                 for name in wanted.routes:
-                    reports[name, f"nothing new is copied: {lacks(spec, 'topic', topic, 'Describe')}"] = (
+                    message = f"nothing new is copied to topic {topic} in {cluster}"
+                    reports[name, f"{message}: {lacks(spec, 'topic', topic, 'Describe')}"] = (
                         "route-blocked", remedy,
                     )  # fmt: skip
             for source, source_topic in sorted(wanted.sources):

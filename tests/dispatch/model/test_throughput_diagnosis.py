@@ -53,7 +53,7 @@ CASES = [
         ThroughputBound.PAUSED,
         flow(paused=2, resting=["region west has it"]),
         target(),
-        "all 2 of its partitions here pause, and no operator can resume them: region west has it",
+        "all 2 of its partitions here pause, and workload resume does not end that: region west has it",
     ),
     (
         ThroughputBound.PAUSED,
