@@ -22,7 +22,7 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from google.protobuf import descriptor_pb2
 
 from app.payload.descriptors import Schema
-from app.payload.event_time.avro_field import AvroTime, OneSchema
+from app.payload.event_time.avro_field import AvroTime
 from app.payload.event_time.avro_prefix import prefix_of
 from app.payload.event_time.instant import Absent, Instant, TimeFormat
 from app.payload.event_time.json_field import JsonTime
@@ -212,7 +212,8 @@ def avro_row(size: int) -> Pair:
         whole: Any = schemaless_reader(io.BytesIO(value), parsed, None)
         return instant.of_int(whole["ts"])
 
-    return compared(AvroTime(OneSchema(prefix_of(json.dumps(schema), ("ts",), None))).read, peer, values)
+    prefix = prefix_of(json.dumps(schema), ("ts",), None)
+    return compared(AvroTime(lambda schema_id: prefix).read, peer, values)
 
 
 def protobuf_row(size: int) -> Pair:
