@@ -190,7 +190,7 @@ async def _fetched(bootstrap: str, disorder: str) -> tuple[float, float]:
     await service.stop()
     await client.stop()
     if disorder:
-        counted = sum(sum(one.totals.count for one in _told(pump)) for pump in pumps.values())
+        counted = sum(sum(one.totals.count for one in _reported(pump)) for pump in pumps.values())
         assert counted == SHAPE.count, f"{counted} of {SHAPE.count} records were counted"
     return SHAPE.count / cpu_s, SHAPE.count / clock_s
 
@@ -209,7 +209,7 @@ def _pump(partition: int, disorder: str) -> AuditPump:
     )  # fmt: skip
 
 
-def _told(pump: AuditPump) -> list[Any]:
+def _reported(pump: AuditPump) -> list[Any]:
     """What its reports hold; the parts that have ended are told whole, the last one beside them."""
     reports: list[Report] = pump.reports(NOW_MS, 0.0)
     return [window for report in reports for window in report.windows]

@@ -45,7 +45,7 @@ SHAPE = copied.Shape(200, "none", 16 * 1024, 10_000_000)
 CASE = Case(0, 10_000, 10_000, "none", 4_800_000)
 PARTITIONS, TOPIC = 4, "audited"
 ROUNDS = 6
-BEGUN, LOW, HIGH = 0.01, 0.2, 0.95
+STARTED, LOW, HIGH = 0.01, 0.2, 0.95
 COUNTED_S = 120.0
 AT_REST = "at-rest"
 PLAIN = "unaudited"
@@ -97,7 +97,7 @@ def copying_beside(
                     stack.callback(asyncio.run, copied.drop(yard.bootstrap(COPIES), copy))
                     stack.enter_context(routed(stage, worker, copy))
                     sides[name] = Side(worker, end(copy))
-                begun(sides, SHAPE.count)
+                wait_first_records(sides, SHAPE.count)
                 topics = [SHAPE.topic, re.escape(copies[audited])]
                 counting = stack.enter_context(plan(*fleet[audited], topics, clusters, f"audit{number}"))
                 seconds = measured(sides, SHAPE.count)
@@ -146,7 +146,7 @@ def delivering_beside(
                     urls[name] = f"{worker.url}/api/v1/workloads/{group}/{TOPIC}"
                     stack.callback(http, "DELETE", urls[name])
                     sides[name] = Side(worker, partial(receivers.cells.__getitem__, at))
-                begun(sides, CASE.count)
+                wait_first_records(sides, CASE.count)
                 late = 0.0
                 if is_tier:
                     name = stack.enter_context(plan(*fleet[audited], [TOPIC], [CLUSTER], f"audit{number}"))
@@ -171,12 +171,14 @@ def rounds(what: str, audited: str, one: Callable[[int], Round], progress: Progr
         found, behind_ = one(number)
         seconds += found
         late.append(behind_)
-        told = ", ".join(
+        figures = ", ".join(
             f"{unit} {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
             for unit, of in MEASURED.items()
             for ratio in [slices.ratio(seconds, of, audited, PLAIN)]
         )
-        progress(f"{what}, {audited}, round {number + 1} of {ROUNDS}, {len(seconds)} seconds so far: {told}")
+        progress(
+            f"{what}, {audited}, round {number + 1} of {ROUNDS}, {len(seconds)} seconds so far: {figures}"
+        )
     return [row(what, audited, unit, seconds, median(late)) for unit in MEASURED]
 
 
@@ -192,10 +194,10 @@ def row(what: str, audited: str, unit: str, seconds: list[Second], late: float) 
     }  # fmt: skip
 
 
-def begun(sides: dict[str, Side], count: int) -> None:
+def wait_first_records(sides: dict[str, Side], count: int) -> None:
     """Waits until each has done something."""
     for side in sides.values():
-        side.reaches(int(count * BEGUN))
+        side.reaches(int(count * STARTED))
 
 
 def measured(sides: dict[str, Side], count: int) -> list[Second]:

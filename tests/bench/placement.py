@@ -132,7 +132,7 @@ def run(progress: Progress) -> dict[str, Any]:
         mine = moved(before, after)
         naive = moved(robin, round_robin(now, there, robin)) if before else 0
         kept = moved(sticky, sticky_by_count(now, there, sticky)) if before else 0
-        anew = moved(before, until_rest(now, there, {})[1]) if now is spiked else 0
+        moves_when_repacked = moved(before, until_rest(now, there, {})[1]) if now is spiked else 0
         took_s = median(times)
         progress(
             f"{name}: {took_s:.3f} s a round; moves: ours {mine:,}, round robin {naive:,}, sticky {kept:,}"
@@ -149,7 +149,7 @@ def run(progress: Progress) -> dict[str, Any]:
                 "peer_value": naive,
                 "ratio": round(mine / naive, 5) if naive else None,
                 "setup": {"moves": mine, "moves_round_robin": naive, "moves_sticky_by_count": kept}
-                | ({"moves_packed_anew": anew} if anew else {}),
+                | ({"moves_packed_anew": moves_when_repacked} if moves_when_repacked else {}),
             }
         )
     return {

@@ -22,8 +22,8 @@ def run(progress: Progress) -> dict[str, Any]:
     with both_sides(progress) as sides:
         compared = [compare(sides, shape, progress) for shape in SHAPES]
         latencies = _latencies(sides, progress)
-    told = "replication", "records_per_s", "records/s"
-    rows = {one.shape: one.row(*told) for one in compared}
+    figure = "replication", "records_per_s", "records/s"
+    rows = {one.shape: one.row(*figure) for one in compared}
     first = rows.pop(HEADLINE)
     return {
         **{key: first[key] for key in first if key != "bench"},
@@ -31,7 +31,7 @@ def run(progress: Progress) -> dict[str, Any]:
             **SETUP,
             "latency": f"producer (linger 5 ms) to consumer, {PER_SECOND:,} records/s for {MEASURED_S} s",
         },
-        "rows": [*rows.values(), *(one.row(*told, bare=True) for one in compared), *latencies],
+        "rows": [*rows.values(), *(one.row(*figure, bare=True) for one in compared), *latencies],
     }
 
 

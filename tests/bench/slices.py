@@ -92,8 +92,8 @@ def measure(sides: Mapping[str, Side], low: int, high: int) -> list[Second]:
             return seconds
         seconds.append({name: after[name].since(before[name]) for name in sides})
         if len(seconds) > STALL_S and not any(one.records for one in seconds[-1].values()):
-            told = (f"{name} stands:\n{side.worker.tail()}" for name, side in sides.items())
-            raise StageError("\n".join(told))
+            reports = (f"{name} stands:\n{side.worker.tail()}" for name, side in sides.items())
+            raise StageError("\n".join(reports))
         before = after
 
 

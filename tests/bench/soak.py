@@ -12,7 +12,7 @@ from typing import Any
 from app.dev.demo.stage import DemoStage
 from app.dev.yard import Yard
 from tests.bench.run import Progress
-from tests.system.soak.play import Play
+from tests.system.soak.play import SoakRun
 from tests.system.soak.report import report
 
 FOR_S, SEED = 600.0, 1
@@ -24,7 +24,7 @@ def run(progress: Progress) -> dict[str, Any]:
     seed = int(os.environ.get("SWITCHYARD_SOAK_SEED") or SEED)
     with Yard(regions=1) as yard, DemoStage(yard) as stage:
         stage.settings["worker"] = {"grace": "10s"}
-        outcome = Play(stage, seed, for_s, f"soak-{uuid.uuid4().hex[:8]}", say=progress).run()
+        outcome = SoakRun(stage, seed, for_s, f"soak-{uuid.uuid4().hex[:8]}", say=progress).run()
     text = report(outcome)
     for line in text.splitlines():
         progress(line)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from tests.system.compare_topics import Cursor, Row
 
-MOST = 20  # differences of a partition
+MAX_DIFFERENCES = 20  # differences of a partition
 
 
 @dataclass(slots=True)
@@ -39,31 +39,31 @@ async def compare_compacted(
         KafkaError, ClusterUnreachable: a broker does not answer.
     """
     found = Compacted()
-    one, other = (
+    source_client, copy_client = (
         ClusterClient(ClusterSpec(name, (at,))) for name, at in (("source", source), ("copies", copies))
     )
-    await one.start()
+    await source_client.start()
     try:
-        await other.start()
-        for partition in range(await one.partitions(topic) or 0):
-            rows, copied = [await _rows(client, topic, partition) for client in (one, other)]
+        await copy_client.start()
+        for partition in range(await source_client.partitions(topic) or 0):
+            rows, copied = [await _rows(client, topic, partition) for client in (source_client, copy_client)]
             found.source_records += len(rows)
             found.copy_records += len(copied)
             differing = list(differences(rows, copied, number_of))
             found.same += len(_latest(rows)) - len(differing)
-            found.differences += [f"partition {partition}: {told}" for told in differing[:MOST]]
+            found.differences += [f"partition {partition}: {text}" for text in differing[:MAX_DIFFERENCES]]
     finally:
-        await one.stop()
-        await other.stop()
+        await source_client.stop()
+        await copy_client.stop()
     return found
 
 
 def differences(source: list[Row], copy: list[Row], number_of: Callable[[Row], int]) -> Iterator[str]:
     """Where a partition breaks the rules."""
-    here, there = _latest(source), _latest(copy)
-    for key in here.keys() | there.keys():
-        if here.get(key) != there.get(key):
-            yield f"key {key!r}: the source's latest is {here.get(key)!r}, the copy's {there.get(key)!r}"
+    latest, copied = _latest(source), _latest(copy)
+    for key in latest.keys() | copied.keys():
+        if latest.get(key) != copied.get(key):
+            yield f"key {key!r}: the source's latest is {latest.get(key)!r}, the copy's {copied.get(key)!r}"
     for name, rows in (("source", source), ("copy", copy)):
         for before, after in pairwise(map(number_of, rows)):
             if after <= before:
@@ -77,6 +77,6 @@ def _latest(rows: list[Row]) -> dict[bytes | None, Row]:
 async def _rows(client: ClusterClient, topic: str, partition: int) -> list[Row]:
     cursor = await Cursor.over(client, topic, partition)
     wanted = 10_000
-    while await cursor.want(wanted) >= wanted:
+    while await cursor.load_rows(wanted) >= wanted:
         wanted *= 2
     return cursor.rows

@@ -29,8 +29,8 @@ from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterCl
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.batch import CHECKED_FROM, HEADER_BYTES, ReadCommittedFilter, RecordBatch, iter_batches
 
-AHEAD = 50_000
-MOST = 20  # differences of a partition
+LOOKAHEAD_RECORDS = 50_000
+MAX_DIFFERENCES = 20  # differences of a partition
 FETCH_BYTES = 8 * 1024 * 1024
 FETCH_WAIT_MS = 500
 EMPTY_ANSWERS = 20  # then something is wrong
@@ -86,20 +86,23 @@ async def compare_topics(source: str, topic: str, copies: str, copy: str) -> Com
         ValueError: a batch cannot be right: its checksum does not match.
         KafkaError, ClusterUnreachable: a broker does not answer.
     """
-    one, other = (
+    source_client, copy_client = (
         ClusterClient(ClusterSpec(name, (at,))) for name, at in (("source", source), ("copies", copies))
     )
     found = Comparison()
-    await one.start()
+    await source_client.start()
     try:
-        await other.start()
-        partitions = max(await one.partitions(topic) or 0, await other.partitions(copy) or 0)
+        await copy_client.start()
+        partitions = max(await source_client.partitions(topic) or 0, await copy_client.partitions(copy) or 0)
         await asyncio.gather(
-            *(_compare(one, topic, other, copy, partition, found) for partition in range(partitions))
+            *(
+                _compare(source_client, topic, copy_client, copy, partition, found)
+                for partition in range(partitions)
+            )
         )
     finally:
-        await one.stop()
-        await other.stop()
+        await source_client.stop()
+        await copy_client.stop()
     found.differences.sort(key=lambda difference: (difference.partition, difference.copy_offset))
     return found
 
@@ -147,7 +150,7 @@ class Cursor:
         """It is done with."""
         self._batches.popleft()
 
-    async def want(self, count: int) -> int:
+    async def load_rows(self, count: int) -> int:
         """Decodes until there are so many rows, or no more; how many there are."""
         while len(self.rows) < count:
             while not self._batches:
@@ -165,15 +168,15 @@ class Cursor:
         """So many rows are done with."""
         del self.rows[:count], self.offsets[:count]
 
-    async def before(self, count: int) -> Cursor:
+    async def cursor_before(self, count: int) -> Cursor:
         """Over so many offsets before the next record."""
         return Cursor(self._client, self._topic, self._partition, max(self._start, self.at - count), self.at)
 
     async def _fetch(self) -> None:
         node = await self._client.leader(self._topic, self._partition)
         assert node is not None, f"{self._topic}-{self._partition} has no leader"
-        asked = [(self._topic, [(self._partition, self._next_offset, FETCH_BYTES)])]
-        request = FetchRequest(FETCH_WAIT_MS, 1, FETCH_BYTES, READ_COMMITTED, asked)
+        partitions = [(self._topic, [(self._partition, self._next_offset, FETCH_BYTES)])]
+        request = FetchRequest(FETCH_WAIT_MS, 1, FETCH_BYTES, READ_COMMITTED, partitions)
         response: Any = await self._client.send(node, request)
         ((_, ((_, code, _, *rest),)),) = response.topics
         self._empty = 0 if rest[-1] else self._empty + 1
@@ -197,15 +200,15 @@ async def _compare(
     one: ClusterClient, topic: str, other: ClusterClient, copy: str, partition: int, found: Comparison
 ) -> None:
     source, copied = await Cursor.over(one, topic, partition), await Cursor.over(other, copy, partition)
-    told = 0
-    while told < MOST:
+    difference_count = 0
+    while difference_count < MAX_DIFFERENCES:
         batch, copied_batch = await source.batch(), await copied.batch()
-        if batch is not None and copied_batch is not None and _alike(batch, copied_batch):
+        if batch is not None and copied_batch is not None and _same_batch(batch, copied_batch):
             found.same += batch.header.record_count
             source.drop_batch()
             copied.drop_batch()
             continue
-        count = min(await source.want(1), await copied.want(1))
+        count = min(await source.load_rows(1), await copied.load_rows(1))
         if source.rows[:count] == copied.rows[:count] and count:
             found.same += count
             source.drop(count)
@@ -219,12 +222,12 @@ async def _compare(
         copied.drop(same)
         difference = await _difference(source, copied, partition)
         found.differences.append(difference)
-        told += 1
+        difference_count += 1
         if difference.kind == "out of order":
             return
 
 
-def _alike(one: RecordBatch, other: RecordBatch) -> bool:
+def _same_batch(one: RecordBatch, other: RecordBatch) -> bool:
     """Whether they certainly hold the same records (the delete horizon's flag says nothing of them)."""
     a, b = one.header, other.header
     return (
@@ -238,37 +241,39 @@ def _alike(one: RecordBatch, other: RecordBatch) -> bool:
 
 async def _difference(source: Cursor, copied: Cursor, partition: int) -> Difference:
     """What is wrong with the next record of both, and drops what it concerns."""
-    await source.want(AHEAD)
-    await copied.want(AHEAD)
+    await source.load_rows(LOOKAHEAD_RECORDS)
+    await copied.load_rows(LOOKAHEAD_RECORDS)
     rows, copies = source.rows, copied.rows
     at, copied_at = source.at, copied.at
 
-    def told(kind: str, records: int, message: str) -> Difference:
+    def difference(kind: str, records: int, message: str) -> Difference:
         return Difference(partition, kind, at, copied_at, records, message)
 
     missing = _index(rows, copies[0]) if copies else len(rows)
     extra = _index(copies, rows[0]) if rows else len(copies)
     if missing is not None and extra is not None and rows and copies:
-        return told(
+        return difference(
             "out of order", 1,
             f"the copy has source offset {source.offsets[missing]} here, and what belongs here at its offset "
             f"{copied.offsets[extra]}; the rest of the partition is not compared",
         )  # fmt: skip
     if missing is not None and rows:
         source.drop(missing)
-        return told("missing", missing, "the copy goes on behind them" if copies else "the copy ends here")
+        return difference(
+            "missing", missing, "the copy goes on behind them" if copies else "the copy ends here"
+        )
     if extra is not None:
-        earlier = await source.before(2 * AHEAD)
-        await earlier.want(2 * AHEAD)
+        earlier = await source.cursor_before(2 * LOOKAHEAD_RECORDS)
+        await earlier.load_rows(2 * LOOKAHEAD_RECORDS)
         first = _index(earlier.rows, copies[0])
         copied.drop(extra)
         if first is None:
-            return told("foreign", extra, "the source has no such record before")
-        return told("twice", extra, f"the first of them is source offset {earlier.offsets[first]}")
+            return difference("foreign", extra, "the source has no such record before")
+        return difference("twice", extra, f"the first of them is source offset {earlier.offsets[first]}")
     differ = [name for name, a, b in zip(FIELDS, rows[0], copies[0], strict=True) if a != b]
     source.drop(1)
     copied.drop(1)
-    return told("changed", 1, f"{', '.join(differ)} differ")
+    return difference("changed", 1, f"{', '.join(differ)} differ")
 
 
 def _index(rows: list[Row], row: Row) -> int | None:

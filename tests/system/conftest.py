@@ -11,7 +11,7 @@ from app.dev.demo.stage import DemoStage
 from app.dev.yard import Yard
 
 
-class OfATest(DemoStage):
+class ShortLivedStage(DemoStage):
     """A stage that is over at once: nobody needs what its workers would hand over."""
 
     def close(self) -> None:
@@ -24,7 +24,7 @@ class OfATest(DemoStage):
 
 def make_stage(yard: Yard) -> DemoStage:
     """A stage whose region nobody else uses."""
-    stage = OfATest(yard, region=f"r{uuid.uuid4().hex[:8]}")
+    stage = ShortLivedStage(yard, region=f"r{uuid.uuid4().hex[:8]}")
     stage.settings["worker"] = {"grace": "10s"}
     return stage
 
@@ -32,12 +32,12 @@ def make_stage(yard: Yard) -> DemoStage:
 @pytest.fixture
 def stage(yard: Yard) -> Iterator[DemoStage]:
     """A stage on the shared brokers, which must not be hurt."""
-    with make_stage(yard) as made:
-        yield made
+    with make_stage(yard) as new_stage:
+        yield new_stage
 
 
 @pytest.fixture
 def killable_stage(killable_yard: Yard) -> Iterator[DemoStage]:
     """A stage on brokers that may be hurt; they are mended afterwards."""
-    with make_stage(killable_yard) as made:
-        yield made
+    with make_stage(killable_yard) as new_stage:
+        yield new_stage

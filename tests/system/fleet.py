@@ -1,7 +1,7 @@
 """Workers of a region as they see each other, and an even flow of messages whose journal is read along.
 
 with Flow(bootstrap, {"orders": 4}, per_partition=50) as flow: ...
-Journal(stage).read(); journal.taken["orders", 3]
+Journal(stage).read(); journal.entries["orders", 3]
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from app.kafka.client.commits import OffsetCommitter
 TICK_S = 0.05
 
 Part = tuple[str, int]  # topic, partition
-Held = dict[str, tuple[str, int]]  # job -> owner, epoch
+OwnerByJob = dict[str, tuple[str, int]]  # job -> owner, epoch
 
 
-def together(stage: DemoStage, count: int = 2) -> list[Process]:
+def start_workers(stage: DemoStage, count: int = 2) -> list[Process]:
     """Workers that are started at once; returns when all are ready."""
     started = [stage.worker(wait=False) for _ in range(count)]
     for worker in started:
@@ -61,7 +61,7 @@ def id_of(worker: Process, seen_by: Process | None = None) -> str:
     return found[0]
 
 
-def assignments(worker: Process) -> Held:
+def assignments(worker: Process) -> OwnerByJob:
     """Job -> owner and epoch, as this worker knows them."""
     items = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")[1]["items"]
     return {item["job"]: (item["worker"], item["epoch"]) for item in items if item["worker"]}
@@ -93,7 +93,7 @@ def control_log(stage: DemoStage) -> list[tuple[bool, AnyControlEvent]]:
     return found
 
 
-def placed(stage: DemoStage) -> list[Assignment]:
+def counted_assignments(stage: DemoStage) -> list[Assignment]:
     """Every decision on a job that counted, in order."""
     return [event for counted, event in control_log(stage) if counted and isinstance(event, Assignment)]
 
@@ -169,7 +169,7 @@ class Flow(Background):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class JournalEntry:
     """One delivery: of what, when it was produced, when it came."""
 
     id: str
@@ -183,7 +183,7 @@ class Journal:
     """What was noted in a journal, by partition and in order; `read` it again for what is new."""
 
     path: Path
-    taken: Mapping[Part, list[Taken]] = field(default_factory=lambda: defaultdict(list))
+    entries: Mapping[Part, list[JournalEntry]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         self._at = 0
@@ -196,26 +196,26 @@ class Journal:
                 whole = file.read().rpartition(b"\n")[0]
             self._at += len(whole) + bool(whole)
             for line in map(orjson.loads, filter(None, whole.split(b"\n"))):
-                one = Taken(line["id"], line["offset"], line["at_ms"], line["timestamp_ms"])
-                self.taken[line["topic"], line["partition"]].append(one)
+                one = JournalEntry(line["id"], line["offset"], line["at_ms"], line["timestamp_ms"])
+                self.entries[line["topic"], line["partition"]].append(one)
         return self
 
-    def of(self, topic: str) -> list[Taken]:
+    def of(self, topic: str) -> list[JournalEntry]:
         """All of a topic, partition by partition."""
-        return [one for (name, _), all_of in sorted(self.taken.items()) for one in all_of if name == topic]
+        return [one for (name, _), all_of in sorted(self.entries.items()) for one in all_of if name == topic]
 
     def ids(self) -> set[str]:
         """All that were taken."""
-        return {one.id for all_of in self.taken.values() for one in all_of}
+        return {one.id for all_of in self.entries.values() for one in all_of}
 
 
-def doubled(taken: list[Taken]) -> list[Taken]:
+def repetitions(entries: list[JournalEntry]) -> list[JournalEntry]:
     """Deliveries beyond the first of their message."""
     seen: set[str] = set()
-    return [one for one in taken if one.id in seen or seen.add(one.id)]  # type: ignore[func-returns-value]
+    return [one for one in entries if one.id in seen or seen.add(one.id)]  # type: ignore[func-returns-value]
 
 
-def most_within(deliveries: list[dict[str, Any]], within_ms: float) -> int:
+def most_deliveries_within(deliveries: list[dict[str, Any]], within_ms: float) -> int:
     """The most that were made within any such time, whatever the rate on average."""
     at_ms = sorted(one["at_ms"] for one in deliveries)
     return max(
@@ -223,13 +223,13 @@ def most_within(deliveries: list[dict[str, Any]], within_ms: float) -> int:
     )
 
 
-def pauses(taken: list[Taken], there: Mapping[str, float]) -> list[tuple[float, float]]:
+def pauses(entries: list[JournalEntry], available_ms: Mapping[str, float]) -> list[tuple[float, float]]:
     """Per delivery: how long nothing had come although a message was there, and when that ended (ms).
 
     `there`: since when, by id.
     """
-    found, before_ms = [], taken[0].at_ms
-    for one in taken[1:]:
-        found.append((one.at_ms - max(before_ms, there[one.id]), one.at_ms))
+    found, before_ms = [], entries[0].at_ms
+    for one in entries[1:]:
+        found.append((one.at_ms - max(before_ms, available_ms[one.id]), one.at_ms))
         before_ms = max(before_ms, one.at_ms)
     return found

@@ -17,24 +17,24 @@ from app.kernel.clock import iso
 from tests.alerts.api.test_rest import receiving
 from tests.alerts.delivery.receivers import WebhookServer, definition
 from tests.kafka.conftest import producing
-from tests.system.fleet import known_workers, together
+from tests.system.fleet import known_workers, start_workers
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, PARTITIONS, WIDTH_MS, Traffic, plan
 
 pytestmark = pytest.mark.system
 
 
-def leads(worker: Process, seen_by: Process) -> bool:
+def is_leader(worker: Process, seen_by: Process) -> bool:
     """Whether a worker leads, as another one knows."""
     return any(item["leader"] and item["url"] == worker.url for item in known_workers(seen_by))
 
 
-def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
+def test_a_loss_and_its_end_are_alerted_once_each_although_the_leader_is_killed(
     stage: DemoStage, topic_name: str
 ) -> None:
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     for bootstrap in (home, away):
         asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
-    workers = together(stage)
+    workers = start_workers(stage)
     with receiving() as hook, receiving() as manager, Traffic([home, away], topic_name) as traffic:
         channels = {"webhook": {"url": hook.url}}, {"alertmanager": {"url": manager.url}}
         alert = definition(*channels, topics=[topic_name])
@@ -56,13 +56,13 @@ def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
             "firing", topic_name, at_ms - at_ms % WIDTH_MS, 3,
         )  # fmt: skip
         wait_until(partial(_is_written, workers[0]), ENOUGH_S, workers[0].tail, 0.2)
-        listed = CliRunner().invoke(switchyard, ["alert", "list", "--url", workers[1].url])
-        assert "firing" in listed.output, listed.output
+        listing = CliRunner().invoke(switchyard, ["alert", "list", "--url", workers[1].url])
+        assert "firing" in listing.output, listing.output
 
-        leader = next(worker for worker in workers if leads(worker, workers[0]))
+        leader = next(worker for worker in workers if is_leader(worker, workers[0]))
         workers.remove(leader)
         leader.kill()
-        wait_until(lambda: leads(workers[0], workers[0]), ENOUGH_S, workers[0].tail)
+        wait_until(lambda: is_leader(workers[0], workers[0]), ENOUGH_S, workers[0].tail)
         asyncio.run(write(away))  # they come, late
         wait_until(partial(_is_over, hook), ENOUGH_S, lambda: f"{hook.bodies}\n{workers[0].tail()}", 0.2)
         assert {body["id"] for body in hook.bodies} == {f"{first['alert']}-1", f"{first['alert']}-2"}

@@ -22,7 +22,7 @@ import pytest
 
 from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import create_topic
-from tests.system.fleet import Flow, Journal, Taken, committed, doubled, placed
+from tests.system.fleet import Flow, Journal, JournalEntry, committed, counted_assignments, repetitions
 
 pytestmark = pytest.mark.system
 
@@ -137,8 +137,8 @@ class Chaos:
                 self.tick()
                 time.sleep(TICK_S)
             self.tick()
-            told = self.do(step)
-            tell(f"{time.monotonic() - began_s:5.1f} s  {step.kind}: {told}")
+            result = self.do(step)
+            print_line(f"{time.monotonic() - began_s:5.1f} s  {step.kind}: {result}")
         self.settle()
 
     def tick(self) -> None:
@@ -208,8 +208,8 @@ class Chaos:
     def visit(self) -> str:
         if self.visiting:
             url = f"{self.ready[0].url}/api/v1/workloads/{GROUP}/{self.topics['visitor']}"
-            status, told = http("DELETE", url)
-            assert status == 200, told
+            status, answer = http("DELETE", url)
+            assert status == 200, answer
         else:
             self.deploy("visitor")
         self.visiting = not self.visiting
@@ -233,21 +233,25 @@ class Chaos:
     def story(self, part: tuple[str, int]) -> Iterator[str]:
         """Who had the job of a partition, since when and why."""
         job = f"dispatch:{GROUP}/{part[0]}:{part[0]}:{part[1]}"
-        for event in placed(self.stage):
+        for event in counted_assignments(self.stage):
             if event.job == job:
-                asked = " asked back:" if event.release else ":"
-                yield f"{event.at_ms} {event.worker} epoch {event.epoch}{asked} {event.reason}"
+                release = " asked back:" if event.release else ":"
+                yield f"{event.at_ms} {event.worker} epoch {event.epoch}{release} {event.reason}"
 
     def taken_over(self, part: tuple[str, int]) -> list[float]:
         """When the job of a partition was taken from a worker that was not heard any more (ms)."""
         job = f"dispatch:{GROUP}/{part[0]}:{part[0]}:{part[1]}"
-        told = [event for event in placed(self.stage) if event.job == job and " is dead" in event.reason]
-        return [float(event.at_ms) for event in told]
+        takeovers = [
+            event
+            for event in counted_assignments(self.stage)
+            if event.job == job and " is dead" in event.reason
+        ]
+        return [float(event.at_ms) for event in takeovers]
 
     def stalls(self) -> list[Death]:
         """Workers that were taken for dead although nobody had touched them."""
         found: dict[str, Death] = {}
-        for event in placed(self.stage):
+        for event in counted_assignments(self.stage):
             name, _, rest = event.reason.partition(" is dead")
             pid = name.rpartition("-")[0].rpartition("-")[2]
             if rest and pid.isdigit() and int(pid) not in self.touched:
@@ -255,16 +259,18 @@ class Chaos:
         return list(found.values())
 
 
-def unexplained(taken: list[Taken], deaths: list[Death], taken_over: Sequence[float] = ()) -> list[str]:
+def unexplained(
+    entries: list[JournalEntry], deaths: list[Death], taken_over: Sequence[float] = ()
+) -> list[str]:
     """Of messages of a partition that came twice: those that nothing explains.
 
     A death does, when the earlier delivery was at its time; and that the partition was taken from a worker
     that was silent (`taken_over`: when), unless that one had gone on delivering for so long after the earlier
     delivery that it must have saved it: while it cannot save, it stops.
     """
-    first: dict[str, Taken] = {}
+    first: dict[str, JournalEntry] = {}
     found = []
-    for one in taken:
+    for one in entries:
         before = first.setdefault(one.id, one)
         if before is one or any(
             death.from_ms - UNSAVED_MS <= before.at_ms <= death.to_ms + LATE_MS for death in deaths
@@ -273,19 +279,19 @@ def unexplained(taken: list[Taken], deaths: list[Death], taken_over: Sequence[fl
         went_on_ms = before.at_ms + UNSAVED_MS + LATE_MS
         if not any(
             before.at_ms - LATE_MS <= at_ms <= one.at_ms
-            and not any(went_on_ms < other.at_ms < at_ms for other in taken)
+            and not any(went_on_ms < other.at_ms < at_ms for other in entries)
             for at_ms in taken_over
         ):
             found.append(f"{one.id} at {before.at_ms:.0f} and {one.at_ms:.0f}")
     return found
 
 
-def disordered(taken: list[Taken]) -> list[str]:
+def disordered(entries: list[JournalEntry]) -> list[str]:
     """Messages that were first delivered after a later one of their key."""
     latest: dict[str, int] = defaultdict(int)
     seen: set[str] = set()
     found = []
-    for one in taken:
+    for one in entries:
         lane, _, number = one.id.rpartition("/")
         if one.id not in seen and int(number) < latest[lane]:
             found.append(one.id)
@@ -294,28 +300,29 @@ def disordered(taken: list[Taken]) -> list[str]:
     return found
 
 
-def test_the_rules_of_the_balance_find_what_is_wrong() -> None:
-    taken = [
-        Taken(f"t/0/k0/{number}", 0, at_ms, 0) for number, at_ms in ((1, 10), (3, 20), (2, 30), (3, 5000))
+def test_the_balance_finds_disorder_and_unexplained_repetitions() -> None:
+    entries = [
+        JournalEntry(f"t/0/k0/{number}", 0, at_ms, 0)
+        for number, at_ms in ((1, 10), (3, 20), (2, 30), (3, 5000))
     ]
-    assert disordered(taken) == ["t/0/k0/2"]
-    assert [one.id for one in doubled(taken)] == ["t/0/k0/3"]
-    assert len(unexplained(taken, [])) == 1
-    assert unexplained(taken, [Death(Kind.KILL, 600, 600)]) == []
-    assert unexplained(taken, [], [3000]) == []
-    assert len(unexplained(taken, [], [6000])) == 1, "after the second delivery"
-    going_on = [*taken, Taken("t/0/k0/4", 0, 2500, 0)]
-    assert len(unexplained(going_on, [], [3000])) == 1, "it went on delivering: what came before was saved"
+    assert disordered(entries) == ["t/0/k0/2"]
+    assert [one.id for one in repetitions(entries)] == ["t/0/k0/3"]
+    assert len(unexplained(entries, [])) == 1
+    assert unexplained(entries, [Death(Kind.KILL, 600, 600)]) == []
+    assert unexplained(entries, [], [3000]) == []
+    assert len(unexplained(entries, [], [6000])) == 1, "after the second delivery"
+    continued = [*entries, JournalEntry("t/0/k0/4", 0, 2500, 0)]
+    assert len(unexplained(continued, [], [3000])) == 1, "it went on delivering: what came before was saved"
     assert list(steps(7, 60.0)) == list(steps(7, 60.0)) != list(steps(8, 60.0))
     assert {step.kind for step in steps(7, 15.0)} >= {Kind.KILL, Kind.FREEZE, Kind.TERM}
 
 
 @pytest.mark.deep(minutes=0.9)
 @pytest.mark.timeout(FOR_S + 300)
-def test_whoever_comes_goes_or_dies_every_message_is_delivered_in_order_and_few_of_them_twice(
+def test_under_random_worker_faults_all_messages_arrive_in_order_and_repetitions_have_a_cause(
     stage: DemoStage, topic_name: str
 ) -> None:
-    tell(f"SWITCHYARD_CHAOS_SEED={SEED} SWITCHYARD_CHAOS_S={FOR_S:.0f}")
+    print_line(f"SWITCHYARD_CHAOS_SEED={SEED} SWITCHYARD_CHAOS_S={FOR_S:.0f}")
     chaos, journal = Chaos(stage, topic_name), Journal(stage.journal)
     with Flow(chaos.bootstrap, dict.fromkeys(chaos.topics.values(), PARTITIONS), PER_PARTITION) as flow:
         chaos.play(SEED, FOR_S)
@@ -324,30 +331,31 @@ def test_whoever_comes_goes_or_dies_every_message_is_delivered_in_order_and_few_
         lambda: f"{len(flow.sent.keys() - journal.ids())} are missing, such as "
         f"{sorted(flow.sent.keys() - journal.ids())[:5]}\n{chaos.ready[0].tail(40)}",
     )  # fmt: skip
-    at = [(topic, partition) for topic in flow.partitions for partition in range(PARTITIONS)]
+    partitions = [(topic, partition) for topic in flow.partitions for partition in range(PARTITIONS)]
     wait_until(
-        lambda: all(done == end for done, end in committed(chaos.bootstrap, GROUP, at).values()), ENDS_S,
-        lambda: str(committed(chaos.bootstrap, GROUP, at)), 0.5,
+        lambda: all(done == end for done, end in committed(chaos.bootstrap, GROUP, partitions).values()),
+        ENDS_S,
+        lambda: str(committed(chaos.bootstrap, GROUP, partitions)), 0.5,
     )  # fmt: skip
     time.sleep(2.0)  # what is delivered twice comes now
     journal.read()
     stalls = chaos.stalls()
     deaths = chaos.deaths + stalls
-    twice = [one for topic in flow.partitions for one in doubled(journal.of(topic))]
-    rate = PER_PARTITION * len(at)
+    repeated = [one for topic in flow.partitions for one in repetitions(journal.of(topic))]
+    rate = PER_PARTITION * len(partitions)
     bound = len(deaths) * (len(LOTS) * MAX_IN_FLIGHT + rate * UNSAVED_MS / 1_000)
-    tell(
-        f"{len(flow.sent):,} messages, lost 0, {len(twice)} twice (bound {bound:.0f}: {len(chaos.deaths)} "
+    print_line(
+        f"{len(flow.sent):,} messages, lost 0, {len(repeated)} twice (bound {bound:.0f}: {len(chaos.deaths)} "
         f"workers killed or frozen, {len(stalls)} taken for dead for no such reason)"
     )
     assert len(flow.sent) > FOR_S * rate / 2, "too few were produced to show anything"
-    for part in at:
-        found = unexplained(journal.taken[part], deaths, chaos.taken_over(part))
+    for part in partitions:
+        found = unexplained(journal.entries[part], deaths, chaos.taken_over(part))
         assert found == [], "\n".join([*found, *chaos.story(part), *map(str, deaths)])
-    assert len(twice) <= bound
+    assert len(repeated) <= bound
     for lot in ("keyed", "visitor"):
         for partition in range(PARTITIONS):
-            assert disordered(journal.taken[chaos.topics[lot], partition]) == []
+            assert disordered(journal.entries[chaos.topics[lot], partition]) == []
     assert all(worker.running for worker in chaos.ready)
 
 
@@ -355,7 +363,7 @@ def now_ms() -> float:
     return time.time_ns() / 1e6
 
 
-def tell(text: str) -> None:
+def print_line(text: str) -> None:
     """Shown when the test fails, or with -s."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -35,23 +35,25 @@ def items(*barriers: tuple[int, int], epoch: int = 1) -> list[BarrierItem]:
 NEEDS = PinnedOffsets([12], [20])
 
 
-async def sent(bootstrap: str, topics: ControlTopics, *many: list[BarrierItem], needs: bool = False) -> None:
+async def send_syncs(
+    bootstrap: str, topics: ControlTopics, *batches: list[BarrierItem], needs: bool = False
+) -> None:
     seal = await seals_of(bootstrap, topics.region)
     sender = BarrierSender(topics, {"bootstrap_servers": bootstrap}, "w", seal)
     await sender.start()
     try:
         if needs:
-            asked = [
+            need_items = [
                 NeedItem("east-to-west", "orders", at, LogId("d", "t"), NEEDS) for at in range(LINES + 1)
             ]
-            await asyncio.gather(*await sender.ask(asked))
-        for each in many:
-            await asyncio.gather(*await sender.send(each))
+            await asyncio.gather(*await sender.ask(need_items))
+        for batch in batches:
+            await asyncio.gather(*await sender.send(batch))
     finally:
         await sender.stop()
 
 
-async def until_all(bootstrap: str, topics: ControlTopics, last: Barrier) -> dict[str, OffsetMapLine]:
+async def wait_all_lines(bootstrap: str, topics: ControlTopics, last: Barrier) -> dict[str, OffsetMapLine]:
     """The table's changelog, read until every line ends with `last`."""
     found: dict[str, OffsetMapLine] = {}
     changelog = topics.changelog("checkpoints", topics.checkpoints.partitions)
@@ -67,7 +69,7 @@ async def until_all(bootstrap: str, topics: ControlTopics, last: Barrier) -> dic
 
 
 @pytest.mark.deep(minutes=0.6)
-async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoever_is_killed(
+async def test_each_offset_sync_reaches_the_table_once_despite_repetitions_and_a_killed_worker(
     stage: DemoStage,
 ) -> None:
     bootstrap, topics = stage.yard.bootstrap("east-regional"), ControlTopics(stage.region)
@@ -75,13 +77,13 @@ async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoev
     async with producing_as_worker(bootstrap, stage.region) as producer:
         for partition in range(topics.checkpoints.partitions):
             await producer.send_and_wait(topics.checkpoints.name, b"no event", partition=partition)
-    await sent(bootstrap, topics, items((0, 0)))
-    await sent(bootstrap, topics, items((0, 0), (10, 12)), needs=True)
-    found = await until_all(bootstrap, topics, Barrier(10, 12))
+    await send_syncs(bootstrap, topics, items((0, 0)))
+    await send_syncs(bootstrap, topics, items((0, 0), (10, 12)), needs=True)
+    found = await wait_all_lines(bootstrap, topics, Barrier(10, 12))
     assert sorted(found) == sorted(f"east-to-west/orders/{partition}" for partition in range(LINES))
     worker.kill()
     stage.worker()
-    await sent(
+    await send_syncs(
         bootstrap,
         topics,
         items((0, 0)),
@@ -89,7 +91,7 @@ async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoev
         items((15, 16), (30, 31)),
         items((40, 50), epoch=2),
     )
-    found = await until_all(bootstrap, topics, Barrier(40, 50))
+    found = await wait_all_lines(bootstrap, topics, Barrier(40, 50))
     assert {line.target_partition for line in found.values()} == set(range(LINES))
     for line in found.values():
         assert line.epoch == 2

@@ -48,7 +48,7 @@ def flow_of(worker: Process, topic: str) -> dict[str, Any]:
     return dict(shown["flow"])
 
 
-def test_a_deployment_that_fails_everything_costs_few_dead_letters_and_after_it_all_others_are_delivered_once(
+def test_a_receiver_that_fails_every_message_causes_few_dead_letters_and_all_others_arrive_once(
     stage: DemoStage, topic_name: str
 ) -> None:
     bootstrap = stage.yard.bootstrap(CLUSTER)

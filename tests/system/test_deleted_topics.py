@@ -48,7 +48,7 @@ async def delete(bootstrap: str, *topics: str) -> None:
     await admin.close()
 
 
-async def made_of(bootstrap: str, topic: str) -> tuple[int | None, int]:
+async def partitions_and_max_bytes(bootstrap: str, topic: str) -> tuple[int | None, int]:
     """Its partitions, and the size of its largest batch."""
     async with connected(bootstrap) as client:
         found = (await describe(client, [topic], ["max.message.bytes"]))[topic]
@@ -56,7 +56,7 @@ async def made_of(bootstrap: str, topic: str) -> tuple[int | None, int]:
         return await client.partitions(topic), most
 
 
-def test_topics_that_somebody_deletes_come_back_as_they_were_made_and_nothing_is_lost(
+def test_deleted_retry_and_dlq_topics_are_recreated_with_their_settings_and_no_message_is_lost(
     creating_stage: DemoStage, topic_name: str
 ) -> None:
     stage, bootstrap = creating_stage, creating_stage.yard.bootstrap(CLUSTER)
@@ -73,7 +73,7 @@ def test_topics_that_somebody_deletes_come_back_as_they_were_made_and_nothing_is
     def delivered() -> set[str]:
         return {one["id"] for one in stage.deliveries() if one["outcome"] == "ok"}
 
-    def passes(name: str) -> None:
+    def check_messages_pass(name: str) -> None:
         """Thirty messages end where they should."""
         sent = [SentMessage(f"{name}-{n}", ("poison", "retryable", "ok")[n % 3]) for n in range(30)]
         poison = {one.id for one in sent if one.behaviour == "poison"}
@@ -82,15 +82,15 @@ def test_topics_that_somebody_deletes_come_back_as_they_were_made_and_nothing_is
         wait_until(lambda: poison <= letters(), SETTLE_S, lambda: f"{poison - letters()} {worker.tail()}")
         wait_until(lambda: fine <= delivered(), SETTLE_S, lambda: f"{fine - delivered()} {worker.tail()}")
         for topic in (tier, dlq):
-            assert asyncio.run(made_of(bootstrap, topic)) == (PARTITIONS, COPY_MAX_BYTES)
+            assert asyncio.run(partitions_and_max_bytes(bootstrap, topic)) == (PARTITIONS, COPY_MAX_BYTES)
 
-    passes("first")
+    check_messages_pass("first")
     asyncio.run(delete(bootstrap, tier, dlq))
-    passes("second")
+    check_messages_pass("second")
     assert not incidents(worker, "workload-trouble")
 
 
-async def test_reports_of_the_audit_library_never_make_their_topic_and_say_that_it_is_missing(
+async def test_the_audit_library_never_creates_the_audit_topic_and_reports_that_it_is_missing(
     creating_yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_output, "SEND_TIMEOUT_S", 5.0)
@@ -98,10 +98,10 @@ async def test_reports_of_the_audit_library_never_make_their_topic_and_say_that_
     report = Report("1", "orders", "consumer", "east", 1000, "web@1", 1)
     output = KafkaOutput(bootstrap, topic_name)
 
-    async def stays_away() -> None:
-        with pytest.raises(kafka_output.NoTopic) as told:
+    async def check_topic_is_missing() -> None:
+        with pytest.raises(kafka_output.NoTopic) as error:
             await output.send([report])
-        assert str(told.value) == (
+        assert str(error.value) == (
             f"topic {topic} does not exist in Kafka at {bootstrap}: workers of region {topic_name} make it "
             f"when they start; start one, or correct region={topic_name!r} or bootstrap"
         )
@@ -109,13 +109,13 @@ async def test_reports_of_the_audit_library_never_make_their_topic_and_say_that_
             assert await client.partitions(topic) is None
 
     try:
-        await stays_away()
+        await check_topic_is_missing()
         await create_topic(bootstrap, topic, PARTITIONS)
         await output.send([report])
         assert len(await read_all(bootstrap, topic)) == 1
         await delete(bootstrap, topic)  # while its producer lives
-        await stays_away()
-        await stays_away()
+        await check_topic_is_missing()
+        await check_topic_is_missing()
     finally:
         await output.close()
 
@@ -158,7 +158,7 @@ assert "app.kafka.client" not in sys.modules
 """
 
 
-async def test_clients_of_a_service_never_make_a_topic_and_its_messages_fail_alone(
+async def test_clients_never_create_a_topic_and_fail_only_messages_to_a_missing_topic(
     creating_yard: Yard, topic_name: str
 ) -> None:
     bootstrap, missing = creating_yard.bootstrap(CLUSTER), f"{topic_name}-missing"

@@ -60,7 +60,7 @@ def deploy(worker: Process, file: Path, *flags: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.deep(minutes=0.3)
-def test_a_new_workload_of_a_group_that_others_consume_is_refused_unless_it_takes_over(
+def test_a_new_workload_is_refused_for_a_group_with_other_members_unless_it_takes_over(
     stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:
     bootstrap, group = stage.yard.bootstrap(CLUSTER), f"legacy-{topic_name}"
@@ -89,7 +89,9 @@ def test_a_new_workload_of_a_group_that_others_consume_is_refused_unless_it_take
 
 
 @pytest.mark.deep(minutes=0.3)
-def test_so_it_is_where_the_others_speak_a_newer_protocol(stage: DemoStage, topic_name: str) -> None:
+def test_a_new_workload_is_refused_for_groups_of_kip_848_and_share_groups_as_well(
+    stage: DemoStage, topic_name: str
+) -> None:
     """KIP-848 is Kafka's recommendation since 4.0; a share group's positions nobody else can commit."""
     bootstrap, worker = stage.yard.bootstrap(CLUSTER), stage.worker()
     asyncio.run(create_topic(bootstrap, topic_name, 2))

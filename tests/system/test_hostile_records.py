@@ -57,7 +57,7 @@ class Counting(ReceiverThread):
         self.offsets.append(message.offset)
 
 
-def test_headers_and_zeros_without_end_go_to_the_dlq_and_every_other_message_is_delivered_once(
+def test_batches_that_decompress_to_huge_records_go_to_the_dlq_and_all_other_messages_arrive_once(
     stage: DemoStage, topic_name: str
 ) -> None:
     bootstrap = stage.yard.bootstrap(CLUSTER)

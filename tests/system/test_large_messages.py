@@ -18,7 +18,7 @@ from app.dev.demo.stage import DemoStage, Process, wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
 from switchyard.receiver import Message
 from tests.kafka.conftest import bound, connected, delete_before
-from tests.system.fleet import run_command, together
+from tests.system.fleet import run_command, start_workers
 from tests.system.receiver_thread import ReceiverThread
 
 pytestmark = pytest.mark.system
@@ -65,7 +65,7 @@ async def produce(bootstrap: str, topic: str, keys: list[str]) -> None:
             await producer.send(topic, value, key=key.encode())
 
 
-async def bound_to(most_bytes: int, bootstrap: str, *topics: str) -> None:
+async def limit_batches(most_bytes: int, bootstrap: str, *topics: str) -> None:
     """From now on these topics take batches of so many bytes."""
     async with connected(bootstrap) as client:
         await bound(client, most_bytes, *topics)
@@ -85,7 +85,7 @@ def switchyard(worker: Process, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.deep(minutes=0.8)
-def test_large_messages_come_through_retries_dead_letters_and_merges_as_they_were_produced(
+def test_large_messages_pass_through_retries_dead_letters_and_merges_unchanged(
     stage: DemoStage, topic_name: str
 ) -> None:
     bootstrap, topic = stage.yard.bootstrap(CLUSTER), topic_name
@@ -99,7 +99,7 @@ def test_large_messages_come_through_retries_dead_letters_and_merges_as_they_wer
         return switchyard(worker, "dlq", "merge", name, "--execute", "--yes", "-o", "json")
 
     with Deployment(topic).serving() as deployment:
-        first, second = together(stage)
+        first, second = start_workers(stage)
         spec = {"retry": [{"delay": "2s", "attempts": 1}], "target": {"timeout": "30s"}}
         stage.deploy(first, workload(GROUP, topic, CLUSTER, deployment.address, **spec))
         keys = [f"small {number}" for number in range(SMALL)]
@@ -111,18 +111,18 @@ def test_large_messages_come_through_retries_dead_letters_and_merges_as_they_wer
         assert {len(record.value) for record in letters().values()} == {len(large("large a"))}
         assert min(deployment.failed[key] for key in fits) >= 2, "once in the topic, once in the tier"
 
-        asyncio.run(bound_to(2_000, bootstrap, queue, f"{topic}__{GROUP}__retry_1"))
-        lacking = ["large d", "large e"]
-        asyncio.run(produce(bootstrap, topic, lacking))
-        wait_until(lambda: letters().keys() >= set(lacking), SETTLE_S, lambda: str(letters().keys()))
-        assert min(deployment.failed[key] for key in lacking) >= 2, "its tier's attempt is made in place"
-        code, told = switchyard(second, "dlq", "list", name)
-        assert (code, told.count(f"({len(large('large d'))} bytes, not in the letter)")) == (0, 2), told
+        asyncio.run(limit_batches(2_000, bootstrap, queue, f"{topic}__{GROUP}__retry_1"))
+        oversized = ["large d", "large e"]
+        asyncio.run(produce(bootstrap, topic, oversized))
+        wait_until(lambda: letters().keys() >= set(oversized), SETTLE_S, lambda: str(letters().keys()))
+        assert min(deployment.failed[key] for key in oversized) >= 2, "its tier's attempt is made in place"
+        code, output = switchyard(second, "dlq", "list", name)
+        assert (code, output.count(f"({len(large('large d'))} bytes, not in the letter)")) == (0, 2), output
 
         deployment.fails = False
-        code, told = merge(second)
-        assert code == 0, told
-        everything = {*keys, *fits, *lacking}
+        code, output = merge(second)
+        assert code == 0, output
+        everything = {*keys, *fits, *oversized}
         wait_until(
             lambda: deployment.taken.keys() == everything,
             SETTLE_S,
@@ -134,8 +134,10 @@ def test_large_messages_come_through_retries_dead_letters_and_merges_as_they_wer
         wait_until(lambda: "large f" in letters(), SETTLE_S, lambda: str(letters().keys()))
         asyncio.run(empty(bootstrap, topic, 2))
         deployment.fails = False
-        code, told = merge(second)
-        assert code == EXIT_PARTIAL, told
-        assert orjson.loads(told[told.index("{") : told.rindex("}") + 1])["counts"]["left-out"] == 1, told
+        code, output = merge(second)
+        assert code == EXIT_PARTIAL, output
+        assert orjson.loads(output[output.index("{") : output.rindex("}") + 1])["counts"]["left-out"] == 1, (
+            output
+        )
         assert "large f" not in deployment.taken
         assert not deployment.wrong

@@ -9,7 +9,7 @@ import pytest
 
 from app.dev.demo.stage import DemoStage, wait_until, workload
 from app.dev.demo.traffic import create_topic
-from tests.system.fleet import Flow, Journal, assignments, most_within, together
+from tests.system.fleet import Flow, Journal, assignments, most_deliveries_within, start_workers
 
 pytestmark = pytest.mark.system
 
@@ -26,7 +26,7 @@ def test_a_busy_partition_beside_idle_retry_jobs_gets_the_workloads_rate_and_the
     """The jobs of two retry tiers are on workers of their own, and have nothing to do."""
     bootstrap = stage.yard.bootstrap(CLUSTER)
     asyncio.run(create_topic(bootstrap, topic_name, 1))
-    first, *_ = together(stage, 3)
+    first, *_ = start_workers(stage, 3)
     receiver = stage.receiver(GROUP, topic_name)
     spec = {"flow": {"messages_per_second": PER_S}, "retry": [{"delay": "1s"}, {"delay": "2s"}]}
     stage.deploy(first, workload(GROUP, topic_name, CLUSTER, receiver.address, **spec))
@@ -38,7 +38,9 @@ def test_a_busy_partition_beside_idle_retry_jobs_gets_the_workloads_rate_and_the
     journal = Journal(stage.journal)
 
     def most() -> int:
-        return most_within([{"at_ms": one.at_ms} for one in journal.read().of(topic_name)], WINDOW_S * 1000)
+        return most_deliveries_within(
+            [{"at_ms": one.at_ms} for one in journal.read().of(topic_name)], WINDOW_S * 1000
+        )
 
     with Flow(bootstrap, {topic_name: 1}, per_partition=2 * PER_S):
         wait_until(lambda: most() > 0.7 * WINDOW_S * PER_S, ENOUGH_S, lambda: f"{most()} in {WINDOW_S} s")

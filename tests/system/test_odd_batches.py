@@ -19,8 +19,8 @@ from app.dev.demo.traffic import SentMessage, create_topic, read_all
 from tests.kafka import bounded
 from tests.kafka.conftest import connected
 from tests.kafka.odd_batches import append, batch, lying, odd, record
-from tests.system.fleet import incidents, together
-from tests.system.test_audit import counted, plan
+from tests.system.fleet import incidents, start_workers
+from tests.system.test_audit import plan, window_counts
 
 pytestmark = pytest.mark.system
 
@@ -61,14 +61,14 @@ async def records_in(bootstrap: str, topic: str) -> int:
         return sum((await client.end_offsets([(topic, number) for number in range(PARTITIONS)])).values())
 
 
-def test_every_good_record_around_batches_that_lie_is_delivered_copied_and_counted(
+def test_valid_records_among_inconsistent_batches_are_delivered_copied_and_counted(
     stage: DemoStage, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bounded.install(monkeypatch)  # its own ends at what it cannot read
     source, target = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(TARGET)
     asyncio.run(create_topic(source, topic_name, PARTITIONS))
     receiver = stage.receiver(GROUP, topic_name)
-    first, second = together(stage)
+    first, second = start_workers(stage)
     stage.deploy(first, workload(GROUP, topic_name, SOURCE, receiver.address))
     stage.deploy(first, route("copy", SOURCE, TARGET, topic_name))
     stage.deploy(first, plan("all", topic_name))
@@ -97,9 +97,9 @@ def test_every_good_record_around_batches_that_lie_is_delivered_copied_and_count
     assert {copied()[one] for one in wanted} == {1}, "once each"
     for tier in ("regional", "aggregate"):
         wait_until(
-            lambda tier=tier: counted(third, topic_name, tier).total() == total(),
+            lambda tier=tier: window_counts(third, topic_name, tier).total() == total(),
             SETTLE_S,
-            lambda tier=tier: f"{tier}: {counted(third, topic_name, tier)} of {total()}",
+            lambda tier=tier: f"{tier}: {window_counts(third, topic_name, tier)} of {total()}",
         )
     assert total() == taken + len(good), "all that brokers took is copied"
     letters = asyncio.run(read_all(source, f"{topic_name}__{GROUP}__dlq"))

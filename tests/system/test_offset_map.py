@@ -62,7 +62,7 @@ async def lines(bootstrap: str, topics: ControlTopics, wanted: dict[str, int]) -
 
 
 @pytest.mark.deep(minutes=0.5)
-async def test_positions_in_one_copy_are_translated_into_another_without_loss_also_after_a_kill(
+async def test_positions_in_one_copy_translate_to_another_without_loss_although_the_worker_was_killed(
     stage: DemoStage,
 ) -> None:
     source, copies = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(COPIES)

@@ -18,7 +18,7 @@ from app.kafka.fetch.offsets_at_time import offsets_at
 from tests.kafka.conftest import connected, producing
 from tests.kafka.records.batches import make_batch, old_messages
 from tests.system.fleet import incidents
-from tests.system.test_audit import counted, plan
+from tests.system.test_audit import plan, window_counts
 
 pytestmark = pytest.mark.system
 
@@ -53,22 +53,22 @@ async def send(bootstrap: str, topic: str, some: list[SentMessage]) -> None:
             await producer.send_and_wait(topic, message.value(), partition=0)
 
 
-def reported(worker: Process, kind: str) -> None:
+def wait_reported(worker: Process, kind: str) -> None:
     """Waits until incidents of this kind name both formats and the way out."""
 
-    def named() -> bool:
-        told = " ".join(one["message"] for one in incidents(worker, kind))
-        return all(part in told for part in ("record format 0,", "record format 1,", "MirrorMaker 2"))
+    def names_formats() -> bool:
+        messages = " ".join(one["message"] for one in incidents(worker, kind))
+        return all(part in messages for part in ("record format 0,", "record format 1,", "MirrorMaker 2"))
 
-    wait_until(named, SETTLE_S, worker.tail)
+    wait_until(names_formats, SETTLE_S, worker.tail)
 
 
-def skips(url: str, body: dict[str, object]) -> bool:
+def skip_range(url: str, body: dict[str, object]) -> bool:
     return bool(http("POST", url, body)[1].get("count"))
 
 
 @pytest.mark.deep(minutes=0.3)
-def test_old_formats_are_reported_with_the_way_out_and_records_behind_them_get_through(
+def test_records_in_old_formats_are_reported_with_a_remedy_and_later_records_are_processed(
     killable_stage: DemoStage, topic_name: str
 ) -> None:
     stage = killable_stage
@@ -91,20 +91,20 @@ def test_old_formats_are_reported_with_the_way_out_and_records_behind_them_get_t
     letters = asyncio.run(read_all(source, f"{topic_name}__{GROUP}__dlq"))
     assert [one.value for one in letters] == [raw for _, _, raw in PIECES], "not a byte is lost"
     for magic, letter in enumerate(letters):
-        told = b" ".join(value for _, value in letter.headers).decode()
-        assert f"record format {magic}, from before Kafka 0.11" in told
-        assert "MirrorMaker 2" in told
+        headers = b" ".join(value for _, value in letter.headers).decode()
+        assert f"record format {magic}, from before Kafka 0.11" in headers
+        assert "MirrorMaker 2" in headers
     wait_until(lambda: incidents(worker, "undecodable"), SETTLE_S, worker.tail)
 
     skip = f"{worker.url}/api/v1/routes/copy/topics/{topic_name}/partitions/0/skip"
     for start, end, _ in PIECES:
         body = {"start": start, "end": end, "reason": "old", "execute": True}
-        wait_until(partial(skips, skip, body), SETTLE_S, worker.tail)
-    reported(worker, "replica-stuck")
+        wait_until(partial(skip_range, skip, body), SETTLE_S, worker.tail)
+    wait_reported(worker, "replica-stuck")
     wait_until(lambda: len(asyncio.run(read_all(target, topic_name))) == len(NEW), SETTLE_S, worker.tail)
     copied = asyncio.run(read_all(target, topic_name))
     assert [one.value for one in copied] == [one.value() for one in NEW]
 
-    wait_until(lambda: counted(worker, topic_name).total() == len(NEW), SETTLE_S, worker.tail)
-    reported(worker, "audit-damage")
+    wait_until(lambda: window_counts(worker, topic_name).total() == len(NEW), SETTLE_S, worker.tail)
+    wait_reported(worker, "audit-damage")
     assert worker.running

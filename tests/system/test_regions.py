@@ -59,7 +59,7 @@ async def send(bootstrap: str, topic: str, *ids: str) -> None:
             await producer.send_and_wait(topic, f'{{"id": "{name}"}}'.encode(), partition=0)
 
 
-async def decide(two: TwoRegions, home: str, event: RolePut) -> None:
+async def put_role(two: TwoRegions, home: str, event: RolePut) -> None:
     """Into a region's control log, as a failover does it."""
     region = two.names[home]
     async with producing_as_worker(two.clusters[f"{region}-regional"], region) as producer:
@@ -67,7 +67,7 @@ async def decide(two: TwoRegions, home: str, event: RolePut) -> None:
         await producer.send_and_wait(topic, codec.encode(event), key=key, partition=0)
 
 
-async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_where_the_role_is(
+async def test_records_of_both_regions_are_copied_to_both_and_delivered_only_in_the_active_region(
     two: TwoRegions,
 ) -> None:
     east, west = two.names["east"], two.names["west"]
@@ -121,12 +121,12 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
         rows = two.ask("west", "offsets/sync")["items"]
         return [row["state"] for row in rows if row["workload"] == f"billing/{topic}"]
 
-    def there() -> int | None:
+    def west_position() -> int | None:
         return committed(two.clusters[f"{west}-aggregate"], "billing", [(topic, 0)])[topic, 0][0]
 
     await asyncio.to_thread(
-        wait_until, lambda: (follows(), there()) == (["unchanged"], 4), STEP_TIMEOUT_S,
-        lambda: f"{follows()} {there()}",
+        wait_until, lambda: (follows(), west_position()) == (["unchanged"], 4), STEP_TIMEOUT_S,
+        lambda: f"{follows()} {west_position()}",
     )  # fmt: skip
 
     # A decision in the west's control log, as a failover writes it, moves it; the east hears and lets go.
@@ -134,14 +134,14 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
     epoch = role["epoch"] + 1
     moved = RolePut(at_ms=1, key=f"billing/{topic}", region=west, epoch=epoch, state="active",
                     previous=east, actor="test", reason="tried")  # fmt: skip
-    await decide(two, "west", moved)
+    await put_role(two, "west", moved)
     await asyncio.to_thread(
         wait_until, lambda: two.role("west")["released"].get(east) == epoch, STEP_TIMEOUT_S,
         lambda: f"{two.role('east')} {two.role('west')} {two.ask('east', 'assignments')}",
     )  # fmt: skip
     assert (two.role("east")["region"], two.role("east")["active_here"]) == (west, False)
-    held = {item["job"] for item in two.ask("east", "assignments")["items"] if item["worker"]}
-    assert not [job for job in held if job.startswith("dispatch:")]
+    jobs_in_east = {item["job"] for item in two.ask("east", "assignments")["items"] if item["worker"]}
+    assert not [job for job in jobs_in_east if job.startswith("dispatch:")]
     await send(two.clusters[f"{east}-regional"], topic, "e3")
     await asyncio.to_thread(
         wait_until,

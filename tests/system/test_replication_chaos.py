@@ -146,7 +146,7 @@ class Chaos:
             if step.kind is Kind.ADD and self._workers >= MOST:
                 continue
             self.done[step.kind] += 1
-            tell(f"{time.monotonic() - began_s:5.1f} s  {step.kind}: {self._do(step)}")
+            print_line(f"{time.monotonic() - began_s:5.1f} s  {step.kind}: {self._do(step)}")
         self.settle()
 
     def settle(self) -> None:
@@ -195,7 +195,9 @@ class Chaos:
                 code, calm = worker.popen.returncode, worker.name not in self.disturbed
                 assert code == 0 or not calm, f"{worker.name} ended with {code}\n{worker.tail(40)}"
                 if code:
-                    tell(f"         {worker.name} ended with {code} on SIGTERM, while a broker was away")
+                    print_line(
+                        f"         {worker.name} ended with {code} on SIGTERM, while a broker was away"
+                    )
         for worker in [*self.ready, *self.starting]:
             code = worker.popen.poll()
             assert code is None, f"{worker.name} ended by itself with {code}:\n{worker.tail(400)}"
@@ -248,19 +250,22 @@ class Balance:
 
     async def count(self) -> None:
         """Compares every topic with its copy."""
-        for topic, make in self.sources.topics.items():
-            target = AWAY if make.home == HOME else HOME
-            here, there = self.sources.bootstraps[make.home], self.sources.bootstraps[target]
-            if make.is_compacted:
-                compacted = await compare_compacted(here, there, topic, number)
+        for topic, profile in self.sources.topics.items():
+            target = AWAY if profile.home == HOME else HOME
+            source_bootstrap, target_bootstrap = (
+                self.sources.bootstraps[profile.home],
+                self.sources.bootstraps[target],
+            )
+            if profile.is_compacted:
+                compacted = await compare_compacted(source_bootstrap, target_bootstrap, topic, number_of)
                 self.same += compacted.copy_records
-                self.wrong += [f"{topic}: {told}" for told in compacted.differences]
-                tell(
+                self.wrong += [f"{topic}: {difference}" for difference in compacted.differences]
+                print_line(
                     f"{topic}: {compacted.same} keys the same; of {self.sources.written[topic]:,} records "
                     f"{compacted.source_records:,} are left, of their copies {compacted.copy_records:,}"
                 )
             else:
-                self._take(topic, await compare_topics(here, topic, there, topic))
+                self._take(topic, await compare_topics(source_bootstrap, topic, target_bootstrap, topic))
 
     def _take(self, topic: str, found: Comparison) -> None:
         self.same += found.same
@@ -270,7 +275,7 @@ class Balance:
                 self.doubled[topic, difference.partition] = f"{topic}: {difference}"
             else:
                 self.wrong.append(f"{topic}: {difference}")
-        tell(f"{topic}: {found.same:,} records are the same, {len(found.differences)} differences")
+        print_line(f"{topic}: {found.same:,} records are the same, {len(found.differences)} differences")
 
 
 def positions(sources: Sources) -> dict[tuple[str, int], tuple[int | None, int]]:
@@ -282,55 +287,57 @@ def positions(sources: Sources) -> dict[tuple[str, int], tuple[int | None, int]]
     return found
 
 
-def behind(sources: Sources) -> dict[tuple[str, int], tuple[int | None, int]]:
+def uncopied_partitions(sources: Sources) -> dict[tuple[str, int], tuple[int | None, int]]:
     """Partitions that are not copied to their end."""
     return {part: (done, end) for part, (done, end) in positions(sources).items() if done != end}
 
 
-def still_behind(sources: Sources, workers: list[Process]) -> str:
+def describe_uncopied(sources: Sources, workers: list[Process]) -> str:
     """For whoever has to find out why."""
-    return "\n".join([str(behind(sources)), *(f"{worker.name}\n{worker.tail(40)}" for worker in workers)])
+    return "\n".join(
+        [str(uncopied_partitions(sources)), *(f"{worker.name}\n{worker.tail(40)}" for worker in workers)]
+    )
 
 
-def told(stage: DemoStage) -> list[tuple[str, str, int]]:
+def incidents_in_logs(stage: DemoStage) -> list[tuple[str, str, int]]:
     """Kind, topic and partition of every incident, from the workers' logs: the control cluster was away."""
     found = [at for process in stage.processes for at in INCIDENT.findall(process.log.read_text())]
     return [(kind, topic, int(partition or -1)) for kind, topic, partition in found]
 
 
-def number(row: Row) -> int:
+def number_of(row: Row) -> int:
     """Which record of its topic it is."""
     name = row[3][0][1]
     assert name is not None
     return int(name)
 
 
-def test_the_rules_of_the_balance_find_what_is_wrong() -> None:
-    def row(number: int, key: bytes = b"k") -> Row:
-        return 7, key, b"v", (("n", b"%d" % number),)
+def test_the_comparison_of_compacted_copies_finds_each_fault_and_steps_follow_the_seed() -> None:
+    def row(number_of: int, key: bytes = b"k") -> Row:
+        return 7, key, b"v", (("n", b"%d" % number_of),)
 
     rows = [row(1), row(2, b"l"), row(4), row(9)]
-    assert list(differences(rows, rows, number)) == []
-    assert list(differences(rows[1:], rows, number)) == [], "compacted there, not yet here"
-    assert list(differences(rows, [rows[1], rows[3]], number)) == []
+    assert list(differences(rows, rows, number_of)) == []
+    assert list(differences(rows[1:], rows, number_of)) == [], "compacted there, not yet here"
+    assert list(differences(rows, [rows[1], rows[3]], number_of)) == []
     for copy in (rows[:3], rows[2:], [*rows, rows[3]], [rows[1], rows[0], *rows[2:]], [*rows, row(10)]):
-        assert list(differences(rows, copy, number)) != []
+        assert list(differences(rows, copy, number_of)) != []
     assert list(steps(7, 60.0)) == list(steps(7, 60.0)) != list(steps(8, 60.0))
     assert {step.kind for step in steps(7, 1.0)} == {Kind.HOME, Kind.AWAY, Kind.KILL, Kind.TERM, Kind.FREEZE}
 
 
 @pytest.mark.deep(minutes=3.8)
 @pytest.mark.timeout(4 * FOR_S + 900)
-def test_whatever_is_killed_every_record_is_copied_once_and_in_order(
+def test_under_random_kills_of_brokers_and_workers_every_record_is_copied_once_and_in_order(
     killable_stage: DemoStage, topic_name: str
 ) -> None:
-    tell(f"SWITCHYARD_REPLICATION_CHAOS_SEED={SEED} SWITCHYARD_REPLICATION_CHAOS_S={FOR_S:.0f}")
+    print_line(f"SWITCHYARD_REPLICATION_CHAOS_SEED={SEED} SWITCHYARD_REPLICATION_CHAOS_S={FOR_S:.0f}")
     stage, began_s = killable_stage, time.monotonic()
     bootstraps = {cluster: stage.yard.bootstrap(cluster) for cluster in (HOME, AWAY)}
     chaos, sources = Chaos(stage), Sources(bootstraps, topic_name)
     chaos.begin()
     for name, (source, target) in ROUTES.items():
-        topics = [topic for topic, make in sources.topics.items() if make.home == source]
+        topics = [topic for topic, profile in sources.topics.items() if profile.home == source]
         stage.deploy(chaos.ready[0], route(name, source, target, *topics))
     with sources:
         # Nobody is killed before there is something that could be copied twice.
@@ -340,15 +347,20 @@ def test_whatever_is_killed_every_record_is_copied_once_and_in_order(
             lambda: "nothing is copied",
         )
         chaos.play(SEED, FOR_S)
-    wait_until(lambda: not behind(sources), COPIED_S, lambda: still_behind(sources, chaos.ready), 1.0)
+    wait_until(
+        lambda: not uncopied_partitions(sources),
+        COPIED_S,
+        lambda: describe_uncopied(sources, chaos.ready),
+        1.0,
+    )
     balance = Balance(sources)
     asyncio.run(balance.count())
-    incidents = told(stage)
+    incidents = incidents_in_logs(stage)
     kinds = Counter(kind for kind, _, _ in incidents)
-    tell(f"incidents: {dict(kinds)}; producers begun anew: {sources.begun_anew.total()}")
-    tell(", ".join(f"{kind}: {count}" for kind, count in chaos.done.items()))
+    print_line(f"incidents: {dict(kinds)}; producers begun anew: {sources.producer_restarts.total()}")
+    print_line(", ".join(f"{kind}: {count}" for kind, count in chaos.done.items()))
     lost = balance.counts["missing"]
-    tell(
+    print_line(
         f"{balance.same:,} records are the same, {lost} lost, {balance.counts['twice']} twice, other "
         f"differences {len(balance.wrong)}, {time.monotonic() - began_s:.0f} s"
     )
@@ -360,7 +372,7 @@ def test_whatever_is_killed_every_record_is_copied_once_and_in_order(
         assert sources.written[topic], "nothing was written: it shows nothing"
 
 
-def tell(text: str) -> None:
+def print_line(text: str) -> None:
     """Shown when the test fails, or with -s."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -23,8 +23,8 @@ from app.kernel.ranges import Snapshot
 from app.kernel.seals import HEADER
 from app.worker.tracker.client import tracker_partition
 from tests.system.as_worker import seals_of
-from tests.system.fleet import Held, assignments, id_of, incidents, together
-from tests.system.test_delivery import SETTLE_S, Scene
+from tests.system.fleet import OwnerByJob, assignments, id_of, incidents, start_workers
+from tests.system.test_delivery import SETTLE_S, DeliveryScenario
 
 pytestmark = pytest.mark.system
 
@@ -58,7 +58,7 @@ def has_seals(worker: Process, region: str = "") -> bool:
     return any("control topics are sealed" in line and region in line for line in lines)
 
 
-def of_jobs(topics: ControlTopics, held: Held) -> Iterator[Forged]:
+def forged_job_records(topics: ControlTopics, held: OwnerByJob) -> Iterator[Forged]:
     """That all is finished, and that somebody else has the jobs."""
     changelog = topics.changelog("trackers", TRACKER_PARTITIONS).name
     for job, (worker, epoch) in held.items():
@@ -74,7 +74,7 @@ def of_jobs(topics: ControlTopics, held: Held) -> Iterator[Forged]:
         yield Forged(changelog, at, key, codec.encode(record))
 
 
-def of_the_region(topics: ControlTopics, held: Held, put: WorkloadPut) -> Iterator[Forged]:
+def forged_region_records(topics: ControlTopics, held: OwnerByJob, put: WorkloadPut) -> Iterator[Forged]:
     """That there is no workload, and another leader, and that all workers have said goodbye."""
     name, key = topics.control.name, compaction_key(put).encode()
     deleted = WorkloadDeleted(at_ms=now_ms(), key=put.key, actor="evil")
@@ -100,45 +100,53 @@ async def forge(bootstrap: str, records: Iterable[Forged]) -> None:
             )
 
 
-def last_of(stage: DemoStage, key: str) -> Any:
+def last_record(stage: DemoStage, key: str) -> Any:
     """The last record of the control log with this key: what compaction keeps."""
     records = asyncio.run(read_all(control_of(stage), ControlTopics(stage.region).control.name))
     return [record for record in records if record.key == key.encode()][-1]
 
 
-def test_what_others_write_into_control_topics_loses_no_message_and_deletes_nothing(
+def test_unsealed_records_in_control_topics_lose_no_message_and_delete_no_workload(
     stage: DemoStage, topic_name: str
 ) -> None:
-    play, topics = Scene(stage, topic_name, MESSAGES, PARTITIONS, LATENCY_MS), ControlTopics(stage.region)
-    workers, bootstrap = together(stage, 2), control_of(stage)
-    stage.deploy(workers[0], play.definition())
+    scenario, topics = (
+        DeliveryScenario(stage, topic_name, MESSAGES, PARTITIONS, LATENCY_MS),
+        ControlTopics(stage.region),
+    )
+    workers, bootstrap = start_workers(stage, 2), control_of(stage)
+    stage.deploy(workers[0], scenario.definition())
     put = WorkloadPut(at_ms=0, key=f"billing/{topic_name}", definition={}, etag="", actor="")
     wait_sealed(workers)
     held, last = assignments(workers[0]), compaction_key(put)
-    asyncio.run(forge(bootstrap, of_the_region(topics, held, put)))
+    asyncio.run(forge(bootstrap, forged_region_records(topics, held, put)))
 
-    def told() -> set[str]:
+    def unsealed_topics() -> set[str]:
         return {one["subject"] for one in incidents(workers[0], "unsealed")}
 
-    def wait_told(names: set[str]) -> None:
-        wait_until(lambda: names <= told(), SETTLE_S, lambda: f"{names - told()}\n{workers[0].tail()}", 0.5)
+    def wait_reported(names: set[str]) -> None:
+        wait_until(
+            lambda: names <= unsealed_topics(),
+            SETTLE_S,
+            lambda: f"{names - unsealed_topics()}\n{workers[0].tail()}",
+            0.5,
+        )
 
-    wait_told({topics.control.name, topics.heartbeats.name})
-    play.produce()
-    play.wait_share(0.1)
+    wait_reported({topics.control.name, topics.heartbeats.name})
+    scenario.produce()
+    scenario.wait_delivered_share(0.1)
     held = assignments(workers[0])
     assert held, "nobody believes in goodbyes"
-    asyncio.run(forge(bootstrap, of_jobs(topics, held)))
+    asyncio.run(forge(bootstrap, forged_job_records(topics, held)))
     for worker in workers:
         worker.kill()
     assert len(stage.deliveries()) < MESSAGES
-    workers = together(stage, 2)
-    assert play.settle().lost == ()
+    workers = start_workers(stage, 2)
+    assert scenario.settle().lost == ()
     assert {worker for worker, _ in assignments(workers[0]).values()} == {id_of(one) for one in workers}
-    wait_told({topic.name for topic in topics.sealed} - {topics.answers.name, topics.heartbeats.name})
+    wait_reported({topic.name for topic in topics.sealed} - {topics.answers.name, topics.heartbeats.name})
 
     def is_repaired() -> bool:
-        record = last_of(stage, last)
+        record = last_record(stage, last)
         is_put = isinstance(codec.control_event(record.value), WorkloadPut)
         return is_put and seals.is_sealed(topics.control.name, record)
 

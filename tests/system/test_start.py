@@ -46,8 +46,8 @@ def forwarding(port: int, to: str, gate: Gate | None = None) -> Iterator[None]:
         if gate is not None and gate.chance.random() < gate.refused:
             writer.close()
             return
-        there = await asyncio.open_connection(host, int(to_port))
-        await asyncio.gather(pipe(reader, there[1]), pipe(there[0], writer))
+        upstream = await asyncio.open_connection(host, int(to_port))
+        await asyncio.gather(pipe(reader, upstream[1]), pipe(upstream[0], writer))
 
     async def serve() -> None:
         server = await asyncio.start_server(forward, "127.0.0.1", port)
@@ -70,7 +70,7 @@ def forwarding(port: int, to: str, gate: Gate | None = None) -> Iterator[None]:
         loop.close()
 
 
-def early(stage: DemoStage, name: str, bootstrap: str) -> Process:
+def worker_with_control_at(stage: DemoStage, name: str, bootstrap: str) -> Process:
     """A worker that looks for its control cluster there."""
     config = Path(stage.config(name))
     text = config.read_text()
@@ -81,12 +81,12 @@ def early(stage: DemoStage, name: str, bootstrap: str) -> Process:
     return stage.start(name, [sys.executable, "-m", "faust", "-A", "app", "worker"], env, port=web)
 
 
-def test_a_worker_that_starts_before_its_control_cluster_waits_for_it_and_says_what_it_waits_for(
+def test_a_worker_started_before_its_control_cluster_waits_and_logs_the_reason(
     stage: DemoStage,
 ) -> None:
     port = free_port()
-    worker = early(stage, "early", f"127.0.0.1:{port}")
-    mistaken = early(stage, "mistaken", "no-such-host.invalid:9092")
+    worker = worker_with_control_at(stage, "early", f"127.0.0.1:{port}")
+    mistaken = worker_with_control_at(stage, "mistaken", "no-such-host.invalid:9092")
 
     def says(process: Process, *parts: str) -> bool:
         text = process.log.read_text(errors="replace")
@@ -103,23 +103,25 @@ def test_a_worker_that_starts_before_its_control_cluster_waits_for_it_and_says_w
 
 
 @pytest.mark.deep(minutes=0.5)
-def test_a_worker_starts_although_its_control_cluster_goes_away_at_every_step_of_it(stage: DemoStage) -> None:
+def test_a_worker_starts_although_half_of_its_connections_to_the_control_cluster_fail(
+    stage: DemoStage,
+) -> None:
     # Every client looks for its brokers by a connection of its own, most of them one after the other: each
     # other one finds nobody, as if the broker were away just then.
     port, gate = free_port(), Gate(0.5)
     with forwarding(port, stage.yard.bootstrap(CONTROL), gate):
-        worker = early(stage, "interrupted", f"127.0.0.1:{port}")
+        worker = worker_with_control_at(stage, "interrupted", f"127.0.0.1:{port}")
         stage.wait_ready(worker, ENOUGH_S)
         assert worker.terminate() == 0
 
 
 @pytest.mark.deep(minutes=0.3)
-def test_a_worker_that_waits_in_the_midst_of_its_start_says_so_is_not_ready_and_ends_when_told_to(
+def test_a_worker_that_waits_during_its_start_is_not_ready_and_ends_on_sigterm(
     stage: DemoStage,
 ) -> None:
     port, gate = free_port(), Gate(0.5)
     with forwarding(port, stage.yard.bootstrap(CONTROL), gate):
-        worker = early(stage, "waiting", f"127.0.0.1:{port}")
+        worker = worker_with_control_at(stage, "waiting", f"127.0.0.1:{port}")
 
         def waits() -> bool:
             assert worker.running, worker.tail(40)

@@ -70,7 +70,7 @@ class Bare:
 
     async def _produce(self) -> None:
         node = await self._target.any_node()
-        begun: set[asyncio.Task[None]] = set()
+        tasks: set[asyncio.Task[None]] = set()
         while True:
             while self._flying >= IN_FLIGHT or not self._bytes:
                 self._more.clear()
@@ -85,8 +85,8 @@ class Bare:
             self._room.set()
             self._flying += 1
             task = asyncio.create_task(self._send(node, batches))
-            begun.add(task)
-            task.add_done_callback(begun.discard)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
 
     async def _send(self, node: int, batches: list[tuple[int, bytearray]]) -> None:
         answer = await self._target.send(node, AppendRequest({self._copy: batches}, 5_000), "append")

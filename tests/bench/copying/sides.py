@@ -38,13 +38,13 @@ class Sides:
         return self._watched(self._ours(shape.topic), shape)
 
     def ours_beside(
-        self, shape: Shape, head: float, begun: Callable[[], AbstractContextManager[Any]]
+        self, shape: Shape, head: float, beside: Callable[[], AbstractContextManager[Any]]
     ) -> Figures:
         """The same, with something else that goes on from when it has `begun`; measured from the share `head`
         of the topic on."""
         with self._ours(shape.topic) as (process, copy):
             asyncio.run(begins(self._bootstraps[1], copy, PARTITIONS, process))
-            with begun():
+            with beside():
                 return asyncio.run(watch(self._bootstraps[1], copy, PARTITIONS, shape.count, process, head))
 
     def peer(self, shape: Shape) -> Figures:

@@ -67,9 +67,9 @@ async def watch(
         await client.stop()
     if copied > count:
         raise StageError(f"{topic} has {copied} records, its source {count}")
-    (begun_s, first, cpu_before), (ended_s, last, cpu_after) = marks
+    (started_s, first, cpu_before), (ended_s, last, cpu_after) = marks
     return Figures(
-        (last - first) / (ended_s - begun_s),
+        (last - first) / (ended_s - started_s),
         (cpu_after - cpu_before) / (last - first) * 1_000_000,
         most_bytes / MB,
     )

@@ -29,7 +29,7 @@ from switchyard.audit.model.fingerprint import Fingerprint
 from switchyard.audit.model.latencies import Latencies
 from switchyard.audit.model.places import place_of
 from switchyard.audit.model.totals import NO_TOTALS, Totals
-from tests.bench.reporting.files import Progress, arrow_schema, made, write
+from tests.bench.reporting.files import Progress, arrow_schema, run_tasks, write
 
 START_MS = 1_756_684_800_000  # 2025-09-01T00:00Z
 WIDTH_MS = 60_000
@@ -79,7 +79,7 @@ def make(root: Path, rows: int, seed: int, progress: Progress) -> int:
     ]
     archives = {region: Archive.create(root / region, f"cluster-{region}") for region in PLACES}
     added: dict[str, list[ArchiveFile]] = {region: [_tiers(root, region, rows)] for region in PLACES}
-    for files in made(_day, days, progress, f"making {rows:,} audit rows"):
+    for files in run_tasks(_day, days, progress, f"making {rows:,} audit rows"):
         for region, file in files.items():
             added[region].append(file)
     for region, archive in archives.items():

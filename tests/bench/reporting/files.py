@@ -21,7 +21,7 @@ Progress = Callable[[str], None]
 ARROW: dict[type[DataType], Any] = {
     StringType: pa.string(), LongType: pa.int64(), IntegerType: pa.int32(), BinaryType: pa.binary(),
 }  # fmt: skip
-TOLD_EVERY = 10  # percent
+PROGRESS_STEP = 10  # percent
 
 
 def arrow_schema(schema: StructType) -> Any:
@@ -42,17 +42,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def made(
+def run_tasks(
     function: Callable[[Task], Made], tasks: Sequence[Task], progress: Progress, what: str
 ) -> Iterator[Made]:
     """What `function` makes of the tasks, in their order, on all cores, with how far it is."""
-    told = 0
+    reported_percent = 0
     context = multiprocessing.get_context("spawn")  # pyarrow has threads, which a fork would lose
     with context.Pool(min(cores(), len(tasks))) as pool:
         results: Iterable[Made] = pool.imap(function, tasks)
         for number, one in enumerate(results, 1):
             yield one
             percent = 100 * number // len(tasks)
-            if percent >= told + TOLD_EVERY or number == len(tasks):
-                told = percent
+            if percent >= reported_percent + PROGRESS_STEP or number == len(tasks):
+                reported_percent = percent
                 progress(f"{what}: {percent} %")

@@ -18,7 +18,7 @@ from tests.bench.reporting.files import Progress
 from tests.bench.reporting.works import Work
 
 LOOK_EVERY_S = 0.25
-TELL_EVERY_S = 30.0
+PROGRESS_EVERY_S = 30.0
 TAIL = 4000
 MB = 1_000_000
 
@@ -62,13 +62,13 @@ def measure(work: Work, progress: Progress) -> Measured:
 def _watch(process: subprocess.Popen[bytes], work: Work, progress: Progress) -> tuple[int, float]:
     """Until it ends; the most bytes that were seen, and seconds of processors."""
     watched = psutil.Process(process.pid)
-    peak, began_s, told_s = 0, time.monotonic(), time.monotonic()
+    peak, began_s, reported_s = 0, time.monotonic(), time.monotonic()
     spent_s: dict[int, float] = {}  # by process, as last seen: it may end before the others do
     while process.poll() is None:
         peak = max(peak, _look(watched, spent_s))
         now_s = time.monotonic()
-        if now_s - told_s >= TELL_EVERY_S:
-            told_s = now_s
+        if now_s - reported_s >= PROGRESS_EVERY_S:
+            reported_s = now_s
             progress(
                 f"{work.engine}, {work.work}, {work.rows:,}: {now_s - began_s:.0f} s, {peak / MB:,.0f} MB"
             )

@@ -30,8 +30,8 @@ def report(spark: SparkSession, root: Path, rows: int) -> dict[str, Any]:
     end_ms = audits.end_ms(rows)
     now_ms = end_ms + audits.AFTERWARDS_MS
     daily.bring_up(spark, root, daily.open_stores(root), now_ms, PlanBounds())
-    told = summarize(spark, root, audits.START_MS, end_ms, now_ms)
-    return shapes.report(told["traffic"], told["pairs"])
+    summary = summarize(spark, root, audits.START_MS, end_ms, now_ms)
+    return shapes.report(summary["traffic"], summary["pairs"])
 
 
 def time_range(root: Path, topic: str, from_ms: int, to_ms: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from app.archive.layout import RECORDS, ArchiveChange, ArchivedPartition, ArchivedReach, ArchiveFile, FileSpan
 from app.archive.log import Archive
 from app.archive.reader import record_schema
-from tests.bench.reporting.files import Progress, made, write
+from tests.bench.reporting.files import Progress, run_tasks, write
 
 START_MS = 1_761_955_200_000  # 2025-11-01T00:00Z
 HOUR_MS = 3_600_000
@@ -74,7 +74,7 @@ def make(root: Path, copy: Path, records: int, seed: int, progress: Progress) ->
     tasks = [
         Hour(root, copy, seed, topic, hour, many) for hour in range(hours) for topic in range(len(TOPICS))
     ]
-    files = tuple(made(_hour, tasks, progress, f"making {records:,} records"))
+    files = tuple(run_tasks(_hour, tasks, progress, f"making {records:,} records"))
     end = hours * many // PARTITIONS
     reach = {
         ArchivedPartition(topic, TOPIC_ID, number): ArchivedReach(0, end)

@@ -39,5 +39,5 @@ def report(
 
 def counts(rows: Iterable[tuple[str, ...]]) -> dict[str, Any]:
     """Of spans: records in all, and each span by the file's place in the archive."""
-    placed = sorted(["/".join(Path(path).parts[-4:]), *figures] for path, *figures in rows)
-    return {"records": sum(row[4] for row in placed), "spans": placed}
+    counted_assignments = sorted(["/".join(Path(path).parts[-4:]), *figures] for path, *figures in rows)
+    return {"records": sum(row[4] for row in counted_assignments), "spans": counted_assignments}

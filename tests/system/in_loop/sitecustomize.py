@@ -38,7 +38,7 @@ def install(path: str) -> None:
     """For the life of the process."""
     import asyncio
 
-    there = Path(path)
+    notes_file = Path(path)
 
     running_loop = asyncio._get_running_loop
     seen: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
@@ -50,7 +50,7 @@ def install(path: str) -> None:
         while frame is not None:
             at.append((frame.f_code.co_filename, frame.f_lineno))
             frame = frame.f_back
-        if any(word in file for file, _ in at for word in ALLOWED) or not there.exists():
+        if any(word in file for file, _ in at for word in ALLOWED) or not notes_file.exists():
             return
         key = event, tuple(at[:3])
         if key not in seen:

@@ -28,8 +28,8 @@ def _shift(file: Path) -> None:
         return float(_SECONDS.unpack_from(shared)[0])
 
     def shifted_s() -> float:
-        asker = sys._getframe(1).f_globals.get("__name__", "")
-        return wall_s() if asker.partition(".")[0] == "grpc" else wall_s() + shift_s()
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        return wall_s() if caller.partition(".")[0] == "grpc" else wall_s() + shift_s()
 
     time.time = shifted_s
     time.time_ns = lambda: wall_ns() + round(shift_s() * 1e9)

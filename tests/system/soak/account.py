@@ -23,8 +23,8 @@ from tests.system.soak.plan import Kind, Lot
 # What kill -9 of a worker may deliver again: what was in flight, and what was acknowledged since the last
 # snapshot that was taken. One is due every 0.1 s; while none is taken, pushing stops at 0.5 s.
 SNAPSHOT_MS = 600.0
-UNHEARD_MS = 500.0  # what a receiver may have said just before it was killed, paused or cut off
-UNREAD_MS = 200.0  # what a dead worker had written, and the receiver reads a moment later
+LOST_ANSWER_MS = 500.0  # what a receiver may have said just before it was killed, paused or cut off
+UNREAD_INPUT_MS = 200.0  # what a dead worker had written, and the receiver reads a moment later
 LATE_MS = 1000.0  # what it reads from its sockets when it goes on
 PATIENCE = 0.5  # of the time after which a delivery is given up passes here, the rest on the way
 
@@ -43,13 +43,14 @@ class IncidentHit:
         """Whether it may have made the answer to this delivery of `lot` unheard or unsaved."""
         if self.kind is Kind.WORKER_KILL:
             return (
-                delivery.start_ms <= self.to_ms + UNREAD_MS and delivery.end_ms >= self.from_ms - SNAPSHOT_MS
+                delivery.start_ms <= self.to_ms + UNREAD_INPUT_MS
+                and delivery.end_ms >= self.from_ms - SNAPSHOT_MS
             )
         if self.kind is Kind.WORKER_STALL:  # timers run out while answers wait to be read
-            return delivery.start_ms <= self.to_ms and delivery.end_ms >= self.from_ms - UNHEARD_MS
+            return delivery.start_ms <= self.to_ms and delivery.end_ms >= self.from_ms - LOST_ANSWER_MS
         if self.receiver is None or self.receiver != lot.receiver:
             return False
-        return delivery.start_ms <= self.to_ms + LATE_MS and delivery.end_ms >= self.from_ms - UNHEARD_MS
+        return delivery.start_ms <= self.to_ms + LATE_MS and delivery.end_ms >= self.from_ms - LOST_ANSWER_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ MAX_BACKLOG = 150  # of a workload
 SETTLE_S = 90.0
 QUIET_S = 1.0
 STALL_MS = 1000.0
-GOES_S = 30.0
+TERM_S = 30.0
 SIGNALS = {
     Kind.AWAY: (signal.SIGUSR1, signal.SIGURG), Kind.OVERLOAD: (signal.SIGUSR2, signal.SIGURG),
     Kind.RECEIVER_PAUSE: (signal.SIGSTOP, signal.SIGCONT),
@@ -66,7 +66,7 @@ class Outcome:
 
 
 @dataclass
-class Play:
+class SoakRun:
     """See the module."""
 
     stage: DemoStage
@@ -88,7 +88,7 @@ class Play:
         self._backlog = {lot.name: 0 for lot in LOTS}
         self._began_ms = 0.0
         self._killed: list[tuple[int, float]] = []
-        self._struck: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def run(self) -> Outcome:
         """All of it."""
@@ -109,7 +109,7 @@ class Play:
         self._settle()
         lag = self._wait_committed()
         if lag:
-            self.troubles.append(self._scene())
+            self.troubles.append(self._describe_workers())
         time.sleep(QUIET_S)  # what is delivered twice, or moved twice, comes now
         self._read_journal()
         for pid, at_ms in self._killed:
@@ -229,7 +229,7 @@ class Play:
         await asyncio.sleep(max(0.0, began_s + incident.at_s - asyncio.get_running_loop().time()))
         what = VICTIMS.get(incident.kind, "receiver")
         # A slow machine starts a successor longer than the plan has until the next incident of its place.
-        async with self._struck[what, incident.which]:
+        async with self._locks[what, incident.which]:
             self.say(f"{incident.at_s:5.1f} s  {incident.kind} {incident.which} for {incident.for_s:.1f} s")
             from_ms = _now_ms()
             to_ms = await self._strike(incident)
@@ -269,9 +269,9 @@ class Play:
         self.workers[which] = successor = self.stage.worker(f"worker-{next(self._count)}", wait=False)
         if kind is Kind.WORKER_TERM:
             try:
-                code = await asyncio.to_thread(victim.terminate, GOES_S)
+                code = await asyncio.to_thread(victim.terminate, TERM_S)
             except subprocess.TimeoutExpired:
-                self.troubles.append(f"{victim.name} still runs {GOES_S} s after SIGTERM:\n{victim.tail(40)}")
+                self.troubles.append(f"{victim.name} still runs {TERM_S} s after SIGTERM:\n{victim.tail(40)}")
                 victim.kill()
             else:
                 if code:
@@ -325,7 +325,7 @@ class Play:
         finally:
             await client.stop()
 
-    def _scene(self) -> str:
+    def _describe_workers(self) -> str:
         """What the workers say of their jobs, and the end of their logs: for who looks into it."""
         words = []
         for worker in self.workers:

@@ -39,7 +39,7 @@ ENDS = {
 }  # fmt: skip
 
 
-class Planned(RuntimeError):
+class PlannedFailure(RuntimeError):
     """The handler fails, as the plan says."""
 
 
@@ -68,7 +68,7 @@ class Faults:
             raise
         self._note(ENDS.get(drawn.fault, "ok"), {"d": number})
         if drawn.fault is Fault.RAISE:
-            raise Planned(name)
+            raise PlannedFailure(name)
         if drawn.fault is Fault.RETRY_AFTER:
             return Retry(after=drawn.after_s)
         return VERDICTS.get(drawn.fault)
@@ -94,7 +94,7 @@ class UnreliableReceiver(Receiver):
         self._cut = asyncio.Event()
         stream = self._stream
         assert stream is not None
-        self._unary = _MoodyCalls(self)
+        self._unary = _RefusingCalls(self)
         stream.handler = grpc.stream_stream_rpc_method_handler(self._stream_behaviour(stream))
 
     def set_burst(self, burst: grpc.StatusCode | None) -> None:
@@ -123,7 +123,7 @@ class UnreliableReceiver(Receiver):
         return behave
 
 
-class _MoodyCalls(UnarySide):
+class _RefusingCalls(UnarySide):
     def __init__(self, receiver: UnreliableReceiver) -> None:
         super().__init__({})
         self._receiver = receiver
@@ -131,13 +131,13 @@ class _MoodyCalls(UnarySide):
     def _handler_of(self, route: Any) -> Any:
         behave = super()._handler_of(route)
 
-        async def moody(value: bytes, context: Any) -> bytes:
+        async def refuse_in_burst(value: bytes, context: Any) -> bytes:
             if self._receiver.burst is not None:
                 await context.abort(self._receiver.burst, "a burst, as planned")
             answer: bytes = await behave(value, context)
             return answer
 
-        return moody
+        return refuse_in_burst
 
 
 def main() -> None:
