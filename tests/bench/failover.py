@@ -1,10 +1,12 @@
-"""p99 seconds from the command to the first message of every partition, when a whole region was killed; and
-how much is read again, against MirrorMaker 2's translated group offsets.
+"""p99 seconds from the command to the first message of every partition after a whole region was killed.
 
-Ours: two regions with a worker each; in the one that stays `failover plan --force`, and then the command,
-`execute`; later back in order. The peer: two clusters, a consumer group that goes on in the other one where
-MirrorMaker 2 has put it (`failing_over.peer`). Both have the same traffic, by producers that fail over, and 4
-partitions; the killed region comes back. What was not delivered then is lost; of ours that fails the bench.
+It also counts messages that are read again. The peer is MirrorMaker 2 with translated group offsets.
+
+Ours: two regions with a worker each. The region that stays runs `failover plan --force` and then the command,
+`execute`; later the role goes back in order. The peer: two clusters, and a consumer group that continues in
+the other one where MirrorMaker 2 has put it (`failing_over.peer`). Both have the same traffic, by producers
+that fail over, and 4 partitions. The killed region comes back; messages not delivered by then are lost. A
+lost message of ours fails the bench.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """How long a round of placement takes and how much it moves: 100,000 jobs on 2,000 workers, pure Python.
 
-Ours is one call of `app.placement.model.bin_packing.plan`, which sees everything anew each time. The naive
-re-balance deals all jobs out afresh whenever something changes, round robin over the sorted workers (as
-Kafka's RoundRobinAssignor does). A second peer keeps what it can but evens the counts out, as Kafka's sticky
-assignors do (KIP-54). Neither knows load: a spike moves nothing there, and stays where it is; what packing
-all anew by load would move is told beside it.
+Ours is one call of `app.placement.model.bin_packing.plan`, which sees all jobs each time. The naive
+re-balance deals all jobs out again at each change, round robin over the sorted workers (as Kafka's
+RoundRobinAssignor does). A second peer keeps placements where it can but evens the counts out, as Kafka's
+sticky assignors do (KIP-54). Neither knows load: a spike moves nothing there, and stays where it is. A
+further figure has the moves of packing all jobs by load again.
 
-Jobs' loads are heavy-tailed (Pareto), the fleet is a little more than half full. The value is the slowest of
-the scenarios in seconds; the ratio is of the moves in all scenarios together. Seconds are of cpu time: the
-round is one thread's computation, and other processes on the machine are not its business. Relief of a spike
-takes
-several rounds: its moves are counted until rest, its time is the slowest round's.
+Jobs' loads are heavy-tailed (Pareto); the fleet is a little more than half full. The value is the slowest of
+the scenarios in seconds; the ratio is of the moves in all scenarios together. Seconds are of CPU time,
+because a round is one thread's computation. Relief of a spike takes several rounds: its moves are counted
+until rest, and its time is the slowest round's.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def make_loads(count: int, seed: int) -> dict[str, Load]:
 
 
 def assigned(owners: Mapping[str, str]) -> dict[str, Assignment]:
-    """As the control log would tell it."""
+    """The owners as assignments of the control log."""
     return {
         job: Assignment(at_ms=0, job=job, worker=worker, epoch=1, term=1, reason="")
         for job, worker in owners.items()
@@ -57,7 +56,7 @@ def assigned(owners: Mapping[str, str]) -> dict[str, Assignment]:
 
 
 def until_rest(loads: Mapping[str, Load], workers: Sequence[str], owners: Owners) -> tuple[float, Owners]:
-    """Rounds until nothing is to be done: the slowest one's seconds, and who owns what then."""
+    """Plans rounds until nothing moves: the slowest round's seconds, and the final owners."""
     members = [Member(worker) for worker in workers]
     planned: dict[str, PlacementDecision] = {}
     slowest_s, now = 0.0, assigned(owners)
@@ -73,7 +72,7 @@ def until_rest(loads: Mapping[str, Load], workers: Sequence[str], owners: Owners
 
 
 def round_robin(loads: Mapping[str, Load], workers: Sequence[str], _owners: Owners) -> Owners:
-    """All dealt out anew."""
+    """Deals all jobs out again, round robin."""
     names = sorted(workers)
     return {job: names[at % len(names)] for at, job in enumerate(sorted(loads))}
 
@@ -103,7 +102,7 @@ def moved(before: Mapping[str, str], after: Mapping[str, str]) -> int:
 
 
 def run(progress: Progress) -> dict[str, Any]:
-    """See the module."""
+    """Runs all scenarios."""
     loads = make_loads(JOBS, SEED)
     spiked = {
         job: Load(3 * load.cpu_cores, load.memory_bytes, load.network_bytes_per_s)

@@ -1,9 +1,10 @@
-"""Records/s copied from one cluster to another by one worker, against MirrorMaker 2; and how late they come.
+"""Records/s that a worker copies from one cluster to another, against MirrorMaker 2; and the latency of
+copies.
 
-Both copy the same filled topic from its beginning, by turns, into a new topic every time, and are counted by
-what the destination has (its log's ends), between a tenth and nine tenths of the records. All is counted:
-a record too many or too few fails the bench. A bare copier, which moves the bytes and does nothing else, is
-what brokers and machine leave to anybody. CPU and memory: `replication-cost`.
+Both copy the same filled topic from its beginning, by turns, into a new topic every time. Records are counted
+in the destination (its log's ends), between a tenth and nine tenths of all. A record too many or too few
+fails the bench. A bare copier, which only moves bytes, gives the limit of brokers and machine. CPU and
+memory: `replication-cost`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Messages accounted for out of those produced, under ten minutes of random trouble; and the workers' memory.
+"""Share of produced messages that are accounted for under ten minutes of random faults; and the workers'
+memory.
 
-SWITCHYARD_SOAK_S: seconds (600). SWITCHYARD_SOAK_SEED: what to draw the trouble from (1).
+SWITCHYARD_SOAK_S: seconds (600). SWITCHYARD_SOAK_SEED: the seed of faults and incidents (1).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def run(progress: Progress) -> dict[str, Any]:
 
 
 def _memory(lives: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
-    """What a worker holds at the end of its life, against a third of the way."""
+    """Each worker's memory at the end of its life, against a third of the way."""
     return [
         {"bench": f"soak, memory of {name}", "value": round(life[-1][1], 1), "unit": "MB",
          "peer": f"{life[-1][0] - life[len(life) // 3][0]:.0f} s before",

@@ -1,10 +1,10 @@
-"""Compares a compacted topic with its copy, both of which the brokers compact, each at its time.
+"""Compares a compacted topic with its copy, which brokers compact independently, at different times.
 
-Rules, for each partition, of records that no writing goes on with:
-1. Of every key both have the same latest record: timestamp, value (or tombstone), headers. So whatever of the
-   source the copy has not, was replaced there by a later one.
-2. What the copy has is in the source's order, and nothing is there twice: the numbers that `number_of` reads
-   from the records of a partition rise. So they do in the source.
+Rules, for each partition, once no producer writes to it:
+1. Both logs have the same latest record of every key: timestamp, value (or tombstone), headers. A source
+   record that the copy lacks was therefore replaced by a later one.
+2. The numbers that `number_of` reads rise within each partition of both logs: the copy has the source's order
+   and no repetition.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DIFFERENCES = 20  # differences of a partition
 
 @dataclass(slots=True)
 class Compacted:
-    """Keys that are the same, records that are left, and what differs."""
+    """Equal keys, remaining records, and differences."""
 
     same: int = 0
     source_records: int = 0
@@ -32,11 +32,11 @@ class Compacted:
 async def compare_compacted(
     source: str, copies: str, topic: str, number_of: Callable[[Row], int]
 ) -> Compacted:
-    """Compares the topic of both clusters (bootstrap addresses); see the module.
+    """Compares the topic of both clusters (bootstrap addresses).
 
     Raises:
-        ValueError: a batch's checksum does not match.
-        KafkaError, ClusterUnreachable: a broker does not answer.
+        ValueError: A batch's checksum does not match.
+        KafkaError, ClusterUnreachable: A broker does not answer.
     """
     found = Compacted()
     source_client, copy_client = (
@@ -59,7 +59,7 @@ async def compare_compacted(
 
 
 def differences(source: list[Row], copy: list[Row], number_of: Callable[[Row], int]) -> Iterator[str]:
-    """Where a partition breaks the rules."""
+    """A sentence for each violation of the rules in a partition."""
     latest, copied = _latest(source), _latest(copy)
     for key in latest.keys() | copied.keys():
         if latest.get(key) != copied.get(key):

@@ -3,14 +3,16 @@
     python -m tests.system.compare_topics SOURCE TOPIC COPIES COPY       (SOURCE, COPIES: bootstrap addresses)
 
 Rules
-1. Of both what read_committed shows counts, from the log's start to the end that it had at the beginning;
-   offsets need not agree. Every batch's checksum must match.
-2. Batches of the same bytes hold the same records: nothing is decoded. Others are decoded and compared record
-   by record, so that it does not matter how records are batched or compressed.
-3. Where they differ, both are read on up to `AHEAD` records, to tell what is missing from what came twice,
-   and to go on behind it. Records that equal each other (with their timestamps) make that a guess.
+1. Both logs are compared from their start to the end that they had at the beginning, as read_committed shows
+   them. Offsets need not agree. Every batch's checksum must match.
+2. Batches of the same bytes hold the same records and are not decoded. Others are decoded and compared record
+   by record, so batch sizes and compression do not matter.
+3. At a difference the comparison reads up to `LOOKAHEAD_RECORDS` records of both logs. It then knows which
+   records are missing or repeated, and continues behind them. It may guess wrong where whole records,
+   timestamps included, are equal.
 
-Millions of verbatim copies take seconds; records that were batched anew, some 200,000 a second.
+Verbatim copies take seconds per million records; copies with other batches are compared at some 200,000
+records a second.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ LOOKAHEAD_RECORDS = 50_000
 MAX_DIFFERENCES = 20  # differences of a partition
 FETCH_BYTES = 8 * 1024 * 1024
 FETCH_WAIT_MS = 500
-EMPTY_ANSWERS = 20  # then something is wrong
-CODEC_AND_CLOCK = 0x0F  # of the attributes: what says something of the records
+EMPTY_ANSWERS = 20  # one after the other; then the comparison fails
+CODEC_AND_CLOCK = 0x0F  # the bits of a batch's attributes that concern its records
 FIELDS = ("timestamp", "key", "value", "headers")
 
 Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
@@ -42,12 +44,13 @@ Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where the copy differs.
+    """A place where the copy differs.
 
     Attributes:
-        kind: missing, twice, foreign (it was not in the source), out of order, changed.
-        source_offset, copy_offset: the first record that is concerned, on either side, or where it should be.
-        records: so many.
+        kind: One of missing, twice, foreign (the source has no such record), out of order, changed.
+        source_offset: The first record concerned in the source, or where it should be.
+        copy_offset: The same in the copy.
+        records: The number of records concerned.
     """
 
     partition: int
@@ -66,13 +69,13 @@ class Difference:
 
 @dataclass(slots=True)
 class Comparison:
-    """What came out: records that are the same, and the differences, the first `MOST` of each partition."""
+    """The number of equal records, and the first `MAX_DIFFERENCES` differences of each partition."""
 
     same: int = 0
     differences: list[Difference] = field(default_factory=list)
 
     def count(self, kind: str) -> int:
-        """Records of a kind of difference."""
+        """The number of records with this kind of difference."""
         return sum(found.records for found in self.differences if found.kind == kind)
 
     def __str__(self) -> str:
@@ -80,11 +83,11 @@ class Comparison:
 
 
 async def compare_topics(source: str, topic: str, copies: str, copy: str) -> Comparison:
-    """Compares `topic` at the bootstrap address `source` with `copy` at `copies`; see the module.
+    """Compares `topic` at the bootstrap address `source` with `copy` at `copies`.
 
     Raises:
-        ValueError: a batch cannot be right: its checksum does not match.
-        KafkaError, ClusterUnreachable: a broker does not answer.
+        ValueError: A batch's checksum does not match.
+        KafkaError, ClusterUnreachable: A broker does not answer.
     """
     source_client, copy_client = (
         ClusterClient(ClusterSpec(name, (at,))) for name, at in (("source", source), ("copies", copies))
@@ -108,7 +111,7 @@ async def compare_topics(source: str, topic: str, copies: str, copy: str) -> Com
 
 
 class Cursor:
-    """Reads [start, end) of a partition: whole batches, or the rows of the next ones."""
+    """Reads [start, end) of a partition as whole batches or as decoded rows."""
 
     def __init__(self, client: ClusterClient, topic: str, partition: int, start: int, end: int) -> None:
         self._client = client
@@ -116,13 +119,13 @@ class Cursor:
         self._start = self._next_offset = start
         self._end = end
         self._batches: deque[RecordBatch] = deque()
-        self._empty = 0  # answers one after the other
+        self._empty = 0  # empty answers one after the other
         self.rows: list[Row] = []
         self.offsets: list[int] = []
 
     @classmethod
     async def over(cls, client: ClusterClient, topic: str, partition: int) -> Cursor:
-        """Over all that read_committed shows now; nothing when there is no such partition."""
+        """A cursor over all that read_committed shows now; empty when there is no such partition."""
         at = topic, partition
         if partition >= (await client.partitions(topic) or 0):
             return cls(client, topic, partition, 0, 0)
@@ -137,7 +140,9 @@ class Cursor:
         return self._batches[0].header.base_offset if self._batches else self._next_offset
 
     async def batch(self) -> RecordBatch | None:
-        """The next whole batch, which stays; None: there is none, or some of its rows are gone."""
+        """The next whole batch, which is not consumed; None at the end, or when some of its rows are
+        consumed.
+        """
         while not self.rows and not self._batches and self._next_offset < self._end:
             await self._fetch()
         if self.rows or not self._batches:
@@ -147,11 +152,11 @@ class Cursor:
         return self._batches[0] if whole else None
 
     def drop_batch(self) -> None:
-        """It is done with."""
+        """Consumes the next batch."""
         self._batches.popleft()
 
     async def load_rows(self, count: int) -> int:
-        """Decodes until there are so many rows, or no more; how many there are."""
+        """Decodes until there are `count` rows or the log ends; returns the number of rows."""
         while len(self.rows) < count:
             while not self._batches:
                 if self._next_offset >= self._end:
@@ -165,11 +170,11 @@ class Cursor:
         return len(self.rows)
 
     def drop(self, count: int) -> None:
-        """So many rows are done with."""
+        """Consumes `count` rows."""
         del self.rows[:count], self.offsets[:count]
 
     async def cursor_before(self, count: int) -> Cursor:
-        """Over so many offsets before the next record."""
+        """A cursor over the `count` offsets before the next record."""
         return Cursor(self._client, self._topic, self._partition, max(self._start, self.at - count), self.at)
 
     async def _fetch(self) -> None:
@@ -228,7 +233,7 @@ async def _compare(
 
 
 def _same_batch(one: RecordBatch, other: RecordBatch) -> bool:
-    """Whether they certainly hold the same records (the delete horizon's flag says nothing of them)."""
+    """Whether both certainly hold the same records (the flag of the delete horizon does not matter)."""
     a, b = one.header, other.header
     return (
         a.attributes & CODEC_AND_CLOCK == b.attributes & CODEC_AND_CLOCK
@@ -240,7 +245,7 @@ def _same_batch(one: RecordBatch, other: RecordBatch) -> bool:
 
 
 async def _difference(source: Cursor, copied: Cursor, partition: int) -> Difference:
-    """What is wrong with the next record of both, and drops what it concerns."""
+    """The difference at the next record of both; consumes the records concerned."""
     await source.load_rows(LOOKAHEAD_RECORDS)
     await copied.load_rows(LOOKAHEAD_RECORDS)
     rows, copies = source.rows, copied.rows
@@ -260,7 +265,7 @@ async def _difference(source: Cursor, copied: Cursor, partition: int) -> Differe
     if missing is not None and rows:
         source.drop(missing)
         return difference(
-            "missing", missing, "the copy goes on behind them" if copies else "the copy ends here"
+            "missing", missing, "the copy continues behind them" if copies else "the copy ends here"
         )
     if extra is not None:
         earlier = await source.cursor_before(2 * LOOKAHEAD_RECORDS)

@@ -1,14 +1,15 @@
-"""Topics of different make, and who writes them whatever happens to their brokers.
+"""Producers that write topics of several profiles through broker failures.
 
     with Sources({"east-regional": bootstrap, ...}, "prefix") as sources: ...     # until the end of the block
     sources.written                                                               # topic -> records
 
 Rules
-1. A record has a number that none of its topic has twice: a producer that failed goes on with the next one.
-   So what comes twice in a copy can be told; what came into the source matters to nobody here.
-2. A producer that fails is made anew, as often as it takes. When the block ends each writes once more into
-   every partition, so that all of them go on behind whatever happened.
-3. They write as fast as it takes to have written `per_second` since the beginning: they make up for outages.
+1. Each record has a number that is unique in its topic: a producer that failed continues with the next
+   number. A comparison can therefore find repeated copies, whichever of the failed records the source got.
+2. A producer that fails is replaced, as often as necessary. At the end of the block each producer writes once
+   more into every partition, so that all partitions have records behind the last failure.
+3. Each topic is written at the pace that gives `per_second` since the beginning: producers make up for
+   outages.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ from app.dev.demo.background_thread import Background
 from app.dev.demo.traffic import create_topic
 
 HOME, AWAY = "east-regional", "east-aggregate"
-# brokers forget the producers of old records soon: `app.kafka.producers.history`
+# brokers soon forget idempotent producers of old records: `app.kafka.producers.history`
 LONG_AGO_MS = 1_600_000_000_000
 BATCH_BYTES = 64 * 1024
 PRODUCER_ROUNDS = 200  # then another begins, under another id
 STOP_S, PAUSE_S = 30.0, 0.5
-TRANSACTION_TIMEOUT_MS = 20_000  # one that a producer left open is aborted
+TRANSACTION_TIMEOUT_MS = 20_000  # then brokers abort a transaction that a producer left open
 
 
 @dataclass(frozen=True, slots=True)
 class TopicProfile:
-    """How a topic is made and written.
+    """How a topic is created and written.
 
     Attributes:
-        per_second: records, over all partitions. batch: of so many records at most.
-        home: the cluster that it is written to.
-        old: timestamps lie years back; otherwise they are of now.
-        mixed: keys, headers and tombstones; otherwise values alone.
-        keys: so many different ones.
+        per_second: Records a second, over all partitions.
+        batch: The most records in a batch.
+        home: The cluster that gets the records.
+        old: Timestamps lie years back; otherwise they are the current time.
+        mixed: Keys, headers and tombstones; otherwise values alone.
+        keys: The number of different keys.
     """
 
     name: str
@@ -62,7 +64,7 @@ class TopicProfile:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether older records of a key go away."""
+        """Whether brokers remove older records of a key."""
         return "compact" in self.config.get("cleanup_policy", "")
 
 
@@ -83,7 +85,7 @@ TOPIC_PROFILES = (
 
 
 class Sources(Background):
-    """See the module. Creates the topics, `prefix` before the names of `MAKES`."""
+    """Producers of all profiles; creates a topic `<prefix>.<profile>` for each."""
 
     def __init__(
         self, bootstraps: Mapping[str, str], prefix: str, profiles: tuple[TopicProfile, ...] = TOPIC_PROFILES
@@ -100,7 +102,7 @@ class Sources(Background):
             asyncio.run(create_topic(bootstraps[profile.home], topic, profile.partitions, **profile.config))
 
     def partitions(self, home: str) -> list[tuple[str, int]]:
-        """All of the topics that are written to this cluster."""
+        """All partitions of topics that are written to this cluster."""
         return [
             (t, p)
             for t, profile in self.topics.items()
@@ -150,7 +152,7 @@ class Sources(Background):
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
     async def _round(self, producer: AIOKafkaProducer, topic: str, profile: TopicProfile) -> None:
-        """A batch for each partition; with transactions, of three the second is aborted."""
+        """Writes a batch into each partition; of three transactions the second is aborted."""
         commits, sent, records = True, [], 0
         if profile.transactional:
             await producer.begin_transaction()
@@ -171,7 +173,7 @@ class Sources(Background):
 
 
 def record(profile: TopicProfile, number: int) -> dict[str, Any]:
-    """The record of this number; no other is the same."""
+    """The record of this number; each number gives a different record."""
     if profile.old:
         timestamp_ms = LONG_AGO_MS + 37 * (number % 1_000) + number // 1_000
     else:
@@ -191,7 +193,7 @@ def record(profile: TopicProfile, number: int) -> dict[str, Any]:
 
 
 async def _stop(producer: AIOKafkaProducer) -> None:
-    """Whatever its brokers do meanwhile."""
+    """Stops the producer, also when its brokers do not answer."""
     try:
         await asyncio.wait_for(producer.stop(), STOP_S)
     except (KafkaError, OSError, TimeoutError):

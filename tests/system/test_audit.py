@@ -1,4 +1,4 @@
-"""Audits by real workers, some of which are killed: each record is counted once, and what is lost is told."""
+"""Audits by real workers, some of which are killed: each record is counted once, and losses are reported."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def plan(name: str, *topics: str, **spec: Any) -> dict[str, Any]:
 
 
 class Traffic:
-    """Batches of all sizes and codecs into every partition, until the end; `sent`: by window.
+    """Writes batches of all sizes and codecs into every partition; `sent` counts the records by window.
 
-    Records are up to `late_ms` older than the moment they are written, in no order. `some`: how many are
-    written at a time.
+    Records are up to `late_ms` older than the moment of writing, in no order. `record_counts` has the numbers
+    of records that are written at a time.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Traffic:
 
 
 def audit_rows(worker: Process, what: str, **query: str) -> list[dict[str, Any]]:
-    """All of a list; [] while the tables are being read."""
+    """All rows of an audit list; [] while workers read the tables."""
     parameters = "&".join(f"{name}={value}" for name, value in query.items())
     status, body = http("GET", f"{worker.url}/api/v1/audit/{what}?limit=1000&{parameters}")
     assert status in {200, 502, 503}, body
@@ -115,7 +115,7 @@ def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
     workers = start_workers(stage)
     stage.deploy(workers[0], plan("all", topic_name))
     stage.deploy(workers[0], route("copy", HOME, AWAY, topic_name))
-    jobs = 3 * PARTITIONS  # the copy is found by itself, and counted, too
+    jobs = 3 * PARTITIONS  # the audit discovers the copy and counts it, too
     with Traffic([home], topic_name, late_ms=DISORDER_MS) as traffic:
         for number, kills in enumerate((True, False, True)):
             wait_until(
@@ -125,7 +125,7 @@ def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
             wait_until(partial(_counted_more_than, workers[0], topic_name, enough), ENOUGH_S, workers[0].tail)
             owners = Counter(dict(workers[0].jobs()))
             victim = max(workers, key=lambda worker: owners[worker.url])
-            assert owners[victim.url], "it counts something"
+            assert owners[victim.url], "the victim has no jobs"
             workers.remove(victim)
             stage.deploy(
                 workers[0], plan("all", topic_name, lateness=f"{5 + number}s")
@@ -142,9 +142,9 @@ def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
             lambda: f"{window_counts(worker, topic_name).total()} of {sent.total()}\n{worker.tail()}", 0.5,
         )  # fmt: skip
         assert window_counts(worker, topic_name, tier) == sent
-        assert window_counts(workers[1], topic_name, tier) == sent, "it does not matter who is asked"
+        assert window_counts(workers[1], topic_name, tier) == sent, "both workers must answer the same"
     states = {row["state"] for row in audit_rows(worker, "loss", topic=topic_name)}
-    assert states <= {"late"}, "nothing was lost, and nothing is told as if it were"
+    assert states <= {"late"}, "nothing was lost, so no loss may be reported"
 
 
 def test_exactly_the_records_missing_at_the_next_tier_are_reported_as_loss(

@@ -1,5 +1,7 @@
-"""Alerts of real workers: a webhook and Alertmanager learn once that records were lost between two clusters,
-although the leader is killed. They learn that the loss is over once the records have arrived."""
+"""Alerts of real workers on a loss between two clusters, although the leader is killed.
+
+A webhook and Alertmanager get one notice of the loss, and one of its end once the records have arrived.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.system
 
 
 def is_leader(worker: Process, seen_by: Process) -> bool:
-    """Whether a worker leads, as another one knows."""
+    """Whether another worker lists this one as the leader."""
     return any(item["leader"] and item["url"] == worker.url for item in known_workers(seen_by))
 
 
@@ -63,16 +65,16 @@ def test_a_loss_and_its_end_are_alerted_once_each_although_the_leader_is_killed(
         workers.remove(leader)
         leader.kill()
         wait_until(lambda: is_leader(workers[0], workers[0]), ENOUGH_S, workers[0].tail)
-        asyncio.run(write(away))  # they come, late
+        asyncio.run(write(away))  # the lost records arrive late
         wait_until(partial(_is_over, hook), ENOUGH_S, lambda: f"{hook.bodies}\n{workers[0].tail()}", 0.2)
         assert {body["id"] for body in hook.bodies} == {f"{first['alert']}-1", f"{first['alert']}-2"}
-        assert len(hook.bodies) == 2, "what was written down as told is not told again"
+        assert len(hook.bodies) == 2, "a notice in the control log is not sent again"
         wait_until(partial(_has_ended, manager), ENOUGH_S, workers[0].tail, 0.2)
         assert len({str(alert["labels"]) for (alert,) in manager.bodies}) == 1, "Alertmanager sees one alert"
 
 
 def _is_written(worker: Process) -> bool:
-    """Whether it stands in the control log that every channel took the notice."""
+    """Whether the control log has the acknowledgement of every channel."""
     (alert,) = http("GET", f"{worker.url}/api/v1/alerts")[1]["items"]
     return not any(channel["waits"] for channel in alert["channels"])
 

@@ -1,5 +1,5 @@
-"""Records of a time beyond what the log still has: archived by Spark's job, deleted from the log, told by a
-real worker; each once.
+"""A real worker finds records of a time range, each once: Spark's job archived them, and the log has deleted
+some.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.system
 
 SEED = 9
 ENOUGH = SearchLimits(100_000, 1 << 30, 300.0)
-LATER_MS = 600_000  # how much later the second records are
+LATER_MS = 600_000  # between the first records and the second ones
 
 
 async def produce(bootstrap: str, topic: str, base_ms: int) -> dict[int, list[tuple[int, int]]]:
-    """Records whose values tell times from then on, nearly in order: (offset, time) by partition."""
+    """Sends records with rising event times, nearly in order; returns (offset, time) by partition."""
     rng = random.Random(SEED)
     sent: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(PARTITIONS)}
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
@@ -86,7 +86,7 @@ def test_records_of_a_time_range_are_read_from_archive_and_log_once_each(
 
     rows, before = cli(counted, *range_ms)
     assert (len(rows), before.exit_code) == (RECORDS, 6)
-    assert "is no archive" in before.stderr, "whoever has not archived yet is told, and gets what the log has"
+    assert "is no archive" in before.stderr, "without an archive the command warns and shows the log"
 
     archive(bootstrap, f"{topic_name}-.*", folder)
     for topic, records in sent.items():
@@ -134,7 +134,7 @@ def test_records_of_a_time_range_are_read_from_archive_and_log_once_each(
     found, lost = asyncio.run(
         read_while_records_are_deleted(bootstrap, folder, plain, times, {2: ends[2] - 5})
     )
-    assert (sorted(found), lost) == (offsets, 0), "retention came while it was read"
+    assert (sorted(found), lost) == (offsets, 0), "retention deleted records during the read"
     found, lost = asyncio.run(
         read_while_records_are_deleted(bootstrap, folder, plain, times, {2: ends[2] + 7})
     )
@@ -162,7 +162,8 @@ async def open_archived(bootstrap: str, folder: Path, topic: str) -> Any:
 async def read_while_records_are_deleted(
     bootstrap: str, folder: Path, topic: str, times: EventTimeRange, deletions: dict[int, int]
 ) -> tuple[list[tuple[int, int]], int]:
-    """What is read when retention takes more once parts are known, and how much is told as lost."""
+    """Deletes more records once the parts are known, then reads: (partition, offset) of the records, and the
+    number of lost ones."""
     archived = await open_archived(bootstrap, folder, topic)
     client = ClusterClient(ClusterSpec(CLUSTER, (bootstrap,)))
     await client.start()

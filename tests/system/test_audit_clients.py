@@ -1,4 +1,4 @@
-"""What clients count by the audit library, beside what a plan counts: compared tier by tier."""
+"""Reports of clients, by the audit library, are compared tier by tier with the counts of a plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOST = 3
 
 
 class Clients:
-    """A producer and a consumer of a topic, audited. `sent`: by window."""
+    """An audited producer and an audited consumer of a topic; `sent` counts the records by window."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.sent: Counter[int] = Counter()
@@ -51,7 +51,7 @@ class Clients:
         self._bootstrap, self._topic = bootstrap, topic
 
     async def produce(self, audit: Audit) -> None:
-        """Records into every partition, each with an id, until the end."""
+        """Sends records with ids into every partition, until the end."""
         chance, number = random.Random(SEED), 0
         async with AuditedProducer(AIOKafkaProducer(bootstrap_servers=self._bootstrap), audit) as producer:
             while not self.ending.is_set():
@@ -67,7 +67,7 @@ class Clients:
                 await asyncio.sleep(0.1)
 
     async def consume(self, audit: Audit) -> None:
-        """All of it, from the beginning."""
+        """Reads the topic from its beginning, until the end."""
         reader = AIOKafkaConsumer(
             self._topic, bootstrap_servers=self._bootstrap, group_id=self._topic, enable_auto_commit=False,
             auto_offset_reset="earliest",
@@ -82,7 +82,8 @@ class Clients:
 
 
 async def forge_worker_reports(bootstrap: str, topic: str, region: str, at_ms: int) -> None:
-    """A client says what only workers may: of a partition's count, of closing windows, of dropping them."""
+    """Writes events that only workers may write, as a client: a partition's count, closed windows, forgotten
+    windows."""
     async with connected(bootstrap) as client:
         topic_id = (await client.topic_ids([topic]))[topic]
     scope, source = Scope(topic, "regional", HOME, WIDTH_MS), f"{topic_id}/0"
@@ -102,7 +103,7 @@ async def forge_worker_reports(bootstrap: str, topic: str, region: str, at_ms: i
 
 
 def verdicts_of_pair(worker: Process, topic: str, pair: tuple[str, str], state: str) -> list[dict[str, Any]]:
-    """What is told of two tiers."""
+    """Verdicts on windows between two tiers."""
     rows = audit_rows(worker, "loss", topic=topic, state=state)
     return [row for row in rows if (row["from_tier"], row["to_tier"]) == pair]
 
@@ -111,8 +112,8 @@ def verdicts_of_pair(worker: Process, topic: str, pair: tuple[str, str], state: 
 def test_reports_of_clients_are_compared_with_the_records_in_kafka(
     stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:
-    """Reports by Kafka and by HTTP; of three records the producer only believes that it has sent them. What a
-    client says for workers counts for nothing."""
+    """Reports arrive by Kafka and by HTTP; the producer reports three records that Kafka never got. Forged
+    reports do not count."""
     home = stage.yard.bootstrap(HOME)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))
     worker = stage.worker()
@@ -127,7 +128,7 @@ def test_reports_of_clients_are_compared_with_the_records_in_kafka(
         )  # fmt: skip
 
     def windows_closed() -> bool:
-        """Of each pair some windows are over."""
+        """Whether both pairs have closed windows, and the first pair a lossy one."""
         return (
             len(verdicts_of_pair(worker, topic_name, before, "ok")) >= 2
             and len(verdicts_of_pair(worker, topic_name, after, "ok")) >= 2

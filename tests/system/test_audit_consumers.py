@@ -1,4 +1,5 @@
-"""Dispatch as a tier: what a workload's group has finished is counted once, although workers are killed."""
+"""Dispatch as a tier: messages that a workload's group finished are counted once, although workers are
+killed."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def _counted_more_than(worker: Process, topic: str, enough: int) -> bool:
 
 
 def _progress(workers: list[Process], tier: str, known: int, sent: int) -> str:
-    """Where the count of a tier stands, and what its workers were at."""
+    """The count of a tier, and its workers' logs."""
     tails = "\n".join(f"{worker.name}, {worker.jobs()}:\n{worker.tail(40)}" for worker in workers)
     latest_windows = http("GET", f"{workers[0].url}/api/v1/audit/windows?limit=1&tier={tier}")
     return (
@@ -48,7 +49,7 @@ def test_messages_that_a_group_finished_are_counted_once_although_workers_are_ki
     stage.deploy(workers[0], plan("all", topic_name))
     spec = {"start": "earliest", "retry": [{"delay": "1s", "attempts": 2}]}
     stage.deploy(workers[0], workload("billing", topic_name, HOME, receiver.address, **spec))
-    # A busy machine delivers slowly, and what it has not delivered waits: it is to catch up in the end.
+    # A busy machine delivers slowly, so a backlog grows; it must be delivered in the end.
     with Traffic([home], topic_name, (3, 20, 200)) as traffic:
         for kills in (True, False, True):
             wait_until(

@@ -1,7 +1,8 @@
-"""Dozens of faults at once, at every tier, on real brokers: each is told where it was made, and nothing else.
+"""Dozens of faults at once, at every tier, on real brokers: the audit reports each where it was made, and
+nothing else.
 
-Each (topic, window) is a scenario of its own, half of them clean. All windows are over when they are written:
-what closes them is the next message behind them. The worker is killed twice meanwhile.
+Each (topic, window) is a scenario of its own; half of them have no fault. All windows are over when they are
+written, and later messages close them. The worker is killed twice meanwhile.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LOGS = {"regional": HOME, "aggregate": AWAY}
 
 
 class Message(NamedTuple):
-    """One, as a tier gets it."""
+    """A message as a tier gets it."""
 
     topic: str
     at_ms: int
@@ -49,7 +50,7 @@ class Message(NamedTuple):
 
 
 class Discrepancy(NamedTuple):
-    """What /audit/loss says, or is to say."""
+    """A row of /audit/loss, reported or expected."""
 
     topic: str
     start_ms: int
@@ -60,10 +61,11 @@ class Discrepancy(NamedTuple):
 
 
 class Scenario:
-    """A window of a topic: what each tier gets in time and late, and what is to be told of it.
+    """A window of a topic: the messages of each tier, in time and late, and the expected rows.
 
     Args:
-        kind: of `KINDS`, or "": nothing is done to it. tier: that the messages reach so, and those behind it.
+        kind: One of `KINDS`, or "" for no fault.
+        tier: The first tier with the fault.
     """
 
     def __init__(self, chance: random.Random, topic: str, start_ms: int, kind: str, tier: int) -> None:
@@ -82,7 +84,7 @@ class Scenario:
             "lossy": (len(hit), 0), "duplicated": (0, len(hit)), "corrupted": (None, None), "late": (0, 0),
         }  # fmt: skip
         self.expected: set[Discrepancy] = set()
-        self.expected_before_late_records: set[Discrepancy] = set()  # before what is late has come
+        self.expected_before_late_records: set[Discrepancy] = set()  # before late records arrive
         if kind:
             self.expected = {Discrepancy(topic, start_ms, TIERS[tier], kind, *counts[kind])}
             lost = Discrepancy(topic, start_ms, TIERS[tier], "lossy", len(hit), 0)
@@ -107,7 +109,7 @@ def scenarios(name: str, base_ms: int) -> list[list[Scenario]]:
 
 
 class Tiers:
-    """All five: the clients count by the library, the others are logs that the worker counts."""
+    """All five tiers: clients count two ends by the library, the worker counts the logs."""
 
     def __init__(self, stage: DemoStage, audits: dict[str, SyncAudit]) -> None:
         self._stage, self._audits = stage, audits
@@ -115,7 +117,7 @@ class Tiers:
         self.sent: Counter[tuple[str, str]] = Counter()  # by topic and tier
 
     def deliver(self, messages: dict[str, list[Message]]) -> None:
-        """Every tier gets its messages, in this order."""
+        """Gives every tier its messages, in this order."""
         for tier, some in messages.items():
             self.sent.update((one.topic, tier) for one in some)
             if tier in LOGS:
@@ -139,24 +141,24 @@ class Tiers:
             await asyncio.gather(*waiting)
 
     def deliver_to_all_tiers(self, topics: Iterable[str], at_ms: int) -> None:
-        """Each partition gets a message of that time, at every tier."""
+        """Gives each partition a message of that time, at every tier."""
         one_each = [Message(topic, at_ms, bytes([n]) * 16) for topic in topics for n in range(PARTITIONS)]
         self.deliver({tier: list(one_each) for tier in TIERS})
 
 
 def wall_clock_ms() -> int:
-    """By which records are stamped."""
+    """The time for records' timestamps."""
     return time.time_ns() // 1_000_000
 
 
 def merge_messages(messages: Iterable[dict[str, list[Message]]]) -> dict[str, list[Message]]:
-    """Of several scenarios, in their order."""
+    """The messages of several scenarios, in their order."""
     some = list(messages)
     return {tier: [one for of_tier in some for one in of_tier[tier]] for tier in TIERS}
 
 
 def discrepancies(worker: Process, **query: str) -> set[Discrepancy]:
-    """Everything that the worker says is not as it should be."""
+    """All rows of /audit/loss."""
     rows = audit_rows(worker, "loss", **query)
     pairs = dict(itertools.pairwise(TIERS))
     assert all(pairs[row["from_tier"]] == row["to_tier"] and row["by"] == "ids" for row in rows), rows
@@ -175,7 +177,7 @@ def counts_by_topic_and_tier(worker: Process) -> Counter[tuple[str, str]]:
 
 
 class AuditWatch:
-    """Looks at what is told until it is as it should be; an accusation is right whenever it is made."""
+    """Waits for the expected rows; a row for a window without a fault fails at any time."""
 
     def __init__(self, worker: Process, right: set[Discrepancy]) -> None:
         self.worker = worker
@@ -185,7 +187,7 @@ class AuditWatch:
         wait_until(lambda: self._discrepancies() == wanted, ENOUGH_S, lambda: self._difference(wanted), 0.5)
 
     def wait_all_counted(self, tiers: Tiers) -> None:
-        """At all tiers, and not more than there is."""
+        """Waits until all tiers have counted all records, and no more."""
         wait_until(
             lambda: (self._discrepancies(), counts_by_topic_and_tier(self.worker) == tiers.sent)[1], ENOUGH_S,
             lambda: f"{tiers.sent - counts_by_topic_and_tier(self.worker)}\n{self.worker.tail()}", 0.5,
@@ -194,12 +196,12 @@ class AuditWatch:
     def _discrepancies(self) -> set[Discrepancy]:
         found = discrepancies(self.worker)
         wrong = [one for one in found if one.state != "late" and one[:3] not in self._right]
-        assert not wrong, wrong  # late is what lags, too: these windows are long over
+        assert not wrong, wrong  # windows with lag are late, too: these windows are long over
         return found
 
     def _difference(self, wanted: set[Discrepancy]) -> str:
         found = discrepancies(self.worker)
-        return f"not told: {wanted - found}\nnot to be told: {found - wanted}\n{self.worker.tail()}"
+        return f"not reported: {wanted - found}\nreported wrongly: {found - wanted}\n{self.worker.tail()}"
 
 
 @pytest.mark.deep(minutes=1.2)
@@ -216,7 +218,7 @@ def test_the_audit_reports_every_fault_at_every_tier_and_nothing_else(
 
     asyncio.run(create())
     worker = stage.worker()
-    # All there are: what an aggregate has too much could be of a regional one that the plan does not count.
+    # The plan counts all clusters: an aggregate's extra records could come from a regional one outside it.
     clusters = [one.cluster for one in stage.yard.clusters]
     deployed = plan(
         "all", f"{topic_name}-.*", clusters=clusters, tiers=[*TIERS], lateness="1s", id={"header": MESSAGE_ID}
@@ -233,7 +235,7 @@ def test_the_audit_reports_every_fault_at_every_tier_and_nothing_else(
         tiers = Tiers(stage, audits)
         tiers.deliver_to_all_tiers(
             topics, wall_clock_ms() - 2 * WINDOWS * WIDTH_MS
-        )  # all who count are heard: they are waited for
+        )  # every tier has reported: windows wait for all of them
         wait_until(lambda: counts_by_topic_and_tier(worker) == tiers.sent, ENOUGH_S, worker.tail, 0.5)
         windows = scenarios(topic_name, wall_clock_ms() - (WINDOWS + 2) * WIDTH_MS)
         before, after = (
@@ -248,7 +250,7 @@ def test_the_audit_reports_every_fault_at_every_tier_and_nothing_else(
                 watch.worker.kill()
         watch.worker = stage.worker()
         watch.wait_all_counted(tiers)
-        tiers.deliver_to_all_tiers(topics, wall_clock_ms())  # whatever was before is over
+        tiers.deliver_to_all_tiers(topics, wall_clock_ms())  # closes all earlier windows
         watch.wait_reported(before)
         watch.worker.kill()
         tiers.deliver(merge_messages(case.late for window in windows for case in window))
@@ -264,14 +266,14 @@ def test_the_audit_reports_every_fault_at_every_tier_and_nothing_else(
             if starts[0] <= one.start_ms <= starts[-1]
         }
         assert len(starts) == WINDOWS
-        assert right == places - wrong, "all others are compared, too, and it is said that they are right"
+        assert right == places - wrong, "all other windows are compared and reported as ok"
         for one in audits.values():
             assert not one.stats.wrong
             assert not one.stats.uncounted
 
 
 def client_audit(stage: DemoStage, tier: str, logs: Path) -> SyncAudit:
-    """Of a client. It never says that it is idle: only messages close windows."""
+    """A client's audit. It never reports that it is idle, so only messages close windows."""
     output = KafkaOutput(stage.yard.bootstrap(HOME), stage.region)
     return SyncAudit(
         origin="billing", tier=tier, cluster=HOME, output=output, wal=logs / tier, window_ms=WIDTH_MS,

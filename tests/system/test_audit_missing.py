@@ -1,5 +1,6 @@
-"""What did not come to the next tier is named, record by record, and copied again once: real workers,
-clusters, and a route."""
+"""The audit names the records that are missing at the next tier, and copies them again once: real workers,
+clusters and a route.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +44,13 @@ RecordFields = dict[str, Any]
 
 
 def audit_command(worker: Process, subcommand: str, topic: str, start_ms: int, *options: str) -> Result:
-    """A command about a window."""
+    """Runs an audit command about a window."""
     command = ["audit", subcommand, "--topic", topic, "--start", str(start_ms), "--url", worker.url, *options]
     return CliRunner().invoke(switchyard, command)
 
 
 def missing_rows(worker: Process, topic: str, start_ms: int) -> list[tuple[str, ...]]:
-    """Kind, partition and offset upstream, partition and offset of the copy."""
+    """Kind, partition and offset in the source, partition and offset in the copy."""
     answer = audit_command(worker, "missing", topic, start_ms, "--again", "-o", "csv")
     assert answer.exit_code in {0, 8}, answer.output
     rows = csv.DictReader(io.StringIO(answer.stdout))
@@ -58,7 +59,7 @@ def missing_rows(worker: Process, topic: str, start_ms: int) -> list[tuple[str, 
 
 
 def findings_as(worker: Process, query: str, media_type: str) -> str:
-    """What is answered to whom takes this kind of file."""
+    """The findings in this media type."""
     request = urllib.request.Request(  # noqa: S310 - our own worker
         f"{worker.url}/api/v1/audit/missing?{query}", headers={"Accept": media_type}
     )
@@ -68,7 +69,7 @@ def findings_as(worker: Process, query: str, media_type: str) -> str:
 
 
 def next_window() -> int:
-    """A window that has only just begun: all that is written now is in it."""
+    """Waits for the next window to begin; records written at once lie in it."""
     now_ms = time.time_ns() // 1_000_000
     start_ms = now_ms - now_ms % WIDTH_MS + WIDTH_MS
     time.sleep((start_ms - now_ms) / 1000 + 0.05)
@@ -82,7 +83,7 @@ async def write(bootstrap: str, topic: str, records: list[RecordFields]) -> None
 
 
 async def delete_records_before(bootstrap: str, topic: str, before: dict[int, int]) -> None:
-    """Deletes what lies before these offsets, as retention does."""
+    """Deletes the records before these offsets, as retention does."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -94,7 +95,7 @@ async def delete_records_before(bootstrap: str, topic: str, before: dict[int, in
 
 
 def verdict_of(worker: Process, topic: str, start_ms: int) -> dict[str, Any]:
-    """What the audit says of a window now."""
+    """The audit's current verdict on a window."""
     query = "&".join(f"state={state}" for state in (*SETTLED, "provisional", "absent-audit"))
     status, body = http("GET", f"{worker.url}/api/v1/audit/loss?topic={topic}&{query}&limit=1000")
     rows = body["items"] if status == 200 else []
@@ -110,13 +111,13 @@ def wait_closed_verdict(
     also: Callable[[], None] = lambda: None,
     width_ms: int = WIDTH_MS,
 ) -> dict[str, Any]:
-    """What the audit says of a window in the end. Later records in these clusters, and what is done `also`,
-    move the watermarks on."""
+    """The audit's final verdict on a window. Later records in these clusters, and `also`, move the watermarks
+    on."""
     found: list[dict[str, Any]] = []
 
     def closed() -> bool:
         now_ms = time.time_ns() // 1_000_000
-        if now_ms < start_ms + width_ms:  # they would be in it
+        if now_ms < start_ms + width_ms:  # an earlier tick would lie in the window
             return False
         tick = [{"partition": p, "value": b"tick", "timestamp_ms": now_ms} for p in range(PARTITIONS)]
         for bootstrap in bootstraps:
@@ -155,7 +156,7 @@ def test_missing_doubled_and_altered_records_are_named_and_missing_ones_copied_a
     early = audit_command(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
     assert (early.exit_code, "Not final" in early.output) == (5, True), early.output
     assert wait_closed_verdict(worker, topic_name, start_ms, home, away)["state"] == "lossy"
-    first = dict.fromkeys(range(PARTITIONS), 1)  # behind what was written first
+    first = dict.fromkeys(range(PARTITIONS), 1)  # behind the first record of each partition
     lost = [
         ("missing", str(n % PARTITIONS), str(n // PARTITIONS + first[n % PARTITIONS]), "", "")
         for n in (10, 11, 312)
@@ -202,7 +203,7 @@ def test_missing_doubled_and_altered_records_are_named_and_missing_ones_copied_a
     gone = audit_command(worker, "missing", topic_name, start_ms, "--again", "-o", "json")
     answer = orjson.loads(gone.stdout)
     unread = {(one["cluster"], one["partition"], one["end"]) for one in answer["unread"]}
-    assert (gone.exit_code, unread) == (0, {(HOME, 0, 100)}), "what nobody can read any more is no loss"
+    assert (gone.exit_code, unread) == (0, {(HOME, 0, 100)}), "records that retention deleted are no loss"
     assert (answer["counts"]["missing"], answer["counts"]["foreign"]) == (0, 0)
     assert answer["counts"]["unclear"] >= 99
 
@@ -211,7 +212,8 @@ def test_missing_doubled_and_altered_records_are_named_and_missing_ones_copied_a
 def test_copy_again_finishes_without_duplicates_after_its_leader_was_killed(
     stage: DemoStage, topic_name: str
 ) -> None:
-    """It is killed between two partitions: a transaction of somebody else's holds it up at the second."""
+    """The leader is killed between two partitions: an open transaction of another producer blocks the second
+    one."""
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     for bootstrap in (home, away):
         asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
@@ -242,7 +244,7 @@ def test_copy_again_finishes_without_duplicates_after_its_leader_was_killed(
         ]
         return done[0].exit_code == 0
 
-    # What was copied came late: for two minutes and more the audit waits whether others follow.
+    # The first copies arrived late, so the audit waits two minutes and more for others.
     wait_until(copies_again, 4 * ENOUGH_S, lambda: done[0].output + survivor.tail(), 1.0)
     values = Counter(asyncio.run(committed_values(away, topic_name)))
     assert values - Counter({b"warm": PARTITIONS, b"tick": values[b"tick"]}) == Counter(
@@ -251,7 +253,7 @@ def test_copy_again_finishes_without_duplicates_after_its_leader_was_killed(
 
 
 async def _kill_leader_during_copy(workers: list[Process], away: str, topic: str, start_ms: int) -> None:
-    """Kills the leader once the first partition's records are there, and the second's are not."""
+    """Kills the leader once the first partition's records are copied, and the second's are not."""
     leader = next(worker for worker in workers if is_leader(worker, workers[0]))
     workers.remove(leader)
     async with producing(away, transactional_id=topic) as other:
@@ -269,7 +271,7 @@ async def _kill_leader_during_copy(workers: list[Process], away: str, topic: str
 
 
 async def committed_values(bootstrap: str, topic: str, *partitions: int) -> list[bytes | None]:
-    """What whoever reads committed records finds now."""
+    """The values that a read_committed consumer finds now."""
     found: list[bytes | None] = []
     async with connected(bootstrap) as client:
         wanted = [(topic, number) for number in partitions or range(PARTITIONS)]
@@ -337,7 +339,7 @@ def test_records_that_a_route_skipped_are_named_although_all_records_are_equal(
 
 
 class ReportingConsumer:
-    """Tells of what it handled, and that it goes on."""
+    """Reports the records that it handled, and its watermark."""
 
     def __init__(self, worker: Process, topic: str) -> None:
         self._url = f"{worker.url}/api/v1/audit/reports"

@@ -1,4 +1,4 @@
-"""Records of a time, by an event time that is not their timestamp, found by the audit of a real worker."""
+"""The audit of a real worker finds records of a range of event times, which are not their timestamps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEED = 5
 
 
 async def produce(bootstrap: str, topic: str, base_ms: int) -> dict[int, list[tuple[int, int]]]:
-    """Records whose values tell times of an hour ago, nearly in order: (offset, time) by partition."""
+    """Sends records with event times of an hour ago, nearly in order; returns (offset, time) by partition."""
     rng = random.Random(SEED)
     sent: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(PARTITIONS)}
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20) as producer:

@@ -1,5 +1,7 @@
-"""A workload goes on in another region behind what was finished in the first, message by message: while that
-one lives, and once it is gone as a whole."""
+"""A workload continues in another region behind the messages that the first one finished, even out of order.
+
+It does so while the first region runs, and after it was lost as a whole.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ GROUP, PARTITIONS, RECORDS = "billing", 2, 300  # records that each region's pro
 
 
 class RegionReceiver:
-    """A region's receiver: notes what it answered, and leaves some without an answer."""
+    """A region's receiver: counts the messages that it answered, and leaves some without an answer."""
 
     def __init__(self, topic: str) -> None:
         self.handled: Counter[str] = Counter()
@@ -65,15 +67,15 @@ async def send(two: TwoRegions, home: str, topic: str, *names: str) -> None:
 
 
 async def table(two: TwoRegions, of: str, home: str, name: str, keys: str) -> list[bytes]:
-    """The newest record of each key that has `keys` in it, in a home's copy of a region's table."""
+    """The newest record of each key with `keys` in it, in a home's copy of a region's table."""
     topic = ControlTopics(two.names[of]).changelog(name, 0).name
     records = await read_all(two.bootstrap(home, "regional"), topic)
     return list({one.key: one.value for one in records if one.value and keys.encode() in one.key}.values())
 
 
 async def reported_progress(two: TwoRegions, of: str, home: str, topic: str) -> list[int]:
-    """What a home has been told of a region: how many messages are finished there, in the main topic; and up
-    to where all sources are in its offset map, all together."""
+    """Messages finished in the main topic, and the sum of source ends in the offset map, as a home knows them
+    of a region."""
     jobs = [
         codec.tracker_record(one)
         for one in await table(two, of, home, "trackers", f"{GROUP}/{topic}:{topic}:")
@@ -87,7 +89,7 @@ async def reported_progress(two: TwoRegions, of: str, home: str, topic: str) -> 
 
 
 async def wait_progress(two: TwoRegions, of: str, home: str, topic: str, *wanted: int) -> None:
-    """Waits until a home has been told of so much."""
+    """Waits until a home knows this progress of a region."""
     found: list[int] = []
     try:
         async with asyncio.timeout(STEP_TIMEOUT_S):
@@ -95,11 +97,11 @@ async def wait_progress(two: TwoRegions, of: str, home: str, topic: str, *wanted
                 await asyncio.sleep(0.3)
                 found = await reported_progress(two, of, home, topic)
     except TimeoutError:
-        raise AssertionError(f"{home} has been told {found} of {of}, not {wanted}") from None
+        raise AssertionError(f"{home} knows progress {found} of {of}, not {wanted}") from None
 
 
 async def put_active_role(two: TwoRegions, home: str, topic: str) -> int:
-    """What a failover writes down last, in the region that is to act; the role's epoch."""
+    """Writes the last record of a failover in the region that is to act; returns the role's epoch."""
     region = two.names[home]
     epoch = two.role(home)["epoch"] + 1
     other = next(name for name in two.names.values() if name != region)
@@ -157,7 +159,7 @@ async def check_both_directions(two: TwoRegions, topic: str, receivers: dict[str
         wait_until, lambda: len(running_jobs()) == PARTITIONS, STEP_TIMEOUT_S, lambda: f"{running_jobs()}"
     )
 
-    # The east finishes what both write, but for some; the west hears of it.
+    # The east finishes the messages of both regions, but for some; the west learns of it.
     first = {home: [f"{home}-{at}" for at in range(RECORDS)] for home in two.names}
     east.unanswered = {f"{home}-{at}" for home in two.names for at in (7, 40, 41, 222)}
     for home, names in first.items():
@@ -168,7 +170,7 @@ async def check_both_directions(two: TwoRegions, topic: str, receivers: dict[str
     await wait_progress(two, "west", "west", topic, 0, 2 * RECORDS)
     assert east.handled == Counter(set(first["east"] + first["west"]) - east.unanswered)
 
-    # The west takes over while the east lives: only those, and what comes, is delivered there.
+    # The west takes over while the east runs: it delivers only the unfinished and the new messages.
     west.unanswered = {"west-new-3", "east-new-4"}
     epoch = await put_active_role(two, "west", topic)
     await asyncio.to_thread(
@@ -183,7 +185,7 @@ async def check_both_directions(two: TwoRegions, topic: str, receivers: dict[str
     assert west.handled == Counter(expected)
     assert sum(east.handled.values()) == 2 * RECORDS - left
 
-    # The west is lost as a whole; the east goes on from what it has, all of it copies.
+    # The west is lost as a whole; the east continues with its copies.
     everything = 2 * RECORDS + 40
     await wait_progress(two, "west", "east", topic, everything - 2, everything)
     await wait_progress(two, "east", "east", topic, 2 * RECORDS - left, everything)
@@ -197,7 +199,7 @@ async def check_both_directions(two: TwoRegions, topic: str, receivers: dict[str
 
 
 async def wait_handled(receiver: RegionReceiver, expected: set[str]) -> None:
-    """All of that has come, and for a moment nothing else does."""
+    """Waits until the receiver has handled all of these, and two seconds more for others."""
     async with asyncio.timeout(STEP_TIMEOUT_S):
         while not expected <= receiver.handled.keys():  # noqa: ASYNC110 - the receiver changes it
             await asyncio.sleep(0.1)

@@ -1,4 +1,6 @@
-"""A workload far behind: the latest flows at once, the backlog beside it, across a drain and a kill -9."""
+"""A workload with a large backlog: new messages are delivered at once, the backlog beside them, across a
+drain and a kill -9.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tests.system.test_delivery import GROUP, SETTLE_S, DeliveryScenario, owners
 pytestmark = pytest.mark.system
 
 BACKLOG, FRESH = 8_000, 200
-RATE, FAST_RATE = 50, 4_000  # of the backlog: while it is looked at, and afterwards
+RATE, FAST_RATE = 50, 4_000  # of the backlog, in messages a second: during the checks, and afterwards
 
 
 @pytest.mark.deep(minutes=0.5)
@@ -37,7 +39,7 @@ def test_new_messages_arrive_before_the_backlog_and_a_drain_neither_loses_nor_re
         status, answer = http("POST", f"{first.url}/api/v1/workers/{id_of(first)}/drain", body)
         assert status == 200, answer
 
-    # What is produced before a split is of the backlog, and a job that moves is split again.
+    # Messages produced before a split belong to the backlog, and a job that moves is split again.
     wait_until(lambda: states() == ["catching-up"] * 4, SETTLE_S, lambda: str(states()))
     drain(True)
     wait_until(

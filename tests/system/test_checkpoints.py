@@ -1,4 +1,4 @@
-"""The offset map on its way: barriers through the topic and the agent into the table, also over a kill."""
+"""Offset syncs pass from the checkpoints topic through the agent into the table, also over a kill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENOUGH_S = 150.0
 
 
 def items(*barriers: tuple[int, int], epoch: int = 1) -> list[BarrierItem]:
-    """The same barriers for many lines."""
+    """The same syncs for many lines."""
     return [
         BarrierItem(
             "east-to-west", "orders", partition, epoch, 0, LogId("c", "s"), LogId("d", "t"), "t", partition,
@@ -54,7 +54,7 @@ async def send_syncs(
 
 
 async def wait_all_lines(bootstrap: str, topics: ControlTopics, last: Barrier) -> dict[str, OffsetMapLine]:
-    """The table's changelog, read until every line ends with `last`."""
+    """Reads the table's changelog until every line ends with `last`; returns the lines by key."""
     found: dict[str, OffsetMapLine] = {}
     changelog = topics.changelog("checkpoints", topics.checkpoints.partitions)
     async with AIOKafkaConsumer(
@@ -96,4 +96,4 @@ async def test_each_offset_sync_reaches_the_table_once_despite_repetitions_and_a
     for line in found.values():
         assert line.epoch == 2
         assert line.barriers == [Barrier(0, 0), Barrier(10, 12), Barrier(20, 25), Barrier(40, 50)]
-        assert line.needs == NEEDS, "of whom nobody has said that they went on"
+        assert line.needs == NEEDS, "pinned offsets stay while no consumer has reported progress"

@@ -1,4 +1,4 @@
-"""A worker whose clock is wrong, or jumps, works by the brokers' time, and says so."""
+"""A worker whose clock is wrong, or jumps, works by the brokers' time and reports the difference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ShiftedWorker = Callable[[float], tuple[Process, Path]]
 
 @pytest.fixture
 def shifted_worker(stage: DemoStage, monkeypatch: pytest.MonkeyPatch) -> ShiftedWorker:
-    """Starts workers whose clock is so many seconds ahead, and tells the file that says so."""
+    """Starts workers whose clock is this many seconds ahead; returns the file that sets the difference."""
 
     def start(seconds: float) -> tuple[Process, Path]:
         file = stage.home / f"clock-{len(stage.processes)}"
@@ -41,7 +41,7 @@ def shifted_worker(stage: DemoStage, monkeypatch: pytest.MonkeyPatch) -> Shifted
 
 
 class RetryScenario:
-    """A workload with a retry tier, its receiver, and what is sent."""
+    """A workload with a retry tier, its receiver, and the ids of messages that must be acknowledged."""
 
     def __init__(self, stage: DemoStage, topic: str, partitions: int = 4) -> None:
         self.stage, self.topic = stage, topic
@@ -59,7 +59,7 @@ class RetryScenario:
         asyncio.run(produce(self.bootstrap, self.topic, new_messages))
 
     def wait_delivered(self, worker: Process) -> None:
-        """Each is acknowledged."""
+        """Waits until every message is acknowledged."""
 
         def missing() -> set[str]:
             return self.sent_ids - {one["id"] for one in self.stage.deliveries() if one["outcome"] == "ok"}
@@ -69,7 +69,7 @@ class RetryScenario:
         )
 
     def retry_delays_s(self) -> list[float]:
-        """How long after its failure each of the retried came again."""
+        """Seconds from each failure to the acknowledgement of the retry."""
         failed = {one["id"]: one["at_ms"] for one in self.stage.deliveries() if one["outcome"] == "retryable"}
         delivered_ms = {one["id"]: one["at_ms"] for one in self.stage.deliveries() if one["outcome"] == "ok"}
         return [(delivered_ms[name] - at_ms) / 1000 for name, at_ms in failed.items()]
@@ -88,7 +88,7 @@ def readiness(worker: Process) -> dict[str, Any]:
 def test_a_worker_with_a_clock_hours_off_keeps_retry_delays_and_reports_the_offset(
     stage: DemoStage, topic_name: str, shifted_worker: ShiftedWorker, hours: int, words: str
 ) -> None:
-    """One that was ahead was never ready; one that was behind delivered retries at once."""
+    """Regression: a worker with a clock ahead was never ready, and one behind delivered retries at once."""
     worker, _ = shifted_worker(hours * HOURS_S)
     scenario = RetryScenario(stage, topic_name)
     scenario.deploy(worker)
@@ -128,7 +128,7 @@ def test_a_retry_written_by_a_worker_with_a_slow_clock_keeps_its_delay_at_the_ne
 def test_a_clock_that_jumps_does_not_stop_deliveries(
     stage: DemoStage, topic_name: str, shifted_worker: ShiftedWorker
 ) -> None:
-    """It stood for ever, also once the clock was right again."""
+    """Regression: deliveries stopped for ever, even once the clock was right again."""
     worker, file = shifted_worker(0.0)
     scenario = RetryScenario(stage, topic_name)
     scenario.deploy(worker)

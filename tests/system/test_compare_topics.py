@@ -1,4 +1,4 @@
-"""The comparison that judges copies finds every way in which one can be wrong, and says where."""
+"""The comparison that judges copies finds every kind of difference and its place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGAN_MS = 1_700_000_000_000
 
 
 def rows(partition: int) -> list[Row]:
-    """Records with all that a record can have; null is not empty."""
+    """Rows with everything that a record can have; null is not empty."""
     return [
         (
             BEGAN_MS + 10 * number,
@@ -62,7 +62,7 @@ def source(bootstrap: str) -> str:
 async def compared(
     bootstrap: str, source: str, change: Callable[[list[Row]], None], **options: object
 ) -> Comparison:
-    """The source with a copy of which partition 1 was changed."""
+    """Compares the source with a copy whose partition 1 was changed."""
     copied = [rows(partition) for partition in range(PARTITIONS)]
     change(copied[1])
     topic = f"copy-{uuid.uuid4().hex[:8]}"

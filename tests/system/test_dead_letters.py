@@ -1,4 +1,4 @@
-"""Real brokers and a deployment that fails every message: its topic is not flushed into the DLQ."""
+"""A receiver that fails every message, on real brokers: its topic is not flushed into the DLQ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTLE_S = 120.0
 
 
 class Deployment(ReceiverThread):
-    """A receiver in this process that fails everything until it is mended."""
+    """A receiver in this process that fails every message until `fails` is False."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic, GROUP)
@@ -34,7 +34,7 @@ class Deployment(ReceiverThread):
         self.attempts: set[int] = set()
 
     def handle(self, message: Message) -> None:
-        """One delivery."""
+        """Handles one delivery."""
         self.attempts.add(message.attempt)
         if self.fails:
             self.failed += 1
@@ -43,7 +43,7 @@ class Deployment(ReceiverThread):
 
 
 def flow_of(worker: Process, topic: str) -> dict[str, Any]:
-    """Why the workload goes no faster, as the API tells it."""
+    """The workload's flow from the API: what limits it."""
     _, shown = http("GET", f"{worker.url}/api/v1/workloads/{GROUP}/{topic}")
     return dict(shown["flow"])
 

@@ -1,5 +1,7 @@
-"""Brokers that create what is asked for, Kafka's default: a topic of ours that somebody deletes comes back as
-the leader makes it, and no message is lost."""
+"""Brokers that create topics on request, which is Kafka's default.
+
+The leader recreates a deleted topic of Switchyard's with its settings, and no message is lost.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def creating_stage(creating_yard: Yard) -> Iterator[DemoStage]:
 
 
 async def delete(bootstrap: str, *topics: str) -> None:
-    """As a Kafka UI does to purge them."""
+    """Deletes topics, as Kafka UIs do to purge them."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     await admin.delete_topics([*topics])
@@ -49,7 +51,7 @@ async def delete(bootstrap: str, *topics: str) -> None:
 
 
 async def partitions_and_max_bytes(bootstrap: str, topic: str) -> tuple[int | None, int]:
-    """Its partitions, and the size of its largest batch."""
+    """The topic's partitions, and the size of its largest batch."""
     async with connected(bootstrap) as client:
         found = (await describe(client, [topic], ["max.message.bytes"]))[topic]
         most = int(found.config["max.message.bytes"]) if isinstance(found, TopicSettings) else 0
@@ -74,7 +76,7 @@ def test_deleted_retry_and_dlq_topics_are_recreated_with_their_settings_and_no_m
         return {one["id"] for one in stage.deliveries() if one["outcome"] == "ok"}
 
     def check_messages_pass(name: str) -> None:
-        """Thirty messages end where they should."""
+        """Sends thirty messages and waits until each ends in the DLQ or at the receiver."""
         sent = [SentMessage(f"{name}-{n}", ("poison", "retryable", "ok")[n % 3]) for n in range(30)]
         poison = {one.id for one in sent if one.behaviour == "poison"}
         fine = {one.id for one in sent} - poison
@@ -113,14 +115,14 @@ async def test_the_audit_library_never_creates_the_audit_topic_and_reports_that_
         await create_topic(bootstrap, topic, PARTITIONS)
         await output.send([report])
         assert len(await read_all(bootstrap, topic)) == 1
-        await delete(bootstrap, topic)  # while its producer lives
+        await delete(bootstrap, topic)  # while its producer runs
         await check_topic_is_missing()
         await check_topic_is_missing()
     finally:
         await output.close()
 
 
-# A process of its own, as a service's is: where the worker's modules are loaded no client creates topics.
+# A process of its own, like a service: the worker's modules would keep all clients from creating topics.
 SERVICE = """
 import asyncio, sys
 from aiokafka.admin import AIOKafkaAdminClient
@@ -131,7 +133,7 @@ bootstrap, missing, there = sys.argv[1:]
 
 async def failure(producer, topic):
     try:
-        while True:  # a broker may take some messages until it hears that the topic is deleted
+        while True:  # a broker may accept messages until it learns of the deletion
             await producer.send_and_wait(topic, b"v")
     except ProducerError as error:
         return f"{type(error).__name__}: {error}"

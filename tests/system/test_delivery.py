@@ -1,4 +1,4 @@
-"""Whole workers, real brokers: every message is counted, whoever is killed on the way."""
+"""Whole workers on real brokers: every message is counted, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_IN_FLIGHT = 100
 RETRY = [{"delay": "500ms", "attempts": 3}]
 SETTLE_S = 90.0
 LATENCY_MS = 100
-UNSAVED_MS = 600.0  # a snapshot interval, and what the lease allows it to be late
+UNSAVED_MS = 600.0  # a snapshot interval, and the delay that the lease allows
 
 
 class DeliveryScenario:
@@ -59,7 +59,7 @@ class DeliveryScenario:
 
     @contextmanager
     def load(self, endless: Iterable[SentMessage], per_second: float) -> Iterator[None]:
-        """Produces these at an even rate for as long as the block takes."""
+        """Produces these at an even rate while the block lasts."""
         ended = threading.Event()
 
         def until_ended() -> Iterator[SentMessage]:
@@ -82,12 +82,12 @@ class DeliveryScenario:
             producing.join()
 
     def wait_delivered_share(self, share: float) -> None:
-        """Until this share of the messages has been delivered."""
+        """Waits until this share of the messages has been delivered."""
         wanted = int(len(self.sent) * share)
         wait_until(lambda: len(self.stage.deliveries()) >= wanted, SETTLE_S, self._progress)
 
     def settle(self) -> StoryReport:
-        """Waits until every message has an end, poison in the DLQ; the report."""
+        """Waits until every message has an end, poison in the DLQ; returns the report."""
         wanted = {message.id for message in self.sent}
         poison = {message.id for message in self.sent if message.behaviour == "poison"}
 
@@ -97,7 +97,7 @@ class DeliveryScenario:
 
         wait_until(settled, SETTLE_S, self._progress, 0.3)
         wait_until(lambda: poison <= {*self.dead()}, SETTLE_S, self._progress, 0.3)
-        time.sleep(1.5)  # what comes twice comes now
+        time.sleep(1.5)  # repetitions arrive now
         return count(self.sent, self.stage.deliveries(), self.dead())
 
     def dead(self) -> list[str]:
@@ -112,9 +112,10 @@ class DeliveryScenario:
         return Counter(orjson.loads(record.value)["id"] for record in chain.from_iterable(records))
 
     def unanswered_failures(self, jobs: set[str], since_ms: float) -> set[str]:
-        """Ids that failed since then in calls of these jobs' owner, who hears nothing until others have them.
+        """Ids that failed after `since_ms` in calls of these jobs' owner, which was stopped and read no
+        answer.
 
-        What is in flight ends within a call's time; the jobs move no sooner than after a lease.
+        Calls in flight end within a call's time; the jobs move only after the lease ends.
         """
         until_ms = since_ms + 5 * LATENCY_MS
         return {
@@ -126,7 +127,7 @@ class DeliveryScenario:
         }
 
     def committed(self) -> dict[int, tuple[int | None, int]]:
-        """Partition -> (committed, end) as any Kafka tool sees it."""
+        """Partition -> (committed, end), as any Kafka tool sees it."""
 
         async def read() -> dict[int, tuple[int | None, int]]:
             client = ClusterClient(ClusterSpec("test", (self.bootstrap,)))
@@ -142,7 +143,7 @@ class DeliveryScenario:
         return asyncio.run(read())
 
     def wait_committed(self) -> None:
-        """Until the group's lag is zero."""
+        """Waits until the group's lag is zero."""
         wait_until(
             lambda: all(done == end for done, end in self.committed().values()),
             SETTLE_S,
@@ -161,7 +162,7 @@ def make_scenario(stage: DemoStage, topic_name: str) -> Callable[..., DeliverySc
 
 
 def owners(worker: Process) -> Counter[str]:
-    """Jobs by owner, as a worker knows them."""
+    """The number of jobs of each owner, from a worker's API."""
     _, body = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")
     return Counter(item["worker"] for item in body["items"] if item["worker"])
 
@@ -267,7 +268,7 @@ def test_a_worker_that_wakes_with_an_old_epoch_copies_no_message_that_the_new_ow
     make_scenario: Callable[..., DeliveryScenario],
 ) -> None:
     scenario = make_scenario(0, latency_ms=LATENCY_MS)
-    # Half of what is in flight when it stops fails: it has copies to make when it wakes.
+    # Half of the messages in flight at the stop fail, so the worker has copies to make when it wakes.
     behaviours = ("ok", "poison", "ok", "retryable")
     scenario.sent += [SentMessage(f"m-{number:05}", behaviours[number % 4]) for number in range(3_000)]
     first = scenario.stage.worker()
@@ -283,16 +284,15 @@ def test_a_worker_that_wakes_with_an_old_epoch_copies_no_message_that_the_new_ow
     report = scenario.settle()
     assert report.sound, report
     scenario.wait_committed()
-    # What the receiver answered to nobody, and then to the new owner as well.
+    # Failures that the stopped worker did not read; the messages failed again at the new owner.
     unanswered_failures = scenario.unanswered_failures(jobs_of_second, stopped_ms)
-    assert unanswered_failures, "nothing failed in flight: it shows nothing"
+    assert unanswered_failures, "nothing failed in flight: the test shows nothing"
     delivered, copies = len(scenario.stage.deliveries()), scenario.copies()
     second.signal(signal.SIGCONT)
     wait_until(lambda: assignments(second).items() <= assignments(first).items(), SETTLE_S, second.tail)
     time.sleep(4.0)
-    # It starts no call; what its gRPC library had been given before the pause and had not written yet was in
-    # flight already. It copies nothing of what failed since: only what its producer had been given before.
-    # No commit goes back, and it lives on without the jobs.
+    # It starts no call: only calls that it had given to gRPC before the pause may still leave. It copies no
+    # failure since then: only records that its producer had before. No commit goes back, and it keeps running.
     assert len(scenario.stage.deliveries()) - delivered <= MAX_IN_FLIGHT
     new_copies = scenario.copies() - copies
     assert not unanswered_failures & new_copies.keys(), "the new owner has finished these"
@@ -357,7 +357,7 @@ def test_a_recreated_topic_is_delivered_from_its_start_and_an_incident_reports_i
         await admin.start()
         await admin.delete_topics([scenario.topic])
         async with asyncio.timeout(SETTLE_S):
-            while scenario.topic in await admin.list_topics():  # noqa: ASYNC110 - a broker hears late of it
+            while scenario.topic in await admin.list_topics():  # noqa: ASYNC110 - a broker learns late of it
                 await asyncio.sleep(0.05)
         await admin.close()
         await asyncio.sleep(2.0)

@@ -1,5 +1,7 @@
-"""A whole region is killed, the other one goes on, the lost one comes back and takes it back: every message
-is counted, and at any time one region acts."""
+"""A whole region is killed, the other one takes over, and the lost one returns and takes back.
+
+Every message is counted, and one region acts at any time.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ pytestmark = pytest.mark.system
 
 PER_SECOND = {"east": 200.0, "west": 80.0}
 LOST, BACK = "killed", "failback"
-BARRIER_MS = 12_000  # they come every ten seconds
-AGAIN_S = 5.0  # what is finished is told within a second; the machine may have other work
+BARRIER_MS = 12_000  # offset syncs come every ten seconds
+AGAIN_S = 5.0  # progress reaches the other region within a second, or later on a busy machine
 
 
 @pytest.fixture
@@ -45,7 +47,8 @@ def two(killable_yard: Yard, topic_name: str) -> Iterator[TwoRegions]:
 
 
 def failover_command(two: TwoRegions, home: str, *arguments: str) -> Any:
-    """A command's JSON, asked of that home's worker: a process, since writers here log to stdout."""
+    """Runs a failover command against that home's worker and returns its JSON. It is a process, since writers
+    in this one log to stdout."""
     command = [sys.executable, "-c", "from app.cli.main import switchyard; switchyard()", "failover"]
     env = {**os.environ, "SWITCHYARD_URL": two.workers[home].url}
     done = subprocess.run(
@@ -60,7 +63,7 @@ def failover_command(two: TwoRegions, home: str, *arguments: str) -> Any:
 
 
 def roles_put(two: TwoRegions, home: str) -> list[RolePut]:
-    """What a region's control log says of roles, as it stands."""
+    """The role records in a region's control log."""
     topic = ControlTopics(two.names[home]).control.name
     records = asyncio.run(read_all(two.bootstrap(home, "regional"), topic))
     events = [codec.control_event(record.value) for record in records if record.value]
@@ -68,7 +71,7 @@ def roles_put(two: TwoRegions, home: str) -> list[RolePut]:
 
 
 async def consumer_groups(two: TwoRegions, home: str) -> set[str]:
-    """Those that the home's aggregate cluster knows."""
+    """The groups that the home's aggregate cluster knows."""
     admin = AIOKafkaAdminClient(bootstrap_servers=two.bootstrap(home, "aggregate"))
     await admin.start()
     try:
@@ -93,7 +96,7 @@ def test_failover_and_failback_lose_no_message_and_never_let_two_regions_act(
         moving.until_flows("west", now_ms(), ACTIVE, least=100)
         assert not moving.journals[PASSIVE]["west"].read(), "it is active in the east only"
 
-        # Its group is kept in step in the west. A drill touches nothing.
+        # The west keeps the group in sync. A drill changes nothing.
         wait_until(
             lambda: PASSIVE in asyncio.run(consumer_groups(two, "west")),
             STEP_TIMEOUT_S,
@@ -105,7 +108,7 @@ def test_failover_and_failback_lose_no_message_and_never_let_two_regions_act(
         assert (roles_put(two, "west"), asyncio.run(consumer_groups(two, "west"))) == before
         assert not moving.journals[PASSIVE]["west"].read()
 
-        # Everything of the east is gone. The plan is made without it, and who leads is killed while it runs.
+        # The east is lost. The plan is made without it, and the leader is killed while it executes.
         killed = Switch(LOST, now_ms())
         two.lose("east")
         gone_ms = now_ms()
@@ -127,7 +130,7 @@ def test_failover_and_failback_lose_no_message_and_never_let_two_regions_act(
         taken = [role for role in roles_put(two, "west") if role.plan == plan["id"]]
         assert {(role.region, role.state) for role in taken} == {(west, "active")}
 
-        # The east comes back with what it knew. It does not act by that.
+        # The east returns with its old control log, and does not act.
         two.bring_back("east")
         moving.until_role("west", ("east",))
         back_ms = now_ms()
@@ -135,7 +138,7 @@ def test_failover_and_failback_lose_no_message_and_never_let_two_regions_act(
         acted = [line for line in moving.journals[PASSIVE]["east"].read() if line["at_ms"] > gone_ms]
         assert acted == []
 
-        # And back, in order.
+        # The planned failback.
         failback = Switch(BACK, now_ms())
         plan = moving.failback("east")
         failover_command(two, "east", "execute", plan["id"], "--yes")
@@ -162,13 +165,13 @@ def test_failover_and_failback_lose_no_message_and_never_let_two_regions_act(
     assert [len(regions) for regions in passive.epochs.values()] == [1, 1, 1]
     assert all(len(regions) == 1 for regions in active.epochs.values())
     assert {line["region"] for line in lines[PASSIVE]["west"]} == {west}
-    # In order nothing is read again but what was copied behind the last barrier of a lane that was killed.
+    # The failback rereads only records copied behind the last offset sync of a lane that was killed.
     delivered_in_west = {line["id"] for line in lines[PASSIVE]["west"]}
     back = [line for line in lines[PASSIVE]["east"] if line["at_ms"] > failback.at_ms]
     again_ms = [line["timestamp_ms"] for line in back if line["id"] in delivered_in_west]
     assert len(again_ms) == passive.again[BACK].count
     assert all(killed.at_ms - BARRIER_MS <= at_ms <= gone_ms for at_ms in again_ms)
-    # What was finished shortly before the kill had no time to be told to the west; nothing older comes again.
+    # Progress just before the kill did not reach the west; older messages are not repeated.
     assert passive.again[LOST].oldest_s < AGAIN_S
 
 
@@ -193,9 +196,9 @@ def test_the_balance_finds_lost_and_repeated_messages_and_deliveries_under_a_rep
         "east": [a, line("b", 3_900, "east", 1, primary=False)],
         "west": [line("c", 4_000, "west", 1)],
     }
-    assert active_passive("abc", {}, finished, []).sound, "it finishes what it has under way"
+    assert active_passive("abc", {}, finished, []).sound, "it may finish its deliveries in flight"
     finished["east"][1]["at_ms"] = 4_001
-    assert not active_passive("abc", {}, finished, []).sound, "and no longer than until the other one begins"
+    assert not active_passive("abc", {}, finished, []).sound, "only until the other region begins"
     twice = {"east": [line("a", 1, "east", 1)], "west": [line("b", 2, "west", 1)]}
     assert not active_passive("ab", {}, twice, []).sound, "one epoch, two regions"
 
@@ -213,6 +216,6 @@ def test_the_balance_finds_lost_and_repeated_messages_and_deliveries_under_a_rep
 
 
 def print_line(text: str) -> None:
-    """Shown when the test fails, or with -s."""
+    """Prints a line, which pytest shows when the test fails, or with -s."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

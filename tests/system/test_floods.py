@@ -1,4 +1,4 @@
-"""A batch of very many tiny records on a control topic, as any producer may send one: deliveries go on."""
+"""A batch of very many tiny records on a control topic, which any producer may send: deliveries continue."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ BEHIND = "behind-the-flood"
 
 @lru_cache
 def flood(count: int) -> bytes:
-    """So many tiny records in one batch; a compacted topic takes none without a key."""
+    """`count` tiny records in one batch; they have keys because a compacted topic refuses records without."""
     return bytes(batch([record(at, b"x", key=b"k") for at in range(count)], CODECS["gzip"]))
 
 
 async def send(bootstrap: str, topics: list[ControlTopic], data: bytes) -> None:
-    """Appends `data` to the first partition of each."""
+    """Appends `data` to the first partition of each topic."""
     async with connected(bootstrap) as client:
         for topic in topics:
             answer = await append(client, topic.name, 0, bytearray(data))
@@ -46,20 +46,20 @@ async def send(bootstrap: str, topics: list[ControlTopic], data: bytes) -> None:
 
 
 async def send_sealed(stage: DemoStage, topic: ControlTopic, value: bytes) -> None:
-    """As a worker."""
+    """Sends a record with a worker's seal."""
     async with producing_as_worker(control_of(stage), stage.region) as producer:
         await producer.send_and_wait(topic.name, value, partition=0)
 
 
 def longest_stop_s(worker: Process) -> float:
-    """For how long its loop stood still at a time in the last minute."""
+    """The longest time for which the worker's loop stood still in the last minute."""
     metrics = http("GET", f"{worker.url}/metrics")[1]
     (found,) = re.findall(r"^switchyard_loop_longest_stop_seconds\{.*\} (\S+)$", metrics, re.MULTILINE)
     return float(found)
 
 
 def knows_later_worker(worker: Process) -> bool:
-    """Whether it has read what stands behind the flood of heartbeats."""
+    """Whether the worker has read the heartbeat behind the flood."""
     return any(one["worker"] == BEHIND for one in known_workers(worker))
 
 
@@ -80,7 +80,7 @@ def test_no_worker_loses_its_jobs_to_a_million_tiny_records_on_the_heartbeat_top
         )
         asyncio.run(send_sealed(stage, heartbeats, codec.encode(behind)))
         for worker in workers:
-            stops_s: list[float] = []  # each look tells of the last minute only
+            stops_s: list[float] = []  # each sample covers the last minute only
 
             def knows_and_samples(worker: Process = worker, stops_s: list[float] = stops_s) -> bool:
                 stops_s.append(longest_stop_s(worker))

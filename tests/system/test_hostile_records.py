@@ -1,4 +1,4 @@
-"""Real brokers and a real worker: what anybody can write to a topic ends no worker and stops no message."""
+"""Real brokers and a real worker: records that any producer can write end no worker and stop no message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCHES = [
 
 
 async def append(bootstrap: str, topic: str) -> None:
-    """Writes the batches as they are."""
+    """Writes the batches unchanged."""
     client = ClusterClient(ClusterSpec("test", (bootstrap,)))
     await client.start()
     appender = Appender(client)
@@ -46,14 +46,14 @@ async def append(bootstrap: str, topic: str) -> None:
 
 
 class Counting(ReceiverThread):
-    """A receiver in this process that takes everything."""
+    """A receiver in this process that acknowledges everything."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic, GROUP)
         self.offsets: list[int] = []
 
     def handle(self, message: Message) -> None:
-        """One delivery."""
+        """Handles one delivery."""
         self.offsets.append(message.offset)
 
 

@@ -1,5 +1,6 @@
-"""Nothing holds a worker's event loop: no file is opened, no process run and no name resolved in it; and what
-somebody else writes into its topics stops neither workers nor leadership."""
+"""A worker's event loop opens no file, runs no process and resolves no name; records of others in its topics
+stop neither workers nor leadership.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ AVRO = {"type": "record", "name": "Order", "fields": [{"name": "at", "type": "lo
 
 @pytest.fixture
 def watched(killable_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Iterator[DemoStage]:
-    """A stage whose workers note what holds their loops."""
+    """A stage whose workers note blocking calls in their loops."""
     with make_stage(killable_yard) as stage:
         monkeypatch.setenv(VARIABLE, str(stage.home / "in-loop"))
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "in_loop"))
@@ -50,7 +51,7 @@ def watched(killable_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Iterator[De
 
 
 def schemas(stage: DemoStage) -> Path:
-    """A folder beside switchyard.yaml with one of each kind."""
+    """A folder beside switchyard.yaml with a schema of each kind."""
     folder = stage.home / "schemas"
     for part in ("registry", "avro"):
         (folder / part).mkdir(parents=True)
@@ -63,7 +64,7 @@ def schemas(stage: DemoStage) -> Path:
 
 
 def order(name: str) -> bytes:
-    """An `acme.Order` that a receiver of JSON takes."""
+    """An `acme.Order` that a JSON receiver takes."""
     return b"\x0a" + bytes([len(name)]) + name.encode() + b"\x12\x02ok\x18\x05"
 
 
@@ -74,7 +75,7 @@ async def _send(bootstrap: str, topic: str, values: list[bytes], at: int = 0) ->
 
 
 class Region:
-    """A stage with two workers, jobs of all kinds, and payloads of all kinds."""
+    """A stage with two workers, and jobs and payloads of all kinds."""
 
     def __init__(self, stage: DemoStage, topic: str) -> None:
         self.stage, self.topic = stage, topic
@@ -108,7 +109,7 @@ class Region:
         wait_until(lambda: len(assignments(worker)) >= 11, ENOUGH_S, lambda: str(assignments(worker)))
 
     def check_delivery(self) -> None:
-        """Returns once messages that are sent now have arrived."""
+        """Sends messages and waits until they have arrived."""
         names = {f"m{self.sent + n}" for n in range(10)}
         self.sent += 10
         for partition in (0, 1):
@@ -123,25 +124,25 @@ class Region:
         wait_until(came, ENOUGH_S, lambda: "\n".join(w.tail() for w in self.workers))
 
     async def write(self, topic: str, value: bytes, key: str, partition: int = 0) -> None:
-        """Into a control topic, past every check."""
+        """Writes a sealed record into a control topic, past every check of the API."""
         async with producing_as_worker(self.home, self.stage.region) as producer:
             name = f"switchyard-{self.stage.region}-{topic}"
             await producer.send_and_wait(name, value, key=key.encode(), partition=partition)
 
     def write_control_events(self, *events: AnyControlEvent) -> None:
-        """The same, into the control log."""
+        """Writes these events into the control log."""
         for event in events:
             asyncio.run(self.write("control", codec.encode(event), compaction_key(event)))
 
 
 def plan_with_descriptor(name: str, topic: str, descriptor: str) -> dict[str, Any]:
-    """A plan that names this descriptor."""
+    """A plan with this descriptor."""
     timestamp = {"source": "protobuf", "descriptor": descriptor, "message": "a.B", "field": "at"}
     return plan(name, topic, timestamp=timestamp)
 
 
 def get_all_pages(worker: Process) -> None:
-    """Every page of the API that needs no parameter, and the console's."""
+    """Requests every page of the API without parameters, and the console's."""
     document = http("GET", f"{worker.url}/api/v1/openapi.json")[1]
     for path, methods in document["paths"].items():
         if "get" in methods and "{" not in path and not path.endswith("/events"):
@@ -160,7 +161,7 @@ def test_no_file_is_opened_no_process_run_and_no_name_resolved_in_a_workers_even
     for worker in region.workers:
         get_all_pages(worker)
     (region.folder / "registry" / "3.binpb").write_bytes(set_of(file_of("parcel.proto", "Parcel")))
-    region.workers[1].kill()  # all of its jobs begin at the other one
+    region.workers[1].kill()  # all of its jobs start at the other worker
     del region.workers[1]
     region.check_delivery()
     assert region.workers[0].terminate(60.0) == 0
@@ -215,7 +216,7 @@ def test_forged_terms_and_epochs_end_neither_leadership_nor_a_job(
     region.write_control_events(
         Claim(at_ms=1, term=highest, worker="evil"), Claim(at_ms=1, term=1 << 32, worker="evil")
     )
-    for job in assignments(region.workers[0]):  # of both workers: those of the one that is killed move
+    for job in assignments(region.workers[0]):  # jobs of both workers: those of the killed one move
         forged = Takeover(job=job, epoch=highest, worker="evil", nonce="n", at_ms=1)
         asyncio.run(region.write("trackers", codec.encode(forged), job, tracker_partition(job)))
     wait_until(lambda: bool(incidents(region.workers[0], "term-refused")), ENOUGH_S, region.workers[0].tail)

@@ -1,4 +1,4 @@
-"""Messages of 15 MB that compress to some kB, through retry topics, dead letters and merges.
+"""Messages of 15 MB that compress to a few kB pass through retry topics, dead letters and merges.
 
 One of two workers is killed. Each message arrives as it was produced, and none as a null.
 """
@@ -34,7 +34,7 @@ def large(key: str) -> bytes:
 
 
 class Deployment(ReceiverThread):
-    """A receiver in this process that fails large messages until it is mended."""
+    """A receiver in this process that fails large messages until `fails` is False."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic, GROUP)
@@ -44,7 +44,7 @@ class Deployment(ReceiverThread):
         self.wrong: list[str] = []
 
     def handle(self, message: Message) -> None:
-        """One delivery."""
+        """Handles one delivery."""
         key = (message.key or b"").decode()
         is_large = key.startswith("large")
         if message.value != (large(key) if is_large else key.encode()):
@@ -66,7 +66,7 @@ async def produce(bootstrap: str, topic: str, keys: list[str]) -> None:
 
 
 async def limit_batches(most_bytes: int, bootstrap: str, *topics: str) -> None:
-    """From now on these topics take batches of so many bytes."""
+    """Limits these topics to batches of this many bytes."""
     async with connected(bootstrap) as client:
         await bound(client, most_bytes, *topics)
 
@@ -106,7 +106,7 @@ def test_large_messages_pass_through_retries_dead_letters_and_merges_unchanged(
         fits = ["large a", "large b", "large c"]
         asyncio.run(produce(bootstrap, topic, [*keys[:100], *fits, *keys[100:]]))
         wait_until(lambda: sum(deployment.failed.values()) >= 3, SETTLE_S, lambda: str(deployment.failed))
-        first.kill()  # with copies in its hands
+        first.kill()  # while it makes copies
         wait_until(lambda: letters().keys() == set(fits), SETTLE_S, lambda: str(letters().keys()))
         assert {len(record.value) for record in letters().values()} == {len(large("large a"))}
         assert min(deployment.failed[key] for key in fits) >= 2, "once in the topic, once in the tier"
@@ -115,7 +115,9 @@ def test_large_messages_pass_through_retries_dead_letters_and_merges_unchanged(
         oversized = ["large d", "large e"]
         asyncio.run(produce(bootstrap, topic, oversized))
         wait_until(lambda: letters().keys() >= set(oversized), SETTLE_S, lambda: str(letters().keys()))
-        assert min(deployment.failed[key] for key in oversized) >= 2, "its tier's attempt is made in place"
+        assert min(deployment.failed[key] for key in oversized) >= 2, (
+            "the attempt of the retry tier is made in the main topic"
+        )
         code, output = switchyard(second, "dlq", "list", name)
         assert (code, output.count(f"({len(large('large d'))} bytes, not in the letter)")) == (0, 2), output
 

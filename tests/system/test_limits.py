@@ -1,4 +1,6 @@
-"""Limits hold over all workers of a region together, and go where the work is: with real workers."""
+"""Limits hold over all workers of a region together, and busy jobs get the share of idle ones: with real
+workers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ WINDOW_S = 5
 def test_a_busy_partition_beside_idle_retry_jobs_gets_the_workloads_rate_and_the_fleet_never_more(
     stage: DemoStage, topic_name: str
 ) -> None:
-    """The jobs of two retry tiers are on workers of their own, and have nothing to do."""
+    """The jobs of two retry tiers are on other workers, and idle."""
     bootstrap = stage.yard.bootstrap(CLUSTER)
     asyncio.run(create_topic(bootstrap, topic_name, 1))
     first, *_ = start_workers(stage, 3)
@@ -44,5 +46,5 @@ def test_a_busy_partition_beside_idle_retry_jobs_gets_the_workloads_rate_and_the
 
     with Flow(bootstrap, {topic_name: 1}, per_partition=2 * PER_S):
         wait_until(lambda: most() > 0.7 * WINDOW_S * PER_S, ENOUGH_S, lambda: f"{most()} in {WINDOW_S} s")
-    # A second's worth more: a receiver that stood still for a moment notes together what came apart.
+    # One second's messages more: a receiver that stood still for a moment notes later deliveries together.
     assert most() <= (WINDOW_S + 1) * PER_S

@@ -27,13 +27,13 @@ BEFORE, AFTER, PER_SECOND = 1_800, 400, 300
 RATE, FAST_RATE = (
     30,
     2_000,
-)  # far slower than it is produced: a part is unfinished when it moves; and afterwards
+)  # while it moves, far below the producers' rate, so that messages are unfinished; and afterwards
 MARGIN_S = 0.5
 
 
 @contextmanager
 def copier(source: str, target: str, topic: str, partitions: int) -> Iterator[None]:
-    """Copies the topic, partition to partition with its timestamps, until the end."""
+    """Copies the topic, partition to partition with its timestamps, while the block lasts."""
     stop = threading.Event()
 
     async def copy() -> None:
@@ -93,29 +93,31 @@ def test_receivers_miss_no_message_when_a_topic_moves_to_another_cluster(
             SETTLE_S,
             lambda: str(ends(target_bootstrap, topic_name)),
         )
-    # A group of the same name was there before: ahead of what is mapped, and behind it.
+    # The target has commits of the same group, beyond the mapped position and before it.
     commit(target_bootstrap, {(topic_name, 0): 540, (topic_name, 1): 0})
 
     command = ["workload", "move", key, "--to", TARGET, "--margin", f"{MARGIN_S}s", "-o", "json"]
     foreseen = switchyard(first, *command)
     assert (foreseen["from"], foreseen["to"], foreseen["execute"]) == (CLUSTER, TARGET, False)
-    assert foreseen["unfinished"] > 0, "all was delivered before the move: it shows nothing"
+    assert foreseen["unfinished"] > 0, "all was delivered before the move: the test shows nothing"
     operator = Operator(scenario, first)
-    assert operator.acts("moving") == [], "a look changes nothing"
+    assert operator.acts("moving") == [], "a preview changes nothing"
 
-    # The worker that is asked first is killed on the way: the workload stays here, paused; another is asked.
+    # The worker that moves it first is killed: the workload stays in the source, paused. The other moves it.
     status, answer = http("POST", f"{second.url}/api/v1/workloads/{key}/move", body(execute=True))
     assert status == 202, answer
     wait_until(lambda: operator.acts("moving"), SETTLE_S, second.tail, 0.01)
     second.kill()
     _, before_move = http("GET", operator.path)
-    assert before_move["definition"]["metadata"]["cluster"] == CLUSTER, "it was too late to show anything"
+    assert before_move["definition"]["metadata"]["cluster"] == CLUSTER, (
+        "the kill came too late: the test shows nothing"
+    )
     assert http("POST", f"{first.url}/api/v1/dlq/{key}/merge", {"execute": True})[0] in {404, 409}
     result = switchyard(first, *command, "--execute", "--yes")
-    assert result["copied"] > 0, "nothing waited for retry: it shows nothing"
+    assert result["copied"] > 0, "nothing waited for retry: the test shows nothing"
     _, after_move = http("GET", operator.path)
     assert after_move["definition"]["metadata"]["cluster"] == TARGET
-    assert http("POST", f"{first.url}/api/v1/workloads/{key}/move", body())[0] == 409, "it is there already"
+    assert http("POST", f"{first.url}/api/v1/workloads/{key}/move", body())[0] == 409, "it has moved already"
 
     definition["metadata"]["cluster"] = TARGET
     definition["spec"]["flow"]["messages_per_second"] = FAST_RATE
@@ -128,7 +130,7 @@ def test_receivers_miss_no_message_when_a_topic_moves_to_another_cluster(
     check_repetitions(scenario, result)
     (act,) = [item for item in operator.acts("operator-act") if item["action"] == "move"]
     assert act["subject"] == key
-    # It is at home there: a change of its definition, and another owner, begin where it stands.
+    # A changed definition, and another owner, continue at its position in the target.
     before = len(stage.deliveries())
     definition["spec"]["delay"] = "1ms"
     stage.deploy(first, definition)
@@ -149,7 +151,7 @@ def ends(bootstrap: str, topic: str) -> int:
 
 
 def check_repetitions(scenario: DeliveryScenario, moved: dict[str, Any]) -> None:
-    """What came twice lies in the margin, or in what was in flight at the kill."""
+    """Repetitions lie within the margin, or were in flight at the kill."""
     done = Counter(d["id"] for d in scenario.stage.deliveries() if d["outcome"] == "ok")
     twice = {name: count for name, count in done.items() if count > 1}
     assert len(twice) <= moved["again"] + 2 * 50, (len(twice), moved["again"])

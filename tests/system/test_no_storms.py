@@ -1,10 +1,11 @@
-"""What changes in a region leaves everybody else's flow untouched: some fifty changes, and no gap in between.
+"""Some fifty changes in a region leave no gap in the deliveries of jobs that they do not concern.
 
-Each partition of the steady workload gets and delivers 200 messages a second. Throughput is sampled every
-100 ms by the receiver's own clock. A gap is a time without a delivery although a message was there. Two cores
-that also run brokers, traffic and workers that are just starting make everybody wait: for how long the
-kernel gave worker and receiver no core, and a plain Kafka consumer of the same partitions got nothing either,
-does not count.
+Each partition of the steady workload gets and delivers 200 messages a second. The receiver's clock gives the
+deliveries in each 100 ms. A gap is a time without a delivery although a message was available.
+
+On two cores, brokers, traffic and starting workers delay each other. Two parts of a gap therefore do not
+count. One is the time in which the kernel gave worker or receiver no core. The other is the time in which a
+plain Kafka consumer of the same partitions got nothing either.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ CLUSTER, GROUP = "east-aggregate", "billing"
 COPIED_FROM, ROUTE = "east-regional", "mirror"
 PARTITIONS, PER_PARTITION = 3, 200.0
 OTHERS = 8
-EARLY = 50  # messages in a new partition before anybody can have discovered it
+EARLY = 50  # messages in a new partition before any worker can have discovered it
 SAMPLE_MS = 100
 GAP_MS = 500
 QUIET_S, PACE_S, ENOUGH_S = 5.0, 0.4, 150.0
-IDLE = "1m"  # the shortest there is; it goes by while the changes are made
+IDLE = "1m"  # the shortest allowed; it passes during the changes
 
 
 @dataclass
 class Region:
-    """Two workers, a workload that flows, and what is done to everything else."""
+    """Two workers, a workload that flows, and the changes to everything else."""
 
     stage: DemoStage
     topic: str
@@ -65,12 +66,12 @@ class Region:
         self.joined: list[Process] = []
         asyncio.run(create_topic(self.bootstrap, self.topic, PARTITIONS))
         self.receiver = self.stage.receiver(GROUP, self.topic, self.sleeper, *self.others)
-        # What moves for want of room, on a machine that others use too, is not what is shown here.
+        # On a busy machine jobs could also move for want of capacity, which this test does not cover.
         self.stage.settings["worker"] |= {"capacity": {"cpu": 16}}
         self.workers = [self.stage.worker(wait=False) for _ in range(2)]
         for worker in self.workers:
             self.stage.wait_ready(worker)
-        # It begins at the end of what is there now: partitions that come later begin at their first message.
+        # It starts at the end of existing partitions; partitions added later start at their first message.
         self.deploy(self.topic, start="latest", target={"contract": "stream"})
         wait_until(self._shared, ENOUGH_S, lambda: f"{self.held()}\n{self.workers[0].tail()}")
         self.deploy_idle_workload()
@@ -80,7 +81,7 @@ class Region:
         return len(held) == PARTITIONS and len({owner for owner, _ in held.values()}) == 2
 
     def held(self, topic: str | None = None) -> OwnerByJob:
-        """Who owns the jobs of a workload."""
+        """The owners of a workload's jobs."""
         return self._held_by_name(f"{GROUP}/{topic or self.topic}")
 
     def _held_by_name(self, name: str) -> OwnerByJob:
@@ -96,7 +97,7 @@ class Region:
     # -- changes ---------------------------------------------------------------------------------
 
     def changes(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """What is done, in order: a name and the act."""
+        """The changes in order: a name and the act."""
         yield "worker joins", self._join
         for topic in self.others:
             yield f"create {topic}", partial(self._create, topic)
@@ -125,7 +126,7 @@ class Region:
         asyncio.run(create_topic(self.bootstrap, topic, 2))
 
     def _deploy_route(self) -> None:
-        """A route to the cluster of the steady workload, of a topic that has messages already."""
+        """Deploys a route to the cluster of the steady workload, for a topic that has messages already."""
         source = self.stage.yard.bootstrap(COPIED_FROM)
         asyncio.run(create_topic(source, self.copied, 2))
         asyncio.run(produce(source, self.copied, messages(EARLY)))
@@ -143,7 +144,7 @@ class Region:
         assert status == 200, answer
 
     def wait_route_stopped(self) -> None:
-        """Until nobody has a job of the route that was deleted."""
+        """Waits until no worker has a job of the deleted route."""
         wait_until(lambda: not self._held_by_name(ROUTE), ENOUGH_S, lambda: f"{self._held_by_name(ROUTE)}")
 
     def _join(self) -> None:
@@ -151,14 +152,14 @@ class Region:
 
     def _end(self) -> None:
         for topic in self.others:
-            self.wait_jobs(topic, 4 + 4)  # what was added has been discovered; its retry topic grows with it
+            self.wait_jobs(topic, 4 + 4)  # added partitions are discovered; the retry topic grows with them
         assert self.joined.pop().terminate() == 0
 
     def _kill(self) -> None:
         self.joined.pop().kill()
 
     def expand(self, topic: str, before: int, after: int) -> None:
-        """Adds partitions, which have messages before anybody can know of them."""
+        """Adds partitions with messages that precede their discovery."""
 
         async def add() -> None:
             admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
@@ -178,7 +179,7 @@ class Region:
         asyncio.run(add())
 
     def play(self) -> None:
-        """All changes, one after the other."""
+        """Makes all changes, one after the other."""
         for name, act in self.changes():
             self.done.append((time.time_ns() / 1e6, name))
             act()
@@ -187,13 +188,13 @@ class Region:
     # -- a workload that sleeps ------------------------------------------------------------------
 
     def deploy_idle_workload(self) -> None:
-        """A workload that wakes for its first message, and gets no other for now."""
+        """Deploys a workload that hibernates, and wakes it once by a message."""
         asyncio.run(create_topic(self.bootstrap, self.sleeper, 2))
         self.deploy(self.sleeper, hibernate={"after": IDLE})
         self.wake("first")
 
     def wake(self, *ids: str) -> None:
-        """Messages for it, for which it gets its jobs, and which it delivers."""
+        """Sends it messages; waits until it has its jobs and has delivered them."""
         asyncio.run(produce(self.bootstrap, self.sleeper, [SentMessage(one, "ok") for one in ids]))
         wait_until(
             lambda: set(ids) <= {*self.deliveries_of_sleeper()},
@@ -204,15 +205,15 @@ class Region:
         self.wait_jobs(self.sleeper, 2)
 
     def deliveries_of_sleeper(self) -> list[str]:
-        """Ids of its deliveries."""
+        """The ids of its deliveries."""
         return [one["id"] for one in self.stage.deliveries() if one["topic"] == self.sleeper]
 
     def status_of_sleeper(self) -> dict[str, Any]:
-        """Its state as the console has it."""
+        """Its status from the API."""
         return dict(http("GET", self._url(self.sleeper))[1]["status"])
 
     def wait_asleep(self) -> None:
-        """Until nobody has a job of it, since nothing came."""
+        """Waits until no worker has a job of it, because it got no message."""
         wait_until(
             lambda: not self.held(self.sleeper) and self.status_of_sleeper()["hibernated"],
             ENOUGH_S,
@@ -272,13 +273,13 @@ def test_fifty_changes_leave_no_gap_in_the_deliveries_of_unaffected_jobs(
         region.workers[0].tail,
     )
 
-    # What was idle meanwhile let its jobs go, and wakes with the first message: none is lost, none twice.
+    # The idle workload gave up its jobs and wakes with the first message: no message is lost or repeated.
     region.wait_asleep()
     woken = [f"woken-{number}" for number in range(10)]
     region.wake(*woken)
     assert sorted(region.deliveries_of_sleeper()) == sorted(["first", *woken])
 
-    # Nobody touched them: the same owners and epochs, one decision each, nothing delivered again.
+    # The steady jobs were not moved: same owners and epochs, one assignment each, no repetition.
     after = region.held()
     made = [event for event in counted_assignments(stage) if event.job in before]
     assert before.items() <= after.items(), [(event.job, event.reason) for event in made[len(before) :]]
@@ -286,7 +287,7 @@ def test_fifty_changes_leave_no_gap_in_the_deliveries_of_unaffected_jobs(
     assert sorted(decisions) == sorted(before)
     assert repetitions(journal.of(topic_name)) == []
 
-    # What was added to its own topic begins at the first offset.
+    # The partitions added to its topic start at the first offset.
     for partition in added:
         found = journal.entries[topic_name, partition]
         assert sorted(one.offset for one in found) == list(range(EARLY)), partition
@@ -323,17 +324,17 @@ def test_fifty_changes_leave_no_gap_in_the_deliveries_of_unaffected_jobs(
 
 
 def gaps(entries: list[JournalEntry], available_ms: Mapping[str, float]) -> list[tuple[float, float]]:
-    """How long each that is longer than a sample was, and when it ended (ms)."""
+    """The pauses longer than a sample: length, and when each ended (ms)."""
     return [pause for pause in pauses(entries, available_ms) if pause[0] > SAMPLE_MS]
 
 
 def longest_witness_gap(gap: tuple[float, float], seen: list[tuple[float, float]]) -> float:
-    """The longest that the witness had at the same time as this gap."""
+    """The longest gap of the witness at the same time as this gap."""
     ms, at_ms = gap
     same = [other for other, end in seen if end > at_ms - ms - SAMPLE_MS and end - other < at_ms]
     return max(same, default=0.0)
 
 
 def print_line(text: str) -> None:
-    """Shown when the test fails, or with -s."""
+    """Prints a line, which pytest shows when the test fails, or with -s."""
     sys.stdout.write(text + "\n")

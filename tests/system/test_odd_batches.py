@@ -1,6 +1,7 @@
-"""Batches that lie, as any producer can send them, among good ones and on the control topics.
+"""Batches with inconsistent headers, which any producer can send, among valid ones and on the control topics.
 
-Workers deliver, copy and count every good record around them; one is killed, and starts again over them.
+Workers deliver, copy and count every valid record around them; one worker is killed and a new one reads them
+from the start.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ ODD_VALUE = SentMessage("odd", "ok").value()
 
 
 async def write(bootstrap: str, topic: str, good: Iterable[SentMessage], chance: random.Random) -> int:
-    """Good records, a few a batch, and odd batches between them; how many records brokers took of those."""
+    """Writes valid records, and odd batches between them; returns how many records of odd batches brokers
+    accepted."""
     taken = 0
     async with connected(bootstrap) as client:
         for number, message in enumerate(good):
@@ -46,7 +48,7 @@ async def write(bootstrap: str, topic: str, good: Iterable[SentMessage], chance:
 
 
 async def spoil_control_topics(bootstrap: str, topics: ControlTopics) -> None:
-    """Batches that lie behind, and between, what workers write there."""
+    """Appends odd batches between and behind the workers' records."""
     async with connected(bootstrap) as client:
         for one in topics.all():
             for partition in range(one.partitions):
@@ -56,7 +58,7 @@ async def spoil_control_topics(bootstrap: str, topics: ControlTopics) -> None:
 
 
 async def records_in(bootstrap: str, topic: str) -> int:
-    """All that were written to it."""
+    """The sum of the topic's end offsets."""
     async with connected(bootstrap) as client:
         return sum((await client.end_offsets([(topic, number) for number in range(PARTITIONS)])).values())
 
@@ -64,7 +66,7 @@ async def records_in(bootstrap: str, topic: str) -> int:
 def test_valid_records_among_inconsistent_batches_are_delivered_copied_and_counted(
     stage: DemoStage, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bounded.install(monkeypatch)  # its own ends at what it cannot read
+    bounded.install(monkeypatch)  # aiokafka's reader ends at batches that it cannot read
     source, target = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(TARGET)
     asyncio.run(create_topic(source, topic_name, PARTITIONS))
     receiver = stage.receiver(GROUP, topic_name)

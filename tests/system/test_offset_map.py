@@ -1,5 +1,6 @@
-"""The offset map of real copies: two routes copy a topic, their worker is killed, and positions in one copy
-are translated into the other."""
+"""Two routes copy a topic, their worker is killed, and the offset map translates positions in one copy into
+the other.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ async def read(bootstrap: str, topic: str, count: int, worker: Process) -> Value
 
 
 async def lines(bootstrap: str, topics: ControlTopics, wanted: dict[str, int]) -> dict[str, OffsetMapLine]:
-    """The offset map, once every line ends with the source's end."""
+    """The offset map, once every line ends at the source's end."""
     changelog = topics.changelog("checkpoints", topics.checkpoints.partitions)
     found: dict[str, OffsetMapLine] = {}
     async with AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:

@@ -1,5 +1,7 @@
-"""A consumer goes on in another cluster: a route copies a topic and keeps a group in step, its worker is
-killed, and the group reads there what it had not read here."""
+"""A consumer group moves to another cluster and reads the rest there.
+
+A route copies the topic and syncs the group; its worker is killed meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from app.dev.demo.traffic import create_topic
 pytestmark = pytest.mark.system
 
 SOURCE, TARGET = "east-regional", "east-aggregate"
-PARTITIONS, COUNT = 2, 4_000  # records, of which each half comes on one side of a kill
+PARTITIONS, COUNT = 2, 4_000  # records, half of them before the kill
 READ, APART = 1_500, 200
 ENOUGH_S = 150.0
 
@@ -32,7 +34,7 @@ async def write(bootstrap: str, topic: str, numbers: range) -> None:
 
 
 async def consume(bootstrap: str, topic: str, group: str, count: int) -> list[int]:
-    """What the group reads, once that is `count` records, which it commits; it is an ordinary member."""
+    """Reads and commits as an ordinary member of the group until it has `count` records."""
     found: list[int] = []
     async with AIOKafkaConsumer(
         topic, bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False,
@@ -55,7 +57,7 @@ async def committed(bootstrap: str, topic: str, group: str) -> list[int | None]:
 
 
 def offsets_command(worker: Process, *arguments: str) -> Any:
-    """A command's JSON."""
+    """Runs a command and returns its JSON."""
     done = CliRunner().invoke(
         switchyard, ["offsets", *arguments, "-o", "json"], env={**os.environ, "SWITCHYARD_URL": worker.url}
     )
@@ -77,7 +79,7 @@ async def wait_synced(worker: Process, group: str, state: str, since_ms: int) ->
 
 
 async def wait_positions(bootstrap: str, topic: str, group: str, least: int) -> None:
-    """Until the group's positions there add up to that."""
+    """Waits until the sum of the group's positions is at least `least`."""
     async with asyncio.timeout(ENOUGH_S):
         while sum(at or 0 for at in await committed(bootstrap, topic, group)) < least:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
@@ -131,7 +133,7 @@ async def test_a_group_continues_in_another_cluster_without_loss_although_the_wo
             n for n in rest if n % PARTITIONS == partition
         )
 
-    # It was consumed there: what it did there is not undone by what it did not do here.
+    # The group consumed in the target: a sync from the source must not set it back.
     target_positions = await committed(target, topic_name, group)
     refused = await asyncio.to_thread(http, "POST", f"{worker.url}/api/v1/offsets/sync", {
         "group": group, "from": SOURCE, "to": TARGET, "execute": True,

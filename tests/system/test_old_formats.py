@@ -1,7 +1,7 @@
-"""A topic from before Kafka 0.11: records of format 0 and 1 are reported, and those behind them get through.
+"""A topic from before Kafka 0.11: records of format 0 and 1 are reported, and later records are processed.
 
-Today's brokers keep such segments and return them as they are (KIP-724), but write none: the test writes a
-segment while the broker does not run.
+Today's brokers keep such segments and return them unchanged (KIP-724), but cannot write them. The test
+therefore writes a segment file while the broker is stopped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST_MS = 1_700_000_000_000  # of the first new record; those of format 1 are o
 
 
 def write_segment(yard: Yard, cluster: str, topic: str, data: bytes) -> None:
-    """Puts `data` in the place of an empty partition 0."""
+    """Replaces the segment of an empty partition 0 by `data`."""
     yard.kill(cluster)
     folder = yard._broker(cluster).data_dir / f"{topic}-0"
     for pattern in ("*.index", "*.timeindex", "*.snapshot", "leader-epoch-checkpoint"):
@@ -54,7 +54,7 @@ async def send(bootstrap: str, topic: str, some: list[SentMessage]) -> None:
 
 
 def wait_reported(worker: Process, kind: str) -> None:
-    """Waits until incidents of this kind name both formats and the way out."""
+    """Waits until incidents of this kind name both formats and the remedy."""
 
     def names_formats() -> bool:
         messages = " ".join(one["message"] for one in incidents(worker, kind))
@@ -78,7 +78,9 @@ def test_records_in_old_formats_are_reported_with_a_remedy_and_later_records_are
     write_segment(stage.yard, SOURCE, topic_name, FORMAT_0 + FORMAT_1 + first)
     source, target = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(TARGET)
     asyncio.run(send(source, topic_name, NEW[5:]))
-    assert asyncio.run(offset_at(source, topic_name, 1_000)) == 2, "a reader from a time on learns of them"
+    assert asyncio.run(offset_at(source, topic_name, 1_000)) == 2, (
+        "a reader by time starts at the old records"
+    )
     assert asyncio.run(offset_at(source, topic_name, FIRST_MS)) == 9
     receiver = stage.receiver(GROUP, topic_name)
     worker = stage.worker()

@@ -1,4 +1,5 @@
-"""A worker that may open few files raises the limit, says when it is too little, and says so later too."""
+"""A worker with a low limit of open files raises it, and reports a limit that is too low at the start and
+later."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def limited_worker(stage: DemoStage, soft: int, hard: int) -> Process:
 
 
 def test_a_worker_with_too_low_a_file_limit_ends_and_names_the_need_and_the_command(stage: DemoStage) -> None:
-    """It was ready, then delivered nothing and closed every connection to its port without a word."""
+    """Regression: the worker was ready, then delivered nothing and closed every connection to its port
+    without a message."""
     worker = limited_worker(stage, 256, 256)
     assert worker.popen.wait(ENOUGH_S) == 3
     log = worker.log.read_text()
@@ -53,16 +55,16 @@ def test_a_worker_raises_its_file_limit_and_reports_an_incident_when_files_run_o
     def readiness() -> tuple[int, str]:
         try:
             status, body = http("GET", f"{worker.url}/health/ready")
-        except OSError as error:  # it may have none left for this connection
+        except OSError as error:  # no file may be left for this connection
             return 0, repr(error)
         return status, body["open_files"]
 
     assert readiness() == (200, "")
-    # Its tables are opened beside: one that cannot be opened ends the worker.
+    # Its tables are still being opened: a table that cannot be opened ends the worker.
     wait_until(lambda: "Worker ready" in worker.log.read_text(), ENOUGH_S, worker.tail)
 
     def refuses_when_nearly_full() -> bool:
-        """What it has open changes all the time."""
+        """Lowers the limit to just above the open files, whose number changes all the time."""
         few = len(list(Path(f"/proc/{pid}/fd").iterdir())) + 16
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, 4_096))
         return readiness()[0] == 503

@@ -1,4 +1,5 @@
-"""What operators do, on real workers under load: every message is counted, and every act is told."""
+"""Operators' acts on real workers under load: every message is counted, and the activity log has every
+act."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Operator:
         self.path = f"{worker.url}/api/v1/workloads/{GROUP}/{scenario.topic}"
 
     def ask(self, act: str, body: Any = None) -> Any:
-        """The answer, once it is another one than "ask again"."""
+        """Posts the act until the answer is not 503."""
         answers: list[Any] = []
 
         def answered() -> bool:
@@ -43,7 +44,7 @@ class Operator:
         return answer
 
     def reset(self, where: dict[str, Any]) -> Any:
-        """Until every partition is reset: one that moves is asked for again."""
+        """Resets until every partition is reset: one that moves meanwhile is reset again."""
         answer: list[Any] = []
 
         def done() -> bool:
@@ -66,11 +67,11 @@ class Operator:
         return [item for item in answer["items"] if item["event"] == event]
 
     def delivered(self) -> Counter[str]:
-        """How often each message was taken."""
+        """How often each message was acknowledged."""
         return Counter(d["id"] for d in self.scenario.stage.deliveries() if d["outcome"] == "ok")
 
     def wait_delivered(self, wanted: Counter[str]) -> None:
-        """Until exactly these were taken so often."""
+        """Waits until exactly these messages were acknowledged, this often."""
         wait_until(
             lambda: sum(self.delivered().values()) >= sum(wanted.values()),
             SETTLE_S,
@@ -100,7 +101,7 @@ def test_a_paused_workload_delivers_nothing_and_after_resuming_each_message_once
     first, _ = start_workers(scenario.stage)
     scenario.stage.deploy(first, scenario.definition())
     wait_even_spread(first, 8)
-    operator = Operator(scenario, first)  # some of the partitions are the other worker's
+    operator = Operator(scenario, first)  # the other worker owns some of the partitions
     with scenario.load((SentMessage(one.id, "ok") for one in messages(1_000_000)), PER_SECOND):
         wait_until(lambda: len(scenario.stage.deliveries()) >= PER_SECOND, SETTLE_S, scenario._progress)
         assert operator.ask("pause") == {
@@ -173,7 +174,7 @@ def test_a_reset_to_earliest_delivers_every_message_again_and_survives_a_killed_
     assert result["done"] == scenario.partitions
     assert {done for done, _ in scenario.committed().values()} == {0}, "the group's commit followed"
     assert {row["to"] for row in result["partitions"]} == {0}
-    second.kill()  # whoever takes over knows the new position, not the old commit
+    second.kill()  # the next owner knows the new position, not the old commit
     wait_until(lambda: len(owners(first)) == 1, SETTLE_S, lambda: str(owners(first)))
     operator.wait_states("paused")
     assert operator.delivered() == ids(scenario.sent), "nothing is delivered while it is paused"
@@ -215,14 +216,14 @@ def test_a_reset_forward_skips_messages_and_a_reset_beyond_the_end_is_clamped_wi
 
 
 def switchyard(worker: Process, *arguments: str, code: int = 0) -> Any:
-    """What the command line prints."""
+    """Runs a command and returns its JSON."""
     ended = run_command(worker, *arguments)
     assert ended.returncode == code, ended.stderr
     return orjson.loads(ended.stdout)
 
 
 def deploy_with_stuck_message(scenario: DeliveryScenario, worker: Process, *, at: int) -> None:
-    """Delivers a partition in order whose message at `at` never ends."""
+    """Deploys an ordered workload and produces messages; the handler of the one at `at` never returns."""
     scenario.stage.deploy(worker, scenario.definition(ordering="partition", target={"timeout": "10m"}))
     scenario.sent = plain_messages(60)
     stuck = SentMessage(scenario.sent[at].id, "slow")
@@ -236,7 +237,7 @@ def deploy_with_stuck_message(scenario: DeliveryScenario, worker: Process, *, at
 
 
 class StuckMessage(SentMessage):
-    """A message whose handler does not come back."""
+    """A message whose handler does not return."""
 
     def value(self) -> bytes:
         return orjson.dumps({"id": self.id, "behaviour": "slow", "ms": STUCK_MS})
@@ -249,13 +250,11 @@ def test_a_stuck_message_can_be_stashed_or_skipped_and_its_partition_flows_again
     scenario = make_scenario(0, partitions=1)
     first, second = start_workers(scenario.stage)
     deploy_with_stuck_message(scenario, first, at=20)
-    operator = Operator(
-        scenario, second
-    )  # one of two partitions of the two topics: asked of either, it is handed on
+    operator = Operator(scenario, second)  # either worker forwards the act to the owner
     operator.wait_delivered(ids(scenario.sent[:20]))
     act = f"partitions/0/tracker/{action}"
     ranges = {"ranges": [[18, 22], [1_000, 1_001]]}
-    # What is stuck, and what waits behind it, once that has been read.
+    # The stuck message and the one behind it, once that has been read.
     wait_until(
         lambda: operator.ask(act, ranges)["ended"] == [[20, 22]],
         SETTLE_S,
@@ -285,7 +284,7 @@ def test_a_stuck_message_can_be_stashed_or_skipped_and_its_partition_flows_again
     def done() -> list[Any]:
         return [item for item in operator.acts("operator-act") if item["action"] == action]
 
-    wait_until(done, SETTLE_S, second.tail)  # it was told to this worker's log, by the other one maybe
+    wait_until(done, SETTLE_S, second.tail)  # the act may come from the other worker
     acts = done()
     assert "known bug 17" in acts[-1]["detail"]
     assert "1 ended" in acts[-1]["detail"]

@@ -1,4 +1,4 @@
-"""The permissions that docs/permissions.md grants are enough on secured brokers, and keep all others out."""
+"""The permissions in docs/permissions.md suffice on secured brokers, and keep other users out."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPERATIONS = {
 
 
 def commands() -> Iterator[tuple[str, dict[str, list[str]]]]:
-    """Of each command of the page: the cluster, and option -> its values."""
+    """For each command of the page: the cluster, and option -> its values."""
     for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             program, *words = shlex.split(line)
@@ -54,7 +54,7 @@ def commands() -> Iterator[tuple[str, dict[str, list[str]]]]:
 
 
 async def grant_documented(clients: dict[str, ClusterClient], names: dict[str, str]) -> None:
-    """With these names in the place of the page's."""
+    """Grants the page's permissions with these names in the place of the page's."""
     for cluster, options in commands():
         kind = "group" if "group" in options else "topic"
         (name,) = options[kind]
@@ -68,7 +68,7 @@ async def grant_documented(clients: dict[str, ClusterClient], names: dict[str, s
 
 
 def configure_login(stage: DemoStage, yard: Yard) -> None:
-    """Its workers are `USER`."""
+    """Makes the stage's workers log in as `USER`."""
     assert yard.security is not None
     login = {"protocol": "sasl_plaintext", "mechanism": "PLAIN"}
     for field, secret in (("username", USER), ("password", yard.security.users[USER])):
@@ -82,7 +82,7 @@ def configure_login(stage: DemoStage, yard: Yard) -> None:
 
 
 async def write(yard: Yard, topic: str, *values: bytes) -> None:
-    """As the service. Raises TopicAuthorizationFailedError."""
+    """Writes as the service. Raises TopicAuthorizationFailedError."""
     options = spec_of(yard, HOME, SERVICE).aiokafka_options()
     async with AIOKafkaProducer(**options, enable_idempotence=False) as producer:
         for value in values:
@@ -126,7 +126,9 @@ async def _check_permissions(yard: Yard, stage: DemoStage, topic: str) -> None:
                 with pytest.raises(TopicAuthorizationFailedError):
                     await write(yard, one.name, b"{}")
         ids = await service.topic_ids([topics.control.name, topics.audit.name])
-        assert ids.keys() == {topics.audit.name}, "of the other one the seals' key is made"
+        assert ids.keys() == {topics.audit.name}, (
+            "the id of the control topic must stay secret: the seals' key is derived from it"
+        )
         await home.allow(SERVICE, acls.TOPIC, topics.trackers.name, acls.WRITE)
         await _wait_granted(lambda: write(yard, topics.trackers.name, b"{}"))
         worker = stage.processes[0]
@@ -158,7 +160,7 @@ def _check_delivery(yard: Yard, stage: DemoStage, topic: str) -> None:
 
 
 async def _wait_granted(write_once: Any) -> None:
-    """Until the broker knows of the grant."""
+    """Repeats the write until the broker knows of the grant."""
     async with asyncio.timeout(ENOUGH_S):
         while True:
             try:

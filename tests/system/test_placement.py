@@ -1,4 +1,4 @@
-"""Jobs stay where they are until there is a reason, and go where they should then: with real workers."""
+"""Jobs stay with their workers until there is a reason to move them: with real workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REST_S = 6.0  # two dozen of the leader's rounds
 
 
 class PlacementScenario:
-    """Workers, workloads without retries (a job a partition), a flow, and the command line."""
+    """Workers, workloads without retries (one job a partition), a flow, and the command line."""
 
     def __init__(self, stage: DemoStage, topic: str) -> None:
         self.stage, self.topic = stage, topic
@@ -42,7 +42,7 @@ class PlacementScenario:
         self.journal = Journal(stage.journal)
 
     def worker(self, *, wait: bool = True, **settings: Any) -> Process:
-        # What moves for want of room, on a machine that others use too, is shown by one test alone.
+        # On a busy machine jobs could also move for want of capacity, which only one test covers.
         self.stage.settings["worker"] = {"grace": "10s", "capacity": {"cpu": 16}, **settings}
         return self.stage.worker(wait=wait)
 
@@ -60,7 +60,7 @@ class PlacementScenario:
         return assignments(worker)
 
     def wait_owners(self, worker: Process, wanted: dict[str, int]) -> OwnerByJob:
-        """Until each worker has so many jobs."""
+        """Waits until each worker has this many jobs."""
 
         def so() -> bool:
             owned = Counter(owner for owner, _ in assignments(worker).values())
@@ -70,7 +70,7 @@ class PlacementScenario:
         return assignments(worker)
 
     def wait_flow(self, *topics: str) -> None:
-        """Until every partition has delivered what was appended after now."""
+        """Waits until every partition has delivered a message that was appended after the call."""
         since_ms = time.time_ns() / 1e6
 
         def flows() -> bool:
@@ -84,13 +84,13 @@ class PlacementScenario:
         wait_until(flows, ENOUGH_S, lambda: "\n".join(p.tail() for p in self.stage.processes))
 
     def wait_all(self, flow: Flow) -> None:
-        """Until every message was taken; none twice."""
+        """Waits until every message was delivered; no message may repeat."""
         wait_until(
             lambda: flow.sent.keys() <= self.journal.read().ids(),
             ENOUGH_S,
             lambda: f"{len(flow.sent.keys() - self.journal.ids())} are missing",
         )
-        time.sleep(1.0)  # what is delivered twice comes now
+        time.sleep(1.0)  # repetitions arrive now
         self.journal.read()
         for topic in flow.partitions:
             assert repetitions(self.journal.of(topic)) == []
@@ -102,14 +102,14 @@ def placement(stage: DemoStage, topic_name: str) -> PlacementScenario:
 
 
 def switchyard(worker: Process, *arguments: str, code: int = 0) -> Any:
-    """What the command line prints as JSON, and what it says besides."""
+    """Runs a command and returns its JSON, if any."""
     ended = run_command(worker, *arguments, "-o", "json")
     assert ended.returncode == code, ended.stderr
     return orjson.loads(ended.stdout) if ended.stdout else None
 
 
 def reasons(worker: Process) -> dict[str, str]:
-    """Job -> why it is where it is."""
+    """Job -> the reason for its placement."""
     return {row["job"]: row["reason"] for row in switchyard(worker, "placement", "show", "--why")}
 
 
@@ -130,7 +130,7 @@ def test_a_joining_worker_gets_jobs_only_from_an_operator_and_their_moves_repeat
         assert assignments(first) == before
         assert switchyard(first, "placement", "plan")["moves"] == []
 
-        not_leader = second if is_leader(first) else first  # whoever is asked, the leader answers
+        not_leader = second if is_leader(first) else first  # any worker forwards the request to the leader
         planned = switchyard(not_leader, "placement", "plan", "--even", code=10)
         assert [(move["from"], move["to"]) for move in planned["moves"]] == [(one, two)] * 2
         assert all("jobs" in move["reason"] for move in planned["moves"])
@@ -157,7 +157,9 @@ def test_a_joining_worker_gets_jobs_only_from_an_operator_and_their_moves_repeat
         scenario.wait_flow(topic)
         switchyard(first, "worker", "drain", two, "--undo", "--execute", "--yes")
         wait_until(lambda: {state(w, two) for w in (first, second)} == {"running"}, ENOUGH_S, first.tail)
-        assert switchyard(first, "placement", "plan")["moves"] == [], "it may have jobs, it gets none back"
+        assert switchyard(first, "placement", "plan")["moves"] == [], (
+            "it may have jobs again, but gets none back by itself"
+        )
         assert {
             move["to"] for move in switchyard(first, "placement", "plan", "--even", code=10)["moves"]
         } == {two}
@@ -189,7 +191,7 @@ def test_workers_of_an_isolation_group_run_its_jobs_and_no_others(placement: Pla
         assert {job: owner for job, (owner, _) in before.items()} == {
             job: mine[job.split(":")[2]] for job in before
         }
-        # Nobody else runs them, even when their workers are gone; and a person is told.
+        # Other workers do not run them, even when their workers are gone; an incident reports it.
         assert gold.terminate() == 0
         wait_until(lambda: incidents(plain, "no-worker"), ENOUGH_S, plain.tail)
         time.sleep(REST_S)
@@ -214,7 +216,7 @@ def test_an_overloaded_worker_gives_jobs_to_one_with_room_and_no_job_moves_back(
     with scenario.flow(topic, per_partition=50) as flow:
         scenario.wait_flow(topic)
         wait_until(lambda: incidents(small, "overloaded"), ENOUGH_S, small.tail)
-        assert assignments(small) == before, "nobody else has room"
+        assert assignments(small) == before, "no other worker has room"
         large = scenario.worker()
         receives = id_of(large)
 
@@ -234,7 +236,7 @@ def test_an_overloaded_worker_gives_jobs_to_one_with_room_and_no_job_moves_back(
 
 
 def wait_no_decisions(scenario: PlacementScenario, worker: Process) -> None:
-    """Waits until nothing has been decided for a while."""
+    """Waits until the leader decides nothing for a while."""
 
     def quiet() -> bool:
         before = len(counted_assignments(scenario.stage))

@@ -1,4 +1,4 @@
-"""One worker as an operator meets it: what it refuses, what it shows, how it stops and comes back."""
+"""One worker as an operator sees it: configuration errors, the API, stops and restarts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENOUGH_S = 150.0
 
 @pytest.fixture(scope="module")
 def shared_stage(_shared_yard: Yard) -> Iterator[DemoStage]:
-    """A stage for all that start nothing of their own, and leave nothing in its region."""
+    """A stage for tests that start nothing of their own and leave nothing in its region."""
     with make_stage(_shared_yard) as made:
         yield made
 
@@ -175,6 +175,6 @@ def test_a_worker_restarts_without_redelivery_on_a_wiped_or_foreign_data_directo
         worker = stage.worker(f"again-{number}")
     asyncio.run(produce(bootstrap, topic_name, messages(100, prefix="after")))
     wait_until(partial(delivered, stage, total + 100), ENOUGH_S, worker.tail)
-    # What was acknowledged before stays acknowledged, wherever the local tables came from.
+    # Acknowledged messages are not delivered again, whatever the local tables held.
     acknowledged = [d["id"] for d in stage.deliveries() if d["outcome"] == "ok"]
     assert len(acknowledged) == len(set(acknowledged))

@@ -1,4 +1,5 @@
-"""Workers and leaders that are lost, or come back too late: their jobs run elsewhere, nothing else moves."""
+"""Workers and leaders are lost, or return too late: other workers take over their jobs, and no other job
+moves."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ pytestmark = pytest.mark.system
 
 ENOUGH_S = 150.0
 WARM, PER_SECOND = 500, 400
-GAP_MS = 1_000  # a leader is missed for longer
+GAP_MS = 1_000  # less than a region is without a leader
 
 
 class RecoveryScenario:
-    """Three workers under an even load; who of them leads is found out."""
+    """Three workers under an even load, one of which leads."""
 
     def __init__(self, stage: DemoStage, topic: str) -> None:
         self.delivery = DeliveryScenario(stage, topic, 0, partitions=6)
-        # What moves for want of room, on a machine that others use too, is not what is shown here.
+        # On a busy machine jobs could also move for want of capacity, which this test does not cover.
         stage.settings["worker"] |= {"capacity": {"cpu": 16}}
         self.workers = [stage.worker(wait=False) for _ in range(3)]
         for worker in self.workers:
@@ -72,16 +73,17 @@ class RecoveryScenario:
 
     @contextmanager
     def load(self) -> Iterator[None]:
-        """Produces meanwhile."""
+        """Produces while the block lasts."""
         with self.delivery.load(messages(1_000_000), PER_SECOND):
             wait_until(lambda: len(self.delivery.stage.deliveries()) >= WARM, ENOUGH_S, self._progress)
             yield
 
     @contextmanager
     def check_no_gap(self, seen_by: Process, except_for: Process) -> Iterator[None]:
-        """No partition of others than this worker stops meanwhile: what is there is delivered.
+        """Checks that the partitions of other workers than `except_for` have no gap while the block lasts.
 
-        What a plain consumer waits for as well, and time without a core, does not count (`test_no_storms`).
+        Times in which a plain consumer waits as well, or a process has no core, do not count
+        (`test_no_storms`).
         """
         stage, topic, receiver = self.delivery.stage, self.delivery.topic, self.delivery.receiver.popen.pid
         owners = {
@@ -101,7 +103,7 @@ class RecoveryScenario:
         journal.read(), witness.read()
         for partition, owner in owners.items():
             entries, witness_entries = journal.entries[topic, partition], witness.entries[topic, partition]
-            repeated = {*repetitions(entries)}  # by way of the retry topic, whose partitions others may have
+            repeated = {*repetitions(entries)}  # by the retry topic, whose partitions other workers may own
             available_ms = {one.id: one.timestamp_ms for one in (*entries, *witness_entries)}
             witness_gaps = gaps(witness_entries, available_ms)
             for ms, at_ms in gaps([one for one in entries if one not in repeated], available_ms):
@@ -110,7 +112,7 @@ class RecoveryScenario:
                 assert left_ms < GAP_MS or not began_ms <= at_ms <= ended_ms, (partition, ms, starved_ms)
 
     def wait_moved(self, gone: list[Process], seen_by: Process) -> None:
-        """Until every job of these belongs to others, who deliver what comes in."""
+        """Waits until other workers own every job of these and deliver new messages."""
         ids, jobs = {self.id_of(worker) for worker in gone}, set(assignments(seen_by))
 
         def moved() -> bool:
@@ -121,7 +123,7 @@ class RecoveryScenario:
         self.wait_flow()
 
     def wait_flow(self) -> None:
-        """Until every partition has delivered a message that was appended after now."""
+        """Waits until every partition has delivered a message that was appended after the call."""
         since_ms, wanted = time.time_ns() // 1_000_000, set(range(self.delivery.partitions))
         wait_until(
             lambda: (
@@ -133,7 +135,7 @@ class RecoveryScenario:
         )
 
     def check_end(self, deaths: int) -> None:
-        """Every message has an end; what came twice was in flight or unsaved when a worker was lost."""
+        """Every message has an end; repetitions were in flight or unsaved when a worker was lost."""
         report = self.delivery.settle()
         assert report.sound, report
         unsaved = most_deliveries_within(self.delivery.stage.deliveries(), 2 * UNSAVED_MS)
@@ -185,9 +187,9 @@ def test_two_leaders_assign_no_job_twice_and_deliveries_continue_without_a_leade
             scenario.wait_moved([first], second)
         after = assignments(second)
         stopped = scenario.id_of(first)
-        for job, (owner, epoch) in before.items():  # each of its jobs moved once, the others did not
+        for job, (owner, epoch) in before.items():  # each job of the stopped leader moved once, no other did
             assert after[job] == (owner, epoch) if owner != stopped else after[job][1] == epoch + 1
-        first.signal(signal.SIGCONT)  # it believes that it leads, until it has read otherwise
+        first.signal(signal.SIGCONT)  # it believes that it leads until it reads the new term
         wait_until(lambda: scenario.leader(first) is second, ENOUGH_S, first.tail)
         scenario.wait_flow()
         decided = control_log(scenario.delivery.stage)

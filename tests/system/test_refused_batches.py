@@ -1,4 +1,4 @@
-"""Control topics that refuse batches, for seconds or for good: no worker stands still in silence."""
+"""Control topics that refuse batches, for seconds or permanently: no worker stands still without a report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING_BYTES = 50  # no record is as small
 
 
 def limit_batches(stage: DemoStage, most_bytes: int | None, *names: str) -> None:
-    """From now on these control topics take batches of so many bytes; None: what they took before."""
+    """Limits these control topics to batches of this many bytes; None restores the limit."""
     control = stage.yard.bootstrap(f"{stage.yard.clusters[0].region}-regional")
     topics = ControlTopics(stage.region)
     before = {name: getattr(topics, name) for name in names}
@@ -37,13 +37,13 @@ def limit_batches(stage: DemoStage, most_bytes: int | None, *names: str) -> None
 
 
 def wait_more_deliveries(stage: DemoStage) -> None:
-    """Ends once two hundred more messages were delivered."""
+    """Waits for two hundred more deliveries."""
     seen = len(stage.deliveries())
     wait_until(lambda: len(stage.deliveries()) > seen + 200, SETTLE_S, lambda: str(len(stage.deliveries())))
 
 
 def readiness(worker: Process) -> tuple[int, str]:
-    """The status of its probe, and what it says of saving."""
+    """The status of the readiness probe, and its text about saving."""
     status, body = http("GET", f"{worker.url}/health/ready")
     return status, body["unsaved"]
 
@@ -79,7 +79,7 @@ def test_deliveries_resume_after_control_topics_refused_batches_for_seconds(
 def test_workers_that_cannot_save_report_it_and_resume_deliveries_once_they_can(
     stage: DemoStage, topic_name: str
 ) -> None:
-    """None ends, as no other could save; one is killed meanwhile."""
+    """No worker ends, as no other could save either; one is killed meanwhile."""
     scenario = DeliveryScenario(stage, topic_name, 0)
     first, second = start_workers(stage, 2)
     stage.deploy(first, scenario.definition())

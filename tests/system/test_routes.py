@@ -1,5 +1,6 @@
-"""Routes change while they run, with real workers: topics come and go, partitions are added, and nobody
-else's copying is disturbed."""
+"""Routes change while they run, with real workers: topics come and go, partitions are added, and other routes
+copy on undisturbed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ EXIT_PRECONDITION = 5
 
 
 class RouteScenario:
-    """A region's workers, asked by REST."""
+    """A region's workers and their REST API."""
 
     def __init__(self, stage: DemoStage, prefix: str) -> None:
         self.stage, self.prefix = stage, prefix
@@ -52,10 +53,10 @@ class RouteScenario:
         return body
 
     def flowing(self, name: str) -> dict[tuple[str, int], int]:
-        """(topic, partition) -> epoch, of what a route copies now."""
+        """(topic, partition) -> epoch of the partitions that a route copies now."""
         status, answer = http("GET", f"{self.workers[1].url}/api/v1/routes/{name}")
         if status == 404:
-            return {}  # it was deployed at the other worker, and is not heard of here yet
+            return {}  # deployed at the other worker, and not known here yet
         assert status == 200, answer
         return {
             (row["topic"].removeprefix(f"{self.prefix}."), row["partition"]): row["epoch"]
@@ -90,7 +91,7 @@ class RouteScenario:
         return found
 
     async def until_in_table(self, wanted: set[str]) -> None:
-        """Until the `routes` table's changelog, read from its beginning, stands for these names."""
+        """Waits until the `routes` table's changelog, read from its beginning, has exactly these names."""
         changelog = ControlTopics(self.stage.region).changelog("routes", 1).name
         found: set[str] = set()
         async with AIOKafkaConsumer(
@@ -118,7 +119,7 @@ async def test_a_route_follows_added_and_removed_topics_and_leaves_other_routes_
     await scenario.send("a.one", 1, "1", "2")
     assert await scenario.copies("a.one", 1, 2) == ["1", "2"]
 
-    await create_topic(scenario.source, scenario.topic("a.two"), 1)  # a new topic that an expression means
+    await create_topic(scenario.source, scenario.topic("a.two"), 1)  # a new topic that matches the expression
     client = ClusterClient(ClusterSpec(SOURCE, (scenario.source,)))
     await client.start()
     assert await expand(client, {scenario.topic("a.one"): 3}) == {}
@@ -126,7 +127,7 @@ async def test_a_route_follows_added_and_removed_topics_and_leaves_other_routes_
     await scenario.send("a.two", 0, "x")
     wanted = [("a.one", 0), ("a.one", 1), ("a.one", 2), ("a.two", 0)]
     grown = await asyncio.to_thread(scenario.until_flowing, "first", wanted)
-    assert {at: grown[at] for at in first} == first, "what flowed was not moved, nor begun again"
+    assert {at: grown[at] for at in first} == first, "flowing partitions were neither moved nor restarted"
     await scenario.send("a.one", 2, "3")
     assert await scenario.copies("a.one", 2, 1) == ["3"]
     assert await scenario.copies("a.two", 0, 1) == ["x"]
@@ -137,13 +138,11 @@ async def test_a_route_follows_added_and_removed_topics_and_leaves_other_routes_
     await scenario.send("a.two", 0, "y")
     await asyncio.to_thread(scenario.ask, "PUT", f"first/topics/{scenario.topic('a.two')}")
     await asyncio.to_thread(scenario.until_flowing, "first", wanted)
-    assert await scenario.copies("a.two", 0, 2) == ["x", "y"], "it goes on where it was"
+    assert await scenario.copies("a.two", 0, 2) == ["x", "y"], "it continues at its position"
 
     await scenario.until_in_table({"first", "other"})
     await asyncio.to_thread(scenario.ask, "DELETE", "first")
-    assert (await asyncio.to_thread(scenario.flowing, "other")) == other, (
-        "nobody else's copying was disturbed"
-    )
+    assert (await asyncio.to_thread(scenario.flowing, "other")) == other, "other routes were not disturbed"
     await scenario.send("b.one", 0, "z")
     assert await scenario.copies("b.one", 0, 1) == ["z"]
     await scenario.until_in_table({"other"})
@@ -164,7 +163,7 @@ async def test_a_vanished_topic_is_reported_also_by_the_next_leader_until_an_ope
     await client.stop()
 
     def series() -> list[str]:
-        """Of what vanished, at all workers that live."""
+        """Metrics of vanished topics, from all running workers."""
         live = [worker for worker in scenario.workers if worker.running]
         texts = [http("GET", f"{worker.url}/metrics")[1] for worker in live]
         return [

@@ -1,4 +1,4 @@
-"""Records that nobody of the region's workers wrote, on its control topics: none of them counts."""
+"""Records on control topics without a seal of the region's workers do not count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.system
 
 MESSAGES, PARTITIONS, LATENCY_MS = 2_000, 4, 500
 ALL_OF_IT = Snapshot(MESSAGES)  # finished, and more
-HIGH = 1_000  # an epoch, or term, that nobody has had
+HIGH = 1_000  # an epoch, or term, that no worker has had
 
 
 class Forged(NamedTuple):
@@ -47,19 +47,19 @@ def control_of(stage: DemoStage) -> str:
 
 
 def wait_sealed(workers: Iterable[Process]) -> None:
-    """Until all of them want seals."""
+    """Waits until all of them require seals."""
     for worker in workers:
         wait_until(partial(has_seals, worker), SETTLE_S, worker.tail)
 
 
 def has_seals(worker: Process, region: str = "") -> bool:
-    """Whether it has heard that the control topics of a region, or of some, have seals."""
+    """Whether the worker has logged that the control topics of this region, or of any, are sealed."""
     lines = worker.log.read_text().splitlines()
     return any("control topics are sealed" in line and region in line for line in lines)
 
 
 def forged_job_records(topics: ControlTopics, held: OwnerByJob) -> Iterator[Forged]:
-    """That all is finished, and that somebody else has the jobs."""
+    """Records that all messages are finished, and that another worker has the jobs."""
     changelog = topics.changelog("trackers", TRACKER_PARTITIONS).name
     for job, (worker, epoch) in held.items():
         at, key = tracker_partition(job), job.encode()
@@ -75,7 +75,7 @@ def forged_job_records(topics: ControlTopics, held: OwnerByJob) -> Iterator[Forg
 
 
 def forged_region_records(topics: ControlTopics, held: OwnerByJob, put: WorkloadPut) -> Iterator[Forged]:
-    """That there is no workload, and another leader, and that all workers have said goodbye."""
+    """Records that the workload is deleted, that another worker leads, and that all workers have stopped."""
     name, key = topics.control.name, compaction_key(put).encode()
     deleted = WorkloadDeleted(at_ms=now_ms(), key=put.key, actor="evil")
     yield Forged(name, 0, key, codec.encode(deleted))
@@ -91,7 +91,7 @@ def forged_region_records(topics: ControlTopics, held: OwnerByJob, put: Workload
 
 
 async def forge(bootstrap: str, records: Iterable[Forged]) -> None:
-    """Every other one with a seal that is none."""
+    """Writes the records, every other one with an invalid seal."""
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         for number, one in enumerate(records):
             headers = [(HEADER, secrets.token_bytes(32))] if number % 2 else []
@@ -101,7 +101,7 @@ async def forge(bootstrap: str, records: Iterable[Forged]) -> None:
 
 
 def last_record(stage: DemoStage, key: str) -> Any:
-    """The last record of the control log with this key: what compaction keeps."""
+    """The last record of the control log with this key, which compaction keeps."""
     records = asyncio.run(read_all(control_of(stage), ControlTopics(stage.region).control.name))
     return [record for record in records if record.key == key.encode()][-1]
 
@@ -135,7 +135,7 @@ def test_unsealed_records_in_control_topics_lose_no_message_and_delete_no_worklo
     scenario.produce()
     scenario.wait_delivered_share(0.1)
     held = assignments(workers[0])
-    assert held, "nobody believes in goodbyes"
+    assert held, "forged goodbyes must not count"
     asyncio.run(forge(bootstrap, forged_job_records(topics, held)))
     for worker in workers:
         worker.kill()

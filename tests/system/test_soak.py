@@ -1,8 +1,8 @@
-"""Random trouble under traffic that never stops: every message has its end, and every repetition a cause.
+"""Random faults under constant traffic: every message has an end, and every repetition a cause.
 
-SWITCHYARD_SOAK_S: seconds of traffic (30, in which every kind of trouble comes once at least).
-SWITCHYARD_SOAK_SEED: what to draw the trouble from; printed.
-SWITCHYARD_SOAK_KEEP: a folder for the logs and the receivers' journal.
+SWITCHYARD_SOAK_S: seconds of traffic (30, in which every kind of incident comes once at least).
+SWITCHYARD_SOAK_SEED: the seed of faults and incidents; printed. SWITCHYARD_SOAK_KEEP: a folder for the logs
+and the receivers' journal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEED = int(os.environ.get("SWITCHYARD_SOAK_SEED") or random.SystemRandom().randr
 
 
 def print_line(text: str) -> None:
-    """Shown when the test fails, or with -s."""
+    """Prints a line, which pytest shows when the test fails, or with -s."""
     sys.stdout.write(text + "\n")
 
 

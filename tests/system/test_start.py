@@ -1,4 +1,4 @@
-"""Workers whose control cluster does not answer, or not always, while they start."""
+"""Workers start while their control cluster does not answer, or not always."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENOUGH_S = 150.0
 
 @dataclass
 class Gate:
-    """What share of all connections it closes at once."""
+    """The share of all connections that it closes at once."""
 
     refused: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(7))
@@ -31,7 +31,7 @@ class Gate:
 
 @contextlib.contextmanager
 def forwarding(port: int, to: str, gate: Gate | None = None) -> Iterator[None]:
-    """What connects to the port is connected to `to`, unless the gate refuses it."""
+    """Forwards connections on the port to `to`, unless the gate closes them."""
     host, _, to_port = to.rpartition(":")
     started, stop = threading.Event(), asyncio.Event()
 
@@ -71,7 +71,7 @@ def forwarding(port: int, to: str, gate: Gate | None = None) -> Iterator[None]:
 
 
 def worker_with_control_at(stage: DemoStage, name: str, bootstrap: str) -> Process:
-    """A worker that looks for its control cluster there."""
+    """A worker with this address of its control cluster."""
     config = Path(stage.config(name))
     text = config.read_text()
     assert stage.yard.bootstrap(CONTROL) in text
@@ -106,8 +106,7 @@ def test_a_worker_started_before_its_control_cluster_waits_and_logs_the_reason(
 def test_a_worker_starts_although_half_of_its_connections_to_the_control_cluster_fail(
     stage: DemoStage,
 ) -> None:
-    # Every client looks for its brokers by a connection of its own, most of them one after the other: each
-    # other one finds nobody, as if the broker were away just then.
+    # Clients connect mostly one after the other; half of these attempts fail, as if the broker were down.
     port, gate = free_port(), Gate(0.5)
     with forwarding(port, stage.yard.bootstrap(CONTROL), gate):
         worker = worker_with_control_at(stage, "interrupted", f"127.0.0.1:{port}")

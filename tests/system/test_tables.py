@@ -1,4 +1,4 @@
-"""The tables that people and Spark read of the control log, as their changelogs have them."""
+"""The tables of the control log that people and Spark read, from their changelogs."""
 
 from __future__ import annotations
 

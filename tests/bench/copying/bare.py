@@ -1,7 +1,9 @@
-"""The least a copier can do: batches out of one socket into another, nothing checked, changed, remembered or
-promised. What brokers, kernel and machine leave to anybody is what this reaches.
+"""The least that a copier can do: it moves batches between two sockets without checks, changes, state or
+promises.
 
-python -m tests.bench.copying.bare SOURCE DESTINATION TOPIC COPY PARTITIONS
+Its rate is the limit that brokers, kernel and machine set.
+
+    python -m tests.bench.copying.bare SOURCE DESTINATION TOPIC COPY PARTITIONS
 """
 
 from __future__ import annotations

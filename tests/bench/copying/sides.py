@@ -1,5 +1,7 @@
-"""The sides of the comparison: a route of one worker, MirrorMaker 2, and what does the least (`bare`). Each
-copies a topic from its beginning into a new topic every time, which is deleted afterwards."""
+"""The sides of the comparison: a route of one worker, MirrorMaker 2, and the bare copier (`bare`).
+
+Each copies a topic from its beginning into a new topic every time, which is deleted afterwards.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ SOURCE, COPIES = "east-regional", "east-aggregate"
 
 @dataclass
 class Sides:
-    """See the module; `worker` has nothing else to do."""
+    """The sides; `worker` has nothing else to do."""
 
     stage: DemoStage
     worker: Process
@@ -40,8 +42,8 @@ class Sides:
     def ours_beside(
         self, shape: Shape, head: float, beside: Callable[[], AbstractContextManager[Any]]
     ) -> Figures:
-        """The same, with something else that goes on from when it has `begun`; measured from the share `head`
-        of the topic on."""
+        """A route copies it while `beside` runs, once the copy has begun; measured from `head` of the topic on.
+        """
         with self._ours(shape.topic) as (process, copy):
             asyncio.run(begins(self._bootstraps[1], copy, PARTITIONS, process))
             with beside():
@@ -52,7 +54,7 @@ class Sides:
         return self._watched(self._peer(shape.topic, shape.codec), shape)
 
     def bare(self, shape: Shape) -> Figures:
-        """Nothing but the bytes is moved."""
+        """The bare copier copies it."""
         return self._watched(self._bare(shape.topic), shape)
 
     def our_latency_ms(self) -> tuple[float, float]:

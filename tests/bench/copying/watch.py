@@ -1,4 +1,4 @@
-"""Looks on while a topic is copied: how fast, for how much CPU, in how much memory."""
+"""Measures a copier: its rate, CPU time and memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MB = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one copy of a topic.
+    """Figures of one copy of a topic.
 
     Attributes:
-        records_per_s: between HEAD and TAIL.
-        cpu_s_per_million: of all processes that copy, per million records, between HEAD and TAIL.
-        memory_mb: their largest resident memory from the start to the end.
+        records_per_s: Between HEAD and TAIL.
+        cpu_s_per_million: CPU seconds per million records of all processes that copy, between HEAD and TAIL.
+        memory_mb: Their largest resident memory from the start to the end.
     """
 
     records_per_s: float
@@ -36,10 +36,10 @@ class Figures:
 async def watch(
     bootstrap: str, topic: str, partitions: int, count: int, process: Process, head: float = HEAD
 ) -> Figures:
-    """Looks on until all `count` records are in the copy; measures from the share `head` of them on.
+    """Measures until all `count` records are in the copy, from the share `head` of them on.
 
     Raises:
-        StageError: it ended, it stood still for STALL_S, or there is more in the copy than in the source.
+        StageError: The copier ended or stood still for STALL_S, or the copy has more records than the source.
     """
     client = ClusterClient(ClusterSpec("copies", (bootstrap,)))
     await client.start()
@@ -101,11 +101,11 @@ async def there(client: ClusterClient, topic: str, partitions: int, process: Pro
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """What it and its children have used."""
+    """CPU seconds of the process and its children."""
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return sum(one.user + one.system for one in times)
 
 
 def memory_bytes(process: psutil.Process) -> int:
-    """What it and its children hold."""
+    """Resident memory of the process and its children."""
     return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))

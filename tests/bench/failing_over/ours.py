@@ -1,4 +1,4 @@
-"""A workload that is active in one of two regions, of which the whole is killed."""
+"""A workload that is active in one of two regions, one of which is killed as a whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KILLED, BACK = "killed", "failback"
 
 
 def measure() -> tuple[Round, Round]:
-    """A round: the region is lost, and later taken back to in order. Raises StageError, YardError."""
+    """A round: the region is lost, and later becomes active again in order. Raises StageError, YardError."""
     with Yard(regions=2) as yard:
         two = TwoRegions(yard, "orders", plain=True)
         try:
@@ -78,7 +78,7 @@ def _fill(one: Round, balance: Balance, switch: str) -> None:
 
 
 def _command(moving: MovingWorkloads, home: str, *, force: bool) -> Round:
-    """Plan and execute, as one who has decided would; the command is `execute`."""
+    """Plans and executes, as an operator would; the measured command is `execute`."""
     planned_s = time.monotonic()
     plan = moving.plan(home, force=force)
     planned_s = time.monotonic() - planned_s
@@ -95,8 +95,11 @@ def _command(moving: MovingWorkloads, home: str, *, force: bool) -> Round:
 
 
 def _decided(moving: MovingWorkloads, home: str, plan: str) -> Mapping[str, float]:
-    """When the home's control log says that the role became active there, when the last job had a worker, and
-    when that worker says that the last one flows: its first fetch is sent."""
+    """Three times of the failover, in ms, from the home's control log and its workers' logs.
+
+    They are when the role became active there, when the last job had a worker, and when the last job sent its
+    first fetch.
+    """
     topic = ControlTopics(moving.two.names[home]).control.name
     records = asyncio.run(read_all(moving.two.bootstrap(home, "regional"), topic))
     events = [codec.control_event(record.value) for record in records if record.value]

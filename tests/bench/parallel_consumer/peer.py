@@ -36,8 +36,8 @@ def build(work: Path) -> tuple[Java, str]:
     """Java, and the class path with `Peer` in it; `work` receives the classes.
 
     Raises:
-        FetchError: the jars cannot be fetched.
-        RuntimeError: the source does not compile, with the compiler's words.
+        FetchError: The jars cannot be fetched.
+        RuntimeError: The source does not compile, with the compiler's words.
     """
     java = find_java()
     jars = fetched(f"parallel-consumer-{VERSION}", COORDINATES)
@@ -68,14 +68,14 @@ class Peer:
         """Messages a second.
 
         Args:
-            order: UNORDERED or KEY.
-            latency_ms: what the handler sleeps.
-            concurrency: handlers at once.
-            group: the consumer group, a new one each time.
-            count: messages to be handled.
+            order: Either UNORDERED or KEY.
+            latency_ms: How long the handler sleeps.
+            concurrency: Handlers at once.
+            group: The consumer group, a new one each time.
+            count: The number of messages.
 
         Raises:
-            RuntimeError: it ended, with the end of its log.
+            RuntimeError: It ended; the message has the end of its log.
         """
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None

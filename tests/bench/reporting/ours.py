@@ -1,4 +1,4 @@
-"""The answers by what `python -m spark` runs."""
+"""The answers by the code of `python -m spark`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.bench.reporting import audits, shapes
 
 
 def report(spark: SparkSession, root: Path, rows: int) -> dict[str, Any]:
-    """All that `dashboard` makes of the windows (traffic by hour, a verdict a window, kept as files), and the
-    whole of `report`."""
+    """The `dashboard`'s results of the windows (traffic by hour, a verdict a window, kept as files), and the
+    whole `report`."""
     shutil.rmtree(root / daily.GLOBAL, ignore_errors=True)
     end_ms = audits.end_ms(rows)
     now_ms = end_ms + audits.AFTERWARDS_MS
@@ -35,7 +35,7 @@ def report(spark: SparkSession, root: Path, rows: int) -> dict[str, Any]:
 
 
 def time_range(root: Path, topic: str, from_ms: int, to_ms: int) -> dict[str, Any]:
-    """By the archive's reader, as `audit records` and exports read it: without Spark."""
+    """The range by the archive's reader, without Spark, as `audit records` and exports read it."""
     offsets, sizes = [], []
     query = ArchiveQuery(topic, from_ms=from_ms, to_ms=to_ms, max_records=10**9)
     for batch in ArchiveReader(Archive.open(root)).read(query, ("offset", "key", "value", "headers")):
@@ -51,7 +51,7 @@ def time_range(root: Path, topic: str, from_ms: int, to_ms: int) -> dict[str, An
 
 
 def counts(spark: SparkSession, paths: Sequence[str]) -> dict[str, Any]:
-    """What each file holds of each partition, as the archive's index is made."""
+    """The records of each partition in each file, as for the archive's index."""
     rows = spans(read_files(spark, list(paths))).collect()
     return shapes.counts(
         (unquote(urlsplit(row["path"]).path), *(row[name] for name in shapes.SPAN)) for row in rows

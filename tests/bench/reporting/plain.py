@@ -1,5 +1,7 @@
-"""The report by one Python process: the project's own rules, without Spark. A date at a time, as all of them
-would not fit into memory."""
+"""The report by one Python process: the project's own rules, without Spark.
+
+It reads one date at a time, because all of them would not fit into memory.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from tests.bench.reporting import audits, shapes
 
 
 class Sums:
-    """Of a place."""
+    """The sums of a place."""
 
     __slots__ = ("figures", "latencies")
 
@@ -34,7 +36,7 @@ class Sums:
 
 
 def report(root: Path, rows: int) -> dict[str, list[list[Any]]]:
-    """As `ours.report`; nothing is kept."""
+    """The same as `ours.report`, but writes no files."""
     now_ms = audits.end_ms(rows) + audits.AFTERWARDS_MS
     files, tiers, heard = _files(root)
     traffic: defaultdict[tuple[str, str, str], Sums] = defaultdict(Sums)
@@ -77,7 +79,7 @@ Heard = dict[tuple[str, TierPlace], set[str]]  # by topic and place: the regions
 
 
 def _files(root: Path) -> tuple[dict[str, list[tuple[str, Path]]], Tiers, Heard]:
-    """By date the files of all regions, the tiers of each topic, and who has heard them."""
+    """By date the files of all regions, the tiers of each topic, and the regions with reports of them."""
     files: defaultdict[str, list[tuple[str, Path]]] = defaultdict(list)
     tiers: defaultdict[str, dict[TierPlace, list[TierRecord]]] = defaultdict(dict)
     heard: defaultdict[tuple[str, TierPlace], set[str]] = defaultdict(set)
@@ -96,7 +98,7 @@ def _files(root: Path) -> tuple[dict[str, list[tuple[str, Path]]], Tiers, Heard]
 
 
 def _best(files: list[tuple[str, Path]]) -> dict[WindowKey, tuple[int, bool, str, WindowRecord]]:
-    """Of a cluster that both regions count, the one that has most of a window."""
+    """For a cluster that both regions count, the region's row with the most records of a window."""
     best: dict[WindowKey, tuple[int, bool, str, WindowRecord]] = {}
     for region, path in files:
         for text, value in _columns(path):

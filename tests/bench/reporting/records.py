@@ -1,7 +1,8 @@
-"""An archive as `python -m spark archive` writes it and `compact` leaves it: one file a topic and hour, made
-from a seed; and a copy of it in which the first hour of each topic differs as told.
+"""An archive as `python -m spark archive` writes it and `compact` leaves it, made from a seed: one file a
+topic and hour.
 
-Growth is more hours, as it is in an archive that goes on. The other files of the copy are hard links.
+A copy of it has known differences in the first hour of each topic. Growth is more hours, as in an archive
+that keeps growing. The other files of the copy are hard links.
 """
 
 from __future__ import annotations
@@ -57,18 +58,18 @@ class Hour:
 
 
 def hours_of(records: int) -> int:
-    """How many hours so many records take."""
+    """The hours that this many records take."""
     return max(LEAST_HOURS, round(records / (RECORDS_AN_HOUR * len(TOPICS))))
 
 
 def an_hour(records: int) -> int:
-    """How many of a topic an hour then has: a multiple of the partitions."""
+    """The records of a topic in an hour: a multiple of the partitions."""
     share = records // (hours_of(records) * len(TOPICS) * PARTITIONS)
     return max(16, share) * PARTITIONS
 
 
 def make(root: Path, copy: Path, records: int, seed: int, progress: Progress) -> int:
-    """The archive at `root` and the copy's files; how many records the archive has."""
+    """Makes the archive at `root` and the copy's files; returns the number of records in the archive."""
     archive = Archive.create(root, "bench")
     hours, many = hours_of(records), an_hour(records)
     tasks = [
@@ -111,7 +112,7 @@ def _hour(task: Hour) -> ArchiveFile:
 
 
 def _table(task: Hour) -> Any:
-    """By partition and offset; timestamps grow but for some jitter."""
+    """Records by partition and offset; timestamps rise apart from some jitter."""
     rng = np.random.default_rng([task.seed, task.topic, task.hour])
     many, each = task.records, task.records // PARTITIONS
     offsets = np.tile(np.arange(each, dtype=np.int64) + task.hour * each, PARTITIONS)
@@ -157,7 +158,7 @@ def _texts(template: bytes, many: int) -> Bytes:
 
 
 def _digits(texts: Bytes, at: int, width: int, numbers: npt.NDArray[np.int64]) -> None:
-    """Writes the numbers, decimal with zeros before, into a field of the texts."""
+    """Writes the numbers, decimal with leading zeros, into a field of the texts."""
     left = numbers.astype(np.int64)
     for column in range(at + width - 1, at - 1, -1):
         texts[:, column] = 48 + left % 10
@@ -165,7 +166,7 @@ def _digits(texts: Bytes, at: int, width: int, numbers: npt.NDArray[np.int64]) -
 
 
 def _binaries(texts: Bytes, is_null: npt.NDArray[np.bool_] | None = None) -> Any:
-    """A row each, without those that are null."""
+    """One row each, without the null ones."""
     many, width = texts.shape
     sizes = np.full(many, width, dtype=np.int32)
     valid = None
@@ -180,9 +181,9 @@ def _binaries(texts: Bytes, is_null: npt.NDArray[np.bool_] | None = None) -> Any
 
 
 def _differing(table: Any) -> Any:
-    """The hour with the differences that `BY_OFFSET` and `BY_CONTENT` tell; all of the first partition.
+    """The hour with the differences of `BY_OFFSET` and `BY_CONTENT`, all in the first partition.
 
-    Only records with a value are touched: without one two may be equal.
+    Only records with a value are changed, because two without one may be equal.
     """
     rows = table.slice(0, 256 if table.num_rows >= 256 * PARTITIONS else table.num_rows // PARTITIONS)
     rest = table.slice(rows.num_rows)

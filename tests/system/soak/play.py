@@ -1,8 +1,8 @@
-"""Plays a soak: traffic without a pause, incidents as the plan has them, then the balance.
+"""Runs a soak: traffic without a pause, incidents as the plan has them, then the balance.
 
-    Play(stage, seed, for_s, prefix).run() -> Outcome
+    SoakRun(stage, seed, for_s, prefix).run() -> Outcome
 
-The rate follows what the machine takes: a workload with a backlog gets nothing new.
+The rate adapts to the machine: a workload with a backlog gets no new messages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ VICTIMS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a soak came to. `memory` is a worker's life: seconds, megabytes."""
+    """The result of a soak. `memory` has (seconds, megabytes) for each worker."""
 
     seed: int
     account: Account
@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass
 class SoakRun:
-    """See the module."""
+    """One soak on a stage."""
 
     stage: DemoStage
     seed: int
@@ -91,7 +91,7 @@ class SoakRun:
         self._locks: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def run(self) -> Outcome:
-        """All of it."""
+        """Runs everything and returns the outcome."""
         began_s = time.monotonic()
         self.stage.journal.touch()
         self.receivers = [self._receiver(which, free_port()) for which in range(2)]
@@ -185,7 +185,7 @@ class SoakRun:
         self.book.sent[name] = Sent(name, lot.name, key, where.partition, where.offset)  # type: ignore[attr-defined]
 
     async def _watch(self) -> None:
-        """Reads along, for the backlog and the memory, and asks every worker whether it is awake."""
+        """Reads the journal for the backlog, samples memory, and checks that every worker answers."""
         pinged: set[int] = set()
         pings: list[asyncio.Task[None]] = []
         while True:
@@ -206,7 +206,7 @@ class SoakRun:
             await asyncio.sleep(10 * TICK_S)
 
     async def _ping(self, worker: Process) -> None:
-        """Notes when the worker answers nobody, for as long as it runs."""
+        """Notes each time when the worker answers too late, while it runs."""
         while worker.running:
             from_ms = _now_ms()
             with contextlib.suppress(OSError):
@@ -237,7 +237,7 @@ class SoakRun:
         self.happened.append(IncidentHit(incident.kind, from_ms, to_ms, receiver))
 
     async def _strike(self, incident: Incident) -> float:
-        """Returns when it was over."""
+        """Carries out the incident; returns when it was over."""
         # Processes are started by the main thread: they die with the thread that started them.
         which, kind = incident.which, incident.kind
         match kind:
@@ -282,7 +282,7 @@ class SoakRun:
     # -- the end ---------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Until every message has an end, or for as long as it may take."""
+        """Waits until every message has an end, or until `SETTLE_S` have passed."""
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             self._read_journal()
@@ -300,7 +300,9 @@ class SoakRun:
             )  # fmt: skip
 
     def _wait_committed(self) -> str:
-        """Until the group has committed the end of every log it reads; what is missing otherwise."""
+        """Waits until the group has committed the end of every log that it reads; returns the lag that is
+        left.
+        """
         lag = ""
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
@@ -326,7 +328,7 @@ class SoakRun:
             await client.stop()
 
     def _describe_workers(self) -> str:
-        """What the workers say of their jobs, and the end of their logs: for who looks into it."""
+        """The workers' jobs and the ends of their logs, for people."""
         words = []
         for worker in self.workers:
             _, jobs = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")
@@ -341,7 +343,7 @@ class SoakRun:
                 yield from self._copies(name)
 
     def _copies(self, name: str) -> Iterator[str]:
-        """Where copies of a message lie."""
+        """The copies of a message in retry topics and the DLQ."""
         lot = next(lot for lot in LOTS if lot.name == self.book.sent[name].lot)
         tiers = [f"retry_{number + 1}" for number in range(len(lot.spec.get("retry", ())))]
         for stem in [*tiers, "dlq"]:

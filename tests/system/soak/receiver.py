@@ -1,12 +1,13 @@
-"""The soak's receiver: faults as the plan draws them, a line in the journal for whatever it does.
+"""The soak's receiver: it fails as the plan draws, and writes a line to the journal for each thing that it
+does.
 
     python -m tests.system.soak.receiver --seed 7 --journal j.jsonl --group soak --topic orders --port 4711
 
-SIGUSR1: it is away (UNAVAILABLE), SIGUSR2: it has too much to do (RESOURCE_EXHAUSTED), both until SIGURG.
-Over the stream contract either cuts the streams that are open.
+SIGUSR1 makes it unavailable (UNAVAILABLE), SIGUSR2 overloaded (RESOURCE_EXHAUSTED), both until SIGURG. Over
+the stream contract either cuts the open streams.
 
-A delivery has two lines: `start` when it comes, and how it ended, written before the answer is given. So
-whoever is killed, the journal tells what the receiver really did.
+A delivery has two lines: `start` when it arrives, and its outcome, written before the answer is given. The
+journal is therefore complete whichever process is killed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ENDS = {
 
 
 class PlannedFailure(RuntimeError):
-    """The handler fails, as the plan says."""
+    """The handler's failure, as the plan draws it."""
 
 
 class Faults:
@@ -52,7 +53,7 @@ class Faults:
         self._numbers = itertools.count()
 
     async def handle(self, message: Message) -> Verdict:
-        """One delivery."""
+        """Handles one delivery."""
         name = message.value.decode()
         drawn = draw(self._seed, name, message.attempt)
         number = f"{os.getpid()}-{next(self._numbers)}"
@@ -86,7 +87,7 @@ class Faults:
 
 
 class UnreliableReceiver(Receiver):
-    """A receiver that refuses calls and cuts streams for as long as a burst lasts."""
+    """A receiver that refuses calls and cuts streams while a burst lasts."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port=port)
@@ -98,7 +99,7 @@ class UnreliableReceiver(Receiver):
         stream.handler = grpc.stream_stream_rpc_method_handler(self._stream_behaviour(stream))
 
     def set_burst(self, burst: grpc.StatusCode | None) -> None:
-        """Begins one, or ends it."""
+        """Starts a burst, or ends it with None."""
         self.burst = burst
         if burst is not None:
             self._cut.set()

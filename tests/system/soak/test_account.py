@@ -1,4 +1,4 @@
-"""The balance finds what is lost, what came twice for no reason, and what came out of order."""
+"""The balance finds lost messages, repetitions without a cause, and messages out of order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOT = next(lot for lot in LOTS if lot.name == "keyed")
 
 
 class JournalCase:
-    """Messages of one key at offsets 0, 1, 2 and so on, and what the receiver noted."""
+    """Messages of one key at offsets 0, 1, 2 and so on, and the receiver's journal of them."""
 
     def __init__(self, count: int) -> None:
         self.book = Book({f"m{n}": Sent(f"m{n}", LOT.name, "k", 0, n) for n in range(count)})
