@@ -101,7 +101,7 @@ def copying_beside(
                 topics = [SHAPE.topic, re.escape(copies[audited])]
                 counting = stack.enter_context(plan(*fleet[audited], topics, clusters, f"audit{number}"))
                 seconds = measured(sides, SHAPE.count)
-                late = behind(fleet[audited][1], counting) / (SHAPE.count * len(clusters))
+                late = unreported_records(fleet[audited][1], counting) / (SHAPE.count * len(clusters))
                 for side in sides.values():
                     side.reaches(SHAPE.count)
                 return seconds, late
@@ -152,7 +152,7 @@ def delivering_beside(
                     name = stack.enter_context(plan(*fleet[audited], [TOPIC], [CLUSTER], f"audit{number}"))
                 seconds = measured(sides, CASE.count)
                 if is_tier:
-                    late = behind(fleet[audited][1], name) / CASE.count
+                    late = unreported_records(fleet[audited][1], name) / CASE.count
                 for name, url in urls.items():
                     Side(fleet[name][1], partial(acknowledged, url)).reaches(CASE.count)
                 return seconds, late
@@ -187,8 +187,9 @@ def row(what: str, audited: str, unit: str, seconds: list[Second], late: float) 
     of = MEASURED[unit]
     found = slices.ratio(seconds, of, audited, PLAIN)
     return {
-        "bench": f"audit-overhead, {what}, {audited}", "value": round(of(slices.whole(seconds, audited)), 3),
-        "unit": unit, "peer": PLAIN, "peer_value": round(of(slices.whole(seconds, PLAIN)), 3),
+        "bench": f"audit-overhead, {what}, {audited}",
+        "value": round(of(slices.total_of(seconds, audited)), 3),
+        "unit": unit, "peer": PLAIN, "peer_value": round(of(slices.total_of(seconds, PLAIN)), 3),
         "ratio": round(found.value, 4), "between": [round(found.low, 4), round(found.high, 4)],
         "seconds": len(seconds), "behind": round(late, 3),
     }  # fmt: skip
@@ -296,7 +297,7 @@ def counted(worker: Process, name: str) -> int:
     return sum(row["count"] for row in body["items"] if row["tier"] == "aggregate") if status == 200 else -1
 
 
-def behind(worker: Process, name: str) -> int:
+def unreported_records(worker: Process, name: str) -> int:
     """Records in the logs of a plan that no acknowledged report has."""
     status, body = http("GET", f"{worker.url}/api/v1/audit/plans/{name}")
     if status != 200:

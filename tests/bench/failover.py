@@ -38,16 +38,16 @@ def run(progress: Progress) -> dict[str, Any]:
         )
         return max(one.first_s)
 
-    def mine() -> float:
-        there, back = ours.measure()
-        keep("back", back)
-        return keep("ours", there)
+    def our_round() -> float:
+        failover_round, failback_round = ours.measure()
+        keep("back", failback_round)
+        return keep("ours", failover_round)
 
-    def others() -> float:
+    def peer_rounds() -> float:
         keep("default", peer.measure("default", java, jars))
         return keep("tuned", peer.measure("tuned", java, jars))
 
-    alternate(mine, others, progress=progress)
+    alternate(our_round, peer_rounds, progress=progress)
     lost = sum(one.lost for name in ("ours", "back") for one in rounds[name])
     if lost:
         raise RuntimeError(f"{lost} messages were lost or delivered by a replaced role")

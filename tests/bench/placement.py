@@ -80,20 +80,20 @@ def round_robin(loads: Mapping[str, Load], workers: Sequence[str], _owners: Owne
 def sticky_by_count(loads: Mapping[str, Load], workers: Sequence[str], owners: Owners) -> Owners:
     """Keeps what it can, and evens the counts out."""
     quota, rest = divmod(len(loads), len(workers))
-    here: dict[str, list[str]] = {worker: [] for worker in sorted(workers)}
+    jobs_by_worker: dict[str, list[str]] = {worker: [] for worker in sorted(workers)}
     homeless: list[str] = []
     for job in sorted(loads):
-        here.get(owners.get(job, ""), homeless).append(job)
-    by_count = sorted(here, key=lambda worker: (-len(here[worker]), worker))
+        jobs_by_worker.get(owners.get(job, ""), homeless).append(job)
+    by_count = sorted(jobs_by_worker, key=lambda worker: (-len(jobs_by_worker[worker]), worker))
     wanted = {worker: quota + (at < rest) for at, worker in enumerate(by_count)}
-    for worker, jobs in here.items():
+    for worker, jobs in jobs_by_worker.items():
         homeless += jobs[wanted[worker] :]
         del jobs[wanted[worker] :]
-    for worker, kept in here.items():
+    for worker, kept in jobs_by_worker.items():
         missing = wanted[worker] - len(kept)
         kept.extend(homeless[len(homeless) - missing :])
         del homeless[len(homeless) - missing :]
-    return {job: worker for worker, jobs in here.items() for job in jobs}
+    return {job: worker for worker, jobs in jobs_by_worker.items() for job in jobs}
 
 
 def moved(before: Mapping[str, str], after: Mapping[str, str]) -> int:
@@ -123,21 +123,21 @@ def run(progress: Progress) -> dict[str, Any]:
         "load-spike": (spiked, workers, ours),
     }
     rows, slowest_s, all_ours, all_naive = [], 0.0, 0, 0
-    for name, (now, there, before) in scenarios.items():
+    for name, (loads_now, fleet, before) in scenarios.items():
         times, after = [], before
         for _ in range(MIN_ROUNDS):
-            took_s, after = until_rest(now, there, before)
+            took_s, after = until_rest(loads_now, fleet, before)
             times.append(took_s)
-        mine = moved(before, after)
-        naive = moved(robin, round_robin(now, there, robin)) if before else 0
-        kept = moved(sticky, sticky_by_count(now, there, sticky)) if before else 0
-        moves_when_repacked = moved(before, until_rest(now, there, {})[1]) if now is spiked else 0
+        moves = moved(before, after)
+        naive = moved(robin, round_robin(loads_now, fleet, robin)) if before else 0
+        kept = moved(sticky, sticky_by_count(loads_now, fleet, sticky)) if before else 0
+        moves_when_repacked = moved(before, until_rest(loads_now, fleet, {})[1]) if loads_now is spiked else 0
         took_s = median(times)
         progress(
-            f"{name}: {took_s:.3f} s a round; moves: ours {mine:,}, round robin {naive:,}, sticky {kept:,}"
+            f"{name}: {took_s:.3f} s a round; moves: ours {moves:,}, round robin {naive:,}, sticky {kept:,}"
         )
-        slowest_s, all_ours, all_naive = max(slowest_s, took_s), all_ours + mine, all_naive + naive
-        if name == "worker-lost" and mine != sum(worker == "worker-0777" for worker in before.values()):
+        slowest_s, all_ours, all_naive = max(slowest_s, took_s), all_ours + moves, all_naive + naive
+        if name == "worker-lost" and moves != sum(worker == "worker-0777" for worker in before.values()):
             raise AssertionError("a lost worker moved jobs that were not its own")
         rows.append(
             {
@@ -146,8 +146,12 @@ def run(progress: Progress) -> dict[str, Any]:
                 "unit": "s per round",
                 "peer": "round robin anew: moves",
                 "peer_value": naive,
-                "ratio": round(mine / naive, 5) if naive else None,
-                "setup": {"moves": mine, "moves_round_robin": naive, "moves_sticky_by_count": kept}
+                "ratio": round(moves / naive, 5) if naive else None,
+                "setup": {
+                    "moves": moves,
+                    "moves_round_robin": naive,
+                    "moves_sticky_by_count": kept,
+                }
                 | ({"moves_packed_anew": moves_when_repacked} if moves_when_repacked else {}),
             }
         )

@@ -256,5 +256,5 @@ def _seconds(found: list[Measured]) -> float:
     return round(median(one.seconds for one in found), 3)
 
 
-def _middle(found: list[Measured], of: Callable[[Measured], float]) -> float:
-    return round(median(of(one) for one in found), 1)
+def _middle(found: list[Measured], figure: Callable[[Measured], float]) -> float:
+    return round(median(figure(one) for one in found), 1)

@@ -66,14 +66,14 @@ def alternate(
     results: list[tuple[float, float]] = []
     for number in range(rounds):
         if number % 2:
-            theirs = peer()
-            results.append((ours(), theirs))
+            peer_figure = peer()
+            results.append((ours(), peer_figure))
         else:
-            mine = ours()
-            results.append((mine, peer()))
+            our_figure = ours()
+            results.append((our_figure, peer()))
         if progress is not None:
-            mine, theirs = results[-1]
-            progress(f"round {number + 1} of {rounds}: ours {mine:,.6g}, peer {theirs:,.6g}")
+            our_figure, peer_figure = results[-1]
+            progress(f"round {number + 1} of {rounds}: ours {our_figure:,.6g}, peer {peer_figure:,.6g}")
     return Pair(median(one for one, _ in results), median(two for _, two in results), tuple(results))
 
 

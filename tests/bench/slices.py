@@ -99,16 +99,16 @@ def measure(sides: Mapping[str, Side], low: int, high: int) -> list[Second]:
         before = after
 
 
-def ratio(seconds: list[Second], of: Callable[[Slice], float], name: str, peer: str) -> Ratio:
+def ratio(seconds: list[Second], figure: Callable[[Slice], float], name: str, peer: str) -> Ratio:
     """The ratio of `name` to `peer`, by the figure `of` of a slice; needs at least one second."""
-    found = sorted(of(second[name]) / of(second[peer]) for second in seconds)
+    found = sorted(figure(second[name]) / figure(second[peer]) for second in seconds)
     off = 0.98 * math.sqrt(len(found))  # ranks that a median lies between, whatever the distribution
     middle = (len(found) - 1) / 2
     ranks = max(0, math.floor(middle - off)), min(len(found) - 1, math.ceil(middle + off))
     return Ratio(median(found), found[ranks[0]], found[ranks[1]])
 
 
-def whole(seconds: list[Second], name: str) -> Slice:
+def total_of(seconds: list[Second], name: str) -> Slice:
     """All slices of a worker together."""
     records, times, cpu = zip(*(second[name] for second in seconds), strict=True)
     return Slice(sum(records), sum(times), sum(cpu))

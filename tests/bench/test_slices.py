@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench.slices import Ratio, Second, Slice, ratio, whole
+from tests.bench.slices import Ratio, Second, Slice, ratio, total_of
 
 
 def seconds(*records: tuple[int, int]) -> list[Second]:
@@ -36,8 +36,8 @@ def test_bounds_of_many_seconds_are_near_the_median_and_those_of_few_are_their_e
 def test_a_ratio_is_a_median_between_its_bounds_and_whole_sums_all_seconds(
     records: list[tuple[int, int]],
 ) -> None:
-    looked = seconds(*records)
-    found = ratio(looked, lambda one: one.rate, "one", "other")
+    samples = seconds(*records)
+    found = ratio(samples, lambda one: one.rate, "one", "other")
     assert found.low <= found.value <= found.high
     assert found.value == median(max(1, a) / max(1, b) for a, b in records)
-    assert whole(looked, "one").records == sum(a for a, _ in records)
+    assert total_of(samples, "one").records == sum(a for a, _ in records)

@@ -143,11 +143,11 @@ def run(progress: Progress) -> dict[str, Any]:
     """See the module."""
     progress(f"planning {ACKS:,} acknowledgements in a window of {WINDOW:,}")
     steps = plan(ACKS, SEED)
-    mine, theirs = Tracker(0, WINDOW), DictAndHeap()
-    acks_per_s(mine, steps)
-    acks_per_s(theirs, steps)
-    if mine.base != theirs.base:
-        raise AssertionError(f"the trackers disagree: base {mine.base} and {theirs.base}")
+    tracker, plain_tracker = Tracker(0, WINDOW), DictAndHeap()
+    acks_per_s(tracker, steps)
+    acks_per_s(plain_tracker, steps)
+    if tracker.base != plain_tracker.base:
+        raise AssertionError(f"the trackers disagree: base {tracker.base} and {plain_tracker.base}")
     peer = "a plain dict-and-heap tracker"
 
     def peer_acks_per_s() -> float:

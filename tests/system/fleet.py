@@ -200,7 +200,7 @@ class Journal:
                 self.entries[line["topic"], line["partition"]].append(one)
         return self
 
-    def of(self, topic: str) -> list[JournalEntry]:
+    def entries_of(self, topic: str) -> list[JournalEntry]:
         """All deliveries of a topic, partition by partition."""
         return [one for (name, _), all_of in sorted(self.entries.items()) for one in all_of if name == topic]
 

@@ -24,12 +24,12 @@ def _counted_more_than(worker: Process, topic: str, enough: int) -> bool:
     return window_counts(worker, topic, "consumer").total() > enough
 
 
-def _progress(workers: list[Process], tier: str, known: int, sent: int) -> str:
+def _progress(workers: list[Process], tier: str, counted: int, sent: int) -> str:
     """The count of a tier, and its workers' logs."""
     tails = "\n".join(f"{worker.name}, {worker.jobs()}:\n{worker.tail(40)}" for worker in workers)
     latest_windows = http("GET", f"{workers[0].url}/api/v1/audit/windows?limit=1&tier={tier}")
     return (
-        f"{known} of {sent} records counted at {tier} for {ENOUGH_S:.0f} s; newest {latest_windows}\n{tails}"
+        f"{counted} of {sent} records counted at {tier} for {ENOUGH_S:.0f} s; now {latest_windows}\n{tails}"
     )
 
 
@@ -68,11 +68,11 @@ def test_messages_that_a_group_finished_are_counted_once_although_workers_are_ki
                 assert victim.terminate() == 0
     sent, worker = traffic.sent, workers[0]
     for tier in ("regional", "consumer"):
-        while (known := window_counts(worker, topic_name, tier).total()) < sent.total():
+        while (counted := window_counts(worker, topic_name, tier).total()) < sent.total():
             wait_until(
-                lambda tier=tier, known=known: window_counts(worker, topic_name, tier).total() > known,
+                lambda tier=tier, counted=counted: window_counts(worker, topic_name, tier).total() > counted,
                 ENOUGH_S,
-                partial(_progress, workers, tier, known, sent.total()),
+                partial(_progress, workers, tier, counted, sent.total()),
             )  # fmt: skip
         assert window_counts(worker, topic_name, tier) == sent
     places = {row["cluster"] for row in audit_rows(worker, "windows", topic=topic_name, tier="consumer")}

@@ -69,16 +69,21 @@ class Scenario:
     """
 
     def __init__(self, chance: random.Random, topic: str, start_ms: int, kind: str, tier: int) -> None:
-        whole = [
+        messages = [
             Message(topic, start_ms + chance.randrange(WIDTH_MS), chance.randbytes(16))
             for _ in range(chance.randrange(10, 60))
         ]
-        hit = chance.sample(whole, chance.randint(1, 5))
-        rest = [one for one in whole if one not in hit]
-        twice = [*whole, *hit]
-        altered = [*rest, *(one._replace(id=chance.randbytes(16)) for one in hit)]
-        affected = {"lossy": rest, "duplicated": twice, "corrupted": altered, "late": rest}.get(kind, whole)
-        self.in_time = {name: whole if at < tier else affected for at, name in enumerate(TIERS)}
+        hit = chance.sample(messages, chance.randint(1, 5))
+        without_hit = [one for one in messages if one not in hit]
+        doubled = [*messages, *hit]
+        altered = [*without_hit, *(one._replace(id=chance.randbytes(16)) for one in hit)]
+        affected = {
+            "lossy": without_hit,
+            "duplicated": doubled,
+            "corrupted": altered,
+            "late": without_hit,
+        }.get(kind, messages)
+        self.in_time = {name: messages if at < tier else affected for at, name in enumerate(TIERS)}
         self.late = {name: hit if kind == "late" and at >= tier else [] for at, name in enumerate(TIERS)}
         counts = {
             "lossy": (len(hit), 0), "duplicated": (0, len(hit)), "corrupted": (None, None), "late": (0, 0),
@@ -118,15 +123,15 @@ class Tiers:
 
     def deliver(self, messages: dict[str, list[Message]]) -> None:
         """Gives every tier its messages, in this order."""
-        for tier, some in messages.items():
-            self.sent.update((one.topic, tier) for one in some)
+        for tier, tier_messages in messages.items():
+            self.sent.update((one.topic, tier) for one in tier_messages)
             if tier in LOGS:
-                asyncio.run(self._write(self._stage.yard.bootstrap(LOGS[tier]), some))
-            for one in some if tier == "consumer" else ():
+                asyncio.run(self._write(self._stage.yard.bootstrap(LOGS[tier]), tier_messages))
+            for one in tier_messages if tier == "consumer" else ():
                 place = one.topic, one.partition
                 self._audits[tier].handled(*place, self._offsets[place], one.at_ms, 5, one.id)
                 self._offsets[place] += 1
-            for one in some if tier.startswith("proxy") else ():
+            for one in tier_messages if tier.startswith("proxy") else ():
                 self._audits[tier].sent(one.topic, one.at_ms, 5, one.id)
 
     async def _write(self, bootstrap: str, messages: Iterable[Message]) -> None:
@@ -153,8 +158,8 @@ def wall_clock_ms() -> int:
 
 def merge_messages(messages: Iterable[dict[str, list[Message]]]) -> dict[str, list[Message]]:
     """The messages of several scenarios, in their order."""
-    some = list(messages)
-    return {tier: [one for of_tier in some for one in of_tier[tier]] for tier in TIERS}
+    cases = list(messages)
+    return {tier: [one for of_tier in cases for one in of_tier[tier]] for tier in TIERS}
 
 
 def discrepancies(worker: Process, **query: str) -> set[Discrepancy]:

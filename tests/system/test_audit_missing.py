@@ -153,8 +153,8 @@ def test_missing_doubled_and_altered_records_are_named_and_missing_ones_copied_a
     copied.remove(written[30])
     asyncio.run(write(home, topic_name, written))
     asyncio.run(write(away, topic_name, copied))
-    early = audit_command(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
-    assert (early.exit_code, "Not final" in early.output) == (5, True), early.output
+    too_early = audit_command(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
+    assert (too_early.exit_code, "Not final" in too_early.output) == (5, True), too_early.output
     assert wait_closed_verdict(worker, topic_name, start_ms, home, away)["state"] == "lossy"
     first = dict.fromkeys(range(PARTITIONS), 1)  # behind the first record of each partition
     lost = [
@@ -181,8 +181,12 @@ def test_missing_doubled_and_altered_records_are_named_and_missing_ones_copied_a
     status, problem = http("GET", f"{worker.url}/api/v1/audit/missing?{query}&limit=2&format=csv")
     assert (status, "which has all rows" in problem["detail"]) == (400, True)
 
-    dry = audit_command(worker, "copy-again", topic_name, start_ms)
-    assert (dry.exit_code, "3 records" in dry.stderr, "dry run" in dry.stderr) == (0, True, True), dry.output
+    dry_run = audit_command(worker, "copy-again", topic_name, start_ms)
+    assert (dry_run.exit_code, "3 records" in dry_run.stderr, "dry run" in dry_run.stderr) == (
+        0,
+        True,
+        True,
+    ), dry_run.output
     assert len(missing_rows(worker, topic_name, start_ms)) == 5, "nothing was changed"
     done = audit_command(worker, "copy-again", topic_name, start_ms, "--execute", "--yes", "-o", "json")
     assert done.exit_code == 0, done.output
@@ -200,10 +204,12 @@ def test_missing_doubled_and_altered_records_are_named_and_missing_ones_copied_a
     assert "(command line)" in act["actor"]
 
     asyncio.run(delete_records_before(home, topic_name, {0: 100}))
-    gone = audit_command(worker, "missing", topic_name, start_ms, "--again", "-o", "json")
-    answer = orjson.loads(gone.stdout)
+    after_deletion = audit_command(worker, "missing", topic_name, start_ms, "--again", "-o", "json")
+    answer = orjson.loads(after_deletion.stdout)
     unread = {(one["cluster"], one["partition"], one["end"]) for one in answer["unread"]}
-    assert (gone.exit_code, unread) == (0, {(HOME, 0, 100)}), "records that retention deleted are no loss"
+    assert (after_deletion.exit_code, unread) == (0, {(HOME, 0, 100)}), (
+        "records that retention deleted are no loss"
+    )
     assert (answer["counts"]["missing"], answer["counts"]["foreign"]) == (0, 0)
     assert answer["counts"]["unclear"] >= 99
 
@@ -334,8 +340,10 @@ def test_records_that_a_route_skipped_are_named_although_all_records_are_equal(
         ENOUGH_S,
         worker.tail,
     )
-    again = audit_command(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
-    assert (again.exit_code, "nothing is missing" in again.stderr) == (0, True), again.output
+    second_copy = audit_command(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
+    assert (second_copy.exit_code, "nothing is missing" in second_copy.stderr) == (0, True), (
+        second_copy.output
+    )
 
 
 class ReportingConsumer:

@@ -50,11 +50,11 @@ class RegionReceiver:
 @asynccontextmanager
 async def serving_receivers(topic: str) -> AsyncIterator[dict[str, RegionReceiver]]:
     async with AsyncExitStack() as stack:
-        both = {home: RegionReceiver(topic) for home in ("east", "west")}
-        for one in both.values():
-            one.address = f"127.0.0.1:{await one.receiver.start()}"
-            stack.push_async_callback(one.receiver.stop, 0)
-        yield both
+        receivers = {home: RegionReceiver(topic) for home in ("east", "west")}
+        for receiver in receivers.values():
+            receiver.address = f"127.0.0.1:{await receiver.receiver.start()}"
+            stack.push_async_callback(receiver.receiver.stop, 0)
+        yield receivers
 
 
 async def send(two: TwoRegions, home: str, topic: str, *names: str) -> None:
@@ -66,38 +66,44 @@ async def send(two: TwoRegions, home: str, topic: str, *names: str) -> None:
         await asyncio.gather(*sent)
 
 
-async def table(two: TwoRegions, of: str, home: str, name: str, keys: str) -> list[bytes]:
+async def table(two: TwoRegions, region: str, home: str, name: str, keys: str) -> list[bytes]:
     """The newest record of each key with `keys` in it, in a home's copy of a region's table."""
-    topic = ControlTopics(two.names[of]).changelog(name, 0).name
+    topic = ControlTopics(two.names[region]).changelog(name, 0).name
     records = await read_all(two.bootstrap(home, "regional"), topic)
-    return list({one.key: one.value for one in records if one.value and keys.encode() in one.key}.values())
+    return list(
+        {
+            record.key: record.value for record in records if record.value and keys.encode() in record.key
+        }.values()
+    )
 
 
-async def reported_progress(two: TwoRegions, of: str, home: str, topic: str) -> list[int]:
+async def reported_progress(two: TwoRegions, region: str, home: str, topic: str) -> list[int]:
     """Messages finished in the main topic, and the sum of source ends in the offset map, as a home knows them
     of a region."""
     jobs = [
         codec.tracker_record(one)
-        for one in await table(two, of, home, "trackers", f"{GROUP}/{topic}:{topic}:")
+        for one in await table(two, region, home, "trackers", f"{GROUP}/{topic}:{topic}:")
     ]
-    done = [Snapshot.from_bytes(job.snapshot) for job in jobs if job.snapshot]
-    lines = [codec.checkpoint_line(one) for one in await table(two, of, home, "checkpoints", f"/{topic}/")]
+    snapshots = [Snapshot.from_bytes(job.snapshot) for job in jobs if job.snapshot]
+    lines = [
+        codec.checkpoint_line(one) for one in await table(two, region, home, "checkpoints", f"/{topic}/")
+    ]
     return [
-        sum(one.base + sum(end - start for start, end in one.finished) for one in done),
+        sum(one.base + sum(end - start for start, end in one.finished) for one in snapshots),
         sum(line.barriers[-1].source_end for line in lines),
     ]
 
 
-async def wait_progress(two: TwoRegions, of: str, home: str, topic: str, *wanted: int) -> None:
+async def wait_progress(two: TwoRegions, region: str, home: str, topic: str, *wanted: int) -> None:
     """Waits until a home knows this progress of a region."""
     found: list[int] = []
     try:
         async with asyncio.timeout(STEP_TIMEOUT_S):
             while found != list(wanted):
                 await asyncio.sleep(0.3)
-                found = await reported_progress(two, of, home, topic)
+                found = await reported_progress(two, region, home, topic)
     except TimeoutError:
-        raise AssertionError(f"{home} knows progress {found} of {of}, not {wanted}") from None
+        raise AssertionError(f"{home} knows progress {found} of {region}, not {wanted}") from None
 
 
 async def put_active_role(two: TwoRegions, home: str, topic: str) -> int:
@@ -164,9 +170,9 @@ async def check_both_directions(two: TwoRegions, topic: str, receivers: dict[str
     east.unanswered = {f"{home}-{at}" for home in two.names for at in (7, 40, 41, 222)}
     for home, names in first.items():
         await send(two, home, topic, *names)
-    left = len(east.unanswered)
+    unanswered_count = len(east.unanswered)
     await wait_handled(east, set(first["east"] + first["west"]) - east.unanswered)
-    await wait_progress(two, "east", "west", topic, 2 * RECORDS - left, 2 * RECORDS)
+    await wait_progress(two, "east", "west", topic, 2 * RECORDS - unanswered_count, 2 * RECORDS)
     await wait_progress(two, "west", "west", topic, 0, 2 * RECORDS)
     assert east.handled == Counter(set(first["east"] + first["west"]) - east.unanswered)
 
@@ -183,12 +189,12 @@ async def check_both_directions(two: TwoRegions, topic: str, receivers: dict[str
     expected = (east.unanswered | set(new["east"] + new["west"])) - west.unanswered
     await wait_handled(west, expected)
     assert west.handled == Counter(expected)
-    assert sum(east.handled.values()) == 2 * RECORDS - left
+    assert sum(east.handled.values()) == 2 * RECORDS - unanswered_count
 
     # The west is lost as a whole; the east continues with its copies.
     everything = 2 * RECORDS + 40
     await wait_progress(two, "west", "east", topic, everything - 2, everything)
-    await wait_progress(two, "east", "east", topic, 2 * RECORDS - left, everything)
+    await wait_progress(two, "east", "east", topic, 2 * RECORDS - unanswered_count, everything)
     before = Counter(east.handled)
     await asyncio.to_thread(two.lose, "west")
     remaining, east.unanswered = set(west.unanswered), set()

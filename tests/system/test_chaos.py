@@ -346,7 +346,7 @@ def test_under_random_worker_faults_all_messages_arrive_in_order_and_repetitions
     journal.read()
     stalls = chaos.stalls()
     deaths = chaos.deaths + stalls
-    repeated = [one for topic in flow.partitions for one in repetitions(journal.of(topic))]
+    repeated = [one for topic in flow.partitions for one in repetitions(journal.entries_of(topic))]
     rate = PER_PARTITION * len(partitions)
     bound = len(deaths) * (len(LOTS) * MAX_IN_FLIGHT + rate * UNSAVED_MS / 1_000)
     print_line(

@@ -134,10 +134,10 @@ async def test_missing_records_are_found_and_the_rest_is_compared(
 async def test_repeated_records_are_found_and_the_rest_is_compared(
     bootstrap: str, source: str, first: int, count: int
 ) -> None:
-    def again(rows: list[Row]) -> None:
+    def repeat(rows: list[Row]) -> None:
         rows[first + count : first + count] = rows[first : first + count]
 
-    found = await compared(bootstrap, source, again)
+    found = await compared(bootstrap, source, repeat)
     (difference,) = found.differences
     assert (difference.kind, difference.records, found.count("twice")) == ("twice", count, count)
     assert (difference.source_offset, difference.copy_offset) == (

@@ -72,11 +72,11 @@ def test_a_receiver_that_fails_every_message_causes_few_dead_letters_and_all_oth
             SETTLE_S,
             lambda: str(flow_of(worker, topic_name)),
         )
-        (of,) = flow_of(worker, topic_name)["workers"]
-        assert of["withheld"] > 0
-        assert "a bad deployment" in of["withheld_last"]
+        (flow,) = flow_of(worker, topic_name)["workers"]
+        assert flow["withheld"] > 0
+        assert "a bad deployment" in flow["withheld_last"]
         _, metrics = http("GET", f"{worker.url}/metrics")
-        assert f'switchyard_withheld_failures_total{{code="{next(iter(of["withheld_by"]))}"' in str(metrics)
+        assert f'switchyard_withheld_failures_total{{code="{next(iter(flow["withheld_by"]))}"' in str(metrics)
         assert len(dead()) <= START_LETTERS
         deployment.fails = False
         wait_until(

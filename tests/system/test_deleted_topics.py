@@ -38,8 +38,8 @@ def creating_yard() -> Iterator[Yard]:
 
 @pytest.fixture
 def creating_stage(creating_yard: Yard) -> Iterator[DemoStage]:
-    with make_stage(creating_yard) as made:
-        yield made
+    with make_stage(creating_yard) as new_stage:
+        yield new_stage
 
 
 async def delete(bootstrap: str, *topics: str) -> None:

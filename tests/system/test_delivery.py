@@ -107,8 +107,10 @@ class DeliveryScenario:
 
     def copies(self) -> Counter[str]:
         """How often each id is in the DLQ and the retry topics."""
-        made = Workload.model_validate(self.definition())
-        records = [asyncio.run(read_all(self.bootstrap, t)) for t in (made.dlq_topic(), *made.retry_topics())]
+        deployed = Workload.model_validate(self.definition())
+        records = [
+            asyncio.run(read_all(self.bootstrap, t)) for t in (deployed.dlq_topic(), *deployed.retry_topics())
+        ]
         return Counter(orjson.loads(record.value)["id"] for record in chain.from_iterable(records))
 
     def unanswered_failures(self, jobs: set[str], since_ms: float) -> set[str]:
@@ -292,7 +294,7 @@ def test_a_worker_that_wakes_with_an_old_epoch_copies_no_message_that_the_new_ow
     wait_until(lambda: assignments(second).items() <= assignments(first).items(), SETTLE_S, second.tail)
     time.sleep(4.0)
     # It starts no call: only calls that it had given to gRPC before the pause may still leave. It copies no
-    # failure since then: only records that its producer had before. No commit goes back, and it keeps running.
+    # failure since then: only records that its producer had before. No commit goes back; it keeps running.
     assert len(scenario.stage.deliveries()) - delivered <= MAX_IN_FLIGHT
     new_copies = scenario.copies() - copies
     assert not unanswered_failures & new_copies.keys(), "the new owner has finished these"

@@ -39,11 +39,11 @@ AGAIN_S = 5.0  # progress reaches the other region within a second, or later on 
 @pytest.fixture
 def two(killable_yard: Yard, topic_name: str) -> Iterator[TwoRegions]:
     killable_yard.up(regions=2)
-    made = TwoRegions(killable_yard, topic_name)
+    regions = TwoRegions(killable_yard, topic_name)
     try:
-        yield made
+        yield regions
     finally:
-        made.close()
+        regions.close()
 
 
 def failover_command(two: TwoRegions, home: str, *arguments: str) -> Any:

@@ -117,11 +117,11 @@ class Region:
                               at=partition))  # fmt: skip
         wanted = {f"{name}p{partition}" for name in names for partition in (0, 1)}
 
-        def came() -> bool:
+        def arrived() -> bool:
             found = {d["id"] for d in self.stage.deliveries() if d.get("id")}
             return wanted <= found
 
-        wait_until(came, ENOUGH_S, lambda: "\n".join(w.tail() for w in self.workers))
+        wait_until(arrived, ENOUGH_S, lambda: "\n".join(w.tail() for w in self.workers))
 
     async def write(self, topic: str, value: bytes, key: str, partition: int = 0) -> None:
         """Writes a sealed record into a control topic, past every check of the API."""

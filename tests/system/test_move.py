@@ -153,8 +153,8 @@ def ends(bootstrap: str, topic: str) -> int:
 def check_repetitions(scenario: DeliveryScenario, moved: dict[str, Any]) -> None:
     """Repetitions lie within the margin, or were in flight at the kill."""
     done = Counter(d["id"] for d in scenario.stage.deliveries() if d["outcome"] == "ok")
-    twice = {name: count for name, count in done.items() if count > 1}
-    assert len(twice) <= moved["again"] + 2 * 50, (len(twice), moved["again"])
+    repeated = {name: count for name, count in done.items() if count > 1}
+    assert len(repeated) <= moved["again"] + 2 * 50, (len(repeated), moved["again"])
     assert moved["again"] <= 4 * (MARGIN_S * PER_SECOND + 50), moved
     letters = [
         orjson.loads(r.value)["id"]

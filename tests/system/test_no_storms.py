@@ -73,26 +73,28 @@ class Region:
             self.stage.wait_ready(worker)
         # It starts at the end of existing partitions; partitions added later start at their first message.
         self.deploy(self.topic, start="latest", target={"contract": "stream"})
-        wait_until(self._shared, ENOUGH_S, lambda: f"{self.held()}\n{self.workers[0].tail()}")
+        wait_until(self._shared, ENOUGH_S, lambda: f"{self.jobs_of()}\n{self.workers[0].tail()}")
         self.deploy_idle_workload()
 
     def _shared(self) -> bool:
-        held = self.held()
-        return len(held) == PARTITIONS and len({owner for owner, _ in held.values()}) == 2
+        jobs_of = self.jobs_of()
+        return len(jobs_of) == PARTITIONS and len({owner for owner, _ in jobs_of.values()}) == 2
 
-    def held(self, topic: str | None = None) -> OwnerByJob:
+    def jobs_of(self, topic: str | None = None) -> OwnerByJob:
         """The owners of a workload's jobs."""
-        return self._held_by_name(f"{GROUP}/{topic or self.topic}")
+        return self._jobs_by_name(f"{GROUP}/{topic or self.topic}")
 
-    def _held_by_name(self, name: str) -> OwnerByJob:
+    def _jobs_by_name(self, name: str) -> OwnerByJob:
         found = assignments(self.workers[0])
-        return {job: held for job, held in found.items() if job.split(":")[1] == name}
+        return {job: jobs_of for job, jobs_of in found.items() if job.split(":")[1] == name}
 
     def deploy(self, topic: str, **spec: Any) -> None:
         self.stage.deploy(self.workers[0], workload(GROUP, topic, CLUSTER, self.receiver.address, **spec))
 
     def wait_jobs(self, topic: str, jobs: int) -> None:
-        wait_until(lambda: len(self.held(topic)) == jobs, ENOUGH_S, lambda: f"{topic}: {self.held(topic)}")
+        wait_until(
+            lambda: len(self.jobs_of(topic)) == jobs, ENOUGH_S, lambda: f"{topic}: {self.jobs_of(topic)}"
+        )
 
     # -- changes ---------------------------------------------------------------------------------
 
@@ -133,7 +135,7 @@ class Region:
         self.stage.deploy(self.workers[0], route(ROUTE, COPIED_FROM, CLUSTER, self.copied))
 
     def _delete_route(self) -> None:
-        wait_until(lambda: len(self._held_by_name(ROUTE)) == 2, ENOUGH_S, self.workers[0].tail)
+        wait_until(lambda: len(self._jobs_by_name(ROUTE)) == 2, ENOUGH_S, self.workers[0].tail)
         wait_until(
             lambda: len(asyncio.run(read_all(self.bootstrap, self.copied))) == EARLY,
             ENOUGH_S,
@@ -145,7 +147,7 @@ class Region:
 
     def wait_route_stopped(self) -> None:
         """Waits until no worker has a job of the deleted route."""
-        wait_until(lambda: not self._held_by_name(ROUTE), ENOUGH_S, lambda: f"{self._held_by_name(ROUTE)}")
+        wait_until(lambda: not self._jobs_by_name(ROUTE), ENOUGH_S, lambda: f"{self._jobs_by_name(ROUTE)}")
 
     def _join(self) -> None:
         self.joined.append(self.stage.worker())
@@ -215,9 +217,9 @@ class Region:
     def wait_asleep(self) -> None:
         """Waits until no worker has a job of it, because it got no message."""
         wait_until(
-            lambda: not self.held(self.sleeper) and self.status_of_sleeper()["hibernated"],
+            lambda: not self.jobs_of(self.sleeper) and self.status_of_sleeper()["hibernated"],
             ENOUGH_S,
-            lambda: f"{self.held(self.sleeper)} {self.status_of_sleeper()}",
+            lambda: f"{self.jobs_of(self.sleeper)} {self.status_of_sleeper()}",
         )
 
 
@@ -256,7 +258,7 @@ def test_fifty_changes_leave_no_gap_in_the_deliveries_of_unaffected_jobs(
             ENOUGH_S,
             region.workers[0].tail,
         )
-        before = region.held()
+        before = region.jobs_of()
         time.sleep(QUIET_S)
         began_ms = time.time_ns() / 1e6
         region.play()
@@ -280,12 +282,12 @@ def test_fifty_changes_leave_no_gap_in_the_deliveries_of_unaffected_jobs(
     assert sorted(region.deliveries_of_sleeper()) == sorted(["first", *woken])
 
     # The steady jobs were not moved: same owners and epochs, one assignment each, no repetition.
-    after = region.held()
-    made = [event for event in counted_assignments(stage) if event.job in before]
-    assert before.items() <= after.items(), [(event.job, event.reason) for event in made[len(before) :]]
-    decisions = [event.job for event in made]
+    after = region.jobs_of()
+    decided = [event for event in counted_assignments(stage) if event.job in before]
+    assert before.items() <= after.items(), [(event.job, event.reason) for event in decided[len(before) :]]
+    decisions = [event.job for event in decided]
     assert sorted(decisions) == sorted(before)
-    assert repetitions(journal.of(topic_name)) == []
+    assert repetitions(journal.entries_of(topic_name)) == []
 
     # The partitions added to its topic start at the first offset.
     for partition in added:

@@ -49,7 +49,9 @@ async def read(bootstrap: str, topic: str, count: int, worker: Process) -> Value
     return found
 
 
-async def lines(bootstrap: str, topics: ControlTopics, wanted: dict[str, int]) -> dict[str, OffsetMapLine]:
+async def wait_lines(
+    bootstrap: str, topics: ControlTopics, wanted: dict[str, int]
+) -> dict[str, OffsetMapLine]:
     """The offset map, once every line ends at the source's end."""
     changelog = topics.changelog("checkpoints", topics.checkpoints.partitions)
     found: dict[str, OffsetMapLine] = {}
@@ -85,9 +87,9 @@ async def test_positions_in_one_copy_translate_to_another_without_loss_although_
         found = await compare_topics(source, topic, copies, f"{name}.{topic}")
         assert not found.differences, str(found)
     wanted = {line_key(name, topic, p): 2 * HALF for name in names for p in range(PARTITIONS)}
-    known = await lines(source, ControlTopics(stage.region), wanted)
+    line_by_key = await wait_lines(source, ControlTopics(stage.region), wanted)
     into_a, into_d = (
-        [LineSource(p, known[line_key(name, topic, p)]) for p in range(PARTITIONS)] for name in names
+        [LineSource(p, line_by_key[line_key(name, topic, p)]) for p in range(PARTITIONS)] for name in names
     )
     for next_offset in (0, 1, APART - 1, 3 * APART, HALF + 7, 2 * HALF - 1, 2 * HALF):
         resumed = translate(

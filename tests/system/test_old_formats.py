@@ -47,9 +47,9 @@ async def offset_at(bootstrap: str, topic: str, time_ms: int) -> int:
         return (await offsets_at(client, [(topic, 0)], time_ms))[topic, 0]
 
 
-async def send(bootstrap: str, topic: str, some: list[SentMessage]) -> None:
+async def send(bootstrap: str, topic: str, messages: list[SentMessage]) -> None:
     async with producing(bootstrap) as producer:
-        for message in some:
+        for message in messages:
             await producer.send_and_wait(topic, message.value(), partition=0)
 
 

@@ -140,9 +140,11 @@ def test_one_partition_is_paused_and_the_others_flow(make_scenario: Callable[...
     assert operator.ask("pause", {"partitions": [2]})["partitions"] == [2]
     scenario.produce()
     ends = {p: end for p, (_, end) in scenario.committed().items()}
-    others = sum(end for p, end in ends.items() if p != 2)
+    unpaused_messages = sum(end for p, end in ends.items() if p != 2)
     wait_until(
-        lambda: len(scenario.stage.deliveries()) >= others, SETTLE_S, lambda: str(scenario.committed())
+        lambda: len(scenario.stage.deliveries()) >= unpaused_messages,
+        SETTLE_S,
+        lambda: str(scenario.committed()),
     )
     time.sleep(1.0)
     assert 2 not in {d["partition"] for d in scenario.stage.deliveries()}

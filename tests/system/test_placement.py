@@ -62,11 +62,11 @@ class PlacementScenario:
     def wait_owners(self, worker: Process, wanted: dict[str, int]) -> OwnerByJob:
         """Waits until each worker has this many jobs."""
 
-        def so() -> bool:
+        def owns_wanted() -> bool:
             owned = Counter(owner for owner, _ in assignments(worker).values())
             return owned == wanted
 
-        wait_until(so, ENOUGH_S, lambda: f"{wanted}: {assignments(worker)}")
+        wait_until(owns_wanted, ENOUGH_S, lambda: f"{wanted}: {assignments(worker)}")
         return assignments(worker)
 
     def wait_flow(self, *topics: str) -> None:
@@ -93,7 +93,7 @@ class PlacementScenario:
         time.sleep(1.0)  # repetitions arrive now
         self.journal.read()
         for topic in flow.partitions:
-            assert repetitions(self.journal.of(topic)) == []
+            assert repetitions(self.journal.entries_of(topic)) == []
 
 
 @pytest.fixture
@@ -186,21 +186,21 @@ def test_workers_of_an_isolation_group_run_its_jobs_and_no_others(placement: Pla
     with scenario.flow(apart, common) as flow:
         scenario.wait_placed(plain, 2 * PARTITIONS)
         scenario.wait_flow(apart, common)
-        mine = {apart: id_of(gold), common: id_of(plain)}
+        owner_of = {apart: id_of(gold), common: id_of(plain)}
         before = assignments(plain)
         assert {job: owner for job, (owner, _) in before.items()} == {
-            job: mine[job.split(":")[2]] for job in before
+            job: owner_of[job.split(":")[2]] for job in before
         }
         # Other workers do not run them, even when their workers are gone; an incident reports it.
         assert gold.terminate() == 0
         wait_until(lambda: incidents(plain, "no-worker"), ENOUGH_S, plain.tail)
         time.sleep(REST_S)
-        kept = {job: held for job, held in before.items() if held[0] == mine[common]}
+        kept = {job: held for job, held in before.items() if held[0] == owner_of[common]}
         assert assignments(plain) == kept
         assert "gold" in incidents(plain, "no-worker")[0]["message"]
         scenario.wait_flow(common)
         successor = scenario.worker(group="gold")
-        scenario.wait_owners(plain, {mine[common]: PARTITIONS, id_of(successor): PARTITIONS})
+        scenario.wait_owners(plain, {owner_of[common]: PARTITIONS, id_of(successor): PARTITIONS})
         assert kept.items() <= assignments(plain).items()
         scenario.wait_flow(apart, common)
     scenario.wait_all(flow)

@@ -31,8 +31,8 @@ ENOUGH_S = 150.0
 @pytest.fixture(scope="module")
 def shared_stage(_shared_yard: Yard) -> Iterator[DemoStage]:
     """A stage for tests that start nothing of their own and leave nothing in its region."""
-    with make_stage(_shared_yard) as made:
-        yield made
+    with make_stage(_shared_yard) as new_stage:
+        yield new_stage
 
 
 @pytest.fixture(scope="module")

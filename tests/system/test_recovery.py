@@ -60,8 +60,8 @@ class RecoveryScenario:
         return f"{assignments(self.workers[0])}\n{self.workers[0].tail()}"
 
     def id_of(self, worker: Process) -> str:
-        known: str = next(known for known, process in self.ids.items() if process is worker)
-        return known
+        worker_id: str = next(worker_id for worker_id, process in self.ids.items() if process is worker)
+        return worker_id
 
     def leader(self, seen_by: Process) -> Process | None:
         return next((self.ids[item["worker"]] for item in known_workers(seen_by) if item["leader"]), None)
@@ -111,13 +111,13 @@ class RecoveryScenario:
                 left_ms = ms - starved_ms - longest_witness_gap((ms, at_ms), witness_gaps)
                 assert left_ms < GAP_MS or not began_ms <= at_ms <= ended_ms, (partition, ms, starved_ms)
 
-    def wait_moved(self, gone: list[Process], seen_by: Process) -> None:
+    def wait_moved(self, lost_workers: list[Process], seen_by: Process) -> None:
         """Waits until other workers own every job of these and deliver new messages."""
-        ids, jobs = {self.id_of(worker) for worker in gone}, set(assignments(seen_by))
+        ids, jobs = {self.id_of(worker) for worker in lost_workers}, set(assignments(seen_by))
 
         def moved() -> bool:
-            now = assignments(seen_by)
-            return set(now) == jobs and not ids & {owner for owner, _ in now.values()}
+            current = assignments(seen_by)
+            return set(current) == jobs and not ids & {owner for owner, _ in current.values()}
 
         wait_until(moved, ENOUGH_S, self._progress)
         self.wait_flow()
@@ -178,19 +178,19 @@ def test_two_leaders_assign_no_job_twice_and_deliveries_continue_without_a_leade
 ) -> None:
     scenario = make_scenario()
     with scenario.load():
-        first, others = scenario.leader_and_others()
+        old_leader, others = scenario.leader_and_others()
         before = assignments(others[0])
-        with scenario.check_no_gap(others[0], except_for=first):
-            first.signal(signal.SIGSTOP)
+        with scenario.check_no_gap(others[0], except_for=old_leader):
+            old_leader.signal(signal.SIGSTOP)
             wait_until(lambda: scenario.leader(others[0]) in others, ENOUGH_S, scenario._progress)
-            second = others[0] if scenario.leader(others[0]) is others[0] else others[1]
-            scenario.wait_moved([first], second)
-        after = assignments(second)
-        stopped = scenario.id_of(first)
+            new_leader = others[0] if scenario.leader(others[0]) is others[0] else others[1]
+            scenario.wait_moved([old_leader], new_leader)
+        after = assignments(new_leader)
+        stopped = scenario.id_of(old_leader)
         for job, (owner, epoch) in before.items():  # each job of the stopped leader moved once, no other did
             assert after[job] == (owner, epoch) if owner != stopped else after[job][1] == epoch + 1
-        first.signal(signal.SIGCONT)  # it believes that it leads until it reads the new term
-        wait_until(lambda: scenario.leader(first) is second, ENOUGH_S, first.tail)
+        old_leader.signal(signal.SIGCONT)  # it believes that it leads until it reads the new term
+        wait_until(lambda: scenario.leader(old_leader) is new_leader, ENOUGH_S, old_leader.tail)
         scenario.wait_flow()
         decided = control_log(scenario.delivery.stage)
         terms = [event.term for counted, event in decided if counted and isinstance(event, Claim)]
@@ -204,4 +204,4 @@ def test_two_leaders_assign_no_job_twice_and_deliveries_continue_without_a_leade
                 assert event.term == term, "what a deposed leader writes does not count"
                 assert owners.setdefault((event.job, event.epoch), event.worker) == event.worker
     scenario.check_end(deaths=1)
-    assert first.running
+    assert old_leader.running

@@ -33,11 +33,11 @@ __all__ = ["TwoRegions"]
 
 @pytest.fixture
 def two(yard2: Yard, topic_name: str) -> Iterator[TwoRegions]:
-    made = TwoRegions(yard2, topic_name)
+    regions = TwoRegions(yard2, topic_name)
     try:
-        yield made
+        yield regions
     finally:
-        made.close()
+        regions.close()
 
 
 async def read(bootstrap: str, topic: str, count: int) -> list[str]:

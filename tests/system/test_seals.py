@@ -58,10 +58,10 @@ def has_seals(worker: Process, region: str = "") -> bool:
     return any("control topics are sealed" in line and region in line for line in lines)
 
 
-def forged_job_records(topics: ControlTopics, held: OwnerByJob) -> Iterator[Forged]:
+def forged_job_records(topics: ControlTopics, owner_by_job: OwnerByJob) -> Iterator[Forged]:
     """Records that all messages are finished, and that another worker has the jobs."""
     changelog = topics.changelog("trackers", TRACKER_PARTITIONS).name
-    for job, (worker, epoch) in held.items():
+    for job, (worker, epoch) in owner_by_job.items():
         at, key = tracker_partition(job), job.encode()
         done = [SnapshotItem(job, epoch, ALL_OF_IT.to_bytes())]
         snapshots = Snapshots(worker=worker, at_ms=now_ms(), items=done)
@@ -74,7 +74,9 @@ def forged_job_records(topics: ControlTopics, held: OwnerByJob) -> Iterator[Forg
         yield Forged(changelog, at, key, codec.encode(record))
 
 
-def forged_region_records(topics: ControlTopics, held: OwnerByJob, put: WorkloadPut) -> Iterator[Forged]:
+def forged_region_records(
+    topics: ControlTopics, owner_by_job: OwnerByJob, put: WorkloadPut
+) -> Iterator[Forged]:
     """Records that the workload is deleted, that another worker leads, and that all workers have stopped."""
     name, key = topics.control.name, compaction_key(put).encode()
     deleted = WorkloadDeleted(at_ms=now_ms(), key=put.key, actor="evil")
@@ -82,7 +84,7 @@ def forged_region_records(topics: ControlTopics, held: OwnerByJob, put: Workload
     yield Forged(name, 0, key, None)
     claim = Claim(at_ms=now_ms(), term=HIGH, worker="evil")
     yield Forged(name, 0, compaction_key(claim).encode(), codec.encode(claim))
-    for worker in {worker for worker, _ in held.values()}:
+    for worker in {worker for worker, _ in owner_by_job.values()}:
         beat = Heartbeat(worker=worker, at_ms=now_ms(), started_ms=0, url="", state="stopped", term=0)
         yield Forged(topics.heartbeats.name, 0, worker.encode(), codec.encode(beat))
     for topic in topics.sealed:
@@ -117,8 +119,8 @@ def test_unsealed_records_in_control_topics_lose_no_message_and_delete_no_worklo
     stage.deploy(workers[0], scenario.definition())
     put = WorkloadPut(at_ms=0, key=f"billing/{topic_name}", definition={}, etag="", actor="")
     wait_sealed(workers)
-    held, last = assignments(workers[0]), compaction_key(put)
-    asyncio.run(forge(bootstrap, forged_region_records(topics, held, put)))
+    owner_by_job, last = assignments(workers[0]), compaction_key(put)
+    asyncio.run(forge(bootstrap, forged_region_records(topics, owner_by_job, put)))
 
     def unsealed_topics() -> set[str]:
         return {one["subject"] for one in incidents(workers[0], "unsealed")}
@@ -134,9 +136,9 @@ def test_unsealed_records_in_control_topics_lose_no_message_and_delete_no_worklo
     wait_reported({topics.control.name, topics.heartbeats.name})
     scenario.produce()
     scenario.wait_delivered_share(0.1)
-    held = assignments(workers[0])
-    assert held, "forged goodbyes must not count"
-    asyncio.run(forge(bootstrap, forged_job_records(topics, held)))
+    owner_by_job = assignments(workers[0])
+    assert owner_by_job, "forged goodbyes must not count"
+    asyncio.run(forge(bootstrap, forged_job_records(topics, owner_by_job)))
     for worker in workers:
         worker.kill()
     assert len(stage.deliveries()) < MESSAGES

@@ -42,8 +42,7 @@ class Sides:
     def ours_beside(
         self, shape: Shape, head: float, beside: Callable[[], AbstractContextManager[Any]]
     ) -> Figures:
-        """A route copies it while `beside` runs, once the copy has begun; measured from `head` of the topic on.
-        """
+        """A route copies it while `beside` runs; measured from the share `head` of the topic on."""
         with self._ours(shape.topic) as (process, copy):
             asyncio.run(begins(self._bootstraps[1], copy, PARTITIONS, process))
             with beside():

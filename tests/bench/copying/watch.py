@@ -47,7 +47,7 @@ async def watch(
     marks: list[tuple[float, int, float]] = []
     most_bytes = copied = 0
     try:
-        await there(client, topic, partitions, process)
+        await wait_partitions(client, topic, partitions, process)
         moved_s = time.monotonic()
         while copied < count:
             await asyncio.sleep(POLL_S)
@@ -80,7 +80,7 @@ async def begins(bootstrap: str, topic: str, partitions: int, process: Process) 
     client = ClusterClient(ClusterSpec("copies", (bootstrap,)))
     await client.start()
     try:
-        await there(client, topic, partitions, process)
+        await wait_partitions(client, topic, partitions, process)
         deadline_s = time.monotonic() + STALL_S
         at = [(topic, partition) for partition in range(partitions)]
         while not any((await client.offsets(at, LATEST)).values()):
@@ -91,7 +91,7 @@ async def begins(bootstrap: str, topic: str, partitions: int, process: Process) 
         await client.stop()
 
 
-async def there(client: ClusterClient, topic: str, partitions: int, process: Process) -> None:
+async def wait_partitions(client: ClusterClient, topic: str, partitions: int, process: Process) -> None:
     """Waits until the topic has its partitions. Raises StageError when it does not get them."""
     deadline_s = time.monotonic() + THERE_S
     while await client.partitions(topic) != partitions:

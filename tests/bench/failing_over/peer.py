@@ -83,7 +83,7 @@ class _Peer:
             asyncio.run(create_topic(bootstrap, self._topic, PARTITIONS))
         regions = [Region("east", self._lost), Region("west", self._kept)]
         with ExitStack() as stack:
-            here = self._consumer("east", self._lost, None, self._topic)
+            killed_consumer = self._consumer("east", self._lost, None, self._topic)
             writers = [
                 stack.enter_context(Writer(home, at, self._topic, PER_SECOND[home]))
                 for home, at in (("east", regions), ("west", regions[::-1]))
@@ -94,15 +94,15 @@ class _Peer:
                 "none", SETTINGS[self._kind],
             )  # fmt: skip
             self._until_kept(copier)
-            there = self._consumer("west", self._kept, self._go, self._topic, self._copy)
+            consumer = self._consumer("west", self._kept, self._go, self._topic, self._copy)
             time.sleep(max(WARM_S, INTERVAL_S[self._kind] / 2))
             until_steady(self._journals["east"])
             killed = Switch("killed", now_ms())
-            here.kill()
+            killed_consumer.kill()
             self._stage.yard.kill(LOST)
             began_ms = now_ms()
             self._go.touch()
-            first_s = self._first(began_ms, there)
+            first_s = self._first(began_ms, consumer)
             time.sleep(AFTER_S)
             self._stage.yard.start(LOST)
             time.sleep(AFTER_S)
@@ -154,7 +154,7 @@ class _Peer:
 
         asyncio.run(wait())
 
-    def _first(self, began_ms: float, there: Process) -> list[float]:
+    def _first(self, began_ms: float, consumer: Process) -> list[float]:
         first: dict[int, float] = {}
 
         def flows() -> bool:
@@ -162,7 +162,7 @@ class _Peer:
                 first.setdefault(line["partition"], (line["at_ms"] - began_ms) / 1000)
             return len(first) == PARTITIONS
 
-        wait_until(flows, STEP_TIMEOUT_S, lambda: f"{first}\n{there.tail()}", 0.02)
+        wait_until(flows, STEP_TIMEOUT_S, lambda: f"{first}\n{consumer.tail()}", 0.02)
         return [first[partition] for partition in range(PARTITIONS)]
 
     def _until_all(self, sent: set[str]) -> None:

@@ -72,8 +72,8 @@ def contents(
     """`verify topic`: pairs are written to files, as the job does; the copy has offsets of its own."""
     found: dict[str, int] = {}
     for source, copy in pairs:
-        theirs = read_files(spark, copy).withColumn("offset", f.col("offset") + shapes.SHIFT)
-        match(read_files(spark, source), theirs).write.parquet(str(folder), mode="overwrite")
+        copied = read_files(spark, copy).withColumn("offset", f.col("offset") + shapes.SHIFT)
+        match(read_files(spark, source), copied).write.parquet(str(folder), mode="overwrite")
         _add(found, judged(spark.read.schema(PAIR).parquet(str(folder))))
     return found
 

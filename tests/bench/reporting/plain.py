@@ -48,16 +48,16 @@ def report(root: Path, rows: int) -> dict[str, list[list[Any]]]:
             list
         )
         for key, (_, _, region, record) in best.items():
-            both = record.totals.plus(record.late)
+            totals = record.totals.plus(record.late)
             sums = traffic[key.topic, key.tier, key.cluster]
             sums.figures.update(
-                windows=1, records=both.count, bytes=both.nbytes, duplicates=both.duplicates,
+                windows=1, records=totals.count, bytes=totals.nbytes, duplicates=totals.duplicates,
                 late=record.late.count,
             )  # fmt: skip
-            sums.latencies.merge(Latencies.from_bytes(both.latencies))
+            sums.latencies.merge(Latencies.from_bytes(totals.latencies))
             windows[key.topic, key.start_ms, key.width_ms].append((region, (key.tier, key.cluster), record))
-        for (topic, start_ms, width_ms), held in windows.items():
-            for region, pair in comparer.pairs(topic, start_ms, width_ms, held):
+        for (topic, start_ms, width_ms), rows_of_window in windows.items():
+            for region, pair in comparer.pairs(topic, start_ms, width_ms, rows_of_window):
                 key_ = (topic, pair.from_tier, pair.to_tier, pair.group)
                 into = found.setdefault(
                     (region, *key_),
@@ -104,8 +104,8 @@ def _best(files: list[tuple[str, Path]]) -> dict[WindowKey, tuple[int, bool, str
         for text, value in _columns(path):
             key, record = WindowKey.parse(text), window_record(value)
             one = (record.totals.count + record.late.count, record.is_closed, region, record)
-            known = best.get(key)
-            if known is None or key.tier not in OF_CLUSTERS or one[:3] > known[:3]:
+            best_so_far = best.get(key)
+            if best_so_far is None or key.tier not in OF_CLUSTERS or one[:3] > best_so_far[:3]:
                 best[key] = one
     return best
 

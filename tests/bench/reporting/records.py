@@ -197,12 +197,12 @@ def _differing(table: Any) -> Any:
     place = {name: found[pair][name] for name in ("partition", "offset")}
     other = {name: found[pair + 1][name] for name in ("partition", "offset")}
     found[pair], found[pair + 1] = found[pair + 1] | place, found[pair] | other
-    again = [found[next(free)] for _ in range(DOUBLED)]
+    repeated = [found[next(free)] for _ in range(DOUBLED)]
     foreign = [
         found[pair] | {"offset": FAR_OFFSET + number, "value": b"nobody wrote this"}
         for number in range(FOREIGN)
     ]
     kept = [row for at, row in enumerate(found) if at not in gone]
     return pa.concat_tables(
-        [pa.Table.from_pylist(kept + again + foreign, schema=table.schema), rest.cast(table.schema)]
+        [pa.Table.from_pylist(kept + repeated + foreign, schema=table.schema), rest.cast(table.schema)]
     )

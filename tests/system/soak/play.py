@@ -227,13 +227,13 @@ class SoakRun:
 
     async def _hit(self, incident: Incident, began_s: float) -> None:
         await asyncio.sleep(max(0.0, began_s + incident.at_s - asyncio.get_running_loop().time()))
-        what = VICTIMS.get(incident.kind, "receiver")
+        victim_kind = VICTIMS.get(incident.kind, "receiver")
         # A slow machine starts a successor longer than the plan has until the next incident of its place.
-        async with self._locks[what, incident.which]:
+        async with self._locks[victim_kind, incident.which]:
             self.say(f"{incident.at_s:5.1f} s  {incident.kind} {incident.which} for {incident.for_s:.1f} s")
             from_ms = _now_ms()
             to_ms = await self._strike(incident)
-        receiver = incident.which if what == "receiver" else None
+        receiver = incident.which if victim_kind == "receiver" else None
         self.happened.append(IncidentHit(incident.kind, from_ms, to_ms, receiver))
 
     async def _strike(self, incident: Incident) -> float:
@@ -286,8 +286,8 @@ class SoakRun:
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             self._read_journal()
-            left = self.book.sent.keys() - self.book.ended
-            if not left - {one.id for lot in LOTS for one in self._dead(lot)}:
+            open_ids = self.book.sent.keys() - self.book.ended
+            if not open_ids - {one.id for lot in LOTS for one in self._dead(lot)}:
                 return
             time.sleep(1.0)
 
@@ -317,9 +317,9 @@ class SoakRun:
         await client.start()
         try:
             topics = await client.topics()
-            mine = [self.topic(lot) for lot in LOTS]
-            mine += [t for t in topics for lot in LOTS if t.startswith(f"{self.topic(lot)}__{GROUP}__retry_")]
-            at = [(topic, partition) for topic in mine for partition in range(topics[topic])]
+            logs = [self.topic(lot) for lot in LOTS]
+            logs += [t for t in topics for lot in LOTS if t.startswith(f"{self.topic(lot)}__{GROUP}__retry_")]
+            at = [(topic, partition) for topic in logs for partition in range(topics[topic])]
             done = await OffsetCommitter(client).committed(GROUP, at)
             ends = await client.end_offsets(at)
             missing = [one for one in at if ends[one] and done[one] != ends[one]]
