@@ -123,8 +123,8 @@ def delivering(yard: Yard, progress: Progress) -> list[dict[str, Any]]:
 def delivering_beside(
     yard: Yard, kind: str, audited: str, progress: Progress, *, is_tier: bool
 ) -> list[dict[str, Any]]:
-    """A worker whose audit counts the messages that its group finished, and one without. With `is_tier` the
-    audit counts the topic, too; otherwise that is counted beforehand."""
+    """A worker whose audit counts the messages that its group finished, and one without an audit. With
+    `is_tier` the audit counts the topic, too; without it the topic is counted beforehand."""
     with workers(yard, kind) as both, ExitStack() as stack:
         receivers = Receivers(both[0][0], TOPIC, CASE, 2 * ROUNDS)
         stack.callback(receivers.close)
@@ -241,7 +241,7 @@ def routed(stage: DemoStage, worker: Process, copy: str) -> Iterator[None]:
 
 @contextmanager
 def ends(bootstrap: str) -> Iterator[Callable[[str], Callable[[], int]]]:
-    """Asks for the end of a topic, over all partitions; 0 while there is none."""
+    """Returns a function that reads the end of a topic over all partitions, 0 while there is no topic."""
     with asyncio.Runner() as runner:
         client = ClusterClient(ClusterSpec("copies", (bootstrap,)))
         runner.run(client.start())

@@ -60,7 +60,7 @@ def run(progress: Progress) -> dict[str, Any]:
 def _measure(
     stage: DemoStage, worker: Process, receivers: Receivers, seconds: int, progress: Progress
 ) -> tuple[list[int], int]:
-    """Resident bytes of the worker at every second, and how many messages were handled meanwhile."""
+    """Resident bytes of the worker at every second, and the number of messages handled in this time."""
     process = psutil.Process(worker.popen.pid)
     sizes: list[int] = []
     groups = iter(enumerate(receivers.groups))

@@ -229,7 +229,7 @@ class Member:
 
 def group_kill(yard: Yard, bootstrap: str, topic: str, settings: Mapping[str, str]) -> list[float]:
     """Seconds of each partition that a killed member of a new group had."""
-    latest: dict[int, tuple[Member, float]] = {}  # partition -> who had its last message, and when
+    latest: dict[int, tuple[Member, float]] = {}  # partition -> the member with its last message, and when
     first: dict[int, float] = {}
     since_ms = 0
 

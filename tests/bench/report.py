@@ -121,7 +121,7 @@ class Bench:
         return int(self.options.audit_rows if part == "audits" else self.options.records)
 
     def run(self, part: str, divisor: int) -> None:
-        """Makes a part's data, asks everything, deletes the data."""
+        """Makes a part's data, measures all questions, deletes the data."""
         size = max(1, self.whole(part) // divisor)
         limit = max(1, self.options.content_records // divisor)
         rounds = self.options.large_rounds if divisor == 1 else self.options.rounds

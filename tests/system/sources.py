@@ -93,7 +93,7 @@ class Sources(Background):
         super().__init__()
         self.bootstraps = bootstraps
         self.topics = {f"{prefix}.{profile.name}": profile for profile in profiles}
-        self.written: Counter[str] = Counter()  # acknowledged; of transactions only those committed
+        self.written: Counter[str] = Counter()  # acknowledged records, without open or aborted transactions
         self.aborted: Counter[str] = Counter()
         self.producer_restarts: Counter[str] = Counter()  # producers
         self._numbers = {topic: count() for topic in self.topics}

@@ -42,7 +42,7 @@ class Shape:
 
     @property
     def topic(self) -> str:
-        """The name of a topic of it."""
+        """The name of a topic with this shape."""
         return f"filled-{self.value_bytes}-{self.codec}-{self.batch_bytes}"
 
 

@@ -28,7 +28,7 @@ async def consume(options: argparse.Namespace) -> None:
         auto_offset_reset="earliest",
     )  # fmt: skip
     await consumer.start()
-    while options.when and not options.when.exists():  # noqa: ASYNC110 - a file tells nobody
+    while options.when and not options.when.exists():  # noqa: ASYNC110 - a file cannot notify
         await asyncio.sleep(LOOK_S)
     consumer.subscribe(options.topic)
     while True:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-ENDS = {"ok", "skip"}  # the receiver has it, and wants it no more
+ENDS = {"ok", "skip"}  # outcomes after which a message needs no delivery
 
 
 @dataclass(frozen=True, slots=True)
