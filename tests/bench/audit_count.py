@@ -1,14 +1,14 @@
-"""Records of 200 bytes that one auditor counts a second, from batches: of a real broker, and of memory.
+"""Records of 200 bytes that an auditor counts a second, from batches of a real broker and from memory.
 
 | row                                              | ours                       | peer                     |
 |--------------------------------------------------|----------------------------|--------------------------|
 | broker                                           | fetch service, audit pump  | the fetch service alone  |
 | memory: batches of 16 KB, 64 KB, of one record   | the pump's reader          | every record decoded     |
 
-Each by the timestamps of all records, and by headers alone (`disorder: 5s` of a plan).
+Each row has two variants: by the timestamps of all records, and by headers alone (`disorder: 5s` of a plan).
 
-The way of a worker but for its Faust channel, which carries a chunk of 1 MiB at a time. Rates are per second
-of the process's CPU time, so that what else the machine does has no part in them; by the clock: a row.
+The path is a worker's without its Faust channel, which carries a chunk of 1 MiB at a time. Rates are per
+second of the process's CPU time, so other processes do not distort them; one row has rates by the clock.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _row(title: str, peer: str, pair: Pair) -> dict[str, Any]:
 
 
 def _chunks(batch_bytes: int, count: int) -> list[tuple[bytes, int]]:
-    """Chunks as a broker answers, with where each ends; timestamps a tenth of a millisecond apart."""
+    """Chunks as a broker returns them, with their end offsets; timestamps are 0.1 ms apart."""
     found, chunk, offset = [], bytearray(), 0
     while offset < count:
         builder, size = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, batch_bytes or 1), 0
@@ -162,8 +162,8 @@ def _per_cpu_of(bootstrap: str, disorder: str) -> float:
 
 
 async def _fetched(bootstrap: str, disorder: str) -> tuple[float, float]:
-    """Records of the whole topic a second of CPU time, and of the clock. `disorder`: of the plan; "": they
-    are not counted."""
+    """Records of the whole topic a second of CPU time, and of the clock. `disorder` is the plan's; "" counts
+    nothing."""
     client = ClusterClient(ClusterSpec("east", (bootstrap,)))
     await client.start()
     pumps = {number: _pump(number, disorder or "any") for number in range(PARTITIONS)}
@@ -190,7 +190,7 @@ async def _fetched(bootstrap: str, disorder: str) -> tuple[float, float]:
     await service.stop()
     await client.stop()
     if disorder:
-        counted = sum(sum(one.totals.count for one in _told(pump)) for pump in pumps.values())
+        counted = sum(sum(one.totals.count for one in _reported(pump)) for pump in pumps.values())
         assert counted == SHAPE.count, f"{counted} of {SHAPE.count} records were counted"
     return SHAPE.count / cpu_s, SHAPE.count / clock_s
 
@@ -209,7 +209,7 @@ def _pump(partition: int, disorder: str) -> AuditPump:
     )  # fmt: skip
 
 
-def _told(pump: AuditPump) -> list[Any]:
-    """What its reports hold; the parts that have ended are told whole, the last one beside them."""
+def _reported(pump: AuditPump) -> list[Any]:
+    """The parts of the pump's reports, with the last one, which is still open."""
     reports: list[Report] = pump.reports(NOW_MS, 0.0)
     return [window for report in reports for window in report.windows]

@@ -1,4 +1,4 @@
-"""What the audit library costs its client, in CPU time of the whole process, its thread included.
+"""The cost of the audit library to its client, in CPU time of the whole process, its thread included.
 
     python -m tests.bench.audit_library
 

@@ -1,4 +1,4 @@
-"""What audits cost the workers that copy and deliver: audited against unaudited, side by side.
+"""The cost of audits to the workers that copy and deliver: audited against unaudited, side by side.
 
 | row                     | measured                         | what is counted meanwhile              |
 |-------------------------|----------------------------------|----------------------------------------|
@@ -7,17 +7,17 @@
 | dispatch, consumer      | a workload, instant, by a stream | what the group finishes                |
 | dispatch, also a tier   | the same                         | that, and the topic                    |
 
-Each row has two workers, each in a control plane of its own on the same brokers; they are audited by turns,
-as no two processes are equally fast. In a round both copy, or deliver, the same topic anew, at the same time;
-from the share `LOW` of it on each second is measured (`tests.bench.slices`). Each row is of records a second,
-and beside it of the worker's CPU seconds per million records meanwhile. `between`: about where the true ratio
-lies, as seconds that follow each other are not independent.
+Each row has two workers, each in a control plane of its own on the same brokers. They are audited by turns,
+as no two processes are equally fast. In a round both copy, or deliver, the same topic from its beginning, at
+the same time. Each second is measured from the share `LOW` of the topic on (`tests.bench.slices`). Each row
+has records a second, and beside it the worker's CPU seconds per million records. `between` has approximate
+bounds of the true ratio, as seconds in a row are not independent.
 
-What lasts is measured, not the start: by then an audit that began with the run has caught up with what was
-copied or delivered before its jobs were there, and counts what comes as it comes. A plan is made when the
-route or the workload has begun, that it has to follow that and not the other way round. `behind` is the share
-of the records that no report told yet at the end: of a few seconds. Plans are deleted with the round; the
-consumer's has the same name in all of them, by which its jobs know that they have counted the topic itself.
+The bench measures the steady state, not the start. By then an audit has caught up with records that were
+copied or delivered before its jobs started, and counts new records as they arrive. A plan is made once the
+route or the workload has begun, so that the audit has to follow. `behind` is the share of records without a
+report at the end: a few seconds' worth. Plans are deleted with the round. The consumer's plan has the same
+name in all rounds; its jobs know by it that they have counted the topic itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHAPE = copied.Shape(200, "none", 16 * 1024, 10_000_000)
 CASE = Case(0, 10_000, 10_000, "none", 4_800_000)
 PARTITIONS, TOPIC = 4, "audited"
 ROUNDS = 6
-BEGUN, LOW, HIGH = 0.01, 0.2, 0.95
+STARTED, LOW, HIGH = 0.01, 0.2, 0.95
 COUNTED_S = 120.0
 AT_REST = "at-rest"
 PLAIN = "unaudited"
@@ -85,7 +85,7 @@ def copying(yard: Yard, progress: Progress) -> list[dict[str, Any]]:
 def copying_beside(
     yard: Yard, audited: str, clusters: Sequence[str], progress: Progress
 ) -> list[dict[str, Any]]:
-    """A worker whose audit counts in these clusters, and one without."""
+    """A worker whose audit counts in these clusters, and one without an audit."""
     with workers(yard, f"copy{len(clusters)}") as both, ends(yard.bootstrap(COPIES)) as end:
 
         def one(number: int) -> Round:
@@ -97,11 +97,11 @@ def copying_beside(
                     stack.callback(asyncio.run, copied.drop(yard.bootstrap(COPIES), copy))
                     stack.enter_context(routed(stage, worker, copy))
                     sides[name] = Side(worker, end(copy))
-                begun(sides, SHAPE.count)
+                wait_first_records(sides, SHAPE.count)
                 topics = [SHAPE.topic, re.escape(copies[audited])]
                 counting = stack.enter_context(plan(*fleet[audited], topics, clusters, f"audit{number}"))
                 seconds = measured(sides, SHAPE.count)
-                late = behind(fleet[audited][1], counting) / (SHAPE.count * len(clusters))
+                late = unreported_records(fleet[audited][1], counting) / (SHAPE.count * len(clusters))
                 for side in sides.values():
                     side.reaches(SHAPE.count)
                 return seconds, late
@@ -123,8 +123,8 @@ def delivering(yard: Yard, progress: Progress) -> list[dict[str, Any]]:
 def delivering_beside(
     yard: Yard, kind: str, audited: str, progress: Progress, *, is_tier: bool
 ) -> list[dict[str, Any]]:
-    """A worker whose audit counts what its group finishes, and one without; `is_tier`: the topic, too, which
-    otherwise was counted before."""
+    """A worker whose audit counts the messages that its group finished, and one without an audit. With
+    `is_tier` the audit counts the topic, too; without it the topic is counted beforehand."""
     with workers(yard, kind) as both, ExitStack() as stack:
         receivers = Receivers(both[0][0], TOPIC, CASE, 2 * ROUNDS)
         stack.callback(receivers.close)
@@ -146,13 +146,13 @@ def delivering_beside(
                     urls[name] = f"{worker.url}/api/v1/workloads/{group}/{TOPIC}"
                     stack.callback(http, "DELETE", urls[name])
                     sides[name] = Side(worker, partial(receivers.cells.__getitem__, at))
-                begun(sides, CASE.count)
+                wait_first_records(sides, CASE.count)
                 late = 0.0
                 if is_tier:
                     name = stack.enter_context(plan(*fleet[audited], [TOPIC], [CLUSTER], f"audit{number}"))
                 seconds = measured(sides, CASE.count)
                 if is_tier:
-                    late = behind(fleet[audited][1], name) / CASE.count
+                    late = unreported_records(fleet[audited][1], name) / CASE.count
                 for name, url in urls.items():
                     Side(fleet[name][1], partial(acknowledged, url)).reaches(CASE.count)
                 return seconds, late
@@ -164,38 +164,41 @@ def delivering_beside(
 
 
 def rounds(what: str, audited: str, one: Callable[[int], Round], progress: Progress) -> list[dict[str, Any]]:
-    """All of them, and the rows that they come to."""
+    """Runs all rounds; returns their rows."""
     seconds: list[Second] = []
     late: list[float] = []
     for number in range(ROUNDS):
         found, behind_ = one(number)
         seconds += found
         late.append(behind_)
-        told = ", ".join(
+        figures = ", ".join(
             f"{unit} {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
             for unit, of in MEASURED.items()
             for ratio in [slices.ratio(seconds, of, audited, PLAIN)]
         )
-        progress(f"{what}, {audited}, round {number + 1} of {ROUNDS}, {len(seconds)} seconds so far: {told}")
+        progress(
+            f"{what}, {audited}, round {number + 1} of {ROUNDS}, {len(seconds)} seconds so far: {figures}"
+        )
     return [row(what, audited, unit, seconds, median(late)) for unit in MEASURED]
 
 
 def row(what: str, audited: str, unit: str, seconds: list[Second], late: float) -> dict[str, Any]:
-    """A row of what is `MEASURED` in this unit."""
+    """A row of one figure of `MEASURED`."""
     of = MEASURED[unit]
     found = slices.ratio(seconds, of, audited, PLAIN)
     return {
-        "bench": f"audit-overhead, {what}, {audited}", "value": round(of(slices.whole(seconds, audited)), 3),
-        "unit": unit, "peer": PLAIN, "peer_value": round(of(slices.whole(seconds, PLAIN)), 3),
+        "bench": f"audit-overhead, {what}, {audited}",
+        "value": round(of(slices.total_of(seconds, audited)), 3),
+        "unit": unit, "peer": PLAIN, "peer_value": round(of(slices.total_of(seconds, PLAIN)), 3),
         "ratio": round(found.value, 4), "between": [round(found.low, 4), round(found.high, 4)],
         "seconds": len(seconds), "behind": round(late, 3),
     }  # fmt: skip
 
 
-def begun(sides: dict[str, Side], count: int) -> None:
-    """Waits until each has done something."""
+def wait_first_records(sides: dict[str, Side], count: int) -> None:
+    """Waits until each worker has processed a few records."""
     for side in sides.values():
-        side.reaches(int(count * BEGUN))
+        side.reaches(int(count * STARTED))
 
 
 def measured(sides: dict[str, Side], count: int) -> list[Second]:
@@ -213,14 +216,14 @@ def acknowledged(url: str) -> int:
 
 @contextmanager
 def workers(yard: Yard, kind: str) -> Iterator[list[tuple[DemoStage, Process]]]:
-    """Two, neither of which knows of the other."""
+    """Two workers in separate control planes."""
     with ExitStack() as stack:
         stages = [stack.enter_context(DemoStage(yard, region=f"{kind}{name}")) for name in "ab"]
         yield [(stage, stage.worker()) for stage in stages]
 
 
 def turns(both: list[tuple[DemoStage, Process]], audited: str, number: int) -> Workers:
-    """Who does what in a round."""
+    """The worker and plan of each side in a round."""
     return {PLAIN: both[number % 2], audited: both[1 - number % 2]}
 
 
@@ -238,7 +241,7 @@ def routed(stage: DemoStage, worker: Process, copy: str) -> Iterator[None]:
 
 @contextmanager
 def ends(bootstrap: str) -> Iterator[Callable[[str], Callable[[], int]]]:
-    """Asks for the end of a topic, over all partitions; 0 while there is none."""
+    """Returns a function that reads the end of a topic over all partitions, 0 while there is no topic."""
     with asyncio.Runner() as runner:
         client = ClusterClient(ClusterSpec("copies", (bootstrap,)))
         runner.run(client.start())
@@ -263,9 +266,9 @@ def plan(
     clusters: Sequence[str],
     name: str = "audit",
 ) -> Iterator[str]:
-    """A plan that counts from the topics' beginning, unless it was there before; its jobs have ended at the
+    """A plan that counts from the topics' beginning, unless it existed before; its jobs have ended at the
     end."""
-    # By headers: what it takes to read the timestamps of all records, `audit-count` tells.
+    # By headers: `audit-count` has the cost of reading all records' timestamps.
     spec = {"topics": topics, "clusters": [*clusters], "disorder": "5s"}
     stage.deploy(
         worker,
@@ -279,14 +282,14 @@ def plan(
 
 
 def jobs(worker: Process, name: str) -> list[dict[str, Any]]:
-    """Those of a plan, as the worker tells them."""
+    """The plan's jobs, from the worker's API."""
     status, body = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")
     items = body["items"] if status == 200 else []
     return [item for item in items if item["job"].startswith(f"audit:{name}//") and item["worker"]]
 
 
 def counted(worker: Process, name: str) -> int:
-    """Records of the topic that were counted; -1: it is not known, or the plan's jobs are not there."""
+    """Counted records of the topic; -1 when that is unknown or the plan has no jobs."""
     status, body = http("GET", f"{worker.url}/api/v1/audit/plans/{name}")
     if status != 200 or body["jobs"] < PARTITIONS:
         return -1
@@ -294,8 +297,8 @@ def counted(worker: Process, name: str) -> int:
     return sum(row["count"] for row in body["items"] if row["tier"] == "aggregate") if status == 200 else -1
 
 
-def behind(worker: Process, name: str) -> int:
-    """Records that are in the logs of a plan, and in no report that was acknowledged."""
+def unreported_records(worker: Process, name: str) -> int:
+    """Records in the logs of a plan that no acknowledged report has."""
     status, body = http("GET", f"{worker.url}/api/v1/audit/plans/{name}")
     if status != 200:
         raise StageError(f"plan {name}: {status}: {body!r}")

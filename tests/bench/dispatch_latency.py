@@ -70,12 +70,12 @@ def _ours(stage: DemoStage, worker: Process, bootstrap: str) -> list[int]:
     asyncio.run(produce(bootstrap, topic, sent, per_second=PER_SECOND))
     wanted = {message.id for message in sent}
 
-    def mine() -> list[dict[str, Any]]:
+    def deliveries() -> list[dict[str, Any]]:
         return [d for d in stage.deliveries() if d["topic"] == topic]
 
-    wait_until(lambda: wanted <= {d["id"] for d in mine()}, 30, worker.tail)
+    wait_until(lambda: wanted <= {d["id"] for d in deliveries()}, 30, worker.tail)
     receiver.terminate()
-    return [d["at_ms"] - d["timestamp_ms"] for d in mine()][WARM:]
+    return [d["at_ms"] - d["timestamp_ms"] for d in deliveries()][WARM:]
 
 
 async def _peer(bootstrap: str) -> list[int]:

@@ -1,9 +1,10 @@
 """Messages/s acknowledged one by one through one worker over a stream, against Confluent Parallel Consumer.
 
-Ours is the whole way: a worker fetches from a real broker, tracks, pushes to a receiver in a process of its
-own, and commits. The peer's handler runs in the peer's process: it pays for no second process and no network.
-Both read the same filled topic from its beginning, a new group each time, and are counted where the message
-is handled, between a tenth and nine tenths of the run; ours must besides be acknowledged and come once.
+Ours is the whole path: a worker fetches from a real broker, tracks, pushes to a receiver in a process of its
+own, and commits. The peer's handler runs in the peer's process, without a second process or a network. Both
+read the same filled topic from its beginning, with a new group each time. Messages are counted in the
+handler, between a tenth and nine tenths of the run. Ours must besides acknowledge every message and deliver
+it once.
 
 | case    | handler                        | handlers at once | in flight (the peer loads as it likes)    |
 |---------|--------------------------------|------------------|-------------------------------------------|
@@ -11,10 +12,10 @@ is handled, between a tenth and nine tenths of the run; ours must besides be ack
 | 10 ms   | sleeps so long on average      | 200              | 1,000; by key 400                         |
 | 50 ms   | sleeps                         | 1,000            | 5,000; by key 2,000                       |
 
-By key, what waits in the receiver keeps its key's next message waiting too: enough is in flight to keep the
-handlers busy and no more, with a tracker of 50,000.
+By key, a message that waits in the receiver blocks its key's next message. Just enough messages are therefore
+in flight to keep the handlers busy, with a tracker of 50,000.
 
-The last rows compare with ourselves: what remains of the throughput when one message in a thousand is
+The last rows compare with our own throughput: the share that remains when one message in a thousand is
 stashed and one is never answered.
 """
 

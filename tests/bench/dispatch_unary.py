@@ -1,8 +1,8 @@
 """Messages/s from one partition through one worker to a receiver, against bare grpc.aio calls to the same.
 
-Ours is the whole way: fetched from a real broker, tracked, pushed, acknowledged, snapshots and commits
-going on. The peer only makes the calls, with the same metadata and as many in flight: what gRPC in Python
-can do at all. Two rows: an instant receiver with 200 in flight, a 50 ms receiver with 1,000 in flight.
+Ours is the whole path: fetched from a real broker, tracked, pushed, acknowledged, with snapshots and commits.
+The peer only makes the calls, with the same metadata and as many in flight, which is the limit of gRPC in
+Python. Two rows: an instant receiver with 200 in flight, a 50 ms receiver with 1,000 in flight.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""p99 seconds from the command to the first message of every partition, when a whole region was killed; and
-how much is read again, against MirrorMaker 2's translated group offsets.
+"""p99 seconds from the command to the first message of every partition after a whole region was killed.
 
-Ours: two regions with a worker each; in the one that stays `failover plan --force`, and then the command,
-`execute`; later back in order. The peer: two clusters, a consumer group that goes on in the other one where
-MirrorMaker 2 has put it (`failing_over.peer`). Both have the same traffic, by producers that fail over, and 4
-partitions; the killed region comes back. What was not delivered then is lost; of ours that fails the bench.
+It also counts messages that are read again. The peer is MirrorMaker 2 with translated group offsets.
+
+Ours: two regions with a worker each. The region that stays runs `failover plan --force` and then the command,
+`execute`; later the role goes back in order. The peer: two clusters, and a consumer group that continues in
+the other one where MirrorMaker 2 has put it (`failing_over.peer`). Both have the same traffic, by producers
+that fail over, and 4 partitions. The killed region comes back; messages not delivered by then are lost. A
+lost message of ours fails the bench.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ def run(progress: Progress) -> dict[str, Any]:
         )
         return max(one.first_s)
 
-    def mine() -> float:
-        there, back = ours.measure()
-        keep("back", back)
-        return keep("ours", there)
+    def our_round() -> float:
+        failover_round, failback_round = ours.measure()
+        keep("back", failback_round)
+        return keep("ours", failover_round)
 
-    def others() -> float:
+    def peer_rounds() -> float:
         keep("default", peer.measure("default", java, jars))
         return keep("tuned", peer.measure("tuned", java, jars))
 
-    alternate(mine, others, progress=progress)
+    alternate(our_round, peer_rounds, progress=progress)
     lost = sum(one.lost for name in ("ours", "back") for one in rounds[name])
     if lost:
         raise RuntimeError(f"{lost} messages were lost or delivered by a replaced role")

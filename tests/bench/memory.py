@@ -1,9 +1,9 @@
 """Megabytes by which a worker's memory grows at full stream rate, after its first ten seconds.
 
-One topic is read from its beginning again and again, each time by a new group, while the resident memory of
-the worker's process is looked at every second: whatever a message, a run or a workload leaves behind adds up.
-The peer is the memory at the mark, so that the ratio is the share by which it grew.
-`SWITCHYARD_BENCH_SECONDS` says how long, 60 by default.
+New groups read one topic from its beginning, one after the other, while the bench samples the resident memory
+of the worker's process every second. Leaks of a message, a run or a workload therefore add up. The peer is
+the memory at the mark, so the ratio is the share by which it grew. `SWITCHYARD_BENCH_SECONDS` sets the
+duration, 60 by default.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tests.bench.streams.topic import VALUE_BYTES, fill
 SECONDS_VARIABLE = "SWITCHYARD_BENCH_SECONDS"
 DEFAULT_S = 60
 WARM_S = 10
-NEAR_S = 5  # medians over so many: a collection more or less is no growth
+NEAR_S = 5  # seconds of a median: one garbage collection is no growth
 PARTITIONS = 4
 CASE = Case(0, 10_000, 10_000, "none", 1_000_000)
-READS_A_SECOND = 1  # of the topic, more than there can be: a group is kept ready for each
+READS_A_SECOND = 1  # of the topic, more than possible: a group is prepared for each
 STALL_S = 30.0
 MB = 1_000_000
 
 
 def run(progress: Progress) -> dict[str, Any]:
-    """See the module."""
+    """Runs the bench."""
     seconds = max(WARM_S + 2 * NEAR_S, int(os.environ.get(SECONDS_VARIABLE, DEFAULT_S)))
     with Yard(regions=1) as yard, DemoStage(yard) as stage:
         worker = stage.worker()
@@ -60,7 +60,7 @@ def run(progress: Progress) -> dict[str, Any]:
 def _measure(
     stage: DemoStage, worker: Process, receivers: Receivers, seconds: int, progress: Progress
 ) -> tuple[list[int], int]:
-    """Resident bytes of the worker at every second, and how many messages were handled meanwhile."""
+    """Resident bytes of the worker at every second, and the number of messages handled in this time."""
     process = psutil.Process(worker.popen.pid)
     sizes: list[int] = []
     groups = iter(enumerate(receivers.groups))

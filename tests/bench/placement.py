@@ -1,16 +1,15 @@
 """How long a round of placement takes and how much it moves: 100,000 jobs on 2,000 workers, pure Python.
 
-Ours is one call of `app.placement.model.bin_packing.plan`, which sees everything anew each time. The naive
-re-balance deals all jobs out afresh whenever something changes, round robin over the sorted workers (as
-Kafka's RoundRobinAssignor does). A second peer keeps what it can but evens the counts out, as Kafka's sticky
-assignors do (KIP-54). Neither knows load: a spike moves nothing there, and stays where it is; what packing
-all anew by load would move is told beside it.
+Ours is one call of `app.placement.model.bin_packing.plan`, which sees all jobs each time. The naive
+re-balance deals all jobs out again at each change, round robin over the sorted workers (as Kafka's
+RoundRobinAssignor does). A second peer keeps placements where it can but evens the counts out, as Kafka's
+sticky assignors do (KIP-54). Neither knows load: a spike moves nothing there, and stays where it is. A
+further figure has the moves of packing all jobs by load again.
 
-Jobs' loads are heavy-tailed (Pareto), the fleet is a little more than half full. The value is the slowest of
-the scenarios in seconds; the ratio is of the moves in all scenarios together. Seconds are of cpu time: the
-round is one thread's computation, and other processes on the machine are not its business. Relief of a spike
-takes
-several rounds: its moves are counted until rest, its time is the slowest round's.
+Jobs' loads are heavy-tailed (Pareto); the fleet is a little more than half full. The value is the slowest of
+the scenarios in seconds; the ratio is of the moves in all scenarios together. Seconds are of CPU time,
+because a round is one thread's computation. Relief of a spike takes several rounds: its moves are counted
+until rest, and its time is the slowest round's.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def make_loads(count: int, seed: int) -> dict[str, Load]:
 
 
 def assigned(owners: Mapping[str, str]) -> dict[str, Assignment]:
-    """As the control log would tell it."""
+    """The owners as assignments of the control log."""
     return {
         job: Assignment(at_ms=0, job=job, worker=worker, epoch=1, term=1, reason="")
         for job, worker in owners.items()
@@ -57,7 +56,7 @@ def assigned(owners: Mapping[str, str]) -> dict[str, Assignment]:
 
 
 def until_rest(loads: Mapping[str, Load], workers: Sequence[str], owners: Owners) -> tuple[float, Owners]:
-    """Rounds until nothing is to be done: the slowest one's seconds, and who owns what then."""
+    """Plans rounds until nothing moves: the slowest round's seconds, and the final owners."""
     members = [Member(worker) for worker in workers]
     planned: dict[str, PlacementDecision] = {}
     slowest_s, now = 0.0, assigned(owners)
@@ -73,7 +72,7 @@ def until_rest(loads: Mapping[str, Load], workers: Sequence[str], owners: Owners
 
 
 def round_robin(loads: Mapping[str, Load], workers: Sequence[str], _owners: Owners) -> Owners:
-    """All dealt out anew."""
+    """Deals all jobs out again, round robin."""
     names = sorted(workers)
     return {job: names[at % len(names)] for at, job in enumerate(sorted(loads))}
 
@@ -81,20 +80,20 @@ def round_robin(loads: Mapping[str, Load], workers: Sequence[str], _owners: Owne
 def sticky_by_count(loads: Mapping[str, Load], workers: Sequence[str], owners: Owners) -> Owners:
     """Keeps what it can, and evens the counts out."""
     quota, rest = divmod(len(loads), len(workers))
-    here: dict[str, list[str]] = {worker: [] for worker in sorted(workers)}
+    jobs_by_worker: dict[str, list[str]] = {worker: [] for worker in sorted(workers)}
     homeless: list[str] = []
     for job in sorted(loads):
-        here.get(owners.get(job, ""), homeless).append(job)
-    by_count = sorted(here, key=lambda worker: (-len(here[worker]), worker))
+        jobs_by_worker.get(owners.get(job, ""), homeless).append(job)
+    by_count = sorted(jobs_by_worker, key=lambda worker: (-len(jobs_by_worker[worker]), worker))
     wanted = {worker: quota + (at < rest) for at, worker in enumerate(by_count)}
-    for worker, jobs in here.items():
+    for worker, jobs in jobs_by_worker.items():
         homeless += jobs[wanted[worker] :]
         del jobs[wanted[worker] :]
-    for worker, kept in here.items():
+    for worker, kept in jobs_by_worker.items():
         missing = wanted[worker] - len(kept)
         kept.extend(homeless[len(homeless) - missing :])
         del homeless[len(homeless) - missing :]
-    return {job: worker for worker, jobs in here.items() for job in jobs}
+    return {job: worker for worker, jobs in jobs_by_worker.items() for job in jobs}
 
 
 def moved(before: Mapping[str, str], after: Mapping[str, str]) -> int:
@@ -103,7 +102,7 @@ def moved(before: Mapping[str, str], after: Mapping[str, str]) -> int:
 
 
 def run(progress: Progress) -> dict[str, Any]:
-    """See the module."""
+    """Runs all scenarios."""
     loads = make_loads(JOBS, SEED)
     spiked = {
         job: Load(3 * load.cpu_cores, load.memory_bytes, load.network_bytes_per_s)
@@ -124,21 +123,21 @@ def run(progress: Progress) -> dict[str, Any]:
         "load-spike": (spiked, workers, ours),
     }
     rows, slowest_s, all_ours, all_naive = [], 0.0, 0, 0
-    for name, (now, there, before) in scenarios.items():
+    for name, (loads_now, fleet, before) in scenarios.items():
         times, after = [], before
         for _ in range(MIN_ROUNDS):
-            took_s, after = until_rest(now, there, before)
+            took_s, after = until_rest(loads_now, fleet, before)
             times.append(took_s)
-        mine = moved(before, after)
-        naive = moved(robin, round_robin(now, there, robin)) if before else 0
-        kept = moved(sticky, sticky_by_count(now, there, sticky)) if before else 0
-        anew = moved(before, until_rest(now, there, {})[1]) if now is spiked else 0
+        moves = moved(before, after)
+        naive = moved(robin, round_robin(loads_now, fleet, robin)) if before else 0
+        kept = moved(sticky, sticky_by_count(loads_now, fleet, sticky)) if before else 0
+        moves_when_repacked = moved(before, until_rest(loads_now, fleet, {})[1]) if loads_now is spiked else 0
         took_s = median(times)
         progress(
-            f"{name}: {took_s:.3f} s a round; moves: ours {mine:,}, round robin {naive:,}, sticky {kept:,}"
+            f"{name}: {took_s:.3f} s a round; moves: ours {moves:,}, round robin {naive:,}, sticky {kept:,}"
         )
-        slowest_s, all_ours, all_naive = max(slowest_s, took_s), all_ours + mine, all_naive + naive
-        if name == "worker-lost" and mine != sum(worker == "worker-0777" for worker in before.values()):
+        slowest_s, all_ours, all_naive = max(slowest_s, took_s), all_ours + moves, all_naive + naive
+        if name == "worker-lost" and moves != sum(worker == "worker-0777" for worker in before.values()):
             raise AssertionError("a lost worker moved jobs that were not its own")
         rows.append(
             {
@@ -147,9 +146,13 @@ def run(progress: Progress) -> dict[str, Any]:
                 "unit": "s per round",
                 "peer": "round robin anew: moves",
                 "peer_value": naive,
-                "ratio": round(mine / naive, 5) if naive else None,
-                "setup": {"moves": mine, "moves_round_robin": naive, "moves_sticky_by_count": kept}
-                | ({"moves_packed_anew": anew} if anew else {}),
+                "ratio": round(moves / naive, 5) if naive else None,
+                "setup": {
+                    "moves": moves,
+                    "moves_round_robin": naive,
+                    "moves_sticky_by_count": kept,
+                }
+                | ({"moves_packed_anew": moves_when_repacked} if moves_when_repacked else {}),
             }
         )
     return {

@@ -1,10 +1,10 @@
 """p99 seconds from kill -9 of a worker to the first message of each moved partition.
 
-Counted is the first message that was appended after the kill and came to a handler, so that nothing already
-fetched or under way counts. The peer is a Kafka consumer group of as many members, Apache Kafka's own client
-(its console consumer, which prints what it gets), reading the same topic: tuned to the shortest session that
-a broker allows unless it is told otherwise, and as it is delivered. By turns a worker and the leader are
-killed; a group's member is killed whoever it is.
+Counted is the first message that was appended after the kill and reached a handler, so messages fetched
+before do not count. The peer is a Kafka consumer group of as many members that reads the same topic: Apache
+Kafka's own console consumer, which prints its messages. It has two settings: the shortest session that
+brokers allow by default, and Kafka's defaults. A worker and the leader are killed by turns; of the group any
+member.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Ours:
         return [first[partition] for partition in partitions]
 
     def _steady(self) -> dict[str, set[int]]:
-        """Who owns which partitions, once nothing has moved for a while."""
+        """The partitions of each owner, once nothing has moved for a while."""
 
         def owned() -> dict[str, set[int]]:
             found: dict[str, set[int]] = {}
@@ -229,7 +229,7 @@ class Member:
 
 def group_kill(yard: Yard, bootstrap: str, topic: str, settings: Mapping[str, str]) -> list[float]:
     """Seconds of each partition that a killed member of a new group had."""
-    latest: dict[int, tuple[Member, float]] = {}  # partition -> who had its last message, and when
+    latest: dict[int, tuple[Member, float]] = {}  # partition -> the member with its last message, and when
     first: dict[int, float] = {}
     since_ms = 0
 

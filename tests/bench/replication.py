@@ -1,9 +1,10 @@
-"""Records/s copied from one cluster to another by one worker, against MirrorMaker 2; and how late they come.
+"""Records/s that a worker copies from one cluster to another, against MirrorMaker 2; and the latency of
+copies.
 
-Both copy the same filled topic from its beginning, by turns, into a new topic every time, and are counted by
-what the destination has (its log's ends), between a tenth and nine tenths of the records. All is counted:
-a record too many or too few fails the bench. A bare copier, which moves the bytes and does nothing else, is
-what brokers and machine leave to anybody. CPU and memory: `replication-cost`.
+Both copy the same filled topic from its beginning, by turns, into a new topic every time. Records are counted
+in the destination (its log's ends), between a tenth and nine tenths of all. A record too many or too few
+fails the bench. A bare copier, which only moves bytes, gives the limit of brokers and machine. CPU and
+memory: `replication-cost`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def run(progress: Progress) -> dict[str, Any]:
     with both_sides(progress) as sides:
         compared = [compare(sides, shape, progress) for shape in SHAPES]
         latencies = _latencies(sides, progress)
-    told = "replication", "records_per_s", "records/s"
-    rows = {one.shape: one.row(*told) for one in compared}
+    figure = "replication", "records_per_s", "records/s"
+    rows = {one.shape: one.row(*figure) for one in compared}
     first = rows.pop(HEADLINE)
     return {
         **{key: first[key] for key in first if key != "bench"},
@@ -31,7 +32,7 @@ def run(progress: Progress) -> dict[str, Any]:
             **SETUP,
             "latency": f"producer (linger 5 ms) to consumer, {PER_SECOND:,} records/s for {MEASURED_S} s",
         },
-        "rows": [*rows.values(), *(one.row(*told, bare=True) for one in compared), *latencies],
+        "rows": [*rows.values(), *(one.row(*figure, bare=True) for one in compared), *latencies],
     }
 
 

@@ -16,10 +16,10 @@ def run(progress: Progress) -> dict[str, Any]:
     """Every shape."""
     with both_sides(progress) as sides:
         compared = [compare(sides, shape, progress) for shape in SHAPES]
-    told = "replication-cost", "cpu_s_per_million", "CPU s/million"
-    rows = {one.shape: one.row(*told) for one in compared}
+    figure = "replication-cost", "cpu_s_per_million", "CPU s/million"
+    rows = {one.shape: one.row(*figure) for one in compared}
     first = rows.pop(HEADLINE)
-    bare = [one.row(*told, bare=True) for one in compared]
+    bare = [one.row(*figure, bare=True) for one in compared]
     memory = [one.row("replication-cost, memory", "memory_mb", "MB") for one in compared]
     return {
         **{key: first[key] for key in first if key != "bench"},

@@ -1,18 +1,20 @@
-"""Seconds of Spark's report over ten million audit rows, and of its work on a hundred million archived
-records, against DuckDB reading the very same files; memory; and what tenfold data costs.
+"""Seconds of Spark's report over ten million audit rows, and of jobs on a hundred million archived records.
+
+DuckDB reads the very same files. The bench also measures memory, and the cost of tenfold data.
 
 The questions
-- report: traffic, loss and percentiles of all windows; ours also keeps a verdict a window and tells lags.
+- report: traffic, loss and percentiles of all windows; ours also keeps a verdict a window and reports lags.
 - time range: ten minutes of one topic out of the whole archive (ours: the archive's reader, without Spark).
-- counts: what each file (a topic and hour) holds of each partition.
+- counts: the records of each partition in each file (a topic and hour).
 - by offset: the whole archive against a copy of it, record by record, by 128 bits of hash.
-- by content: the same with a copy whose offsets are others: what is equal is sought, and its order compared.
+- by content: the same with a copy that has other offsets: equal records are matched, and their order
+  compared.
 
 Data comes from a seed and is in the formats of the store and the archive. It is made at a tenth of the size
-and at the whole. Answers must be equal, and the differences of the copy found, or the bench fails.
-Each answer is given by a process of its own, by turns. A plain Python process answers `report` at the small
-size, too. The start of Spark's Java is told apart (`start s`), and is in `cpu s`, the time of processors.
-What the system has cached favours both.
+and at the whole. Answers must be equal, and the differences of the copy found, or the bench fails. A process
+of its own gives each answer, by turns. A plain Python process answers `report` at the small size, too. The
+start of Spark's Java is a figure of its own (`start s`), and is in `cpu s`, the time of processors. The file
+cache of the system helps both sides.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ examples:
 AUDIT_ROWS, RECORDS, CONTENT_RECORDS = 10_000_000, 100_000_000, 20_000_000
 ROUNDS, LARGE_ROUNDS, GROWTH = 3, 1, 10
 ARCHIVED = (RANGE, COUNTS, OFFSETS, CONTENTS)
-# Of disk: files and what is put aside while it is compared (a topic at once). Measured.
+# Disk space, measured: files, and temporary files of a comparison (a topic at once).
 AUDIT_ROW_BYTES, RECORD_BYTES, COMPARED_BYTES = 600, 60, 200
 PARTS = ("audits", "archive")
 
@@ -86,7 +88,7 @@ def run(progress: Progress, options: Namespace) -> dict[str, Any]:
     """Both parts at both sizes.
 
     Raises:
-        ValueError: answers differ, or the disk is too small.
+        ValueError: Answers differ, or the disk is too small.
     """
     parts = (options.only,) if options.only else PARTS
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # data and processes go, however it ends
@@ -107,7 +109,7 @@ def run(progress: Progress, options: Namespace) -> dict[str, Any]:
 
 
 class Bench:
-    """What was measured so far: by work and size, by engine, all rounds."""
+    """The measurements of all rounds, by work and size, by engine."""
 
     def __init__(self, options: Namespace, progress: Progress) -> None:
         self.options = options
@@ -115,11 +117,11 @@ class Bench:
         self.found: dict[Key, dict[str, list[Measured]]] = {}
 
     def whole(self, part: str) -> int:
-        """The size that was asked for."""
+        """The full size of a part, from the options."""
         return int(self.options.audit_rows if part == "audits" else self.options.records)
 
     def run(self, part: str, divisor: int) -> None:
-        """Makes a part's data, asks everything, deletes the data."""
+        """Makes a part's data, measures all questions, deletes the data."""
         size = max(1, self.whole(part) // divisor)
         limit = max(1, self.options.content_records // divisor)
         rounds = self.options.large_rounds if divisor == 1 else self.options.rounds
@@ -142,7 +144,7 @@ class Bench:
     def _ask(
         self, folder: Path, work: str, size: int, limit: int, rounds: int, engines: tuple[str, ...]
     ) -> None:
-        """By turns; who begins changes every round."""
+        """Measures the engines by turns; another engine begins in each round."""
         about = min(size, limit) if work == CONTENTS else size
         found = self.found.setdefault((work, about), {engine: [] for engine in engines})
         for number in range(rounds):
@@ -208,7 +210,7 @@ def check_same(work: str, answers: dict[str, list[Any]]) -> None:
     """All engines' answers of all rounds, and what is known of the copy.
 
     Raises:
-        ValueError: they differ, with where.
+        ValueError: They differ, with where.
     """
     expected = {OFFSETS: records.BY_OFFSET, CONTENTS: records.BY_CONTENT}.get(work)
     first = answers[OURS][0]
@@ -237,7 +239,7 @@ def check_disk(folder: Path, part: str, size: int, limit: int) -> None:
     """Room for the data and for what is put aside.
 
     Raises:
-        ValueError: there is too little, with how much is needed.
+        ValueError: There is too little, with how much is needed.
     """
     needed = size * AUDIT_ROW_BYTES
     if part == "archive":
@@ -254,5 +256,5 @@ def _seconds(found: list[Measured]) -> float:
     return round(median(one.seconds for one in found), 3)
 
 
-def _middle(found: list[Measured], of: Callable[[Measured], float]) -> float:
-    return round(median(of(one) for one in found), 1)
+def _middle(found: list[Measured], figure: Callable[[Measured], float]) -> float:
+    return round(median(figure(one) for one in found), 1)

@@ -1,13 +1,13 @@
 """The bench harness: `python -m tests.bench NAME` runs `tests/bench/<name>.py`.
 
-A bench is a module with `run(progress) -> dict`: it calls `progress(text)` as it goes on and returns
-`value`, `unit`, `peer`, `peer_value` and, when it likes, `ratio` (else value / peer_value), `setup` (its
-own facts, added to the machine's) and `rows` (more results of the same shape).
-One that has options has `add_arguments(parser)` and `EXAMPLES`, too, and `run(progress, options)`.
+A bench is a module with `run(progress) -> dict`. It calls `progress(text)` meanwhile. It returns `value`,
+`unit`, `peer`, `peer_value` and optionally `ratio` (else value / peer_value), `setup` (its own facts, added
+to the machine's) and `rows` (more results of the same shape). A bench with options has
+`add_arguments(parser)` and `EXAMPLES`, too, and `run(progress, options)`.
 
 Rules
-1. Progress goes to stderr; the last line on stdout is one JSON object
-   `{"bench", "value", "unit", "peer", "peer_value", "ratio", "setup"}` and, with more, `"rows"`.
+1. Progress goes to stderr; the last line on stdout is one JSON object `{"bench", "value", "unit", "peer",
+   "peer_value", "ratio", "setup"}` and, with more, `"rows"`.
 2. Ours and the peer are measured in the same run, by turns, and medians of at least three count: a noisy
    neighbour then hits both.
 """
@@ -56,29 +56,29 @@ def alternate(
     rounds: int = MIN_ROUNDS,
     progress: Progress | None = None,
 ) -> Pair:
-    """Measures both by turns, `rounds` times, and who begins changes every round.
+    """Measures both by turns, `rounds` times; the side that begins changes every round.
 
     Raises:
-        ValueError: fewer rounds than make a median.
+        ValueError: Fewer rounds than make a median.
     """
     if rounds < MIN_ROUNDS:
         raise ValueError(f"{rounds} rounds make no median; give at least {MIN_ROUNDS}")
     results: list[tuple[float, float]] = []
     for number in range(rounds):
         if number % 2:
-            theirs = peer()
-            results.append((ours(), theirs))
+            peer_figure = peer()
+            results.append((ours(), peer_figure))
         else:
-            mine = ours()
-            results.append((mine, peer()))
+            our_figure = ours()
+            results.append((our_figure, peer()))
         if progress is not None:
-            mine, theirs = results[-1]
-            progress(f"round {number + 1} of {rounds}: ours {mine:,.6g}, peer {theirs:,.6g}")
+            our_figure, peer_figure = results[-1]
+            progress(f"round {number + 1} of {rounds}: ours {our_figure:,.6g}, peer {peer_figure:,.6g}")
     return Pair(median(one for one, _ in results), median(two for _, two in results), tuple(results))
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on: cores, memory, Python, operating system, versions."""
+    """The conditions of the figures: cores, memory, Python, operating system, versions."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -96,7 +96,7 @@ def machine() -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    """The benches there are."""
+    """The names of all benches."""
     stems = {path.stem for path in Path(__file__).parent.glob("*.py")} - NOT_BENCHES
     return sorted(stem.replace("_", "-") for stem in stems)
 
@@ -105,7 +105,7 @@ def finish(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """The object to print: figures checked, ratio and machine added.
 
     Raises:
-        ValueError: a key is missing or a figure is no finite number.
+        ValueError: A key is missing or a figure is no finite number.
     """
     whole = {"bench": name, **result}
     for key in ("value", "peer_value"):

@@ -3,8 +3,8 @@
     python -m tests.bench.simulate_concurrency
 
 A call reaches the receiver after half a round trip, waits for one of its `servers`, is worked on, and
-returns. There is always another message to send: the worker is working off a backlog; or, before a receiver
-that takes any number at once, as many a second as are `offered`. Nothing here takes real time; the same seed
+returns. There is always another message to send, because the worker has a backlog. Before a receiver that
+takes any number at once there are `offered` messages a second. Nothing here takes real time; the same seed
 gives the same figures.
 """
 
@@ -108,13 +108,13 @@ class Receiver:
     """`servers` that each take `service_s`, behind a network of `rtt_s`.
 
     Attributes:
-        spread: 0 = every message alike; 1 = exponential, as from a database behind.
-        slowdown: factor of `service_s` at a time.
-        work: draws how long a message takes, instead of `spread`; `service_s` is its mean.
-        offered: messages a second that there are to send; inf = a backlog.
-        shared: calls are begun at once and worked on by turns, as on a machine of `servers` cores.
-        waits: draws how long a message takes after its server is free again: what an event loop waits for.
-        waits_s: the mean of it.
+        spread: 0 when all messages are alike; 1 for exponential times, as with a database behind.
+        slowdown: The factor of `service_s` at a time.
+        work: Draws how long a message takes, instead of `spread`; `service_s` is its mean.
+        offered: Messages a second to be sent; inf is a backlog.
+        shared: Calls start at once and are worked on by turns, as on a machine of `servers` cores.
+        waits: Draws how long a message takes after its server is free again, as waits in an event loop do.
+        waits_s: The mean of `waits`.
     """
 
     servers: int
@@ -142,7 +142,7 @@ class Receiver:
 
 @dataclass
 class Run:
-    """What came of it, by the second (bins of `BIN_S`)."""
+    """The results by the second (bins of `BIN_S`)."""
 
     done: list[int] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)
@@ -250,7 +250,7 @@ MANY = 100_000  # servers: no limit can fill them
 
 
 def asyncio_receiver(slowdown: Callable[[float], float] = lambda _now_s: 1.0) -> Receiver:
-    """One event loop, busy 1 ms with each message; one in forty then waits 300 ms, which keeps nobody."""
+    """One event loop, busy 1 ms with each message; one in forty then waits 300 ms without blocking others."""
     return Receiver(
         1,
         0.001,

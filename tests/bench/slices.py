@@ -1,8 +1,8 @@
-"""Workers that do the same at the same time, looked at second by second.
+"""Workers that do the same at the same time, measured second by second.
 
-What shares a machine changes its speed by a third within minutes, and within one run against the next. Two
-that run side by side see the same machine, and there are dozens of seconds: their ratios tell a few
-hundredths apart, which runs by turns do not.
+Other load on a machine changes its speed by a third within minutes, also from run to run. Two workers side by
+side see the same load, and a run has dozens of seconds. Their ratios show differences of a few hundredths,
+which runs by turns do not.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ STALL_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A worker, and how many records it has done so far."""
+    """A worker, and its count of processed records."""
 
     worker: Process
     done: Callable[[], int]
 
     def reaches(self, count: int) -> None:
-        """Waits until it has done so many. Raises StageError when that takes STALL_S."""
+        """Waits until the worker has processed this many. Raises StageError after STALL_S without any."""
         wait_until(
             lambda: self.done() >= count,
             STALL_S,
@@ -40,14 +40,14 @@ class Side:
 
 
 class Slice(NamedTuple):
-    """What one did in a while."""
+    """One worker's work in an interval."""
 
     records: int
     seconds: float
     cpu_s: float
 
     def since(self, before: Slice) -> Slice:
-        """What came after."""
+        """The difference to an earlier slice."""
         return Slice(self.records - before.records, self.seconds - before.seconds, self.cpu_s - before.cpu_s)
 
     @property
@@ -65,8 +65,10 @@ Second = Mapping[str, Slice]  # what each did in it
 
 
 class Ratio(NamedTuple):
-    """The median of a ratio over seconds, and about between what the true one lies: 19 of 20 times, were each
-    second independent of the one before, which it is not quite."""
+    """The median of a ratio over seconds, with bounds.
+
+    The bounds contain the true ratio 19 of 20 times if seconds were independent, which they are not quite.
+    """
 
     value: float
     low: float
@@ -74,10 +76,10 @@ class Ratio(NamedTuple):
 
 
 def measure(sides: Mapping[str, Side], low: int, high: int) -> list[Second]:
-    """From when each has done `low` records until one has done `high`.
+    """Measures from when each has processed `low` records until one has processed `high`.
 
     Raises:
-        StageError: one stands still.
+        StageError: A worker stands still.
     """
     trees = {name: psutil.Process(side.worker.popen.pid) for name, side in sides.items()}
     for side in sides.values():
@@ -92,26 +94,26 @@ def measure(sides: Mapping[str, Side], low: int, high: int) -> list[Second]:
             return seconds
         seconds.append({name: after[name].since(before[name]) for name in sides})
         if len(seconds) > STALL_S and not any(one.records for one in seconds[-1].values()):
-            told = (f"{name} stands:\n{side.worker.tail()}" for name, side in sides.items())
-            raise StageError("\n".join(told))
+            reports = (f"{name} stands:\n{side.worker.tail()}" for name, side in sides.items())
+            raise StageError("\n".join(reports))
         before = after
 
 
-def ratio(seconds: list[Second], of: Callable[[Slice], float], name: str, peer: str) -> Ratio:
-    """Of `name` to `peer`, of what `of` says of a slice; of one second at least."""
-    found = sorted(of(second[name]) / of(second[peer]) for second in seconds)
+def ratio(seconds: list[Second], figure: Callable[[Slice], float], name: str, peer: str) -> Ratio:
+    """The ratio of `name` to `peer`, by the figure `of` of a slice; needs at least one second."""
+    found = sorted(figure(second[name]) / figure(second[peer]) for second in seconds)
     off = 0.98 * math.sqrt(len(found))  # ranks that a median lies between, whatever the distribution
     middle = (len(found) - 1) / 2
     ranks = max(0, math.floor(middle - off)), min(len(found) - 1, math.ceil(middle + off))
     return Ratio(median(found), found[ranks[0]], found[ranks[1]])
 
 
-def whole(seconds: list[Second], name: str) -> Slice:
-    """All of one."""
+def total_of(seconds: list[Second], name: str) -> Slice:
+    """All slices of a worker together."""
     records, times, cpu = zip(*(second[name] for second in seconds), strict=True)
     return Slice(sum(records), sum(times), sum(cpu))
 
 
 def _look(sides: Mapping[str, Side], trees: Mapping[str, psutil.Process]) -> dict[str, Slice]:
-    """All that each has done."""
+    """The totals of each worker now."""
     return {name: Slice(side.done(), time.monotonic(), cpu_s(trees[name])) for name, side in sides.items()}

@@ -1,6 +1,7 @@
-"""Messages accounted for out of those produced, under ten minutes of random trouble; and the workers' memory.
+"""Share of produced messages that are accounted for under ten minutes of random faults; and the workers'
+memory.
 
-SWITCHYARD_SOAK_S: seconds (600). SWITCHYARD_SOAK_SEED: what to draw the trouble from (1).
+SWITCHYARD_SOAK_S: seconds (600). SWITCHYARD_SOAK_SEED: the seed of faults and incidents (1).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from app.dev.demo.stage import DemoStage
 from app.dev.yard import Yard
 from tests.bench.run import Progress
-from tests.system.soak.play import Play
+from tests.system.soak.play import SoakRun
 from tests.system.soak.report import report
 
 FOR_S, SEED = 600.0, 1
@@ -24,7 +25,7 @@ def run(progress: Progress) -> dict[str, Any]:
     seed = int(os.environ.get("SWITCHYARD_SOAK_SEED") or SEED)
     with Yard(regions=1) as yard, DemoStage(yard) as stage:
         stage.settings["worker"] = {"grace": "10s"}
-        outcome = Play(stage, seed, for_s, f"soak-{uuid.uuid4().hex[:8]}", say=progress).run()
+        outcome = SoakRun(stage, seed, for_s, f"soak-{uuid.uuid4().hex[:8]}", say=progress).run()
     text = report(outcome)
     for line in text.splitlines():
         progress(line)
@@ -44,7 +45,7 @@ def run(progress: Progress) -> dict[str, Any]:
 
 
 def _memory(lives: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
-    """What a worker holds at the end of its life, against a third of the way."""
+    """Each worker's memory at the end of its life, against a third of the way."""
     return [
         {"bench": f"soak, memory of {name}", "value": round(life[-1][1], 1), "unit": "MB",
          "peer": f"{life[-1][0] - life[len(life) // 3][0]:.0f} s before",

@@ -1,8 +1,8 @@
 """How fast the tracker acknowledges, on one core, against a plain tracker of a dict and a heap.
 
-The work is a steady state: a window of 10,000 offsets is kept full by chunks of 256 fetched offsets,
-and what is acknowledged is drawn at random from all that is open. The plan is made beforehand; timed are
-the calls of `fetched` and `ack`. Both trackers do the same plan and must end at the same base.
+The work is a steady state: chunks of 256 fetched offsets keep a window of 10,000 offsets full. Acknowledged
+offsets are drawn at random from all open ones. The plan is made beforehand; the calls of `fetched` and `ack`
+are timed. Both trackers do the same plan and must end at the same base.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Plan = list[Fetch | list[int]]
 
 
 class AnyTracker(Protocol):
-    """What both have."""
+    """The methods that both trackers have."""
 
     base: int
 
@@ -38,7 +38,7 @@ class AnyTracker(Protocol):
 
 
 class DictAndHeap:
-    """The plain way: a dict of what is open or done, a heap that gives the lowest."""
+    """The plain way: a dict of open and finished offsets, and a heap for the lowest."""
 
     def __init__(self) -> None:
         self.base = self.end = 0
@@ -143,11 +143,11 @@ def run(progress: Progress) -> dict[str, Any]:
     """See the module."""
     progress(f"planning {ACKS:,} acknowledgements in a window of {WINDOW:,}")
     steps = plan(ACKS, SEED)
-    mine, theirs = Tracker(0, WINDOW), DictAndHeap()
-    acks_per_s(mine, steps)
-    acks_per_s(theirs, steps)
-    if mine.base != theirs.base:
-        raise AssertionError(f"the trackers disagree: base {mine.base} and {theirs.base}")
+    tracker, plain_tracker = Tracker(0, WINDOW), DictAndHeap()
+    acks_per_s(tracker, steps)
+    acks_per_s(plain_tracker, steps)
+    if tracker.base != plain_tracker.base:
+        raise AssertionError(f"the trackers disagree: base {tracker.base} and {plain_tracker.base}")
     peer = "a plain dict-and-heap tracker"
 
     def peer_acks_per_s() -> float:

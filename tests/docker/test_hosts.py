@@ -67,7 +67,9 @@ def test_either_of_two_hosts_shows_trackers_plans_placements_reads_audits_and_fi
         assert status == 200, told
         assert set(told["levels"]) == worker.alive()
 
-    with Traffic([region.bootstrap, aggregate], PAID, some=(3, 60)) as traffic:  # windows end by what follows
+    with Traffic(
+        [region.bootstrap, aggregate], PAID, record_counts=(3, 60)
+    ) as traffic:  # windows end by what follows
         wait_until(lambda: traffic.sent.total() > 100, SETTLE_S, partial(shown, workers[0]))
         at_ms = time.time_ns() // 1_000_000
         asyncio.run(write(region.bootstrap, LOST, at_ms))

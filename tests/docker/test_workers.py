@@ -7,7 +7,7 @@ import pytest
 from app.dev.demo.stage import wait_until
 from app.dev.demo.traffic import messages
 from tests.docker.region import JOBS, MAX_IN_FLIGHT, READY_S, Region, state
-from tests.system.fleet import most_within
+from tests.system.fleet import most_deliveries_within
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # the first one here builds the images
 PER_SECOND = 400.0
@@ -50,7 +50,7 @@ def test_a_worker_cut_off_under_load_loses_nothing_repeats_only_what_was_in_flig
         assert len(region.sent) > before
     report = region.settle()
     assert report.sound, report
-    assert report.duplicates <= MAX_IN_FLIGHT + most_within(region.deliveries(), UNSAVED_MS)
+    assert report.duplicates <= MAX_IN_FLIGHT + most_deliveries_within(region.deliveries(), UNSAVED_MS)
 
     # It is a worker like any other again: alone, it delivers everything.
     assert first.stop() == 0

@@ -1,4 +1,4 @@
-"""Writes into control topics with a worker's seal: what a worker could have written, were it wrong."""
+"""Writes records with a worker's seal into control topics, as a faulty worker could."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kafka.conftest import connected
 
 
 async def seals_of(bootstrap: str, region: str) -> Seals:
-    """With the region's key; `bootstrap`: of its control cluster."""
+    """Seals with the region's key; `bootstrap` is the address of its control cluster."""
     seals = Seals(ControlTopics(region), {"bootstrap_servers": bootstrap})
     async with connected(bootstrap) as client:
         await seals.learn(client)
@@ -21,7 +21,7 @@ async def seals_of(bootstrap: str, region: str) -> Seals:
 
 @asynccontextmanager
 async def producing_as_worker(bootstrap: str, region: str) -> AsyncIterator[ReplaceableProducer]:
-    """A producer that seals."""
+    """A producer that seals its records with the region's key."""
     seal = await seals_of(bootstrap, region)
     producer = ReplaceableProducer("a test", {"bootstrap_servers": bootstrap}, seal=seal)
     await producer.start()

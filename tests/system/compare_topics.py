@@ -3,14 +3,16 @@
     python -m tests.system.compare_topics SOURCE TOPIC COPIES COPY       (SOURCE, COPIES: bootstrap addresses)
 
 Rules
-1. Of both what read_committed shows counts, from the log's start to the end that it had at the beginning;
-   offsets need not agree. Every batch's checksum must match.
-2. Batches of the same bytes hold the same records: nothing is decoded. Others are decoded and compared record
-   by record, so that it does not matter how records are batched or compressed.
-3. Where they differ, both are read on up to `AHEAD` records, to tell what is missing from what came twice,
-   and to go on behind it. Records that equal each other (with their timestamps) make that a guess.
+1. Both logs are compared from their start to the end that they had at the beginning, as read_committed shows
+   them. Offsets need not agree. Every batch's checksum must match.
+2. Batches of the same bytes hold the same records and are not decoded. Others are decoded and compared record
+   by record, so batch sizes and compression do not matter.
+3. At a difference the comparison reads up to `LOOKAHEAD_RECORDS` records of both logs. It then knows which
+   records are missing or repeated, and continues behind them. It may guess wrong where whole records,
+   timestamps included, are equal.
 
-Millions of verbatim copies take seconds; records that were batched anew, some 200,000 a second.
+Verbatim copies take seconds per million records; copies with other batches are compared at some 200,000
+records a second.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterCl
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.batch import CHECKED_FROM, HEADER_BYTES, ReadCommittedFilter, RecordBatch, iter_batches
 
-AHEAD = 50_000
-MOST = 20  # differences of a partition
+LOOKAHEAD_RECORDS = 50_000
+MAX_DIFFERENCES = 20  # differences of a partition
 FETCH_BYTES = 8 * 1024 * 1024
 FETCH_WAIT_MS = 500
-EMPTY_ANSWERS = 20  # then something is wrong
-CODEC_AND_CLOCK = 0x0F  # of the attributes: what says something of the records
+EMPTY_ANSWERS = 20  # one after the other; then the comparison fails
+CODEC_AND_CLOCK = 0x0F  # the bits of a batch's attributes that concern its records
 FIELDS = ("timestamp", "key", "value", "headers")
 
 Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
@@ -42,12 +44,13 @@ Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where the copy differs.
+    """A place where the copy differs.
 
     Attributes:
-        kind: missing, twice, foreign (it was not in the source), out of order, changed.
-        source_offset, copy_offset: the first record that is concerned, on either side, or where it should be.
-        records: so many.
+        kind: One of missing, twice, foreign (the source has no such record), out of order, changed.
+        source_offset: The first record concerned in the source, or where it should be.
+        copy_offset: The same in the copy.
+        records: The number of records concerned.
     """
 
     partition: int
@@ -66,13 +69,13 @@ class Difference:
 
 @dataclass(slots=True)
 class Comparison:
-    """What came out: records that are the same, and the differences, the first `MOST` of each partition."""
+    """The number of equal records, and the first `MAX_DIFFERENCES` differences of each partition."""
 
     same: int = 0
     differences: list[Difference] = field(default_factory=list)
 
     def count(self, kind: str) -> int:
-        """Records of a kind of difference."""
+        """The number of records with this kind of difference."""
         return sum(found.records for found in self.differences if found.kind == kind)
 
     def __str__(self) -> str:
@@ -80,32 +83,35 @@ class Comparison:
 
 
 async def compare_topics(source: str, topic: str, copies: str, copy: str) -> Comparison:
-    """Compares `topic` at the bootstrap address `source` with `copy` at `copies`; see the module.
+    """Compares `topic` at the bootstrap address `source` with `copy` at `copies`.
 
     Raises:
-        ValueError: a batch cannot be right: its checksum does not match.
-        KafkaError, ClusterUnreachable: a broker does not answer.
+        ValueError: A batch's checksum does not match.
+        KafkaError, ClusterUnreachable: A broker does not answer.
     """
-    one, other = (
+    source_client, copy_client = (
         ClusterClient(ClusterSpec(name, (at,))) for name, at in (("source", source), ("copies", copies))
     )
     found = Comparison()
-    await one.start()
+    await source_client.start()
     try:
-        await other.start()
-        partitions = max(await one.partitions(topic) or 0, await other.partitions(copy) or 0)
+        await copy_client.start()
+        partitions = max(await source_client.partitions(topic) or 0, await copy_client.partitions(copy) or 0)
         await asyncio.gather(
-            *(_compare(one, topic, other, copy, partition, found) for partition in range(partitions))
+            *(
+                _compare(source_client, topic, copy_client, copy, partition, found)
+                for partition in range(partitions)
+            )
         )
     finally:
-        await one.stop()
-        await other.stop()
+        await source_client.stop()
+        await copy_client.stop()
     found.differences.sort(key=lambda difference: (difference.partition, difference.copy_offset))
     return found
 
 
 class Cursor:
-    """Reads [start, end) of a partition: whole batches, or the rows of the next ones."""
+    """Reads [start, end) of a partition as whole batches or as decoded rows."""
 
     def __init__(self, client: ClusterClient, topic: str, partition: int, start: int, end: int) -> None:
         self._client = client
@@ -113,13 +119,13 @@ class Cursor:
         self._start = self._next_offset = start
         self._end = end
         self._batches: deque[RecordBatch] = deque()
-        self._empty = 0  # answers one after the other
+        self._empty = 0  # empty answers one after the other
         self.rows: list[Row] = []
         self.offsets: list[int] = []
 
     @classmethod
     async def over(cls, client: ClusterClient, topic: str, partition: int) -> Cursor:
-        """Over all that read_committed shows now; nothing when there is no such partition."""
+        """A cursor over all that read_committed shows now; empty when there is no such partition."""
         at = topic, partition
         if partition >= (await client.partitions(topic) or 0):
             return cls(client, topic, partition, 0, 0)
@@ -134,7 +140,9 @@ class Cursor:
         return self._batches[0].header.base_offset if self._batches else self._next_offset
 
     async def batch(self) -> RecordBatch | None:
-        """The next whole batch, which stays; None: there is none, or some of its rows are gone."""
+        """The next whole batch, which is not consumed; None at the end, or when some of its rows are
+        consumed.
+        """
         while not self.rows and not self._batches and self._next_offset < self._end:
             await self._fetch()
         if self.rows or not self._batches:
@@ -144,11 +152,11 @@ class Cursor:
         return self._batches[0] if whole else None
 
     def drop_batch(self) -> None:
-        """It is done with."""
+        """Consumes the next batch."""
         self._batches.popleft()
 
-    async def want(self, count: int) -> int:
-        """Decodes until there are so many rows, or no more; how many there are."""
+    async def load_rows(self, count: int) -> int:
+        """Decodes until there are `count` rows or the log ends; returns the number of rows."""
         while len(self.rows) < count:
             while not self._batches:
                 if self._next_offset >= self._end:
@@ -162,18 +170,18 @@ class Cursor:
         return len(self.rows)
 
     def drop(self, count: int) -> None:
-        """So many rows are done with."""
+        """Consumes `count` rows."""
         del self.rows[:count], self.offsets[:count]
 
-    async def before(self, count: int) -> Cursor:
-        """Over so many offsets before the next record."""
+    async def cursor_before(self, count: int) -> Cursor:
+        """A cursor over the `count` offsets before the next record."""
         return Cursor(self._client, self._topic, self._partition, max(self._start, self.at - count), self.at)
 
     async def _fetch(self) -> None:
         node = await self._client.leader(self._topic, self._partition)
         assert node is not None, f"{self._topic}-{self._partition} has no leader"
-        asked = [(self._topic, [(self._partition, self._next_offset, FETCH_BYTES)])]
-        request = FetchRequest(FETCH_WAIT_MS, 1, FETCH_BYTES, READ_COMMITTED, asked)
+        partitions = [(self._topic, [(self._partition, self._next_offset, FETCH_BYTES)])]
+        request = FetchRequest(FETCH_WAIT_MS, 1, FETCH_BYTES, READ_COMMITTED, partitions)
         response: Any = await self._client.send(node, request)
         ((_, ((_, code, _, *rest),)),) = response.topics
         self._empty = 0 if rest[-1] else self._empty + 1
@@ -197,15 +205,15 @@ async def _compare(
     one: ClusterClient, topic: str, other: ClusterClient, copy: str, partition: int, found: Comparison
 ) -> None:
     source, copied = await Cursor.over(one, topic, partition), await Cursor.over(other, copy, partition)
-    told = 0
-    while told < MOST:
+    difference_count = 0
+    while difference_count < MAX_DIFFERENCES:
         batch, copied_batch = await source.batch(), await copied.batch()
-        if batch is not None and copied_batch is not None and _alike(batch, copied_batch):
+        if batch is not None and copied_batch is not None and _same_batch(batch, copied_batch):
             found.same += batch.header.record_count
             source.drop_batch()
             copied.drop_batch()
             continue
-        count = min(await source.want(1), await copied.want(1))
+        count = min(await source.load_rows(1), await copied.load_rows(1))
         if source.rows[:count] == copied.rows[:count] and count:
             found.same += count
             source.drop(count)
@@ -219,13 +227,13 @@ async def _compare(
         copied.drop(same)
         difference = await _difference(source, copied, partition)
         found.differences.append(difference)
-        told += 1
+        difference_count += 1
         if difference.kind == "out of order":
             return
 
 
-def _alike(one: RecordBatch, other: RecordBatch) -> bool:
-    """Whether they certainly hold the same records (the delete horizon's flag says nothing of them)."""
+def _same_batch(one: RecordBatch, other: RecordBatch) -> bool:
+    """Whether both certainly hold the same records (the flag of the delete horizon does not matter)."""
     a, b = one.header, other.header
     return (
         a.attributes & CODEC_AND_CLOCK == b.attributes & CODEC_AND_CLOCK
@@ -237,38 +245,40 @@ def _alike(one: RecordBatch, other: RecordBatch) -> bool:
 
 
 async def _difference(source: Cursor, copied: Cursor, partition: int) -> Difference:
-    """What is wrong with the next record of both, and drops what it concerns."""
-    await source.want(AHEAD)
-    await copied.want(AHEAD)
+    """The difference at the next record of both; consumes the records concerned."""
+    await source.load_rows(LOOKAHEAD_RECORDS)
+    await copied.load_rows(LOOKAHEAD_RECORDS)
     rows, copies = source.rows, copied.rows
     at, copied_at = source.at, copied.at
 
-    def told(kind: str, records: int, message: str) -> Difference:
+    def difference(kind: str, records: int, message: str) -> Difference:
         return Difference(partition, kind, at, copied_at, records, message)
 
     missing = _index(rows, copies[0]) if copies else len(rows)
     extra = _index(copies, rows[0]) if rows else len(copies)
     if missing is not None and extra is not None and rows and copies:
-        return told(
+        return difference(
             "out of order", 1,
             f"the copy has source offset {source.offsets[missing]} here, and what belongs here at its offset "
             f"{copied.offsets[extra]}; the rest of the partition is not compared",
         )  # fmt: skip
     if missing is not None and rows:
         source.drop(missing)
-        return told("missing", missing, "the copy goes on behind them" if copies else "the copy ends here")
+        return difference(
+            "missing", missing, "the copy continues behind them" if copies else "the copy ends here"
+        )
     if extra is not None:
-        earlier = await source.before(2 * AHEAD)
-        await earlier.want(2 * AHEAD)
+        earlier = await source.cursor_before(2 * LOOKAHEAD_RECORDS)
+        await earlier.load_rows(2 * LOOKAHEAD_RECORDS)
         first = _index(earlier.rows, copies[0])
         copied.drop(extra)
         if first is None:
-            return told("foreign", extra, "the source has no such record before")
-        return told("twice", extra, f"the first of them is source offset {earlier.offsets[first]}")
+            return difference("foreign", extra, "the source has no such record before")
+        return difference("twice", extra, f"the first of them is source offset {earlier.offsets[first]}")
     differ = [name for name, a, b in zip(FIELDS, rows[0], copies[0], strict=True) if a != b]
     source.drop(1)
     copied.drop(1)
-    return told("changed", 1, f"{', '.join(differ)} differ")
+    return difference("changed", 1, f"{', '.join(differ)} differ")
 
 
 def _index(rows: list[Row], row: Row) -> int | None:

@@ -11,8 +11,8 @@ from app.dev.demo.stage import DemoStage
 from app.dev.yard import Yard
 
 
-class OfATest(DemoStage):
-    """A stage that is over at once: nobody needs what its workers would hand over."""
+class ShortLivedStage(DemoStage):
+    """A stage that kills its workers at the end, because no other test continues their work."""
 
     def close(self) -> None:
         """kill -9 of all processes; removes the folder."""
@@ -23,21 +23,21 @@ class OfATest(DemoStage):
 
 
 def make_stage(yard: Yard) -> DemoStage:
-    """A stage whose region nobody else uses."""
-    stage = OfATest(yard, region=f"r{uuid.uuid4().hex[:8]}")
+    """A stage with a region of its own."""
+    stage = ShortLivedStage(yard, region=f"r{uuid.uuid4().hex[:8]}")
     stage.settings["worker"] = {"grace": "10s"}
     return stage
 
 
 @pytest.fixture
 def stage(yard: Yard) -> Iterator[DemoStage]:
-    """A stage on the shared brokers, which must not be hurt."""
-    with make_stage(yard) as made:
-        yield made
+    """A stage on the shared brokers, which the test must not kill or pause."""
+    with make_stage(yard) as new_stage:
+        yield new_stage
 
 
 @pytest.fixture
 def killable_stage(killable_yard: Yard) -> Iterator[DemoStage]:
-    """A stage on brokers that may be hurt; they are mended afterwards."""
-    with make_stage(killable_yard) as made:
-        yield made
+    """A stage on brokers that the test may kill; the fixture restores them afterwards."""
+    with make_stage(killable_yard) as new_stage:
+        yield new_stage

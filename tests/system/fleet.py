@@ -1,7 +1,7 @@
-"""Workers of a region as they see each other, and an even flow of messages whose journal is read along.
+"""Helpers for the workers of a region, an even flow of messages, and the journal of their deliveries.
 
 with Flow(bootstrap, {"orders": 4}, per_partition=50) as flow: ...
-Journal(stage).read(); journal.taken["orders", 3]
+Journal(stage.journal).read().entries["orders", 3]
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from app.kafka.client.commits import OffsetCommitter
 TICK_S = 0.05
 
 Part = tuple[str, int]  # topic, partition
-Held = dict[str, tuple[str, int]]  # job -> owner, epoch
+OwnerByJob = dict[str, tuple[str, int]]  # job -> owner, epoch
 
 
-def together(stage: DemoStage, count: int = 2) -> list[Process]:
-    """Workers that are started at once; returns when all are ready."""
+def start_workers(stage: DemoStage, count: int = 2) -> list[Process]:
+    """Starts workers at the same time; returns when all are ready."""
     started = [stage.worker(wait=False) for _ in range(count)]
     for worker in started:
         stage.wait_ready(worker)
@@ -45,12 +45,12 @@ def together(stage: DemoStage, count: int = 2) -> list[Process]:
 
 
 def known_workers(worker: Process) -> list[dict[str, Any]]:
-    """All workers as this one knows them."""
+    """The API's list of workers, from this worker."""
     return list(http("GET", f"{worker.url}/api/v1/workers?limit=1000")[1]["items"])
 
 
 def id_of(worker: Process, seen_by: Process | None = None) -> str:
-    """The name under which a worker is known, once it is."""
+    """The worker's id, once `seen_by` (or the worker itself) lists it."""
     found: list[str] = []
 
     def known() -> bool:
@@ -61,14 +61,14 @@ def id_of(worker: Process, seen_by: Process | None = None) -> str:
     return found[0]
 
 
-def assignments(worker: Process) -> Held:
-    """Job -> owner and epoch, as this worker knows them."""
+def assignments(worker: Process) -> OwnerByJob:
+    """Job -> owner and epoch, from this worker's API."""
     items = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")[1]["items"]
     return {item["job"]: (item["worker"], item["epoch"]) for item in items if item["worker"]}
 
 
 def run_command(worker: Process, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`switchyard` with these arguments, asked of this worker, as a process of its own."""
+    """Runs `switchyard` with these arguments against this worker, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", "from app.cli.main import main; main()", *arguments, "--url", worker.url],
         capture_output=True, text=True, timeout=150, check=False, stdin=subprocess.DEVNULL,
@@ -77,13 +77,13 @@ def run_command(worker: Process, *arguments: str) -> subprocess.CompletedProcess
 
 
 def incidents(worker: Process, kind: str) -> list[dict[str, Any]]:
-    """What a person was told, of one kind."""
+    """The worker's incidents of one kind."""
     items = http("GET", f"{worker.url}/api/v1/incidents?limit=1000")[1]["items"]
     return [item for item in items if item["kind"] == kind]
 
 
 def control_log(stage: DemoStage) -> list[tuple[bool, AnyControlEvent]]:
-    """The control log: each event, and whether it counted."""
+    """Each event of the control log, and whether it counted."""
     control = stage.yard.bootstrap(f"{stage.yard.clusters[0].region}-regional")
     state, found = ControlState(), []
     for record in asyncio.run(read_all(control, f"switchyard-{stage.region}-control")):
@@ -93,13 +93,13 @@ def control_log(stage: DemoStage) -> list[tuple[bool, AnyControlEvent]]:
     return found
 
 
-def placed(stage: DemoStage) -> list[Assignment]:
-    """Every decision on a job that counted, in order."""
+def counted_assignments(stage: DemoStage) -> list[Assignment]:
+    """All assignments that counted, in order."""
     return [event for counted, event in control_log(stage) if counted and isinstance(event, Assignment)]
 
 
 def committed(bootstrap: str, group: str, at: list[Part]) -> dict[Part, tuple[int | None, int]]:
-    """Where the group is, and the log's end, as any Kafka tool sees it."""
+    """Partition -> (committed offset, end offset), read from the group's cluster."""
 
     async def read() -> dict[Part, tuple[int | None, int]]:
         client = ClusterClient(ClusterSpec("test", (bootstrap,)))
@@ -117,12 +117,12 @@ def committed(bootstrap: str, group: str, at: list[Part]) -> dict[Part, tuple[in
 class Flow(Background):
     """Produces `per_partition` messages a second into each partition while it is entered.
 
-    An id is `topic/partition/key/number`, the numbers rise within a partition. `sent`: those that the broker
-    has acknowledged, and when (ms).
+    An id is `topic/partition/key/number`; numbers rise within a partition. `sent` has the time (ms) of each
+    message that the broker acknowledged.
     """
 
     bootstrap: str
-    partitions: dict[str, int]  # topic -> how many; may grow meanwhile
+    partitions: dict[str, int]  # topic -> number of partitions; may grow while it runs
     per_partition: float
     keys: int = 4  # of a partition
     sent: dict[str, float] = field(default_factory=dict)
@@ -162,15 +162,15 @@ class Flow(Background):
     async def _note(self, acknowledged: Any, name: str) -> None:
         try:
             await acknowledged
-        except Exception as error:  # noqa: BLE001 - told to who waits for the flow
+        except Exception as error:  # noqa: BLE001 - raised when the flow is left
             self.errors.append(error)
         else:
             self.sent[name] = time.time_ns() / 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """One delivery: of what, when it was produced, when it came."""
+class JournalEntry:
+    """One delivery of a message; `timestamp_ms` is when it was produced."""
 
     id: str
     offset: int
@@ -180,56 +180,57 @@ class Taken:
 
 @dataclass
 class Journal:
-    """What was noted in a journal, by partition and in order; `read` it again for what is new."""
+    """The receiver's deliveries by partition, in order; `read` adds the new ones."""
 
     path: Path
-    taken: Mapping[Part, list[Taken]] = field(default_factory=lambda: defaultdict(list))
+    entries: Mapping[Part, list[JournalEntry]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         self._at = 0
 
     def read(self) -> Journal:
-        """Reads what is new."""
+        """Reads the lines that were added since the last call."""
         if self.path.exists():
             with self.path.open("rb") as file:
                 file.seek(self._at)
                 whole = file.read().rpartition(b"\n")[0]
             self._at += len(whole) + bool(whole)
             for line in map(orjson.loads, filter(None, whole.split(b"\n"))):
-                one = Taken(line["id"], line["offset"], line["at_ms"], line["timestamp_ms"])
-                self.taken[line["topic"], line["partition"]].append(one)
+                one = JournalEntry(line["id"], line["offset"], line["at_ms"], line["timestamp_ms"])
+                self.entries[line["topic"], line["partition"]].append(one)
         return self
 
-    def of(self, topic: str) -> list[Taken]:
-        """All of a topic, partition by partition."""
-        return [one for (name, _), all_of in sorted(self.taken.items()) for one in all_of if name == topic]
+    def entries_of(self, topic: str) -> list[JournalEntry]:
+        """All deliveries of a topic, partition by partition."""
+        return [one for (name, _), all_of in sorted(self.entries.items()) for one in all_of if name == topic]
 
     def ids(self) -> set[str]:
-        """All that were taken."""
-        return {one.id for all_of in self.taken.values() for one in all_of}
+        """The ids of all delivered messages."""
+        return {one.id for all_of in self.entries.values() for one in all_of}
 
 
-def doubled(taken: list[Taken]) -> list[Taken]:
+def repetitions(entries: list[JournalEntry]) -> list[JournalEntry]:
     """Deliveries beyond the first of their message."""
     seen: set[str] = set()
-    return [one for one in taken if one.id in seen or seen.add(one.id)]  # type: ignore[func-returns-value]
+    return [one for one in entries if one.id in seen or seen.add(one.id)]  # type: ignore[func-returns-value]
 
 
-def most_within(deliveries: list[dict[str, Any]], within_ms: float) -> int:
-    """The most that were made within any such time, whatever the rate on average."""
+def most_deliveries_within(deliveries: list[dict[str, Any]], within_ms: float) -> int:
+    """The largest number of deliveries within any interval of this length."""
     at_ms = sorted(one["at_ms"] for one in deliveries)
     return max(
         (number - bisect_left(at_ms, at - within_ms) + 1 for number, at in enumerate(at_ms)), default=0
     )
 
 
-def pauses(taken: list[Taken], there: Mapping[str, float]) -> list[tuple[float, float]]:
-    """Per delivery: how long nothing had come although a message was there, and when that ended (ms).
+def pauses(entries: list[JournalEntry], available_ms: Mapping[str, float]) -> list[tuple[float, float]]:
+    """For each delivery: how long none had arrived although a message was available, and when that ended
+    (ms).
 
-    `there`: since when, by id.
+    `available_ms`: by message id, since when the message was available.
     """
-    found, before_ms = [], taken[0].at_ms
-    for one in taken[1:]:
-        found.append((one.at_ms - max(before_ms, there[one.id]), one.at_ms))
+    found, before_ms = [], entries[0].at_ms
+    for one in entries[1:]:
+        found.append((one.at_ms - max(before_ms, available_ms[one.id]), one.at_ms))
         before_ms = max(before_ms, one.at_ms)
     return found

@@ -1,4 +1,4 @@
-"""A receiver in the test's own process, so that the test sees each message and decides how it is answered."""
+"""A receiver in the test's process: the test sees each message and decides the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READY_TIMEOUT_S = 120.0
 
 
 class ReceiverThread:
-    """Takes a topic's messages for a group at `address` while it is `serving`; `handle` answers each."""
+    """Receives a topic's messages for a group at `address` while it is `serving`; `handle` answers each."""
 
     def __init__(self, topic: str, group: str) -> None:
         self.address = ""
@@ -22,7 +22,7 @@ class ReceiverThread:
         self._ready, self._ended = threading.Event(), threading.Event()
 
     def handle(self, message: Message) -> None:
-        """One delivery."""
+        """Answers one delivery."""
         raise NotImplementedError
 
     async def _serve(self) -> None:
@@ -35,7 +35,7 @@ class ReceiverThread:
 
     @contextmanager
     def serving(self) -> Iterator[Self]:
-        """Answers while the block lasts."""
+        """Serves while the block lasts."""
         thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         thread.start()
         try:

@@ -1,14 +1,15 @@
-"""Topics of different make, and who writes them whatever happens to their brokers.
+"""Producers that write topics of several profiles through broker failures.
 
     with Sources({"east-regional": bootstrap, ...}, "prefix") as sources: ...     # until the end of the block
     sources.written                                                               # topic -> records
 
 Rules
-1. A record has a number that none of its topic has twice: a producer that failed goes on with the next one.
-   So what comes twice in a copy can be told; what came into the source matters to nobody here.
-2. A producer that fails is made anew, as often as it takes. When the block ends each writes once more into
-   every partition, so that all of them go on behind whatever happened.
-3. They write as fast as it takes to have written `per_second` since the beginning: they make up for outages.
+1. Each record has a number that is unique in its topic: a producer that failed continues with the next
+   number. A comparison can therefore find repeated copies, whichever of the failed records the source got.
+2. A producer that fails is replaced, as often as necessary. At the end of the block each producer writes once
+   more into every partition, so that all partitions have records behind the last failure.
+3. Each topic is written at the pace that gives `per_second` since the beginning: producers make up for
+   outages.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ from app.dev.demo.background_thread import Background
 from app.dev.demo.traffic import create_topic
 
 HOME, AWAY = "east-regional", "east-aggregate"
-# brokers forget the producers of old records soon: `app.kafka.producers.history`
+# brokers soon forget idempotent producers of old records: `app.kafka.producers.history`
 LONG_AGO_MS = 1_600_000_000_000
 BATCH_BYTES = 64 * 1024
-ROUNDS_OF_A_PRODUCER = 200  # then another begins, under another id
+PRODUCER_ROUNDS = 200  # then another begins, under another id
 STOP_S, PAUSE_S = 30.0, 0.5
-TRANSACTION_TIMEOUT_MS = 20_000  # one that a producer left open is aborted
+TRANSACTION_TIMEOUT_MS = 20_000  # then brokers abort a transaction that a producer left open
 
 
 @dataclass(frozen=True, slots=True)
-class Make:
-    """How a topic is made and written.
+class TopicProfile:
+    """How a topic is created and written.
 
     Attributes:
-        per_second: records, over all partitions. batch: of so many records at most.
-        home: the cluster that it is written to.
-        old: timestamps lie years back; otherwise they are of now.
-        mixed: keys, headers and tombstones; otherwise values alone.
-        keys: so many different ones.
+        per_second: Records a second, over all partitions.
+        batch: The most records in a batch.
+        home: The cluster that gets the records.
+        old: Timestamps lie years back; otherwise they are the current time.
+        mixed: Keys, headers and tombstones; otherwise values alone.
+        keys: The number of different keys.
     """
 
     name: str
@@ -62,7 +64,7 @@ class Make:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether older records of a key go away."""
+        """Whether brokers remove older records of a key."""
         return "compact" in self.config.get("cleanup_policy", "")
 
 
@@ -70,37 +72,42 @@ OFTEN_COMPACTED = {
     "cleanup_policy": "compact", "segment_ms": "1000", "min_cleanable_dirty_ratio": "0.01",
     "segment_bytes": "1048576",
 }  # fmt: skip
-MAKES = (
-    Make("plain", 7_000, 400, partitions=3),
-    Make("zstd", 5_000, 400, codec="zstd", old=True),
-    Make("lz4", 2_500, 200, codec="lz4", mixed=True),
-    Make("mixed", 2_500, 150, mixed=True, old=True),
-    Make("single", 150, 1, mixed=True, old=True),
-    Make("back", 2_000, 200, home=AWAY, old=True),
-    Make("compacted", 600, 40, mixed=True, keys=200, config=OFTEN_COMPACTED),
-    Make("transactional", 1_200, 40, mixed=True, transactional=True),
+TOPIC_PROFILES = (
+    TopicProfile("plain", 7_000, 400, partitions=3),
+    TopicProfile("zstd", 5_000, 400, codec="zstd", old=True),
+    TopicProfile("lz4", 2_500, 200, codec="lz4", mixed=True),
+    TopicProfile("mixed", 2_500, 150, mixed=True, old=True),
+    TopicProfile("single", 150, 1, mixed=True, old=True),
+    TopicProfile("back", 2_000, 200, home=AWAY, old=True),
+    TopicProfile("compacted", 600, 40, mixed=True, keys=200, config=OFTEN_COMPACTED),
+    TopicProfile("transactional", 1_200, 40, mixed=True, transactional=True),
 )
 
 
 class Sources(Background):
-    """See the module. Creates the topics, `prefix` before the names of `MAKES`."""
+    """Producers of all profiles; creates a topic `<prefix>.<profile>` for each."""
 
-    def __init__(self, bootstraps: Mapping[str, str], prefix: str, makes: tuple[Make, ...] = MAKES) -> None:
+    def __init__(
+        self, bootstraps: Mapping[str, str], prefix: str, profiles: tuple[TopicProfile, ...] = TOPIC_PROFILES
+    ) -> None:
         super().__init__()
         self.bootstraps = bootstraps
-        self.topics = {f"{prefix}.{make.name}": make for make in makes}
-        self.written: Counter[str] = Counter()  # acknowledged; of transactions only those committed
+        self.topics = {f"{prefix}.{profile.name}": profile for profile in profiles}
+        self.written: Counter[str] = Counter()  # acknowledged records, without open or aborted transactions
         self.aborted: Counter[str] = Counter()
-        self.begun_anew: Counter[str] = Counter()  # producers
+        self.producer_restarts: Counter[str] = Counter()  # producers
         self._numbers = {topic: count() for topic in self.topics}
         self._began_s = time.monotonic()
-        for topic, make in self.topics.items():
-            asyncio.run(create_topic(bootstraps[make.home], topic, make.partitions, **make.config))
+        for topic, profile in self.topics.items():
+            asyncio.run(create_topic(bootstraps[profile.home], topic, profile.partitions, **profile.config))
 
     def partitions(self, home: str) -> list[tuple[str, int]]:
-        """All of the topics that are written to this cluster."""
+        """All partitions of topics that are written to this cluster."""
         return [
-            (t, p) for t, make in self.topics.items() if make.home == home for p in range(make.partitions)
+            (t, p)
+            for t, profile in self.topics.items()
+            if profile.home == home
+            for p in range(profile.partitions)
         ]
 
     def work(self) -> None:
@@ -109,79 +116,84 @@ class Sources(Background):
     async def _write_all(self) -> None:
         self._began_s = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
-            for topic, make in self.topics.items():
-                tasks.create_task(self._write(topic, make))
+            for topic, profile in self.topics.items():
+                tasks.create_task(self._write(topic, profile))
 
-    async def _write(self, topic: str, make: Make) -> None:
+    async def _write(self, topic: str, profile: TopicProfile) -> None:
         is_last = False
         while not is_last:
-            producer = self._producer(topic, make)
+            producer = self._producer(topic, profile)
             try:
                 await producer.start()
-                for _ in range(ROUNDS_OF_A_PRODUCER):
+                for _ in range(PRODUCER_ROUNDS):
                     is_last = self.ended.is_set()
-                    await self._round(producer, topic, make)
+                    await self._round(producer, topic, profile)
                     if is_last:
                         break
-                    await self._pace(topic, make)
+                    await self._pace(topic, profile)
             except (KafkaError, OSError, TimeoutError):
-                self.begun_anew[topic] += 1
+                self.producer_restarts[topic] += 1
                 is_last = False
                 await asyncio.sleep(PAUSE_S)
             finally:
-                await _stopped(producer)
+                await _stop(producer)
 
-    def _producer(self, topic: str, make: Make) -> AIOKafkaProducer:
-        named = {"transactional_id": topic, "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS}
+    def _producer(self, topic: str, profile: TopicProfile) -> AIOKafkaProducer:
+        transactional = {"transactional_id": topic, "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS}
         return AIOKafkaProducer(
-            bootstrap_servers=self.bootstraps[make.home], acks="all", enable_idempotence=True,
-            compression_type=make.codec, max_batch_size=BATCH_BYTES, metadata_max_age_ms=2_000,
-            **(named if make.transactional else {}),
+            bootstrap_servers=self.bootstraps[profile.home], acks="all", enable_idempotence=True,
+            compression_type=profile.codec, max_batch_size=BATCH_BYTES, metadata_max_age_ms=2_000,
+            **(transactional if profile.transactional else {}),
         )  # fmt: skip
 
-    async def _pace(self, topic: str, make: Make) -> None:
+    async def _pace(self, topic: str, profile: TopicProfile) -> None:
         done = self.written[topic] + self.aborted[topic]
-        due_s = self._began_s + done / make.per_second
+        due_s = self._began_s + done / profile.per_second
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
-    async def _round(self, producer: AIOKafkaProducer, topic: str, make: Make) -> None:
-        """A batch for each partition; with transactions, of three the second is aborted."""
+    async def _round(self, producer: AIOKafkaProducer, topic: str, profile: TopicProfile) -> None:
+        """Writes a batch into each partition; of three transactions the second is aborted."""
         commits, sent, records = True, [], 0
-        if make.transactional:
+        if profile.transactional:
             await producer.begin_transaction()
             commits = next(self._numbers[topic]) % 3 != 1
-        for partition in range(make.partitions):
+        for partition in range(profile.partitions):
             batch, size = producer.create_batch(), 0
-            while size < make.batch and batch.append(**record(make, next(self._numbers[topic]))) is not None:
+            while (
+                size < profile.batch
+                and batch.append(**record(profile, next(self._numbers[topic]))) is not None
+            ):
                 size += 1
             sent.append(await producer.send_batch(batch, topic, partition=partition))
             records += size
         await asyncio.gather(*sent)
-        if make.transactional:
+        if profile.transactional:
             await (producer.commit_transaction() if commits else producer.abort_transaction())
         (self.written if commits else self.aborted)[topic] += records
 
 
-def record(make: Make, number: int) -> dict[str, Any]:
-    """The record of this number; no other is the same."""
-    if make.old:
+def record(profile: TopicProfile, number: int) -> dict[str, Any]:
+    """The record of this number; each number gives a different record."""
+    if profile.old:
         timestamp_ms = LONG_AGO_MS + 37 * (number % 1_000) + number // 1_000
     else:
         timestamp_ms = time.time_ns() // 1_000_000
     name = b"%d" % number
-    if not make.mixed:
+    if not profile.mixed:
         return {"timestamp": timestamp_ms, "key": None, "value": name + b" of " + name * (6 + number % 15)}
     headers: list[tuple[str, bytes | None]] = [("n", name), ("n", None), ("", b"")]
     return {
         "timestamp": timestamp_ms,
-        "key": None if number % 13 == 5 and not make.is_compacted else b"k%d" % (number * 7 % make.keys),
+        "key": None
+        if number % 13 == 5 and not profile.is_compacted
+        else b"k%d" % (number * 7 % profile.keys),
         "value": None if number % 7 == 3 else name * (number % 9),
         "headers": headers[: 1 + number % 3],
     }
 
 
-async def _stopped(producer: AIOKafkaProducer) -> None:
-    """Whatever its brokers do meanwhile."""
+async def _stop(producer: AIOKafkaProducer) -> None:
+    """Stops the producer, also when its brokers do not answer."""
     try:
         await asyncio.wait_for(producer.stop(), STOP_S)
     except (KafkaError, OSError, TimeoutError):

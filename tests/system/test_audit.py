@@ -1,4 +1,4 @@
-"""Audits by real workers, some of which are killed: each record is counted once, and what is lost is told."""
+"""Audits by real workers, some of which are killed: each record is counted once, and losses are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.cli.main import switchyard
 from app.dev.demo.stage import DemoStage, Process, http, route, wait_until
 from app.dev.demo.traffic import create_topic
 from tests.kafka.conftest import producing
-from tests.system.fleet import assignments, together
+from tests.system.fleet import assignments, start_workers
 
 pytestmark = pytest.mark.system
 
@@ -38,18 +38,27 @@ def plan(name: str, *topics: str, **spec: Any) -> dict[str, Any]:
 
 
 class Traffic:
-    """Batches of all sizes and codecs into every partition, until the end; `sent`: by window.
+    """Writes batches of all sizes and codecs into every partition; `sent` counts the records by window.
 
-    Records are up to `late_ms` older than the moment they are written, in no order. `some`: how many are
-    written at a time.
+    Records are up to `late_ms` older than the moment of writing, in no order. `record_counts` has the numbers
+    of records that are written at a time.
     """
 
     def __init__(
-        self, bootstraps: list[str], topic: str, some: tuple[int, ...] = (3, 60, 900), late_ms: int = 2_000
+        self,
+        bootstraps: list[str],
+        topic: str,
+        record_counts: tuple[int, ...] = (3, 60, 900),
+        late_ms: int = 2_000,
     ) -> None:
         self.sent: Counter[int] = Counter()
         self.last_ms = 0
-        self._bootstraps, self._topic, self._some, self._late_ms = bootstraps, topic, some, late_ms
+        self._bootstraps, self._topic, self._record_counts, self._late_ms = (
+            bootstraps,
+            topic,
+            record_counts,
+            late_ms,
+        )
         self._ending = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._produce()))
 
@@ -64,37 +73,37 @@ class Traffic:
     async def _produce(self) -> None:
         chance, number = random.Random(SEED), 0
         while not self._ending.is_set():
-            now_ms, some = time.time_ns() // 1_000_000, []
-            for _ in range(chance.choice(self._some)):
-                some.append((number % PARTITIONS, now_ms - chance.randrange(self._late_ms)))
+            now_ms, record_counts = time.time_ns() // 1_000_000, []
+            for _ in range(chance.choice(self._record_counts)):
+                record_counts.append((number % PARTITIONS, now_ms - chance.randrange(self._late_ms)))
                 number += 1
             codec = chance.choice([None, "lz4", "zstd", "gzip"])
             size = chance.choice([300, 16_000])
             for bootstrap in self._bootstraps:
                 async with producing(bootstrap, max_batch_size=size, compression_type=codec) as producer:
-                    for partition, at_ms in some:
+                    for partition, at_ms in record_counts:
                         await producer.send(self._topic, b"v" * (at_ms % 90), partition=partition,
                                             timestamp_ms=at_ms)  # fmt: skip
-            self.sent.update(at_ms - at_ms % WIDTH_MS for _, at_ms in some)
+            self.sent.update(at_ms - at_ms % WIDTH_MS for _, at_ms in record_counts)
             await asyncio.sleep(0.2)
 
 
-def listed(worker: Process, what: str, **query: str) -> list[dict[str, Any]]:
-    """All of a list; [] while the tables are being read."""
-    asked = "&".join(f"{name}={value}" for name, value in query.items())
-    status, body = http("GET", f"{worker.url}/api/v1/audit/{what}?limit=1000&{asked}")
+def audit_rows(worker: Process, what: str, **query: str) -> list[dict[str, Any]]:
+    """All rows of an audit list; [] while workers read the tables."""
+    parameters = "&".join(f"{name}={value}" for name, value in query.items())
+    status, body = http("GET", f"{worker.url}/api/v1/audit/{what}?limit=1000&{parameters}")
     assert status in {200, 502, 503}, body
     return list(body["items"]) if status == 200 else []
 
 
-def counted(worker: Process, topic: str, tier: str = "regional") -> Counter[int]:
+def window_counts(worker: Process, topic: str, tier: str = "regional") -> Counter[int]:
     """Records by window."""
-    rows = listed(worker, "windows", topic=topic, tier=tier)
+    rows = audit_rows(worker, "windows", topic=topic, tier=tier)
     return Counter({row["start_ms"]: row["count"] for row in rows})
 
 
-def _has_counted(worker: Process, topic: str, enough: int) -> bool:
-    return counted(worker, topic, "aggregate").total() > enough
+def _counted_more_than(worker: Process, topic: str, enough: int) -> bool:
+    return window_counts(worker, topic, "aggregate").total() > enough
 
 
 @pytest.mark.deep(minutes=2.1)
@@ -103,20 +112,20 @@ def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
 ) -> None:
     home = stage.yard.bootstrap(HOME)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))
-    workers = together(stage)
+    workers = start_workers(stage)
     stage.deploy(workers[0], plan("all", topic_name))
     stage.deploy(workers[0], route("copy", HOME, AWAY, topic_name))
-    jobs = 3 * PARTITIONS  # the copy is found by itself, and counted, too
+    jobs = 3 * PARTITIONS  # the audit discovers the copy and counts it, too
     with Traffic([home], topic_name, late_ms=DISORDER_MS) as traffic:
         for number, kills in enumerate((True, False, True)):
             wait_until(
                 lambda: len(assignments(workers[0])) == jobs, ENOUGH_S, lambda: str(assignments(workers[0]))
             )
-            enough = counted(workers[0], topic_name, "aggregate").total() + 1_000
-            wait_until(partial(_has_counted, workers[0], topic_name, enough), ENOUGH_S, workers[0].tail)
+            enough = window_counts(workers[0], topic_name, "aggregate").total() + 1_000
+            wait_until(partial(_counted_more_than, workers[0], topic_name, enough), ENOUGH_S, workers[0].tail)
             owners = Counter(dict(workers[0].jobs()))
             victim = max(workers, key=lambda worker: owners[worker.url])
-            assert owners[victim.url], "it counts something"
+            assert owners[victim.url], "the victim has no jobs"
             workers.remove(victim)
             stage.deploy(
                 workers[0], plan("all", topic_name, lateness=f"{5 + number}s")
@@ -129,16 +138,16 @@ def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
     sent, worker = traffic.sent, workers[0]
     for tier in ("regional", "aggregate"):
         wait_until(
-            lambda tier=tier: counted(worker, topic_name, tier).total() >= sent.total(), ENOUGH_S,
-            lambda: f"{counted(worker, topic_name).total()} of {sent.total()}\n{worker.tail()}", 0.5,
+            lambda tier=tier: window_counts(worker, topic_name, tier).total() >= sent.total(), ENOUGH_S,
+            lambda: f"{window_counts(worker, topic_name).total()} of {sent.total()}\n{worker.tail()}", 0.5,
         )  # fmt: skip
-        assert counted(worker, topic_name, tier) == sent
-        assert counted(workers[1], topic_name, tier) == sent, "it does not matter who is asked"
-    told = {row["state"] for row in listed(worker, "loss", topic=topic_name)}
-    assert told <= {"late"}, "nothing was lost, and nothing is told as if it were"
+        assert window_counts(worker, topic_name, tier) == sent
+        assert window_counts(workers[1], topic_name, tier) == sent, "both workers must answer the same"
+    states = {row["state"] for row in audit_rows(worker, "loss", topic=topic_name)}
+    assert states <= {"late"}, "nothing was lost, so no loss may be reported"
 
 
-def test_what_does_not_arrive_at_the_next_tier_is_told_and_nothing_else(
+def test_exactly_the_records_missing_at_the_next_tier_are_reported_as_loss(
     stage: DemoStage, topic_name: str
 ) -> None:
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
@@ -159,16 +168,16 @@ def test_what_does_not_arrive_at_the_next_tier_is_told_and_nothing_else(
         wait_until(lambda: traffic.sent.total() > 500, ENOUGH_S, worker.tail)
         window = asyncio.run(lose(3))
         wait_until(
-            lambda: listed(worker, "loss", topic=topic_name), ENOUGH_S,
-            lambda: str(listed(worker, "windows", topic=topic_name)), 0.5,
+            lambda: audit_rows(worker, "loss", topic=topic_name), ENOUGH_S,
+            lambda: str(audit_rows(worker, "windows", topic=topic_name)), 0.5,
         )  # fmt: skip
-        lost = listed(worker, "loss", topic=topic_name)
+        lost = audit_rows(worker, "loss", topic=topic_name)
         done = CliRunner().invoke(switchyard, ["audit", "loss", "--url", worker.url, "-o", "csv"])
         wait_until(
-            lambda: len(listed(worker, "loss", topic=topic_name, state="ok")) >= 2, ENOUGH_S,
+            lambda: len(audit_rows(worker, "loss", topic=topic_name, state="ok")) >= 2, ENOUGH_S,
             worker.tail, 0.5,
         )  # fmt: skip
-        lost += listed(worker, "loss", topic=topic_name)
+        lost += audit_rows(worker, "loss", topic=topic_name)
     assert {(row["start_ms"], row["state"], row["missing"]) for row in lost} == {(window, "lossy", 3)}
     assert done.exit_code == 8, done.output
     assert done.stdout.splitlines()[1].startswith(f"{topic_name},regional,aggregate,")

@@ -1,5 +1,7 @@
-"""Alerts of real workers: a webhook and Alertmanager learn once that records were lost between two clusters,
-although the leader is killed. They learn that the loss is over once the records have arrived."""
+"""Alerts of real workers on a loss between two clusters, although the leader is killed.
+
+A webhook and Alertmanager get one notice of the loss, and one of its end once the records have arrived.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,24 @@ from app.kernel.clock import iso
 from tests.alerts.api.test_rest import receiving
 from tests.alerts.delivery.receivers import WebhookServer, definition
 from tests.kafka.conftest import producing
-from tests.system.fleet import known_workers, together
+from tests.system.fleet import known_workers, start_workers
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, PARTITIONS, WIDTH_MS, Traffic, plan
 
 pytestmark = pytest.mark.system
 
 
-def leads(worker: Process, seen_by: Process) -> bool:
-    """Whether a worker leads, as another one knows."""
+def is_leader(worker: Process, seen_by: Process) -> bool:
+    """Whether another worker lists this one as the leader."""
     return any(item["leader"] and item["url"] == worker.url for item in known_workers(seen_by))
 
 
-def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
+def test_a_loss_and_its_end_are_alerted_once_each_although_the_leader_is_killed(
     stage: DemoStage, topic_name: str
 ) -> None:
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     for bootstrap in (home, away):
         asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
-    workers = together(stage)
+    workers = start_workers(stage)
     with receiving() as hook, receiving() as manager, Traffic([home, away], topic_name) as traffic:
         channels = {"webhook": {"url": hook.url}}, {"alertmanager": {"url": manager.url}}
         alert = definition(*channels, topics=[topic_name])
@@ -56,23 +58,23 @@ def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
             "firing", topic_name, at_ms - at_ms % WIDTH_MS, 3,
         )  # fmt: skip
         wait_until(partial(_is_written, workers[0]), ENOUGH_S, workers[0].tail, 0.2)
-        listed = CliRunner().invoke(switchyard, ["alert", "list", "--url", workers[1].url])
-        assert "firing" in listed.output, listed.output
+        listing = CliRunner().invoke(switchyard, ["alert", "list", "--url", workers[1].url])
+        assert "firing" in listing.output, listing.output
 
-        leader = next(worker for worker in workers if leads(worker, workers[0]))
+        leader = next(worker for worker in workers if is_leader(worker, workers[0]))
         workers.remove(leader)
         leader.kill()
-        wait_until(lambda: leads(workers[0], workers[0]), ENOUGH_S, workers[0].tail)
-        asyncio.run(write(away))  # they come, late
+        wait_until(lambda: is_leader(workers[0], workers[0]), ENOUGH_S, workers[0].tail)
+        asyncio.run(write(away))  # the lost records arrive late
         wait_until(partial(_is_over, hook), ENOUGH_S, lambda: f"{hook.bodies}\n{workers[0].tail()}", 0.2)
         assert {body["id"] for body in hook.bodies} == {f"{first['alert']}-1", f"{first['alert']}-2"}
-        assert len(hook.bodies) == 2, "what was written down as told is not told again"
+        assert len(hook.bodies) == 2, "a notice in the control log is not sent again"
         wait_until(partial(_has_ended, manager), ENOUGH_S, workers[0].tail, 0.2)
         assert len({str(alert["labels"]) for (alert,) in manager.bodies}) == 1, "Alertmanager sees one alert"
 
 
 def _is_written(worker: Process) -> bool:
-    """Whether it stands in the control log that every channel took the notice."""
+    """Whether the control log has the acknowledgement of every channel."""
     (alert,) = http("GET", f"{worker.url}/api/v1/alerts")[1]["items"]
     return not any(channel["waits"] for channel in alert["channels"])
 

@@ -1,5 +1,5 @@
-"""Records of a time beyond what the log still has: archived by Spark's job, deleted from the log, told by a
-real worker; each once.
+"""A real worker finds records of a time range, each once: Spark's job archived them, and the log has deleted
+some.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kernel.clock import now_ms
 from tests.spark.processes import job
 from tests.system.test_audit import plan
-from tests.system.test_audit_missing import forget
-from tests.system.test_audit_records import CLUSTER, PARTITIONS, RECORDS, SPAN_MS, fetched
+from tests.system.test_audit_missing import delete_records_before
+from tests.system.test_audit_records import CLUSTER, PARTITIONS, RECORDS, SPAN_MS, fetch_text
 
 pytestmark = pytest.mark.system
 
 SEED = 9
 ENOUGH = SearchLimits(100_000, 1 << 30, 300.0)
-LATER_MS = 600_000  # how much later the second records are
+LATER_MS = 600_000  # between the first records and the second ones
 
 
 async def produce(bootstrap: str, topic: str, base_ms: int) -> dict[int, list[tuple[int, int]]]:
-    """Records whose values tell times from then on, nearly in order: (offset, time) by partition."""
+    """Sends records with rising event times, nearly in order; returns (offset, time) by partition."""
     rng = random.Random(SEED)
     sent: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(PARTITIONS)}
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
@@ -46,8 +46,8 @@ async def produce(bootstrap: str, topic: str, base_ms: int) -> dict[int, list[tu
             value = orjson.dumps({"note": "", "at": at_ms, "number": number})
             waiting.append((at_ms, await producer.send(topic, value, partition=rng.randrange(PARTITIONS))))
         for at_ms, future in waiting:
-            told = await future
-            sent[told.partition].append((told.offset, at_ms))
+            metadata = await future
+            sent[metadata.partition].append((metadata.offset, at_ms))
     return sent
 
 
@@ -59,7 +59,7 @@ def archive(bootstrap: str, topics: str, folder: Path) -> None:
 
 
 @pytest.mark.deep(minutes=1.2)
-def test_records_of_a_time_come_from_archive_and_log_each_once(
+def test_records_of_a_time_range_are_read_from_archive_and_log_once_each(
     stage: DemoStage, yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
     bootstrap, folder = yard.bootstrap(CLUSTER), tmp_path / "archive"
@@ -75,23 +75,23 @@ def test_records_of_a_time_come_from_archive_and_log_each_once(
     stage.deploy(worker, plan("all", counted, clusters=[CLUSTER], timestamp=by_field))
     base_ms, began_ms = now_ms() - 3_600_000, now_ms()
     sent = {topic: asyncio.run(produce(bootstrap, topic, base_ms)) for topic in (counted, plain)}
-    asked_ms = (base_ms, base_ms + LATER_MS + SPAN_MS * 2)
+    range_ms = (base_ms, base_ms + LATER_MS + SPAN_MS * 2)
 
     def cli(topic: str, from_ms: int, to_ms: int) -> tuple[list[dict[str, Any]], Any]:
         arguments = ("--topic", topic, "--from", str(from_ms), "--to", str(to_ms), "--limit", "100000")
-        given = ("audit", "records", *arguments, "--cluster", CLUSTER, "--url", worker.url, "-o", "json")
-        ended = CliRunner().invoke(switchyard, given)
-        assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
-        return [json.loads(line) for line in ended.stdout.splitlines()], ended
+        command = ("audit", "records", *arguments, "--cluster", CLUSTER, "--url", worker.url, "-o", "json")
+        result = CliRunner().invoke(switchyard, command)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return [json.loads(line) for line in result.stdout.splitlines()], result
 
-    rows, before = cli(counted, *asked_ms)
+    rows, before = cli(counted, *range_ms)
     assert (len(rows), before.exit_code) == (RECORDS, 6)
-    assert "is no archive" in before.stderr, "whoever has not archived yet is told, and gets what the log has"
+    assert "is no archive" in before.stderr, "without an archive the command warns and shows the log"
 
     archive(bootstrap, f"{topic_name}-.*", folder)
-    for topic, of in sent.items():
-        for partition, more in asyncio.run(produce(bootstrap, topic, base_ms + LATER_MS)).items():
-            of[partition] += more
+    for topic, records in sent.items():
+        for partition, new_records in asyncio.run(produce(bootstrap, topic, base_ms + LATER_MS)).items():
+            records[partition] += new_records
     windows = f"{worker.url}/api/v1/audit/windows?topic={counted}&limit=1000"
     wait_until(
         lambda: sum(row["count"] for row in http("GET", windows)[1].get("items", ())) == 2 * RECORDS,
@@ -101,43 +101,49 @@ def test_records_of_a_time_come_from_archive_and_log_each_once(
     ends = {partition: spans[-1][1] for partition, spans in reach.items()}
     assert sum(ends.values()) == RECORDS
     for topic in sent:
-        asyncio.run(forget(bootstrap, topic, {0: ends[0] - 20, 1: ends[1]}))
+        asyncio.run(delete_records_before(bootstrap, topic, {0: ends[0] - 20, 1: ends[1]}))
 
-    def told(rows: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    def positions(rows: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
         return [(row["partition"], row["offset"], row["time_ms"]) for row in rows]
 
-    wanted = [(partition, *one) for partition, of in sorted(sent[counted].items()) for one in of]
-    rows, ended = cli(counted, *asked_ms)
-    assert sorted(told(rows)) == wanted, "each once"
-    assert (ended.exit_code, "looked up in the archive" in ended.stderr) == (0, True), ended.stderr
+    wanted = [(partition, *one) for partition, records in sorted(sent[counted].items()) for one in records]
+    rows, result = cli(counted, *range_ms)
+    assert sorted(positions(rows)) == wanted, "each once"
+    assert (result.exit_code, "looked up in the archive" in result.stderr) == (0, True), result.stderr
     for partition in range(PARTITIONS):
         offsets = [row["offset"] for row in rows if row["partition"] == partition]
         assert offsets == sorted(offsets)
     assert {row["value"]["text"][:8] for row in rows} == {'{"note":'}
     part = (base_ms + 20_000, base_ms + 31_000)
-    assert sorted(told(cli(counted, *part)[0])) == [one for one in wanted if part[0] <= one[2] < part[1]]
-    query = f"topic={counted}&cluster={CLUSTER}&from={asked_ms[0]}&to={asked_ms[1]}&limit=100000&format=csv"
+    assert sorted(positions(cli(counted, *part)[0])) == [one for one in wanted if part[0] <= one[2] < part[1]]
+    query = f"topic={counted}&cluster={CLUSTER}&from={range_ms[0]}&to={range_ms[1]}&limit=100000&format=csv"
     assert (
-        len(asyncio.run(fetched(f"{worker.url}/api/v1/audit/records?{query}")).splitlines())
+        len(asyncio.run(fetch_text(f"{worker.url}/api/v1/audit/records?{query}")).splitlines())
         == 2 * RECORDS + 1
     )
 
-    rows, ended = cli(plain, began_ms - 60_000, now_ms() + 60_000)  # no plan: by timestamps
-    offsets = [(partition, offset) for partition, of in sorted(sent[plain].items()) for offset, _ in of]
+    rows, result = cli(plain, began_ms - 60_000, now_ms() + 60_000)  # no plan: by timestamps
+    offsets = [
+        (partition, offset) for partition, records in sorted(sent[plain].items()) for offset, _ in records
+    ]
     assert sorted((row["partition"], row["offset"]) for row in rows) == offsets
-    assert ended.exit_code == 0, ended.stderr
+    assert result.exit_code == 0, result.stderr
     assert cli(plain, began_ms - 120_000, began_ms - 60_000)[0] == []
 
     times = EventTimeRange(began_ms - 60_000, now_ms() + 60_000)
-    found, lost = asyncio.run(overtaken(bootstrap, folder, plain, times, {2: ends[2] - 5}))
-    assert (sorted(found), lost) == (offsets, 0), "retention came while it was read"
-    found, lost = asyncio.run(overtaken(bootstrap, folder, plain, times, {2: ends[2] + 7}))
+    found, lost = asyncio.run(
+        read_while_records_are_deleted(bootstrap, folder, plain, times, {2: ends[2] - 5})
+    )
+    assert (sorted(found), lost) == (offsets, 0), "retention deleted records during the read"
+    found, lost = asyncio.run(
+        read_while_records_are_deleted(bootstrap, folder, plain, times, {2: ends[2] + 7})
+    )
     assert (sorted(found), lost) == (
         [one for one in offsets if one[0] != 2 or not ends[2] <= one[1] < ends[2] + 7], 7,
     )  # fmt: skip
-    rows, ended = cli(plain, began_ms - 60_000, now_ms() + 60_000)
-    assert (len(rows), ended.exit_code, "7 offsets" in ended.stderr) == (2 * RECORDS - 7, 6, True), (
-        ended.stderr
+    rows, result = cli(plain, began_ms - 60_000, now_ms() + 60_000)
+    assert (len(rows), result.exit_code, "7 offsets" in result.stderr) == (2 * RECORDS - 7, 6, True), (
+        result.stderr
     )
 
 
@@ -153,16 +159,17 @@ async def open_archived(bootstrap: str, folder: Path, topic: str) -> Any:
         await client.stop()
 
 
-async def overtaken(
-    bootstrap: str, folder: Path, topic: str, times: EventTimeRange, before: dict[int, int]
+async def read_while_records_are_deleted(
+    bootstrap: str, folder: Path, topic: str, times: EventTimeRange, deletions: dict[int, int]
 ) -> tuple[list[tuple[int, int]], int]:
-    """What is read when retention takes more once parts are known, and how much is told as lost."""
+    """Deletes more records once the parts are known, then reads: (partition, offset) of the records, and the
+    number of lost ones."""
     archived = await open_archived(bootstrap, folder, topic)
     client = ClusterClient(ClusterSpec(CLUSTER, (bootstrap,)))
     await client.start()
     try:
         parts = await parts_of(client, topic, times, None, by_timestamp=True, archive=archived)
-        await forget(bootstrap, topic, before)
+        await delete_records_before(bootstrap, topic, deletions)
         reader = RangeReader(
             client, topic, parts, times, lambda record: record.timestamp, ENOUGH, archived, by_timestamp=True
         )

@@ -1,4 +1,4 @@
-"""What clients count by the audit library, beside what a plan counts: compared tier by tier."""
+"""Reports of clients, by the audit library, are compared tier by tier with the counts of a plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ from switchyard.audit.model.reports import Increment, Report, Scope, report_id
 from switchyard.audit.model.totals import Totals
 from switchyard.audit.outputs import Output
 from tests.kafka.conftest import connected
-from tests.system.test_audit import ENOUGH_S, HOME, PARTITIONS, SEED, WIDTH_MS, counted, listed, plan
+from tests.system.test_audit import (
+    ENOUGH_S,
+    HOME,
+    PARTITIONS,
+    SEED,
+    WIDTH_MS,
+    audit_rows,
+    plan,
+    window_counts,
+)
 
 pytestmark = pytest.mark.system
 
@@ -32,7 +41,7 @@ LOST = 3
 
 
 class Clients:
-    """A producer and a consumer of a topic, audited. `sent`: by window."""
+    """An audited producer and an audited consumer of a topic; `sent` counts the records by window."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.sent: Counter[int] = Counter()
@@ -42,7 +51,7 @@ class Clients:
         self._bootstrap, self._topic = bootstrap, topic
 
     async def produce(self, audit: Audit) -> None:
-        """Records into every partition, each with an id, until the end."""
+        """Sends records with ids into every partition, until the end."""
         chance, number = random.Random(SEED), 0
         async with AuditedProducer(AIOKafkaProducer(bootstrap_servers=self._bootstrap), audit) as producer:
             while not self.ending.is_set():
@@ -58,7 +67,7 @@ class Clients:
                 await asyncio.sleep(0.1)
 
     async def consume(self, audit: Audit) -> None:
-        """All of it, from the beginning."""
+        """Reads the topic from its beginning, until the end."""
         reader = AIOKafkaConsumer(
             self._topic, bootstrap_servers=self._bootstrap, group_id=self._topic, enable_auto_commit=False,
             auto_offset_reset="earliest",
@@ -72,8 +81,9 @@ class Clients:
                     self.flowing.set()
 
 
-async def speak_for_workers(bootstrap: str, topic: str, region: str, at_ms: int) -> None:
-    """A client says what only workers may: of a partition's count, of closing windows, of dropping them."""
+async def forge_worker_reports(bootstrap: str, topic: str, region: str, at_ms: int) -> None:
+    """Writes events that only workers may write, as a client: a partition's count, closed windows, forgotten
+    windows."""
     async with connected(bootstrap) as client:
         topic_id = (await client.topic_ids([topic]))[topic]
     scope, source = Scope(topic, "regional", HOME, WIDTH_MS), f"{topic_id}/0"
@@ -92,18 +102,18 @@ async def speak_for_workers(bootstrap: str, topic: str, region: str, at_ms: int)
             await producer.send_and_wait(audit_topic(region), codec.encode(event), key=topic.encode())
 
 
-def of_pair(worker: Process, topic: str, pair: tuple[str, str], state: str) -> list[dict[str, Any]]:
-    """What is told of two tiers."""
-    rows = listed(worker, "loss", topic=topic, state=state)
+def verdicts_of_pair(worker: Process, topic: str, pair: tuple[str, str], state: str) -> list[dict[str, Any]]:
+    """Verdicts on windows between two tiers."""
+    rows = audit_rows(worker, "loss", topic=topic, state=state)
     return [row for row in rows if (row["from_tier"], row["to_tier"]) == pair]
 
 
 @pytest.mark.deep(minutes=0.5)
-def test_what_clients_count_is_compared_with_what_is_in_kafka(
+def test_reports_of_clients_are_compared_with_the_records_in_kafka(
     stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:
-    """Reports by Kafka and by HTTP; of three records the producer only believes that it has sent them. What a
-    client says for workers counts for nothing."""
+    """Reports arrive by Kafka and by HTTP; the producer reports three records that Kafka never got. Forged
+    reports do not count."""
     home = stage.yard.bootstrap(HOME)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))
     worker = stage.worker()
@@ -117,12 +127,12 @@ def test_what_clients_count_is_compared_with_what_is_in_kafka(
             idle_ms=3_000, report_interval_s=0.5,
         )  # fmt: skip
 
-    def told() -> bool:
-        """Of each pair some windows are over."""
+    def windows_closed() -> bool:
+        """Whether both pairs have closed windows, and the first pair a lossy one."""
         return (
-            len(of_pair(worker, topic_name, before, "ok")) >= 2
-            and len(of_pair(worker, topic_name, after, "ok")) >= 2
-            and bool(of_pair(worker, topic_name, before, "lossy"))
+            len(verdicts_of_pair(worker, topic_name, before, "ok")) >= 2
+            and len(verdicts_of_pair(worker, topic_name, after, "ok")) >= 2
+            and bool(verdicts_of_pair(worker, topic_name, before, "lossy"))
         )
 
     async def run() -> tuple[Counter[int], int]:
@@ -134,12 +144,16 @@ def test_what_clients_count_is_compared_with_what_is_in_kafka(
             consuming = group.create_task(clients.consume(handles))
             await asyncio.wait_for(clients.flowing.wait(), ENOUGH_S)
             at_ms = time.time_ns() // 1_000_000
-            await speak_for_workers(home, topic_name, stage.region, at_ms)
+            await forge_worker_reports(home, topic_name, stage.region, at_ms)
             for number in range(LOST):
                 sends.sent(topic_name, at_ms, 5, b"lost %d" % number)
             try:
                 await asyncio.to_thread(
-                    wait_until, told, ENOUGH_S, lambda: f"{listed(worker, 'windows')}\n{worker.tail()}", 0.5
+                    wait_until,
+                    windows_closed,
+                    ENOUGH_S,
+                    lambda: f"{audit_rows(worker, 'windows')}\n{worker.tail()}",
+                    0.5,
                 )
             finally:
                 clients.ending.set()
@@ -149,16 +163,17 @@ def test_what_clients_count_is_compared_with_what_is_in_kafka(
         return clients.sent, at_ms - at_ms % WIDTH_MS
 
     sent, window = asyncio.run(run())
-    sent_as_told = sent + Counter({window: LOST})
-    for tier, wanted in zip(TIERS, (sent_as_told, sent, sent), strict=True):
+    sent_as_reported = sent + Counter({window: LOST})
+    for tier, wanted in zip(TIERS, (sent_as_reported, sent, sent), strict=True):
         wait_until(
-            lambda tier=tier, wanted=wanted: counted(worker, topic_name, tier).total() >= wanted.total(),
-            ENOUGH_S, lambda tier=tier: f"{tier}: {counted(worker, topic_name, tier)}, of {sent}", 0.5,
+            lambda tier=tier, wanted=wanted: window_counts(worker, topic_name, tier).total()
+            >= wanted.total(),
+            ENOUGH_S, lambda tier=tier: f"{tier}: {window_counts(worker, topic_name, tier)}, of {sent}", 0.5,
         )  # fmt: skip
-        assert counted(worker, topic_name, tier) == wanted
-    (lost,) = listed(worker, "loss", topic=topic_name, state="lossy")
+        assert window_counts(worker, topic_name, tier) == wanted
+    (lost,) = audit_rows(worker, "loss", topic=topic_name, state="lossy")
     assert (lost["from_tier"], lost["to_tier"], lost["start_ms"], lost["missing"]) == (*before, window, LOST)
     for state in ("corrupted", "duplicated", "absent-audit"):
-        assert not listed(worker, "loss", topic=topic_name, state=state)
-    for row in listed(worker, "loss", topic=topic_name, state="ok"):
+        assert not audit_rows(worker, "loss", topic=topic_name, state=state)
+    for row in audit_rows(worker, "loss", topic=topic_name, state="ok"):
         assert row["by"] == "ids"

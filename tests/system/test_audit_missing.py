@@ -1,5 +1,6 @@
-"""What did not come to the next tier is named, record by record, and copied again once: real workers,
-clusters, and a route."""
+"""The audit names the records that are missing at the next tier, and copies them again once: real workers,
+clusters and a route.
+"""
 
 from __future__ import annotations
 
@@ -31,58 +32,58 @@ from switchyard.audit.model.reports import Scope, client_report
 from switchyard.audit.model.tally import RecordArrays, Tally
 from tests.audit.query.arrays import numbers
 from tests.kafka.conftest import connected, producing
-from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, listed, plan
-from tests.system.test_audit_alerts import leads
+from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, audit_rows, plan
+from tests.system.test_audit_alerts import is_leader
 
 pytestmark = pytest.mark.system
 
 PARTITIONS = 2
 LONG_MS = 20_000  # a window in which a route is paused, reset and resumed
 SETTLED = ("ok", "lossy", "duplicated", "corrupted", "late")
-Sent = dict[str, Any]
+RecordFields = dict[str, Any]
 
 
-def ask(worker: Process, what: str, topic: str, start_ms: int, *options: str) -> Result:
-    """A command about a window."""
-    asked = ["audit", what, "--topic", topic, "--start", str(start_ms), "--url", worker.url, *options]
-    return CliRunner().invoke(switchyard, asked)
+def audit_command(worker: Process, subcommand: str, topic: str, start_ms: int, *options: str) -> Result:
+    """Runs an audit command about a window."""
+    command = ["audit", subcommand, "--topic", topic, "--start", str(start_ms), "--url", worker.url, *options]
+    return CliRunner().invoke(switchyard, command)
 
 
-def named(worker: Process, topic: str, start_ms: int) -> list[tuple[str, ...]]:
-    """Kind, partition and offset upstream, partition and offset of the copy."""
-    answer = ask(worker, "missing", topic, start_ms, "--again", "-o", "csv")
+def missing_rows(worker: Process, topic: str, start_ms: int) -> list[tuple[str, ...]]:
+    """Kind, partition and offset in the source, partition and offset in the copy."""
+    answer = audit_command(worker, "missing", topic, start_ms, "--again", "-o", "csv")
     assert answer.exit_code in {0, 8}, answer.output
     rows = csv.DictReader(io.StringIO(answer.stdout))
     columns = ("kind", "partition", "offset", "copy_partition", "copy_offset")
     return sorted(tuple(row[name] for name in columns) for row in rows)
 
 
-def accepted(worker: Process, asked: str, kind: str) -> str:
-    """What is answered to whom takes this kind of file."""
+def findings_as(worker: Process, query: str, media_type: str) -> str:
+    """The findings in this media type."""
     request = urllib.request.Request(  # noqa: S310 - our own worker
-        f"{worker.url}/api/v1/audit/missing?{asked}", headers={"Accept": kind}
+        f"{worker.url}/api/v1/audit/missing?{query}", headers={"Accept": media_type}
     )
     with urllib.request.urlopen(request, timeout=ENOUGH_S) as answer:  # noqa: S310
-        assert answer.headers["Content-Type"].partition(";")[0] == kind
+        assert answer.headers["Content-Type"].partition(";")[0] == media_type
         return str(answer.read().decode())
 
 
-def window_ahead() -> int:
-    """A window that has only just begun: all that is written now is in it."""
+def next_window() -> int:
+    """Waits for the next window to begin; records written at once lie in it."""
     now_ms = time.time_ns() // 1_000_000
     start_ms = now_ms - now_ms % WIDTH_MS + WIDTH_MS
     time.sleep((start_ms - now_ms) / 1000 + 0.05)
     return start_ms
 
 
-async def write(bootstrap: str, topic: str, records: list[Sent]) -> None:
+async def write(bootstrap: str, topic: str, records: list[RecordFields]) -> None:
     async with producing(bootstrap) as producer:
         for one in [await producer.send(topic, **record) for record in records]:
             await one
 
 
-async def forget(bootstrap: str, topic: str, before: dict[int, int]) -> None:
-    """Deletes what lies before these offsets, as retention does."""
+async def delete_records_before(bootstrap: str, topic: str, before: dict[int, int]) -> None:
+    """Deletes the records before these offsets, as retention does."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -94,7 +95,7 @@ async def forget(bootstrap: str, topic: str, before: dict[int, int]) -> None:
 
 
 def verdict_of(worker: Process, topic: str, start_ms: int) -> dict[str, Any]:
-    """What the audit says of a window now."""
+    """The audit's current verdict on a window."""
     query = "&".join(f"state={state}" for state in (*SETTLED, "provisional", "absent-audit"))
     status, body = http("GET", f"{worker.url}/api/v1/audit/loss?topic={topic}&{query}&limit=1000")
     rows = body["items"] if status == 200 else []
@@ -102,7 +103,7 @@ def verdict_of(worker: Process, topic: str, start_ms: int) -> dict[str, Any]:
     return next((row for row in rows if row["start_ms"] == start_ms), none)
 
 
-def until_closed(
+def wait_closed_verdict(
     worker: Process,
     topic: str,
     start_ms: int,
@@ -110,13 +111,13 @@ def until_closed(
     also: Callable[[], None] = lambda: None,
     width_ms: int = WIDTH_MS,
 ) -> dict[str, Any]:
-    """What the audit says of a window in the end. Later records in these clusters, and what is done `also`,
-    move the watermarks on."""
+    """The audit's final verdict on a window. Later records in these clusters, and `also`, move the watermarks
+    on."""
     found: list[dict[str, Any]] = []
 
     def closed() -> bool:
         now_ms = time.time_ns() // 1_000_000
-        if now_ms < start_ms + width_ms:  # they would be in it
+        if now_ms < start_ms + width_ms:  # an earlier tick would lie in the window
             return False
         tick = [{"partition": p, "value": b"tick", "timestamp_ms": now_ms} for p in range(PARTITIONS)]
         for bootstrap in bootstraps:
@@ -125,11 +126,11 @@ def until_closed(
         found[:] = [verdict_of(worker, topic, start_ms)]
         return found[0]["state"] in SETTLED and bool(found[0]["closed"])
 
-    wait_until(closed, ENOUGH_S, lambda: str(listed(worker, "windows", topic=topic)), 1.0)
+    wait_until(closed, ENOUGH_S, lambda: str(audit_rows(worker, "windows", topic=topic)), 1.0)
     return found[0]
 
 
-def test_faults_between_two_clusters_are_named_and_what_is_missing_is_copied_again_once(
+def test_missing_doubled_and_altered_records_are_named_and_missing_ones_copied_again_once(
     stage: DemoStage, topic_name: str
 ) -> None:
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
@@ -140,9 +141,9 @@ def test_faults_between_two_clusters_are_named_and_what_is_missing_is_copied_aga
     warm = [{"partition": p, "value": b"warm"} for p in range(PARTITIONS)]
     asyncio.run(write(home, topic_name, warm))
     asyncio.run(write(away, topic_name, warm))
-    wait_until(lambda: len(listed(worker, "windows", topic=topic_name)) >= 2, ENOUGH_S, worker.tail)
-    start_ms = window_ahead()
-    written: list[Sent] = [
+    wait_until(lambda: len(audit_rows(worker, "windows", topic=topic_name)) >= 2, ENOUGH_S, worker.tail)
+    start_ms = next_window()
+    written: list[RecordFields] = [
         {"partition": n % PARTITIONS, "key": b"k%d" % n, "value": b"v%d" % n, "timestamp_ms": start_ms + n,
          "headers": [("id", b"id-%d" % n), ("h", b"x")]}
         for n in range(400)
@@ -152,41 +153,48 @@ def test_faults_between_two_clusters_are_named_and_what_is_missing_is_copied_aga
     copied.remove(written[30])
     asyncio.run(write(home, topic_name, written))
     asyncio.run(write(away, topic_name, copied))
-    early = ask(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
-    assert (early.exit_code, "Not final" in early.output) == (5, True), early.output
-    assert until_closed(worker, topic_name, start_ms, home, away)["state"] == "lossy"
-    first = dict.fromkeys(range(PARTITIONS), 1)  # behind what was written first
+    too_early = audit_command(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
+    assert (too_early.exit_code, "Not final" in too_early.output) == (5, True), too_early.output
+    assert wait_closed_verdict(worker, topic_name, start_ms, home, away)["state"] == "lossy"
+    first = dict.fromkeys(range(PARTITIONS), 1)  # behind the first record of each partition
     lost = [
         ("missing", str(n % PARTITIONS), str(n // PARTITIONS + first[n % PARTITIONS]), "", "")
         for n in (10, 11, 312)
     ]
-    rows = named(worker, topic_name, start_ms)
+    rows = missing_rows(worker, topic_name, start_ms)
     assert sorted(row[:3] for row in rows if row[0] == "missing") == sorted(row[:3] for row in lost)
     assert Counter(row[0] for row in rows) == {"missing": 3, "doubled": 1, "altered": 1}
-    told = ask(worker, "missing", topic_name, start_ms, "-o", "json")
-    assert told.exit_code == 8
-    items = orjson.loads(told.stdout)["items"]
+    answer = audit_command(worker, "missing", topic_name, start_ms, "-o", "json")
+    assert answer.exit_code == 8
+    items = orjson.loads(answer.stdout)["items"]
     assert {(one["kind"], one["id"]) for one in items} == {
         ("missing", "id-10"), ("missing", "id-11"), ("missing", "id-312"), ("doubled", "id-20"),
         ("altered", "id-30"),
     }  # fmt: skip
-    asked = f"topic={topic_name}&from_tier=regional&to_tier=aggregate&start={start_ms}"
-    page = http("GET", f"{worker.url}/api/v1/audit/missing?{asked}&limit=2")[1]
+    query = f"topic={topic_name}&from_tier=regional&to_tier=aggregate&start={start_ms}"
+    page = http("GET", f"{worker.url}/api/v1/audit/missing?{query}&limit=2")[1]
     assert (len(page["items"]), page["next"]) == (2, "2")
-    file = list(csv.DictReader(io.StringIO(accepted(worker, asked, "text/csv"))))
+    file = list(csv.DictReader(io.StringIO(findings_as(worker, query, "text/csv"))))
     assert {(one["kind"], one["id"]) for one in file} == {(one["kind"], one["id"]) for one in items}
-    lines = accepted(worker, asked, "application/x-ndjson").splitlines()
+    lines = findings_as(worker, query, "application/x-ndjson").splitlines()
     assert [orjson.loads(line) for line in lines] == items
-    status, problem = http("GET", f"{worker.url}/api/v1/audit/missing?{asked}&limit=2&format=csv")
+    status, problem = http("GET", f"{worker.url}/api/v1/audit/missing?{query}&limit=2&format=csv")
     assert (status, "which has all rows" in problem["detail"]) == (400, True)
 
-    dry = ask(worker, "copy-again", topic_name, start_ms)
-    assert (dry.exit_code, "3 records" in dry.stderr, "dry run" in dry.stderr) == (0, True, True), dry.output
-    assert len(named(worker, topic_name, start_ms)) == 5, "nothing was changed"
-    done = ask(worker, "copy-again", topic_name, start_ms, "--execute", "--yes", "-o", "json")
+    dry_run = audit_command(worker, "copy-again", topic_name, start_ms)
+    assert (dry_run.exit_code, "3 records" in dry_run.stderr, "dry run" in dry_run.stderr) == (
+        0,
+        True,
+        True,
+    ), dry_run.output
+    assert len(missing_rows(worker, topic_name, start_ms)) == 5, "nothing was changed"
+    done = audit_command(worker, "copy-again", topic_name, start_ms, "--execute", "--yes", "-o", "json")
     assert done.exit_code == 0, done.output
     assert orjson.loads(done.stdout)["copied"] == 3
-    assert Counter(row[0] for row in named(worker, topic_name, start_ms)) == {"doubled": 1, "altered": 1}
+    assert Counter(row[0] for row in missing_rows(worker, topic_name, start_ms)) == {
+        "doubled": 1,
+        "altered": 1,
+    }
     wait_until(
         lambda: verdict_of(worker, topic_name, start_ms)["missing"] == 0, ENOUGH_S, worker.tail, 0.5
     )  # the audit has counted them, too
@@ -195,74 +203,81 @@ def test_faults_between_two_clusters_are_named_and_what_is_missing_is_copied_aga
     assert "3 of 3 missing records" in act["detail"]
     assert "(command line)" in act["actor"]
 
-    asyncio.run(forget(home, topic_name, {0: 100}))
-    gone = ask(worker, "missing", topic_name, start_ms, "--again", "-o", "json")
-    told = orjson.loads(gone.stdout)
-    unread = {(one["cluster"], one["partition"], one["end"]) for one in told["unread"]}
-    assert (gone.exit_code, unread) == (0, {(HOME, 0, 100)}), "what nobody can read any more is no loss"
-    assert (told["counts"]["missing"], told["counts"]["foreign"]) == (0, 0)
-    assert told["counts"]["unclear"] >= 99
+    asyncio.run(delete_records_before(home, topic_name, {0: 100}))
+    after_deletion = audit_command(worker, "missing", topic_name, start_ms, "--again", "-o", "json")
+    answer = orjson.loads(after_deletion.stdout)
+    unread = {(one["cluster"], one["partition"], one["end"]) for one in answer["unread"]}
+    assert (after_deletion.exit_code, unread) == (0, {(HOME, 0, 100)}), (
+        "records that retention deleted are no loss"
+    )
+    assert (answer["counts"]["missing"], answer["counts"]["foreign"]) == (0, 0)
+    assert answer["counts"]["unclear"] >= 99
 
 
 @pytest.mark.deep(minutes=3.0)
-def test_copying_again_goes_on_once_where_a_killed_leader_has_left_it(
+def test_copy_again_finishes_without_duplicates_after_its_leader_was_killed(
     stage: DemoStage, topic_name: str
 ) -> None:
-    """It is killed between two partitions: a transaction of somebody else's holds it up at the second."""
+    """The leader is killed between two partitions: an open transaction of another producer blocks the second
+    one."""
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     for bootstrap in (home, away):
         asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
     workers = [stage.worker() for _ in range(2)]
     stage.deploy(workers[0], plan("all", topic_name, clusters=["regional", "aggregate"]))
-    warm: list[Sent] = [{"partition": p, "value": b"warm"} for p in range(PARTITIONS)]
+    warm: list[RecordFields] = [{"partition": p, "value": b"warm"} for p in range(PARTITIONS)]
     for bootstrap in (home, away):
         asyncio.run(write(bootstrap, topic_name, warm))
-    wait_until(lambda: len(listed(workers[0], "windows", topic=topic_name)) >= 2, ENOUGH_S, workers[0].tail)
-    start_ms = window_ahead()
-    written: list[Sent] = [
+    wait_until(
+        lambda: len(audit_rows(workers[0], "windows", topic=topic_name)) >= 2, ENOUGH_S, workers[0].tail
+    )
+    start_ms = next_window()
+    written: list[RecordFields] = [
         {"partition": n % PARTITIONS, "value": b"v%d" % n, "timestamp_ms": start_ms + n} for n in range(300)
     ]
     asyncio.run(write(home, topic_name, written))
     asyncio.run(write(away, topic_name, written[:100]))
-    assert until_closed(workers[0], topic_name, start_ms, home, away)["missing"] == 200
-    asyncio.run(_killed_while_it_copies(workers, away, topic_name, start_ms))
-    (left,) = workers
-    wait_until(lambda: leads(left, left), ENOUGH_S, left.tail)
+    assert wait_closed_verdict(workers[0], topic_name, start_ms, home, away)["missing"] == 200
+    asyncio.run(_kill_leader_during_copy(workers, away, topic_name, start_ms))
+    (survivor,) = workers
+    wait_until(lambda: is_leader(survivor, survivor), ENOUGH_S, survivor.tail)
 
     done: list[Result] = []
 
-    def again() -> bool:
-        done[:] = [ask(left, "copy-again", topic_name, start_ms, "--execute", "--yes", "-o", "json")]
+    def copies_again() -> bool:
+        done[:] = [
+            audit_command(survivor, "copy-again", topic_name, start_ms, "--execute", "--yes", "-o", "json")
+        ]
         return done[0].exit_code == 0
 
-    # What was copied came late: for two minutes and more the audit waits whether others follow.
-    wait_until(again, 4 * ENOUGH_S, lambda: done[0].output + left.tail(), 1.0)
+    # The first copies arrived late, so the audit waits two minutes and more for others.
+    wait_until(copies_again, 4 * ENOUGH_S, lambda: done[0].output + survivor.tail(), 1.0)
     values = Counter(asyncio.run(committed_values(away, topic_name)))
     assert values - Counter({b"warm": PARTITIONS, b"tick": values[b"tick"]}) == Counter(
         record["value"] for record in written
     )
 
 
-async def _killed_while_it_copies(workers: list[Process], away: str, topic: str, start_ms: int) -> None:
-    """Kills the leader once the first partition's records are there, and the second's are not."""
-    leader = next(worker for worker in workers if leads(worker, workers[0]))
+async def _kill_leader_during_copy(workers: list[Process], away: str, topic: str, start_ms: int) -> None:
+    """Kills the leader once the first partition's records are copied, and the second's are not."""
+    leader = next(worker for worker in workers if is_leader(worker, workers[0]))
     workers.remove(leader)
     async with producing(away, transactional_id=topic) as other:
         await other.begin_transaction()
         await other.send_and_wait(topic, b"other", partition=1)
-        begun = asyncio.create_task(
-            asyncio.to_thread(ask, leader, "copy-again", topic, start_ms, "--execute", "--yes")
+        copying = asyncio.create_task(
+            asyncio.to_thread(audit_command, leader, "copy-again", topic, start_ms, "--execute", "--yes")
         )
         async with asyncio.timeout(ENOUGH_S):
             while (await committed_values(away, topic, 0)).count(b"v298") != 1:  # noqa: ASYNC110 - of a broker
                 await asyncio.sleep(0.2)
         await asyncio.to_thread(leader.kill)
         await other.abort_transaction()
-        await asyncio.wait([begun])
+        await asyncio.wait([copying])
 
 
 async def committed_values(bootstrap: str, topic: str, *partitions: int) -> list[bytes | None]:
-    """What whoever reads committed records finds now."""
+    """The values that a read_committed consumer finds now."""
     found: list[bytes | None] = []
     async with connected(bootstrap) as client:
         wanted = [(topic, number) for number in partitions or range(PARTITIONS)]
@@ -276,7 +291,7 @@ async def committed_values(bootstrap: str, topic: str, *partitions: int) -> list
 
 
 @pytest.mark.deep(minutes=1.0)
-def test_what_a_route_left_out_is_named_though_all_records_are_alike(
+def test_records_that_a_route_skipped_are_named_although_all_records_are_equal(
     stage: DemoStage, topic_name: str
 ) -> None:
     home = stage.yard.bootstrap(HOME)
@@ -290,11 +305,11 @@ def test_what_a_route_left_out_is_named_though_all_records_are_alike(
     now_ms = time.time_ns() // 1_000_000
     start_ms = now_ms - now_ms % LONG_MS + LONG_MS
     wait_until(lambda: time.time_ns() // 1_000_000 > start_ms, 30.0, worker.tail)
-    same: Sent = {"partition": 0, "value": b"same", "timestamp_ms": start_ms + 1}
+    same: RecordFields = {"partition": 0, "value": b"same", "timestamp_ms": start_ms + 1}
 
     def change(what: str, *options: str) -> None:
-        asked = ["route", what, name, *options, "--url", worker.url]
-        done = CliRunner().invoke(switchyard, asked)
+        command = ["route", what, name, *options, "--url", worker.url]
+        done = CliRunner().invoke(switchyard, command)
         assert done.exit_code == 0, done.output
 
     def copied(count: int) -> bool:
@@ -305,7 +320,7 @@ def test_what_a_route_left_out_is_named_though_all_records_are_alike(
     change("pause", "--execute", "--yes")
     asyncio.run(write(home, topic_name, [same] * 10))
     wait_until(
-        lambda: {row[:3] for row in named(worker, topic_name, start_ms)}
+        lambda: {row[:3] for row in missing_rows(worker, topic_name, start_ms)}
         == {("waiting", "0", str(offset)) for offset in range(100, 110)},
         ENOUGH_S, worker.tail, 0.5,
     )  # fmt: skip
@@ -313,31 +328,33 @@ def test_what_a_route_left_out_is_named_though_all_records_are_alike(
     change("resume", "--execute", "--yes")
     asyncio.run(write(home, topic_name, [same] * 50))
     wait_until(lambda: copied(150), ENOUGH_S, worker.tail)
-    verdict = until_closed(worker, topic_name, start_ms, home, width_ms=LONG_MS)
+    verdict = wait_closed_verdict(worker, topic_name, start_ms, home, width_ms=LONG_MS)
     assert (verdict["state"], verdict["missing"]) == ("lossy", 10)
-    rows = named(worker, topic_name, start_ms)
+    rows = missing_rows(worker, topic_name, start_ms)
     assert [row[:3] for row in rows] == [("missing", "0", str(offset)) for offset in range(100, 110)]
-    done = ask(worker, "copy-again", topic_name, start_ms, "--execute", "--yes", "-o", "json")
+    done = audit_command(worker, "copy-again", topic_name, start_ms, "--execute", "--yes", "-o", "json")
     assert (done.exit_code, orjson.loads(done.stdout)["copied"]) == (0, 10), done.output
-    assert named(worker, topic_name, start_ms) == []
+    assert missing_rows(worker, topic_name, start_ms) == []
     wait_until(
-        lambda: until_closed(worker, topic_name, start_ms, home, width_ms=LONG_MS)["missing"] == 0,
+        lambda: wait_closed_verdict(worker, topic_name, start_ms, home, width_ms=LONG_MS)["missing"] == 0,
         ENOUGH_S,
         worker.tail,
     )
-    again = ask(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
-    assert (again.exit_code, "nothing is missing" in again.stderr) == (0, True), again.output
+    second_copy = audit_command(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
+    assert (second_copy.exit_code, "nothing is missing" in second_copy.stderr) == (0, True), (
+        second_copy.output
+    )
 
 
-class Consumer:
-    """Tells of what it handled, and that it goes on."""
+class ReportingConsumer:
+    """Reports the records that it handled, and its watermark."""
 
     def __init__(self, worker: Process, topic: str) -> None:
         self._url = f"{worker.url}/api/v1/audit/reports"
         self._scope = Scope(topic, "consumer", "app", WIDTH_MS)
         self._number = 0
 
-    def report(self, *records: Sent) -> None:
+    def report(self, *records: RecordFields) -> None:
         tally, now_ms = Tally(WIDTH_MS), time.time_ns() // 1_000_000
         if records:
             ids = ids_of([record["headers"][0][1] for record in records])
@@ -356,7 +373,7 @@ class Consumer:
 
 @pytest.mark.deep(minutes=0.5)
 @pytest.mark.parametrize("lost", [1, 2, 3])
-def test_what_a_consumer_did_not_handle_is_named_by_the_sums_of_ids(
+def test_up_to_two_records_that_a_consumer_did_not_handle_are_named_from_sums_of_ids(
     stage: DemoStage, topic_name: str, lost: int
 ) -> None:
     home = stage.yard.bootstrap(HOME)
@@ -364,35 +381,35 @@ def test_what_a_consumer_did_not_handle_is_named_by_the_sums_of_ids(
     worker = stage.worker()
     tiers = ["regional", "consumer"]
     stage.deploy(worker, plan("all", topic_name, clusters=["regional"], id={"header": "id"}, tiers=tiers))
-    warm: list[Sent] = [{"partition": p, "value": b"warm"} for p in range(PARTITIONS)]
+    warm: list[RecordFields] = [{"partition": p, "value": b"warm"} for p in range(PARTITIONS)]
     asyncio.run(write(home, topic_name, warm))
-    wait_until(lambda: listed(worker, "windows", topic=topic_name), ENOUGH_S, worker.tail)
-    consumer = Consumer(worker, topic_name)
+    wait_until(lambda: audit_rows(worker, "windows", topic=topic_name), ENOUGH_S, worker.tail)
+    consumer = ReportingConsumer(worker, topic_name)
     consumer.report()
-    start_ms = window_ahead()
-    written: list[Sent] = [
+    start_ms = next_window()
+    written: list[RecordFields] = [
         {"partition": n % PARTITIONS, "value": b"v%d" % n, "timestamp_ms": start_ms + n,
          "headers": [("id", b"id-%d" % n)]}
         for n in range(200)
     ]  # fmt: skip
     asyncio.run(write(home, topic_name, written))
     consumer.report(*written[: 200 - lost])
-    verdict = until_closed(worker, topic_name, start_ms, home, also=consumer.report)
+    verdict = wait_closed_verdict(worker, topic_name, start_ms, home, also=consumer.report)
     assert (verdict["state"], verdict["missing"]) == ("lossy", lost)
-    answer = ask(worker, "missing", topic_name, start_ms, "--to-tier", "consumer", "-o", "json")
-    told = orjson.loads(answer.stdout)
-    names = [one["id"] for one in told["items"]]
+    answer = audit_command(worker, "missing", topic_name, start_ms, "--to-tier", "consumer", "-o", "json")
+    findings = orjson.loads(answer.stdout)
+    names = [one["id"] for one in findings["items"]]
     assert answer.exit_code == 8
     if lost > 2:
-        assert (names, told["complete"], told["differs"]) == ([], False, 3)
+        assert (names, findings["complete"], findings["differs"]) == ([], False, 3)
         assert "records are told" in answer.stderr
     else:
         assert sorted(names) == sorted(f"id-{n}" for n in range(200 - lost, 200))
-        assert told["complete"]
-    refused = ask(worker, "copy-again", topic_name, start_ms, "--to-tier", "consumer")
+        assert findings["complete"]
+    refused = audit_command(worker, "copy-again", topic_name, start_ms, "--to-tier", "consumer")
     assert (refused.exit_code, "keep no log" in refused.output) == (5, True), refused.output
 
 
 def counted_at(worker: Process, topic: str, start_ms: int, tier: str) -> int:
-    rows = listed(worker, "windows", topic=topic, tier=tier)
+    rows = audit_rows(worker, "windows", topic=topic, tier=tier)
     return sum(row["count"] for row in rows if row["start_ms"] == start_ms)

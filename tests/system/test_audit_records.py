@@ -1,4 +1,4 @@
-"""Records of a time, by an event time that is not their timestamp, found by the audit of a real worker."""
+"""The audit of a real worker finds records of a range of event times, which are not their timestamps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEED = 5
 
 
 async def produce(bootstrap: str, topic: str, base_ms: int) -> dict[int, list[tuple[int, int]]]:
-    """Records whose values tell times of an hour ago, nearly in order: (offset, time) by partition."""
+    """Sends records with event times of an hour ago, nearly in order; returns (offset, time) by partition."""
     rng = random.Random(SEED)
     sent: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(PARTITIONS)}
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20) as producer:
@@ -39,13 +39,13 @@ async def produce(bootstrap: str, topic: str, base_ms: int) -> dict[int, list[tu
             value = orjson.dumps({"note": "=1+1", "at": at_ms, "number": number})
             key = None if number % 50 else b"\xff\x00"
             future = await producer.send(topic, value, key=key, partition=rng.randrange(PARTITIONS))
-            told = await future
-            sent[told.partition].append((told.offset, at_ms))
+            metadata = await future
+            sent[metadata.partition].append((metadata.offset, at_ms))
     return sent
 
 
 @pytest.mark.deep(minutes=0.7)
-def test_records_of_a_time_are_found_by_the_audit_and_are_exactly_those(
+def test_the_audit_finds_exactly_the_records_of_an_event_time_range(
     stage: DemoStage, yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
     bootstrap = yard.bootstrap("east-regional")
@@ -57,16 +57,16 @@ def test_records_of_a_time_are_found_by_the_audit_and_are_exactly_those(
     sent = asyncio.run(produce(bootstrap, topic_name, base_ms))
     windows = f"{worker.url}/api/v1/audit/windows?topic={topic_name}"
 
-    def counted() -> int:
+    def count_of_windows() -> int:
         return sum(row["count"] for row in http("GET", windows)[1].get("items", ()))
 
-    wait_until(lambda: counted() == RECORDS, 90, worker.tail)
+    wait_until(lambda: count_of_windows() == RECORDS, 90, worker.tail)
 
     def cli(*arguments: str) -> Any:
-        given = (*arguments, "--cluster", CLUSTER, "--url", worker.url)
-        ended = CliRunner().invoke(switchyard, given)
-        assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
-        return ended
+        command_line = (*arguments, "--cluster", CLUSTER, "--url", worker.url)
+        result = CliRunner().invoke(switchyard, command_line)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result
 
     from_ms, to_ms = base_ms + 20_000, base_ms + 31_000
     wanted = {
@@ -75,8 +75,8 @@ def test_records_of_a_time_are_found_by_the_audit_and_are_exactly_those(
         for offset, at_ms in rows
         if from_ms <= at_ms < to_ms
     }
-    asked = ("audit", "records", "--topic", topic_name, "--from", str(from_ms), "--to", str(to_ms))
-    found = cli(*asked, "-o", "json")
+    command = ("audit", "records", "--topic", topic_name, "--from", str(from_ms), "--to", str(to_ms))
+    found = cli(*command, "-o", "json")
     rows = [json.loads(line) for line in found.stdout.splitlines()]
     assert {(row["partition"], row["offset"], row["time_ms"]) for row in rows} == wanted
     assert len(rows) == len(wanted) > 100
@@ -88,11 +88,11 @@ def test_records_of_a_time_are_found_by_the_audit_and_are_exactly_those(
     looked_at = int(found.stderr.split(" looked at")[0].split()[-1])
     assert looked_at < RECORDS * 0.75, "the index says where to read"
 
-    cut = cli(*asked, "--limit", "7", "-o", "csv")
+    cut = cli(*command, "--limit", "7", "-o", "csv")
     assert (cut.exit_code, "--limit is reached" in cut.stderr) == (6, True)
     assert len(list(csv.DictReader(io.StringIO(cut.stdout)))) == 7
     path = f"/api/v1/audit/records?topic={topic_name}&cluster={CLUSTER}&from={from_ms}&to={to_ms}"
-    stream = asyncio.run(fetched(f"{worker.url}{path}&format=csv"))
+    stream = asyncio.run(fetch_text(f"{worker.url}{path}&format=csv"))
     assert len(stream.splitlines()) == 1 + len(wanted)
     assert http("GET", worker.url + path.replace(topic_name, f"{topic_name}-none"))[0] == 404
 
@@ -108,7 +108,7 @@ def test_records_of_a_time_are_found_by_the_audit_and_are_exactly_those(
     assert {row["note"] for row in beyond["partitions"]} == {"beyond-end"}
 
 
-async def fetched(url: str) -> str:
+async def fetch_text(url: str) -> str:
     import aiohttp
 
     async with aiohttp.ClientSession() as session, session.get(url) as answer:

@@ -1,5 +1,7 @@
-"""A workload goes on in another region behind what was finished in the first, message by message: while that
-one lives, and once it is gone as a whole."""
+"""A workload continues in another region behind the messages that the first one finished, even out of order.
+
+It does so while the first region runs, and after it was lost as a whole.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ pytestmark = pytest.mark.system
 GROUP, PARTITIONS, RECORDS = "billing", 2, 300  # records that each region's producers write at once
 
 
-class Served:
-    """A region's receiver: notes what it answered, and leaves some without an answer."""
+class RegionReceiver:
+    """A region's receiver: counts the messages that it answered, and leaves some without an answer."""
 
     def __init__(self, topic: str) -> None:
-        self.seen: Counter[str] = Counter()
+        self.handled: Counter[str] = Counter()
         self.unanswered: set[str] = set()
         self.receiver = Receiver()
         self.receiver.on(topic=topic, group=GROUP)(self._handle)
@@ -42,17 +44,17 @@ class Served:
         name = str(json.loads(message.value)["id"])
         if name in self.unanswered:
             await asyncio.Event().wait()
-        self.seen[name] += 1
+        self.handled[name] += 1
 
 
 @asynccontextmanager
-async def served(topic: str) -> AsyncIterator[dict[str, Served]]:
+async def serving_receivers(topic: str) -> AsyncIterator[dict[str, RegionReceiver]]:
     async with AsyncExitStack() as stack:
-        both = {home: Served(topic) for home in ("east", "west")}
-        for one in both.values():
-            one.address = f"127.0.0.1:{await one.receiver.start()}"
-            stack.push_async_callback(one.receiver.stop, 0)
-        yield both
+        receivers = {home: RegionReceiver(topic) for home in ("east", "west")}
+        for receiver in receivers.values():
+            receiver.address = f"127.0.0.1:{await receiver.receiver.start()}"
+            stack.push_async_callback(receiver.receiver.stop, 0)
+        yield receivers
 
 
 async def send(two: TwoRegions, home: str, topic: str, *names: str) -> None:
@@ -64,42 +66,48 @@ async def send(two: TwoRegions, home: str, topic: str, *names: str) -> None:
         await asyncio.gather(*sent)
 
 
-async def table(two: TwoRegions, of: str, home: str, name: str, keys: str) -> list[bytes]:
-    """The newest record of each key that has `keys` in it, in a home's copy of a region's table."""
-    topic = ControlTopics(two.names[of]).changelog(name, 0).name
+async def table(two: TwoRegions, region: str, home: str, name: str, keys: str) -> list[bytes]:
+    """The newest record of each key with `keys` in it, in a home's copy of a region's table."""
+    topic = ControlTopics(two.names[region]).changelog(name, 0).name
     records = await read_all(two.bootstrap(home, "regional"), topic)
-    return list({one.key: one.value for one in records if one.value and keys.encode() in one.key}.values())
+    return list(
+        {
+            record.key: record.value for record in records if record.value and keys.encode() in record.key
+        }.values()
+    )
 
 
-async def told(two: TwoRegions, of: str, home: str, topic: str) -> list[int]:
-    """What a home has been told of a region: how many messages are finished there, in the main topic; and up
-    to where all sources are in its offset map, all together."""
+async def reported_progress(two: TwoRegions, region: str, home: str, topic: str) -> list[int]:
+    """Messages finished in the main topic, and the sum of source ends in the offset map, as a home knows them
+    of a region."""
     jobs = [
         codec.tracker_record(one)
-        for one in await table(two, of, home, "trackers", f"{GROUP}/{topic}:{topic}:")
+        for one in await table(two, region, home, "trackers", f"{GROUP}/{topic}:{topic}:")
     ]
-    done = [Snapshot.from_bytes(job.snapshot) for job in jobs if job.snapshot]
-    lines = [codec.checkpoint_line(one) for one in await table(two, of, home, "checkpoints", f"/{topic}/")]
+    snapshots = [Snapshot.from_bytes(job.snapshot) for job in jobs if job.snapshot]
+    lines = [
+        codec.checkpoint_line(one) for one in await table(two, region, home, "checkpoints", f"/{topic}/")
+    ]
     return [
-        sum(one.base + sum(end - start for start, end in one.finished) for one in done),
+        sum(one.base + sum(end - start for start, end in one.finished) for one in snapshots),
         sum(line.barriers[-1].source_end for line in lines),
     ]
 
 
-async def until(two: TwoRegions, of: str, home: str, topic: str, *wanted: int) -> None:
-    """Waits until a home has been told of so much."""
+async def wait_progress(two: TwoRegions, region: str, home: str, topic: str, *wanted: int) -> None:
+    """Waits until a home knows this progress of a region."""
     found: list[int] = []
     try:
         async with asyncio.timeout(STEP_TIMEOUT_S):
             while found != list(wanted):
                 await asyncio.sleep(0.3)
-                found = await told(two, of, home, topic)
+                found = await reported_progress(two, region, home, topic)
     except TimeoutError:
-        raise AssertionError(f"{home} has been told {found} of {of}, not {wanted}") from None
+        raise AssertionError(f"{home} knows progress {found} of {region}, not {wanted}") from None
 
 
-async def take_over(two: TwoRegions, home: str, topic: str) -> int:
-    """What a failover writes down last, in the region that is to act; the role's epoch."""
+async def put_active_role(two: TwoRegions, home: str, topic: str) -> int:
+    """Writes the last record of a failover in the region that is to act; returns the role's epoch."""
     region = two.names[home]
     epoch = two.role(home)["epoch"] + 1
     other = next(name for name in two.names.values() if name != region)
@@ -114,7 +122,7 @@ async def take_over(two: TwoRegions, home: str, topic: str) -> int:
 
 
 @pytest.mark.deep(minutes=1.7)
-async def test_what_one_region_has_finished_out_of_order_is_not_delivered_again_in_the_other(
+async def test_messages_finished_out_of_order_in_one_region_are_not_delivered_again_in_the_other(
     killable_yard: Yard, topic_name: str
 ) -> None:
     killable_yard.up(regions=2)
@@ -122,13 +130,13 @@ async def test_what_one_region_has_finished_out_of_order_is_not_delivered_again_
     for stage in two.stages.values():
         stage.settings["worker"] = {"grace": "1s"}
     try:
-        async with served(topic) as receivers:
-            await both_ways(two, topic, receivers)
+        async with serving_receivers(topic) as receivers:
+            await check_both_directions(two, topic, receivers)
     finally:
         await asyncio.to_thread(two.close)
 
 
-async def both_ways(two: TwoRegions, topic: str, receivers: dict[str, Served]) -> None:
+async def check_both_directions(two: TwoRegions, topic: str, receivers: dict[str, RegionReceiver]) -> None:
     east, west = receivers["east"], receivers["west"]
     for home in two.names:
         await create_topic(two.bootstrap(home, "regional"), topic, PARTITIONS)
@@ -149,28 +157,28 @@ async def both_ways(two: TwoRegions, topic: str, receivers: dict[str, Served]) -
         lambda: f"{two.roles('west')}",
     )
 
-    def begun() -> list[str]:
+    def running_jobs() -> list[str]:
         items = two.ask("east", "assignments?limit=1000")["items"]
         return [item["job"] for item in items if item["worker"] and item["job"].startswith("dispatch:")]
 
     await asyncio.to_thread(
-        wait_until, lambda: len(begun()) == PARTITIONS, STEP_TIMEOUT_S, lambda: f"{begun()}"
+        wait_until, lambda: len(running_jobs()) == PARTITIONS, STEP_TIMEOUT_S, lambda: f"{running_jobs()}"
     )
 
-    # The east finishes what both write, but for some; the west hears of it.
+    # The east finishes the messages of both regions, but for some; the west learns of it.
     first = {home: [f"{home}-{at}" for at in range(RECORDS)] for home in two.names}
     east.unanswered = {f"{home}-{at}" for home in two.names for at in (7, 40, 41, 222)}
     for home, names in first.items():
         await send(two, home, topic, *names)
-    left = len(east.unanswered)
-    await settled(east, set(first["east"] + first["west"]) - east.unanswered)
-    await until(two, "east", "west", topic, 2 * RECORDS - left, 2 * RECORDS)
-    await until(two, "west", "west", topic, 0, 2 * RECORDS)
-    assert east.seen == Counter(set(first["east"] + first["west"]) - east.unanswered)
+    unanswered_count = len(east.unanswered)
+    await wait_handled(east, set(first["east"] + first["west"]) - east.unanswered)
+    await wait_progress(two, "east", "west", topic, 2 * RECORDS - unanswered_count, 2 * RECORDS)
+    await wait_progress(two, "west", "west", topic, 0, 2 * RECORDS)
+    assert east.handled == Counter(set(first["east"] + first["west"]) - east.unanswered)
 
-    # The west takes over while the east lives: only those, and what comes, is delivered there.
+    # The west takes over while the east runs: it delivers only the unfinished and the new messages.
     west.unanswered = {"west-new-3", "east-new-4"}
-    epoch = await take_over(two, "west", topic)
+    epoch = await put_active_role(two, "west", topic)
     await asyncio.to_thread(
         wait_until, lambda: two.role("west")["released"].get(two.names["east"]) == epoch, STEP_TIMEOUT_S,
         lambda: f"{two.role('west')}",
@@ -179,26 +187,26 @@ async def both_ways(two: TwoRegions, topic: str, receivers: dict[str, Served]) -
     for home, names in new.items():
         await send(two, home, topic, *names)
     expected = (east.unanswered | set(new["east"] + new["west"])) - west.unanswered
-    await settled(west, expected)
-    assert west.seen == Counter(expected)
-    assert sum(east.seen.values()) == 2 * RECORDS - left
+    await wait_handled(west, expected)
+    assert west.handled == Counter(expected)
+    assert sum(east.handled.values()) == 2 * RECORDS - unanswered_count
 
-    # The west is lost as a whole; the east goes on from what it has, all of it copies.
+    # The west is lost as a whole; the east continues with its copies.
     everything = 2 * RECORDS + 40
-    await until(two, "west", "east", topic, everything - 2, everything)
-    await until(two, "east", "east", topic, 2 * RECORDS - left, everything)
-    before = Counter(east.seen)
+    await wait_progress(two, "west", "east", topic, everything - 2, everything)
+    await wait_progress(two, "east", "east", topic, 2 * RECORDS - unanswered_count, everything)
+    before = Counter(east.handled)
     await asyncio.to_thread(two.lose, "west")
     remaining, east.unanswered = set(west.unanswered), set()
-    await take_over(two, "east", topic)
+    await put_active_role(two, "east", topic)
     await send(two, "east", topic, "east-last-0", "east-last-1")
-    await settled(east, remaining | {"east-last-0", "east-last-1"} | set(before))
-    assert east.seen - before == Counter(remaining | {"east-last-0", "east-last-1"})
+    await wait_handled(east, remaining | {"east-last-0", "east-last-1"} | set(before))
+    assert east.handled - before == Counter(remaining | {"east-last-0", "east-last-1"})
 
 
-async def settled(one: Served, expected: set[str]) -> None:
-    """All of that has come, and for a moment nothing else does."""
+async def wait_handled(receiver: RegionReceiver, expected: set[str]) -> None:
+    """Waits until the receiver has handled all of these, and two seconds more for others."""
     async with asyncio.timeout(STEP_TIMEOUT_S):
-        while not expected <= one.seen.keys():  # noqa: ASYNC110 - the receiver changes it
+        while not expected <= receiver.handled.keys():  # noqa: ASYNC110 - the receiver changes it
             await asyncio.sleep(0.1)
     await asyncio.sleep(2.0)

@@ -1,7 +1,8 @@
-"""Workers come, go, die and freeze at random under load, definitions change: every message is counted.
+"""Workers are added, stopped, killed and frozen at random under load, and definitions change: every message
+is counted.
 
-SWITCHYARD_CHAOS_S: seconds of chaos (30; make it 600 for the long run). SWITCHYARD_CHAOS_SEED: what to draw
-it from; printed.
+SWITCHYARD_CHAOS_S: seconds of chaos (30; make it 600 for the long run). SWITCHYARD_CHAOS_SEED: the seed of
+the steps; printed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pytest
 
 from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import create_topic
-from tests.system.fleet import Flow, Journal, Taken, committed, doubled, placed
+from tests.system.fleet import Flow, Journal, JournalEntry, committed, counted_assignments, repetitions
 
 pytestmark = pytest.mark.system
 
@@ -41,13 +42,13 @@ LOTS: dict[str, dict[str, Any]] = {
 FEWEST, MOST = 2, 4  # workers
 STEP_S, TICK_S, SETTLE_S, ENDS_S = 2.5, 0.1, 120.0, 60.0
 UNSAVED_MS = 600.0  # a snapshot is due every 0.1 s; while none is taken, pushing stops at 0.5 s
-LATE_MS = 1_000.0  # what was written is read by a receiver whose machine has much to do
-DEADLY_S = 2.0  # a lease: who was frozen for less has lost nothing
-UNHEARD_MS = 4_000.0  # a worker that nobody touched is taken for dead after so long, and a round
+LATE_MS = 1_000.0  # a receiver on a busy machine reads calls this late
+DEADLY_S = 2.0  # a lease: a worker frozen for less has lost no job
+UNHEARD_MS = 4_000.0  # without heartbeats for this long, and a round, a worker counts as dead
 
 
 class Kind(StrEnum):
-    """What happens."""
+    """A kind of step."""
 
     ADD = "a worker is added"
     KILL = "kill -9"
@@ -55,7 +56,7 @@ class Kind(StrEnum):
     FREEZE = "SIGSTOP"
     CHANGE = "a definition is changed"
     VISIT = "a workload is deleted, or deployed again"
-    STALL = "a worker that nobody touched was taken for dead"  # not planned: the machine has too much to do
+    STALL = "a worker that nobody touched was taken for dead"  # not planned: the machine is busy
 
 
 WEIGHTS = {Kind.ADD: 4, Kind.KILL: 3, Kind.TERM: 2, Kind.FREEZE: 2, Kind.CHANGE: 2, Kind.VISIT: 2}
@@ -63,7 +64,7 @@ WEIGHTS = {Kind.ADD: 4, Kind.KILL: 3, Kind.TERM: 2, Kind.FREEZE: 2, Kind.CHANGE:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """At `at_s` of the chaos: `which` (0 to 1) of those it may hit; a freeze lasts `for_s`."""
+    """At `at_s` of the chaos: `which` (0 to 1) selects the worker; a freeze lasts `for_s`."""
 
     kind: Kind
     at_s: float
@@ -72,7 +73,7 @@ class Step:
 
 
 def steps(seed: int, for_s: float) -> Iterator[Step]:
-    """Drawn from the seed; every kind comes before one comes again and again."""
+    """Steps drawn from the seed; every kind comes once before any repeats."""
     chance = random.Random(f"{seed}/chaos")
     kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
     deck = [Kind.KILL, Kind.FREEZE, Kind.TERM, Kind.CHANGE, Kind.VISIT]
@@ -87,7 +88,7 @@ def steps(seed: int, for_s: float) -> Iterator[Step]:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What lets messages come twice that were taken within this time (ms)."""
+    """A cause of repetitions: messages delivered within this time (ms) may arrive twice."""
 
     kind: Kind
     from_ms: float
@@ -96,13 +97,15 @@ class Death:
 
 @dataclass
 class Chaos:
-    """All in one thread: processes die with the thread that started them."""
+    """Runs in one thread, because processes die with the thread that started them."""
 
     stage: DemoStage
     prefix: str
     ready: list[Process] = field(default_factory=list)
     starting: list[Process] = field(default_factory=list)
-    frozen: dict[float, tuple[Process, float]] = field(default_factory=dict)  # until when (monotonic)
+    frozen: dict[float, tuple[Process, float]] = field(
+        default_factory=dict
+    )  # by the end of the freeze (monotonic)
     ending: list[Process] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)  # pids
@@ -130,19 +133,19 @@ class Chaos:
     # -- what happens ----------------------------------------------------------------------------
 
     def play(self, seed: int, for_s: float) -> None:
-        """Everything, in time."""
+        """Carries out all steps, each at its time."""
         began_s = time.monotonic()
         for step in steps(seed, for_s):
             while time.monotonic() < began_s + step.at_s:
                 self.tick()
                 time.sleep(TICK_S)
             self.tick()
-            told = self.do(step)
-            tell(f"{time.monotonic() - began_s:5.1f} s  {step.kind}: {told}")
+            result = self.do(step)
+            print_line(f"{time.monotonic() - began_s:5.1f} s  {step.kind}: {result}")
         self.settle()
 
     def tick(self) -> None:
-        """Who is ready by now, who wakes, who has ended."""
+        """Notes workers that became ready or ended, and wakes frozen ones."""
         self.settle_starting()
         for until_s, (worker, from_ms) in list(self.frozen.items()):
             if time.monotonic() >= until_s:
@@ -159,7 +162,7 @@ class Chaos:
             assert worker.running, f"{worker.name} ended by itself:\n{worker.tail(40)}"
 
     def settle_starting(self) -> None:
-        """Those that are ready join the others."""
+        """Moves workers that are ready from `starting` to `ready`."""
         for worker in list(self.starting):
             try:
                 status, _ = http("GET", f"{worker.url}/health/ready", timeout_s=2.0)
@@ -170,18 +173,18 @@ class Chaos:
                 self.ready.append(worker)
 
     def do(self, step: Step) -> str:
-        """One step; says what became of it."""
+        """Carries out one step; returns a text for the log."""
         match step.kind:
             case Kind.ADD:
                 return self.add()
             case Kind.CHANGE:
-                lot = list(LOTS)[int(step.which * 3)]  # the visitor comes and goes by itself
+                lot = list(LOTS)[int(step.which * 3)]  # `visitor` has steps of its own
                 self.deploy(lot, MAX_IN_FLIGHT // 2 + int(step.which * MAX_IN_FLIGHT / 2))
                 return lot
             case Kind.VISIT:
                 return self.visit()
         if len(self.ready) <= 1:
-            return "nobody: one must be left"
+            return "no worker: one must be left"
         worker = self.ready.pop(int(step.which * len(self.ready)))
         if step.kind is not Kind.FREEZE or step.for_s >= DEADLY_S:
             self.touched.add(worker.popen.pid)
@@ -201,22 +204,22 @@ class Chaos:
 
     def add(self) -> str:
         if len(self.ready) + len(self.starting) + len(self.frozen) >= MOST:
-            return "nobody: enough are there"
+            return "no worker: there are enough"
         self.starting.append(self.stage.worker(wait=False))
         return self.starting[-1].name
 
     def visit(self) -> str:
         if self.visiting:
             url = f"{self.ready[0].url}/api/v1/workloads/{GROUP}/{self.topics['visitor']}"
-            status, told = http("DELETE", url)
-            assert status == 200, told
+            status, answer = http("DELETE", url)
+            assert status == 200, answer
         else:
             self.deploy("visitor")
         self.visiting = not self.visiting
         return "deployed" if self.visiting else "deleted"
 
     def settle(self) -> None:
-        """Whoever sleeps wakes, whoever ends has ended."""
+        """Waits until no worker is frozen, ending or starting."""
 
         def quiet() -> bool:
             self.tick()
@@ -231,23 +234,27 @@ class Chaos:
     # -- the balance -----------------------------------------------------------------------------
 
     def story(self, part: tuple[str, int]) -> Iterator[str]:
-        """Who had the job of a partition, since when and why."""
+        """The owners of a partition's job, since when and why."""
         job = f"dispatch:{GROUP}/{part[0]}:{part[0]}:{part[1]}"
-        for event in placed(self.stage):
+        for event in counted_assignments(self.stage):
             if event.job == job:
-                asked = " asked back:" if event.release else ":"
-                yield f"{event.at_ms} {event.worker} epoch {event.epoch}{asked} {event.reason}"
+                release = " asked back:" if event.release else ":"
+                yield f"{event.at_ms} {event.worker} epoch {event.epoch}{release} {event.reason}"
 
     def taken_over(self, part: tuple[str, int]) -> list[float]:
-        """When the job of a partition was taken from a worker that was not heard any more (ms)."""
+        """When the job of a partition was taken from a worker without heartbeats (ms)."""
         job = f"dispatch:{GROUP}/{part[0]}:{part[0]}:{part[1]}"
-        told = [event for event in placed(self.stage) if event.job == job and " is dead" in event.reason]
-        return [float(event.at_ms) for event in told]
+        takeovers = [
+            event
+            for event in counted_assignments(self.stage)
+            if event.job == job and " is dead" in event.reason
+        ]
+        return [float(event.at_ms) for event in takeovers]
 
     def stalls(self) -> list[Death]:
-        """Workers that were taken for dead although nobody had touched them."""
+        """Workers that the leader took for dead although no step had touched them."""
         found: dict[str, Death] = {}
-        for event in placed(self.stage):
+        for event in counted_assignments(self.stage):
             name, _, rest = event.reason.partition(" is dead")
             pid = name.rpartition("-")[0].rpartition("-")[2]
             if rest and pid.isdigit() and int(pid) not in self.touched:
@@ -255,16 +262,18 @@ class Chaos:
         return list(found.values())
 
 
-def unexplained(taken: list[Taken], deaths: list[Death], taken_over: Sequence[float] = ()) -> list[str]:
-    """Of messages of a partition that came twice: those that nothing explains.
+def unexplained(
+    entries: list[JournalEntry], deaths: list[Death], taken_over: Sequence[float] = ()
+) -> list[str]:
+    """Repeated messages of a partition without a cause.
 
-    A death does, when the earlier delivery was at its time; and that the partition was taken from a worker
-    that was silent (`taken_over`: when), unless that one had gone on delivering for so long after the earlier
-    delivery that it must have saved it: while it cannot save, it stops.
+    A death is a cause when it happened at the time of the earlier delivery. A takeover from a silent worker
+    (`taken_over`: when) is a cause, too. It is none when that worker delivered for so long after the earlier
+    delivery that it must have saved it. A worker that cannot save stops delivering.
     """
-    first: dict[str, Taken] = {}
+    first: dict[str, JournalEntry] = {}
     found = []
-    for one in taken:
+    for one in entries:
         before = first.setdefault(one.id, one)
         if before is one or any(
             death.from_ms - UNSAVED_MS <= before.at_ms <= death.to_ms + LATE_MS for death in deaths
@@ -273,19 +282,19 @@ def unexplained(taken: list[Taken], deaths: list[Death], taken_over: Sequence[fl
         went_on_ms = before.at_ms + UNSAVED_MS + LATE_MS
         if not any(
             before.at_ms - LATE_MS <= at_ms <= one.at_ms
-            and not any(went_on_ms < other.at_ms < at_ms for other in taken)
+            and not any(went_on_ms < other.at_ms < at_ms for other in entries)
             for at_ms in taken_over
         ):
             found.append(f"{one.id} at {before.at_ms:.0f} and {one.at_ms:.0f}")
     return found
 
 
-def disordered(taken: list[Taken]) -> list[str]:
+def disordered(entries: list[JournalEntry]) -> list[str]:
     """Messages that were first delivered after a later one of their key."""
     latest: dict[str, int] = defaultdict(int)
     seen: set[str] = set()
     found = []
-    for one in taken:
+    for one in entries:
         lane, _, number = one.id.rpartition("/")
         if one.id not in seen and int(number) < latest[lane]:
             found.append(one.id)
@@ -294,28 +303,31 @@ def disordered(taken: list[Taken]) -> list[str]:
     return found
 
 
-def test_the_rules_of_the_balance_find_what_is_wrong() -> None:
-    taken = [
-        Taken(f"t/0/k0/{number}", 0, at_ms, 0) for number, at_ms in ((1, 10), (3, 20), (2, 30), (3, 5000))
+def test_the_balance_finds_disorder_and_unexplained_repetitions() -> None:
+    entries = [
+        JournalEntry(f"t/0/k0/{number}", 0, at_ms, 0)
+        for number, at_ms in ((1, 10), (3, 20), (2, 30), (3, 5000))
     ]
-    assert disordered(taken) == ["t/0/k0/2"]
-    assert [one.id for one in doubled(taken)] == ["t/0/k0/3"]
-    assert len(unexplained(taken, [])) == 1
-    assert unexplained(taken, [Death(Kind.KILL, 600, 600)]) == []
-    assert unexplained(taken, [], [3000]) == []
-    assert len(unexplained(taken, [], [6000])) == 1, "after the second delivery"
-    going_on = [*taken, Taken("t/0/k0/4", 0, 2500, 0)]
-    assert len(unexplained(going_on, [], [3000])) == 1, "it went on delivering: what came before was saved"
+    assert disordered(entries) == ["t/0/k0/2"]
+    assert [one.id for one in repetitions(entries)] == ["t/0/k0/3"]
+    assert len(unexplained(entries, [])) == 1
+    assert unexplained(entries, [Death(Kind.KILL, 600, 600)]) == []
+    assert unexplained(entries, [], [3000]) == []
+    assert len(unexplained(entries, [], [6000])) == 1, "after the second delivery"
+    continued = [*entries, JournalEntry("t/0/k0/4", 0, 2500, 0)]
+    assert len(unexplained(continued, [], [3000])) == 1, (
+        "it delivered for long enough to have saved the earlier delivery"
+    )
     assert list(steps(7, 60.0)) == list(steps(7, 60.0)) != list(steps(8, 60.0))
     assert {step.kind for step in steps(7, 15.0)} >= {Kind.KILL, Kind.FREEZE, Kind.TERM}
 
 
 @pytest.mark.deep(minutes=0.9)
 @pytest.mark.timeout(FOR_S + 300)
-def test_whoever_comes_goes_or_dies_every_message_is_delivered_in_order_and_few_of_them_twice(
+def test_under_random_worker_faults_all_messages_arrive_in_order_and_repetitions_have_a_cause(
     stage: DemoStage, topic_name: str
 ) -> None:
-    tell(f"SWITCHYARD_CHAOS_SEED={SEED} SWITCHYARD_CHAOS_S={FOR_S:.0f}")
+    print_line(f"SWITCHYARD_CHAOS_SEED={SEED} SWITCHYARD_CHAOS_S={FOR_S:.0f}")
     chaos, journal = Chaos(stage, topic_name), Journal(stage.journal)
     with Flow(chaos.bootstrap, dict.fromkeys(chaos.topics.values(), PARTITIONS), PER_PARTITION) as flow:
         chaos.play(SEED, FOR_S)
@@ -324,30 +336,31 @@ def test_whoever_comes_goes_or_dies_every_message_is_delivered_in_order_and_few_
         lambda: f"{len(flow.sent.keys() - journal.ids())} are missing, such as "
         f"{sorted(flow.sent.keys() - journal.ids())[:5]}\n{chaos.ready[0].tail(40)}",
     )  # fmt: skip
-    at = [(topic, partition) for topic in flow.partitions for partition in range(PARTITIONS)]
+    partitions = [(topic, partition) for topic in flow.partitions for partition in range(PARTITIONS)]
     wait_until(
-        lambda: all(done == end for done, end in committed(chaos.bootstrap, GROUP, at).values()), ENDS_S,
-        lambda: str(committed(chaos.bootstrap, GROUP, at)), 0.5,
+        lambda: all(done == end for done, end in committed(chaos.bootstrap, GROUP, partitions).values()),
+        ENDS_S,
+        lambda: str(committed(chaos.bootstrap, GROUP, partitions)), 0.5,
     )  # fmt: skip
-    time.sleep(2.0)  # what is delivered twice comes now
+    time.sleep(2.0)  # repetitions arrive now
     journal.read()
     stalls = chaos.stalls()
     deaths = chaos.deaths + stalls
-    twice = [one for topic in flow.partitions for one in doubled(journal.of(topic))]
-    rate = PER_PARTITION * len(at)
+    repeated = [one for topic in flow.partitions for one in repetitions(journal.entries_of(topic))]
+    rate = PER_PARTITION * len(partitions)
     bound = len(deaths) * (len(LOTS) * MAX_IN_FLIGHT + rate * UNSAVED_MS / 1_000)
-    tell(
-        f"{len(flow.sent):,} messages, lost 0, {len(twice)} twice (bound {bound:.0f}: {len(chaos.deaths)} "
-        f"workers killed or frozen, {len(stalls)} taken for dead for no such reason)"
+    print_line(
+        f"{len(flow.sent):,} messages, lost 0, {len(repeated)} twice (bound {bound:.0f}: {len(chaos.deaths)} "
+        f"workers killed or frozen, {len(stalls)} taken for dead without a step)"
     )
-    assert len(flow.sent) > FOR_S * rate / 2, "too few were produced to show anything"
-    for part in at:
-        found = unexplained(journal.taken[part], deaths, chaos.taken_over(part))
+    assert len(flow.sent) > FOR_S * rate / 2, "too few messages for a meaningful test"
+    for part in partitions:
+        found = unexplained(journal.entries[part], deaths, chaos.taken_over(part))
         assert found == [], "\n".join([*found, *chaos.story(part), *map(str, deaths)])
-    assert len(twice) <= bound
+    assert len(repeated) <= bound
     for lot in ("keyed", "visitor"):
         for partition in range(PARTITIONS):
-            assert disordered(journal.taken[chaos.topics[lot], partition]) == []
+            assert disordered(journal.entries[chaos.topics[lot], partition]) == []
     assert all(worker.running for worker in chaos.ready)
 
 
@@ -355,7 +368,7 @@ def now_ms() -> float:
     return time.time_ns() / 1e6
 
 
-def tell(text: str) -> None:
-    """Shown when the test fails, or with -s."""
+def print_line(text: str) -> None:
+    """Prints a line, which pytest shows when the test fails, or with -s."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

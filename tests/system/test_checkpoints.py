@@ -1,4 +1,4 @@
-"""The offset map on its way: barriers through the topic and the agent into the table, also over a kill."""
+"""Offset syncs pass from the checkpoints topic through the agent into the table, also over a kill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENOUGH_S = 150.0
 
 
 def items(*barriers: tuple[int, int], epoch: int = 1) -> list[BarrierItem]:
-    """The same barriers for many lines."""
+    """The same syncs for many lines."""
     return [
         BarrierItem(
             "east-to-west", "orders", partition, epoch, 0, LogId("c", "s"), LogId("d", "t"), "t", partition,
@@ -35,24 +35,26 @@ def items(*barriers: tuple[int, int], epoch: int = 1) -> list[BarrierItem]:
 NEEDS = PinnedOffsets([12], [20])
 
 
-async def sent(bootstrap: str, topics: ControlTopics, *many: list[BarrierItem], needs: bool = False) -> None:
+async def send_syncs(
+    bootstrap: str, topics: ControlTopics, *batches: list[BarrierItem], needs: bool = False
+) -> None:
     seal = await seals_of(bootstrap, topics.region)
     sender = BarrierSender(topics, {"bootstrap_servers": bootstrap}, "w", seal)
     await sender.start()
     try:
         if needs:
-            asked = [
+            need_items = [
                 NeedItem("east-to-west", "orders", at, LogId("d", "t"), NEEDS) for at in range(LINES + 1)
             ]
-            await asyncio.gather(*await sender.ask(asked))
-        for each in many:
-            await asyncio.gather(*await sender.send(each))
+            await asyncio.gather(*await sender.ask(need_items))
+        for batch in batches:
+            await asyncio.gather(*await sender.send(batch))
     finally:
         await sender.stop()
 
 
-async def until_all(bootstrap: str, topics: ControlTopics, last: Barrier) -> dict[str, OffsetMapLine]:
-    """The table's changelog, read until every line ends with `last`."""
+async def wait_all_lines(bootstrap: str, topics: ControlTopics, last: Barrier) -> dict[str, OffsetMapLine]:
+    """Reads the table's changelog until every line ends with `last`; returns the lines by key."""
     found: dict[str, OffsetMapLine] = {}
     changelog = topics.changelog("checkpoints", topics.checkpoints.partitions)
     async with AIOKafkaConsumer(
@@ -67,7 +69,7 @@ async def until_all(bootstrap: str, topics: ControlTopics, last: Barrier) -> dic
 
 
 @pytest.mark.deep(minutes=0.6)
-async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoever_is_killed(
+async def test_each_offset_sync_reaches_the_table_once_despite_repetitions_and_a_killed_worker(
     stage: DemoStage,
 ) -> None:
     bootstrap, topics = stage.yard.bootstrap("east-regional"), ControlTopics(stage.region)
@@ -75,13 +77,13 @@ async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoev
     async with producing_as_worker(bootstrap, stage.region) as producer:
         for partition in range(topics.checkpoints.partitions):
             await producer.send_and_wait(topics.checkpoints.name, b"no event", partition=partition)
-    await sent(bootstrap, topics, items((0, 0)))
-    await sent(bootstrap, topics, items((0, 0), (10, 12)), needs=True)
-    found = await until_all(bootstrap, topics, Barrier(10, 12))
+    await send_syncs(bootstrap, topics, items((0, 0)))
+    await send_syncs(bootstrap, topics, items((0, 0), (10, 12)), needs=True)
+    found = await wait_all_lines(bootstrap, topics, Barrier(10, 12))
     assert sorted(found) == sorted(f"east-to-west/orders/{partition}" for partition in range(LINES))
     worker.kill()
     stage.worker()
-    await sent(
+    await send_syncs(
         bootstrap,
         topics,
         items((0, 0)),
@@ -89,9 +91,9 @@ async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoev
         items((15, 16), (30, 31)),
         items((40, 50), epoch=2),
     )
-    found = await until_all(bootstrap, topics, Barrier(40, 50))
+    found = await wait_all_lines(bootstrap, topics, Barrier(40, 50))
     assert {line.target_partition for line in found.values()} == set(range(LINES))
     for line in found.values():
         assert line.epoch == 2
         assert line.barriers == [Barrier(0, 0), Barrier(10, 12), Barrier(20, 25), Barrier(40, 50)]
-        assert line.needs == NEEDS, "of whom nobody has said that they went on"
+        assert line.needs == NEEDS, "pinned offsets stay while no consumer has reported progress"

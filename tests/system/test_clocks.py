@@ -1,4 +1,4 @@
-"""A worker whose clock is wrong, or jumps, works by the brokers' time, and says so."""
+"""A worker whose clock is wrong, or jumps, works by the brokers' time and reports the difference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ShiftedWorker = Callable[[float], tuple[Process, Path]]
 
 @pytest.fixture
 def shifted_worker(stage: DemoStage, monkeypatch: pytest.MonkeyPatch) -> ShiftedWorker:
-    """Starts workers whose clock is so many seconds ahead, and tells the file that says so."""
+    """Starts workers whose clock is this many seconds ahead; returns the file that sets the difference."""
 
     def start(seconds: float) -> tuple[Process, Path]:
         file = stage.home / f"clock-{len(stage.processes)}"
@@ -40,42 +40,42 @@ def shifted_worker(stage: DemoStage, monkeypatch: pytest.MonkeyPatch) -> Shifted
     return start
 
 
-class Play:
-    """A workload with a retry tier, its receiver, and what is sent."""
+class RetryScenario:
+    """A workload with a retry tier, its receiver, and the ids of messages that must be acknowledged."""
 
     def __init__(self, stage: DemoStage, topic: str, partitions: int = 4) -> None:
         self.stage, self.topic = stage, topic
         self.bootstrap = stage.yard.bootstrap(CLUSTER)
         asyncio.run(create_topic(self.bootstrap, topic, partitions))
         self.receiver = stage.receiver(GROUP, topic)
-        self.sent: set[str] = set()
+        self.sent_ids: set[str] = set()
 
     def deploy(self, worker: Process) -> None:
         retry = [{"delay": f"{DELAY_S:.0f}s", "attempts": 3}]
         self.stage.deploy(worker, workload(GROUP, self.topic, CLUSTER, self.receiver.address, retry=retry))
 
-    def send(self, sent: list[SentMessage]) -> None:
-        self.sent |= {one.id for one in sent if one.behaviour != "poison"}
-        asyncio.run(produce(self.bootstrap, self.topic, sent))
+    def send(self, new_messages: list[SentMessage]) -> None:
+        self.sent_ids |= {one.id for one in new_messages if one.behaviour != "poison"}
+        asyncio.run(produce(self.bootstrap, self.topic, new_messages))
 
-    def all_arrive(self, worker: Process) -> None:
-        """Each is acknowledged."""
+    def wait_delivered(self, worker: Process) -> None:
+        """Waits until every message is acknowledged."""
 
         def missing() -> set[str]:
-            return self.sent - {one["id"] for one in self.stage.deliveries() if one["outcome"] == "ok"}
+            return self.sent_ids - {one["id"] for one in self.stage.deliveries() if one["outcome"] == "ok"}
 
         wait_until(
             lambda: not missing(), ENOUGH_S, lambda: f"{len(missing())} are missing\n{worker.tail(40)}", 0.5
         )
 
-    def waited_s(self) -> list[float]:
-        """How long after its failure each of the retried came again."""
+    def retry_delays_s(self) -> list[float]:
+        """Seconds from each failure to the acknowledgement of the retry."""
         failed = {one["id"]: one["at_ms"] for one in self.stage.deliveries() if one["outcome"] == "retryable"}
-        again = {one["id"]: one["at_ms"] for one in self.stage.deliveries() if one["outcome"] == "ok"}
-        return [(again[name] - at_ms) / 1000 for name, at_ms in failed.items()]
+        delivered_ms = {one["id"]: one["at_ms"] for one in self.stage.deliveries() if one["outcome"] == "ok"}
+        return [(delivered_ms[name] - at_ms) / 1000 for name, at_ms in failed.items()]
 
 
-def ready(worker: Process) -> dict[str, Any]:
+def readiness(worker: Process) -> dict[str, Any]:
     body: dict[str, Any] = http("GET", f"{worker.url}/health/ready")[1]
     return body
 
@@ -85,32 +85,32 @@ def ready(worker: Process) -> dict[str, Any]:
     [(2, "2h ahead of the brokers'"), (-2, "2h behind the brokers'")],
     ids=["ahead", "behind"],
 )
-def test_a_worker_whose_clock_is_hours_off_works_and_says_so(
+def test_a_worker_with_a_clock_hours_off_keeps_retry_delays_and_reports_the_offset(
     stage: DemoStage, topic_name: str, shifted_worker: ShiftedWorker, hours: int, words: str
 ) -> None:
-    """One that was ahead was never ready; one that was behind delivered retries at once."""
+    """Regression: a worker with a clock ahead was never ready, and one behind delivered retries at once."""
     worker, _ = shifted_worker(hours * HOURS_S)
-    play = Play(stage, topic_name)
-    play.deploy(worker)
-    play.send(list(messages(400)))
-    play.all_arrive(worker)
-    assert min(play.waited_s()) >= DELAY_S - 0.1
-    assert words in ready(worker)["clock"]
-    (seen,) = known_workers(worker)
-    assert abs(seen["clock_ahead_s"] - hours * HOURS_S) < 5.0
-    (told,) = incidents(worker, "clock")
-    assert words in told["message"]
-    assert abs(told["at_ms"] / 1000 - time.time()) < ENOUGH_S + 30.0, "by the brokers' clock"
+    scenario = RetryScenario(stage, topic_name)
+    scenario.deploy(worker)
+    scenario.send(list(messages(400)))
+    scenario.wait_delivered(worker)
+    assert min(scenario.retry_delays_s()) >= DELAY_S - 0.1
+    assert words in readiness(worker)["clock"]
+    (member,) = known_workers(worker)
+    assert abs(member["clock_ahead_s"] - hours * HOURS_S) < 5.0
+    (incident,) = incidents(worker, "clock")
+    assert words in incident["message"]
+    assert abs(incident["at_ms"] / 1000 - time.time()) < ENOUGH_S + 30.0, "by the brokers' clock"
 
 
 @pytest.mark.deep(minutes=0.5)
-def test_a_retry_that_a_slow_worker_wrote_is_due_when_it_should_be_for_another(
+def test_a_retry_written_by_a_worker_with_a_slow_clock_keeps_its_delay_at_the_next_worker(
     stage: DemoStage, topic_name: str, shifted_worker: ShiftedWorker
 ) -> None:
     slow, _ = shifted_worker(-0.5 * HOURS_S)
-    play = Play(stage, topic_name)
-    play.deploy(slow)
-    play.send([SentMessage(f"m-{n}", "retryable") for n in range(40)])
+    scenario = RetryScenario(stage, topic_name)
+    scenario.deploy(slow)
+    scenario.send([SentMessage(f"m-{n}", "retryable") for n in range(40)])
 
     def all_failed() -> bool:
         return len({one["id"] for one in stage.deliveries() if one["outcome"] == "retryable"}) == 40
@@ -119,28 +119,30 @@ def test_a_retry_that_a_slow_worker_wrote_is_due_when_it_should_be_for_another(
     other = stage.worker(wait=False)
     slow.kill()
     stage.wait_ready(other)
-    play.all_arrive(other)
-    assert min(play.waited_s()) >= DELAY_S - 0.1
-    assert ready(other)["clock"] == ""
+    scenario.wait_delivered(other)
+    assert min(scenario.retry_delays_s()) >= DELAY_S - 0.1
+    assert readiness(other)["clock"] == ""
 
 
 @pytest.mark.deep(minutes=0.5)
-def test_a_clock_that_jumps_stops_nothing(
+def test_a_clock_that_jumps_does_not_stop_deliveries(
     stage: DemoStage, topic_name: str, shifted_worker: ShiftedWorker
 ) -> None:
-    """It stood for ever, also once the clock was right again."""
+    """Regression: deliveries stopped for ever, even once the clock was right again."""
     worker, file = shifted_worker(0.0)
-    play = Play(stage, topic_name)
-    play.deploy(worker)
-    play.send(list(messages(200, "before")))
-    play.all_arrive(worker)
-    assert ready(worker)["clock"] == ""
+    scenario = RetryScenario(stage, topic_name)
+    scenario.deploy(worker)
+    scenario.send(list(messages(200, "before")))
+    scenario.wait_delivered(worker)
+    assert readiness(worker)["clock"] == ""
     for number, hours in enumerate((20, -20, 0)):
         set_clock(file, hours * HOURS_S)
-        play.send(list(messages(200, f"jump{number}")))
-        play.all_arrive(worker)
+        scenario.send(list(messages(200, f"jump{number}")))
+        scenario.wait_delivered(worker)
         side = {20: "ahead", -20: "behind", 0: ""}[hours]
-        wait_until(lambda side=side: side in ready(worker)["clock"], ENOUGH_S, lambda: str(ready(worker)))
-    wait_until(lambda: ready(worker)["clock"] == "", ENOUGH_S, lambda: str(ready(worker)))
-    assert min(play.waited_s()) >= DELAY_S - 0.1
+        wait_until(
+            lambda side=side: side in readiness(worker)["clock"], ENOUGH_S, lambda: str(readiness(worker))
+        )
+    wait_until(lambda: readiness(worker)["clock"] == "", ENOUGH_S, lambda: str(readiness(worker)))
+    assert min(scenario.retry_delays_s()) >= DELAY_S - 0.1
     assert worker.running

@@ -1,4 +1,4 @@
-"""The comparison that judges copies finds every way in which one can be wrong, and says where."""
+"""The comparison that judges copies finds every kind of difference and its place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGAN_MS = 1_700_000_000_000
 
 
 def rows(partition: int) -> list[Row]:
-    """Records with all that a record can have; null is not empty."""
+    """Rows with everything that a record can have; null is not empty."""
     return [
         (
             BEGAN_MS + 10 * number,
@@ -62,7 +62,7 @@ def source(bootstrap: str) -> str:
 async def compared(
     bootstrap: str, source: str, change: Callable[[list[Row]], None], **options: object
 ) -> Comparison:
-    """The source with a copy of which partition 1 was changed."""
+    """Compares the source with a copy whose partition 1 was changed."""
     copied = [rows(partition) for partition in range(PARTITIONS)]
     change(copied[1])
     topic = f"copy-{uuid.uuid4().hex[:8]}"
@@ -73,7 +73,7 @@ async def compared(
 @pytest.mark.parametrize(
     ("batch_bytes", "codec"), [(4096, None), (4096, "zstd"), (700, None), (60_000, "gzip")]
 )
-async def test_a_copy_with_the_same_records_is_the_same_however_they_are_batched(
+async def test_copies_with_equal_records_are_equal_whatever_the_batching(
     bootstrap: str, source: str, batch_bytes: int, codec: str | None
 ) -> None:
     found = await compared(bootstrap, source, lambda rows: None, batch_bytes=batch_bytes, codec=codec)
@@ -131,13 +131,13 @@ async def test_missing_records_are_found_and_the_rest_is_compared(
 
 
 @pytest.mark.parametrize(("first", "count"), [(1_000, 1), (1_000, 700), (COUNT - 5, 5)])
-async def test_records_that_came_twice_are_found_and_the_rest_is_compared(
+async def test_repeated_records_are_found_and_the_rest_is_compared(
     bootstrap: str, source: str, first: int, count: int
 ) -> None:
-    def again(rows: list[Row]) -> None:
+    def repeat(rows: list[Row]) -> None:
         rows[first + count : first + count] = rows[first : first + count]
 
-    found = await compared(bootstrap, source, again)
+    found = await compared(bootstrap, source, repeat)
     (difference,) = found.differences
     assert (difference.kind, difference.records, found.count("twice")) == ("twice", count, count)
     assert (difference.source_offset, difference.copy_offset) == (
@@ -167,7 +167,7 @@ async def test_a_record_that_was_never_in_the_source_is_found(bootstrap: str, so
     assert (difference.kind, difference.copy_offset, difference.records) == ("foreign", 50, 1)
 
 
-async def test_what_read_committed_hides_is_not_missing(bootstrap: str) -> None:
+async def test_records_of_aborted_transactions_do_not_count_as_missing(bootstrap: str) -> None:
     source, copy = f"source-{uuid.uuid4().hex[:8]}", f"copy-{uuid.uuid4().hex[:8]}"
     kept = rows(0)[1:4]
     await create_topic(bootstrap, source, 1)

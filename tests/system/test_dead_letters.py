@@ -1,4 +1,4 @@
-"""Real brokers and a deployment that fails every message: its topic is not flushed into the DLQ."""
+"""A receiver that fails every message, on real brokers: its topic is not flushed into the DLQ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTLE_S = 120.0
 
 
 class Deployment(ReceiverThread):
-    """A receiver in this process that fails everything until it is mended."""
+    """A receiver in this process that fails every message until `fails` is False."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic, GROUP)
@@ -34,7 +34,7 @@ class Deployment(ReceiverThread):
         self.attempts: set[int] = set()
 
     def handle(self, message: Message) -> None:
-        """One delivery."""
+        """Handles one delivery."""
         self.attempts.add(message.attempt)
         if self.fails:
             self.failed += 1
@@ -43,12 +43,12 @@ class Deployment(ReceiverThread):
 
 
 def flow_of(worker: Process, topic: str) -> dict[str, Any]:
-    """Why the workload goes no faster, as the API tells it."""
+    """The workload's flow from the API: what limits it."""
     _, shown = http("GET", f"{worker.url}/api/v1/workloads/{GROUP}/{topic}")
     return dict(shown["flow"])
 
 
-def test_a_deployment_that_fails_everything_costs_few_dead_letters_and_after_it_all_others_are_delivered_once(
+def test_a_receiver_that_fails_every_message_causes_few_dead_letters_and_all_others_arrive_once(
     stage: DemoStage, topic_name: str
 ) -> None:
     bootstrap = stage.yard.bootstrap(CLUSTER)
@@ -72,11 +72,11 @@ def test_a_deployment_that_fails_everything_costs_few_dead_letters_and_after_it_
             SETTLE_S,
             lambda: str(flow_of(worker, topic_name)),
         )
-        (of,) = flow_of(worker, topic_name)["workers"]
-        assert of["withheld"] > 0
-        assert "a bad deployment" in of["withheld_last"]
+        (flow,) = flow_of(worker, topic_name)["workers"]
+        assert flow["withheld"] > 0
+        assert "a bad deployment" in flow["withheld_last"]
         _, metrics = http("GET", f"{worker.url}/metrics")
-        assert f'switchyard_withheld_failures_total{{code="{next(iter(of["withheld_by"]))}"' in str(metrics)
+        assert f'switchyard_withheld_failures_total{{code="{next(iter(flow["withheld_by"]))}"' in str(metrics)
         assert len(dead()) <= START_LETTERS
         deployment.fails = False
         wait_until(

@@ -1,5 +1,7 @@
-"""Brokers that create what is asked for, Kafka's default: a topic of ours that somebody deletes comes back as
-the leader makes it, and no message is lost."""
+"""Brokers that create topics on request, which is Kafka's default.
+
+The leader recreates a deleted topic of Switchyard's with its settings, and no message is lost.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +38,27 @@ def creating_yard() -> Iterator[Yard]:
 
 @pytest.fixture
 def creating_stage(creating_yard: Yard) -> Iterator[DemoStage]:
-    with make_stage(creating_yard) as made:
-        yield made
+    with make_stage(creating_yard) as new_stage:
+        yield new_stage
 
 
 async def delete(bootstrap: str, *topics: str) -> None:
-    """As a Kafka UI does to purge them."""
+    """Deletes topics, as Kafka UIs do to purge them."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     await admin.delete_topics([*topics])
     await admin.close()
 
 
-async def made_of(bootstrap: str, topic: str) -> tuple[int | None, int]:
-    """Its partitions, and the size of its largest batch."""
+async def partitions_and_max_bytes(bootstrap: str, topic: str) -> tuple[int | None, int]:
+    """The topic's partitions, and the size of its largest batch."""
     async with connected(bootstrap) as client:
         found = (await describe(client, [topic], ["max.message.bytes"]))[topic]
         most = int(found.config["max.message.bytes"]) if isinstance(found, TopicSettings) else 0
         return await client.partitions(topic), most
 
 
-def test_topics_that_somebody_deletes_come_back_as_they_were_made_and_nothing_is_lost(
+def test_deleted_retry_and_dlq_topics_are_recreated_with_their_settings_and_no_message_is_lost(
     creating_stage: DemoStage, topic_name: str
 ) -> None:
     stage, bootstrap = creating_stage, creating_stage.yard.bootstrap(CLUSTER)
@@ -73,8 +75,8 @@ def test_topics_that_somebody_deletes_come_back_as_they_were_made_and_nothing_is
     def delivered() -> set[str]:
         return {one["id"] for one in stage.deliveries() if one["outcome"] == "ok"}
 
-    def passes(name: str) -> None:
-        """Thirty messages end where they should."""
+    def check_messages_pass(name: str) -> None:
+        """Sends thirty messages and waits until each ends in the DLQ or at the receiver."""
         sent = [SentMessage(f"{name}-{n}", ("poison", "retryable", "ok")[n % 3]) for n in range(30)]
         poison = {one.id for one in sent if one.behaviour == "poison"}
         fine = {one.id for one in sent} - poison
@@ -82,15 +84,15 @@ def test_topics_that_somebody_deletes_come_back_as_they_were_made_and_nothing_is
         wait_until(lambda: poison <= letters(), SETTLE_S, lambda: f"{poison - letters()} {worker.tail()}")
         wait_until(lambda: fine <= delivered(), SETTLE_S, lambda: f"{fine - delivered()} {worker.tail()}")
         for topic in (tier, dlq):
-            assert asyncio.run(made_of(bootstrap, topic)) == (PARTITIONS, COPY_MAX_BYTES)
+            assert asyncio.run(partitions_and_max_bytes(bootstrap, topic)) == (PARTITIONS, COPY_MAX_BYTES)
 
-    passes("first")
+    check_messages_pass("first")
     asyncio.run(delete(bootstrap, tier, dlq))
-    passes("second")
+    check_messages_pass("second")
     assert not incidents(worker, "workload-trouble")
 
 
-async def test_reports_of_the_audit_library_never_make_their_topic_and_say_that_it_is_missing(
+async def test_the_audit_library_never_creates_the_audit_topic_and_reports_that_it_is_missing(
     creating_yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_output, "SEND_TIMEOUT_S", 5.0)
@@ -98,10 +100,10 @@ async def test_reports_of_the_audit_library_never_make_their_topic_and_say_that_
     report = Report("1", "orders", "consumer", "east", 1000, "web@1", 1)
     output = KafkaOutput(bootstrap, topic_name)
 
-    async def stays_away() -> None:
-        with pytest.raises(kafka_output.NoTopic) as told:
+    async def check_topic_is_missing() -> None:
+        with pytest.raises(kafka_output.NoTopic) as error:
             await output.send([report])
-        assert str(told.value) == (
+        assert str(error.value) == (
             f"topic {topic} does not exist in Kafka at {bootstrap}: workers of region {topic_name} create it "
             f"when they start; start one, or correct region={topic_name!r} or bootstrap"
         )
@@ -109,18 +111,18 @@ async def test_reports_of_the_audit_library_never_make_their_topic_and_say_that_
             assert await client.partitions(topic) is None
 
     try:
-        await stays_away()
+        await check_topic_is_missing()
         await create_topic(bootstrap, topic, PARTITIONS)
         await output.send([report])
         assert len(await read_all(bootstrap, topic)) == 1
-        await delete(bootstrap, topic)  # while its producer lives
-        await stays_away()
-        await stays_away()
+        await delete(bootstrap, topic)  # while its producer runs
+        await check_topic_is_missing()
+        await check_topic_is_missing()
     finally:
         await output.close()
 
 
-# A process of its own, as a service's is: where the worker's modules are loaded no client creates topics.
+# A process of its own, like a service: the worker's modules would keep all clients from creating topics.
 SERVICE = """
 import asyncio, sys
 from aiokafka.admin import AIOKafkaAdminClient
@@ -131,7 +133,7 @@ bootstrap, missing, there = sys.argv[1:]
 
 async def failure(producer, topic):
     try:
-        while True:  # a broker may take some messages until it hears that the topic is deleted
+        while True:  # a broker may accept messages until it learns of the deletion
             await producer.send_and_wait(topic, b"v")
     except ProducerError as error:
         return f"{type(error).__name__}: {error}"
@@ -158,7 +160,7 @@ assert "app.kafka.client" not in sys.modules
 """
 
 
-async def test_clients_of_a_service_never_make_a_topic_and_its_messages_fail_alone(
+async def test_clients_never_create_a_topic_and_fail_only_messages_to_a_missing_topic(
     creating_yard: Yard, topic_name: str
 ) -> None:
     bootstrap, missing = creating_yard.bootstrap(CLUSTER), f"{topic_name}-missing"

@@ -1,4 +1,4 @@
-"""Whole workers, real brokers: every message is counted, whoever is killed on the way."""
+"""Whole workers on real brokers: every message is counted, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from app.dev.demo.traffic import SentMessage, create_topic, messages, produce, r
 from app.dispatch.definition import Workload
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
-from tests.system.fleet import assignments, id_of, incidents, most_within, together
+from tests.system.fleet import assignments, id_of, incidents, most_deliveries_within, start_workers
 
 pytestmark = pytest.mark.system
 
@@ -32,10 +32,10 @@ MAX_IN_FLIGHT = 100
 RETRY = [{"delay": "500ms", "attempts": 3}]
 SETTLE_S = 90.0
 LATENCY_MS = 100
-UNSAVED_MS = 600.0  # a snapshot interval, and what the lease allows it to be late
+UNSAVED_MS = 600.0  # a snapshot interval, and the delay that the lease allows
 
 
-class Scene:
+class DeliveryScenario:
     """A topic, a receiver, and a known set of messages on a stage."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Scene:
 
     @contextmanager
     def load(self, endless: Iterable[SentMessage], per_second: float) -> Iterator[None]:
-        """Produces these at an even rate for as long as the block takes."""
+        """Produces these at an even rate while the block lasts."""
         ended = threading.Event()
 
         def until_ended() -> Iterator[SentMessage]:
@@ -81,13 +81,13 @@ class Scene:
             ended.set()
             producing.join()
 
-    def wait_share(self, share: float) -> None:
-        """Until this share of the messages has been delivered."""
+    def wait_delivered_share(self, share: float) -> None:
+        """Waits until this share of the messages has been delivered."""
         wanted = int(len(self.sent) * share)
-        wait_until(lambda: len(self.stage.deliveries()) >= wanted, SETTLE_S, self._so_far)
+        wait_until(lambda: len(self.stage.deliveries()) >= wanted, SETTLE_S, self._progress)
 
     def settle(self) -> StoryReport:
-        """Waits until every message has an end, poison in the DLQ; the report."""
+        """Waits until every message has an end, poison in the DLQ; returns the report."""
         wanted = {message.id for message in self.sent}
         poison = {message.id for message in self.sent if message.behaviour == "poison"}
 
@@ -95,9 +95,9 @@ class Scene:
             final = {d["id"] for d in self.stage.deliveries() if d["outcome"] in {"ok", "poison"}}
             return wanted <= final
 
-        wait_until(settled, SETTLE_S, self._so_far, 0.3)
-        wait_until(lambda: poison <= {*self.dead()}, SETTLE_S, self._so_far, 0.3)
-        time.sleep(1.5)  # what comes twice comes now
+        wait_until(settled, SETTLE_S, self._progress, 0.3)
+        wait_until(lambda: poison <= {*self.dead()}, SETTLE_S, self._progress, 0.3)
+        time.sleep(1.5)  # repetitions arrive now
         return count(self.sent, self.stage.deliveries(), self.dead())
 
     def dead(self) -> list[str]:
@@ -107,14 +107,17 @@ class Scene:
 
     def copies(self) -> Counter[str]:
         """How often each id is in the DLQ and the retry topics."""
-        made = Workload.model_validate(self.definition())
-        records = [asyncio.run(read_all(self.bootstrap, t)) for t in (made.dlq_topic(), *made.retry_topics())]
+        deployed = Workload.model_validate(self.definition())
+        records = [
+            asyncio.run(read_all(self.bootstrap, t)) for t in (deployed.dlq_topic(), *deployed.retry_topics())
+        ]
         return Counter(orjson.loads(record.value)["id"] for record in chain.from_iterable(records))
 
-    def unheard(self, jobs: set[str], since_ms: float) -> set[str]:
-        """Ids that failed since then in calls of these jobs' owner, who hears nothing until others have them.
+    def unanswered_failures(self, jobs: set[str], since_ms: float) -> set[str]:
+        """Ids that failed after `since_ms` in calls of these jobs' owner, which was stopped and read no
+        answer.
 
-        What is in flight ends within a call's time; the jobs move no sooner than after a lease.
+        Calls in flight end within a call's time; the jobs move only after the lease ends.
         """
         until_ms = since_ms + 5 * LATENCY_MS
         return {
@@ -126,7 +129,7 @@ class Scene:
         }
 
     def committed(self) -> dict[int, tuple[int | None, int]]:
-        """Partition -> (committed, end) as any Kafka tool sees it."""
+        """Partition -> (committed, end), as any Kafka tool sees it."""
 
         async def read() -> dict[int, tuple[int | None, int]]:
             client = ClusterClient(ClusterSpec("test", (self.bootstrap,)))
@@ -142,7 +145,7 @@ class Scene:
         return asyncio.run(read())
 
     def wait_committed(self) -> None:
-        """Until the group's lag is zero."""
+        """Waits until the group's lag is zero."""
         wait_until(
             lambda: all(done == end for done, end in self.committed().values()),
             SETTLE_S,
@@ -150,23 +153,23 @@ class Scene:
             0.5,
         )
 
-    def _so_far(self) -> str:
+    def _progress(self) -> str:
         logs = "\n".join(f"--- {p.name}\n{p.tail(12)}" for p in self.stage.processes)
         return f"{Counter(d['outcome'] for d in self.stage.deliveries())} of {len(self.sent)}\n{logs}"
 
 
 @pytest.fixture
-def scene(stage: DemoStage, topic_name: str) -> Callable[..., Scene]:
-    return lambda total, **rest: Scene(stage, topic_name, total, **rest)
+def make_scenario(stage: DemoStage, topic_name: str) -> Callable[..., DeliveryScenario]:
+    return lambda total, **rest: DeliveryScenario(stage, topic_name, total, **rest)
 
 
 def owners(worker: Process) -> Counter[str]:
-    """Jobs by owner, as a worker knows them."""
+    """The number of jobs of each owner, from a worker's API."""
     _, body = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")
     return Counter(item["worker"] for item in body["items"] if item["worker"])
 
 
-def spread(worker: Process, jobs: int) -> None:
+def wait_even_spread(worker: Process, jobs: int) -> None:
     """Waits until both workers own their share of the jobs and nothing moves."""
     wait_until(
         lambda: sorted(owners(worker).values()) == [jobs // 2, jobs // 2],
@@ -177,193 +180,204 @@ def spread(worker: Process, jobs: int) -> None:
 
 
 def test_every_message_is_delivered_or_dead_lettered_with_its_origin_and_reason(
-    scene: Callable[..., Scene],
+    make_scenario: Callable[..., DeliveryScenario],
 ) -> None:
-    play = scene(1_000)
-    worker = play.stage.worker()
-    play.stage.deploy(worker, play.definition())
-    play.produce()
-    report = play.settle()
+    scenario = make_scenario(1_000)
+    worker = scenario.stage.worker()
+    scenario.stage.deploy(worker, scenario.definition())
+    scenario.produce()
+    report = scenario.settle()
     assert report.sound, report
     assert (report.delivered, report.dead_lettered, report.retried, report.duplicates) == (990, 10, 20, 0)
-    play.wait_committed()
-    records = asyncio.run(read_all(play.bootstrap, f"{play.topic}__{GROUP}__dlq"))
+    scenario.wait_committed()
+    records = asyncio.run(read_all(scenario.bootstrap, f"{scenario.topic}__{GROUP}__dlq"))
     for record in records:
         headers = dict(record.headers)
         assert headers["source"] == b"demo"
         assert record.key == orjson.loads(record.value)["id"].encode()
-        assert headers["switchyard-origin-topic"] == play.topic.encode()
+        assert headers["switchyard-origin-topic"] == scenario.topic.encode()
         assert headers["switchyard-code"] == b"FAILED_PRECONDITION"
         assert {"switchyard-reason", "switchyard-attempt", "switchyard-origin-offset"} <= headers.keys()
-    status, shown = http("GET", f"{worker.url}/api/v1/dlq/{GROUP}/{play.topic}/messages?limit=3")
+    status, shown = http("GET", f"{worker.url}/api/v1/dlq/{GROUP}/{scenario.topic}/messages?limit=3")
     assert status == 200
     assert len(shown["items"]) == 3
     assert shown["next"]
 
 
 @pytest.mark.deep(minutes=0.4)
-def test_sigterm_of_a_worker_under_load_delivers_nothing_twice(scene: Callable[..., Scene]) -> None:
-    play = scene(6_000)
-    first, second = together(play.stage)
-    play.stage.deploy(first, play.definition())
-    spread(first, 8)
-    play.produce()
-    play.wait_share(0.3)
+def test_sigterm_of_a_worker_under_load_delivers_nothing_twice(
+    make_scenario: Callable[..., DeliveryScenario],
+) -> None:
+    scenario = make_scenario(6_000)
+    first, second = start_workers(scenario.stage)
+    scenario.stage.deploy(first, scenario.definition())
+    wait_even_spread(first, 8)
+    scenario.produce()
+    scenario.wait_delivered_share(0.3)
     assert second.terminate() == 0
-    report = play.settle()
+    report = scenario.settle()
     assert report.sound, report
     assert report.duplicates == 0
-    play.wait_committed()
+    scenario.wait_committed()
 
 
 def test_kill_9_of_a_worker_loses_nothing_and_repeats_only_what_was_in_flight_or_unsaved(
-    scene: Callable[..., Scene],
+    make_scenario: Callable[..., DeliveryScenario],
 ) -> None:
-    play = scene(6_000)
-    first = play.stage.worker()
-    second = play.stage.worker()
-    play.stage.deploy(first, play.definition())
-    spread(first, 8)
-    play.produce()
-    play.wait_share(0.3)
+    scenario = make_scenario(6_000)
+    first = scenario.stage.worker()
+    second = scenario.stage.worker()
+    scenario.stage.deploy(first, scenario.definition())
+    wait_even_spread(first, 8)
+    scenario.produce()
+    scenario.wait_delivered_share(0.3)
     second.kill()
-    report = play.settle()
+    report = scenario.settle()
     assert report.sound, report
-    assert report.duplicates <= MAX_IN_FLIGHT + most_within(play.stage.deliveries(), 2 * UNSAVED_MS)
-    play.wait_committed()
+    assert report.duplicates <= MAX_IN_FLIGHT + most_deliveries_within(
+        scenario.stage.deliveries(), 2 * UNSAVED_MS
+    )
+    scenario.wait_committed()
 
 
 @pytest.mark.deep(minutes=0.5)
-def test_while_the_receiver_is_away_nothing_is_burnt_and_flow_resumes_when_it_is_back(
-    scene: Callable[..., Scene],
+def test_while_the_receiver_is_down_only_poison_is_dead_lettered_and_delivery_resumes_afterwards(
+    make_scenario: Callable[..., DeliveryScenario],
 ) -> None:
-    play = scene(3_000)
-    worker = play.stage.worker()
-    play.stage.deploy(worker, play.definition())
-    play.produce()
-    play.wait_share(0.2)
-    play.receiver.kill()
+    scenario = make_scenario(3_000)
+    worker = scenario.stage.worker()
+    scenario.stage.deploy(worker, scenario.definition())
+    scenario.produce()
+    scenario.wait_delivered_share(0.2)
+    scenario.receiver.kill()
     time.sleep(6.0)
 
     def breaker() -> str:
-        _, shown = http("GET", f"{worker.url}/api/v1/workloads/{GROUP}/{play.topic}")
+        _, shown = http("GET", f"{worker.url}/api/v1/workloads/{GROUP}/{scenario.topic}")
         return str(shown["status"]["breaker"])
 
     wait_until(lambda: breaker() in {"open", "half-open"}, SETTLE_S, breaker)
-    before = len(play.dead())
-    play.stage.receiver(GROUP, play.topic, port=play.receiver.port)
-    report = play.settle()
+    before = len(scenario.dead())
+    scenario.stage.receiver(GROUP, scenario.topic, port=scenario.receiver.port)
+    report = scenario.settle()
     assert report.sound, report
     assert before <= 30
     assert report.dead_lettered == 30
 
 
 @pytest.mark.deep(minutes=0.5)
-def test_a_worker_that_was_paused_can_do_nothing_under_its_old_epoch(scene: Callable[..., Scene]) -> None:
-    play = scene(0, latency_ms=LATENCY_MS)
-    # Half of what is in flight when it stops fails: it has copies to make when it wakes.
+def test_a_worker_that_wakes_with_an_old_epoch_copies_no_message_that_the_new_owner_finished(
+    make_scenario: Callable[..., DeliveryScenario],
+) -> None:
+    scenario = make_scenario(0, latency_ms=LATENCY_MS)
+    # Half of the messages in flight at the stop fail, so the worker has copies to make when it wakes.
     behaviours = ("ok", "poison", "ok", "retryable")
-    play.sent += [SentMessage(f"m-{number:05}", behaviours[number % 4]) for number in range(3_000)]
-    first = play.stage.worker()
-    second = play.stage.worker()
-    play.stage.deploy(first, play.definition())
-    spread(first, 8)
-    its = {job for job, (owner, _) in assignments(first).items() if owner == id_of(second)}
-    play.produce()
-    play.wait_share(0.2)
+    scenario.sent += [SentMessage(f"m-{number:05}", behaviours[number % 4]) for number in range(3_000)]
+    first = scenario.stage.worker()
+    second = scenario.stage.worker()
+    scenario.stage.deploy(first, scenario.definition())
+    wait_even_spread(first, 8)
+    jobs_of_second = {job for job, (owner, _) in assignments(first).items() if owner == id_of(second)}
+    scenario.produce()
+    scenario.wait_delivered_share(0.2)
     second.signal(signal.SIGSTOP)
     stopped_ms = time.time_ns() / 1e6
     wait_until(lambda: len(owners(first)) == 1, SETTLE_S, lambda: str(owners(first)))
-    report = play.settle()
+    report = scenario.settle()
     assert report.sound, report
-    play.wait_committed()
-    # What the receiver answered to nobody, and then to the new owner as well.
-    unheard = play.unheard(its, stopped_ms)
-    assert unheard, "nothing failed in flight: it shows nothing"
-    delivered, copies = len(play.stage.deliveries()), play.copies()
+    scenario.wait_committed()
+    # Failures that the stopped worker did not read; the messages failed again at the new owner.
+    unanswered_failures = scenario.unanswered_failures(jobs_of_second, stopped_ms)
+    assert unanswered_failures, "nothing failed in flight: the test shows nothing"
+    delivered, copies = len(scenario.stage.deliveries()), scenario.copies()
     second.signal(signal.SIGCONT)
     wait_until(lambda: assignments(second).items() <= assignments(first).items(), SETTLE_S, second.tail)
     time.sleep(4.0)
-    # It starts no call; what its gRPC library had been given before the pause and had not written yet was in
-    # flight already. It copies nothing of what failed since: only what its producer had been given before.
-    # No commit goes back, and it lives on without the jobs.
-    assert len(play.stage.deliveries()) - delivered <= MAX_IN_FLIGHT
-    again = play.copies() - copies
-    assert not unheard & again.keys(), "the new owner has finished these"
-    assert again.total() <= MAX_IN_FLIGHT
-    assert all(done == end for done, end in play.committed().values())
+    # It starts no call: only calls that it had given to gRPC before the pause may still leave. It copies no
+    # failure since then: only records that its producer had before. No commit goes back; it keeps running.
+    assert len(scenario.stage.deliveries()) - delivered <= MAX_IN_FLIGHT
+    new_copies = scenario.copies() - copies
+    assert not unanswered_failures & new_copies.keys(), "the new owner has finished these"
+    assert new_copies.total() <= MAX_IN_FLIGHT
+    assert all(done == end for done, end in scenario.committed().values())
     assert second.running
     assert len(owners(first)) >= 1
 
 
-def test_a_workload_is_defined_changed_and_deleted_while_running(scene: Callable[..., Scene]) -> None:
-    play = scene(500)
-    worker = play.stage.worker()
-    play.produce()
-    play.stage.deploy(worker, play.definition())
-    assert play.settle().sound
-    url = f"{worker.url}/api/v1/workloads/{GROUP}/{play.topic}"
+def test_a_deleted_workload_stops_and_continues_when_it_is_deployed_again(
+    make_scenario: Callable[..., DeliveryScenario],
+) -> None:
+    scenario = make_scenario(500)
+    worker = scenario.stage.worker()
+    scenario.produce()
+    scenario.stage.deploy(worker, scenario.definition())
+    assert scenario.settle().sound
+    url = f"{worker.url}/api/v1/workloads/{GROUP}/{scenario.topic}"
     status, _ = http("DELETE", url)
     assert status == 200
     wait_until(lambda: not owners(worker), SETTLE_S, lambda: str(owners(worker)))
-    play.wait_committed()
-    done = len(play.stage.deliveries())
-    asyncio.run(produce(play.bootstrap, play.topic, messages(50, prefix="later")))
+    scenario.wait_committed()
+    done = len(scenario.stage.deliveries())
+    asyncio.run(produce(scenario.bootstrap, scenario.topic, messages(50, prefix="later")))
     time.sleep(2.0)
-    assert len(play.stage.deliveries()) == done
-    play.stage.deploy(worker, play.definition())
-    wait_until(lambda: len(play.stage.deliveries()) >= done + 50, SETTLE_S, play._so_far)
+    assert len(scenario.stage.deliveries()) == done
+    scenario.stage.deploy(worker, scenario.definition())
+    wait_until(lambda: len(scenario.stage.deliveries()) >= done + 50, SETTLE_S, scenario._progress)
 
 
 @pytest.mark.deep(minutes=1.4)
-def test_a_broker_killed_on_the_way_delays_messages_and_loses_none(
+def test_killed_brokers_of_data_and_control_topics_lose_no_message(
     killable_stage: DemoStage, topic_name: str
 ) -> None:
-    play = Scene(killable_stage, topic_name, 4_000)
-    worker = play.stage.worker()
-    play.stage.deploy(worker, play.definition())
-    play.produce()
-    play.wait_share(0.2)
+    scenario = DeliveryScenario(killable_stage, topic_name, 4_000)
+    worker = scenario.stage.worker()
+    scenario.stage.deploy(worker, scenario.definition())
+    scenario.produce()
+    scenario.wait_delivered_share(0.2)
     for cluster in (CLUSTER, "east-regional"):
-        play.stage.yard.kill(cluster)
+        scenario.stage.yard.kill(cluster)
         time.sleep(1.0)
-        play.stage.yard.start(cluster)
-    report = play.settle()
+        scenario.stage.yard.start(cluster)
+    report = scenario.settle()
     assert report.sound, report
-    play.wait_committed()
+    scenario.wait_committed()
 
 
 @pytest.mark.deep(minutes=0.7)
-def test_a_topic_made_anew_is_delivered_from_its_start_and_told(scene: Callable[..., Scene]) -> None:
-    play = scene(300, partitions=1)
-    worker = play.stage.worker()
-    play.produce()
-    play.stage.deploy(worker, play.definition())
-    assert play.settle().sound
-    play.wait_committed()
+def test_a_recreated_topic_is_delivered_from_its_start_and_an_incident_reports_it(
+    make_scenario: Callable[..., DeliveryScenario],
+) -> None:
+    scenario = make_scenario(300, partitions=1)
+    worker = scenario.stage.worker()
+    scenario.produce()
+    scenario.stage.deploy(worker, scenario.definition())
+    assert scenario.settle().sound
+    scenario.wait_committed()
 
-    async def make_anew() -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=play.bootstrap)
+    async def recreate_topic() -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=scenario.bootstrap)
         await admin.start()
-        await admin.delete_topics([play.topic])
+        await admin.delete_topics([scenario.topic])
         async with asyncio.timeout(SETTLE_S):
-            while play.topic in await admin.list_topics():  # noqa: ASYNC110 - a broker hears late of it
+            while scenario.topic in await admin.list_topics():  # noqa: ASYNC110 - a broker learns late of it
                 await asyncio.sleep(0.05)
         await admin.close()
         await asyncio.sleep(2.0)
-        await create_topic(play.bootstrap, play.topic, 1)
-        await produce(play.bootstrap, play.topic, messages(40, prefix="anew"))
+        await create_topic(scenario.bootstrap, scenario.topic, 1)
+        await produce(scenario.bootstrap, scenario.topic, messages(40, prefix="anew"))
 
-    asyncio.run(make_anew())
+    asyncio.run(recreate_topic())
     wanted = {message.id for message in messages(40, prefix="anew")}
-    wait_until(lambda: wanted <= {d["id"] for d in play.stage.deliveries()}, SETTLE_S, play._so_far)
-    wait_until(lambda: incidents(worker, "log-begun-anew"), SETTLE_S, play._so_far)
+    wait_until(lambda: wanted <= {d["id"] for d in scenario.stage.deliveries()}, SETTLE_S, scenario._progress)
+    wait_until(lambda: incidents(worker, "log-begun-anew"), SETTLE_S, scenario._progress)
     # A worker that takes over afterwards knows the new lineage, not the old commit.
-    play.wait_committed()
+    scenario.wait_committed()
     assert worker.terminate() == 0
-    play.stage.worker()
-    asyncio.run(produce(play.bootstrap, play.topic, messages(20, prefix="after")))
-    more = {message.id for message in messages(20, prefix="after")}
-    wait_until(lambda: more <= {d["id"] for d in play.stage.deliveries()}, SETTLE_S, play._so_far)
-    again = [d["id"] for d in play.stage.deliveries() if d["outcome"] == "ok"]
-    assert len(again) == len(set(again))
+    scenario.stage.worker()
+    asyncio.run(produce(scenario.bootstrap, scenario.topic, messages(20, prefix="after")))
+    later_ids = {message.id for message in messages(20, prefix="after")}
+    wait_until(
+        lambda: later_ids <= {d["id"] for d in scenario.stage.deliveries()}, SETTLE_S, scenario._progress
+    )
+    acknowledged = [d["id"] for d in scenario.stage.deliveries() if d["outcome"] == "ok"]
+    assert len(acknowledged) == len(set(acknowledged))

@@ -1,5 +1,7 @@
-"""A whole region is killed, the other one goes on, the lost one comes back and takes it back: every message
-is counted, and at any time one region acts."""
+"""A whole region is killed, the other one takes over, and the lost one returns and takes back.
+
+Every message is counted, and one region acts at any time.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +32,23 @@ pytestmark = pytest.mark.system
 
 PER_SECOND = {"east": 200.0, "west": 80.0}
 LOST, BACK = "killed", "failback"
-BARRIER_MS = 12_000  # they come every ten seconds
-AGAIN_S = 5.0  # what is finished is told within a second; the machine may have other work
+BARRIER_MS = 12_000  # offset syncs come every ten seconds
+AGAIN_S = 5.0  # progress reaches the other region within a second, or later on a busy machine
 
 
 @pytest.fixture
 def two(killable_yard: Yard, topic_name: str) -> Iterator[TwoRegions]:
     killable_yard.up(regions=2)
-    made = TwoRegions(killable_yard, topic_name)
+    regions = TwoRegions(killable_yard, topic_name)
     try:
-        yield made
+        yield regions
     finally:
-        made.close()
+        regions.close()
 
 
-def shell(two: TwoRegions, home: str, *arguments: str) -> Any:
-    """A command's JSON, asked of that home's worker: a process, since writers here log to stdout."""
+def failover_command(two: TwoRegions, home: str, *arguments: str) -> Any:
+    """Runs a failover command against that home's worker and returns its JSON. It is a process, since writers
+    in this one log to stdout."""
     command = [sys.executable, "-c", "from app.cli.main import switchyard; switchyard()", "failover"]
     env = {**os.environ, "SWITCHYARD_URL": two.workers[home].url}
     done = subprocess.run(
@@ -60,15 +63,15 @@ def shell(two: TwoRegions, home: str, *arguments: str) -> Any:
 
 
 def roles_put(two: TwoRegions, home: str) -> list[RolePut]:
-    """What a region's control log says of roles, as it stands."""
+    """The role records in a region's control log."""
     topic = ControlTopics(two.names[home]).control.name
     records = asyncio.run(read_all(two.bootstrap(home, "regional"), topic))
     events = [codec.control_event(record.value) for record in records if record.value]
     return [event for event in events if isinstance(event, RolePut)]
 
 
-async def groups(two: TwoRegions, home: str) -> set[str]:
-    """Those that the home's aggregate cluster knows."""
+async def consumer_groups(two: TwoRegions, home: str) -> set[str]:
+    """The groups that the home's aggregate cluster knows."""
     admin = AIOKafkaAdminClient(bootstrap_servers=two.bootstrap(home, "aggregate"))
     await admin.start()
     try:
@@ -79,7 +82,7 @@ async def groups(two: TwoRegions, home: str) -> set[str]:
 
 @pytest.mark.deep(minutes=3.0)
 @pytest.mark.timeout(600)
-def test_a_region_is_killed_and_comes_back_and_no_message_is_lost_nor_do_two_regions_act(
+def test_failover_and_failback_lose_no_message_and_never_let_two_regions_act(
     two: TwoRegions, topic_name: str
 ) -> None:
     topic = topic_name
@@ -93,21 +96,23 @@ def test_a_region_is_killed_and_comes_back_and_no_message_is_lost_nor_do_two_reg
         moving.until_flows("west", now_ms(), ACTIVE, least=100)
         assert not moving.journals[PASSIVE]["west"].read(), "it is active in the east only"
 
-        # Its group is kept in step in the west. A drill touches nothing.
+        # The west keeps the group in sync. A drill changes nothing.
         wait_until(
-            lambda: PASSIVE in asyncio.run(groups(two, "west")), STEP_TIMEOUT_S, lambda: "no such group"
+            lambda: PASSIVE in asyncio.run(consumer_groups(two, "west")),
+            STEP_TIMEOUT_S,
+            lambda: "no such group",
         )
-        before = roles_put(two, "west"), asyncio.run(groups(two, "west"))
-        drilled = shell(two, "west", "drill", "--to", west)
+        before = roles_put(two, "west"), asyncio.run(consumer_groups(two, "west"))
+        drilled = failover_command(two, "west", "drill", "--to", west)
         assert len(drilled["partitions"]) == PARTITIONS
-        assert (roles_put(two, "west"), asyncio.run(groups(two, "west"))) == before
+        assert (roles_put(two, "west"), asyncio.run(consumer_groups(two, "west"))) == before
         assert not moving.journals[PASSIVE]["west"].read()
 
-        # Everything of the east is gone. The plan is made without it, and who leads is killed while it runs.
+        # The east is lost. The plan is made without it, and the leader is killed while it executes.
         killed = Switch(LOST, now_ms())
         two.lose("east")
         gone_ms = now_ms()
-        plan = shell(two, "west", "plan", "--to", west, "--force")
+        plan = failover_command(two, "west", "plan", "--to", west, "--force")
         (rows,) = (one["partitions"] for one in plan["plan"]["workloads"] if one["workload"] == moving.key())
         assert [row["partition"] for row in rows] == list(range(PARTITIONS))
         assert all(row["next_offset"] is not None and row["again"] is not None for row in rows)
@@ -116,16 +121,16 @@ def test_a_region_is_killed_and_comes_back_and_no_message_is_lost_nor_do_two_reg
         two.workers["west"] = next(worker for worker in two.running("west") if worker is not leader)
         since_ms = now_ms()
         leader.signal(signal.SIGSTOP)
-        shell(two, "west", "execute", plan["id"], "--yes", "--no-wait")
+        failover_command(two, "west", "execute", plan["id"], "--yes", "--no-wait")
         leader.kill()
         done = moving.until_done("west", plan["id"])
         moving.until_flows("west", since_ms, least=20)
-        tell(f"the leader was killed; done {(now_ms() - since_ms) / 1000:.1f} s after the command")
+        print_line(f"the leader was killed; done {(now_ms() - since_ms) / 1000:.1f} s after the command")
         assert done["forced"]
         taken = [role for role in roles_put(two, "west") if role.plan == plan["id"]]
         assert {(role.region, role.state) for role in taken} == {(west, "active")}
 
-        # The east comes back with what it knew. It does not act by that.
+        # The east returns with its old control log, and does not act.
         two.bring_back("east")
         moving.until_role("west", ("east",))
         back_ms = now_ms()
@@ -133,10 +138,10 @@ def test_a_region_is_killed_and_comes_back_and_no_message_is_lost_nor_do_two_reg
         acted = [line for line in moving.journals[PASSIVE]["east"].read() if line["at_ms"] > gone_ms]
         assert acted == []
 
-        # And back, in order.
+        # The planned failback.
         failback = Switch(BACK, now_ms())
         plan = moving.failback("east")
-        shell(two, "east", "execute", plan["id"], "--yes")
+        failover_command(two, "east", "execute", plan["id"], "--yes")
         moving.until_role("east")
         moving.until_flows("east", failback.at_ms, least=50)
         moving.until_flows("east", failback.at_ms, ACTIVE, least=50)
@@ -151,24 +156,26 @@ def test_a_region_is_killed_and_comes_back_and_no_message_is_lost_nor_do_two_reg
     }
     passive = active_passive(sent, records, lines[PASSIVE], switches)
     active = active_active(sent, records, lines[ACTIVE], switches)
-    tell(f"{passive.messages:,} messages, {passive.sent_twice} sent twice, delivered {passive.delivered}")
-    tell(f"read again: {dict(passive.again)}, active in both: {dict(active.again)}")
+    print_line(
+        f"{passive.messages:,} messages, {passive.sent_twice} sent twice, delivered {passive.delivered}"
+    )
+    print_line(f"read again: {dict(passive.again)}, active in both: {dict(active.again)}")
     assert (passive.lost, active.lost) == ((), ())
     assert passive.stale == active.stale == ()
     assert [len(regions) for regions in passive.epochs.values()] == [1, 1, 1]
     assert all(len(regions) == 1 for regions in active.epochs.values())
     assert {line["region"] for line in lines[PASSIVE]["west"]} == {west}
-    # In order nothing is read again but what was copied behind the last barrier of a lane that was killed.
-    gone_over = {line["id"] for line in lines[PASSIVE]["west"]}
+    # The failback rereads only records copied behind the last offset sync of a lane that was killed.
+    delivered_in_west = {line["id"] for line in lines[PASSIVE]["west"]}
     back = [line for line in lines[PASSIVE]["east"] if line["at_ms"] > failback.at_ms]
-    again_ms = [line["timestamp_ms"] for line in back if line["id"] in gone_over]
+    again_ms = [line["timestamp_ms"] for line in back if line["id"] in delivered_in_west]
     assert len(again_ms) == passive.again[BACK].count
     assert all(killed.at_ms - BARRIER_MS <= at_ms <= gone_ms for at_ms in again_ms)
-    # What was finished shortly before the kill had no time to be told to the west; nothing older comes again.
+    # Progress just before the kill did not reach the west; older messages are not repeated.
     assert passive.again[LOST].oldest_s < AGAIN_S
 
 
-def test_the_balance_finds_what_is_lost_read_again_and_done_by_a_replaced_role() -> None:
+def test_the_balance_finds_lost_and_repeated_messages_and_deliveries_under_a_replaced_role() -> None:
     def line(name: str, at_ms: int, region: str, epoch: int, *, primary: bool = True) -> dict[str, Any]:
         return {"id": name, "at_ms": at_ms, "region": region, "epoch": epoch, "primary": primary,
                 "outcome": "ok"}  # fmt: skip
@@ -189,9 +196,9 @@ def test_the_balance_finds_what_is_lost_read_again_and_done_by_a_replaced_role()
         "east": [a, line("b", 3_900, "east", 1, primary=False)],
         "west": [line("c", 4_000, "west", 1)],
     }
-    assert active_passive("abc", {}, finished, []).sound, "it finishes what it has under way"
+    assert active_passive("abc", {}, finished, []).sound, "it may finish its deliveries in flight"
     finished["east"][1]["at_ms"] = 4_001
-    assert not active_passive("abc", {}, finished, []).sound, "and no longer than until the other one begins"
+    assert not active_passive("abc", {}, finished, []).sound, "only until the other region begins"
     twice = {"east": [line("a", 1, "east", 1)], "west": [line("b", 2, "west", 1)]}
     assert not active_passive("ab", {}, twice, []).sound, "one epoch, two regions"
 
@@ -208,7 +215,7 @@ def test_the_balance_finds_what_is_lost_read_again_and_done_by_a_replaced_role()
     assert active_active("ab", {}, both, []).lost == ("b",)
 
 
-def tell(text: str) -> None:
-    """Shown when the test fails, or with -s."""
+def print_line(text: str) -> None:
+    """Prints a line, which pytest shows when the test fails, or with -s."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A group that other consumers use is not taken over by a deployment that does not say so."""
+"""A deployment takes over a group that other consumers use only when it says so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXIT_PRECONDITION = 5
 
 @contextmanager
 def consuming(bootstrap: str, topic: str, group: str) -> Iterator[None]:
-    """Somebody else's consumer is a member of the group."""
+    """A consumer outside Switchyard is a member of the group."""
     joined, ends = threading.Event(), threading.Event()
 
     async def consume() -> None:
@@ -60,7 +60,7 @@ def deploy(worker: Process, file: Path, *flags: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.deep(minutes=0.3)
-def test_a_new_workload_of_a_group_that_others_consume_is_refused_unless_it_takes_over(
+def test_a_new_workload_is_refused_for_a_group_with_other_members_unless_it_takes_over(
     stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:
     bootstrap, group = stage.yard.bootstrap(CLUSTER), f"legacy-{topic_name}"
@@ -83,14 +83,16 @@ def test_a_new_workload_of_a_group_that_others_consume_is_refused_unless_it_take
         taken = deploy(worker, file, "--take-over", "--execute", "--yes")
         assert taken.returncode == 0, taken.stderr
         changed = {**definition, "spec": {**definition["spec"], "delay": "1s"}}
-        assert http("PUT", url, changed)[0] == 200, "a workload that is there is changed as before"
+        assert http("PUT", url, changed)[0] == 200, "an existing workload can be changed as before"
     assert http("DELETE", url)[0] == 200
     wait_until(lambda: http("PUT", url, definition)[0] == 201, ENOUGH_S, lambda: str(http("GET", url)), 1.0)
 
 
 @pytest.mark.deep(minutes=0.3)
-def test_so_it_is_where_the_others_speak_a_newer_protocol(stage: DemoStage, topic_name: str) -> None:
-    """KIP-848 is Kafka's recommendation since 4.0; a share group's positions nobody else can commit."""
+def test_a_new_workload_is_refused_for_groups_of_kip_848_and_share_groups_as_well(
+    stage: DemoStage, topic_name: str
+) -> None:
+    """Kafka recommends KIP-848 since 4.0; other clients cannot commit the positions of a share group."""
     bootstrap, worker = stage.yard.bootstrap(CLUSTER), stage.worker()
     asyncio.run(create_topic(bootstrap, topic_name, 2))
 

@@ -1,4 +1,4 @@
-"""Real brokers and a real worker: what anybody can write to a topic ends no worker and stops no message."""
+"""Real brokers and a real worker: records that any producer can write end no worker and stop no message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCHES = [
 
 
 async def append(bootstrap: str, topic: str) -> None:
-    """Writes the batches as they are."""
+    """Writes the batches unchanged."""
     client = ClusterClient(ClusterSpec("test", (bootstrap,)))
     await client.start()
     appender = Appender(client)
@@ -46,18 +46,18 @@ async def append(bootstrap: str, topic: str) -> None:
 
 
 class Counting(ReceiverThread):
-    """A receiver in this process that takes everything."""
+    """A receiver in this process that acknowledges everything."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic, GROUP)
         self.offsets: list[int] = []
 
     def handle(self, message: Message) -> None:
-        """One delivery."""
+        """Handles one delivery."""
         self.offsets.append(message.offset)
 
 
-def test_headers_and_zeros_without_end_go_to_the_dlq_and_every_other_message_is_delivered_once(
+def test_batches_that_decompress_to_huge_records_go_to_the_dlq_and_all_other_messages_arrive_once(
     stage: DemoStage, topic_name: str
 ) -> None:
     bootstrap = stage.yard.bootstrap(CLUSTER)

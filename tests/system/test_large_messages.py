@@ -1,4 +1,4 @@
-"""Messages of 15 MB that compress to some kB, through retry topics, dead letters and merges.
+"""Messages of 15 MB that compress to a few kB pass through retry topics, dead letters and merges.
 
 One of two workers is killed. Each message arrives as it was produced, and none as a null.
 """
@@ -18,7 +18,7 @@ from app.dev.demo.stage import DemoStage, Process, wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
 from switchyard.receiver import Message
 from tests.kafka.conftest import bound, connected, delete_before
-from tests.system.fleet import run_command, together
+from tests.system.fleet import run_command, start_workers
 from tests.system.receiver_thread import ReceiverThread
 
 pytestmark = pytest.mark.system
@@ -34,7 +34,7 @@ def large(key: str) -> bytes:
 
 
 class Deployment(ReceiverThread):
-    """A receiver in this process that fails large messages until it is mended."""
+    """A receiver in this process that fails large messages until `fails` is False."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic, GROUP)
@@ -44,7 +44,7 @@ class Deployment(ReceiverThread):
         self.wrong: list[str] = []
 
     def handle(self, message: Message) -> None:
-        """One delivery."""
+        """Handles one delivery."""
         key = (message.key or b"").decode()
         is_large = key.startswith("large")
         if message.value != (large(key) if is_large else key.encode()):
@@ -65,8 +65,8 @@ async def produce(bootstrap: str, topic: str, keys: list[str]) -> None:
             await producer.send(topic, value, key=key.encode())
 
 
-async def bound_to(most_bytes: int, bootstrap: str, *topics: str) -> None:
-    """From now on these topics take batches of so many bytes."""
+async def limit_batches(most_bytes: int, bootstrap: str, *topics: str) -> None:
+    """Limits these topics to batches of this many bytes."""
     async with connected(bootstrap) as client:
         await bound(client, most_bytes, *topics)
 
@@ -85,7 +85,7 @@ def switchyard(worker: Process, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.deep(minutes=0.8)
-def test_large_messages_come_through_retries_dead_letters_and_merges_as_they_were_produced(
+def test_large_messages_pass_through_retries_dead_letters_and_merges_unchanged(
     stage: DemoStage, topic_name: str
 ) -> None:
     bootstrap, topic = stage.yard.bootstrap(CLUSTER), topic_name
@@ -99,30 +99,32 @@ def test_large_messages_come_through_retries_dead_letters_and_merges_as_they_wer
         return switchyard(worker, "dlq", "merge", name, "--execute", "--yes", "-o", "json")
 
     with Deployment(topic).serving() as deployment:
-        first, second = together(stage)
+        first, second = start_workers(stage)
         spec = {"retry": [{"delay": "2s", "attempts": 1}], "target": {"timeout": "30s"}}
         stage.deploy(first, workload(GROUP, topic, CLUSTER, deployment.address, **spec))
         keys = [f"small {number}" for number in range(SMALL)]
         fits = ["large a", "large b", "large c"]
         asyncio.run(produce(bootstrap, topic, [*keys[:100], *fits, *keys[100:]]))
         wait_until(lambda: sum(deployment.failed.values()) >= 3, SETTLE_S, lambda: str(deployment.failed))
-        first.kill()  # with copies in its hands
+        first.kill()  # while it makes copies
         wait_until(lambda: letters().keys() == set(fits), SETTLE_S, lambda: str(letters().keys()))
         assert {len(record.value) for record in letters().values()} == {len(large("large a"))}
         assert min(deployment.failed[key] for key in fits) >= 2, "once in the topic, once in the tier"
 
-        asyncio.run(bound_to(2_000, bootstrap, queue, f"{topic}__{GROUP}__retry_1"))
-        lacking = ["large d", "large e"]
-        asyncio.run(produce(bootstrap, topic, lacking))
-        wait_until(lambda: letters().keys() >= set(lacking), SETTLE_S, lambda: str(letters().keys()))
-        assert min(deployment.failed[key] for key in lacking) >= 2, "its tier's attempt is made in place"
-        code, told = switchyard(second, "dlq", "list", name)
-        assert (code, told.count(f"({len(large('large d'))} bytes, not in the letter)")) == (0, 2), told
+        asyncio.run(limit_batches(2_000, bootstrap, queue, f"{topic}__{GROUP}__retry_1"))
+        oversized = ["large d", "large e"]
+        asyncio.run(produce(bootstrap, topic, oversized))
+        wait_until(lambda: letters().keys() >= set(oversized), SETTLE_S, lambda: str(letters().keys()))
+        assert min(deployment.failed[key] for key in oversized) >= 2, (
+            "the attempt of the retry tier is made in the main topic"
+        )
+        code, output = switchyard(second, "dlq", "list", name)
+        assert (code, output.count(f"({len(large('large d'))} bytes, not in the letter)")) == (0, 2), output
 
         deployment.fails = False
-        code, told = merge(second)
-        assert code == 0, told
-        everything = {*keys, *fits, *lacking}
+        code, output = merge(second)
+        assert code == 0, output
+        everything = {*keys, *fits, *oversized}
         wait_until(
             lambda: deployment.taken.keys() == everything,
             SETTLE_S,
@@ -134,8 +136,10 @@ def test_large_messages_come_through_retries_dead_letters_and_merges_as_they_wer
         wait_until(lambda: "large f" in letters(), SETTLE_S, lambda: str(letters().keys()))
         asyncio.run(empty(bootstrap, topic, 2))
         deployment.fails = False
-        code, told = merge(second)
-        assert code == EXIT_PARTIAL, told
-        assert orjson.loads(told[told.index("{") : told.rindex("}") + 1])["counts"]["left-out"] == 1, told
+        code, output = merge(second)
+        assert code == EXIT_PARTIAL, output
+        assert orjson.loads(output[output.index("{") : output.rindex("}") + 1])["counts"]["left-out"] == 1, (
+            output
+        )
         assert "large f" not in deployment.taken
         assert not deployment.wrong

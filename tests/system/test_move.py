@@ -17,20 +17,23 @@ from app.dev.demo.stage import DemoStage, http, wait_until
 from app.dev.demo.traffic import SentMessage, create_topic, messages, produce, read_all
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
-from tests.system.test_delivery import CLUSTER, GROUP, SETTLE_S, Scene, spread
-from tests.system.test_operators import Desk, switchyard
+from tests.system.test_delivery import CLUSTER, GROUP, SETTLE_S, DeliveryScenario, wait_even_spread
+from tests.system.test_operators import Operator, switchyard
 
 pytestmark = pytest.mark.system
 
-THERE = "east-regional"
+TARGET = "east-regional"
 BEFORE, AFTER, PER_SECOND = 1_800, 400, 300
-RATE, SOON = 30, 2_000  # far slower than it is produced: a part is unfinished when it moves; and afterwards
+RATE, FAST_RATE = (
+    30,
+    2_000,
+)  # while it moves, far below the producers' rate, so that messages are unfinished; and afterwards
 MARGIN_S = 0.5
 
 
 @contextmanager
 def copier(source: str, target: str, topic: str, partitions: int) -> Iterator[None]:
-    """Copies the topic, partition to partition with its timestamps, until the end."""
+    """Copies the topic, partition to partition with its timestamps, while the block lasts."""
     stop = threading.Event()
 
     async def copy() -> None:
@@ -68,90 +71,94 @@ def commit(bootstrap: str, offsets: dict[tuple[str, int], int]) -> None:
 
 
 @pytest.mark.deep(minutes=1.2)
-def test_a_topic_moves_to_another_cluster_and_its_receivers_miss_nothing(
+def test_receivers_miss_no_message_when_a_topic_moves_to_another_cluster(
     stage: DemoStage, topic_name: str
 ) -> None:
-    play = Scene(stage, topic_name, BEFORE)
-    here, there = play.bootstrap, stage.yard.bootstrap(THERE)
-    asyncio.run(create_topic(there, topic_name, play.partitions))
+    scenario = DeliveryScenario(stage, topic_name, BEFORE)
+    source_bootstrap, target_bootstrap = scenario.bootstrap, stage.yard.bootstrap(TARGET)
+    asyncio.run(create_topic(target_bootstrap, topic_name, scenario.partitions))
     first, second = stage.worker(), stage.worker()
-    definition = play.definition(
+    definition = scenario.definition(
         retry=[{"delay": "10s", "attempts": 3}], flow={"max_inflight": 50, "messages_per_second": RATE}
     )
     stage.deploy(first, definition)
-    spread(first, 8)
+    wait_even_spread(first, 8)
     key = f"{GROUP}/{topic_name}"
-    with copier(here, there, topic_name, play.partitions):
-        asyncio.run(produce(here, topic_name, play.sent, per_second=PER_SECOND))
+    with copier(source_bootstrap, target_bootstrap, topic_name, scenario.partitions):
+        asyncio.run(produce(source_bootstrap, topic_name, scenario.sent, per_second=PER_SECOND))
         fresh = list(messages(AFTER, prefix="fresh"))
-        asyncio.run(produce(there, topic_name, fresh))  # the producers have switched
+        asyncio.run(produce(target_bootstrap, topic_name, fresh))  # the producers have switched
         wait_until(
-            lambda: ends(there, topic_name) == BEFORE + AFTER, SETTLE_S, lambda: str(ends(there, topic_name))
+            lambda: ends(target_bootstrap, topic_name) == BEFORE + AFTER,
+            SETTLE_S,
+            lambda: str(ends(target_bootstrap, topic_name)),
         )
-    # A group of the same name was there before: ahead of what is mapped, and behind it.
-    commit(there, {(topic_name, 0): 540, (topic_name, 1): 0})
+    # The target has commits of the same group, beyond the mapped position and before it.
+    commit(target_bootstrap, {(topic_name, 0): 540, (topic_name, 1): 0})
 
-    asked = ["workload", "move", key, "--to", THERE, "--margin", f"{MARGIN_S}s", "-o", "json"]
-    foreseen = switchyard(first, *asked)
-    assert (foreseen["from"], foreseen["to"], foreseen["execute"]) == (CLUSTER, THERE, False)
-    assert foreseen["unfinished"] > 0, "all was delivered before the move: it shows nothing"
-    desk = Desk(play, first)
-    assert desk.acts("moving") == [], "a look changes nothing"
+    command = ["workload", "move", key, "--to", TARGET, "--margin", f"{MARGIN_S}s", "-o", "json"]
+    foreseen = switchyard(first, *command)
+    assert (foreseen["from"], foreseen["to"], foreseen["execute"]) == (CLUSTER, TARGET, False)
+    assert foreseen["unfinished"] > 0, "all was delivered before the move: the test shows nothing"
+    operator = Operator(scenario, first)
+    assert operator.acts("moving") == [], "a preview changes nothing"
 
-    # The worker that is asked first is killed on the way: the workload stays here, paused; another is asked.
-    status, begun = http("POST", f"{second.url}/api/v1/workloads/{key}/move", body(execute=True))
-    assert status == 202, begun
-    wait_until(lambda: desk.acts("moving"), SETTLE_S, second.tail, 0.01)
+    # The worker that moves it first is killed: the workload stays in the source, paused. The other moves it.
+    status, answer = http("POST", f"{second.url}/api/v1/workloads/{key}/move", body(execute=True))
+    assert status == 202, answer
+    wait_until(lambda: operator.acts("moving"), SETTLE_S, second.tail, 0.01)
     second.kill()
-    _, held = http("GET", desk.path)
-    assert held["definition"]["metadata"]["cluster"] == CLUSTER, "it was too late to show anything"
+    _, before_move = http("GET", operator.path)
+    assert before_move["definition"]["metadata"]["cluster"] == CLUSTER, (
+        "the kill came too late: the test shows nothing"
+    )
     assert http("POST", f"{first.url}/api/v1/dlq/{key}/merge", {"execute": True})[0] in {404, 409}
-    told = switchyard(first, *asked, "--execute", "--yes")
-    assert told["copied"] > 0, "nothing waited for retry: it shows nothing"
-    _, moved = http("GET", desk.path)
-    assert moved["definition"]["metadata"]["cluster"] == THERE
-    assert http("POST", f"{first.url}/api/v1/workloads/{key}/move", body())[0] == 409, "it is there already"
+    result = switchyard(first, *command, "--execute", "--yes")
+    assert result["copied"] > 0, "nothing waited for retry: the test shows nothing"
+    _, after_move = http("GET", operator.path)
+    assert after_move["definition"]["metadata"]["cluster"] == TARGET
+    assert http("POST", f"{first.url}/api/v1/workloads/{key}/move", body())[0] == 409, "it has moved already"
 
-    definition["metadata"]["cluster"] = THERE
-    definition["spec"]["flow"]["messages_per_second"] = SOON
+    definition["metadata"]["cluster"] = TARGET
+    definition["spec"]["flow"]["messages_per_second"] = FAST_RATE
     stage.deploy(first, definition)
-    play.sent += fresh
-    play.bootstrap = there
-    report = play.settle()
+    scenario.sent += fresh
+    scenario.bootstrap = target_bootstrap
+    report = scenario.settle()
     assert report.lost == (), report
-    play.wait_committed()
-    account(play, told)
-    (act,) = [item for item in desk.acts("operator-act") if item["action"] == "move"]
+    scenario.wait_committed()
+    check_repetitions(scenario, result)
+    (act,) = [item for item in operator.acts("operator-act") if item["action"] == "move"]
     assert act["subject"] == key
-    # It is at home there: a change of its definition, and another owner, begin where it stands.
+    # A changed definition, and another owner, continue at its position in the target.
     before = len(stage.deliveries())
     definition["spec"]["delay"] = "1ms"
     stage.deploy(first, definition)
     stage.worker()
     first.terminate()
     later = [SentMessage(m.id, "ok") for m in messages(50, prefix="later")]
-    asyncio.run(produce(there, topic_name, later))
-    wait_until(lambda: len(stage.deliveries()) >= before + 50, SETTLE_S, play._so_far)
+    asyncio.run(produce(target_bootstrap, topic_name, later))
+    wait_until(lambda: len(stage.deliveries()) >= before + 50, SETTLE_S, scenario._progress)
     assert {d["id"] for d in stage.deliveries()[before:]} == {m.id for m in later}
 
 
 def body(**rest: Any) -> dict[str, Any]:
-    return {"to": THERE, "margin": f"{MARGIN_S}s", **rest}
+    return {"to": TARGET, "margin": f"{MARGIN_S}s", **rest}
 
 
 def ends(bootstrap: str, topic: str) -> int:
     return len(asyncio.run(read_all(bootstrap, topic)))
 
 
-def account(play: Scene, told: dict[str, Any]) -> None:
-    """What came twice lies in the margin, or in what was in flight at the kill."""
-    done = Counter(d["id"] for d in play.stage.deliveries() if d["outcome"] == "ok")
-    twice = {name: count for name, count in done.items() if count > 1}
-    assert len(twice) <= told["again"] + 2 * 50, (len(twice), told["again"])
-    assert told["again"] <= 4 * (MARGIN_S * PER_SECOND + 50), told
+def check_repetitions(scenario: DeliveryScenario, moved: dict[str, Any]) -> None:
+    """Repetitions lie within the margin, or were in flight at the kill."""
+    done = Counter(d["id"] for d in scenario.stage.deliveries() if d["outcome"] == "ok")
+    repeated = {name: count for name, count in done.items() if count > 1}
+    assert len(repeated) <= moved["again"] + 2 * 50, (len(repeated), moved["again"])
+    assert moved["again"] <= 4 * (MARGIN_S * PER_SECOND + 50), moved
     letters = [
         orjson.loads(r.value)["id"]
-        for r in asyncio.run(read_all(play.bootstrap, f"{play.topic}__{GROUP}__dlq"))
+        for r in asyncio.run(read_all(scenario.bootstrap, f"{scenario.topic}__{GROUP}__dlq"))
     ]
-    poison = {m.id for m in play.sent if m.behaviour == "poison"}
+    poison = {m.id for m in scenario.sent if m.behaviour == "poison"}
     assert set(letters) == poison

@@ -1,6 +1,7 @@
-"""Batches that lie, as any producer can send them, among good ones and on the control topics.
+"""Batches with inconsistent headers, which any producer can send, among valid ones and on the control topics.
 
-Workers deliver, copy and count every good record around them; one is killed, and starts again over them.
+Workers deliver, copy and count every valid record around them; one worker is killed and a new one reads them
+from the start.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from app.dev.demo.traffic import SentMessage, create_topic, read_all
 from tests.kafka import bounded
 from tests.kafka.conftest import connected
 from tests.kafka.odd_batches import append, batch, lying, odd, record
-from tests.system.fleet import incidents, together
-from tests.system.test_audit import counted, plan
+from tests.system.fleet import incidents, start_workers
+from tests.system.test_audit import plan, window_counts
 
 pytestmark = pytest.mark.system
 
@@ -31,7 +32,8 @@ ODD_VALUE = SentMessage("odd", "ok").value()
 
 
 async def write(bootstrap: str, topic: str, good: Iterable[SentMessage], chance: random.Random) -> int:
-    """Good records, a few a batch, and odd batches between them; how many records brokers took of those."""
+    """Writes valid records, and odd batches between them; returns how many records of odd batches brokers
+    accepted."""
     taken = 0
     async with connected(bootstrap) as client:
         for number, message in enumerate(good):
@@ -46,7 +48,7 @@ async def write(bootstrap: str, topic: str, good: Iterable[SentMessage], chance:
 
 
 async def spoil_control_topics(bootstrap: str, topics: ControlTopics) -> None:
-    """Batches that lie behind, and between, what workers write there."""
+    """Appends odd batches between and behind the workers' records."""
     async with connected(bootstrap) as client:
         for one in topics.all():
             for partition in range(one.partitions):
@@ -56,19 +58,19 @@ async def spoil_control_topics(bootstrap: str, topics: ControlTopics) -> None:
 
 
 async def records_in(bootstrap: str, topic: str) -> int:
-    """All that were written to it."""
+    """The sum of the topic's end offsets."""
     async with connected(bootstrap) as client:
         return sum((await client.end_offsets([(topic, number) for number in range(PARTITIONS)])).values())
 
 
-def test_every_good_record_around_batches_that_lie_is_delivered_copied_and_counted(
+def test_valid_records_among_inconsistent_batches_are_delivered_copied_and_counted(
     stage: DemoStage, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bounded.install(monkeypatch)  # its own ends at what it cannot read
+    bounded.install(monkeypatch)  # aiokafka's reader ends at batches that it cannot read
     source, target = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(TARGET)
     asyncio.run(create_topic(source, topic_name, PARTITIONS))
     receiver = stage.receiver(GROUP, topic_name)
-    first, second = together(stage)
+    first, second = start_workers(stage)
     stage.deploy(first, workload(GROUP, topic_name, SOURCE, receiver.address))
     stage.deploy(first, route("copy", SOURCE, TARGET, topic_name))
     stage.deploy(first, plan("all", topic_name))
@@ -97,9 +99,9 @@ def test_every_good_record_around_batches_that_lie_is_delivered_copied_and_count
     assert {copied()[one] for one in wanted} == {1}, "once each"
     for tier in ("regional", "aggregate"):
         wait_until(
-            lambda tier=tier: counted(third, topic_name, tier).total() == total(),
+            lambda tier=tier: window_counts(third, topic_name, tier).total() == total(),
             SETTLE_S,
-            lambda tier=tier: f"{tier}: {counted(third, topic_name, tier)} of {total()}",
+            lambda tier=tier: f"{tier}: {window_counts(third, topic_name, tier)} of {total()}",
         )
     assert total() == taken + len(good), "all that brokers took is copied"
     letters = asyncio.run(read_all(source, f"{topic_name}__{GROUP}__dlq"))

@@ -1,5 +1,6 @@
-"""The offset map of real copies: two routes copy a topic, their worker is killed, and positions in one copy
-are translated into the other."""
+"""Two routes copy a topic, their worker is killed, and the offset map translates positions in one copy into
+the other.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +49,10 @@ async def read(bootstrap: str, topic: str, count: int, worker: Process) -> Value
     return found
 
 
-async def lines(bootstrap: str, topics: ControlTopics, wanted: dict[str, int]) -> dict[str, OffsetMapLine]:
-    """The offset map, once every line ends with the source's end."""
+async def wait_lines(
+    bootstrap: str, topics: ControlTopics, wanted: dict[str, int]
+) -> dict[str, OffsetMapLine]:
+    """The offset map, once every line ends at the source's end."""
     changelog = topics.changelog("checkpoints", topics.checkpoints.partitions)
     found: dict[str, OffsetMapLine] = {}
     async with AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
@@ -62,7 +65,7 @@ async def lines(bootstrap: str, topics: ControlTopics, wanted: dict[str, int]) -
 
 
 @pytest.mark.deep(minutes=0.5)
-async def test_positions_in_one_copy_are_translated_into_another_without_loss_also_after_a_kill(
+async def test_positions_in_one_copy_translate_to_another_without_loss_although_the_worker_was_killed(
     stage: DemoStage,
 ) -> None:
     source, copies = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(COPIES)
@@ -84,9 +87,9 @@ async def test_positions_in_one_copy_are_translated_into_another_without_loss_al
         found = await compare_topics(source, topic, copies, f"{name}.{topic}")
         assert not found.differences, str(found)
     wanted = {line_key(name, topic, p): 2 * HALF for name in names for p in range(PARTITIONS)}
-    known = await lines(source, ControlTopics(stage.region), wanted)
+    line_by_key = await wait_lines(source, ControlTopics(stage.region), wanted)
     into_a, into_d = (
-        [LineSource(p, known[line_key(name, topic, p)]) for p in range(PARTITIONS)] for name in names
+        [LineSource(p, line_by_key[line_key(name, topic, p)]) for p in range(PARTITIONS)] for name in names
     )
     for next_offset in (0, 1, APART - 1, 3 * APART, HALF + 7, 2 * HALF - 1, 2 * HALF):
         resumed = translate(

@@ -1,5 +1,7 @@
-"""A consumer goes on in another cluster: a route copies a topic and keeps a group in step, its worker is
-killed, and the group reads there what it had not read here."""
+"""A consumer group moves to another cluster and reads the rest there.
+
+A route copies the topic and syncs the group; its worker is killed meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from app.dev.demo.traffic import create_topic
 pytestmark = pytest.mark.system
 
 SOURCE, TARGET = "east-regional", "east-aggregate"
-PARTITIONS, COUNT = 2, 4_000  # records, of which each half comes on one side of a kill
+PARTITIONS, COUNT = 2, 4_000  # records, half of them before the kill
 READ, APART = 1_500, 200
 ENOUGH_S = 150.0
 
@@ -32,7 +34,7 @@ async def write(bootstrap: str, topic: str, numbers: range) -> None:
 
 
 async def consume(bootstrap: str, topic: str, group: str, count: int) -> list[int]:
-    """What the group reads, once that is `count` records, which it commits; it is an ordinary member."""
+    """Reads and commits as an ordinary member of the group until it has `count` records."""
     found: list[int] = []
     async with AIOKafkaConsumer(
         topic, bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False,
@@ -54,8 +56,8 @@ async def committed(bootstrap: str, topic: str, group: str) -> list[int | None]:
         return [await consumer.committed(TopicPartition(topic, p)) for p in range(PARTITIONS)]
 
 
-def shell(worker: Process, *arguments: str) -> Any:
-    """A command's JSON."""
+def offsets_command(worker: Process, *arguments: str) -> Any:
+    """Runs a command and returns its JSON."""
     done = CliRunner().invoke(
         switchyard, ["offsets", *arguments, "-o", "json"], env={**os.environ, "SWITCHYARD_URL": worker.url}
     )
@@ -63,7 +65,7 @@ def shell(worker: Process, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-async def until_kept(worker: Process, group: str, state: str, since_ms: int) -> dict[str, Any]:
+async def wait_synced(worker: Process, group: str, state: str, since_ms: int) -> dict[str, Any]:
     """The group's row, once a later round left it in that state."""
     async with asyncio.timeout(ENOUGH_S):
         while True:
@@ -76,14 +78,14 @@ async def until_kept(worker: Process, group: str, state: str, since_ms: int) -> 
             await asyncio.sleep(0.2)
 
 
-async def until_near(bootstrap: str, topic: str, group: str, least: int) -> None:
-    """Until the group's positions there add up to that."""
+async def wait_positions(bootstrap: str, topic: str, group: str, least: int) -> None:
+    """Waits until the sum of the group's positions is at least `least`."""
     async with asyncio.timeout(ENOUGH_S):
         while sum(at or 0 for at in await committed(bootstrap, topic, group)) < least:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
 
-async def test_a_group_goes_on_in_another_cluster_with_what_it_had_not_read_also_after_a_kill(
+async def test_a_group_continues_in_another_cluster_without_loss_although_the_worker_was_killed(
     stage: DemoStage, topic_name: str
 ) -> None:
     source, target = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(TARGET)
@@ -102,42 +104,44 @@ async def test_a_group_goes_on_in_another_cluster_with_what_it_had_not_read_also
     )  # fmt: skip
     await asyncio.to_thread(stage.deploy, worker, definition)
     read = await consume(source, topic_name, group, READ)
-    await until_kept(worker, group, "unchanged", 0)
+    await wait_synced(worker, group, "unchanged", 0)
     worker.kill()
     await write(source, topic_name, range(COUNT // 2, COUNT))
     read += await consume(source, topic_name, group, READ)
     worker = await asyncio.to_thread(stage.worker)
-    await until_near(target, topic_name, group, len(read) - 2 * APART * PARTITIONS)
+    await wait_positions(target, topic_name, group, len(read) - 2 * APART * PARTITIONS)
 
-    told = await asyncio.to_thread(shell, worker, "map", "--group", group, "--from", SOURCE, "--to", TARGET)
-    (mapped,) = told["topics"]
+    offset_map = await asyncio.to_thread(
+        offsets_command, worker, "map", "--group", group, "--from", SOURCE, "--to", TARGET
+    )
+    (mapped,) = offset_map["topics"]
     assert (mapped["road"], mapped["to_topic"]) == ("copy", topic_name)
-    here = await committed(source, topic_name, group)
-    again = 0
+    source_positions = await committed(source, topic_name, group)
+    reread_messages = 0
     for partition in mapped["partitions"]:
         (one,) = partition["sources"]
-        assert one["read_up_to"] == here[partition["partition"]]
+        assert one["read_up_to"] == source_positions[partition["partition"]]
         assert one["barrier"]["target_end"] == one["next_offset"] == partition["next_offset"]
         assert one["cluster"] == SOURCE
-        again += partition["again"]
+        reread_messages += partition["again"]
 
     rest = await consume(target, topic_name, group, COUNT - len(set(read)))
     assert set(read) | set(rest) == set(range(COUNT)), "no record is lost"
-    assert len(set(read) & set(rest)) <= again, "and no more comes again than was said"
+    assert len(set(read) & set(rest)) <= reread_messages, "and no more comes again than was said"
     for partition in range(PARTITIONS):
         assert [n for n in rest if n % PARTITIONS == partition] == sorted(
             n for n in rest if n % PARTITIONS == partition
         )
 
-    # It was consumed there: what it did there is not undone by what it did not do here.
-    after = await committed(target, topic_name, group)
+    # The group consumed in the target: a sync from the source must not set it back.
+    target_positions = await committed(target, topic_name, group)
     refused = await asyncio.to_thread(http, "POST", f"{worker.url}/api/v1/offsets/sync", {
         "group": group, "from": SOURCE, "to": TARGET, "execute": True,
     })  # fmt: skip
     assert refused[0] == 200
     assert (refused[1]["state"], refused[1]["done"]) == ("refused", False)
-    assert await committed(target, topic_name, group) == after
-    times = await asyncio.to_thread(shell, worker, "at-time", topic_name, "1h")
+    assert await committed(target, topic_name, group) == target_positions
+    times = await asyncio.to_thread(offsets_command, worker, "at-time", topic_name, "1h")
     assert {(one["cluster"], one["partitions"][0]["next_offset"]) for one in times["topics"]} == {
         (SOURCE, 0), (TARGET, 0),
     }  # fmt: skip

@@ -1,4 +1,5 @@
-"""A worker that may open few files raises the limit, says when it is too little, and says so later too."""
+"""A worker with a low limit of open files raises it, and reports a limit that is too low at the start and
+later."""
 
 from __future__ import annotations
 
@@ -34,41 +35,42 @@ def limited_worker(stage: DemoStage, soft: int, hard: int) -> Process:
     )  # fmt: skip
 
 
-def test_a_worker_that_may_open_too_few_files_ends_with_the_number_and_the_command(stage: DemoStage) -> None:
-    """It was ready, then delivered nothing and closed every connection to its port without a word."""
+def test_a_worker_with_too_low_a_file_limit_ends_and_names_the_need_and_the_command(stage: DemoStage) -> None:
+    """Regression: the worker was ready, then delivered nothing and closed every connection to its port
+    without a message."""
     worker = limited_worker(stage, 256, 256)
     assert worker.popen.wait(ENOUGH_S) == 3
-    told = worker.log.read_text()
-    assert "this worker may have 256 files open at once, and needs about" in told
-    assert "`ulimit -n 65536`" in told
-    assert "Traceback" not in told
+    log = worker.log.read_text()
+    assert "this worker may have 256 files open at once, and needs about" in log
+    assert "`ulimit -n 65536`" in log
+    assert "Traceback" not in log
 
 
-def test_the_limit_is_raised_and_what_runs_out_later_is_an_incident(stage: DemoStage) -> None:
+def test_a_worker_raises_its_file_limit_and_reports_an_incident_when_files_run_out(stage: DemoStage) -> None:
     worker = limited_worker(stage, 256, 4_096)
     stage.wait_ready(worker)
     pid = worker.popen.pid
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (4_096, 4_096)
 
-    def ready() -> tuple[int, str]:
+    def readiness() -> tuple[int, str]:
         try:
             status, body = http("GET", f"{worker.url}/health/ready")
-        except OSError as error:  # it may have none left for this connection
+        except OSError as error:  # no file may be left for this connection
             return 0, repr(error)
         return status, body["open_files"]
 
-    assert ready() == (200, "")
-    # Its tables are opened beside: one that cannot be opened ends the worker.
+    assert readiness() == (200, "")
+    # Its tables are still being opened: a table that cannot be opened ends the worker.
     wait_until(lambda: "Worker ready" in worker.log.read_text(), ENOUGH_S, worker.tail)
 
-    def nearly_full() -> bool:
-        """What it has open changes all the time."""
+    def refuses_when_nearly_full() -> bool:
+        """Lowers the limit to just above the open files, whose number changes all the time."""
         few = len(list(Path(f"/proc/{pid}/fd").iterdir())) + 16
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, 4_096))
-        return ready()[0] == 503
+        return readiness()[0] == 503
 
-    wait_until(nearly_full, ENOUGH_S, lambda: str(ready()), 0.5)
-    assert "files that this worker may have open are open" in ready()[1]
+    wait_until(refuses_when_nearly_full, ENOUGH_S, lambda: str(readiness()), 0.5)
+    assert "files that this worker may have open are open" in readiness()[1]
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (4_096, 4_096))
     wait_until(lambda: incidents(worker, "open-files"), ENOUGH_S, worker.tail, 0.5)
-    wait_until(lambda: ready()[0] == 200, ENOUGH_S, lambda: str(ready()), 0.5)
+    wait_until(lambda: readiness()[0] == 200, ENOUGH_S, lambda: str(readiness()), 0.5)

@@ -1,4 +1,4 @@
-"""The permissions that docs/permissions.md grants are enough on secured brokers, and keep all others out."""
+"""The permissions in docs/permissions.md suffice on secured brokers, and keep other users out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from app.kafka.client.topics import TopicSpec, ensure_topics
 from tests.kafka import acls
 from tests.kafka.acls import LITERAL, PREFIXED, Acls, spec_of
 from tests.system.conftest import make_stage
-from tests.system.fleet import incidents, together
+from tests.system.fleet import incidents, start_workers
 from tests.system.test_seals import wait_sealed
 
 pytestmark = pytest.mark.system
@@ -39,7 +39,7 @@ OPERATIONS = {
 
 
 def commands() -> Iterator[tuple[str, dict[str, list[str]]]]:
-    """Of each command of the page: the cluster, and option -> its values."""
+    """For each command of the page: the cluster, and option -> its values."""
     for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             program, *words = shlex.split(line)
@@ -53,8 +53,8 @@ def commands() -> Iterator[tuple[str, dict[str, list[str]]]]:
             yield options["bootstrap-server"][0].partition(":")[0], options
 
 
-async def grant_what_the_page_says(clients: dict[str, ClusterClient], names: dict[str, str]) -> None:
-    """With these names in the place of the page's."""
+async def grant_documented(clients: dict[str, ClusterClient], names: dict[str, str]) -> None:
+    """Grants the page's permissions with these names in the place of the page's."""
     for cluster, options in commands():
         kind = "group" if "group" in options else "topic"
         (name,) = options[kind]
@@ -67,8 +67,8 @@ async def grant_what_the_page_says(clients: dict[str, ClusterClient], names: dic
         )  # fmt: skip
 
 
-def log_in(stage: DemoStage, yard: Yard) -> None:
-    """Its workers are `USER`."""
+def configure_login(stage: DemoStage, yard: Yard) -> None:
+    """Makes the stage's workers log in as `USER`."""
     assert yard.security is not None
     login = {"protocol": "sasl_plaintext", "mechanism": "PLAIN"}
     for field, secret in (("username", USER), ("password", yard.security.users[USER])):
@@ -82,30 +82,32 @@ def log_in(stage: DemoStage, yard: Yard) -> None:
 
 
 async def write(yard: Yard, topic: str, *values: bytes) -> None:
-    """As the service. Raises TopicAuthorizationFailedError."""
+    """Writes as the service. Raises TopicAuthorizationFailedError."""
     options = spec_of(yard, HOME, SERVICE).aiokafka_options()
     async with AIOKafkaProducer(**options, enable_idempotence=False) as producer:
         for value in values:
             await producer.send_and_wait(topic, value, key=b"k", partition=0)
 
 
-def told(worker: Process) -> list[Any]:
+def all_incidents(worker: Process) -> list[Any]:
     return list(http("GET", f"{worker.url}/api/v1/incidents?limit=1000")[1]["items"])
 
 
-def test_what_the_page_grants_is_enough_and_nobody_else_is_believed(secured: Yard, topic_name: str) -> None:
+def test_the_documented_grants_suffice_and_unsealed_records_of_other_users_are_reported(
+    secured: Yard, topic_name: str
+) -> None:
     with make_stage(secured) as stage:
-        asyncio.run(_story(secured, stage, topic_name))
+        asyncio.run(_check_permissions(secured, stage, topic_name))
 
 
-async def _story(yard: Yard, stage: DemoStage, topic: str) -> None:
+async def _check_permissions(yard: Yard, stage: DemoStage, topic: str) -> None:
     clients = {name: ClusterClient(spec_of(yard, name, ADMIN)) for name in (HOME, AWAY)}
     service, topics = ClusterClient(spec_of(yard, HOME, SERVICE)), ControlTopics(stage.region)
     for client in (*clients.values(), service):
         await client.start()
     try:
         await ensure_topics(clients[HOME], [TopicSpec(topic, 2, 1)])
-        await grant_what_the_page_says(
+        await grant_documented(
             clients,
             {
                 "switchyard-east": topics.app_id,
@@ -117,16 +119,18 @@ async def _story(yard: Yard, stage: DemoStage, topic: str) -> None:
         home = Acls(clients[HOME])
         await home.allow(SERVICE, acls.TOPIC, topic, acls.WRITE)
         await home.allow(SERVICE, acls.TOPIC, topics.audit.name, acls.WRITE)
-        log_in(stage, yard)
-        await asyncio.to_thread(_delivers, yard, stage, topic)
+        configure_login(stage, yard)
+        await asyncio.to_thread(_check_delivery, yard, stage, topic)
         for one in topics.all():
             if one.name != topics.audit.name:
                 with pytest.raises(TopicAuthorizationFailedError):
                     await write(yard, one.name, b"{}")
         ids = await service.topic_ids([topics.control.name, topics.audit.name])
-        assert ids.keys() == {topics.audit.name}, "of the other one the seals' key is made"
+        assert ids.keys() == {topics.audit.name}, (
+            "the id of the control topic must stay secret: the seals' key is derived from it"
+        )
         await home.allow(SERVICE, acls.TOPIC, topics.trackers.name, acls.WRITE)
-        await _wait(lambda: write(yard, topics.trackers.name, b"{}"))
+        await _wait_granted(lambda: write(yard, topics.trackers.name, b"{}"))
         worker = stage.processes[0]
         await asyncio.to_thread(
             wait_until, lambda: bool(incidents(worker, "unsealed")), ENOUGH_S, worker.tail, 0.5
@@ -136,8 +140,8 @@ async def _story(yard: Yard, stage: DemoStage, topic: str) -> None:
             await client.stop()
 
 
-def _delivers(yard: Yard, stage: DemoStage, topic: str) -> None:
-    workers = together(stage, 2)
+def _check_delivery(yard: Yard, stage: DemoStage, topic: str) -> None:
+    workers = start_workers(stage, 2)
     group = f"billing-{topic}"
     receiver = stage.receiver(group, topic)
     stage.deploy(workers[0], route(topic, HOME, AWAY, topic))
@@ -147,16 +151,16 @@ def _delivers(yard: Yard, stage: DemoStage, topic: str) -> None:
     wanted = {one.id for one in sent if one.behaviour == "ok"}
     wait_until(
         lambda: wanted <= {one["id"] for one in stage.deliveries() if one["outcome"] == "ok"},
-        ENOUGH_S, lambda: f"{told(workers[0])}\n{workers[0].tail()}", 0.3,
+        ENOUGH_S, lambda: f"{all_incidents(workers[0])}\n{workers[0].tail()}", 0.3,
     )  # fmt: skip
     wait_sealed(workers)
-    assert not [one for one in told(workers[0]) if "lacks" in one["message"]]
+    assert not [one for one in all_incidents(workers[0]) if "lacks" in one["message"]]
     for worker in workers:
         assert "AuthorizationFailed" not in worker.log.read_text()
 
 
-async def _wait(write_once: Any) -> None:
-    """Until the broker knows of the grant."""
+async def _wait_granted(write_once: Any) -> None:
+    """Repeats the write until the broker knows of the grant."""
     async with asyncio.timeout(ENOUGH_S):
         while True:
             try:

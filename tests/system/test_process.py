@@ -1,4 +1,4 @@
-"""One worker as an operator meets it: what it refuses, what it shows, how it stops and comes back."""
+"""One worker as an operator sees it: configuration errors, the API, stops and restarts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from app.dev.demo.stage import DemoStage, Process, wait_until, workload
-from app.dev.demo.stage import http as ask
+from app.dev.demo.stage import http as http_request
 from app.dev.demo.traffic import create_topic, messages, produce
 from app.dev.yard import Yard
 from app.main import AGENTS, TABLES
@@ -29,19 +29,19 @@ ENOUGH_S = 150.0
 
 
 @pytest.fixture(scope="module")
-def standing(_shared_yard: Yard) -> Iterator[DemoStage]:
-    """A stage for all that start nothing of their own, and leave nothing in its region."""
-    with make_stage(_shared_yard) as made:
-        yield made
+def shared_stage(_shared_yard: Yard) -> Iterator[DemoStage]:
+    """A stage for tests that start nothing of their own and leave nothing in its region."""
+    with make_stage(_shared_yard) as new_stage:
+        yield new_stage
 
 
 @pytest.fixture(scope="module")
-def worker(standing: DemoStage) -> Process:
+def worker(shared_stage: DemoStage) -> Process:
     """Its worker."""
-    return standing.worker()
+    return shared_stage.worker()
 
 
-def faust(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_faust(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs `faust -A app ...` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "faust", "-A", "app", *arguments],
@@ -49,52 +49,56 @@ def faust(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_an_invalid_configuration_ends_with_3_and_tells_everything_at_once(tmp_path: Path) -> None:
+def test_an_invalid_configuration_ends_the_worker_with_3_and_lists_all_errors(tmp_path: Path) -> None:
     file = tmp_path / "switchyard.yaml"
     file.write_text(
         "region: east\nclusters:\n  - {name: a, region: west, tier: regionl, bootstrap: nowhere}\nwbe: {}\n"
     )
-    ended = faust("worker", SWITCHYARD_CONFIG=str(file))
+    ended = run_faust("worker", SWITCHYARD_CONFIG=str(file))
     assert ended.returncode == 3, ended.stderr
     for part in (f"{file}:3", "did you mean regional?", "host:port", f"{file}:4", "did you mean web?"):
         assert part in ended.stderr
 
 
-def test_sizing_of_an_earlier_version_is_ignored_with_a_warning(tmp_path: Path) -> None:
+def test_the_sizing_section_of_an_earlier_version_is_ignored_with_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "switchyard.yaml"
     file.write_text(
         "region: east\nclusters:\n  - {name: a, region: east, tier: regional, bootstrap: 'localhost:1'}\n"
         f"data_dir: {tmp_path}\nsizing: {{forecasts: false}}\n"
     )
-    ended = faust("agents", SWITCHYARD_CONFIG=str(file))
+    ended = run_faust("agents", SWITCHYARD_CONFIG=str(file))
     assert ended.returncode == 0, ended.stderr
     assert "switchyard.yaml has sizing, which is ignored" in ended.stdout + ended.stderr
 
 
-def test_the_application_has_exactly_its_agents_and_tables(standing: DemoStage) -> None:
+def test_the_application_has_exactly_its_agents_and_tables(shared_stage: DemoStage) -> None:
     script = (
         "from app import app; app.discover(); "
         "print(sorted(n.rsplit('.', 1)[-1] for n in app.agents), sorted(app.tables))"
     )
-    env = {**os.environ, "SWITCHYARD_CONFIG": str(standing.config())}
+    env = {**os.environ, "SWITCHYARD_CONFIG": str(shared_stage.config())}
     ended = subprocess.run(
         [sys.executable, "-c", script], env=env, cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert ended.stdout.strip() == f"{sorted(AGENTS)} {sorted(TABLES)}"
 
 
-def test_faust_and_switchyard_commands_are_the_same(standing: DemoStage, worker: Process) -> None:
-    env = {"SWITCHYARD_CONFIG": str(standing.config()), "SWITCHYARD_URL": worker.url}
-    ended = faust("workload", "list", "-o", "json", **env)
+def test_switchyard_commands_run_under_faust_with_their_exit_codes(
+    shared_stage: DemoStage, worker: Process
+) -> None:
+    env = {"SWITCHYARD_CONFIG": str(shared_stage.config()), "SWITCHYARD_URL": worker.url}
+    ended = run_faust("workload", "list", "-o", "json", **env)
     assert ended.returncode == 0, ended.stderr
     assert orjson.loads(ended.stdout) == []
-    assert faust("workload", "describe", "no/such", **env).returncode == 4
-    assert faust("tracker", "show", "nonsense", "0", **env).returncode == 2
+    assert run_faust("workload", "describe", "no/such", **env).returncode == 4
+    assert run_faust("tracker", "show", "nonsense", "0", **env).returncode == 2
 
 
-def test_the_server_is_safe_by_default(worker: Process) -> None:
+def test_the_server_refuses_foreign_hosts_and_origins_and_listens_on_no_public_address(
+    worker: Process,
+) -> None:
     for path in ("/router/", "/table/", "/stats/", "/graph"):
-        assert ask("GET", worker.url + path)[0] == 404, path
+        assert http_request("GET", worker.url + path)[0] == 404, path
 
     def raw(method: str, path: str, **headers: str) -> tuple[int, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=60)
@@ -116,22 +120,22 @@ def test_the_server_is_safe_by_default(worker: Process) -> None:
         assert f"0.0.0.0:{worker.port}" not in listening
 
 
-def test_definitions_that_are_wrong_change_nothing_and_say_why(worker: Process) -> None:
+def test_wrong_definitions_change_nothing_and_name_the_fields(worker: Process) -> None:
     url = f"{worker.url}/api/v1/workloads/g/t"
     good = workload("g", "t", "east-aggregate", "127.0.0.1:1")
     wrong = workload("g", "t", "east-agregate", "127.0.0.1:1", orderin="key")
-    status, body = ask("PUT", url, wrong)
+    status, body = http_request("PUT", url, wrong)
     assert status == 422
     assert {p["field"] for p in body["errors"]} == {"metadata.cluster", "spec.orderin"}
-    assert ask("GET", url)[0] == 404
-    assert ask("PUT", url, workload("g", "other", "east-aggregate", "127.0.0.1:1"))[0] == 422
-    assert ask("PUT", url, good)[0] == 201
-    assert ask("PUT", url, good)[1]["changed"] is False
+    assert http_request("GET", url)[0] == 404
+    assert http_request("PUT", url, workload("g", "other", "east-aggregate", "127.0.0.1:1"))[0] == 422
+    assert http_request("PUT", url, good)[0] == 201
+    assert http_request("PUT", url, good)[1]["changed"] is False
     moved = workload("g", "t", "east-regional", "127.0.0.1:1")
-    assert ask("PUT", url, moved)[0] == 409
-    activity = ask("GET", f"{worker.url}/api/v1/activity")[1]["items"]
+    assert http_request("PUT", url, moved)[0] == 409
+    activity = http_request("GET", f"{worker.url}/api/v1/activity")[1]["items"]
     assert sum(item["event"] == "workload-put" for item in activity) == 1
-    assert ask("DELETE", url)[0] == 200
+    assert http_request("DELETE", url)[0] == 200
 
 
 def delivered(stage: DemoStage, wanted: int) -> bool:
@@ -144,7 +148,7 @@ def all_committed(bootstrap: str, topic: str) -> bool:
 
 
 @pytest.mark.deep(minutes=1.2)
-def test_a_worker_comes_back_with_a_wiped_or_a_foreign_data_directory(
+def test_a_worker_restarts_without_redelivery_on_a_wiped_or_foreign_data_directory(
     stage: DemoStage, topic_name: str
 ) -> None:
     bootstrap = stage.yard.bootstrap("east-aggregate")
@@ -155,22 +159,22 @@ def test_a_worker_comes_back_with_a_wiped_or_a_foreign_data_directory(
     stage.deploy(worker, workload("g", topic_name, "east-aggregate", receiver.address))
     data = stage.home / "data" / "workers" / "steady"
     total = 0
-    for number, hurt in enumerate(("wipe", "foreign", "kill")):
-        asyncio.run(produce(bootstrap, topic_name, messages(100, prefix=hurt)))
+    for number, fault in enumerate(("wipe", "foreign", "kill")):
+        asyncio.run(produce(bootstrap, topic_name, messages(100, prefix=fault)))
         total += 100
         wait_until(partial(delivered, stage, total), ENOUGH_S, worker.tail)
         wait_until(partial(all_committed, bootstrap, topic_name), ENOUGH_S, worker.tail, 0.5)
-        if hurt == "kill":
+        if fault == "kill":
             worker.kill()
         else:
             assert worker.terminate() == 0
-        if hurt == "wipe":
+        if fault == "wipe":
             shutil.rmtree(data)
-        elif hurt == "foreign":
+        elif fault == "foreign":
             (data / "owner.json").write_text('{"cluster_id": "another", "app_id": "another"}')
         worker = stage.worker(f"again-{number}")
     asyncio.run(produce(bootstrap, topic_name, messages(100, prefix="after")))
     wait_until(partial(delivered, stage, total + 100), ENOUGH_S, worker.tail)
-    # What was acknowledged before stays acknowledged, wherever the local tables came from.
+    # Acknowledged messages are not delivered again, whatever the local tables held.
     acknowledged = [d["id"] for d in stage.deliveries() if d["outcome"] == "ok"]
     assert len(acknowledged) == len(set(acknowledged))

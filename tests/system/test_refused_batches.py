@@ -1,4 +1,4 @@
-"""Control topics that refuse batches, for seconds or for good: no worker stands still in silence."""
+"""Control topics that refuse batches, for seconds or permanently: no worker stands still without a report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from app.controllog.topics import ControlTopics
 from app.dev.demo.stage import DemoStage, Process, http, wait_until
 from app.dev.demo.traffic import messages
 from tests.kafka.conftest import bound, connected
-from tests.system.fleet import incidents, together
-from tests.system.test_delivery import GROUP, SETTLE_S, Scene
+from tests.system.fleet import incidents, start_workers
+from tests.system.test_delivery import GROUP, SETTLE_S, DeliveryScenario
 
 pytestmark = pytest.mark.system
 
@@ -21,8 +21,8 @@ PER_SECOND = 100
 NOTHING_BYTES = 50  # no record is as small
 
 
-def refuse(stage: DemoStage, most_bytes: int | None, *names: str) -> None:
-    """From now on these control topics take batches of so many bytes; None: what they took before."""
+def limit_batches(stage: DemoStage, most_bytes: int | None, *names: str) -> None:
+    """Limits these control topics to batches of this many bytes; None restores the limit."""
     control = stage.yard.bootstrap(f"{stage.yard.clusters[0].region}-regional")
     topics = ControlTopics(stage.region)
     before = {name: getattr(topics, name) for name in names}
@@ -36,66 +36,66 @@ def refuse(stage: DemoStage, most_bytes: int | None, *names: str) -> None:
     asyncio.run(change())
 
 
-def deliveries_go_on(stage: DemoStage) -> None:
-    """Ends once two hundred more messages were delivered."""
+def wait_more_deliveries(stage: DemoStage) -> None:
+    """Waits for two hundred more deliveries."""
     seen = len(stage.deliveries())
     wait_until(lambda: len(stage.deliveries()) > seen + 200, SETTLE_S, lambda: str(len(stage.deliveries())))
 
 
-def ready(worker: Process) -> tuple[int, str]:
-    """The status of its probe, and what it says of saving."""
-    status, told = http("GET", f"{worker.url}/health/ready")
-    return status, told["unsaved"]
+def readiness(worker: Process) -> tuple[int, str]:
+    """The status of the readiness probe, and its text about saving."""
+    status, body = http("GET", f"{worker.url}/health/ready")
+    return status, body["unsaved"]
 
 
-def test_control_topics_that_refuse_for_seconds_stop_nothing_for_longer(
+def test_deliveries_resume_after_control_topics_refused_batches_for_seconds(
     stage: DemoStage, topic_name: str
 ) -> None:
-    play = Scene(stage, topic_name, 0)
-    (worker,) = together(stage, 1)
-    stage.deploy(worker, play.definition())
-    with play.load(messages(1_000_000), PER_SECOND):
-        deliveries_go_on(stage)
-        refuse(stage, NOTHING_BYTES, "trackers")
+    scenario = DeliveryScenario(stage, topic_name, 0)
+    (worker,) = start_workers(stage, 1)
+    stage.deploy(worker, scenario.definition())
+    with scenario.load(messages(1_000_000), PER_SECOND):
+        wait_more_deliveries(stage)
+        limit_batches(stage, NOTHING_BYTES, "trackers")
         wait_until(lambda: "MessageSizeTooLarge" in worker.tail(), SETTLE_S, worker.tail)
         time.sleep(REFUSED_S)
-        refuse(stage, None, "trackers")
-        deliveries_go_on(stage)
+        limit_batches(stage, None, "trackers")
+        wait_more_deliveries(stage)
 
-        refuse(stage, NOTHING_BYTES, "control", "heartbeats", "answers", "incidents")
-        changed = play.definition(flow={"max_inflight": 7})
+        limit_batches(stage, NOTHING_BYTES, "control", "heartbeats", "answers", "incidents")
+        changed = scenario.definition(flow={"max_inflight": 7})
         status, _ = http("PUT", f"{worker.url}/api/v1/workloads/{GROUP}/{topic_name}", changed)
         assert status >= 500, "the control log took nothing"
         time.sleep(REFUSED_S)
-        refuse(stage, None, "control", "heartbeats", "answers", "incidents")
-        wait_until(lambda: ready(worker) == (200, ""), SETTLE_S, worker.tail)
+        limit_batches(stage, None, "control", "heartbeats", "answers", "incidents")
+        wait_until(lambda: readiness(worker) == (200, ""), SETTLE_S, worker.tail)
         stage.deploy(worker, changed)
-        deliveries_go_on(stage)
-    assert play.settle().lost == ()
+        wait_more_deliveries(stage)
+    assert scenario.settle().lost == ()
     assert worker.running
 
 
 @pytest.mark.deep(minutes=1.3)
-def test_workers_that_can_save_nothing_say_so_and_go_on_once_they_can(
+def test_workers_that_cannot_save_report_it_and_resume_deliveries_once_they_can(
     stage: DemoStage, topic_name: str
 ) -> None:
-    """None ends, as no other could save; one is killed meanwhile."""
-    play = Scene(stage, topic_name, 0)
-    first, second = together(stage, 2)
-    stage.deploy(first, play.definition())
-    with play.load(messages(1_000_000), PER_SECOND):
-        deliveries_go_on(stage)
-        refuse(stage, NOTHING_BYTES, "trackers")
+    """No worker ends, as no other could save either; one is killed meanwhile."""
+    scenario = DeliveryScenario(stage, topic_name, 0)
+    first, second = start_workers(stage, 2)
+    stage.deploy(first, scenario.definition())
+    with scenario.load(messages(1_000_000), PER_SECOND):
+        wait_more_deliveries(stage)
+        limit_batches(stage, NOTHING_BYTES, "trackers")
         for worker in (first, second):
-            wait_until(lambda worker=worker: ready(worker)[0] == 503, SETTLE_S, worker.tail)
-            assert "MessageSizeTooLarge" in ready(worker)[1]
+            wait_until(lambda worker=worker: readiness(worker)[0] == 503, SETTLE_S, worker.tail)
+            assert "MessageSizeTooLarge" in readiness(worker)[1]
         wait_until(lambda: incidents(second, "unsaved"), SETTLE_S, second.tail)
-        told = incidents(second, "unsaved")[0]
-        assert "MessageSizeTooLarge" in told["message"]
-        assert "max.message.bytes" in told["remedy"]
+        incident = incidents(second, "unsaved")[0]
+        assert "MessageSizeTooLarge" in incident["message"]
+        assert "max.message.bytes" in incident["remedy"]
         first.kill()
-        refuse(stage, None, "trackers")
-        wait_until(lambda: ready(second) == (200, ""), SETTLE_S, second.tail)
-        deliveries_go_on(stage)
-    assert play.settle().lost == ()
+        limit_batches(stage, None, "trackers")
+        wait_until(lambda: readiness(second) == (200, ""), SETTLE_S, second.tail)
+        wait_more_deliveries(stage)
+    assert scenario.settle().lost == ()
     assert second.running

@@ -1,4 +1,5 @@
-"""Two regions: each has what is written in either, a workload runs where its role is, and the role moves."""
+"""Two regions: each has the records of both, a workload runs in the region with its role, and the role
+moves."""
 
 from __future__ import annotations
 
@@ -32,15 +33,15 @@ __all__ = ["TwoRegions"]
 
 @pytest.fixture
 def two(yard2: Yard, topic_name: str) -> Iterator[TwoRegions]:
-    made = TwoRegions(yard2, topic_name)
+    regions = TwoRegions(yard2, topic_name)
     try:
-        yield made
+        yield regions
     finally:
-        made.close()
+        regions.close()
 
 
 async def read(bootstrap: str, topic: str, count: int) -> list[str]:
-    """The first records of partition 0."""
+    """The first `count` records of partition 0."""
     found: list[str] = []
     async with AIOKafkaConsumer(
         bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
@@ -59,15 +60,15 @@ async def send(bootstrap: str, topic: str, *ids: str) -> None:
             await producer.send_and_wait(topic, f'{{"id": "{name}"}}'.encode(), partition=0)
 
 
-async def decide(two: TwoRegions, home: str, event: RolePut) -> None:
-    """Into a region's control log, as a failover does it."""
+async def put_role(two: TwoRegions, home: str, event: RolePut) -> None:
+    """Writes the role into a region's control log, as a failover does."""
     region = two.names[home]
     async with producing_as_worker(two.clusters[f"{region}-regional"], region) as producer:
         topic, key = ControlTopics(region).control.name, compaction_key(event).encode()
         await producer.send_and_wait(topic, codec.encode(event), key=key, partition=0)
 
 
-async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_where_the_role_is(
+async def test_records_of_both_regions_are_copied_to_both_and_delivered_only_in_the_active_region(
     two: TwoRegions,
 ) -> None:
     east, west = two.names["east"], two.names["west"]
@@ -77,7 +78,7 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
     await asyncio.to_thread(two.start)
     two.deploy(failover("shared", [east, west], topic))
 
-    # Routes appear in both regions, and everything written in either is in both.
+    # Routes appear in both regions, and each region's aggregate cluster gets the records of both.
     for home in two.names:
         await asyncio.to_thread(two.until_routes, home)
     status, refused = http("DELETE", f"{two.workers['west'].url}/api/v1/routes/shared-{east}-to-{west}")
@@ -88,7 +89,7 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
         copied = await read(two.clusters[f"{region}-aggregate"], topic, 4)
         assert Counter(copied) == Counter(f'{{"id": "{name}"}}' for name in ("e1", "e2", "w1", "w2"))
 
-    # The same text runs in one region only, on that region's own cluster; metadata says which.
+    # The same definition runs in one region only, on that region's own cluster; metadata names the region.
     receivers = {home: stage.receiver("billing", topic) for home, stage in two.stages.items()}
     stages = two.stages
     for home, stage in stages.items():
@@ -116,32 +117,32 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
     assert delivered("west") == []
     assert {(line["region"], line["primary"]) for line in stages["east"].deliveries()} == {(east, True)}
 
-    # The west consumes nothing of it; the group's position there follows the east's all the same.
+    # The west consumes nothing, but the group's position there follows the east's.
     def follows() -> list[str]:
         rows = two.ask("west", "offsets/sync")["items"]
         return [row["state"] for row in rows if row["workload"] == f"billing/{topic}"]
 
-    def there() -> int | None:
+    def west_position() -> int | None:
         return committed(two.clusters[f"{west}-aggregate"], "billing", [(topic, 0)])[topic, 0][0]
 
     await asyncio.to_thread(
-        wait_until, lambda: (follows(), there()) == (["unchanged"], 4), STEP_TIMEOUT_S,
-        lambda: f"{follows()} {there()}",
+        wait_until, lambda: (follows(), west_position()) == (["unchanged"], 4), STEP_TIMEOUT_S,
+        lambda: f"{follows()} {west_position()}",
     )  # fmt: skip
 
-    # A decision in the west's control log, as a failover writes it, moves it; the east hears and lets go.
+    # A role in the west's control log, as a failover writes it, moves the workload; the east releases it.
     role = two.role("west")
     epoch = role["epoch"] + 1
     moved = RolePut(at_ms=1, key=f"billing/{topic}", region=west, epoch=epoch, state="active",
                     previous=east, actor="test", reason="tried")  # fmt: skip
-    await decide(two, "west", moved)
+    await put_role(two, "west", moved)
     await asyncio.to_thread(
         wait_until, lambda: two.role("west")["released"].get(east) == epoch, STEP_TIMEOUT_S,
         lambda: f"{two.role('east')} {two.role('west')} {two.ask('east', 'assignments')}",
     )  # fmt: skip
     assert (two.role("east")["region"], two.role("east")["active_here"]) == (west, False)
-    held = {item["job"] for item in two.ask("east", "assignments")["items"] if item["worker"]}
-    assert not [job for job in held if job.startswith("dispatch:")]
+    jobs_in_east = {item["job"] for item in two.ask("east", "assignments")["items"] if item["worker"]}
+    assert not [job for job in jobs_in_east if job.startswith("dispatch:")]
     await send(two.clusters[f"{east}-regional"], topic, "e3")
     await asyncio.to_thread(
         wait_until,
@@ -152,7 +153,7 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
     assert "e3" not in delivered("east")
     assert {(line["region"], line["epoch"]) for line in stages["west"].deliveries()} == {(west, epoch)}
 
-    # What nobody in the east has sealed does not come to the west.
+    # A record without a seal of the east is not copied to the west.
     copier = two.workers["west"]
     await asyncio.to_thread(wait_until, lambda: has_seals(copier, east), STEP_TIMEOUT_S, copier.tail)
     forged = msgspec.structs.replace(moved, region=east, epoch=epoch + 100, previous=west, actor="evil")
@@ -167,7 +168,7 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
     assert forged not in found
     assert {two.role(home)["epoch"] for home in ("east", "west")} == {epoch}
 
-    # What a region leaves behind is in the other one, in a compacted topic.
+    # The copy of a region's control log is a compacted topic in the other region.
     client = ClusterClient(ClusterSpec("copy", (two.clusters[f"{west}-regional"],)))
     await client.start()
     try:
@@ -187,7 +188,7 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
 
 
 async def control_events(bootstrap: str, topic: str) -> list[Any]:
-    """All there are now."""
+    """All events that the control log has now."""
     found: list[Any] = []
     async with AIOKafkaConsumer(
         bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False

@@ -1,4 +1,4 @@
-"""A route between real workers that are killed and drained: the copy is the source, record by record."""
+"""A route between real workers that are killed and drained: the copy equals the source, record by record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.dev.demo.traffic import create_topic
 from app.replicate.pump.route_runtime import group_of
 from tests.kafka.conftest import producing
 from tests.system.compare_topics import compare_topics
-from tests.system.fleet import assignments, committed, together
+from tests.system.fleet import assignments, committed, start_workers
 
 pytestmark = pytest.mark.system
 
@@ -25,7 +25,7 @@ SEED, LEAST = 6, 5_000
 
 
 async def _produce(bootstrap: str, topic: str, ending: threading.Event) -> None:
-    """Batches of all sizes and codecs, until the end, and more than `LEAST` records."""
+    """Writes batches of all sizes and codecs until the end, and more than `LEAST` records."""
     chance, number = random.Random(SEED), 0
     while not ending.is_set() or number <= LEAST:
         codec = chance.choice([None, "lz4", "zstd", "gzip"])
@@ -45,34 +45,36 @@ async def _produce(bootstrap: str, topic: str, ending: threading.Event) -> None:
                 await asyncio.sleep(0.2)
 
 
-def _route(worker: Process) -> dict[str, object]:
+def _route_status(worker: Process) -> dict[str, object]:
     status: dict[str, object] = http("GET", f"{worker.url}/api/v1/routes/copy")[1]["status"]
     return status
 
 
-def _flows(worker: Process) -> None:
-    """Every partition has an owner, and more is copied than was."""
+def _wait_copying(worker: Process) -> None:
+    """Waits until every partition has an owner and the count of copies rises."""
     wait_until(lambda: len(assignments(worker)) == PARTITIONS, ENOUGH_S, lambda: str(assignments(worker)))
-    before = _route(worker)["copied"]
-    wait_until(lambda: _route(worker)["copied"] != before, ENOUGH_S, lambda: str(_route(worker)))
+    before = _route_status(worker)["copied"]
+    wait_until(
+        lambda: _route_status(worker)["copied"] != before, ENOUGH_S, lambda: str(_route_status(worker))
+    )
 
 
-def test_a_copy_is_the_source_record_by_record_after_workers_were_killed_and_drained(
+def test_a_copy_equals_its_source_after_workers_were_killed_and_drained(
     stage: DemoStage, topic_name: str
 ) -> None:
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))
-    workers = together(stage)
+    workers = start_workers(stage)
     stage.deploy(workers[0], route("copy", HOME, AWAY, topic_name))
     ending = threading.Event()
     producer = threading.Thread(target=lambda: asyncio.run(_produce(home, topic_name, ending)))
     producer.start()
     try:
         for kills in (True, False, True):
-            _flows(workers[-1])
+            _wait_copying(workers[-1])
             owners = Counter(dict(workers[0].jobs()))
             victim = max(workers, key=lambda worker: owners[worker.url])
-            assert owners[victim.url], "it copies something"
+            assert owners[victim.url], "the victim has no jobs"
             workers.remove(victim)
             workers.append(stage.worker())
             if kills:
@@ -84,13 +86,15 @@ def test_a_copy_is_the_source_record_by_record_after_workers_were_killed_and_dra
         producer.join()
     worker = workers[0]
     at = [(topic_name, partition) for partition in range(PARTITIONS)]
-    # What an owner tells of its lag may be older than the last records: positions are not.
+    # An owner's reported lag may be older than the last records; committed positions are current.
     wait_until(
         lambda: all(done == end for done, end in committed(home, group_of("copy"), at).values()),
-        ENOUGH_S, lambda: str(_route(worker)), 0.5,
+        ENOUGH_S, lambda: str(_route_status(worker)), 0.5,
     )  # fmt: skip
     comparison = asyncio.run(compare_topics(home, topic_name, away, topic_name))
     assert not comparison.differences, str(comparison)
     assert comparison.same > LEAST
-    # A job whose owner was killed last may be at its end already, and with nobody yet.
-    wait_until(lambda: _route(worker)["troubles"] == [], ENOUGH_S, lambda: str(_route(worker)), 0.5)
+    # A job of the worker killed last may be at its end already, and still without an owner.
+    wait_until(
+        lambda: _route_status(worker)["troubles"] == [], ENOUGH_S, lambda: str(_route_status(worker)), 0.5
+    )

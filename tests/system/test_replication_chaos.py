@@ -1,18 +1,19 @@
-"""Routes whose brokers and workers are killed at random under load: every record of every topic is compared.
+"""Brokers and workers of routes are killed at random under load: every record of every topic is compared.
 
 SWITCHYARD_REPLICATION_CHAOS_S: seconds of chaos: 30, in CI too; 600 by hand, for millions of records.
-SWITCHYARD_REPLICATION_CHAOS_SEED: what to draw it from; printed. What is drawn is the same for a seed; a step
-waits until what it needs is there, so whom it hits depends on the machine too.
+SWITCHYARD_REPLICATION_CHAOS_SEED: the seed of the steps; printed. The same seed draws the same steps. A step
+waits until it is possible, so the worker that it hits depends on the machine, too.
 
-One route copies from the regional cluster, which has the control topics too, to the aggregate one, another
-the other way round, topics of every make (`sources.MAKES`) while producers go on.
+One route copies from the regional cluster, which also has the control topics, to the aggregate one; another
+copies in the other direction. The topics have all profiles (`sources.TOPIC_PROFILES`), and producers write
+throughout.
 
-What is to hold afterwards
-1. Nothing is missing, changed, out of order or foreign, in any partition (`compare_topics`; of a compacted
-   topic: `compare_compacted`).
-2. Nothing is there twice, but where a worker told that it could not know (`UNSURE`).
-3. No worker ended by itself, or with an error when asked to (while all brokers were there), nor told of what
-   cannot have happened (`UNTRUE`): the brokers lose nothing.
+Afterwards
+1. No record is missing, changed, out of order or foreign, in any partition (`compare_topics`; for a compacted
+   topic `compare_compacted`).
+2. A record is there twice only where a worker reported that it could not know (`UNSURE`).
+3. No worker ended by itself, or with an error on SIGTERM while all brokers were up. No worker reported a loss
+   of the brokers (`UNTRUE`), as they lose nothing.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ SEED = int(os.environ.get("SWITCHYARD_REPLICATION_CHAOS_SEED") or random.SystemR
 
 FEWEST, MOST = 2, 4  # workers
 STEP_S, TICK_S = 3.5, 0.1
-DEADLY_S = 6.0  # frozen for so long a worker has lost its lease (2 s), and its jobs (4 s)
-ENDS_S = 180.0  # a machine that has much to do starts brokers and workers slowly
+DEADLY_S = 6.0  # a worker frozen this long has lost its lease (2 s) and its jobs (4 s)
+ENDS_S = 180.0  # a busy machine starts brokers and workers slowly
 COPIED_S = 300.0
-# Kinds of incidents: what may be there twice; and what nobody may tell of, as it cannot have happened.
+# Kinds of incidents: one that allows repetitions, and those that cannot have happened.
 UNSURE = "replica-resumed-unsure"
 UNTRUE = {
     "copy-differs", "destination-begun-anew", "destination-truncated", "log-begun-anew",
@@ -60,7 +61,7 @@ ROUTES = {"there": (HOME, AWAY), "back": (AWAY, HOME)}
 
 
 class Kind(StrEnum):
-    """What happens."""
+    """A kind of step."""
 
     HOME = f"kill -9 of the broker {HOME}"
     AWAY = f"kill -9 of the broker {AWAY}"
@@ -79,7 +80,7 @@ WEIGHTS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """At `at_s` of the chaos: `which` (0 to 1) of those it may hit; a broker is down, a worker frozen for
+    """At `at_s` of the chaos: `which` (0 to 1) selects the worker; a broker is down, or a worker frozen, for
     `for_s`."""
 
     kind: Kind
@@ -89,7 +90,7 @@ class Step:
 
 
 def steps(seed: int, for_s: float) -> Iterator[Step]:
-    """Drawn from the seed; every kind of loss comes before one comes again and again."""
+    """Steps drawn from the seed; every kind of loss comes once before any repeats."""
     chance = random.Random(f"{seed}/replication-chaos")
     deck = [Kind.HOME, Kind.AWAY, Kind.KILL, Kind.FREEZE, Kind.TERM]
     chance.shuffle(deck)
@@ -102,7 +103,7 @@ def steps(seed: int, for_s: float) -> Iterator[Step]:
 
 
 class Outage(threading.Thread):
-    """Brokers are killed, lie for a while, and come back."""
+    """Kills brokers, waits, and starts them again."""
 
     def __init__(self, stage: DemoStage, clusters: list[str], for_s: float) -> None:
         super().__init__()
@@ -115,42 +116,42 @@ class Outage(threading.Thread):
                 self._stage.yard.kill(cluster)
             time.sleep(self._for_s)
             self._stage.yard.up()
-        except BaseException as error:  # noqa: BLE001 - raised by who waits for it
+        except BaseException as error:  # noqa: BLE001 - raised by `Chaos._tick`
             self.failed = error
 
 
 @dataclass
 class Chaos:
-    """All but outages in one thread: processes die with the thread that started them."""
+    """Runs all but outages in one thread, because processes die with the thread that started them."""
 
     stage: DemoStage
     ready: list[Process] = field(default_factory=list)
     starting: list[Process] = field(default_factory=list)
-    frozen: list[tuple[float, Process]] = field(default_factory=list)  # until when (monotonic)
+    frozen: list[tuple[float, Process]] = field(default_factory=list)  # end of the freeze (monotonic)
     ending: list[Process] = field(default_factory=list)
-    disturbed: set[str] = field(default_factory=set)  # a broker was away while they ended
+    disturbed: set[str] = field(default_factory=set)  # names of workers that ended while a broker was down
     done: Counter[Kind] = field(default_factory=Counter)
     outage: Outage | None = None
 
     def begin(self) -> None:
-        """The first workers are there."""
+        """Starts the first workers."""
         for _ in range(FEWEST + 1):
             self._add()
         self.settle()
 
     def play(self, seed: int, for_s: float) -> None:
-        """Everything, each step when it is due and possible."""
+        """Carries out all steps, each when it is due and possible."""
         began_s = time.monotonic()
         for step in steps(seed, for_s):
             self._until(lambda step=step: time.monotonic() >= began_s + step.at_s and self._may(step.kind))
             if step.kind is Kind.ADD and self._workers >= MOST:
                 continue
             self.done[step.kind] += 1
-            tell(f"{time.monotonic() - began_s:5.1f} s  {step.kind}: {self._do(step)}")
+            print_line(f"{time.monotonic() - began_s:5.1f} s  {step.kind}: {self._do(step)}")
         self.settle()
 
     def settle(self) -> None:
-        """All brokers are up, whoever sleeps is awake, whoever ends has ended, whoever comes is ready."""
+        """Waits until all brokers are up and no worker is frozen, ending or starting."""
         self._until(lambda: not (self.frozen or self.ending or self.starting or self.outage))
 
     def _until(self, condition: object) -> None:
@@ -174,7 +175,7 @@ class Chaos:
         return len(self.ready) + len(self.starting) + len(self.frozen)
 
     def _tick(self) -> None:
-        """Who is ready by now, who wakes, who has ended."""
+        """Notes workers that became ready or ended, and wakes frozen ones."""
         outage = self.outage
         if outage is not None and not outage.is_alive():
             self.outage = None
@@ -195,13 +196,15 @@ class Chaos:
                 code, calm = worker.popen.returncode, worker.name not in self.disturbed
                 assert code == 0 or not calm, f"{worker.name} ended with {code}\n{worker.tail(40)}"
                 if code:
-                    tell(f"         {worker.name} ended with {code} on SIGTERM, while a broker was away")
+                    print_line(
+                        f"         {worker.name} ended with {code} on SIGTERM, while a broker was down"
+                    )
         for worker in [*self.ready, *self.starting]:
             code = worker.popen.poll()
             assert code is None, f"{worker.name} ended by itself with {code}:\n{worker.tail(400)}"
 
     def _do(self, step: Step) -> str:
-        """One step; says whom it hit."""
+        """Carries out one step; returns a text for the log."""
         if step.kind in BROKERS:
             self.outage = Outage(self.stage, BROKERS[step.kind], step.for_s)
             self.outage.start()
@@ -238,7 +241,7 @@ def _is_ready(worker: Process) -> bool:
 
 @dataclass
 class Balance:
-    """What came out, of all topics."""
+    """The result of all comparisons."""
 
     sources: Sources
     same: int = 0
@@ -248,19 +251,22 @@ class Balance:
 
     async def count(self) -> None:
         """Compares every topic with its copy."""
-        for topic, make in self.sources.topics.items():
-            target = AWAY if make.home == HOME else HOME
-            here, there = self.sources.bootstraps[make.home], self.sources.bootstraps[target]
-            if make.is_compacted:
-                compacted = await compare_compacted(here, there, topic, number)
+        for topic, profile in self.sources.topics.items():
+            target = AWAY if profile.home == HOME else HOME
+            source_bootstrap, target_bootstrap = (
+                self.sources.bootstraps[profile.home],
+                self.sources.bootstraps[target],
+            )
+            if profile.is_compacted:
+                compacted = await compare_compacted(source_bootstrap, target_bootstrap, topic, number_of)
                 self.same += compacted.copy_records
-                self.wrong += [f"{topic}: {told}" for told in compacted.differences]
-                tell(
+                self.wrong += [f"{topic}: {difference}" for difference in compacted.differences]
+                print_line(
                     f"{topic}: {compacted.same} keys the same; of {self.sources.written[topic]:,} records "
                     f"{compacted.source_records:,} are left, of their copies {compacted.copy_records:,}"
                 )
             else:
-                self._take(topic, await compare_topics(here, topic, there, topic))
+                self._take(topic, await compare_topics(source_bootstrap, topic, target_bootstrap, topic))
 
     def _take(self, topic: str, found: Comparison) -> None:
         self.same += found.same
@@ -270,11 +276,11 @@ class Balance:
                 self.doubled[topic, difference.partition] = f"{topic}: {difference}"
             else:
                 self.wrong.append(f"{topic}: {difference}")
-        tell(f"{topic}: {found.same:,} records are the same, {len(found.differences)} differences")
+        print_line(f"{topic}: {found.same:,} records are the same, {len(found.differences)} differences")
 
 
 def positions(sources: Sources) -> dict[tuple[str, int], tuple[int | None, int]]:
-    """Of every partition: the position that is committed, and the end."""
+    """For every partition: committed position and end."""
     found = {}
     for name, (source, _) in ROUTES.items():
         at = sources.partitions(source)
@@ -282,73 +288,81 @@ def positions(sources: Sources) -> dict[tuple[str, int], tuple[int | None, int]]
     return found
 
 
-def behind(sources: Sources) -> dict[tuple[str, int], tuple[int | None, int]]:
+def uncopied_partitions(sources: Sources) -> dict[tuple[str, int], tuple[int | None, int]]:
     """Partitions that are not copied to their end."""
     return {part: (done, end) for part, (done, end) in positions(sources).items() if done != end}
 
 
-def still_behind(sources: Sources, workers: list[Process]) -> str:
-    """For whoever has to find out why."""
-    return "\n".join([str(behind(sources)), *(f"{worker.name}\n{worker.tail(40)}" for worker in workers)])
+def describe_uncopied(sources: Sources, workers: list[Process]) -> str:
+    """The lag and the workers' logs, for people."""
+    return "\n".join(
+        [str(uncopied_partitions(sources)), *(f"{worker.name}\n{worker.tail(40)}" for worker in workers)]
+    )
 
 
-def told(stage: DemoStage) -> list[tuple[str, str, int]]:
-    """Kind, topic and partition of every incident, from the workers' logs: the control cluster was away."""
+def incidents_in_logs(stage: DemoStage) -> list[tuple[str, str, int]]:
+    """Kind, topic and partition of every incident. They come from the workers' logs, because the control
+    cluster was down at times."""
     found = [at for process in stage.processes for at in INCIDENT.findall(process.log.read_text())]
     return [(kind, topic, int(partition or -1)) for kind, topic, partition in found]
 
 
-def number(row: Row) -> int:
-    """Which record of its topic it is."""
+def number_of(row: Row) -> int:
+    """The record's number in its topic."""
     name = row[3][0][1]
     assert name is not None
     return int(name)
 
 
-def test_the_rules_of_the_balance_find_what_is_wrong() -> None:
-    def row(number: int, key: bytes = b"k") -> Row:
-        return 7, key, b"v", (("n", b"%d" % number),)
+def test_the_comparison_of_compacted_copies_finds_each_fault_and_steps_follow_the_seed() -> None:
+    def row(number_of: int, key: bytes = b"k") -> Row:
+        return 7, key, b"v", (("n", b"%d" % number_of),)
 
     rows = [row(1), row(2, b"l"), row(4), row(9)]
-    assert list(differences(rows, rows, number)) == []
-    assert list(differences(rows[1:], rows, number)) == [], "compacted there, not yet here"
-    assert list(differences(rows, [rows[1], rows[3]], number)) == []
+    assert list(differences(rows, rows, number_of)) == []
+    assert list(differences(rows[1:], rows, number_of)) == [], "compacted in the source, not yet in the copy"
+    assert list(differences(rows, [rows[1], rows[3]], number_of)) == []
     for copy in (rows[:3], rows[2:], [*rows, rows[3]], [rows[1], rows[0], *rows[2:]], [*rows, row(10)]):
-        assert list(differences(rows, copy, number)) != []
+        assert list(differences(rows, copy, number_of)) != []
     assert list(steps(7, 60.0)) == list(steps(7, 60.0)) != list(steps(8, 60.0))
     assert {step.kind for step in steps(7, 1.0)} == {Kind.HOME, Kind.AWAY, Kind.KILL, Kind.TERM, Kind.FREEZE}
 
 
 @pytest.mark.deep(minutes=3.8)
 @pytest.mark.timeout(4 * FOR_S + 900)
-def test_whatever_is_killed_every_record_is_copied_once_and_in_order(
+def test_under_random_kills_of_brokers_and_workers_every_record_is_copied_once_and_in_order(
     killable_stage: DemoStage, topic_name: str
 ) -> None:
-    tell(f"SWITCHYARD_REPLICATION_CHAOS_SEED={SEED} SWITCHYARD_REPLICATION_CHAOS_S={FOR_S:.0f}")
+    print_line(f"SWITCHYARD_REPLICATION_CHAOS_SEED={SEED} SWITCHYARD_REPLICATION_CHAOS_S={FOR_S:.0f}")
     stage, began_s = killable_stage, time.monotonic()
     bootstraps = {cluster: stage.yard.bootstrap(cluster) for cluster in (HOME, AWAY)}
     chaos, sources = Chaos(stage), Sources(bootstraps, topic_name)
     chaos.begin()
     for name, (source, target) in ROUTES.items():
-        topics = [topic for topic, make in sources.topics.items() if make.home == source]
+        topics = [topic for topic, profile in sources.topics.items() if profile.home == source]
         stage.deploy(chaos.ready[0], route(name, source, target, *topics))
     with sources:
-        # Nobody is killed before there is something that could be copied twice.
+        # No process is killed before there are records that could be copied twice.
         wait_until(
             lambda: all(done for done, _ in positions(sources).values()),
             COPIED_S,
             lambda: "nothing is copied",
         )
         chaos.play(SEED, FOR_S)
-    wait_until(lambda: not behind(sources), COPIED_S, lambda: still_behind(sources, chaos.ready), 1.0)
+    wait_until(
+        lambda: not uncopied_partitions(sources),
+        COPIED_S,
+        lambda: describe_uncopied(sources, chaos.ready),
+        1.0,
+    )
     balance = Balance(sources)
     asyncio.run(balance.count())
-    incidents = told(stage)
+    incidents = incidents_in_logs(stage)
     kinds = Counter(kind for kind, _, _ in incidents)
-    tell(f"incidents: {dict(kinds)}; producers begun anew: {sources.begun_anew.total()}")
-    tell(", ".join(f"{kind}: {count}" for kind, count in chaos.done.items()))
+    print_line(f"incidents: {dict(kinds)}; producers restarted: {sources.producer_restarts.total()}")
+    print_line(", ".join(f"{kind}: {count}" for kind, count in chaos.done.items()))
     lost = balance.counts["missing"]
-    tell(
+    print_line(
         f"{balance.same:,} records are the same, {lost} lost, {balance.counts['twice']} twice, other "
         f"differences {len(balance.wrong)}, {time.monotonic() - began_s:.0f} s"
     )
@@ -357,10 +371,10 @@ def test_whatever_is_killed_every_record_is_copied_once_and_in_order(
     assert balance.doubled.keys() <= unsure, "\n".join(balance.doubled.values())
     assert not kinds.keys() & UNTRUE
     for topic in sources.topics:
-        assert sources.written[topic], "nothing was written: it shows nothing"
+        assert sources.written[topic], "nothing was written: the test shows nothing"
 
 
-def tell(text: str) -> None:
-    """Shown when the test fails, or with -s."""
+def print_line(text: str) -> None:
+    """Prints a line, which pytest shows when the test fails, or with -s."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -1,5 +1,6 @@
-"""Routes change while they run, with real workers: topics come and go, partitions are added, and nobody
-else's copying is disturbed."""
+"""Routes change while they run, with real workers: topics come and go, partitions are added, and other routes
+copy on undisturbed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_configs import expand
 from app.replicate.model.route import RENAME
 from tests.kafka.second_broker import delete
-from tests.system.fleet import id_of, incidents, known_workers, together
+from tests.system.fleet import id_of, incidents, known_workers, start_workers
 
 pytestmark = pytest.mark.system
 
@@ -31,13 +32,13 @@ ENOUGH_S = 150.0
 EXIT_PRECONDITION = 5
 
 
-class Yardmaster:
-    """A region's workers, asked by REST."""
+class RouteScenario:
+    """A region's workers and their REST API."""
 
     def __init__(self, stage: DemoStage, prefix: str) -> None:
         self.stage, self.prefix = stage, prefix
         self.source, self.target = (stage.yard.bootstrap(cluster) for cluster in (SOURCE, TARGET))
-        self.workers = together(stage)
+        self.workers = start_workers(stage)
 
     def topic(self, name: str) -> str:
         return f"{self.prefix}.{name}"
@@ -52,14 +53,14 @@ class Yardmaster:
         return body
 
     def flowing(self, name: str) -> dict[tuple[str, int], int]:
-        """(topic, partition) -> epoch, of what a route copies now."""
-        status, told = http("GET", f"{self.workers[1].url}/api/v1/routes/{name}")
+        """(topic, partition) -> epoch of the partitions that a route copies now."""
+        status, answer = http("GET", f"{self.workers[1].url}/api/v1/routes/{name}")
         if status == 404:
-            return {}  # it was deployed at the other worker, and is not heard of here yet
-        assert status == 200, told
+            return {}  # deployed at the other worker, and not known here yet
+        assert status == 200, answer
         return {
             (row["topic"].removeprefix(f"{self.prefix}."), row["partition"]): row["epoch"]
-            for row in told["partitions"]
+            for row in answer["partitions"]
             if row["state"] == "flowing"
         }
 
@@ -90,7 +91,7 @@ class Yardmaster:
         return found
 
     async def until_in_table(self, wanted: set[str]) -> None:
-        """Until the `routes` table's changelog, read from its beginning, stands for these names."""
+        """Waits until the `routes` table's changelog, read from its beginning, has exactly these names."""
         changelog = ControlTopics(self.stage.region).changelog("routes", 1).name
         found: set[str] = set()
         async with AIOKafkaConsumer(
@@ -105,123 +106,125 @@ class Yardmaster:
                             change(record.key.decode())
 
 
-async def test_topics_and_partitions_come_and_go_live_and_other_routes_flow_on(
+async def test_a_route_follows_added_and_removed_topics_and_leaves_other_routes_undisturbed(
     stage: DemoStage, topic_name: str
 ) -> None:
-    yard = await asyncio.to_thread(Yardmaster, stage, topic_name)
+    scenario = await asyncio.to_thread(RouteScenario, stage, topic_name)
     for topic, partitions in (("a.one", 2), ("b.one", 1)):
-        await create_topic(yard.source, yard.topic(topic), partitions)
-    yard.deploy("first", f"{topic_name}\\.a\\..*")
-    yard.deploy("other", yard.topic("b.one"))
-    first = await asyncio.to_thread(yard.until_flowing, "first", [("a.one", 0), ("a.one", 1)])
-    other = await asyncio.to_thread(yard.until_flowing, "other", [("b.one", 0)])
-    await yard.send("a.one", 1, "1", "2")
-    assert await yard.copies("a.one", 1, 2) == ["1", "2"]
+        await create_topic(scenario.source, scenario.topic(topic), partitions)
+    scenario.deploy("first", f"{topic_name}\\.a\\..*")
+    scenario.deploy("other", scenario.topic("b.one"))
+    first = await asyncio.to_thread(scenario.until_flowing, "first", [("a.one", 0), ("a.one", 1)])
+    other = await asyncio.to_thread(scenario.until_flowing, "other", [("b.one", 0)])
+    await scenario.send("a.one", 1, "1", "2")
+    assert await scenario.copies("a.one", 1, 2) == ["1", "2"]
 
-    await create_topic(yard.source, yard.topic("a.two"), 1)  # a new topic that an expression means
-    client = ClusterClient(ClusterSpec(SOURCE, (yard.source,)))
+    await create_topic(scenario.source, scenario.topic("a.two"), 1)  # a new topic that matches the expression
+    client = ClusterClient(ClusterSpec(SOURCE, (scenario.source,)))
     await client.start()
-    assert await expand(client, {yard.topic("a.one"): 3}) == {}
+    assert await expand(client, {scenario.topic("a.one"): 3}) == {}
     await client.stop()
-    await yard.send("a.two", 0, "x")
+    await scenario.send("a.two", 0, "x")
     wanted = [("a.one", 0), ("a.one", 1), ("a.one", 2), ("a.two", 0)]
-    grown = await asyncio.to_thread(yard.until_flowing, "first", wanted)
-    assert {at: grown[at] for at in first} == first, "what flowed was not moved, nor begun again"
-    await yard.send("a.one", 2, "3")
-    assert await yard.copies("a.one", 2, 1) == ["3"]
-    assert await yard.copies("a.two", 0, 1) == ["x"]
+    grown = await asyncio.to_thread(scenario.until_flowing, "first", wanted)
+    assert {at: grown[at] for at in first} == first, "flowing partitions were neither moved nor restarted"
+    await scenario.send("a.one", 2, "3")
+    assert await scenario.copies("a.one", 2, 1) == ["3"]
+    assert await scenario.copies("a.two", 0, 1) == ["x"]
 
-    told = await asyncio.to_thread(yard.ask, "DELETE", f"first/topics/{yard.topic('a.two')}")
-    assert told["done"] == f"{yard.topic('a.two')}: added to exclude"
-    await asyncio.to_thread(yard.until_flowing, "first", wanted[:3])
-    await yard.send("a.two", 0, "y")
-    await asyncio.to_thread(yard.ask, "PUT", f"first/topics/{yard.topic('a.two')}")
-    await asyncio.to_thread(yard.until_flowing, "first", wanted)
-    assert await yard.copies("a.two", 0, 2) == ["x", "y"], "it goes on where it was"
+    answer = await asyncio.to_thread(scenario.ask, "DELETE", f"first/topics/{scenario.topic('a.two')}")
+    assert answer["done"] == f"{scenario.topic('a.two')}: added to exclude"
+    await asyncio.to_thread(scenario.until_flowing, "first", wanted[:3])
+    await scenario.send("a.two", 0, "y")
+    await asyncio.to_thread(scenario.ask, "PUT", f"first/topics/{scenario.topic('a.two')}")
+    await asyncio.to_thread(scenario.until_flowing, "first", wanted)
+    assert await scenario.copies("a.two", 0, 2) == ["x", "y"], "it continues at its position"
 
-    await yard.until_in_table({"first", "other"})
-    await asyncio.to_thread(yard.ask, "DELETE", "first")
-    assert (await asyncio.to_thread(yard.flowing, "other")) == other, "nobody else's copying was disturbed"
-    await yard.send("b.one", 0, "z")
-    assert await yard.copies("b.one", 0, 1) == ["z"]
-    await yard.until_in_table({"other"})
+    await scenario.until_in_table({"first", "other"})
+    await asyncio.to_thread(scenario.ask, "DELETE", "first")
+    assert (await asyncio.to_thread(scenario.flowing, "other")) == other, "other routes were not disturbed"
+    await scenario.send("b.one", 0, "z")
+    assert await scenario.copies("b.one", 0, 1) == ["z"]
+    await scenario.until_in_table({"other"})
 
 
 @pytest.mark.deep(minutes=0.6)
-async def test_a_topic_that_vanishes_is_an_alert_also_under_the_next_leader_until_an_operator_drops_it(
+async def test_a_vanished_topic_is_reported_also_by_the_next_leader_until_an_operator_drops_it(
     stage: DemoStage, topic_name: str
 ) -> None:
-    yard = await asyncio.to_thread(Yardmaster, stage, topic_name)
+    scenario = await asyncio.to_thread(RouteScenario, stage, topic_name)
     for topic in ("a.one", "a.two"):
-        await create_topic(yard.source, yard.topic(topic), 1)
-    yard.deploy("first", f"{topic_name}\\.a\\..*")
-    await asyncio.to_thread(yard.until_flowing, "first", [("a.one", 0), ("a.two", 0)])
-    client = ClusterClient(ClusterSpec(SOURCE, (yard.source,)))
+        await create_topic(scenario.source, scenario.topic(topic), 1)
+    scenario.deploy("first", f"{topic_name}\\.a\\..*")
+    await asyncio.to_thread(scenario.until_flowing, "first", [("a.one", 0), ("a.two", 0)])
+    client = ClusterClient(ClusterSpec(SOURCE, (scenario.source,)))
     await client.start()
-    await delete(client, yard.topic("a.two"))
+    await delete(client, scenario.topic("a.two"))
     await client.stop()
 
     def series() -> list[str]:
-        """Of what vanished, at all workers that live."""
-        live = [worker for worker in yard.workers if worker.running]
+        """Metrics of vanished topics, from all running workers."""
+        live = [worker for worker in scenario.workers if worker.running]
         texts = [http("GET", f"{worker.url}/metrics")[1] for worker in live]
         return [
             line for text in texts for line in text.splitlines() if line.startswith("switchyard_topic_van")
         ]
 
     def is_shown() -> bool:
-        return [f'topic="{yard.topic("a.two")}"' in line for line in series()] == [True]
+        return [f'topic="{scenario.topic("a.two")}"' in line for line in series()] == [True]
 
     await asyncio.to_thread(wait_until, is_shown, ENOUGH_S, lambda: f"{series()}")
-    await asyncio.to_thread(yard.until_flowing, "first", [("a.one", 0)])
+    await asyncio.to_thread(scenario.until_flowing, "first", [("a.one", 0)])
 
-    def told() -> list[dict[str, Any]]:
-        return incidents(yard.workers[1], "topic-vanished")
+    def vanished_incidents() -> list[dict[str, Any]]:
+        return incidents(scenario.workers[1], "topic-vanished")
 
-    await asyncio.to_thread(wait_until, told, ENOUGH_S, lambda: "no incident")
-    (incident,) = told()
+    await asyncio.to_thread(wait_until, vanished_incidents, ENOUGH_S, lambda: "no incident")
+    (incident,) = vanished_incidents()
     assert incident["subject"] == "first"
-    assert f"switchyard route drop-topic first {yard.topic('a.two')}" in incident["remedy"]
+    assert f"switchyard route drop-topic first {scenario.topic('a.two')}" in incident["remedy"]
 
-    leading = next(one["worker"] for one in known_workers(yard.workers[0]) if one["leader"])
-    leader = next(worker for worker in yard.workers if id_of(worker) == leading)
+    leader_id = next(one["worker"] for one in known_workers(scenario.workers[0]) if one["leader"])
+    leader = next(worker for worker in scenario.workers if id_of(worker) == leader_id)
     await asyncio.to_thread(leader.kill)
     await asyncio.to_thread(wait_until, is_shown, ENOUGH_S, lambda: f"{series()}")
-    (survivor,) = (worker for worker in yard.workers if worker is not leader)
-    http("DELETE", f"{survivor.url}/api/v1/routes/first/topics/{yard.topic('a.two')}")
+    (survivor,) = (worker for worker in scenario.workers if worker is not leader)
+    http("DELETE", f"{survivor.url}/api/v1/routes/first/topics/{scenario.topic('a.two')}")
     await asyncio.to_thread(wait_until, lambda: not series(), ENOUGH_S, lambda: f"{series()}")
     assert len(incidents(survivor, "topic-returned")) == 0
 
 
 @pytest.mark.deep(minutes=0.3)
-def test_a_route_whose_copy_kafka_takes_for_a_topic_that_is_there_is_refused(
+def test_a_route_is_refused_when_its_copy_collides_with_an_existing_topic_name(
     stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:
-    there, taken = f"{topic_name}.pay_eu", f"{topic_name}.pay.eu"
-    asyncio.run(create_topic(stage.yard.bootstrap(TARGET), there, 1))
-    asyncio.run(create_topic(stage.yard.bootstrap(SOURCE), taken, 1))
+    existing, colliding = f"{topic_name}.pay_eu", f"{topic_name}.pay.eu"
+    asyncio.run(create_topic(stage.yard.bootstrap(TARGET), existing, 1))
+    asyncio.run(create_topic(stage.yard.bootstrap(SOURCE), colliding, 1))
     worker, file = stage.worker(), tmp_path / "route.yaml"
     url = f"{worker.url}/api/v1/routes/pays"
-    for entry in (taken, f"{topic_name}\\..*"):
+    for entry in (colliding, f"{topic_name}\\..*"):
         definition = route("pays", SOURCE, TARGET, entry)
         file.write_text(json.dumps(definition))
         for dry_run in ("?dry_run=true", ""):
             status, body = http("PUT", url + dry_run, definition)
             assert (status, body["title"]) == (409, "Topic name refused"), body
-            assert f"collides with existing topic: {there}" in body["detail"]
+            assert f"collides with existing topic: {existing}" in body["detail"]
             assert body["detail"].endswith(f"; {RENAME}")
         for command in (("plan",), ("deploy", "--execute", "--yes")):
-            refused = config(worker, file, *command)
+            refused = config_command(worker, file, *command)
             assert refused.returncode == EXIT_PRECONDITION, refused.stdout
-            assert taken in refused.stderr
-            assert there in refused.stderr
-    renamed = route("pays", SOURCE, TARGET, taken, rename={"names": {taken: f"{topic_name}.other"}})
+            assert colliding in refused.stderr
+            assert existing in refused.stderr
+    renamed = route("pays", SOURCE, TARGET, colliding, rename={"names": {colliding: f"{topic_name}.other"}})
     file.write_text(json.dumps(renamed))
-    done = config(worker, file, "deploy", "--execute", "--yes")
+    done = config_command(worker, file, "deploy", "--execute", "--yes")
     assert done.returncode == 0, done.stderr
 
 
-def config(worker: Process, file: Path, command: str, *flags: str) -> subprocess.CompletedProcess[str]:
+def config_command(
+    worker: Process, file: Path, command: str, *flags: str
+) -> subprocess.CompletedProcess[str]:
     code = "import sys; sys.argv[0] = 'switchyard'; from app.cli.main import main; main()"
     arguments = [sys.executable, "-c", code, "config", command, "-f", str(file), *flags]
     env = {**os.environ, "SWITCHYARD_URL": worker.url, "NO_COLOR": "1"}

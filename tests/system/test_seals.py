@@ -1,4 +1,4 @@
-"""Records that nobody of the region's workers wrote, on its control topics: none of them counts."""
+"""Records on control topics without a seal of the region's workers do not count."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from app.kernel.ranges import Snapshot
 from app.kernel.seals import HEADER
 from app.worker.tracker.client import tracker_partition
 from tests.system.as_worker import seals_of
-from tests.system.fleet import Held, assignments, id_of, incidents, together
-from tests.system.test_delivery import SETTLE_S, Scene
+from tests.system.fleet import OwnerByJob, assignments, id_of, incidents, start_workers
+from tests.system.test_delivery import SETTLE_S, DeliveryScenario
 
 pytestmark = pytest.mark.system
 
 MESSAGES, PARTITIONS, LATENCY_MS = 2_000, 4, 500
 ALL_OF_IT = Snapshot(MESSAGES)  # finished, and more
-HIGH = 1_000  # an epoch, or term, that nobody has had
+HIGH = 1_000  # an epoch, or term, that no worker has had
 
 
 class Forged(NamedTuple):
@@ -47,21 +47,21 @@ def control_of(stage: DemoStage) -> str:
 
 
 def wait_sealed(workers: Iterable[Process]) -> None:
-    """Until all of them want seals."""
+    """Waits until all of them require seals."""
     for worker in workers:
         wait_until(partial(has_seals, worker), SETTLE_S, worker.tail)
 
 
 def has_seals(worker: Process, region: str = "") -> bool:
-    """Whether it has heard that the control topics of a region, or of some, have seals."""
+    """Whether the worker has logged that the control topics of this region, or of any, are sealed."""
     lines = worker.log.read_text().splitlines()
     return any("control topics are sealed" in line and region in line for line in lines)
 
 
-def of_jobs(topics: ControlTopics, held: Held) -> Iterator[Forged]:
-    """That all is finished, and that somebody else has the jobs."""
+def forged_job_records(topics: ControlTopics, owner_by_job: OwnerByJob) -> Iterator[Forged]:
+    """Records that all messages are finished, and that another worker has the jobs."""
     changelog = topics.changelog("trackers", TRACKER_PARTITIONS).name
-    for job, (worker, epoch) in held.items():
+    for job, (worker, epoch) in owner_by_job.items():
         at, key = tracker_partition(job), job.encode()
         done = [SnapshotItem(job, epoch, ALL_OF_IT.to_bytes())]
         snapshots = Snapshots(worker=worker, at_ms=now_ms(), items=done)
@@ -74,15 +74,17 @@ def of_jobs(topics: ControlTopics, held: Held) -> Iterator[Forged]:
         yield Forged(changelog, at, key, codec.encode(record))
 
 
-def of_the_region(topics: ControlTopics, held: Held, put: WorkloadPut) -> Iterator[Forged]:
-    """That there is no workload, and another leader, and that all workers have said goodbye."""
+def forged_region_records(
+    topics: ControlTopics, owner_by_job: OwnerByJob, put: WorkloadPut
+) -> Iterator[Forged]:
+    """Records that the workload is deleted, that another worker leads, and that all workers have stopped."""
     name, key = topics.control.name, compaction_key(put).encode()
     deleted = WorkloadDeleted(at_ms=now_ms(), key=put.key, actor="evil")
     yield Forged(name, 0, key, codec.encode(deleted))
     yield Forged(name, 0, key, None)
     claim = Claim(at_ms=now_ms(), term=HIGH, worker="evil")
     yield Forged(name, 0, compaction_key(claim).encode(), codec.encode(claim))
-    for worker in {worker for worker, _ in held.values()}:
+    for worker in {worker for worker, _ in owner_by_job.values()}:
         beat = Heartbeat(worker=worker, at_ms=now_ms(), started_ms=0, url="", state="stopped", term=0)
         yield Forged(topics.heartbeats.name, 0, worker.encode(), codec.encode(beat))
     for topic in topics.sealed:
@@ -91,7 +93,7 @@ def of_the_region(topics: ControlTopics, held: Held, put: WorkloadPut) -> Iterat
 
 
 async def forge(bootstrap: str, records: Iterable[Forged]) -> None:
-    """Every other one with a seal that is none."""
+    """Writes the records, every other one with an invalid seal."""
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         for number, one in enumerate(records):
             headers = [(HEADER, secrets.token_bytes(32))] if number % 2 else []
@@ -100,45 +102,53 @@ async def forge(bootstrap: str, records: Iterable[Forged]) -> None:
             )
 
 
-def last_of(stage: DemoStage, key: str) -> Any:
-    """The last record of the control log with this key: what compaction keeps."""
+def last_record(stage: DemoStage, key: str) -> Any:
+    """The last record of the control log with this key, which compaction keeps."""
     records = asyncio.run(read_all(control_of(stage), ControlTopics(stage.region).control.name))
     return [record for record in records if record.key == key.encode()][-1]
 
 
-def test_what_others_write_into_control_topics_loses_no_message_and_deletes_nothing(
+def test_unsealed_records_in_control_topics_lose_no_message_and_delete_no_workload(
     stage: DemoStage, topic_name: str
 ) -> None:
-    play, topics = Scene(stage, topic_name, MESSAGES, PARTITIONS, LATENCY_MS), ControlTopics(stage.region)
-    workers, bootstrap = together(stage, 2), control_of(stage)
-    stage.deploy(workers[0], play.definition())
+    scenario, topics = (
+        DeliveryScenario(stage, topic_name, MESSAGES, PARTITIONS, LATENCY_MS),
+        ControlTopics(stage.region),
+    )
+    workers, bootstrap = start_workers(stage, 2), control_of(stage)
+    stage.deploy(workers[0], scenario.definition())
     put = WorkloadPut(at_ms=0, key=f"billing/{topic_name}", definition={}, etag="", actor="")
     wait_sealed(workers)
-    held, last = assignments(workers[0]), compaction_key(put)
-    asyncio.run(forge(bootstrap, of_the_region(topics, held, put)))
+    owner_by_job, last = assignments(workers[0]), compaction_key(put)
+    asyncio.run(forge(bootstrap, forged_region_records(topics, owner_by_job, put)))
 
-    def told() -> set[str]:
+    def unsealed_topics() -> set[str]:
         return {one["subject"] for one in incidents(workers[0], "unsealed")}
 
-    def wait_told(names: set[str]) -> None:
-        wait_until(lambda: names <= told(), SETTLE_S, lambda: f"{names - told()}\n{workers[0].tail()}", 0.5)
+    def wait_reported(names: set[str]) -> None:
+        wait_until(
+            lambda: names <= unsealed_topics(),
+            SETTLE_S,
+            lambda: f"{names - unsealed_topics()}\n{workers[0].tail()}",
+            0.5,
+        )
 
-    wait_told({topics.control.name, topics.heartbeats.name})
-    play.produce()
-    play.wait_share(0.1)
-    held = assignments(workers[0])
-    assert held, "nobody believes in goodbyes"
-    asyncio.run(forge(bootstrap, of_jobs(topics, held)))
+    wait_reported({topics.control.name, topics.heartbeats.name})
+    scenario.produce()
+    scenario.wait_delivered_share(0.1)
+    owner_by_job = assignments(workers[0])
+    assert owner_by_job, "forged goodbyes must not count"
+    asyncio.run(forge(bootstrap, forged_job_records(topics, owner_by_job)))
     for worker in workers:
         worker.kill()
     assert len(stage.deliveries()) < MESSAGES
-    workers = together(stage, 2)
-    assert play.settle().lost == ()
+    workers = start_workers(stage, 2)
+    assert scenario.settle().lost == ()
     assert {worker for worker, _ in assignments(workers[0]).values()} == {id_of(one) for one in workers}
-    wait_told({topic.name for topic in topics.sealed} - {topics.answers.name, topics.heartbeats.name})
+    wait_reported({topic.name for topic in topics.sealed} - {topics.answers.name, topics.heartbeats.name})
 
     def is_repaired() -> bool:
-        record = last_of(stage, last)
+        record = last_record(stage, last)
         is_put = isinstance(codec.control_event(record.value), WorkloadPut)
         return is_put and seals.is_sealed(topics.control.name, record)
 

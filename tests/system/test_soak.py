@@ -1,8 +1,8 @@
-"""Random trouble under traffic that never stops: every message has its end, and every repetition a cause.
+"""Random faults under constant traffic: every message has an end, and every repetition a cause.
 
-SWITCHYARD_SOAK_S: seconds of traffic (30, in which every kind of trouble comes once at least).
-SWITCHYARD_SOAK_SEED: what to draw the trouble from; printed.
-SWITCHYARD_SOAK_KEEP: a folder for the logs and the receivers' journal.
+SWITCHYARD_SOAK_S: seconds of traffic (30, in which every kind of incident comes once at least).
+SWITCHYARD_SOAK_SEED: the seed of faults and incidents; printed. SWITCHYARD_SOAK_KEEP: a folder for the logs
+and the receivers' journal.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ import pytest
 
 from app.dev.yard import Yard
 from tests.system.conftest import make_stage
-from tests.system.soak.play import Play
+from tests.system.soak.play import SoakRun
 from tests.system.soak.report import report
 
 FOR_S = float(os.environ.get("SWITCHYARD_SOAK_S") or 30)
 SEED = int(os.environ.get("SWITCHYARD_SOAK_SEED") or random.SystemRandom().randrange(1_000_000))
 
 
-def tell(text: str) -> None:
-    """Shown when the test fails, or with -s."""
+def print_line(text: str) -> None:
+    """Prints a line, which pytest shows when the test fails, or with -s."""
     sys.stdout.write(text + "\n")
 
 
 @pytest.mark.deep(minutes=1.0)
 @pytest.mark.system
 @pytest.mark.timeout(FOR_S + 240)
-def test_whatever_fails_every_message_is_accounted_for(killable_yard: Yard, topic_name: str) -> None:
+def test_under_random_faults_every_message_has_an_end_and_every_repetition_a_cause(
+    killable_yard: Yard, topic_name: str
+) -> None:
     before = set(psutil.Process().children(recursive=True))
     with make_stage(killable_yard) as stage:
-        play = Play(stage, SEED, FOR_S, topic_name, say=tell)
+        soak = SoakRun(stage, SEED, FOR_S, topic_name, say=print_line)
         try:
-            outcome = play.run()
+            outcome = soak.run()
         finally:
             keep = os.environ.get("SWITCHYARD_SOAK_KEEP")
             if keep:
                 shutil.copytree(stage.home, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data"))
-    left = [process for process in psutil.Process().children(recursive=True) if process not in before]
+    leftovers = [process for process in psutil.Process().children(recursive=True) if process not in before]
     text = report(outcome)
-    tell(text)
+    print_line(text)
     account = outcome.account
     assert account.produced > FOR_S * 10, text
     assert not account.lost, text
@@ -54,4 +56,4 @@ def test_whatever_fails_every_message_is_accounted_for(killable_yard: Yard, topi
     assert not account.wrong, text
     assert not outcome.lag, text
     assert not outcome.troubles, text
-    assert not left, f"still there: {left}\n{text}"
+    assert not leftovers, f"still there: {leftovers}\n{text}"

@@ -1,4 +1,4 @@
-"""Workers whose control cluster does not answer, or not always, while they start."""
+"""Workers start while their control cluster does not answer, or not always."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENOUGH_S = 150.0
 
 @dataclass
 class Gate:
-    """What share of all connections it closes at once."""
+    """The share of all connections that it closes at once."""
 
     refused: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(7))
@@ -31,7 +31,7 @@ class Gate:
 
 @contextlib.contextmanager
 def forwarding(port: int, to: str, gate: Gate | None = None) -> Iterator[None]:
-    """What connects to the port is connected to `to`, unless the gate refuses it."""
+    """Forwards connections on the port to `to`, unless the gate closes them."""
     host, _, to_port = to.rpartition(":")
     started, stop = threading.Event(), asyncio.Event()
 
@@ -46,8 +46,8 @@ def forwarding(port: int, to: str, gate: Gate | None = None) -> Iterator[None]:
         if gate is not None and gate.chance.random() < gate.refused:
             writer.close()
             return
-        there = await asyncio.open_connection(host, int(to_port))
-        await asyncio.gather(pipe(reader, there[1]), pipe(there[0], writer))
+        upstream = await asyncio.open_connection(host, int(to_port))
+        await asyncio.gather(pipe(reader, upstream[1]), pipe(upstream[0], writer))
 
     async def serve() -> None:
         server = await asyncio.start_server(forward, "127.0.0.1", port)
@@ -70,8 +70,8 @@ def forwarding(port: int, to: str, gate: Gate | None = None) -> Iterator[None]:
         loop.close()
 
 
-def early(stage: DemoStage, name: str, bootstrap: str) -> Process:
-    """A worker that looks for its control cluster there."""
+def worker_with_control_at(stage: DemoStage, name: str, bootstrap: str) -> Process:
+    """A worker with this address of its control cluster."""
     config = Path(stage.config(name))
     text = config.read_text()
     assert stage.yard.bootstrap(CONTROL) in text
@@ -81,12 +81,12 @@ def early(stage: DemoStage, name: str, bootstrap: str) -> Process:
     return stage.start(name, [sys.executable, "-m", "faust", "-A", "app", "worker"], env, port=web)
 
 
-def test_a_worker_that_starts_before_its_control_cluster_waits_for_it_and_says_what_it_waits_for(
+def test_a_worker_started_before_its_control_cluster_waits_and_logs_the_reason(
     stage: DemoStage,
 ) -> None:
     port = free_port()
-    worker = early(stage, "early", f"127.0.0.1:{port}")
-    mistaken = early(stage, "mistaken", "no-such-host.invalid:9092")
+    worker = worker_with_control_at(stage, "early", f"127.0.0.1:{port}")
+    mistaken = worker_with_control_at(stage, "mistaken", "no-such-host.invalid:9092")
 
     def says(process: Process, *parts: str) -> bool:
         text = process.log.read_text(errors="replace")
@@ -103,23 +103,24 @@ def test_a_worker_that_starts_before_its_control_cluster_waits_for_it_and_says_w
 
 
 @pytest.mark.deep(minutes=0.5)
-def test_a_worker_starts_although_its_control_cluster_goes_away_at_every_step_of_it(stage: DemoStage) -> None:
-    # Every client looks for its brokers by a connection of its own, most of them one after the other: each
-    # other one finds nobody, as if the broker were away just then.
+def test_a_worker_starts_although_half_of_its_connections_to_the_control_cluster_fail(
+    stage: DemoStage,
+) -> None:
+    # Clients connect mostly one after the other; half of these attempts fail, as if the broker were down.
     port, gate = free_port(), Gate(0.5)
     with forwarding(port, stage.yard.bootstrap(CONTROL), gate):
-        worker = early(stage, "interrupted", f"127.0.0.1:{port}")
+        worker = worker_with_control_at(stage, "interrupted", f"127.0.0.1:{port}")
         stage.wait_ready(worker, ENOUGH_S)
         assert worker.terminate() == 0
 
 
 @pytest.mark.deep(minutes=0.3)
-def test_a_worker_that_waits_in_the_midst_of_its_start_says_so_is_not_ready_and_ends_when_told_to(
+def test_a_worker_that_waits_during_its_start_is_not_ready_and_ends_on_sigterm(
     stage: DemoStage,
 ) -> None:
     port, gate = free_port(), Gate(0.5)
     with forwarding(port, stage.yard.bootstrap(CONTROL), gate):
-        worker = early(stage, "waiting", f"127.0.0.1:{port}")
+        worker = worker_with_control_at(stage, "waiting", f"127.0.0.1:{port}")
 
         def waits() -> bool:
             assert worker.running, worker.tail(40)

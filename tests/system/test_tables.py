@@ -1,4 +1,4 @@
-"""The tables that people and Spark read of the control log, as their changelogs have them."""
+"""The tables of the control log that people and Spark read, from their changelogs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.system
 ENOUGH_S = 150.0
 
 
-def test_what_the_control_log_refuses_is_never_in_a_table(stage: DemoStage, topic_name: str) -> None:
+def test_definitions_that_the_control_log_refused_are_in_no_table(stage: DemoStage, topic_name: str) -> None:
     control = stage.yard.bootstrap("east-regional")
     app = f"switchyard-{stage.region}"
     worker = stage.worker()
     stage.deploy(worker, workload("g", topic_name, "east-aggregate", "127.0.0.1:1"))
-    (stands,) = [event for _, event in control_log(stage) if isinstance(event, WorkloadPut)]
-    wrong = [msgspec.structs.replace(stands, etag=f"wrong{n}", expected="another") for n in range(2)]
+    (accepted,) = [event for _, event in control_log(stage) if isinstance(event, WorkloadPut)]
+    wrong = [msgspec.structs.replace(accepted, etag=f"wrong{n}", expected="another") for n in range(2)]
 
     async def append() -> int:
         async with producing_as_worker(control, stage.region) as producer:
@@ -42,12 +42,12 @@ def test_what_the_control_log_refuses_is_never_in_a_table(stage: DemoStage, topi
     last = asyncio.run(append())
 
     def activity() -> dict[int, dict[str, Any]]:
-        told = asyncio.run(read_all(control, f"{app}-activity-changelog"))
-        return {entry["offset"]: entry for entry in (orjson.loads(record.value) for record in told)}
+        records = asyncio.run(read_all(control, f"{app}-activity-changelog"))
+        return {entry["offset"]: entry for entry in (orjson.loads(record.value) for record in records)}
 
     wait_until(lambda: last in activity(), ENOUGH_S, worker.tail, 0.5)
     puts = [(one["etag"], one["counted"]) for one in activity().values() if one["event"] == "workload-put"]
-    assert {etag for etag, counted in puts if counted} == {stands.etag}
+    assert {etag for etag, counted in puts if counted} == {accepted.etag}
     assert {etag for etag, counted in puts if not counted} >= {one.etag for one in wrong}
-    told = asyncio.run(read_all(control, f"{app}-workloads-changelog"))
-    assert {codec.control_event(record.value).etag for record in told} == {stands.etag}  # type: ignore[union-attr]
+    records = asyncio.run(read_all(control, f"{app}-workloads-changelog"))
+    assert {codec.control_event(record.value).etag for record in records} == {accepted.etag}  # type: ignore[union-attr]

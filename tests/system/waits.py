@@ -1,4 +1,5 @@
-"""How long processes were ready to run and had no core: what a busy machine, not they, are to blame for."""
+"""How long processes were ready to run and had no core, so that tests can subtract the load of the
+machine."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ SAMPLE_S = 0.05
 
 
 class WaitSampler(Background):
-    """Samples the main threads of processes while it is entered; where the kernel tells nothing, 0."""
+    """Samples the main threads of processes while it is entered; waits count as 0 where the kernel reports
+    none.
+    """
 
     def __init__(self, pids: Iterable[int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A plain Kafka consumer that reads along: what it does not get in time, no worker could have had either.
+"""A plain Kafka consumer of the same topic: a pause that it sees as well is not the workers' fault.
 
 python -m tests.system.witness BOOTSTRAP TOPIC PARTITIONS JOURNAL
 """
@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 
 async def record_arrivals(bootstrap: str, topic: str, partitions: int, journal: Path) -> None:
-    """Notes what comes, and when, for ever."""
+    """Writes each record and its time of arrival to the journal until it is killed."""
     with journal.open("ab", buffering=0) as file:
         async with AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="latest") as consumer:
             consumer.assign([TopicPartition(topic, partition) for partition in range(partitions)])

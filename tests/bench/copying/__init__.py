@@ -1,1 +1,1 @@
-"""What the benches `replication` and `replication-cost` measure, and with what."""
+"""Parts of the benches `replication` and `replication-cost`: topics, sides and measurements."""

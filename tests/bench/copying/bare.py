@@ -1,7 +1,9 @@
-"""The least a copier can do: batches out of one socket into another, nothing checked, changed, remembered or
-promised. What brokers, kernel and machine leave to anybody is what this reaches.
+"""The least that a copier can do: it moves batches between two sockets without checks, changes, state or
+promises.
 
-python -m tests.bench.copying.bare SOURCE DESTINATION TOPIC COPY PARTITIONS
+Its rate is the limit that brokers, kernel and machine set.
+
+    python -m tests.bench.copying.bare SOURCE DESTINATION TOPIC COPY PARTITIONS
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class Bare:
 
     async def _produce(self) -> None:
         node = await self._target.any_node()
-        begun: set[asyncio.Task[None]] = set()
+        tasks: set[asyncio.Task[None]] = set()
         while True:
             while self._flying >= IN_FLIGHT or not self._bytes:
                 self._more.clear()
@@ -85,8 +87,8 @@ class Bare:
             self._room.set()
             self._flying += 1
             task = asyncio.create_task(self._send(node, batches))
-            begun.add(task)
-            task.add_done_callback(begun.discard)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
 
     async def _send(self, node: int, batches: list[tuple[int, bytearray]]) -> None:
         answer = await self._target.send(node, AppendRequest({self._copy: batches}, 5_000), "append")

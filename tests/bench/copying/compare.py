@@ -49,8 +49,8 @@ class Compared:
 
     def row(self, bench: str, figure: str, unit: str, *, bare: bool = False) -> dict[str, Any]:
         """A row of the bench's answer: medians of one figure; beside the bare copier's, if told."""
-        theirs, peer = (self.bare, BARE) if bare else (self.peer, PEER)
-        value, peer_value = (median(map(attrgetter(figure), side)) for side in (self.ours, theirs))
+        other_rounds, peer = (self.bare, BARE) if bare else (self.peer, PEER)
+        value, peer_value = (median(map(attrgetter(figure), side)) for side in (self.ours, other_rounds))
         return {
             "bench": f"{bench}, {self.shape.title}", "value": round(value, 3), "unit": unit,
             "peer": peer, "peer_value": round(peer_value, 3), "ratio": round(value / peer_value, 4),

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer
 VALUE_BYTES = 200
 STAMP_BYTES = 8  # nanoseconds since the epoch, big-endian, at the start of the value
 TICK_S = 0.002
-LINGER_MS = 5  # Kafka's own producer's, unless it is told otherwise
+LINGER_MS = 5  # the default of Kafka's own producer
 
 
 async def feed(bootstrap: str, topic: str, partitions: int, per_second: int, seconds: float) -> None:

@@ -14,7 +14,7 @@ from app.dev.demo.stage import DemoStage, Process, StageError
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from tests.bench.copying.feed import STAMP_BYTES
 from tests.bench.copying.topic import PARTITIONS
-from tests.bench.copying.watch import there
+from tests.bench.copying.watch import wait_partitions
 
 PER_SECOND = 10_000
 WARM_S, MEASURED_S = 10, 15  # a Java compiles what it runs often
@@ -42,7 +42,7 @@ async def _measure(
     client = ClusterClient(ClusterSpec("copies", (copies,)))
     await client.start()
     try:
-        await there(client, copy, PARTITIONS, copier)
+        await wait_partitions(client, copy, PARTITIONS, copier)
     finally:
         await client.stop()
     consumer = AIOKafkaConsumer(bootstrap_servers=copies, auto_offset_reset="earliest")

@@ -1,5 +1,7 @@
-"""The sides of the comparison: a route of one worker, MirrorMaker 2, and what does the least (`bare`). Each
-copies a topic from its beginning into a new topic every time, which is deleted afterwards."""
+"""The sides of the comparison: a route of one worker, MirrorMaker 2, and the bare copier (`bare`).
+
+Each copies a topic from its beginning into a new topic every time, which is deleted afterwards.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ SOURCE, COPIES = "east-regional", "east-aggregate"
 
 @dataclass
 class Sides:
-    """See the module; `worker` has nothing else to do."""
+    """The sides; `worker` has nothing else to do."""
 
     stage: DemoStage
     worker: Process
@@ -38,13 +40,12 @@ class Sides:
         return self._watched(self._ours(shape.topic), shape)
 
     def ours_beside(
-        self, shape: Shape, head: float, begun: Callable[[], AbstractContextManager[Any]]
+        self, shape: Shape, head: float, beside: Callable[[], AbstractContextManager[Any]]
     ) -> Figures:
-        """The same, with something else that goes on from when it has `begun`; measured from the share `head`
-        of the topic on."""
+        """A route copies it while `beside` runs; measured from the share `head` of the topic on."""
         with self._ours(shape.topic) as (process, copy):
             asyncio.run(begins(self._bootstraps[1], copy, PARTITIONS, process))
-            with begun():
+            with beside():
                 return asyncio.run(watch(self._bootstraps[1], copy, PARTITIONS, shape.count, process, head))
 
     def peer(self, shape: Shape) -> Figures:
@@ -52,7 +53,7 @@ class Sides:
         return self._watched(self._peer(shape.topic, shape.codec), shape)
 
     def bare(self, shape: Shape) -> Figures:
-        """Nothing but the bytes is moved."""
+        """The bare copier copies it."""
         return self._watched(self._bare(shape.topic), shape)
 
     def our_latency_ms(self) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Topics filled beforehand, of records of a shape, in batches of a size; and the end of topics."""
+"""Topics filled with records of a shape in batches of a size, and their deletion."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WORDS = ("paid", "order", "shipped", "address", "customer", "amount", "pending",
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a topic holds.
+    """The content of a topic.
 
     Attributes:
-        value_bytes: of each record.
-        codec: none or zstd.
-        batch_bytes: of a batch before compression; 0: one record each.
-        count: records, the same number in every partition.
+        value_bytes: Of each record.
+        codec: Either none or zstd.
+        batch_bytes: The size of a batch before compression; 0 for one record each.
+        count: Records, the same number in every partition.
     """
 
     value_bytes: int
@@ -42,7 +42,7 @@ class Shape:
 
     @property
     def topic(self) -> str:
-        """The name of a topic of it."""
+        """The name of a topic with this shape."""
         return f"filled-{self.value_bytes}-{self.codec}-{self.batch_bytes}"
 
 
@@ -84,7 +84,7 @@ async def drop(bootstrap: str, *topics: str) -> None:
 
 
 def _values(size: int) -> Iterator[bytes]:
-    """JSON of orders, each exactly so large."""
+    """JSON of orders, each of exactly this size."""
     chance = random.Random(1)
     for _ in range(VALUES):
         order = {"id": chance.randbytes(8).hex(), "customer": chance.randrange(10**6),

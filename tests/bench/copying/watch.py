@@ -1,4 +1,4 @@
-"""Looks on while a topic is copied: how fast, for how much CPU, in how much memory."""
+"""Measures a copier: its rate, CPU time and memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MB = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one copy of a topic.
+    """Figures of one copy of a topic.
 
     Attributes:
-        records_per_s: between HEAD and TAIL.
-        cpu_s_per_million: of all processes that copy, per million records, between HEAD and TAIL.
-        memory_mb: their largest resident memory from the start to the end.
+        records_per_s: Between HEAD and TAIL.
+        cpu_s_per_million: CPU seconds per million records of all processes that copy, between HEAD and TAIL.
+        memory_mb: Their largest resident memory from the start to the end.
     """
 
     records_per_s: float
@@ -36,10 +36,10 @@ class Figures:
 async def watch(
     bootstrap: str, topic: str, partitions: int, count: int, process: Process, head: float = HEAD
 ) -> Figures:
-    """Looks on until all `count` records are in the copy; measures from the share `head` of them on.
+    """Measures until all `count` records are in the copy, from the share `head` of them on.
 
     Raises:
-        StageError: it ended, it stood still for STALL_S, or there is more in the copy than in the source.
+        StageError: The copier ended or stood still for STALL_S, or the copy has more records than the source.
     """
     client = ClusterClient(ClusterSpec("copies", (bootstrap,)))
     await client.start()
@@ -47,7 +47,7 @@ async def watch(
     marks: list[tuple[float, int, float]] = []
     most_bytes = copied = 0
     try:
-        await there(client, topic, partitions, process)
+        await wait_partitions(client, topic, partitions, process)
         moved_s = time.monotonic()
         while copied < count:
             await asyncio.sleep(POLL_S)
@@ -67,9 +67,9 @@ async def watch(
         await client.stop()
     if copied > count:
         raise StageError(f"{topic} has {copied} records, its source {count}")
-    (begun_s, first, cpu_before), (ended_s, last, cpu_after) = marks
+    (started_s, first, cpu_before), (ended_s, last, cpu_after) = marks
     return Figures(
-        (last - first) / (ended_s - begun_s),
+        (last - first) / (ended_s - started_s),
         (cpu_after - cpu_before) / (last - first) * 1_000_000,
         most_bytes / MB,
     )
@@ -80,7 +80,7 @@ async def begins(bootstrap: str, topic: str, partitions: int, process: Process) 
     client = ClusterClient(ClusterSpec("copies", (bootstrap,)))
     await client.start()
     try:
-        await there(client, topic, partitions, process)
+        await wait_partitions(client, topic, partitions, process)
         deadline_s = time.monotonic() + STALL_S
         at = [(topic, partition) for partition in range(partitions)]
         while not any((await client.offsets(at, LATEST)).values()):
@@ -91,7 +91,7 @@ async def begins(bootstrap: str, topic: str, partitions: int, process: Process) 
         await client.stop()
 
 
-async def there(client: ClusterClient, topic: str, partitions: int, process: Process) -> None:
+async def wait_partitions(client: ClusterClient, topic: str, partitions: int, process: Process) -> None:
     """Waits until the topic has its partitions. Raises StageError when it does not get them."""
     deadline_s = time.monotonic() + THERE_S
     while await client.partitions(topic) != partitions:
@@ -101,11 +101,11 @@ async def there(client: ClusterClient, topic: str, partitions: int, process: Pro
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """What it and its children have used."""
+    """CPU seconds of the process and its children."""
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return sum(one.user + one.system for one in times)
 
 
 def memory_bytes(process: psutil.Process) -> int:
-    """What it and its children hold."""
+    """Resident memory of the process and its children."""
     return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))

@@ -1,1 +1,1 @@
-"""What the bench `failover` measures, and with what."""
+"""Parts of the bench `failover`: both sides, their traffic and measurements."""

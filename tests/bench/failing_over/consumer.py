@@ -1,9 +1,9 @@
-"""A plain consumer of a group that notes what it gets and commits after every batch: a process of its own.
+"""A plain consumer of a group that notes its records and commits after every batch, in a process of its own.
 
-python -m tests.bench.failing_over.consumer --bootstrap B --group G --journal FILE --place P TOPIC...
+    python -m tests.bench.failing_over.consumer --bootstrap B --group G --journal FILE --place P TOPIC...
 
-It is connected at once, and joins its group when the file of `--when` is there: what it takes to start a
-process is no part of a failover. A line a record: its message, where it was and when it came.
+It connects at once and joins its group when the file of `--when` exists. The start of a process is no part of
+a failover. A line of the journal has a record's message, its place and its time of arrival.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LOOK_S = 0.002
 
 
 async def consume(options: argparse.Namespace) -> None:
-    """Until it is killed."""
+    """Consumes until it is killed."""
     file = os.open(options.journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     consumer = AIOKafkaConsumer(
         bootstrap_servers=options.bootstrap, group_id=options.group, enable_auto_commit=False,
         auto_offset_reset="earliest",
     )  # fmt: skip
     await consumer.start()
-    while options.when and not options.when.exists():  # noqa: ASYNC110 - a file tells nobody
+    while options.when and not options.when.exists():  # noqa: ASYNC110 - a file cannot notify
         await asyncio.sleep(LOOK_S)
     consumer.subscribe(options.topic)
     while True:

@@ -1,4 +1,4 @@
-"""A workload that is active in one of two regions, of which the whole is killed."""
+"""A workload that is active in one of two regions, one of which is killed as a whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KILLED, BACK = "killed", "failback"
 
 
 def measure() -> tuple[Round, Round]:
-    """A round: the region is lost, and later taken back to in order. Raises StageError, YardError."""
+    """A round: the region is lost, and later becomes active again in order. Raises StageError, YardError."""
     with Yard(regions=2) as yard:
         two = TwoRegions(yard, "orders", plain=True)
         try:
@@ -55,21 +55,21 @@ def _measure(two: TwoRegions) -> tuple[Round, Round]:
         until_steady(moving.journals[PASSIVE]["east"])
         killed = Switch(KILLED, now_ms())
         two.lose("east")
-        there = _command(moving, "west", force=True)
+        failover_round = _command(moving, "west", force=True)
         time.sleep(AFTER_S)
         two.bring_back("east")
         moving.until_role("west", ("east",))
         time.sleep(AFTER_S)
         failback = Switch(BACK, now_ms())
-        back = _command(moving, "east", force=False)
+        failback_round = _command(moving, "east", force=False)
         time.sleep(AFTER_S)
     sent = {name for writer in writers for name in writer.sent}
     moving.until_delivered(sent, SETTLE_S)
     lines = {home: journal.read() for home, journal in moving.journals[PASSIVE].items()}
     balance = active_passive(sent, moving.records(), lines, [killed, failback])
-    _fill(there, balance, KILLED)
-    _fill(back, balance, BACK)
-    return there, back
+    _fill(failover_round, balance, KILLED)
+    _fill(failback_round, balance, BACK)
+    return failover_round, failback_round
 
 
 def _fill(one: Round, balance: Balance, switch: str) -> None:
@@ -78,7 +78,7 @@ def _fill(one: Round, balance: Balance, switch: str) -> None:
 
 
 def _command(moving: MovingWorkloads, home: str, *, force: bool) -> Round:
-    """Plan and execute, as one who has decided would; the command is `execute`."""
+    """Plans and executes, as an operator would; the measured command is `execute`."""
     planned_s = time.monotonic()
     plan = moving.plan(home, force=force)
     planned_s = time.monotonic() - planned_s
@@ -95,14 +95,17 @@ def _command(moving: MovingWorkloads, home: str, *, force: bool) -> Round:
 
 
 def _decided(moving: MovingWorkloads, home: str, plan: str) -> Mapping[str, float]:
-    """When the home's control log says that the role became active there, when the last job had a worker, and
-    when that worker says that the last one flows: its first fetch is sent."""
+    """Three times of the failover, in ms, from the home's control log and its workers' logs.
+
+    They are when the role became active there, when the last job had a worker, and when the last job sent its
+    first fetch.
+    """
     topic = ControlTopics(moving.two.names[home]).control.name
     records = asyncio.run(read_all(moving.two.bootstrap(home, "regional"), topic))
     events = [codec.control_event(record.value) for record in records if record.value]
     active = min(e.at_ms for e in events if isinstance(e, RolePut) and (e.plan, e.state) == (plan, ACTIVE))
     jobs = [str(JobId(Kind.DISPATCH, moving.key(), moving.topic, number)) for number in range(PARTITIONS)]
-    given = [e.at_ms for e in events if isinstance(e, Assignment) and e.job in jobs and e.worker]
+    assigned_ms = [e.at_ms for e in events if isinstance(e, Assignment) and e.job in jobs and e.worker]
     flows = [
         at_ms
         for worker in moving.two.running(home)
@@ -111,7 +114,7 @@ def _decided(moving: MovingWorkloads, home: str, plan: str) -> Mapping[str, floa
     ]
     return {
         "role active": active,
-        "jobs given": max(at_ms for at_ms in given if at_ms >= active),
+        "jobs given": max(at_ms for at_ms in assigned_ms if at_ms >= active),
         "jobs flow": max(flows),
     }
 

@@ -1,14 +1,14 @@
-"""MirrorMaker 2: a consumer group goes on in the other cluster at the offsets that were translated for it.
+"""MirrorMaker 2: a consumer group continues in the other cluster at the offsets that were translated for it.
 
 Rules
-1. It runs in the region that stays, as its documentation advises, and goes on through everything.
+1. It runs in the region that stays, as its documentation advises, and is never restarted.
 2. The consumer of the region that stays is a connected process that joins at the command.
-3. It keeps groups in step (`sync.group.offsets.enabled`). `TUNED` is all that makes translation finer: every
-   second, a sync of offsets with every record; `DEFAULT` leaves those at what they are without a word (a
-   minute, a hundred records). In both it looks for new groups every five seconds, not every ten minutes.
-4. A region is killed half an interval after the group's offsets have come (tuned: at any moment): the mean of
-   what can happen.
-5. What was produced in the region that stays is read there, from its beginning.
+3. It keeps groups in sync (`sync.group.offsets.enabled`). `TUNED` makes translation as fine as possible:
+   groups every second, and an offset sync with every record. `DEFAULT` keeps the defaults (a minute, a
+   hundred records). Both look for new groups every five seconds, not every ten minutes.
+4. A region is killed half an interval after the group's offsets have come (tuned: at any moment), which is
+   the mean case.
+5. Records that were produced in the region that stays are read there from their beginning.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Peer:
             asyncio.run(create_topic(bootstrap, self._topic, PARTITIONS))
         regions = [Region("east", self._lost), Region("west", self._kept)]
         with ExitStack() as stack:
-            here = self._consumer("east", self._lost, None, self._topic)
+            killed_consumer = self._consumer("east", self._lost, None, self._topic)
             writers = [
                 stack.enter_context(Writer(home, at, self._topic, PER_SECOND[home]))
                 for home, at in (("east", regions), ("west", regions[::-1]))
@@ -94,15 +94,15 @@ class _Peer:
                 "none", SETTINGS[self._kind],
             )  # fmt: skip
             self._until_kept(copier)
-            there = self._consumer("west", self._kept, self._go, self._topic, self._copy)
+            consumer = self._consumer("west", self._kept, self._go, self._topic, self._copy)
             time.sleep(max(WARM_S, INTERVAL_S[self._kind] / 2))
             until_steady(self._journals["east"])
             killed = Switch("killed", now_ms())
-            here.kill()
+            killed_consumer.kill()
             self._stage.yard.kill(LOST)
             began_ms = now_ms()
             self._go.touch()
-            first_s = self._first(began_ms, there)
+            first_s = self._first(began_ms, consumer)
             time.sleep(AFTER_S)
             self._stage.yard.start(LOST)
             time.sleep(AFTER_S)
@@ -134,7 +134,7 @@ class _Peer:
         )  # fmt: skip
 
     def _until_kept(self, copier: Process) -> None:
-        """Until the group has a position there in every partition."""
+        """Waits until the group has a position in every partition of the copy."""
         parts = [(self._copy, partition) for partition in range(PARTITIONS)]
 
         async def wait() -> None:
@@ -154,7 +154,7 @@ class _Peer:
 
         asyncio.run(wait())
 
-    def _first(self, began_ms: float, there: Process) -> list[float]:
+    def _first(self, began_ms: float, consumer: Process) -> list[float]:
         first: dict[int, float] = {}
 
         def flows() -> bool:
@@ -162,11 +162,11 @@ class _Peer:
                 first.setdefault(line["partition"], (line["at_ms"] - began_ms) / 1000)
             return len(first) == PARTITIONS
 
-        wait_until(flows, STEP_TIMEOUT_S, lambda: f"{first}\n{there.tail()}", 0.02)
+        wait_until(flows, STEP_TIMEOUT_S, lambda: f"{first}\n{consumer.tail()}", 0.02)
         return [first[partition] for partition in range(PARTITIONS)]
 
     def _until_all(self, sent: set[str]) -> None:
-        """Until all was delivered, and nothing came for a while; what never comes is told as lost."""
+        """Waits until all messages are delivered and no more arrive; after the deadline they are lost."""
         deadline_s = time.monotonic() + STEP_TIMEOUT_S
         before, since_s = -1, time.monotonic()
         while time.monotonic() < deadline_s:

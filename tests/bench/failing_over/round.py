@@ -1,4 +1,4 @@
-"""What both sides measure in a round, and the traffic that both have."""
+"""The figures of a round, and the traffic, which are the same for both sides."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from app.dev.demo.stage import wait_until
 from app.dev.demo.two_regions import STEP_TIMEOUT_S
 
 PARTITIONS = 4
-PER_SECOND = {"east": 500.0, "west": 50.0}  # by where producers are at home
+PER_SECOND = {"east": 500.0, "west": 50.0}  # by the producers' home
 WARM_S, AFTER_S, SETTLE_S = 15.0, 8.0, 2.0
-STEADY_S, STEADY = 3.0, 0.9  # for so long, so much of what is written comes
+STEADY_S, STEADY = 3.0, 0.9  # for this long, at least this share of the messages arrives
 
 
 @dataclass
 class Round:
-    """One region lost, another one going on.
+    """The figures of one failover.
 
     Attributes:
-        first_s: by partition, from the command to its first message.
-        again: messages that were delivered twice; oldest_s: of these, the longest before the kill.
-        lost: acknowledged to producers, delivered to nobody, also once the lost region was back.
-        plan_s: how long the plan took that was made before the command.
-        phases: what of `first_s` went by until when, seconds after the command.
+        first_s: By partition, from the command to its first message.
+        again: Messages that were delivered twice.
+        oldest_s: The greatest age of these at the kill.
+        lost: Acknowledged to producers and never delivered, not even after the lost region was back.
+        plan_s: How long the plan took, which was made before the command.
+        phases: The end of each phase of `first_s`, in seconds after the command.
     """
 
     first_s: list[float] = field(default_factory=list)

@@ -1,13 +1,14 @@
 """Runs MirrorMaker 2 in its dedicated mode: one process, one task, one topic.
 
 Rules
-1. The source has another alias in every run, so that each one copies from the beginning into a topic of its
+1. The source has another alias in every run. Each run therefore copies from the beginning into a topic of its
    own, "<alias>.<topic>" (MirrorMaker's own naming), with its own offsets.
-2. It gets what its documentation advises for throughput, as far as order is kept: an idempotent producer with
-   five requests in flight (Connect's default is one), batches of 128 KB for a linger of 5 ms, the topic's own
-   compression, polls of up to 5,000 records; heap and collector as in Kafka's own start script.
-3. It is spared what is not copying: heartbeats, checkpoints of consumer groups, syncs of settings and access
-   lists. Its offset syncs stay: they are its offset map. What a bench needs of it is asked for by `more`.
+2. It has the settings for throughput that its documentation advises, as far as they keep order. The producer
+   is idempotent, with five requests in flight (Connect's default is one) and batches of 128 KB for a linger
+   of 5 ms. Compression is the topic's own; polls have up to 5,000 records. Heap and collector are as in
+   Kafka's own start script.
+3. Tasks other than copying are off: heartbeats, checkpoints of consumer groups, syncs of settings and access
+   lists. Offset syncs stay: they are its offset map. A bench adds settings by `more`.
 """
 
 from __future__ import annotations

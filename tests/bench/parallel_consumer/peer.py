@@ -23,7 +23,7 @@ ECJ = "3.41.0"
 COORDINATES = (
     f"io.confluent.parallelconsumer:parallel-consumer-core:{VERSION}",
     f"org.eclipse.jdt:ecj:{ECJ}",
-    "org.slf4j:slf4j-nop:2.0.13",  # it logs more than it works otherwise
+    "org.slf4j:slf4j-nop:2.0.13",  # without it, logging costs more than the work
 )
 SOURCE = Path(__file__).with_name("Peer.java")
 RELEASE = "17"
@@ -36,8 +36,8 @@ def build(work: Path) -> tuple[Java, str]:
     """Java, and the class path with `Peer` in it; `work` receives the classes.
 
     Raises:
-        FetchError: the jars cannot be fetched.
-        RuntimeError: the source does not compile, with the compiler's words.
+        FetchError: The jars cannot be fetched.
+        RuntimeError: The source does not compile, with the compiler's words.
     """
     java = find_java()
     jars = fetched(f"parallel-consumer-{VERSION}", COORDINATES)
@@ -68,14 +68,14 @@ class Peer:
         """Messages a second.
 
         Args:
-            order: UNORDERED or KEY.
-            latency_ms: what the handler sleeps.
-            concurrency: handlers at once.
-            group: the consumer group, a new one each time.
-            count: messages to be handled.
+            order: Either UNORDERED or KEY.
+            latency_ms: How long the handler sleeps.
+            concurrency: Handlers at once.
+            group: The consumer group, a new one each time.
+            count: The number of messages.
 
         Raises:
-            RuntimeError: it ended, with the end of its log.
+            RuntimeError: It ended; the message has the end of its log.
         """
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None

@@ -1,5 +1,6 @@
-"""Parts of the bench `report`: data made from a seed in the archive's and the store's own formats, and the
-same questions answered by the jobs' code, by DuckDB and by plain Python.
+"""Parts of the bench `report`: data made from a seed, and three ways to answer the same questions.
+
+Data has the formats of the archive and the store. The jobs' code, DuckDB and plain Python answer.
 
     files     what both generators share: the pool of processes, writing a Parquet file
     audits    a store of `dashboard` with windows of two regions

@@ -1,9 +1,8 @@
-"""A store of `python -m spark dashboard`, as its rounds leave it: windows of two regions, a file a region and
-date, made from a seed.
+"""A store of `python -m spark dashboard`, made from a seed: windows of two regions, a file a region and date.
 
 A topic's records go from producers (proxy-client) through east's cluster (regional) to west's (aggregate),
-where a group reads them. The aggregate is counted in both regions, in the east now and then with a record
-less. So a topic has five rows a minute. Growth is more days, as it is where audits go on.
+where a group reads them. Both regions count the aggregate; in the east it sometimes has a record less. So a
+topic has five rows a minute. Growth is more days, as in a store whose audits keep running.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from switchyard.audit.model.fingerprint import Fingerprint
 from switchyard.audit.model.latencies import Latencies
 from switchyard.audit.model.places import place_of
 from switchyard.audit.model.totals import NO_TOTALS, Totals
-from tests.bench.reporting.files import Progress, arrow_schema, made, write
+from tests.bench.reporting.files import Progress, arrow_schema, run_tasks, write
 
 START_MS = 1_756_684_800_000  # 2025-09-01T00:00Z
 WIDTH_MS = 60_000
 DAY_MINUTES = 1440
 TOPICS = 40
 ROWS_A_MINUTE = 5  # of a topic
-AFTERWARDS_MS = 6 * 3_600_000  # NOBODY is recent any more when the report is made
+AFTERWARDS_MS = 6 * 3_600_000  # no source is recent when the report is made
 CLOSED_AFTER_MS = 120_000
 PLACES = {
     "east": (("proxy-client", "shop"), ("regional", "east-regional"), ("aggregate", "west-aggregate")),
     "west": (("aggregate", "west-aggregate"), (CONSUMER, place_of("west-aggregate", "billing"))),
 }
-# Of 1000 windows so many lose records on the way to the aggregate, double some, change some, get some late,
-# lose some on the way to the group.
+# How many windows in 1000 lose, double or change records on the way to the aggregate, get some late, or lose
+# some on the way to the group.
 LOSSY, DOUBLED, CORRUPTED, LATE, UNREAD = 10, 10, 5, 15, 5
-BEHIND = 50  # of so many windows of the aggregate the east knows one with a record less
+BEHIND = 50  # one in this many windows of the aggregate has a record less in the east
 HISTOGRAMS = 256
 MEASURED = 60  # latencies in one
 
@@ -61,17 +60,17 @@ class Day:
 
 
 def minutes_of(rows: int) -> int:
-    """How many minutes make about so many rows."""
+    """The minutes that make about this many rows."""
     return max(1, rows // (ROWS_A_MINUTE * TOPICS))
 
 
 def end_ms(rows: int) -> int:
-    """Where the last window ends."""
+    """The end of the last window."""
     return START_MS + minutes_of(rows) * WIDTH_MS
 
 
 def make(root: Path, rows: int, seed: int, progress: Progress) -> int:
-    """The store of both regions below `root`; how many rows it has."""
+    """Makes the store of both regions below `root`; returns the number of rows."""
     minutes = minutes_of(rows)
     days = [
         Day(root, seed, number, min(DAY_MINUTES, minutes - number * DAY_MINUTES))
@@ -79,7 +78,7 @@ def make(root: Path, rows: int, seed: int, progress: Progress) -> int:
     ]
     archives = {region: Archive.create(root / region, f"cluster-{region}") for region in PLACES}
     added: dict[str, list[ArchiveFile]] = {region: [_tiers(root, region, rows)] for region in PLACES}
-    for files in made(_day, days, progress, f"making {rows:,} audit rows"):
+    for files in run_tasks(_day, days, progress, f"making {rows:,} audit rows"):
         for region, file in files.items():
             added[region].append(file)
     for region, archive in archives.items():
@@ -88,7 +87,7 @@ def make(root: Path, rows: int, seed: int, progress: Progress) -> int:
 
 
 def _tiers(root: Path, region: str, rows: int) -> ArchiveFile:
-    """All were heard until now, and have closed all windows."""
+    """The state of tiers: all sources have reported until now, and all windows are closed."""
     ended_ms = end_ms(rows)
     heard_ms = ended_ms + AFTERWARDS_MS
     closing = Closing(ended_ms, 10**9, ended_ms + CLOSED_AFTER_MS)
@@ -104,7 +103,7 @@ def _topic(number: int) -> str:
 
 
 def _day(day: Day) -> dict[str, ArchiveFile]:
-    """The rows of a day, in the order of time: topic by topic as the tables get them."""
+    """The rows of a day in the order of time, topic by topic, as the tables get them."""
     rng = np.random.default_rng([day.seed, day.number])
     pools = _histograms(day.seed)
     rows: dict[str, list[tuple[str, int, bytes]]] = {region: [] for region in PLACES}
@@ -147,11 +146,11 @@ def _key(topic: str, start_ms: int, place: tuple[str, str]) -> str:
 
 
 Seen = tuple[int, Fingerprint]
-NOBODY: Seen = (0, Fingerprint())
+NONE_SEEN: Seen = (0, Fingerprint())
 
 
 def _fates(chance: int, count: int, amount: int, sent: Fingerprint) -> tuple[Seen, Seen, Seen, Seen]:
-    """What was sent, what the aggregate had in time, and late, and what its group has read."""
+    """Records sent, records at the aggregate in time, late ones there, and records that its group read."""
     whole = (count, sent)
     part = Fingerprint(amount * 0x9E3779B9, amount)
     if chance < (upto := LOSSY):
@@ -163,14 +162,14 @@ def _fates(chance: int, count: int, amount: int, sent: Fingerprint) -> tuple[See
     elif chance < (upto := upto + LATE):
         return whole, (count - amount, sent.minus(part)), (amount, part), whole
     elif chance < upto + UNREAD:
-        return whole, whole, NOBODY, (count - amount, sent.minus(part))
+        return whole, whole, NONE_SEEN, (count - amount, sent.minus(part))
     else:
         copied = whole
-    return whole, copied, NOBODY, copied
+    return whole, copied, NONE_SEEN, copied
 
 
 def _record(
-    seen: Seen, latencies: bytes, late: Seen = NOBODY, *, start_ms: int, position: int, topic: int
+    seen: Seen, latencies: bytes, late: Seen = NONE_SEEN, *, start_ms: int, position: int, topic: int
 ) -> bytes:
     count, ids = seen
     end = position * 250
@@ -201,7 +200,7 @@ def _record(
 
 
 def _histograms(seed: int) -> list[list[bytes]]:
-    """Of each tier some that windows share: what merging costs does not depend on who else has the same."""
+    """Histograms by tier, which windows share: the cost of a merge does not depend on sharing."""
     rng = np.random.default_rng([seed, 1 << 30])
     found = []
     for median_ms in (4.0, 9.0, 40.0, 90.0):

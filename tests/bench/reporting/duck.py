@@ -1,7 +1,7 @@
-"""The answers by DuckDB's SQL, of the same files; it writes what ours keeps, too: a verdict a window.
+"""The answers by DuckDB's SQL, of the same files; it also writes a verdict a window, as ours does.
 
-What it leaves out: lags (the difference of two medians a window), open, silent and recent tiers, and the rest
-of the report. So it does less than ours does.
+It omits lags (the difference of two medians a window), open, silent and recent tiers, and the rest of the
+report. So it does less work than ours.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ create temp table windows as
 with entries as (
     select 'east' as region, key, value from read_parquet($east, hive_partitioning = false)
     union all select 'west', key, value from read_parquet($west, hive_partitioning = false)
-), told as (
+), decoded as (
     select region, string_split(key, '/') as k, json_extract_string(decode(value), {paths}) as v from entries
 ), named as (
     select region, k[1] as topic, k[2] as tier, k[3] as cluster, k[4]::bigint as width_ms,
         k[5]::bigint as start_ms, k[6] as shard, {figures}, v[{last}] as latencies
-    from told
+    from decoded
 ), summed as (
     select region, topic, tier, cluster, width_ms, start_ms, shard, late,
         count + late as count, nbytes + late_nbytes as nbytes, duplicates + late_duplicates as duplicates,
@@ -171,7 +171,7 @@ from read_parquet($files, hive_partitioning = false) where timestamp_ms >= $from
 
 
 def connect(folder: Path, threads: int) -> duckdb.DuckDBPyConnection:
-    """As it is out of the box, with a folder for what does not fit into memory."""
+    """A connection with DuckDB's defaults, and a folder for data that does not fit into memory."""
     connection = duckdb.connect()
     connection.execute(f"set threads = {threads}")
     connection.execute(f"set temp_directory = '{folder}'")
@@ -182,7 +182,7 @@ def connect(folder: Path, threads: int) -> duckdb.DuckDBPyConnection:
 def report(
     duck: duckdb.DuckDBPyConnection, files: dict[str, list[str]], folder: Path
 ) -> dict[str, list[list[Any]]]:
-    """Of the files of windows of both regions."""
+    """The report from both regions' files of windows."""
     big = {"low", "high", "late_low", "late_high"}  # unsigned, and added
     figures = ", ".join(
         f"coalesce(v[{at}]::{'hugeint' if name in big else 'bigint'}, {-(name == 'closed_ms')}) as {name}"
@@ -215,14 +215,14 @@ def report(
 
 
 def time_range(duck: duckdb.DuckDBPyConnection, files: str, from_ms: int, to_ms: int) -> dict[str, Any]:
-    """Of all files of the topic: their footers say which of them to read."""
+    """The range from all files of the topic; their footers say which of them to read."""
     given = {"files": files, "from_ms": from_ms, "to_ms": to_ms}
     found = duck.execute(TIME_RANGE, given).fetchall()[0]
     return dict(zip(("records", "first", "last", "bytes"), found, strict=False))
 
 
 def counts(duck: duckdb.DuckDBPyConnection, paths: Sequence[str]) -> dict[str, Any]:
-    """What each file holds of each partition."""
+    """The records of each partition in each file."""
     return shapes.counts(duck.execute(SPANS, {"files": list(paths)}).fetchall())
 
 

@@ -1,4 +1,4 @@
-"""What both generators share."""
+"""Helpers of both generators."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Progress = Callable[[str], None]
 ARROW: dict[type[DataType], Any] = {
     StringType: pa.string(), LongType: pa.int64(), IntegerType: pa.int32(), BinaryType: pa.binary(),
 }  # fmt: skip
-TOLD_EVERY = 10  # percent
+PROGRESS_STEP = 10  # percent
 
 
 def arrow_schema(schema: StructType) -> Any:
-    """A flat schema of Spark's as pyarrow has it."""
+    """pyarrow's form of a flat Spark schema."""
     return pa.schema([(field.name, ARROW[type(field.dataType)]) for field in schema.fields])
 
 
 def write(table: Any, path: Path) -> int:
-    """The table as a file with the archive's compression and row groups; its bytes."""
+    """Writes the table with the archive's compression and row groups; returns the bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = max(1, table.num_rows * ROW_GROUP_BYTES // max(1, table.nbytes))
     pq.write_table(table, path, compression="zstd", row_group_size=rows)
@@ -38,21 +38,21 @@ def write(table: Any, path: Path) -> int:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def made(
+def run_tasks(
     function: Callable[[Task], Made], tasks: Sequence[Task], progress: Progress, what: str
 ) -> Iterator[Made]:
-    """What `function` makes of the tasks, in their order, on all cores, with how far it is."""
-    told = 0
+    """The results of `function` for the tasks, in their order, on all cores; reports progress."""
+    reported_percent = 0
     context = multiprocessing.get_context("spawn")  # pyarrow has threads, which a fork would lose
     with context.Pool(min(cores(), len(tasks))) as pool:
         results: Iterable[Made] = pool.imap(function, tasks)
         for number, one in enumerate(results, 1):
             yield one
             percent = 100 * number // len(tasks)
-            if percent >= told + TOLD_EVERY or number == len(tasks):
-                told = percent
+            if percent >= reported_percent + PROGRESS_STEP or number == len(tasks):
+                reported_percent = percent
                 progress(f"{what}: {percent} %")

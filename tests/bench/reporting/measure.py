@@ -1,4 +1,4 @@
-"""Runs a work in a process of its own and looks at the memory and the processor time of all its processes."""
+"""Runs one work in a process of its own and measures memory and processor time of all its processes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from tests.bench.reporting.files import Progress
 from tests.bench.reporting.works import Work
 
 LOOK_EVERY_S = 0.25
-TELL_EVERY_S = 30.0
+PROGRESS_EVERY_S = 30.0
 TAIL = 4000
 MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`cpu_s`: processor time of all its processes, with its start. `peak_mb`: their resident memory, at most
-    (Spark: driver, Java and Python workers; what forked workers share counts for each)."""
+    """`cpu_s` is the processor time of all processes, their start included. `peak_mb` is their largest
+    resident memory (Spark: driver, Java and Python workers; memory that forked workers share counts for
+    each)."""
 
     seconds: float
     start_s: float
@@ -36,10 +37,10 @@ class Measured:
 
 
 def measure(work: Work, progress: Progress) -> Measured:
-    """Answers it once.
+    """Runs the work once.
 
     Raises:
-        RuntimeError: it failed; with the end of what it said.
+        RuntimeError: It failed; the message has the end of its output.
     """
     command = [sys.executable, "-m", "tests.bench.reporting.works", msgspec.json.encode(work).decode()]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
@@ -60,15 +61,15 @@ def measure(work: Work, progress: Progress) -> Measured:
 
 
 def _watch(process: subprocess.Popen[bytes], work: Work, progress: Progress) -> tuple[int, float]:
-    """Until it ends; the most bytes that were seen, and seconds of processors."""
+    """Samples until the process ends; returns the most bytes seen, and seconds of processors."""
     watched = psutil.Process(process.pid)
-    peak, began_s, told_s = 0, time.monotonic(), time.monotonic()
+    peak, began_s, reported_s = 0, time.monotonic(), time.monotonic()
     spent_s: dict[int, float] = {}  # by process, as last seen: it may end before the others do
     while process.poll() is None:
         peak = max(peak, _look(watched, spent_s))
         now_s = time.monotonic()
-        if now_s - told_s >= TELL_EVERY_S:
-            told_s = now_s
+        if now_s - reported_s >= PROGRESS_EVERY_S:
+            reported_s = now_s
             progress(
                 f"{work.engine}, {work.work}, {work.rows:,}: {now_s - began_s:.0f} s, {peak / MB:,.0f} MB"
             )
@@ -77,7 +78,7 @@ def _watch(process: subprocess.Popen[bytes], work: Work, progress: Progress) -> 
 
 
 def _look(process: psutil.Process, spent_s: dict[int, float]) -> int:
-    """Bytes of all of them now; notes what each has spent."""
+    """The bytes of all processes now; notes the processor time of each."""
     total = 0
     with contextlib.suppress(psutil.Error):
         for one in (process, *process.children(recursive=True)):

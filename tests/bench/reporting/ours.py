@@ -1,4 +1,4 @@
-"""The answers by what `python -m spark` runs."""
+"""The answers by the code of `python -m spark`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tests.bench.reporting import audits, shapes
 
 
 def report(spark: SparkSession, root: Path, rows: int) -> dict[str, Any]:
-    """All that `dashboard` makes of the windows (traffic by hour, a verdict a window, kept as files), and the
-    whole of `report`."""
+    """The `dashboard`'s results of the windows (traffic by hour, a verdict a window, kept as files), and the
+    whole `report`."""
     shutil.rmtree(root / daily.GLOBAL, ignore_errors=True)
     end_ms = audits.end_ms(rows)
     now_ms = end_ms + audits.AFTERWARDS_MS
     daily.bring_up(spark, root, daily.open_stores(root), now_ms, PlanBounds())
-    told = summarize(spark, root, audits.START_MS, end_ms, now_ms)
-    return shapes.report(told["traffic"], told["pairs"])
+    summary = summarize(spark, root, audits.START_MS, end_ms, now_ms)
+    return shapes.report(summary["traffic"], summary["pairs"])
 
 
 def time_range(root: Path, topic: str, from_ms: int, to_ms: int) -> dict[str, Any]:
-    """By the archive's reader, as `audit records` and exports read it: without Spark."""
+    """The range by the archive's reader, without Spark, as `audit records` and exports read it."""
     offsets, sizes = [], []
     query = ArchiveQuery(topic, from_ms=from_ms, to_ms=to_ms, max_records=10**9)
     for batch in ArchiveReader(Archive.open(root)).read(query, ("offset", "key", "value", "headers")):
@@ -51,7 +51,7 @@ def time_range(root: Path, topic: str, from_ms: int, to_ms: int) -> dict[str, An
 
 
 def counts(spark: SparkSession, paths: Sequence[str]) -> dict[str, Any]:
-    """What each file holds of each partition, as the archive's index is made."""
+    """The records of each partition in each file, as for the archive's index."""
     rows = spans(read_files(spark, list(paths))).collect()
     return shapes.counts(
         (unquote(urlsplit(row["path"]).path), *(row[name] for name in shapes.SPAN)) for row in rows
@@ -72,8 +72,8 @@ def contents(
     """`verify topic`: pairs are written to files, as the job does; the copy has offsets of its own."""
     found: dict[str, int] = {}
     for source, copy in pairs:
-        theirs = read_files(spark, copy).withColumn("offset", f.col("offset") + shapes.SHIFT)
-        match(read_files(spark, source), theirs).write.parquet(str(folder), mode="overwrite")
+        copied = read_files(spark, copy).withColumn("offset", f.col("offset") + shapes.SHIFT)
+        match(read_files(spark, source), copied).write.parquet(str(folder), mode="overwrite")
         _add(found, judged(spark.read.schema(PAIR).parquet(str(folder))))
     return found
 

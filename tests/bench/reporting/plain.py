@@ -1,5 +1,7 @@
-"""The report by one Python process: the project's own rules, without Spark. A date at a time, as all of them
-would not fit into memory."""
+"""The report by one Python process: the project's own rules, without Spark.
+
+It reads one date at a time, because all of them would not fit into memory.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from tests.bench.reporting import audits, shapes
 
 
 class Sums:
-    """Of a place."""
+    """The sums of a place."""
 
     __slots__ = ("figures", "latencies")
 
@@ -34,7 +36,7 @@ class Sums:
 
 
 def report(root: Path, rows: int) -> dict[str, list[list[Any]]]:
-    """As `ours.report`; nothing is kept."""
+    """The same as `ours.report`, but writes no files."""
     now_ms = audits.end_ms(rows) + audits.AFTERWARDS_MS
     files, tiers, heard = _files(root)
     traffic: defaultdict[tuple[str, str, str], Sums] = defaultdict(Sums)
@@ -46,16 +48,16 @@ def report(root: Path, rows: int) -> dict[str, list[list[Any]]]:
             list
         )
         for key, (_, _, region, record) in best.items():
-            both = record.totals.plus(record.late)
+            totals = record.totals.plus(record.late)
             sums = traffic[key.topic, key.tier, key.cluster]
             sums.figures.update(
-                windows=1, records=both.count, bytes=both.nbytes, duplicates=both.duplicates,
+                windows=1, records=totals.count, bytes=totals.nbytes, duplicates=totals.duplicates,
                 late=record.late.count,
             )  # fmt: skip
-            sums.latencies.merge(Latencies.from_bytes(both.latencies))
+            sums.latencies.merge(Latencies.from_bytes(totals.latencies))
             windows[key.topic, key.start_ms, key.width_ms].append((region, (key.tier, key.cluster), record))
-        for (topic, start_ms, width_ms), held in windows.items():
-            for region, pair in comparer.pairs(topic, start_ms, width_ms, held):
+        for (topic, start_ms, width_ms), rows_of_window in windows.items():
+            for region, pair in comparer.pairs(topic, start_ms, width_ms, rows_of_window):
                 key_ = (topic, pair.from_tier, pair.to_tier, pair.group)
                 into = found.setdefault(
                     (region, *key_),
@@ -77,7 +79,7 @@ Heard = dict[tuple[str, TierPlace], set[str]]  # by topic and place: the regions
 
 
 def _files(root: Path) -> tuple[dict[str, list[tuple[str, Path]]], Tiers, Heard]:
-    """By date the files of all regions, the tiers of each topic, and who has heard them."""
+    """By date the files of all regions, the tiers of each topic, and the regions with reports of them."""
     files: defaultdict[str, list[tuple[str, Path]]] = defaultdict(list)
     tiers: defaultdict[str, dict[TierPlace, list[TierRecord]]] = defaultdict(dict)
     heard: defaultdict[tuple[str, TierPlace], set[str]] = defaultdict(set)
@@ -96,14 +98,14 @@ def _files(root: Path) -> tuple[dict[str, list[tuple[str, Path]]], Tiers, Heard]
 
 
 def _best(files: list[tuple[str, Path]]) -> dict[WindowKey, tuple[int, bool, str, WindowRecord]]:
-    """Of a cluster that both regions count, the one that has most of a window."""
+    """For a cluster that both regions count, the region's row with the most records of a window."""
     best: dict[WindowKey, tuple[int, bool, str, WindowRecord]] = {}
     for region, path in files:
         for text, value in _columns(path):
             key, record = WindowKey.parse(text), window_record(value)
             one = (record.totals.count + record.late.count, record.is_closed, region, record)
-            known = best.get(key)
-            if known is None or key.tier not in OF_CLUSTERS or one[:3] > known[:3]:
+            best_so_far = best.get(key)
+            if best_so_far is None or key.tier not in OF_CLUSTERS or one[:3] > best_so_far[:3]:
                 best[key] = one
     return best
 

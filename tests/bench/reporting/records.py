@@ -1,7 +1,8 @@
-"""An archive as `python -m spark archive` writes it and `compact` leaves it: one file a topic and hour, made
-from a seed; and a copy of it in which the first hour of each topic differs as told.
+"""An archive as `python -m spark archive` writes it and `compact` leaves it, made from a seed: one file a
+topic and hour.
 
-Growth is more hours, as it is in an archive that goes on. The other files of the copy are hard links.
+A copy of it has known differences in the first hour of each topic. Growth is more hours, as in an archive
+that keeps growing. The other files of the copy are hard links.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pyarrow as pa
 from app.archive.layout import RECORDS, ArchiveChange, ArchivedPartition, ArchivedReach, ArchiveFile, FileSpan
 from app.archive.log import Archive
 from app.archive.reader import record_schema
-from tests.bench.reporting.files import Progress, made, write
+from tests.bench.reporting.files import Progress, run_tasks, write
 
 START_MS = 1_761_955_200_000  # 2025-11-01T00:00Z
 HOUR_MS = 3_600_000
@@ -31,7 +32,7 @@ TOPIC_ID = "benchbenchbenchbench00"
 KEY = b"customer-00000000"
 VALUE = b'{"id":"0000000000000000","customer":"customer-00000000","cents":0000000,"state":"accepted"}'
 TRACE = b"00000000-0000000000000000"
-TOMBSTONES, TRACED = 100, 5  # one of so many has no value; has a header
+TOMBSTONES, TRACED = 100, 5  # one in this many has no value; one in this many has a header
 MISSING, ALTERED, FOREIGN, DOUBLED, SWAPPED = 3, 2, 1, 2, 1  # in each topic of the copy
 FAR_OFFSET = 10**12
 BY_OFFSET = {
@@ -57,24 +58,24 @@ class Hour:
 
 
 def hours_of(records: int) -> int:
-    """How many hours so many records take."""
+    """The hours that this many records take."""
     return max(LEAST_HOURS, round(records / (RECORDS_AN_HOUR * len(TOPICS))))
 
 
 def an_hour(records: int) -> int:
-    """How many of a topic an hour then has: a multiple of the partitions."""
+    """The records of a topic in an hour: a multiple of the partitions."""
     share = records // (hours_of(records) * len(TOPICS) * PARTITIONS)
     return max(16, share) * PARTITIONS
 
 
 def make(root: Path, copy: Path, records: int, seed: int, progress: Progress) -> int:
-    """The archive at `root` and the copy's files; how many records the archive has."""
+    """Makes the archive at `root` and the copy's files; returns the number of records in the archive."""
     archive = Archive.create(root, "bench")
     hours, many = hours_of(records), an_hour(records)
     tasks = [
         Hour(root, copy, seed, topic, hour, many) for hour in range(hours) for topic in range(len(TOPICS))
     ]
-    files = tuple(made(_hour, tasks, progress, f"making {records:,} records"))
+    files = tuple(run_tasks(_hour, tasks, progress, f"making {records:,} records"))
     end = hours * many // PARTITIONS
     reach = {
         ArchivedPartition(topic, TOPIC_ID, number): ArchivedReach(0, end)
@@ -111,7 +112,7 @@ def _hour(task: Hour) -> ArchiveFile:
 
 
 def _table(task: Hour) -> Any:
-    """By partition and offset; timestamps grow but for some jitter."""
+    """Records by partition and offset; timestamps rise apart from some jitter."""
     rng = np.random.default_rng([task.seed, task.topic, task.hour])
     many, each = task.records, task.records // PARTITIONS
     offsets = np.tile(np.arange(each, dtype=np.int64) + task.hour * each, PARTITIONS)
@@ -157,7 +158,7 @@ def _texts(template: bytes, many: int) -> Bytes:
 
 
 def _digits(texts: Bytes, at: int, width: int, numbers: npt.NDArray[np.int64]) -> None:
-    """Writes the numbers, decimal with zeros before, into a field of the texts."""
+    """Writes the numbers, decimal with leading zeros, into a field of the texts."""
     left = numbers.astype(np.int64)
     for column in range(at + width - 1, at - 1, -1):
         texts[:, column] = 48 + left % 10
@@ -165,7 +166,7 @@ def _digits(texts: Bytes, at: int, width: int, numbers: npt.NDArray[np.int64]) -
 
 
 def _binaries(texts: Bytes, is_null: npt.NDArray[np.bool_] | None = None) -> Any:
-    """A row each, without those that are null."""
+    """One row each, without the null ones."""
     many, width = texts.shape
     sizes = np.full(many, width, dtype=np.int32)
     valid = None
@@ -180,9 +181,9 @@ def _binaries(texts: Bytes, is_null: npt.NDArray[np.bool_] | None = None) -> Any
 
 
 def _differing(table: Any) -> Any:
-    """The hour with the differences that `BY_OFFSET` and `BY_CONTENT` tell; all of the first partition.
+    """The hour with the differences of `BY_OFFSET` and `BY_CONTENT`, all in the first partition.
 
-    Only records with a value are touched: without one two may be equal.
+    Only records with a value are changed, because two without one may be equal.
     """
     rows = table.slice(0, 256 if table.num_rows >= 256 * PARTITIONS else table.num_rows // PARTITIONS)
     rest = table.slice(rows.num_rows)
@@ -196,12 +197,12 @@ def _differing(table: Any) -> Any:
     place = {name: found[pair][name] for name in ("partition", "offset")}
     other = {name: found[pair + 1][name] for name in ("partition", "offset")}
     found[pair], found[pair + 1] = found[pair + 1] | place, found[pair] | other
-    again = [found[next(free)] for _ in range(DOUBLED)]
+    repeated = [found[next(free)] for _ in range(DOUBLED)]
     foreign = [
         found[pair] | {"offset": FAR_OFFSET + number, "value": b"nobody wrote this"}
         for number in range(FOREIGN)
     ]
     kept = [row for at, row in enumerate(found) if at not in gone]
     return pa.concat_tables(
-        [pa.Table.from_pylist(kept + again + foreign, schema=table.schema), rest.cast(table.schema)]
+        [pa.Table.from_pylist(kept + repeated + foreign, schema=table.schema), rest.cast(table.schema)]
     )

@@ -1,4 +1,4 @@
-"""Answers in a shape that does not depend on who gave them."""
+"""Answers in a shape that does not depend on the engine."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def report(
 
 
 def counts(rows: Iterable[tuple[str, ...]]) -> dict[str, Any]:
-    """Of spans: records in all, and each span by the file's place in the archive."""
-    placed = sorted(["/".join(Path(path).parts[-4:]), *figures] for path, *figures in rows)
-    return {"records": sum(row[4] for row in placed), "spans": placed}
+    """Spans: all records, and each span by the file's place in the archive."""
+    counted_assignments = sorted(["/".join(Path(path).parts[-4:]), *figures] for path, *figures in rows)
+    return {"records": sum(row[4] for row in counted_assignments), "spans": counted_assignments}

@@ -36,9 +36,9 @@ class Work(msgspec.Struct, frozen=True):
     """One question to one engine.
 
     Attributes:
-        rows: audit rows or records that were asked for, by which the data was made.
-        limit: records that `CONTENTS` compares.
-        conf: Spark's configuration, beside what every job has.
+        rows: The requested audit rows or records, by which the data was made.
+        limit: Records that `CONTENTS` compares.
+        conf: Spark's configuration, in addition to every job's.
     """
 
     engine: str
@@ -62,7 +62,7 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def scratch(self) -> Path:
-        """For what engines put aside."""
+        """A folder for the engines' temporary files."""
         path = Path(self.folder, "scratch")
         path.mkdir(exist_ok=True)
         return path
@@ -106,7 +106,7 @@ def ask_duck(connection: DuckDBPyConnection, work: Work) -> Any:
 
 
 def ask_spark(spark: SparkSession, work: Work) -> Any:
-    """Ours, of what needs Spark."""
+    """Spark's answer."""
     match work.work:
         case "report":
             return ours.report(spark, work.store, work.rows)
@@ -125,7 +125,7 @@ def _timed(start_s: float, ask: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _range(work: Work) -> tuple[int, int]:
-    """Ten minutes in the middle of what is archived."""
+    """Ten minutes in the middle of the archive."""
     from_ms = records.START_MS + records.hours_of(work.rows) // 2 * records.HOUR_MS + RANGE_MS
     return from_ms, from_ms + RANGE_MS
 
@@ -135,7 +135,7 @@ def _files(root: Path, topic: str = "*") -> list[str]:
 
 
 def _pairs(work: Work, limit: int | None = None) -> list[tuple[list[str], list[str]]]:
-    """Topic by topic the archive's files and the copy's; of the first hours, as far as `limit` records go."""
+    """Topic by topic the archive's files and the copy's; of the first hours, up to `limit` records."""
     hours = records.hours_of(work.rows)
     if limit is not None:
         hours = max(1, min(hours, limit // (records.an_hour(work.rows) * len(records.TOPICS))))

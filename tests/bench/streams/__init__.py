@@ -1,1 +1,1 @@
-"""What the benches of the stream contract share: a filled topic, a receiver that counts, a run of ours."""
+"""Parts of the benches of the stream contract: a filled topic, a receiver that counts, a run of ours."""

@@ -21,16 +21,17 @@ READY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured.
+    """A measured case.
 
     Attributes:
-        latency_ms: what the handler sleeps; 0: it is synchronous and instant.
-        in_flight: messages given to the receiver that it has not answered.
-        handlers: of them, handled at once.
-        ordering: none or key.
-        count: messages.
-        capacity: the tracker's, for each partition.
-        stuck_at: with a number, one message in a thousand is stashed, and that one is never answered.
+        latency_ms: How long the handler sleeps; with 0 it is synchronous and instant.
+        in_flight: Messages given to the receiver that it has not answered.
+        handlers: Messages handled at once.
+        ordering: Either none or key.
+        count: Messages.
+        capacity: The tracker's, for each partition.
+        stuck_at: With a number, one message in a thousand is stashed, and the message at this offset is never
+            answered.
     """
 
     latency_ms: int
@@ -113,10 +114,10 @@ def trackers(url: str) -> tuple[int, int]:
 
 
 def reaches(count: int, read: Callable[[], int], worker: Process) -> tuple[float, int]:
-    """When `read` first gave `count` or more, and what it gave then.
+    """The time at which `read` first gave `count` or more, and that value.
 
     Raises:
-        StageError: not within RUN_S.
+        StageError: Not within RUN_S.
     """
     deadline_s = time.monotonic() + RUN_S
     while (handled := read()) < count:

@@ -1,7 +1,7 @@
-"""A receiver of our SDK, in a process of its own, whose handler does as little as it is told to.
+"""A receiver of our SDK, in a process of its own, whose handler does as little as possible.
 
-It counts what it has handled in memory that it shares with the bench: `Counter`. Delivered again counts
-again, so that a bench must not have redeliveries.
+It counts handled messages in memory that it shares with the bench: `Counter`. A redelivery counts again, so a
+bench must not have any.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TICK_S = 0.001
 
 
 class Counter:
-    """Numbers in a file, one a handler; whoever has it open sees each at once."""
+    """Numbers in a file, one a handler; each process that has it open sees changes at once."""
 
     def __init__(self, path: Path, size: int) -> None:
         path.touch()
@@ -50,7 +50,7 @@ class Nap:
         self._naps = 0
 
     async def take(self) -> None:
-        """One of them."""
+        """Sleeps once."""
         began_s = time.perf_counter()
         late = self._slept_s > self.mean_s * self._naps
         await asyncio.sleep(self.mean_s - TICK_S if late else self.mean_s)

@@ -1,8 +1,9 @@
-"""Loaded by Python before a worker under test: notes whatever opens a file, runs a process or resolves a name
-while an event loop runs in that thread.
+"""Python loads this before a worker under test: it notes blocking calls made while an event loop runs in the
+thread.
 
-The notes go to the file that `SWITCHYARD_TEST_IN_LOOP` names, once there is one: the test makes it when
-workers are ready, as Faust loads its modules in the loop. Each is a line for the event, then its stack.
+Blocking calls open a file, run a process or resolve a name. They are noted in the file that
+`SWITCHYARD_TEST_IN_LOOP` names, once it exists. The test creates it when workers are ready, because Faust
+loads its modules in the loop. Each note is a line for the event, then its stack.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ EVENTS = {
     "socket.gethostbyname", "socket.getnameinfo", "sqlite3.connect", "subprocess.Popen", "tempfile.mkdtemp",
     "tempfile.mkstemp", "urllib.Request",
 }  # fmt: skip
-# By what is in the stack: modules that are imported late, and lines of source for a traceback (files of the
-# installation, read once); Faust's stores, whose RocksDB reads and writes its own folder in the loop, too.
+# Parts of file names in the stack: late imports and source lines for tracebacks (files of the installation,
+# read once), and Faust's stores, whose RocksDB reads and writes its own folder in the loop.
 ALLOWED = (
     "<frozen importlib",
     "/importlib/metadata/",
@@ -29,16 +30,16 @@ ALLOWED = (
     "/faust/stores/rocksdb.py",
     "/faust_rocksdb",
 )
-MEMORY = ("/proc/", "/sys/fs/cgroup/")  # of the kernel: no file that anybody waits for
+MEMORY = ("/proc/", "/sys/fs/cgroup/")  # of the kernel: reading them does not block
 FRAMES = 14
 VARIABLE = "SWITCHYARD_TEST_IN_LOOP"
 
 
 def install(path: str) -> None:
-    """For the life of the process."""
+    """Installs the audit hook for the life of the process."""
     import asyncio
 
-    there = Path(path)
+    notes_file = Path(path)
 
     running_loop = asyncio._get_running_loop
     seen: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
@@ -50,7 +51,7 @@ def install(path: str) -> None:
         while frame is not None:
             at.append((frame.f_code.co_filename, frame.f_lineno))
             frame = frame.f_back
-        if any(word in file for file, _ in at for word in ALLOWED) or not there.exists():
+        if any(word in file for file, _ in at for word in ALLOWED) or not notes_file.exists():
             return
         key = event, tuple(at[:3])
         if key not in seen:

@@ -1,9 +1,9 @@
-"""In a worker's process: its wall clock differs from this machine's by what a file says, at each moment.
+"""Shifts the wall clock of a worker's process by the seconds that a file holds at each moment.
 
-The file (its name is in `VARIABLE`) holds seconds as a float of eight bytes, which others may change.
+`VARIABLE` names the file, which holds a float of eight bytes; the test may change it while the worker runs.
 
-gRPC computes a deadline by Python's clock, and waits for it by that of its C core, which has this machine's.
-On a host whose clock is wrong both are one: so gRPC's Python has this machine's clock here, too.
+gRPC computes a deadline by Python's clock and waits for it by the clock of its C core, which is the
+machine's. On a host with a wrong clock both agree, so gRPC's Python code keeps the machine's clock here.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def _shift(file: Path) -> None:
         return float(_SECONDS.unpack_from(shared)[0])
 
     def shifted_s() -> float:
-        asker = sys._getframe(1).f_globals.get("__name__", "")
-        return wall_s() if asker.partition(".")[0] == "grpc" else wall_s() + shift_s()
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        return wall_s() if caller.partition(".")[0] == "grpc" else wall_s() + shift_s()
 
     time.time = shifted_s
     time.time_ns = lambda: wall_ns() + round(shift_s() * 1e9)
 
 
 def set_clock(file: Path, seconds: float) -> None:
-    """From now on the workers that were started with this file are so far ahead."""
+    """Sets how far ahead the clock of workers with this file is, from now on."""
     with file.open("r+b" if file.exists() else "wb") as opened:
         opened.write(_SECONDS.pack(seconds))
 

@@ -1,1 +1,1 @@
-"""The soak: random trouble, drawn from a seed, and a book in which every message has to balance."""
+"""The soak: random faults and incidents drawn from a seed, and a book that must account for every message."""

@@ -1,13 +1,14 @@
-"""What became of every message: pure, so that it can be tested with known answers.
+"""The balance of a soak: the end of every message, and the cause of every repetition. It is pure, so tests
+give it known books.
 
 Rules
-1. A message has an end when a receiver took or skipped it, or when it lies in the DLQ; without one it is
-   lost.
-2. Every end beyond the first must have a cause: an incident that leaves the answer to a delivery unheard or
-   unsaved, or an answer that took so long that the delivery may have been given up. Each allows one more end
-   to each delivery that it hit.
+1. A message has an end when a receiver took or skipped it, or when it is in the DLQ. Without one it
+   is lost.
+2. Every end beyond the first must have a cause. Either an incident hit the delivery, so that its answer was
+   not heard or not saved. Or the answer took so long that the worker may have given the delivery up. Each
+   cause allows one more end for each delivery that it hit.
 3. With an order, no delivery starts while an earlier message of its key has had no end.
-4. Nobody is stashed for a receiver that was away.
+4. No message is in the DLQ because its receiver was unavailable.
 """
 
 from __future__ import annotations
@@ -20,19 +21,18 @@ from math import inf
 from tests.system.soak.book import ENDS, Book, Dead, Delivery
 from tests.system.soak.plan import Kind, Lot
 
-# What kill -9 of a worker may deliver again: what was in flight, and what was acknowledged since the last
-# snapshot that was taken. One is due every 0.1 s; while none is taken, pushing stops at 0.5 s.
+# A worker that was killed repeats deliveries in flight and those acknowledged since its last snapshot. A
+# snapshot is due every 0.1 s; without one, pushing stops after 0.5 s.
 SNAPSHOT_MS = 600.0
-UNHEARD_MS = 500.0  # what a receiver may have said just before it was killed, paused or cut off
-UNREAD_MS = 200.0  # what a dead worker had written, and the receiver reads a moment later
-LATE_MS = 1000.0  # what it reads from its sockets when it goes on
-PATIENCE = 0.5  # of the time after which a delivery is given up passes here, the rest on the way
+LOST_ANSWER_MS = 500.0  # answers that a receiver may have sent just before it was killed, paused or cut off
+UNREAD_INPUT_MS = 200.0  # a receiver reads a dead worker's last calls a moment later
+LATE_MS = 1000.0  # a paused receiver reads its sockets when it resumes
+PATIENCE = 0.5  # the share of a delivery's timeout that must pass here; the rest may pass on the way
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentHit:
-    """An incident as it came about; `receiver` is None when it hit a worker
-    or a broker."""
+    """An incident that happened; `receiver` is None when it hit a worker or a broker."""
 
     kind: Kind
     from_ms: float
@@ -40,16 +40,17 @@ class IncidentHit:
     receiver: int | None = None
 
     def hit(self, lot: Lot, delivery: Delivery) -> bool:
-        """Whether it may have made the answer to this delivery of `lot` unheard or unsaved."""
+        """Whether it may have made the worker miss, or fail to save, the answer to this delivery of `lot`."""
         if self.kind is Kind.WORKER_KILL:
             return (
-                delivery.start_ms <= self.to_ms + UNREAD_MS and delivery.end_ms >= self.from_ms - SNAPSHOT_MS
+                delivery.start_ms <= self.to_ms + UNREAD_INPUT_MS
+                and delivery.end_ms >= self.from_ms - SNAPSHOT_MS
             )
         if self.kind is Kind.WORKER_STALL:  # timers run out while answers wait to be read
-            return delivery.start_ms <= self.to_ms and delivery.end_ms >= self.from_ms - UNHEARD_MS
+            return delivery.start_ms <= self.to_ms and delivery.end_ms >= self.from_ms - LOST_ANSWER_MS
         if self.receiver is None or self.receiver != lot.receiver:
             return False
-        return delivery.start_ms <= self.to_ms + LATE_MS and delivery.end_ms >= self.from_ms - UNHEARD_MS
+        return delivery.start_ms <= self.to_ms + LATE_MS and delivery.end_ms >= self.from_ms - LOST_ANSWER_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Account:
 
     @property
     def sound(self) -> bool:
-        """Everything balances."""
+        """Whether everything balances."""
         return not (self.lost or self.unexplained or self.disordered or self.wrong)
 
 
@@ -119,7 +120,7 @@ def balance(
 
 
 def _reasons(lot: Lot, deliveries: Iterable[Delivery], incidents: list[IncidentHit]) -> list[str]:
-    """What allows the message another end (rule 2)."""
+    """The causes that allow the message another end (rule 2)."""
     reasons: list[str] = []
     for delivery in deliveries:
         reasons += [incident.kind.value for incident in incidents if incident.hit(lot, delivery)]
@@ -135,7 +136,7 @@ def _disordered(book: Book, graves: Mapping[str, list[Dead]], lots: Mapping[str,
             lanes[sent.lot, sent.partition, sent.key].append((sent.offset, sent.id))
     for lane in lanes.values():
         names = [name for _, name in sorted(lane)]
-        open_: list[tuple[str, int, float]] = []  # without an end yet: line of the journal, time of it
+        open_: list[tuple[str, int, float]] = []  # messages without an end yet: id, line of the journal, time
         firsts = _first_starts(book, names)
         for name, (first_line, first_ms) in zip(names, firsts, strict=True):
             open_ = [one for one in open_ if one[1] > first_line and one[2] > first_ms]
@@ -147,7 +148,7 @@ def _disordered(book: Book, graves: Mapping[str, list[Dead]], lots: Mapping[str,
 
 
 def _first_starts(book: Book, names: list[str]) -> list[tuple[int, float]]:
-    """For each of a lane, line and time of the first delivery of it or of a later one."""
+    """For each message of a lane: line and time of the first delivery of it or of a later one."""
     first = (book.lines + 1, inf)
     firsts = []
     for name in reversed(names):
@@ -158,7 +159,7 @@ def _first_starts(book: Book, names: list[str]) -> list[tuple[int, float]]:
 
 
 def _end(book: Book, name: str, graves: Iterable[Dead]) -> tuple[int, float]:
-    """The journal's line of its first end, and when it was in the DLQ first."""
+    """The journal's line of the message's first end, and when it first was in the DLQ."""
     none = book.lines + 1
     lines = [d.end_line for d in book.deliveries.get(name, ()) if d.outcome in {*ENDS, "stash"}]
     return min(lines, default=none), min((grave.at_ms for grave in graves), default=inf)

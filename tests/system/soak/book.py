@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-ENDS = {"ok", "skip"}  # the receiver has it, and wants it no more
+ENDS = {"ok", "skip"}  # outcomes after which a message needs no delivery
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message where Kafka put it."""
+    """A message, and where Kafka stored it."""
 
     id: str
     lot: str
@@ -34,7 +34,7 @@ class Dead:
 
 @dataclass(slots=True)
 class Delivery:
-    """One delivery as the receiver saw it; `end_ms` is infinite while it is at it."""
+    """One delivery as the receiver saw it; `end_ms` is infinite while the handler runs."""
 
     id: str
     pid: int
@@ -49,7 +49,7 @@ class Delivery:
 
 @dataclass
 class Book:
-    """See the module. `feed` it the journal's lines in order."""
+    """All messages and deliveries; `feed` it the journal's lines in order."""
 
     sent: dict[str, Sent] = field(default_factory=dict)
     deliveries: dict[str, list[Delivery]] = field(default_factory=lambda: defaultdict(list))
@@ -79,14 +79,14 @@ class Book:
                 self.stashed.add(delivery.id)
 
     def died(self, pid: int, at_ms: float) -> None:
-        """This receiver was killed: what it was at will not end."""
+        """Ends the open deliveries of a receiver that was killed."""
         for number, delivery in list(self._by_number.items()):
             if delivery.pid == pid:
                 delivery.outcome, delivery.end_ms = "killed", at_ms
                 del self._by_number[number]
 
     def story(self, name: str, began_ms: float) -> str:
-        """Where a message was last seen, for people."""
+        """The deliveries of a message, for people."""
         sent = self.sent[name]
         words = [f"{name} key {sent.key} at {sent.partition}/{sent.offset}:"]
         words += [

@@ -1,7 +1,7 @@
-"""What goes wrong when, drawn from a seed: the same seed gives the same faults and incidents.
+"""Draws faults and incidents from a seed: the same seed gives the same ones.
 
-Faults are of one delivery and depend on the seed, the message and its attempt, so that a receiver that was
-killed goes on as it would have. Incidents hit a process and happen at a time of the soak.
+A fault concerns one delivery. It depends on the seed, the message and its attempt, so a receiver that was
+killed continues with the same faults. An incident hits a process at a time of the soak.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Fault(StrEnum):
-    """What a receiver does with one delivery."""
+    """A receiver's behaviour in one delivery."""
 
     INSTANT = "instant"
     SLOW = "slow"
@@ -27,7 +27,7 @@ class Fault(StrEnum):
     HANG = "hang"  # until it is canceled
 
 
-# Of a thousand deliveries. Those that end in the DLQ by themselves are few: most must come through.
+# Of a thousand deliveries. Few faults end in the DLQ, because most messages must be delivered.
 WEIGHTS = {
     Fault.INSTANT: 740, Fault.SLOW: 120, Fault.VERY_SLOW: 8, Fault.RAISE: 45, Fault.RETRY: 30,
     Fault.RETRY_AFTER: 15, Fault.STASH: 20, Fault.SKIP: 19, Fault.HANG: 3,
@@ -37,7 +37,7 @@ _FAULTS, _WEIGHTS = tuple(WEIGHTS), tuple(WEIGHTS.values())
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A delivery's fault, how long it takes (seconds), and the wish that goes with a retry."""
+    """A delivery's fault, how long it takes (seconds), and the delay that a Retry asks for."""
 
     fault: Fault
     wait_s: float = 0.0
@@ -45,7 +45,7 @@ class Draw:
 
 
 def draw(seed: int, name: str, attempt: int) -> Draw:
-    """What happens to this delivery of the message `name`."""
+    """The fault of this delivery of the message `name`."""
     chance = random.Random(f"{seed}/{name}/{attempt}")
     fault = chance.choices(_FAULTS, _WEIGHTS)[0]
     if fault is Fault.SLOW:
@@ -58,7 +58,7 @@ def draw(seed: int, name: str, attempt: int) -> Draw:
 
 
 class Kind(StrEnum):
-    """What hits a process."""
+    """A kind of incident."""
 
     AWAY = "unavailable"  # a receiver answers UNAVAILABLE
     OVERLOAD = "resource-exhausted"  # a receiver answers RESOURCE_EXHAUSTED
@@ -67,12 +67,12 @@ class Kind(StrEnum):
     BROKER_PAUSE = "broker-pause"
     WORKER_TERM = "worker-term"  # SIGTERM; another one takes its place
     WORKER_KILL = "worker-kill"  # kill -9; another one takes its place
-    WORKER_STALL = "worker-stall"  # not planned: a worker answers nobody, its machine has too much to do
+    WORKER_STALL = "worker-stall"  # not planned: a worker answers no request because the machine is busy
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """At `at_s` of the soak `kind` hits the process `which`, for `for_s`."""
+    """`kind` hits the process `which` at `at_s` of the soak, for `for_s`."""
 
     kind: Kind
     at_s: float
@@ -80,7 +80,7 @@ class Incident:
     for_s: float = 0.0
 
 
-# Seconds that an incident lasts; how often each comes in ten seconds' worth of the small ones.
+# Shortest and longest duration of an incident, in seconds.
 LASTS = {
     Kind.AWAY: (0.3, 1.5), Kind.OVERLOAD: (0.3, 1.0), Kind.RECEIVER_KILL: (0.2, 2.0),
     Kind.RECEIVER_PAUSE: (1.0, 4.0), Kind.BROKER_PAUSE: (1.0, 2.0),
@@ -91,7 +91,7 @@ ROUND_S = 60.0  # in which one worker is terminated and one killed
 
 
 def incidents(seed: int, for_s: float) -> list[Incident]:
-    """Incidents of a soak in order of time: every kind at least once, the rest by chance."""
+    """The incidents of a soak in order of time: every kind at least once, the rest by chance."""
     chance = random.Random(f"{seed}/incidents")
     found: list[Incident] = []
     deck: list[Kind] = []
@@ -126,12 +126,12 @@ class Lot:
 
     @property
     def ordered(self) -> bool:
-        """Whether it asks for an order."""
+        """Whether the workload has an order."""
         return bool(self.spec.get("ordering", "none") != "none")
 
     @property
     def given_up_after_s(self) -> float:
-        """From when on a delivery may be given up while the receiver is at it."""
+        """The time after which the worker may give up a delivery that the receiver still handles."""
         head: dict[str, Any] = self.spec.get("headOfLine", {})
         return min(self.timeout_s, float(head.get("after", "300s").rstrip("s")))
 

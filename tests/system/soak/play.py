@@ -1,8 +1,8 @@
-"""Plays a soak: traffic without a pause, incidents as the plan has them, then the balance.
+"""Runs a soak: traffic without a pause, incidents as the plan has them, then the balance.
 
-    Play(stage, seed, for_s, prefix).run() -> Outcome
+    SoakRun(stage, seed, for_s, prefix).run() -> Outcome
 
-The rate follows what the machine takes: a workload with a backlog gets nothing new.
+The rate adapts to the machine: a workload with a backlog gets no new messages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_BACKLOG = 150  # of a workload
 SETTLE_S = 90.0
 QUIET_S = 1.0
 STALL_MS = 1000.0
-GOES_S = 30.0
+TERM_S = 30.0
 SIGNALS = {
     Kind.AWAY: (signal.SIGUSR1, signal.SIGURG), Kind.OVERLOAD: (signal.SIGUSR2, signal.SIGURG),
     Kind.RECEIVER_PAUSE: (signal.SIGSTOP, signal.SIGCONT),
@@ -53,7 +53,7 @@ VICTIMS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a soak came to. `memory` is a worker's life: seconds, megabytes."""
+    """The result of a soak. `memory` has (seconds, megabytes) for each worker."""
 
     seed: int
     account: Account
@@ -66,8 +66,8 @@ class Outcome:
 
 
 @dataclass
-class Play:
-    """See the module."""
+class SoakRun:
+    """One soak on a stage."""
 
     stage: DemoStage
     seed: int
@@ -88,10 +88,10 @@ class Play:
         self._backlog = {lot.name: 0 for lot in LOTS}
         self._began_ms = 0.0
         self._killed: list[tuple[int, float]] = []
-        self._struck: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def run(self) -> Outcome:
-        """All of it."""
+        """Runs everything and returns the outcome."""
         began_s = time.monotonic()
         self.stage.journal.touch()
         self.receivers = [self._receiver(which, free_port()) for which in range(2)]
@@ -109,7 +109,7 @@ class Play:
         self._settle()
         lag = self._wait_committed()
         if lag:
-            self.troubles.append(self._scene())
+            self.troubles.append(self._describe_workers())
         time.sleep(QUIET_S)  # what is delivered twice, or moved twice, comes now
         self._read_journal()
         for pid, at_ms in self._killed:
@@ -185,7 +185,7 @@ class Play:
         self.book.sent[name] = Sent(name, lot.name, key, where.partition, where.offset)  # type: ignore[attr-defined]
 
     async def _watch(self) -> None:
-        """Reads along, for the backlog and the memory, and asks every worker whether it is awake."""
+        """Reads the journal for the backlog, samples memory, and checks that every worker answers."""
         pinged: set[int] = set()
         pings: list[asyncio.Task[None]] = []
         while True:
@@ -206,7 +206,7 @@ class Play:
             await asyncio.sleep(10 * TICK_S)
 
     async def _ping(self, worker: Process) -> None:
-        """Notes when the worker answers nobody, for as long as it runs."""
+        """Notes each time when the worker answers too late, while it runs."""
         while worker.running:
             from_ms = _now_ms()
             with contextlib.suppress(OSError):
@@ -227,17 +227,17 @@ class Play:
 
     async def _hit(self, incident: Incident, began_s: float) -> None:
         await asyncio.sleep(max(0.0, began_s + incident.at_s - asyncio.get_running_loop().time()))
-        what = VICTIMS.get(incident.kind, "receiver")
+        victim_kind = VICTIMS.get(incident.kind, "receiver")
         # A slow machine starts a successor longer than the plan has until the next incident of its place.
-        async with self._struck[what, incident.which]:
+        async with self._locks[victim_kind, incident.which]:
             self.say(f"{incident.at_s:5.1f} s  {incident.kind} {incident.which} for {incident.for_s:.1f} s")
             from_ms = _now_ms()
             to_ms = await self._strike(incident)
-        receiver = incident.which if what == "receiver" else None
+        receiver = incident.which if victim_kind == "receiver" else None
         self.happened.append(IncidentHit(incident.kind, from_ms, to_ms, receiver))
 
     async def _strike(self, incident: Incident) -> float:
-        """Returns when it was over."""
+        """Carries out the incident; returns when it was over."""
         # Processes are started by the main thread: they die with the thread that started them.
         which, kind = incident.which, incident.kind
         match kind:
@@ -269,9 +269,9 @@ class Play:
         self.workers[which] = successor = self.stage.worker(f"worker-{next(self._count)}", wait=False)
         if kind is Kind.WORKER_TERM:
             try:
-                code = await asyncio.to_thread(victim.terminate, GOES_S)
+                code = await asyncio.to_thread(victim.terminate, TERM_S)
             except subprocess.TimeoutExpired:
-                self.troubles.append(f"{victim.name} still runs {GOES_S} s after SIGTERM:\n{victim.tail(40)}")
+                self.troubles.append(f"{victim.name} still runs {TERM_S} s after SIGTERM:\n{victim.tail(40)}")
                 victim.kill()
             else:
                 if code:
@@ -282,12 +282,12 @@ class Play:
     # -- the end ---------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Until every message has an end, or for as long as it may take."""
+        """Waits until every message has an end, or until `SETTLE_S` have passed."""
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             self._read_journal()
-            left = self.book.sent.keys() - self.book.ended
-            if not left - {one.id for lot in LOTS for one in self._dead(lot)}:
+            open_ids = self.book.sent.keys() - self.book.ended
+            if not open_ids - {one.id for lot in LOTS for one in self._dead(lot)}:
                 return
             time.sleep(1.0)
 
@@ -300,7 +300,9 @@ class Play:
             )  # fmt: skip
 
     def _wait_committed(self) -> str:
-        """Until the group has committed the end of every log it reads; what is missing otherwise."""
+        """Waits until the group has committed the end of every log that it reads; returns the lag that is
+        left.
+        """
         lag = ""
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
@@ -315,9 +317,9 @@ class Play:
         await client.start()
         try:
             topics = await client.topics()
-            mine = [self.topic(lot) for lot in LOTS]
-            mine += [t for t in topics for lot in LOTS if t.startswith(f"{self.topic(lot)}__{GROUP}__retry_")]
-            at = [(topic, partition) for topic in mine for partition in range(topics[topic])]
+            logs = [self.topic(lot) for lot in LOTS]
+            logs += [t for t in topics for lot in LOTS if t.startswith(f"{self.topic(lot)}__{GROUP}__retry_")]
+            at = [(topic, partition) for topic in logs for partition in range(topics[topic])]
             done = await OffsetCommitter(client).committed(GROUP, at)
             ends = await client.end_offsets(at)
             missing = [one for one in at if ends[one] and done[one] != ends[one]]
@@ -325,8 +327,8 @@ class Play:
         finally:
             await client.stop()
 
-    def _scene(self) -> str:
-        """What the workers say of their jobs, and the end of their logs: for who looks into it."""
+    def _describe_workers(self) -> str:
+        """The workers' jobs and the ends of their logs, for people."""
         words = []
         for worker in self.workers:
             _, jobs = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")
@@ -341,7 +343,7 @@ class Play:
                 yield from self._copies(name)
 
     def _copies(self, name: str) -> Iterator[str]:
-        """Where copies of a message lie."""
+        """The copies of a message in retry topics and the DLQ."""
         lot = next(lot for lot in LOTS if lot.name == self.book.sent[name].lot)
         tiers = [f"retry_{number + 1}" for number in range(len(lot.spec.get("retry", ())))]
         for stem in [*tiers, "dlq"]:

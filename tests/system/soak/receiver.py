@@ -1,12 +1,13 @@
-"""The soak's receiver: faults as the plan draws them, a line in the journal for whatever it does.
+"""The soak's receiver: it fails as the plan draws, and writes a line to the journal for each thing that it
+does.
 
     python -m tests.system.soak.receiver --seed 7 --journal j.jsonl --group soak --topic orders --port 4711
 
-SIGUSR1: it is away (UNAVAILABLE), SIGUSR2: it has too much to do (RESOURCE_EXHAUSTED), both until SIGURG.
-Over the stream contract either cuts the streams that are open.
+SIGUSR1 makes it unavailable (UNAVAILABLE), SIGUSR2 overloaded (RESOURCE_EXHAUSTED), both until SIGURG. Over
+the stream contract either cuts the open streams.
 
-A delivery has two lines: `start` when it comes, and how it ended, written before the answer is given. So
-whoever is killed, the journal tells what the receiver really did.
+A delivery has two lines: `start` when it arrives, and its outcome, written before the answer is given. The
+journal is therefore complete whichever process is killed.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ ENDS = {
 }  # fmt: skip
 
 
-class Planned(RuntimeError):
-    """The handler fails, as the plan says."""
+class PlannedFailure(RuntimeError):
+    """The handler's failure, as the plan draws it."""
 
 
 class Faults:
@@ -52,7 +53,7 @@ class Faults:
         self._numbers = itertools.count()
 
     async def handle(self, message: Message) -> Verdict:
-        """One delivery."""
+        """Handles one delivery."""
         name = message.value.decode()
         drawn = draw(self._seed, name, message.attempt)
         number = f"{os.getpid()}-{next(self._numbers)}"
@@ -68,7 +69,7 @@ class Faults:
             raise
         self._note(ENDS.get(drawn.fault, "ok"), {"d": number})
         if drawn.fault is Fault.RAISE:
-            raise Planned(name)
+            raise PlannedFailure(name)
         if drawn.fault is Fault.RETRY_AFTER:
             return Retry(after=drawn.after_s)
         return VERDICTS.get(drawn.fault)
@@ -86,7 +87,7 @@ class Faults:
 
 
 class UnreliableReceiver(Receiver):
-    """A receiver that refuses calls and cuts streams for as long as a burst lasts."""
+    """A receiver that refuses calls and cuts streams while a burst lasts."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port=port)
@@ -94,11 +95,11 @@ class UnreliableReceiver(Receiver):
         self._cut = asyncio.Event()
         stream = self._stream
         assert stream is not None
-        self._unary = _MoodyCalls(self)
+        self._unary = _RefusingCalls(self)
         stream.handler = grpc.stream_stream_rpc_method_handler(self._stream_behaviour(stream))
 
     def set_burst(self, burst: grpc.StatusCode | None) -> None:
-        """Begins one, or ends it."""
+        """Starts a burst, or ends it with None."""
         self.burst = burst
         if burst is not None:
             self._cut.set()
@@ -123,7 +124,7 @@ class UnreliableReceiver(Receiver):
         return behave
 
 
-class _MoodyCalls(UnarySide):
+class _RefusingCalls(UnarySide):
     def __init__(self, receiver: UnreliableReceiver) -> None:
         super().__init__({})
         self._receiver = receiver
@@ -131,13 +132,13 @@ class _MoodyCalls(UnarySide):
     def _handler_of(self, route: Any) -> Any:
         behave = super()._handler_of(route)
 
-        async def moody(value: bytes, context: Any) -> bytes:
+        async def refuse_in_burst(value: bytes, context: Any) -> bytes:
             if self._receiver.burst is not None:
                 await context.abort(self._receiver.burst, "a burst, as planned")
             answer: bytes = await behave(value, context)
             return answer
 
-        return moody
+        return refuse_in_burst
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The outcome of a soak, for people."""
+"""The outcome of a soak as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN = 20
 
 
 def report(outcome: Outcome) -> str:
-    """Figures first, then whatever does not balance; the seed plays it again."""
+    """Figures first, then everything that does not balance; the seed repeats the soak."""
     return "\n".join(_lines(outcome))
 
 
@@ -26,7 +26,7 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     yield f"  {account.duplicates:,} repetitions of at most {account.allowed:,} ({causes or 'none'})"
     stalls = [one.to_ms - one.from_ms for one in outcome.happened if one.kind is Kind.WORKER_STALL]
     if stalls:
-        yield f"  workers answered nobody {len(stalls)} times, for {max(stalls) / 1000:.1f} s at most"
+        yield f"  workers did not answer {len(stalls)} times, for {max(stalls) / 1000:.1f} s at most"
     for name, life in outcome.memory.items():
         third = len(life) // 3
         yield (

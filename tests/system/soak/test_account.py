@@ -1,4 +1,4 @@
-"""The balance finds what is lost, what came twice for no reason, and what came out of order."""
+"""The balance finds lost messages, repetitions without a cause, and messages out of order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.system.soak.plan import LOTS, Kind, draw, incidents
 LOT = next(lot for lot in LOTS if lot.name == "keyed")
 
 
-class Scene:
-    """Messages of one key at offsets 0, 1, 2 and so on, and what the receiver noted."""
+class JournalCase:
+    """Messages of one key at offsets 0, 1, 2 and so on, and the receiver's journal of them."""
 
     def __init__(self, count: int) -> None:
         self.book = Book({f"m{n}": Sent(f"m{n}", LOT.name, "k", 0, n) for n in range(count)})
@@ -34,74 +34,76 @@ class Scene:
         return balance(self.book, self.dead, self.happened, LOTS)
 
 
-def test_what_was_taken_skipped_or_stashed_is_accounted_for() -> None:
-    scene = Scene(3)
-    scene.deliver(0, 1, 2)
-    scene.deliver(1, 3, 4, "skip")
-    scene.deliver(2, 5, 6, "stash")
-    scene.dead.append(Dead("m2", "FAILED_PRECONDITION", "the plan says so", 7))
-    account = scene.account()
+def test_taken_skipped_and_stashed_messages_balance() -> None:
+    case = JournalCase(3)
+    case.deliver(0, 1, 2)
+    case.deliver(1, 3, 4, "skip")
+    case.deliver(2, 5, 6, "stash")
+    case.dead.append(Dead("m2", "FAILED_PRECONDITION", "the plan says so", 7))
+    account = case.account()
     assert account.sound, account
     assert (account.taken, account.skipped, account.dead, account.duplicates) == (1, 1, 1, 0)
 
 
 @pytest.mark.parametrize("what", ["retry", "raise", "stash", "canceled"])
-def test_what_nobody_took_and_no_dlq_has_is_lost(what: str) -> None:
-    scene = Scene(2)
-    scene.deliver(0, 1, 2, what)
-    scene.deliver(1, 3, 4)
-    assert scene.account().lost == ("m0",)
+def test_a_message_without_a_final_outcome_or_a_dead_letter_is_lost(what: str) -> None:
+    case = JournalCase(2)
+    case.deliver(0, 1, 2, what)
+    case.deliver(1, 3, 4)
+    assert case.account().lost == ("m0",)
 
 
-def test_a_repetition_needs_a_cause() -> None:
-    scene = Scene(1)
-    scene.deliver(0, 10_000, 10_001)
-    scene.deliver(0, 20_000, 20_001)
-    assert scene.account().unexplained == ("m0",)
+def test_a_repetition_without_an_incident_is_unexplained() -> None:
+    case = JournalCase(1)
+    case.deliver(0, 10_000, 10_001)
+    case.deliver(0, 20_000, 20_001)
+    assert case.account().unexplained == ("m0",)
 
 
 @pytest.mark.parametrize(("kill_ms", "explained"), [(10_300, True), (9_000, False), (11_000, False)])
-def test_a_kill_explains_what_was_in_flight_or_unsaved_and_no_more(kill_ms: float, explained: bool) -> None:
-    scene = Scene(1)
-    scene.deliver(0, 10_000, 10_001)
-    scene.deliver(0, 20_000, 20_001)
-    scene.happened.append(IncidentHit(Kind.WORKER_KILL, kill_ms, kill_ms))
-    account = scene.account()
+def test_a_kill_explains_only_repetitions_of_deliveries_that_were_in_flight_or_unsaved(
+    kill_ms: float, explained: bool
+) -> None:
+    case = JournalCase(1)
+    case.deliver(0, 10_000, 10_001)
+    case.deliver(0, 20_000, 20_001)
+    case.happened.append(IncidentHit(Kind.WORKER_KILL, kill_ms, kill_ms))
+    account = case.account()
     assert (not account.unexplained) is explained
     assert account.duplicates == 1
 
 
 def test_one_kill_explains_one_repetition() -> None:
-    scene = Scene(1)
+    case = JournalCase(1)
     for at_ms in (10_000, 20_000, 30_000):
-        scene.deliver(0, at_ms, at_ms + 1)
-    scene.happened.append(IncidentHit(Kind.WORKER_KILL, 10_100, 10_100))
-    assert scene.account().unexplained == ("m0",)
+        case.deliver(0, at_ms, at_ms + 1)
+    case.happened.append(IncidentHit(Kind.WORKER_KILL, 10_100, 10_100))
+    assert case.account().unexplained == ("m0",)
 
 
-def test_a_message_that_overtakes_its_key_is_found() -> None:
-    scene = Scene(2)
-    scene.deliver(0, 1, 10, "retry")
-    scene.deliver(1, 12, 13)
-    scene.deliver(0, 20, 21)
-    assert len(scene.account().disordered) == 1
+def test_a_message_delivered_before_an_earlier_one_of_its_key_ended_is_disordered() -> None:
+    case = JournalCase(2)
+    case.deliver(0, 1, 10, "retry")
+    case.deliver(1, 12, 13)
+    case.deliver(0, 20, 21)
+    assert len(case.account().disordered) == 1
 
 
-def test_after_a_message_is_in_the_dlq_its_key_goes_on() -> None:
-    scene = Scene(2)
-    scene.deliver(0, 1, 10, "raise")
-    scene.dead.append(Dead("m0", "UNKNOWN", "attempts used up", 11))
-    scene.deliver(1, 12, 13)
-    assert scene.account().sound
+def test_a_key_may_continue_once_its_failed_message_is_in_the_dlq() -> None:
+    case = JournalCase(2)
+    case.deliver(0, 1, 10, "raise")
+    case.dead.append(Dead("m0", "UNKNOWN", "attempts used up", 11))
+    case.deliver(1, 12, 13)
+    assert case.account().sound
 
 
-def test_stashed_for_a_receiver_that_was_away_is_wrong() -> None:
-    scene = Scene(1)
-    scene.dead.append(Dead("m0", "UNAVAILABLE", "away", 11))
-    assert scene.account().wrong
+def test_a_dead_letter_for_an_unavailable_receiver_is_wrong() -> None:
+    case = JournalCase(1)
+    case.dead.append(Dead("m0", "UNAVAILABLE", "away", 11))
+    assert case.account().wrong
 
 
-def test_the_same_seed_gives_the_same_trouble() -> None:
+def test_the_same_seed_gives_the_same_faults_and_incidents() -> None:
     assert incidents(7, 60.0) == incidents(7, 60.0) != incidents(8, 60.0)
     assert draw(7, "m", 1) == draw(7, "m", 1)
     assert {one.kind for one in incidents(7, 60.0)} == set(Kind) - {Kind.WORKER_STALL}
