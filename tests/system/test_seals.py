@@ -144,7 +144,9 @@ def test_unsealed_records_in_control_topics_lose_no_message_and_delete_no_worklo
     assert len(stage.deliveries()) < MESSAGES
     workers = start_workers(stage, 2)
     assert scenario.settle().lost == ()
-    assert {worker for worker, _ in assignments(workers[0]).values()} == {id_of(one) for one in workers}
+    owners = {worker for worker, _ in assignments(workers[0]).values()}
+    assert owners, "the first to start may own all jobs, but some worker does"
+    assert owners <= {id_of(one) for one in workers}
     wait_reported({topic.name for topic in topics.sealed} - {topics.answers.name, topics.heartbeats.name})
 
     def is_repaired() -> bool:
