@@ -1,7 +1,6 @@
 """Separates the records that a job can use from those that it quarantines.
 
-A bad record is kept whole, with the first reason that holds, and is counted. It never stops a job, and no job
-drops it.
+A bad record is kept whole, with the first reason that holds, and is counted. It never stops a job.
 """
 
 from __future__ import annotations

@@ -6,14 +6,15 @@
     find these ranges ──▶ `raw_ranges` reads them as far as possible ──▶ used again ──▶ done
 
 Rules
-1. Good ranges cost nothing. A range is examined only if the connector fails, or if its offsets have holes. So
-   ranges with transactions or compaction are fetched a second time.
+1. Good ranges cost nothing. A range is examined if the connector fails at it, if its offsets have holes, if a
+   time may be wrong, or if its partition is a suspect. So ranges with transactions or compaction are fetched
+   a second time.
 2. A range that makes the connector fail is found by reading each range alone. If none fails alone, the caller
    gets the failure, such as a full disk.
 3. A range that cannot be read to its end is read up to the bad offset. The rest is returned as an
    `UnreadRange` with the reason, and must not count as read.
-4. A cluster remembers the partitions with such ranges (`suspects`), so that a job pays for the search once. A
-   partition is forgotten when the connector reads its next range well.
+4. A cluster remembers the partitions at which the connector failed or read wrong (`suspects`), so that a job
+   pays for the search once. It forgets one when an examination of its next range finds nothing odd.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Writes files of the archive: Spark stages them, the index describes them by their content, and they move to
-their place.
+"""Writes files of the archive: Spark stages them, reading them back gives their index, and they move to their
+place.
 
 Rules
 1. Spark writes into a new folder under `staging`. The index comes from reading the files back, so it states

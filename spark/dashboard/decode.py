@@ -47,7 +47,7 @@ _activity = msgspec.json.Decoder(dict[str, object])
 
 
 class DecodedRecord(NamedTuple):
-    """A record's key, the date of its window, its position, and why it cannot be used ("")."""
+    """A record's key, the date of its window or event, its position, and why it cannot be used ("")."""
 
     key: str = ""
     date: str = UNDATED

@@ -1,7 +1,7 @@
 """A round: reads the next offsets of a region's changelogs, incidents and heartbeats into the region's store.
 
-Only a table's dates with new entries are read and rewritten; loads are appended. One change of the log
-commits all, or nothing counts.
+Of a table only the dates with new entries are read and rewritten. Loads are appended, and a date's files
+merged from `MOST_FILES` on. One change of the store's log commits all, or nothing counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_FILES = 32  # load files of a date, before they are merged
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A round's result. `rows`: entries and loads. `left`: offsets for the next round."""
+    """A round's result. `rows`: written rows, also rewritten ones. `left`: offsets for the next round."""
 
     offsets: int
     rows: int

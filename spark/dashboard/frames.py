@@ -246,7 +246,7 @@ def verdicts(
     widths: Mapping[str, Widths],
     now_ms: int,
 ) -> DataFrame:
-    """`VERDICT` from `WINDOW`: a row for each window, pair of tiers, and region that compares them."""
+    """`VERDICT` from `WINDOW`: a row for each window, pair of tiers, and region that reports it."""
     one = f.struct("region", "tier", "cluster", "value")
     grouped = found.groupBy("topic", "start_ms", "width_ms").agg(f.collect_list(one).alias("places"))
     return mapped(grouped, partial(_verdicts, dict(topics), dict(widths), now_ms), VERDICT)

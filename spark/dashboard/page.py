@@ -88,22 +88,22 @@ def page(report: Mapping[str, Any]) -> str:
             for name, value, kind in cards
         ),
         "</div>",
-        section("Traffic by topic", charts(report["series"]) + left_out(report, "series", "smaller")),
-        section("Timeline", timeline(report["timeline"]) + left_out(report, "timeline", "older")),
+        section("Traffic by topic", charts(report["series"]) + left_out(report, "series", "smaller rows")),
+        section("Timeline", timeline(report["timeline"]) + left_out(report, "timeline", "older rows")),
         section("Topics", table(report["topics"], TOPICS)),
         section("Tiers: counts and latencies", table(report["traffic"], TRAFFIC)),
         section(
             "Records without a time, in the whole store",
-            table(report["untimed"], UNTIMED) + left_out(report, "untimed", "smaller"),
+            table(report["untimed"], UNTIMED) + left_out(report, "untimed", "smaller rows"),
         ),
         section(
             "Latency percentiles by cluster and group",
-            bars(report["tiers"]) + left_out(report, "tiers", "smaller"),
+            bars(report["tiers"]) + left_out(report, "tiers", "smaller rows"),
         ),
         section("Each tier compared with the next", table(report["pairs"], PAIRS)),
         section(
             "Windows with differences or missing reports",
-            table(report["windows"], WINDOWS) + left_out(report, "windows", "less severe"),
+            table(report["windows"], WINDOWS) + left_out(report, "windows", "less severe rows"),
         ),
         section("Failover readiness", table(report["readiness"], READINESS)),
         section("Deliveries by workload", table(_workloads(report), DELIVERIES)),
@@ -111,7 +111,8 @@ def page(report: Mapping[str, Any]) -> str:
         section("Owners", table(report["owners"], OWNERS) + (WHOSE if report["owners"] else "")),
         section(
             f"Quarantine: {number(bad)} records",
-            table(report["quarantine"], QUARANTINE) + left_out(report, "quarantine", "less frequent"),
+            table(report["quarantine"], QUARANTINE)
+            + left_out(report, "quarantine", "records with less frequent reasons"),
         ),
     ]
     body = "\n".join(parts)
@@ -286,7 +287,7 @@ def timeline(rows: Sequence[Mapping[str, Any]]) -> str:
 def left_out(report: Mapping[str, Any], part: str, which: str) -> str:
     """The number of rows that a part leaves out, if any."""
     more = report["cut"].get(part)
-    return f'<p class="soft">{number(more)} {which} rows are not shown.</p>' if more else ""
+    return f'<p class="soft">{number(more)} {which} are not shown.</p>' if more else ""
 
 
 def _states(row: Mapping[str, Any]) -> Cell:

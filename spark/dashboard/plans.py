@@ -8,9 +8,9 @@ Rules
    counts a place counts there; the topic's plan is that of its first counted place. A region that hears no
    regional cluster of a topic uses those of the others. A region that knows no aggregate cluster does not
    miss one. Clients' reports to other regions count too, if the region counts their regional cluster.
-2. Tiers of clusters and groups are compared if a plan counts them now. Clients are compared only if they
-   reported until shortly before the window's end. So are all tiers of a topic that no plan of the region
-   counts now.
+2. Tiers of clusters and groups are compared if a plan counts them now. Clients are compared if they have the
+   window, or reported until `give_up_ms` before its end. So are all tiers of a topic that no plan of the
+   region counts now.
 3. A regional cluster that the region does not count is unseen if it has reports of the topic. It is also
    unseen if no region's plan would count the topic there. Otherwise it has no records of the topic.
 4. If several regions compare the same clusters, the first by name reports the pair.

@@ -1,6 +1,6 @@
 """Files of a store: Spark stages them, they are read back and moved, and the archive's log commits them.
 
-A file's folder is `<table>/topic=<topic>/date=<date>`; `table` decides the schema.
+A file's folder is `<table>/topic=<changelog's table, or all>/date=<date>`; `table` decides the schema.
 """
 
 from __future__ import annotations

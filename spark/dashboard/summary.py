@@ -1,7 +1,7 @@
 """The report as one JSON document, which `summarize` makes.
 
 Times are ISO 8601 in UTC, or their names end in `_ms`. Some parts list only the newest, worst or most
-frequent rows; `cut` has the number of the others.
+frequent rows; `cut` has the number of the others (of the quarantine, of records).
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def uses(
 
 
 def quarantine_rows(spark: SparkSession, stores: daily.Stores) -> tuple[list[dict[str, Any]], int]:
-    """Unusable records by region, table and reason, the most frequent first; and the number of the rest."""
+    """Each region's most frequent reasons by table; and the number of records with other reasons."""
     rows, more = [], 0
     for region, (archive, state) in stores.items():
         files = files_of(state, QUARANTINE)

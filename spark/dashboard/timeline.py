@@ -2,9 +2,10 @@
 operator acts, and the audit's results. Pure.
 
 Rules
-1. An event belongs to an episode: a failover, a role's epoch, or an alert from firing to its end. The newest
-   event of an episode gives its text, the first one its start. All other events are moments. An event that
-   the control log refused is a moment too: it is shown as refused and changes no episode.
+1. The events of one failover, of one role's epoch, or of one alert that fired form an episode. The newest
+   event gives its text, the first one its start; an alert's begins when its condition began. Every other
+   event is a moment. An event that the control log refused is a moment too: it is shown as refused and
+   changes no episode.
 2. `until_ms` is None if the end is not known. A failover that is only planned ends when its plan expires. A
    role that never became active ends when a higher one of its workload begins (`frames.happened`).
 3. Texts from records are cut to `MOST_CHARS` printable characters.

@@ -153,7 +153,7 @@ class UnreadRanges:
         news = {(where, one.topic, one.partition): one for one in found}
         for place, one in news.items():
             if self._by_place.get(place) != one:
-                say(f"{_prefix(where)}{one}; the other topics continue, and the next round retries")
+                say(f"{_prefix(where)}{one}; all else is read, and the next round retries")
         for place in [place for place in self._by_place if place[0] == where and place not in news]:
             one = self._by_place.pop(place)
             say(f"{_prefix(where)}{one.topic}: offsets that could not be read before are read now")

@@ -61,7 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=common.seconds,
         default=60.0,
         metavar="60s",
-        help="how often to run a round (default: 60s)",
+        help="how often to look for new records (default: 60s)",
     )
     common.add_round(parser, ROUND_RECORDS)
     parser.add_argument(

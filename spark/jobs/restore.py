@@ -33,9 +33,10 @@ from spark.progress import say, watching
 
 DESCRIPTION = """\
 Writes a range of an archive back to a topic: each record to its former partition, with its key, value,
-headers and timestamp; tombstones stay tombstones. A topic that does not exist is made without retention. If
-the topic would refuse, change or delete the records at once, the job stops and says what to set. It prints
-the plan; --execute restores. A job that is killed and started again continues, and writes no record twice.
+headers and timestamp; tombstones stay tombstones. A topic that does not exist is made with unlimited
+retention. If the topic would refuse, change or delete the records at once, the job stops and says what to
+set. It prints the plan; --execute restores. A job that is killed and started again within the brokers'
+offsets.retention.minutes (a week by default) continues, and writes no record twice.
 """
 EXAMPLES = """\
 examples:

@@ -30,9 +30,9 @@ from spark.sizing.report import size, tables
 
 DESCRIPTION = """\
 Recommends workers and partitions for the measured loads, by the controller's own placement. It takes each
-fleet's busiest hour of the last week, and shows the same for each earlier week beside the workers that ran
-then. Loads come from the store of `dashboard`, from archives of heartbeats, or from Parquet files with the
-columns of the store's loads and `region`.
+fleet's hours of most cpu and of most network in the last week, and shows the same for each earlier week
+beside the workers that ran then. Loads come from the store of `dashboard`, from archives of heartbeats, or
+from Parquet files with the columns of the store's loads and `region`.
 """
 EXAMPLES = """\
 examples:

@@ -27,9 +27,11 @@ from spark.verify.compare import between, counted, differing, judged, match, met
 
 DESCRIPTION = """\
 Compares record by record: a topic with its copy (`topic`: missing, doubled, foreign, reordered), or with its
-archive (`archive`: missing, doubled, foreign, altered). The offsets at the start of the job are compared. It
-prints how many records of the topic were compared, the findings by kind, and examples; --findings keeps all
-findings as Parquet files. Exit code 0: no difference; 8: missing or altered records; 1: other differences.
+archive (`archive`: missing, doubled, foreign, altered). It compares the offsets that exist when the job
+starts: with an archive only those that the archive has reached; with a copy, a record that is not copied yet
+is missing. It prints how many records were compared, the findings by kind, and examples; --findings keeps
+all findings as Parquet files. Exit code 0: no difference; 8: missing or altered records; 1: other
+differences.
 """
 EXAMPLES = """\
 examples:

@@ -13,7 +13,8 @@ Modules
 
 Method
 1. A job's hour is the mean of its five-minute means.
-2. A week is seven days that end with the last measured hour. A fleet needs the workers that its busiest hour
-   of the last week needed. A job without load in that week counts only in the past.
+2. A week is seven days that end with the last measured hour. A fleet's load is the cpu of its hour of most
+   cpu and the network of its hour of most network in the last week, with the larger memory. A job without
+   load in that week counts only in the past.
 3. Each earlier week has the same figure, beside the workers that ran then, so that growth shows.
 """

@@ -5,7 +5,7 @@ Rules
 2. A number of workers is enough if placement leaves no worker above its fill mark. After the loss of `spare`
    workers, none may be above the high mark. Placement is `app.placement.model.bin_packing.plan`, in rounds
    until it decides nothing more. Doubling and bisection find the number.
-3. If one job alone exceeds a worker, no number is enough; the reason names the job.
+3. If one job alone exceeds a worker's fill mark, no number is enough; the reason names the job.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def need_of(
         if max(shares) > rules.fill:
             what = DIMENSIONS[shares.index(max(shares))]
             why = (
-                f"{job} alone takes {max(shares):.0%} of a worker's {what}: larger workers or more partitions"
+                f"{job} alone takes {max(shares):.0%} of a worker's {what}, more than the fill mark of "
+                f"{rules.fill:.0%}: larger workers or more partitions"
             )
             return FleetNeed(None, 0.0, 0.0, 0, why)
     if not fleet.jobs:

@@ -3,9 +3,9 @@
 
 - **By offset**, if the copy keeps offsets (an archive). A partition and offset identify a record; its content
   must be equal.
-- **By content**, if the copy has offsets of its own (a replicated topic). Content identifies a record: its
-  n-th occurrence matches the n-th one of the copy. Order is compared within lanes: partitions if both sides
-  have the same number, otherwise keys.
+- **By content**, if the copy has offsets of its own (a replicated topic). Within a lane the n-th occurrence
+  of a content matches the n-th one of the copy. Lanes are partitions if both sides have the same number,
+  otherwise keys. In the first case a record that was copied into another partition is missing and foreign.
 
 Both take one shuffle of 40 bytes a record. Tasks that read the values hash them to 128 bits. Order takes a
 sort of two offsets a record, in blocks, so that many tasks sort one partition.
@@ -87,7 +87,7 @@ def judged(pairs: DataFrame) -> DataFrame:
 
 def match(source: DataFrame, copy: DataFrame, *, lanes: str = "partition") -> DataFrame:
     """Pairs each record with its copy: `lane`, `partition`, `source_offset`, `copy_offset` (null if there is
-    none), and `known`: the source has this content.
+    none), and `known`: the source's lane has this content.
 
     `partition` is the source's, or else the copy's.
     """

@@ -8,10 +8,10 @@ A consumer of the other copy passes over those records, so they are not delivere
                ──stamped offset syncs of d──▶  its records are A's 7_090 to 7_139
                                          ──▶  the first 30 of them are passed over
 
-An offset sync (S, T) may carry a stamp: number n of a producer. The producer's records with numbers below
-n have source offsets below S and lie below T; its other records do neither. A lane sends its source in
-order, each record once. Source offsets may skip (compaction, control records, records that the route
-leaves out), but they never repeat. So the record with number s has a source offset
+An offset sync (S, T) may carry a stamp: number n of a producer. The producer's records with numbers below n
+have source offsets below S and lie below T; its later records have source offsets from S on, and lie from T
+on. A lane sends its source in order, each record once. Source offsets may skip (compaction, control records,
+records that the route leaves out), but they never repeat. So the record with number s has a source offset
 - of at least S + (s - n), by an offset sync with n <= s
 - of at most S - (n - s), by an offset sync with s < n
 Where nothing is skipped between two offset syncs, both are exact.
@@ -50,8 +50,8 @@ _source_end = attrgetter("source_end")
 
 class SourceFinished(NamedTuple):
     """The finished records of a source partition, as offsets that mean the same records in all `lines`.
-    `beyond`: records up to this offset are finished, too, but a line cannot confirm yet that they are the
-    same. It has not read that far, or not since the source has another leader."""
+    `beyond`: further records below this offset are finished, not all; a line cannot confirm yet that they are
+    the same. It has not read that far, or not since the source has another leader."""
 
     offsets: Snapshot
     lines: tuple[OffsetMapLine, ...]

@@ -136,8 +136,8 @@ class RegionStore:
             return None if found is None else _origin.decode(found)
 
     def reset(self, table: str, region: str, origin: ChangelogOrigin) -> None:
-        """Deletes a table's records and its tail, to read them again. Offset syncs of a tail alone stay:
-        they are true."""
+        """Deletes a table's records, to read them again; of `CHECKPOINTS` also the tail. A reset of
+        `BARRIERS` keeps its offset syncs, because they are true."""
         with _damage():
             batch = WriteBatch(raw_mode=True)
             prefixes = [] if table == BARRIERS else [_key(b"v", table, region, "")]

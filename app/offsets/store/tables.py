@@ -256,7 +256,7 @@ class RegionTables:
                     state = where if table == tables[0] and not why else state
             if why:
                 break
-            if group is started:  # a table that was reset has removed its tail
+            if group is started:  # a reset of CHECKPOINTS has removed its tail
                 read -= set(started) - set(await self._started_tables(region, started))
         origin = await self.ask(lambda store: store.origin(tables[0], region))
         read_ms = origin.read_ms if origin is not None and origin.complete else None

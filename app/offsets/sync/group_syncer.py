@@ -3,14 +3,14 @@
 `app.offsets.sync.group_sync_schedule` repeats this for the groups of routes and of passive workloads.
 
 Rules
-1. A group's positions are committed in one request or not at all. A group is left alone while
+1. All positions of a group go in one request; the broker may still refuse some. A group is left alone while
    it has members at the destination, or a workload of any region consumes it there. So is a group whose
    positions a client moves there (`app.offsets.model.group_sync`, rule 4). Brokers refuse the commit if a
    member joins in between. Right before the commit, positions are read again to see other clients' commits.
-   The role is checked again, too, before each try; a try ends after `COMMIT_TIMEOUT_S`.
-2. `app.offsets.model.group_sync` decides over positions that exist.
+   The region's role is checked before each try; a try ends after `COMMIT_TIMEOUT_S`.
+2. `app.offsets.model.group_sync` decides for each partition whether the mapped position is committed.
 3. A sync of one topic (a workload's) ignores the group's other topics, because their workloads may be
-   active in other regions. The group's members always count.
+   active in other regions. Members of the group always stop it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 Rules
 1. Imported progress contains facts only. They stay true for every consumer and however old the copies are.
    A missing record or offset sync costs re-reads; nothing is concluded from its absence.
-2. Only this region's copies are read, because they must suffice when another region is lost. Tracker
-   records name the cluster's and the topic's id.
+2. This region's copies suffice when another region is lost. A table without a copy is read in the region's
+   own cluster, if that answers. Tracker records name the cluster's and the topic's id.
 3. Only the workload's main topic is imported. Retry topics belong to a region, which delivers their
    messages itself.
 4. With several regions, the furthest position counts, and all of their finished ranges above it.

@@ -2,7 +2,7 @@
 
 Rules
 1. The table's snapshot and the group's commit are facts about one log, so their join is true. In a later
-   lineage the commit may be of the former one; there only the snapshot counts.
+   lineage the commit may be of the former log, so it counts only if there is no readable snapshot.
 2. A log with other ids is another log: the topic was recreated, or the workload moved to another cluster.
    A new lineage then starts at the log's beginning, and neither snapshot nor commit counts. Messages may
    come twice then, but none is lost.
@@ -13,8 +13,8 @@ Rules
    delivered, and partitions added since start at their beginning.
 5. The progress of readers of other regions' copies (`app.dispatch.jobs.remote_progress_import`) is a fact
    about this log, too. It joins the others, unless the topic was recreated since the lookup. `latest`
-   never skips records after that progress. If the progress is not known, `latest` skips none that those
-   readers may have read.
+   never skips records after that progress. If the progress is not known, the job starts at the log's
+   beginning, so that it skips no record that such a reader has not read.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class LineageReset:
 class StartPosition:
     """Where a job starts.
 
-    `known`: the tracker table has exactly this. `is_first`: no record of this log was ever copied. `gap`:
-    a route stops there before it fetches anything. `begun_anew`: a replica's log was deleted and
-    recreated.
+    `known`: the tracker table has a snapshot of this log; the commit may be further. `is_first`: no record of
+    this log was ever copied. `gap`: a route stops there before it fetches anything. `begun_anew`: a replica's
+    log was deleted and recreated.
     """
 
     snapshot: Snapshot

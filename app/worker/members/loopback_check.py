@@ -1,8 +1,8 @@
-"""Refuses a loopback address to a worker that is not alone on its machine's loopback.
+"""Refuses a loopback address to a worker once a worker of another host or container runs.
 
 On another host a loopback URL leads to another process: answers would be missing, or come from a wrong
-worker. A worker that starts with one ends as soon as it hears a worker of another host. A worker that
-already runs jobs when the first such worker starts keeps them, and reports an incident.
+worker. A worker that starts with one ends as soon as it hears a worker of another host. A worker that already
+runs jobs when the first such worker starts keeps them, and reports an incident.
 """
 
 from __future__ import annotations

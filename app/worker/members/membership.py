@@ -1,10 +1,10 @@
 """The workers that live, by their heartbeats, which every worker reads.
 
-`Members` keeps each worker's last heartbeat and when it came, on the local monotonic clock. A worker is
-dead after `dead_after_s` without a heartbeat. It is also dead when its process is known to have ended
-(`app.worker.members.sentinel`), until further heartbeats come.
-`Heartbeats` sends this worker's own. It renews the lease (`app.kernel.lease`) when the control cluster has
-acknowledged a heartbeat and this worker has then read the control log to its end.
+`Members` keeps each worker's last heartbeat and when it came, on the local monotonic clock. A worker is dead
+after `dead_after_s` without a heartbeat, and after its goodbye. It is also dead when its process is known to
+have ended (`app.worker.members.sentinel`), until another heartbeat comes. `Heartbeats` sends this worker's
+own. It renews the lease (`app.kernel.lease`) when the control cluster has acknowledged a heartbeat and this
+worker has then read the control log to its end. The first heartbeat after a lapsed lease renews nothing.
 """
 
 from __future__ import annotations

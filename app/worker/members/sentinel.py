@@ -111,7 +111,11 @@ class Sentinel(Service):
             await asyncio.sleep(pause_s)
 
     def _dead(self, worker: str, why: str) -> None:
-        log.warning("a worker's process has ended; its jobs move", worker=worker, why=why)
+        log.warning(
+            "a worker's process seems to have ended; its jobs move unless it is heard again",
+            worker=worker,
+            why=why,
+        )
         self._members.refuse(worker, time.monotonic())
         self._on_death()
 

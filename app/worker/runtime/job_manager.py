@@ -212,7 +212,7 @@ class JobManager(Service):
         for job, pump in list(self.flowing.items()):
             held = self._control.view.assignments.get(job)
             if held is None or held.worker != self.worker or held.epoch != pump.epoch:
-                log.warning("a job moved to another worker; it is closed here", job=job, epoch=pump.epoch)
+                log.warning("this worker no longer owns a job; it is closed here", job=job, epoch=pump.epoch)
                 self._end_task(job)
                 self._close(job)
 

@@ -267,7 +267,7 @@ class ProgressSaver(Service):
                 if pump.trouble != trouble:
                     pump.trouble = trouble
                     message, _, remedy = refused.partition("; ")
-                    again = "the worker tries again every second"
+                    again = "the worker keeps trying"
                     remedy = f"{remedy}; {again}" if remedy else again
                     self._report_incident("commit-refused", str(pump.job), message, remedy)
             else:

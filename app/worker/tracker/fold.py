@@ -16,7 +16,7 @@ Rules
    The fold joins only the last snapshot with the row, when a caller reads the row.
 6. Another region reads two copies: the changelog's, which is late when its writer is, and the topic's end,
    whose offsets differ (`CopyFold`). It takes the further one of the two (`together`). Once the
-   changelog's copy has passed the beginning of the end, each takeover is in one of them. So the reader
+   changelog's copy has passed the start of the copied end, each takeover is in one of them. So the reader
    refuses the same owners as the region itself. Before that, an owner counts only if its takeover is within
    the end, because a takeover between the two copies may have deposed it. Another owner's snapshot is kept
    (`early`). It counts once the changelog's copy has come that far and knows its owner. The result thus
@@ -31,7 +31,7 @@ no harm, or they have a later epoch, and the reader refuses. A reader that start
 takeover. The worker repeats it above that start, and the same argument holds.
 
 The limit: compaction may remove a job's furthest row and keep an older row that was written behind it. So
-`min.compaction.lag` is longer than a deposed writer's last writes take.
+`min.compaction.lag.ms` is longer than a deposed writer's last writes take.
 
 Tests: `tests/worker/tracker/test_fold.py`, `test_fold_copies.py`.
 """
