@@ -20,7 +20,7 @@ def at(number: int, topic_id: str = "id-1") -> ArchivedPartition:
     return ArchivedPartition("orders", topic_id, number)
 
 
-def test_a_round_goes_on_where_the_archive_ends_and_new_partitions_begin_at_their_start() -> None:
+def test_a_round_continues_where_the_archive_ends_and_new_partitions_begin_at_their_start() -> None:
     found = next_round([topic((0, 50), (7, 9))], {at(0): ArchivedReach(0, 20)}, 1_000, 5)
     assert found.ranges == (Range("orders", 0, 20, 50), Range("orders", 1, 7, 9))
     assert found.after == {at(0): ArchivedReach(0, 50), at(1): ArchivedReach(7, 9)}
@@ -28,20 +28,20 @@ def test_a_round_goes_on_where_the_archive_ends_and_new_partitions_begin_at_thei
     assert (found.gaps, found.left) == ((), 0)
 
 
-def test_what_was_deleted_before_it_was_archived_is_a_gap() -> None:
+def test_records_deleted_before_they_were_archived_are_a_gap() -> None:
     found = next_round([topic((30, 50))], {at(0): ArchivedReach(0, 20)}, 1_000, 5)
     assert found.gaps == (ArchiveGap(at(0), 20, 30, 5),)
     assert found.ranges == (Range("orders", 0, 30, 50),)
     assert found.after == {at(0): ArchivedReach(0, 50)}
 
 
-def test_a_gap_at_the_end_of_an_empty_partition_is_told_once() -> None:
+def test_a_gap_at_the_end_of_an_empty_partition_is_recorded_once() -> None:
     found = next_round([topic((30, 30))], {at(0): ArchivedReach(0, 20)}, 1_000, 5)
     assert (found.ranges, found.after) == ((), {at(0): ArchivedReach(0, 30)})
     assert next_round([topic((30, 30))], found.after, 1_000, 6).gaps == ()
 
 
-def test_a_topic_made_anew_begins_a_lineage() -> None:
+def test_a_recreated_topic_begins_a_new_lineage() -> None:
     found = next_round([topic((0, 5), topic_id="id-2")], {at(0): ArchivedReach(0, 20)}, 1_000, 5)
     assert found.ranges == (Range("orders", 0, 0, 5),)
     assert found.after == {at(0, "id-2"): ArchivedReach(0, 5)}

@@ -1,4 +1,4 @@
-"""A history of loads as frames, through placement to the report, against a plain model."""
+"""Sizing from a history of loads as frames: from measured hours to the report."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ORDERS = "dispatch:g/orders:orders:{}"
 
 
 def cores(hour: int, number: int) -> float:
-    """Of a job: a tenth, three tenths at noon; the last job five times as much at midnight."""
+    """The cores that a job uses: 0.1, at noon 0.3; the last job uses 0.5 at midnight."""
     at_noon = hour % 24 == 12
     return 0.3 if at_noon else 0.5 if number == JOBS - 1 and hour % 24 == 0 else 0.1
 
 
 def loads(session: SparkSession) -> DataFrame:
-    """Three weeks, a row an hour; two workers of one core."""
+    """Loads of three weeks, hour by hour, and two workers of one core each."""
     rows = []
     for hour in range(BEGAN_H, BEGAN_H + WEEKS * 168):
         at_ms = hour * HOUR_MS
@@ -86,7 +86,7 @@ def test_jobs_that_are_gone_for_a_week_need_nothing_and_stay_in_the_past(session
     assert lately in jobs
     assert found["fleets"][0]["jobs"] == JOBS - 1
     first, *_ = found["past"]
-    assert first["workers_needed"] == 3, "with all of them"
+    assert first["workers_needed"] == 3, "the past week lacks jobs that ran then"
 
 
 def test_a_fleet_is_sized_by_its_busiest_hour_of_cpu_and_of_network(session: SparkSession) -> None:
@@ -108,7 +108,7 @@ def test_a_fleet_is_sized_by_its_busiest_hour_of_cpu_and_of_network(session: Spa
 def an_hour(
     hour: int, topic: str, jobs: int, cpu: float, workers: int, region: str
 ) -> list[tuple[object, ...]]:
-    """Rows of loads: so many jobs of `cpu` each, and workers of one core."""
+    """Load rows of one hour: `jobs` jobs of `cpu` cores each, and `workers` workers of one core."""
     at_ms = (BEGAN_H + hour) * HOUR_MS
     measured = (10, 10 * cpu, cpu, 1e6, 1e5, 2e4, 10, 1000.0, 120.0, 50.0, 5, 5, at_ms + 1)
     capacity = (10, 10.0, 1.0, 2e9, 1e9, 1e8, 0, 0.0, 0.0, 0.0, -1, -1, at_ms + 1)
@@ -173,7 +173,7 @@ def test_the_store_of_the_dashboard_is_a_history(session: SparkSession, tmp_path
 
 
 @pytest.mark.deep(minutes=0.6)
-def test_what_is_not_there_is_told(session: SparkSession) -> None:
+def test_sizing_without_any_load_is_refused(session: SparkSession) -> None:
     with pytest.raises(InvalidArchive, match="no job's load is known"):
         size(session.createDataFrame([], LOAD))
 
@@ -191,7 +191,7 @@ def test_the_command_reads_parquet(
 
 
 def hour_words(hour: int) -> str:
-    """As the report says it."""
+    """The hour as the report writes it."""
     return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m-%dT%H:00Z")
 
 
