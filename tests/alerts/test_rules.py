@@ -325,7 +325,7 @@ class AlertsOfTwoTopics(RuleBasedStateMachine):
         self.leaders = Leaders(self.rule)
         self.model = {topic: Model(for_ms) for topic in self.topics}
         self.now_ms = 1_000
-        self.sent: dict[tuple[str, int], str] = {}  # the state that a receiver saw, by id and notice
+        self.sent: dict[tuple[str, int], str] = {}  # the state in a notice, by id and number
         self.kept: list[NoticeOutcome] = []  # accepted notices that are not recorded yet
 
     @rule(

@@ -1,4 +1,4 @@
-"""The console behind a real reverse proxy that ends TLS (Caddy): pages, changes, events, other workers."""
+"""The console behind Caddy, a real reverse proxy that ends TLS: pages, changes, events, other workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.web.runtime_fake import (
 NAME = "switchyard.example.com"
 PATH = "/api/v1/workloads/billing/orders"
 TRACKER = f"{PATH}/partitions/0/tracker"
-KEEPS_HOST, OWN_HOST = "", "header_up Host {upstream_hostport}"  # Caddy's way, and nginx's
+KEEPS_HOST, OWN_HOST = "", "header_up Host {upstream_hostport}"  # the default of Caddy, and of nginx
 CADDYFILE = """
 {
   admin off
@@ -53,7 +53,7 @@ https://%(name)s:%(port)d {
 
 @dataclass
 class Proxy:
-    """A client of the proxy, as a browser that trusts its authority."""
+    """A client of the proxy that trusts the proxy's certificate authority."""
 
     port: int
     context: ssl.SSLContext
@@ -67,8 +67,8 @@ class Proxy:
             "127.0.0.1", self.port, timeout=ENOUGH_S, context=self.context
         )
         connection.connect()
-        told = {"Host": f"{NAME}:{self.port}", **{k.replace("_", "-"): v for k, v in headers.items()}}
-        connection.request(method, path, None if body is None else json.dumps(body), told)
+        all_headers = {"Host": f"{NAME}:{self.port}", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        connection.request(method, path, None if body is None else json.dumps(body), all_headers)
         return connection.getresponse()
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
@@ -76,7 +76,7 @@ class Proxy:
 
 
 class ByName(ssl.SSLContext):
-    """Asks for the proxy's name, wherever the connection leads: no name is looked up here."""
+    """Sends the proxy's name as server name, because the connection uses an address."""
 
     def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
         return super().wrap_socket(*args, **{**options, "server_hostname": NAME})
@@ -142,7 +142,7 @@ def test_pages_lists_and_metrics_come_through_the_proxy(behind: tuple[Proxy, Fak
     assert proxy.ask("GET", "/api/v1/workloads", Referer="https://evil.example/").status == 403
 
 
-def test_a_page_that_came_through_the_proxy_may_change_things_and_no_other_page(
+def test_only_a_page_that_came_through_the_proxy_may_change_things(
     behind: tuple[Proxy, FakeRuntime],
 ) -> None:
     proxy, fed = behind
