@@ -315,7 +315,7 @@ class Model:
 
 
 class AlertsOfTwoTopics(RuleBasedStateMachine):
-    """Evaluations, leaders, deposed leaders that still write, and a channel, against a model of each topic."""
+    """Evaluations, leaders, deposed leaders that still write, and a channel; with a model of each topic."""
 
     topics = ("orders", "payments")
 

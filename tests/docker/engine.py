@@ -2,8 +2,8 @@
 
 Rules:
 - A missing tool skips the tests and names the remedy; a tool that fails makes the tests fail.
-- Nothing is installed, and no registry is named: images are built from `docker/` as a user builds them, in a
-  copy of the files that .dockerignore admits, with the host's certificates and the yard's jars.
+- Nothing is installed, and no registry is named. Images are built from `docker/` as a user builds them.
+- The build context has the files that .dockerignore admits, the host's certificates and the yard's jars.
 - Docker's layer cache avoids repeated builds.
 """
 
@@ -141,7 +141,7 @@ class Engine:
 
     @property
     def context(self) -> Path:
-        """The build context: the files that .dockerignore admits, and this machine's files in docker/local."""
+        """The build context, with this machine's files in docker/local."""
         if self._context is None:
             self._context = self._folder / "context"
             lines = (ROOT / ".dockerignore").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""A region of containers on a network of its own: a broker, workers, and the sample receiver with a journal."""
+"""A region of containers on its own network: a broker, workers, and the sample receiver with a journal."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class Region:
         wait_until(lambda: len(self.deliveries()) >= number, SETTLE_S, self._so_far)
 
     def settle(self) -> StoryReport:
-        """Waits until every message is delivered or dead-lettered and all offsets are committed; the report."""
+        """Waits until each message is delivered or dead-lettered and offsets are committed; the report."""
         wanted = {message.id for message in self.sent}
 
         def settled() -> bool:

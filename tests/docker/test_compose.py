@@ -159,7 +159,7 @@ def test_two_regions_start_and_each_delivers_its_own_messages(worker_image: str,
             )  # each region knows its own workload only
             assert one["key"] == f"{GROUP}/{TOPIC}"
 
-        # The README's other setup: both regions have one definition, and one of them delivers the records of both.
+        # The README's other setup: both regions have one definition, and one region delivers all records.
         for cluster in ("east-regional", "west-regional"):
             asyncio.run(create_topic(compose.bootstrap(cluster), TOPIC, PARTITIONS))
         for service in ("worker", "worker-west"):

@@ -1,4 +1,4 @@
-"""What every image promises its users, and which packages of the lock file an image gets."""
+"""Every image's promises to its users, and the packages of the lock file that an image gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference is as the code is."""
+"""The pages of docs/reference describe the current code."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_a_broker_that_does_not_start_shows_the_end_of_its_log(killable_yard: Ya
         meta.write_text(good)
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones(yard: Yard) -> None:
+def test_an_unknown_cluster_is_refused_with_the_known_names(yard: Yard) -> None:
     with pytest.raises(
         UnknownClusterError, match=r"no cluster 'north-regional'.*east-regional, east-aggregate"
     ):

@@ -1,4 +1,4 @@
-"""Sizes by REST and as metrics: from the workers' measurements, each with its reason; unknown stays unknown."""
+"""Sizes by REST and as metrics, from the workers' measurements, each with its reason."""
 
 from __future__ import annotations
 
