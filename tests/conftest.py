@@ -32,7 +32,7 @@ from tests.examples import CI_EXAMPLES
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
 USERS = {ADMIN: "adminword", "switchyard": "switchword", "reader": "readerword"}  # the last never writes
-PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": of this process, beside others (tests/__main__.py)
+PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": the ports of this process (tests/__main__.py)
 PROCESS_VARIABLE = "SWITCHYARD_TEST_PROCESS"  # "first", "second" or "beside": runs these tests (the same)
 PART_VARIABLE = "SWITCHYARD_TEST_PART"  # "3/8": the deep tests that are marked `in_part` (the same)
 FAILURES_VARIABLE = "SWITCHYARD_TEST_FAILURES"  # a file that gets a line for each failure (the same)
@@ -167,7 +167,7 @@ def mark_part(items: list[pytest.Item], part: int, parts: int) -> None:
             minutes[process_of(item)][item.nodeid] = deep.kwargs["minutes"]
         elif item.get_closest_marker("property"):
             minutes[process_of(item)][item.nodeid] = PROPERTY_MINUTES
-    chosen = set[str]().union(*(divide(those, parts)[part - 1] for those in minutes.values()))
+    chosen = set[str]().union(*(divide(of_process, parts)[part - 1] for of_process in minutes.values()))
     for item in items:
         if item.nodeid in chosen:
             item.add_marker("in_part")

@@ -56,9 +56,9 @@ def load() -> dict[str, list[Guarantee]]:
     return {
         chapter: [
             Guarantee(one["guarantee"], tuple(one["tests"]), one.get("try", ""), one.get("deep", ""))
-            for one in those
+            for one in entries
         ]
-        for chapter, those in document.items()
+        for chapter, entries in document.items()
     }
 
 
@@ -102,8 +102,8 @@ def page() -> str:
             "|---|---|---|---|",
         ]
         for one in guarantees:
-            soon, late = (", ".join(one.held_by(suite)) for suite in ("test", "test-deep"))
-            lines.append(f"| {one.text} | {soon or f'none: {one.deep}'} | {late} | {one.trial} |")
+            quick, deep = (", ".join(one.held_by(suite)) for suite in ("test", "test-deep"))
+            lines.append(f"| {one.text} | {quick or f'none: {one.deep}'} | {deep} | {one.trial} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -108,30 +108,30 @@ async def test_a_recovery_ends_although_the_last_record_of_a_changelog_cannot_be
 ) -> None:
     """Reads and recovers a partition whose last offset is 5."""
     app = make_app()
-    recovery, here = app.tables.recovery, TP("here", 0)  # type: ignore[attr-defined]
+    recovery, tp = app.tables.recovery, TP("here", 0)  # type: ignore[attr-defined]
     async with consumer_thread(app) as thread:
-        recovery.active_tps, recovery.active_highwaters = {here, TP("elsewhere", 0)}, {here: 5}
-        recovery.active_offsets = {here: 3}
+        recovery.active_tps, recovery.active_highwaters = {tp, TP("elsewhere", 0)}, {tp: 5}
+        recovery.active_offsets = {tp: 3}
         assert thread._consumer is not None
-        state = thread._consumer._subscription.subscription.assignment.state_value(TopicPartition(*here))
+        state = thread._consumer._subscription.subscription.assignment.state_value(TopicPartition(*tp))
         assert recovery._read_to_the_end() == {}, "a partition with an unknown position was passed over"
-        for position, ends in ((4, {}), (5, {}), (6, {here: 5})):
+        for position, ends in ((4, {}), (5, {}), (6, {tp: 5})):
             state.seek(position)
             assert recovery._read_to_the_end() == ends
         recovery.tables.changelog_queue.put_nowait(object())
         assert recovery._read_to_the_end() == {}, "records that wait in the queue were passed over"
         recovery.tables.changelog_queue.get_nowait()
-        recovery.active_offsets[here] = 5
+        recovery.active_offsets[tp] = 5
         assert recovery._read_to_the_end() == {}
-        recovery.active_offsets[here] = 3
+        recovery.active_offsets[tp] = 3
         monkeypatch.setattr(faust_resilience, "RECOVERY_POLL_INTERVAL_S", SOON_S)
         recovery.in_recovery = True
         passing = asyncio.ensure_future(PatientRecovery._pass_over_unreadable_ends.fun(recovery))
         async with asyncio.timeout(ENOUGH_S):
-            while recovery.active_offsets[here] != 5:  # noqa: ASYNC110 - the task changes it
+            while recovery.active_offsets[tp] != 5:  # noqa: ASYNC110 - the task changes it
                 await asyncio.sleep(SOON_S)
         passing.cancel()
-        assert recovery.active_offsets == {here: 5}
+        assert recovery.active_offsets == {tp: 5}
 
 
 async def test_a_commit_of_a_revoked_partition_fails_without_a_crash() -> None:
@@ -145,9 +145,9 @@ async def test_a_flush_waits_for_all_earlier_records_even_those_being_sent() -> 
         flushing = asyncio.ensure_future(producer.flushed())
         await asyncio.wait([flushing], timeout=10 * SOON_S)  # Faust's own flush ends before
         assert not flushing.done()
-        left = asyncio.ensure_future(producer.flushed())
+        cancelled = asyncio.ensure_future(producer.flushed())
         await asyncio.sleep(0)
-        left.cancel()  # a cancelled flush must not cancel the other
+        cancelled.cancel()  # a cancelled flush must not cancel the other
         channel.opened.set()
         async with asyncio.timeout(ENOUGH_S):
             assert await flushing
@@ -466,7 +466,7 @@ async def test_a_request_about_changelogs_is_retried_until_it_is_answered(
         await retried(KafkaTimeoutError(), {tp: 7}, stops=True)
 
 
-async def test_no_record_is_fetched_while_no_partition_is_active(
+async def test_no_record_is_fetched_while_none_would_be_processed(
     yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bounded.install(monkeypatch)

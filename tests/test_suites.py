@@ -55,7 +55,7 @@ def test_a_change_in_a_room_without_tests_runs_the_parents_tests(tmp_path: Path)
 
 
 def test_every_guarantee_is_held_by_tests_and_says_so() -> None:
-    guarantees = [one for those in load().values() for one in those]
+    guarantees = [one for chapter in load().values() for one in chapter]
     for one in guarantees:
         files = [file for place in one.tests for file in files_of(place)]
         assert files, one.text

@@ -41,7 +41,7 @@ def row(start: int, state: str, topic: str = "orders", **changes: Any) -> dict[s
     }  # fmt: skip
 
 
-def a_rule(*on: str, **fields: Any) -> Rule:
+def make_rule(*on: str, **fields: Any) -> Rule:
     return Rule("r", frozenset(on or ("loss",)), lambda topic: topic != "other", **fields)
 
 
@@ -86,24 +86,24 @@ class Leaders:
 @pytest.mark.parametrize(
     ("rule", "rows", "fires"),
     [
-        (a_rule("loss"), [row(1, "lossy")], True),
-        (a_rule("loss"), [row(1, state) for state in STATES if state != "lossy"], False),
-        (a_rule("absent-audit"), [row(1, "absent-audit")], True),
-        (a_rule("duplication", "corruption"), [row(1, "corrupted")], True),
-        (a_rule("duplication", above=AlertThreshold("records", 3)), [row(1, "duplicated")], False),
-        (a_rule("duplication", above=AlertThreshold("records", 2)), [row(1, "duplicated")], True),
-        (a_rule("loss", above=AlertThreshold("share", 0.02)), [row(1, "lossy")], False),
-        (a_rule("loss", above=AlertThreshold("share", 0.0199)), [row(1, "lossy")], True),
-        (a_rule("late"), [row(1, "late")], True),
-        (a_rule("late"), [row(1, "late", missing=0, to_count=100)], False),  # all records have arrived by now
-        (a_rule("loss"), [row(1, "lossy", "other")], False),
-        (a_rule("loss", tiers=("aggregate", "consumer")), [row(1, "lossy")], False),
-        (a_rule("loss", tiers=("regional", "aggregate")), [row(1, "lossy")], True),
-        (a_rule("loss", within_ms=WIDTH_MS), [row(-1, "lossy")], False),  # before the period `within`
-        (a_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0)], True),
-        (a_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0), row(2, "ok", lag_ms=3)], False),
-        (a_rule("lag", above=LAG), [row(1, "provisional", lag_ms=501.0)], False),
-        (a_rule("lag", above=LAG), [row(1, "ok")], False),
+        (make_rule("loss"), [row(1, "lossy")], True),
+        (make_rule("loss"), [row(1, state) for state in STATES if state != "lossy"], False),
+        (make_rule("absent-audit"), [row(1, "absent-audit")], True),
+        (make_rule("duplication", "corruption"), [row(1, "corrupted")], True),
+        (make_rule("duplication", above=AlertThreshold("records", 3)), [row(1, "duplicated")], False),
+        (make_rule("duplication", above=AlertThreshold("records", 2)), [row(1, "duplicated")], True),
+        (make_rule("loss", above=AlertThreshold("share", 0.02)), [row(1, "lossy")], False),
+        (make_rule("loss", above=AlertThreshold("share", 0.0199)), [row(1, "lossy")], True),
+        (make_rule("late"), [row(1, "late")], True),
+        (make_rule("late"), [row(1, "late", missing=0, to_count=100)], False),  # no record is missing any more
+        (make_rule("loss"), [row(1, "lossy", "other")], False),
+        (make_rule("loss", tiers=("aggregate", "consumer")), [row(1, "lossy")], False),
+        (make_rule("loss", tiers=("regional", "aggregate")), [row(1, "lossy")], True),
+        (make_rule("loss", within_ms=WIDTH_MS), [row(-1, "lossy")], False),  # before the period `within`
+        (make_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0)], True),
+        (make_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0), row(2, "ok", lag_ms=3)], False),
+        (make_rule("lag", above=LAG), [row(1, "provisional", lag_ms=501.0)], False),
+        (make_rule("lag", above=LAG), [row(1, "ok")], False),
     ],
 )  # fmt: skip
 def test_an_alert_fires_for_the_named_tiers_and_from_its_threshold_on(
@@ -116,7 +116,7 @@ def test_an_alert_fires_for_the_named_tiers_and_from_its_threshold_on(
 
 
 def test_one_alert_has_all_windows_of_a_topic_and_pair() -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     leaders.step(1, [row(n, "lossy") for n in range(30)] + [row(3, "lossy", "payments")])
     assert sorted(leaders.summary()) == [("orders", "firing", 1, 20), ("payments", "firing", 1, 1)]
     (of_orders,) = (state for state in leaders.states.values() if state.topic == "orders")
@@ -125,7 +125,7 @@ def test_one_alert_has_all_windows_of_a_topic_and_pair() -> None:
 
 def test_groups_that_consume_have_alerts_of_their_own() -> None:
     """A group without loss or lag does not hide the loss or lag of another group."""
-    leaders = Leaders(a_rule(), a_rule("lag", above=LAG)._replace(name="slow"))
+    leaders = Leaders(make_rule(), make_rule("lag", above=LAG)._replace(name="slow"))
     slow, quick = (
         row(1, state, group=group, to_tier="consumer", lag_ms=lag_ms)
         for group, state, lag_ms in (("billing", "lossy", 900.0), ("web", "ok", 3.0))
@@ -142,7 +142,7 @@ def test_groups_that_consume_have_alerts_of_their_own() -> None:
 
 
 def test_an_alert_fires_and_resolves_only_after_the_rules_duration() -> None:
-    leaders = Leaders(a_rule(for_ms=1_000))
+    leaders = Leaders(make_rule(for_ms=1_000))
     lossy, fine = [row(1, "lossy")], [row(1, "ok")]
     leaders.step(10_000, lossy)
     leaders.next()  # the time continues under another leader
@@ -167,7 +167,7 @@ def test_an_alert_fires_and_resolves_only_after_the_rules_duration() -> None:
 
 @pytest.mark.parametrize(("rows", "aged"), [([], True), ([row(1, "ok")], False)])
 def test_an_alert_that_ends_because_its_windows_aged_says_so(rows: list[dict[str, Any]], aged: bool) -> None:
-    leaders = Leaders(a_rule(within_ms=WIDTH_MS))
+    leaders = Leaders(make_rule(within_ms=WIDTH_MS))
     leaders.step(2 * WIDTH_MS, [row(1, "lossy")])
     at_ms = 3 * WIDTH_MS + 1 if aged else 2 * WIDTH_MS + 1
     leaders.step(at_ms, rows or [row(1, "lossy")])
@@ -177,7 +177,7 @@ def test_an_alert_that_ends_because_its_windows_aged_says_so(rows: list[dict[str
 
 @pytest.mark.parametrize("unsure", ["provisional", "absent-audit"])
 def test_an_unknown_comparison_neither_resolves_nor_fires(unsure: str) -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     leaders.step(1, [row(1, "lossy")])
     leaders.step(2, [row(1, unsure)])
     leaders.step(3, None)
@@ -187,7 +187,7 @@ def test_an_unknown_comparison_neither_resolves_nor_fires(unsure: str) -> None:
 
 
 def test_windows_that_are_too_many_to_list_do_not_resolve_an_alert() -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     (state,) = leaders.step(1, [row(1, "lossy")])
     assert step(leaders.states, leaders.rules, {"r"}, [], (), 2, 1, {"orders": 2 * WIDTH_MS}) == []
     (over,) = step(leaders.states, leaders.rules, {"r"}, [], (), 2, 1, {"orders": WIDTH_MS})
@@ -195,7 +195,7 @@ def test_windows_that_are_too_many_to_list_do_not_resolve_an_alert() -> None:
 
 
 def test_a_channel_is_due_until_it_took_the_newest_notice_of_which_each_change_has_one() -> None:
-    leaders = Leaders(a_rule(channels=("a", "b")))
+    leaders = Leaders(make_rule(channels=("a", "b")))
     lossy = [row(1, "lossy")]
     leaders.step(0, lossy)
     (state,) = leaders.states.values()
@@ -219,7 +219,7 @@ def test_a_channel_is_due_until_it_took_the_newest_notice_of_which_each_change_h
 
 
 def test_an_alert_that_an_earlier_version_sent_reminders_of_is_resolved_with_the_next_number() -> None:
-    leaders = Leaders(a_rule(channels=("a",)))
+    leaders = Leaders(make_rule(channels=("a",)))
     (state,) = leaders.step(0, [row(1, "lossy")])
     stored = {**msgspec.to_builtins(state), "notice": 7, "noticed_ms": 5, "told": {"a": [7, 6]}}
     assert leaders.state.apply(codec.control_event(msgspec.json.encode(stored)))
@@ -229,7 +229,7 @@ def test_an_alert_that_an_earlier_version_sent_reminders_of_is_resolved_with_the
 
 
 def test_a_deposed_leader_fires_and_resolves_nothing() -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     leaders.next()
     leaders.step(1, [row(1, "lossy")], term=1)
     assert leaders.summary() == []
@@ -239,7 +239,7 @@ def test_a_deposed_leader_fires_and_resolves_nothing() -> None:
 
 
 def test_alerts_of_a_deleted_rule_go_and_those_of_an_unreadable_one_stay() -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     leaders.step(1, [row(1, "lossy")])
     assert step(leaders.states, {}, {"r"}, [], (), 2, 1) == []
     (gone,) = step(leaders.states, {}, set(), [], (), 2, 1)
@@ -251,7 +251,7 @@ def test_alerts_of_a_deleted_rule_go_and_those_of_an_unreadable_one_stay() -> No
 
 
 def test_alerts_are_bounded_and_the_excess_is_reported() -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     rows = [row(1, "lossy", f"t{n}") for n in range(alerts_rules.MOST_LIVE + 5)]
     leaders.step(1, rows)
     assert len(leaders.states) == alerts_rules.MOST_LIVE
@@ -260,7 +260,7 @@ def test_alerts_are_bounded_and_the_excess_is_reported() -> None:
 
 
 def test_of_two_alerts_that_a_failed_write_left_only_the_first_stays() -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     (first,) = leaders.step(5, [row(1, "lossy")])
     twin = msgspec.structs.replace(first, id=f"{first.id}f", since_ms=9)
     assert leaders.state.apply(twin)
@@ -269,7 +269,7 @@ def test_of_two_alerts_that_a_failed_write_left_only_the_first_stays() -> None:
 
 
 def test_growing_figures_are_not_written_at_every_evaluation() -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     leaders.step(0, [row(1, "lossy")])
     assert leaders.step(1_000, [row(1, "lossy", missing=3)]) == []
     assert leaders.step(1_000, [row(1, "lossy"), row(2, "lossy")]), "another window"
@@ -281,7 +281,7 @@ def test_growing_figures_are_not_written_at_every_evaluation() -> None:
     st.lists(st.sampled_from(STATES), max_size=8), st.sampled_from(sorted(set(alerts_rules.KIND_OF.values())))
 )
 def test_an_alert_has_only_final_windows_of_its_kind(states: list[str], kind: str) -> None:
-    found = seen([a_rule(kind)], [row(n, state) for n, state in enumerate(states)], 0)
+    found = seen([make_rule(kind)], [row(n, state) for n, state in enumerate(states)], 0)
     for one in found.values():
         assert {alerts_rules.KIND_OF[window.state] for window in one.windows} <= {kind}
         assert "provisional" not in {window.state for window in one.windows}
@@ -321,7 +321,7 @@ class AlertsOfTwoTopics(RuleBasedStateMachine):
 
     @initialize(for_ms=st.sampled_from([0, 50, 500]))
     def begin(self, for_ms: int) -> None:
-        self.rule = a_rule(for_ms=for_ms, channels=("c",))
+        self.rule = make_rule(for_ms=for_ms, channels=("c",))
         self.leaders = Leaders(self.rule)
         self.model = {topic: Model(for_ms) for topic in self.topics}
         self.now_ms = 1_000
@@ -405,7 +405,7 @@ TestAlertsOfTwoTopics = AlertsOfTwoTopics.TestCase
 def test_a_fresh_reader_of_a_compacted_log_knows_all_alerts(
     history: list[tuple[str, list[str]]], cleaned: int
 ) -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     written: list[Any] = [Claim(at_ms=0, term=1, worker="w1")]
     marks = [1]
     for now_ms, (act, found) in enumerate(history, 1):

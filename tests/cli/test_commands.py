@@ -144,8 +144,8 @@ def test_deploying_is_a_dry_run_without_execute_and_asks_without_yes(shell: Shel
     assert "created billing/orders" in done.stderr
     (event,) = shell.fed.control.appended
     assert event.actor == "j? (command line)"  # type: ignore[union-attr]
-    again = shell("config", "deploy", "-f", file, "--execute", "--yes")
-    assert "nothing to change" in again.stderr
+    repeated = shell("config", "deploy", "-f", file, "--execute", "--yes")
+    assert "nothing to change" in repeated.stderr
     assert len(shell.fed.control.appended) == 1
 
 
@@ -230,8 +230,8 @@ def test_an_unreadable_definition_is_one_warning_and_the_others_are_deployed(she
 
     pruned = shell("config", "plan", "-f", others, "--prune")
     assert "delete     b/orders" in pruned.stdout
-    again = shell("config", "deploy", "-f", shell.file(definition("b", "orders")), "--execute", "--yes")
-    assert (again.returncode, "updated b/orders" in again.stderr) == (0, True), again.stderr
+    replaced = shell("config", "deploy", "-f", shell.file(definition("b", "orders")), "--execute", "--yes")
+    assert (replaced.returncode, "updated b/orders" in replaced.stderr) == (0, True), replaced.stderr
     assert "warning" not in shell("config", "plan", "-f", others).stderr
 
 

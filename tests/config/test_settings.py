@@ -142,7 +142,7 @@ worker: {grace: soon}
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "meant"),
+    ("before", "after", "suggestion"),
     [
         ("tier: aggregate", "tier: agregate", "aggregate"),
         ("tier: aggregate", "teir: aggregate", "tier"),
@@ -152,9 +152,9 @@ worker: {grace: soon}
     ],
 )
 def test_a_typing_error_is_answered_with_a_suggestion(
-    tmp_path: Path, before: str, after: str, meant: str
+    tmp_path: Path, before: str, after: str, suggestion: str
 ) -> None:
-    assert f"did you mean {meant}?" in text_of(tmp_path, SETTINGS.replace(before, after, 1))
+    assert f"did you mean {suggestion}?" in text_of(tmp_path, SETTINGS.replace(before, after, 1))
 
 
 def test_a_region_without_a_place_for_the_control_topics_is_refused(tmp_path: Path) -> None:
@@ -256,10 +256,10 @@ def test_sizing_of_an_earlier_version_does_not_stop_a_workers_start(tmp_path: Pa
 
 
 def test_schemas_are_in_a_folder_beside_the_file_unless_configured(tmp_path: Path) -> None:
-    beside = MINIMAL
-    assert load(tmp_path, beside).schemas_path == tmp_path / "schemas"
-    assert load(tmp_path, beside + "schemas: types\n").schemas_path == tmp_path / "types"
-    assert load(tmp_path, beside + "schemas: /etc/types\n").schemas_path == Path("/etc/types")
+    by_default = MINIMAL
+    assert load(tmp_path, by_default).schemas_path == tmp_path / "schemas"
+    assert load(tmp_path, by_default + "schemas: types\n").schemas_path == tmp_path / "types"
+    assert load(tmp_path, by_default + "schemas: /etc/types\n").schemas_path == Path("/etc/types")
 
 
 def test_a_worker_that_would_end_at_each_pause_of_its_loop_is_refused(tmp_path: Path) -> None:

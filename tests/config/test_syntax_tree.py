@@ -18,7 +18,7 @@ from app.definitions.registry import load_definitions
 from tests.config.examples import SETTINGS, SMALL, changed
 
 
-def refused(text: str) -> ConfigProblem:
+def problem_in(text: str) -> ConfigProblem:
     with pytest.raises(InvalidConfiguration) as caught:
         read_documents(text, "here.yaml")
     (problem,) = caught.value.problems
@@ -57,7 +57,7 @@ def test_a_secret_with_a_tag_is_reported_at_its_line_and_never_shown(tmp_path: P
     ],
 )
 def test_a_foreign_tag_is_an_error_at_its_place(text: str, line: int, column: int) -> None:
-    problem = refused(text)
+    problem = problem_in(text)
 
     assert (problem.line, problem.column) == (line, column)
     assert "tag" in problem.message
@@ -91,7 +91,7 @@ def test_scalars_have_their_yaml_types(text: str, value: Any) -> None:
     ],
 )
 def test_unreadable_yaml_is_reported_with_its_line(text: str, line: int) -> None:
-    assert refused(text).line == line
+    assert problem_in(text).line == line
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_unreadable_yaml_is_reported_with_its_line(text: str, line: int) -> None
     ],
 )
 def test_a_repeated_key_is_reported_at_its_second_place(text: str, line: int, field: str) -> None:
-    problem = refused(text)
+    problem = problem_in(text)
 
     assert (problem.line, problem.field) == (line, field)
     assert "twice" in problem.message

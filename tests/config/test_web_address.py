@@ -54,7 +54,7 @@ def test_by_default_the_host_is_advertised_unless_it_is_every_address(host: str,
 
 
 @pytest.mark.parametrize(
-    ("value", "what"),
+    ("value", "message"),
     [
         ("advertise: 0.0.0.0", "every address is none"), ("advertise: '::'", "every address is none"),
         ("advertise: 'http://0.0.0.0:6066'", "every address is none"),
@@ -74,12 +74,12 @@ def test_by_default_the_host_is_advertised_unless_it_is_every_address(host: str,
     ],
 )  # fmt: skip
 def test_an_impossible_address_is_refused_at_its_line_with_the_remedy(
-    tmp_path: Path, value: str, what: str
+    tmp_path: Path, value: str, message: str
 ) -> None:
     with pytest.raises(InvalidConfiguration) as refused:
         load(tmp_path, f"web:\n  {value}\n")
     (problem,) = refused.value.problems
-    assert what in problem.message
+    assert message in problem.message
     assert problem.remedy
     assert problem.field.startswith(f"web.{value.partition(':')[0]}")
     assert problem.line == 4

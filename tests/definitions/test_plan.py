@@ -90,10 +90,10 @@ def test_groups_whose_topics_collide_in_kafka_are_refused() -> None:
     assert not plan({}, [dots]).conflicts
 
     deployed = by_key(dots, underscores)  # an older version accepted both
-    beside = plan(deployed, [workload("invoices"), underscores])
-    (warning,) = beside.warnings
+    planned = plan(deployed, [workload("invoices"), underscores])
+    (warning,) = planned.warnings
     assert re.fullmatch(words.format(*["orders", r"\w+"] * 2, "delete one"), warning)
-    assert not beside.conflicts
+    assert not planned.conflicts
     assert not plan(deployed, [dots], prune=True, allow_empty=True).warnings
 
 
@@ -117,11 +117,13 @@ def test_copies_whose_names_collide_in_kafka_are_refused() -> None:
     (kept,) = plan({}, [two["b"]], routes={"a": two["a"]}).conflicts
     assert kept == conflict
     assert not plan({}, [two["b"]], routes={"a": two["a"]}, prune=True, allow_empty=True).conflicts
-    (beside,) = plan({}, [two["b"]], other_regions=OtherRegions(routes=(two["a"].route(),))).conflicts
-    assert beside == conflict
+    (of_other_region,) = plan(
+        {}, [two["b"]], other_regions=OtherRegions(routes=(two["a"].route(),))
+    ).conflicts
+    assert of_other_region == conflict
 
-    apart = routes(("b", "north", {"topics": ["pay_eu"], "rename": "{cluster}.{topic}"}))
-    assert not plan({}, [*apart.values()], routes={"a": two["a"]}).conflicts
+    renamed = routes(("b", "north", {"topics": ["pay_eu"], "rename": "{cluster}.{topic}"}))
+    assert not plan({}, [*renamed.values()], routes={"a": two["a"]}).conflicts
     planned = plan({}, [*routes(("c", "east", {"topics": ["x"]})).values()], routes=two)
     assert (planned.conflicts, planned.warnings) == ((), (conflict,)), (
         "routes that an older version accepted are a conflict"

@@ -70,15 +70,15 @@ def test_either_of_two_hosts_shows_trackers_plans_placements_reads_audits_and_fi
     with Traffic(
         [region.bootstrap, aggregate], PAID, record_counts=(3, 60)
     ) as traffic:  # later records end the windows
-        wait_until(lambda: traffic.sent.total() > 100, SETTLE_S, partial(shown, workers[0]))
+        wait_until(lambda: traffic.sent.total() > 100, SETTLE_S, partial(report_text, workers[0]))
         at_ms = time.time_ns() // 1_000_000
         asyncio.run(write(region.bootstrap, LOST, at_ms))
         for worker in workers:
             wait_until(
                 lambda worker=worker: firing(worker) == {"paid-0", "paid-1"},
-                SETTLE_S, partial(shown, worker), 0.5,
+                SETTLE_S, partial(report_text, worker), 0.5,
             )  # fmt: skip
-            wait_until(partial(is_lost, worker, at_ms), SETTLE_S, partial(shown, worker), 0.5)
+            wait_until(partial(is_lost, worker, at_ms), SETTLE_S, partial(report_text, worker), 0.5)
 
 
 def owner_by_tracker(worker: Worker, partition: int) -> str:
@@ -99,7 +99,7 @@ def report(worker: Worker) -> tuple[int, Any]:
     return http("GET", f"{worker.url}/api/v1/audit/windows?topic={PAID}&limit=1000")
 
 
-def shown(worker: Worker) -> str:
+def report_text(worker: Worker) -> str:
     """A worker's audit report as text, for a failure."""
     return str(report(worker))
 

@@ -44,9 +44,9 @@ def test_an_image_is_small_not_root_has_a_health_check_and_keeps_nothing_of_its_
     assert image_state["Config"]["Healthcheck"]["Test"][0] == "CMD"
     assert image_state["Config"]["Entrypoint"] == entrypoint
     assert image_state["Size"] < LIMIT_MB * 1e6
-    left = ("(", "-name", "ca.crt", "-o", "-name", "pip", "-o", "-path", "/build", ")")
+    build_remains = ("(", "-name", "ca.crt", "-o", "-name", "pip", "-o", "-path", "/build", ")")
     find_all = ("docker", "run", "--rm", "--user", "0", "--entrypoint", "find", image, "/", "-xdev")
-    assert run(*find_all, *left) == ""
+    assert run(*find_all, *build_remains) == ""
 
 
 def test_sigterm_ends_a_process_that_has_no_handler_for_it_yet(worker_image: str) -> None:
@@ -140,7 +140,7 @@ tool==6 \\
 
 
 @pytest.mark.parametrize(
-    ("roots", "without", "expected"),
+    ("roots", "excluded", "expected"),
     [
         ((), (), {"alpha", "beta", "gamma", "delta", "heavy"}),
         ((), ("heavy",), {"alpha", "beta", "gamma"}),
@@ -150,11 +150,11 @@ tool==6 \\
     ],
 )
 def test_an_image_gets_the_packages_of_its_roots_with_every_hash(
-    roots: tuple[str, ...], without: tuple[str, ...], expected: set[str]
+    roots: tuple[str, ...], excluded: tuple[str, ...], expected: set[str]
 ) -> None:
     script = runpy.run_path(str(LOCK_SCRIPT))
     packages = script["blocks"](LOCK)
-    assert script["closure"](packages, set(roots) or {script["PROJECT"]}, set(without)) == expected
+    assert script["closure"](packages, set(roots) or {script["PROJECT"]}, set(excluded)) == expected
     assert all(text.count("--hash=") == 1 for text in packages.values())
 
 

@@ -37,7 +37,7 @@ def test_a_worker_cut_off_under_load_loses_nothing_repeats_only_what_was_in_flig
         region.wait_delivered(1_500)
         region.cut_off(second)
         wait_until(lambda: list(first.owners().values()) == [JOBS], READY_S, lambda: str(first.owners()))
-        (left,) = first.alive()
+        (remaining,) = first.alive()
         assert state(second.container)["Running"], "the worker that was cut off has ended"
         wait_until(
             lambda: not second.ready(), READY_S, lambda: "the worker is cut off and reports that it is ready"
@@ -59,4 +59,4 @@ def test_a_worker_cut_off_under_load_loses_nothing_repeats_only_what_was_in_flig
     later = region.settle()
     assert later.sound, later
     assert later.duplicates == report.duplicates
-    assert set(second.owners()) == both - {left}
+    assert set(second.owners()) == both - {remaining}

@@ -18,7 +18,7 @@ KNOWN = Measured(
 anything = st.none() | st.floats() | st.sampled_from([0.0, -1.0, 1e300, math.inf, math.nan])
 
 
-def changed(**fields: object) -> Measured:
+def measured_with(**fields: object) -> Measured:
     return Measured(**{name: fields.get(name, getattr(KNOWN, name)) for name in Measured.__struct_fields__})
 
 
@@ -29,14 +29,14 @@ def test_in_flight_is_rate_times_latency_with_headroom() -> None:
 
 
 def test_partitions_follow_from_the_measured_ceiling_and_never_become_fewer() -> None:
-    assert recommend(changed(partition_ceiling=200), WORKER).partitions.value == 7
-    fewer = recommend(changed(partitions=32), WORKER).partitions
+    assert recommend(measured_with(partition_ceiling=200), WORKER).partitions.value == 7
+    fewer = recommend(measured_with(partitions=32), WORKER).partitions
     assert fewer.value == 32
     assert "needs 4, and there are 32" in fewer.why
 
 
 def test_in_strict_order_latency_bounds_a_partition() -> None:
-    strict = recommend(changed(ordered=True), WORKER)
+    strict = recommend(measured_with(ordered=True), WORKER)
     assert strict.partitions.value == 65  # 20 a second each
     assert strict.in_flight.value == 4
     assert "strict order" in strict.partitions.why
@@ -46,22 +46,25 @@ def test_a_workload_gets_one_worker_more_than_its_load_needs() -> None:
     figure = recommend(KNOWN, WORKER).workers
     assert figure.value == 4  # 1.8 cores / 0.75 = 2.4, and one
     assert "1.8 cores of cpu" in figure.why
-    memory = recommend(changed(load=Load(0.1, 3 * (1 << 30), 0)), WORKER).workers
+    memory = recommend(measured_with(load=Load(0.1, 3 * (1 << 30), 0)), WORKER).workers
     assert memory.value == 3
     assert "memory" in memory.why
 
 
 def test_no_more_workers_than_partitions_are_recommended() -> None:
-    figure = recommend(changed(load=Load(30.0, 0, 0)), WORKER).workers
+    figure = recommend(measured_with(load=Load(30.0, 0, 0)), WORKER).workers
     assert figure.value == 4
     assert "no more than its 4 partitions" in figure.why
 
 
 def test_a_lag_is_demand_too() -> None:
-    lagging = recommend(changed(lag_messages=600_000), WORKER)
+    lagging = recommend(measured_with(lag_messages=600_000), WORKER)
     assert lagging.in_flight.value == 130
     assert "a lag of 600,000 over 600 s" in lagging.in_flight.why
-    assert "to remove the lag" in recommend(changed(lag_messages=600_000, partitions=64), WORKER).workers.why
+    assert (
+        "to remove the lag"
+        in recommend(measured_with(lag_messages=600_000, partitions=64), WORKER).workers.why
+    )
 
 
 def test_a_missing_measurement_gives_a_reason_instead_of_a_figure() -> None:

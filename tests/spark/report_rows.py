@@ -12,7 +12,7 @@ HOUR_MS = 3_600_000
 RANKS = {"p50_ms": 4.0, "p95_ms": 21.0, "p99_ms": None}
 
 
-def happened(
+def timeline_row(
     minutes_ago: int, kind: str, what: str, who: str = "ann", minutes: int | None = 0, region: str = "east"
 ) -> dict[str, Any]:
     """A timeline row that lasted this many minutes. None: it is still open."""
@@ -38,8 +38,8 @@ def line(place: str, *counts: int) -> dict[str, Any]:
 
 def counted(tier: str, cluster: str) -> dict[str, Any]:
     """The counts of an audit tier."""
-    many = {"windows": 120, "open_windows": 1, "records": 41_234, "bytes": 9_000_000}
-    return {"tier": tier, "cluster": cluster, **many, "duplicates": 0, "late": 7, **RANKS}
+    totals = {"windows": 120, "open_windows": 1, "records": 41_234, "bytes": 9_000_000}
+    return {"tier": tier, "cluster": cluster, **totals, "duplicates": 0, "late": 7, **RANKS}
 
 
 def workload(key: str, audited: str, delivered: int | None) -> dict[str, Any]:
@@ -166,13 +166,17 @@ REPORT: dict[str, Any] = {
         }
     ],
     "timeline": [
-        happened(5, "incident", f"log-truncated: orders: {EVIL}; look at the disks of east-regional", "w-1"),
-        happened(20, "alert", "orders-lost: orders, regional to aggregate: firing", "", None),
-        happened(55, "role", "billing/orders is active in west instead of east, epoch 3", minutes=1),
-        happened(60, "failover", "f-1 to west: done: the east is away", minutes=12, region="west"),
-        happened(61, "leader", "claims term 4", "w-2"),
-        happened(120, "audit", "orders, regional to aggregate: lossy, 3 missing, 1 window", EVIL, 1, "west"),
-        happened(300, "operator", "billing/orders: skip orders/0 17", "bob"),
+        timeline_row(
+            5, "incident", f"log-truncated: orders: {EVIL}; look at the disks of east-regional", "w-1"
+        ),
+        timeline_row(20, "alert", "orders-lost: orders, regional to aggregate: firing", "", None),
+        timeline_row(55, "role", "billing/orders is active in west instead of east, epoch 3", minutes=1),
+        timeline_row(60, "failover", "f-1 to west: done: the east is away", minutes=12, region="west"),
+        timeline_row(61, "leader", "claims term 4", "w-2"),
+        timeline_row(
+            120, "audit", "orders, regional to aggregate: lossy, 3 missing, 1 window", EVIL, 1, "west"
+        ),
+        timeline_row(300, "operator", "billing/orders: skip orders/0 17", "bob"),
     ],
     "quarantine": [
         {

@@ -41,7 +41,7 @@ def test_rounds_archive_each_record_once(session: SparkSession, archive: Archive
     assert read(archive) == [(partition, offset) for partition in range(2) for offset in range(20)]
 
 
-def test_a_late_record_goes_to_its_old_hour_and_is_found_there(
+def test_a_late_record_is_archived_in_its_own_hour_and_found_there(
     session: SparkSession, archive: Archive
 ) -> None:
     rows = [row(0), row(1), row(2, at_ms=NOON_MS + HOUR_MS)]
@@ -52,7 +52,7 @@ def test_a_late_record_goes_to_its_old_hour_and_is_found_there(
     assert {file.hour for file in archive.state().files.values()} == {"12", "13"}
 
 
-def test_a_round_that_dies_between_files_and_log_counts_for_nothing(
+def test_a_round_that_dies_between_files_and_log_archives_nothing(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_change: object) -> None:
@@ -72,7 +72,7 @@ def test_a_round_that_dies_between_files_and_log_counts_for_nothing(
     assert set(stale(archive, far, DAY_MS)) == orphans
 
 
-def test_what_is_written_is_read_back_before_it_counts(
+def test_written_files_are_read_back_before_they_are_committed(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def loses(data: DataFrame, staging: Path, checks: list[object]) -> dict[str, object]:
@@ -173,7 +173,7 @@ def test_a_large_hour_becomes_several_files(session: SparkSession, archive: Arch
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_compaction_gives_way_to_another(
+def test_a_compaction_gives_way_to_a_concurrent_one(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(session, archive)
@@ -210,7 +210,7 @@ def test_a_compaction_that_alters_a_record_is_refused(
     assert archive.state().files == before
 
 
-def test_files_of_an_earlier_version_lack_columns_and_are_read_and_joined(
+def test_files_of_an_earlier_version_without_some_columns_are_read_and_joined(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def earlier(data: DataFrame, staging: Path, checks: list[object]) -> dict[str, object]:

@@ -144,7 +144,7 @@ def test_a_disk_that_is_too_small_is_refused_before_any_data_is_made(
 
 
 @pytest.mark.deep(minutes=7.1)
-def test_the_bench_prints_what_it_found_and_leaves_nothing(
+def test_the_bench_prints_its_results_and_leaves_no_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["report", "--only=audits", "--audit-rows=1200", "--growth=2", "--rounds=1", "--folder"]

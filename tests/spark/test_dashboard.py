@@ -98,7 +98,7 @@ def two_regions(first: str = "east", second: str = "west") -> tuple[Region, Regi
     return east, west
 
 
-def test_the_report_of_two_regions(session: SparkSession, tmp_path: Path) -> None:
+def test_the_report_combines_two_regions(session: SparkSession, tmp_path: Path) -> None:
     east, west = two_regions()
     assert take(session, tmp_path, east).offsets == len(east.rows)
     assert take(session, tmp_path, west).quarantined == 0
@@ -219,7 +219,7 @@ def test_a_bad_record_is_quarantined_with_its_reason(session: SparkSession, tmp_
 
 @pytest.mark.deep(minutes=0.2)
 @pytest.mark.parametrize("at", ["write", "commit"])
-def test_a_round_that_is_killed_changes_nothing_and_is_made_again(
+def test_a_killed_round_changes_nothing_and_is_repeated(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     class Killed(BaseException):

@@ -84,9 +84,9 @@ def test_periodic_rounds_survive_a_failure_and_a_single_round_raises_it(
         job.run(options(root, "--once"))
 
 
-@pytest.mark.parametrize("where", ["_catch_up", "_bring_up"])
+@pytest.mark.parametrize("function", ["_catch_up", "_bring_up"])
 def test_no_round_follows_when_the_session_has_ended(
-    root: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     def lost(*_: Any) -> None:
         raise SparkJobError("its master is gone")
@@ -96,7 +96,7 @@ def test_no_round_follows_when_the_session_has_ended(
 
     disconnect(monkeypatch, ended=True)
     monkeypatch.setattr(job, "_catch_up", lambda *_: None)
-    monkeypatch.setattr(job, where, lost)
+    monkeypatch.setattr(job, function, lost)
     monkeypatch.setattr(job.time, "sleep", sleep)
     with pytest.raises(SparkJobError, match="its master is gone"):
         job.run(options(root, "--every", "1s"))

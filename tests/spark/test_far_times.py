@@ -41,7 +41,7 @@ async def put(client: ClusterClient, topic: str, batches: Iterable[bytearray]) -
         assert answer.code == 0, answer
 
 
-def good() -> list[bytearray]:
+def good_batches() -> list[bytearray]:
     return [batch([record(0, b"good", key=b"key")], timestamp_ms=NOON_MS) for _ in range(GOOD)]
 
 
@@ -51,7 +51,7 @@ async def fill(bootstrap: str, topics: dict[str, list[bytearray]]) -> None:
         await create(bootstrap, topic, 1, **EVER)
     async with connected(bootstrap) as client:
         for topic, odd in topics.items():
-            await put(client, topic, [*good(), *odd, *good()])
+            await put(client, topic, [*good_batches(), *odd, *good_batches()])
 
 
 def archived(root: Path, topic: str) -> list[ArchivedRecord]:
@@ -92,8 +92,8 @@ def test_one_record_in_nanoseconds_is_quarantined_whole_and_damage_holds_up_no_o
     assert [one.offset for one in archived(root, stock)] == [*range(GOOD)], "damaged offsets were archived"
     found = archived(root, times)
     assert [one.offset for one in found] == [*range(2 * GOOD + len(FAR_MS))]
-    apart = [(one.timestamp_ms, one.key, one.value) for one in found[GOOD : GOOD + len(FAR_MS)]]
-    assert apart == [(at_ms, b"k", b"far") for at_ms in FAR_MS]
+    far_records = [(one.timestamp_ms, one.key, one.value) for one in found[GOOD : GOOD + len(FAR_MS)]]
+    assert far_records == [(at_ms, b"k", b"far") for at_ms in FAR_MS]
     files = ArchiveReader(Archive.open(root)).files(ArchiveQuery(times, quarantined=True))
     assert sum(file.rows for file in files if file.table == "quarantine") == len(FAR_MS)
 

@@ -48,10 +48,10 @@ def pairs_of(
     """The pairs of a window with these counts. By default region east has reports of all places until now."""
     known = heard or dict.fromkeys(counts, tier())
     by = {("orders", place): {"east"} for place in known}
-    return [pair for _, pair in everywhere(counts, plans, by, known)]
+    return [pair for _, pair in pairs_by_region(counts, plans, by, known)]
 
 
-def everywhere(
+def pairs_by_region(
     counts: dict[TierPlace, int],
     plans: Sequence[tuple[str, PlanTerms]],
     heard: dict[tuple[str, TierPlace], set[str]],
@@ -112,11 +112,11 @@ def test_groups_are_compared_where_a_plan_counts_what_they_finish() -> None:
     assert pairs_of(counts, [("west", terms())]), "the west has no reports of it, so its plan does not count"
 
 
-def test_a_client_that_was_given_up_lacks_nothing_later() -> None:
+def test_a_client_that_stopped_reporting_long_ago_lacks_no_records() -> None:
     old = {WEB: tier(START_MS - 2 * HOUR_MS), HOME: tier()}
     assert pairs_of({HOME: 10}, [("east", terms())], old) == []
-    lately = {WEB: tier(START_MS), HOME: tier()}
-    assert [pair.from_tier for pair in pairs_of({HOME: 10}, [("east", terms())], lately)] == ["proxy-client"]
+    recent = {WEB: tier(START_MS), HOME: tier()}
+    assert [pair.from_tier for pair in pairs_of({HOME: 10}, [("east", terms())], recent)] == ["proxy-client"]
 
 
 def test_a_topic_without_a_plan_is_compared_between_the_tiers_that_report() -> None:
@@ -152,7 +152,7 @@ def test_each_regions_aggregate_is_compared_with_all_that_it_copies(
     arrived: tuple[int, int], states: list[tuple[str, str, int, int]]
 ) -> None:
     counts = {HOME: 60, WEST: 40, EAST: arrived[0], WESTERN: arrived[1]}
-    found = everywhere(counts, NAMED, BOTH)
+    found = pairs_by_region(counts, NAMED, BOTH)
     assert [
         (region, pair.verdict.state.value, pair.verdict.missing, pair.verdict.extra) for region, pair in found
     ] == states
@@ -165,17 +165,17 @@ def test_a_cluster_that_a_plan_matches_and_that_never_reports_adds_no_records() 
     """The topic is in the east only. The west has another topic, and a plan that matches both."""
     plans = [(region, terms(topics=[".*"])) for region in ("east", "west")]
     heard = {("orders", HOME): {"east"}, ("orders", EAST): {"east"}, ("clicks", WEST): {"west"}}
-    ((region, pair),) = everywhere({HOME: 100, EAST: 105}, plans, heard)
+    ((region, pair),) = pairs_by_region({HOME: 100, EAST: 105}, plans, heard)
     assert (region, pair.verdict.state.value, pair.verdict.extra) == ("east", "duplicated", 5)
     plans[1] = ("west", terms(topics=["clicks"]))
-    ((_, pair),) = everywhere({HOME: 100, EAST: 105}, plans, heard)
+    ((_, pair),) = pairs_by_region({HOME: 100, EAST: 105}, plans, heard)
     assert (pair.verdict.state.value, pair.verdict.absent) == ("absent-audit", ("west-regional",))
 
 
 def test_records_from_a_region_that_is_not_counted_are_no_duplicates() -> None:
     plans = [(region, terms()) for region in ("east", "west")]
     heard = {("orders", HOME): {"east"}, ("orders", WEST): {"west"}, ("orders", EAST): {"east"}}
-    ((region, pair),) = everywhere({HOME: 60, WEST: 40, EAST: 100}, plans, heard)
+    ((region, pair),) = pairs_by_region({HOME: 60, WEST: 40, EAST: 100}, plans, heard)
     assert (region, pair.verdict.state.value, pair.verdict.absent) == (
         "east", "absent-audit", ("west-regional",),
     )  # fmt: skip
@@ -184,13 +184,13 @@ def test_records_from_a_region_that_is_not_counted_are_no_duplicates() -> None:
 def test_a_region_without_reports_of_a_regional_cluster_uses_those_of_other_regions() -> None:
     plans = [(region, terms(tiers=["regional", "aggregate"])) for region in ("east", "west")]
     heard = {("orders", HOME): {"east"}, ("orders", WESTERN): {"west"}}
-    ((region, pair),) = everywhere({HOME: 100, WESTERN: 98}, plans, heard)
+    ((region, pair),) = pairs_by_region({HOME: 100, WESTERN: 98}, plans, heard)
     assert (region, pair.verdict.state.value, pair.verdict.missing) == ("west", "lossy", 2)
 
 
 def test_a_pair_that_two_regions_compare_counts_once_and_their_clients_are_added_up() -> None:
     heard = {**BOTH, ("orders", WEB): {"east", "west"}}
-    found = everywhere({WEB: 30, HOME: 60, WEST: 40, EAST: 100, WESTERN: 100}, NAMED, heard)
+    found = pairs_by_region({WEB: 30, HOME: 60, WEST: 40, EAST: 100, WESTERN: 100}, NAMED, heard)
     clients = [(region, pair) for region, pair in found if pair.from_tier == "proxy-client"]
     ((region, pair),) = clients
     assert (region, pair.from_count, pair.to_count) == ("east", 60, 100), "30 by each region's table"

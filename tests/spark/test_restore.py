@@ -72,7 +72,7 @@ def test_a_topic_that_would_refuse_change_or_delete_records_is_refused(
         check_target("into", partitions, CONFIG | config, NEEDS, NOW_MS)
 
 
-def test_a_compacted_topic_takes_what_has_keys_when_that_is_wanted() -> None:
+def test_a_compacted_topic_takes_records_with_keys_if_requested() -> None:
     config = CONFIG | {"cleanup.policy": "compact", "retention.ms": "0", "retention.bytes": "0"}
     check_target("into", 3, config, NEEDS, NOW_MS, compacted=True)
     with pytest.raises(InvalidArchive, match="takes no records without a key, of which there are 2"):
@@ -83,7 +83,7 @@ def test_a_compacted_topic_takes_what_has_keys_when_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 5_000, 100_000, restore.BATCH_BYTES, restore.KAFKA_MAX_BYTES])
-def test_a_batch_is_what_the_topic_takes_though_it_cannot_be_compressed(most: int) -> None:
+def test_a_batch_fits_the_topics_limit_even_if_it_cannot_be_compressed(most: int) -> None:
     size = restore.batch_bytes({"max.message.bytes": str(most)})
     builder = DefaultRecordBatchBuilder(2, 3, 1, -1, -1, -1, size)
     dice = random.Random(1)
@@ -103,17 +103,19 @@ def test_a_restore_is_refused_only_if_its_compressed_records_do_not_fit() -> Non
     with pytest.raises(InvalidArchive):
         check_target("into", 3, config, bounds, NOW_MS)
     assert restore.is_tight(config, bounds)
-    few = bounds.packed(packed_sizes(config, plain))
-    assert few.partition_bytes < 1_000
-    check_target("into", 3, config, few, NOW_MS)
-    many = bounds.packed(packed_sizes(config, [*noisy, *plain]))
-    assert 3_000 < many.record_bytes < 3_100
-    check_target("into", 3, config, many, NOW_MS)
+    compressible = bounds.packed(packed_sizes(config, plain))
+    assert compressible.partition_bytes < 1_000
+    check_target("into", 3, config, compressible, NOW_MS)
+    mixed = bounds.packed(packed_sizes(config, [*noisy, *plain]))
+    assert 3_000 < mixed.record_bytes < 3_100
+    check_target("into", 3, config, mixed, NOW_MS)
     with pytest.raises(InvalidArchive, match=r"retention\.bytes=4000 .* up to about [67]\d\d\d bytes"):
         check_target("into", 3, config, bounds.packed(packed_sizes(config, noisy * 2)), NOW_MS)
-    less = config | {"max.message.bytes": "3000"}
+    smaller_limit = config | {"max.message.bytes": "3000"}
     with pytest.raises(InvalidArchive, match=r"needs up to 30\d\d: set max\.message\.bytes=30\d\d"):
-        check_target("into", 3, less, bounds.packed(packed_sizes(less, [*plain, *noisy])), NOW_MS)
+        check_target(
+            "into", 3, smaller_limit, bounds.packed(packed_sizes(smaller_limit, [*plain, *noisy])), NOW_MS
+        )
 
 
 def packed_sizes(config: dict[str, str], rows: list[Row]) -> list[dict[str, int]]:

@@ -72,7 +72,7 @@ def test_given_settings_win_over_the_defaults(tmp_path: Path) -> None:
     assert settings(tmp_path, {})["spark.driver.bindAddress"] == "127.0.0.1"
 
 
-def test_where_jars_are_given_none_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_jars_are_used_and_none_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark.session.connector_jars", lambda: pytest.fail("it looks for them"))
     assert settings(tmp_path, {"spark.jars": "/opt/a.jar"})["spark.jars"] == "/opt/a.jar"
     assert "spark.jars" not in settings(tmp_path, {"spark.jars.packages": "g:a:1"})
@@ -127,7 +127,7 @@ def test_every_jobs_help_has_an_example(job: str, capsys: pytest.CaptureFixture[
     assert f"spark {job}" in output or f"{job} ..." in output or job == "jars"
 
 
-def test_times_and_durations() -> None:
+def test_times_and_durations_are_read_in_every_form() -> None:
     assert time_ms("2025-11-22T12:00") == time_ms("2025-11-22T13:00+01:00") == 1_763_812_800_000
     assert time_ms("1763812800000") == 1_763_812_800_000
     assert [seconds(text) for text in ("90", "1.5m", "6h", "7d")] == [90, 90, 21_600, 604_800]

@@ -54,7 +54,7 @@ def need(job: str, cpu: float, arriving: float | None = None, ceiling: float | N
     return JobNeed("east", "", job, Load(cpu, 1e6, 1000.0), arriving, ceiling)
 
 
-def test_partitions_by_the_busiest_measured_hours() -> None:
+def test_partitions_follow_from_the_busiest_measured_hours() -> None:
     needs = [need(f"dispatch:g/orders:orders:{number}", 0.1, 500.0, 400.0) for number in range(4)]
     retry = need("dispatch:g/orders:orders.retry:0", 0.1, 1.0)
     (row,) = workload_rows([*needs, retry], WORKER, SizingRules())

@@ -25,7 +25,7 @@ EVIL = "<script>alert(1)</script>"
 TimelineRow = tuple[str, str, int, int | None, str, str]
 
 
-def of(rows: list[dict[str, Any]], *kinds: str) -> list[TimelineRow]:
+def rows_of(rows: list[dict[str, Any]], *kinds: str) -> list[TimelineRow]:
     """Kind, region, start and end in ms since noon, text and actor of the rows of these kinds."""
     return [
         (one["kind"], one["region"], one["from_ms"] - NOON_MS,
@@ -70,7 +70,7 @@ def test_failovers_roles_and_alerts_have_their_start_and_end(session: SparkSessi
     for region in (east, west):
         take(session, tmp_path, region)
     found = report(session, tmp_path)["timeline"]
-    assert of(found, *timeline.KINDS) == [
+    assert rows_of(found, *timeline.KINDS) == [
         ("role", "west", 20, 30, "billing/orders is active in west instead of east, epoch 3", "ann"),
         ("failover", "west", 10, None, "f-1 to west: executing: drill", "ann"),
         ("operator", "east", 3, 3, "billing/orders: skip 7", "bob"),
@@ -92,7 +92,7 @@ def test_an_alert_that_never_fired_is_not_shown_and_a_firing_one_has_no_end(
     week_later = NOON_MS + 8 * 24 * HOUR_MS
     report(session, tmp_path)
     later = summarize(session, tmp_path, week_later, week_later + HOUR_MS, week_later)["timeline"]
-    assert of(later, "alert") == [
+    assert rows_of(later, "alert") == [
         ("alert", "east", 0, None, "lost: orders, regional to aggregate: firing", "")
     ]
     before = summarize(session, tmp_path, NOON_MS - HOUR_MS, NOON_MS, NOW_MS)["timeline"]
@@ -113,7 +113,7 @@ def test_incidents_of_each_region_are_shown_once_and_outlive_their_topic(
     recreated = Region("east")  # the topic was recreated: its offsets belong to other incidents
     recreated.incident(incident(NOON_MS + 9, "copy-differs"))
     take(session, tmp_path, recreated, topic_id="id-2")
-    found = of(report(session, tmp_path)["timeline"], "incident")
+    found = rows_of(report(session, tmp_path)["timeline"], "incident")
     assert found == [
         ("incident", "east", 9, 9, "copy-differs: orders: it is shorter; look", "w-1"),
         *(
@@ -162,17 +162,17 @@ def test_consecutive_windows_of_one_state_are_one_row(session: SparkSession, tmp
     west.window("orders", "aggregate", "west-aggregate", NOON_MS + 2 * WIDTH_MS, window(9, position=9))
     for region in (east, west):
         take(session, tmp_path, region)
-    way = "orders, regional to aggregate: "
-    assert of(report(session, tmp_path)["timeline"], "audit") == [
-        ("audit", "west", 6 * WIDTH_MS, 7 * WIDTH_MS, f"{way}duplicated, 2 extra, 1 window",
+    prefix = "orders, regional to aggregate: "
+    assert rows_of(report(session, tmp_path)["timeline"], "audit") == [
+        ("audit", "west", 6 * WIDTH_MS, 7 * WIDTH_MS, f"{prefix}duplicated, 2 extra, 1 window",
          "billing-team"),
-        ("audit", "west", 5 * WIDTH_MS, 6 * WIDTH_MS, f"{way}lossy, 2 missing, 1 window", "billing-team"),
-        ("audit", "west", WIDTH_MS, 4 * WIDTH_MS, f"{way}lossy, 5 missing, 3 windows", "billing-team"),
+        ("audit", "west", 5 * WIDTH_MS, 6 * WIDTH_MS, f"{prefix}lossy, 2 missing, 1 window", "billing-team"),
+        ("audit", "west", WIDTH_MS, 4 * WIDTH_MS, f"{prefix}lossy, 5 missing, 3 windows", "billing-team"),
     ]  # fmt: skip
     for region in (east, west):
         region.put("audit_plans", "audit:all", audit_plan(tiers=["regional", "aggregate", "consumer"]))
         take(session, tmp_path, region)
-    absent = [one for one in of(report(session, tmp_path)["timeline"], "audit") if "absent" in one[4]]
+    absent = [one for one in rows_of(report(session, tmp_path)["timeline"], "audit") if "absent" in one[4]]
     assert [(one[1], one[2], one[3]) for one in absent] == [
         ("east", 5 * WIDTH_MS, 7 * WIDTH_MS), ("west", 5 * WIDTH_MS, 7 * WIDTH_MS),
         ("east", 0, 4 * WIDTH_MS), ("west", 0, 4 * WIDTH_MS),
@@ -201,7 +201,7 @@ def test_the_newest_events_of_a_flood_are_shown_and_the_others_counted(
     assert "Quarantine: 3 records" in html
 
 
-def happened(session: SparkSession, *acts: tuple[str, int, AnyControlEvent, bool]) -> list[TimelineRow]:
+def rows_of_acts(session: SparkSession, *acts: tuple[str, int, AnyControlEvent, bool]) -> list[TimelineRow]:
     """The timeline's rows of acts. An act: region, offset, event, and whether the log accepted it."""
     rows = [
         (region, decode.ACTIVITY, f"{offset:020}", offset,
@@ -210,20 +210,22 @@ def happened(session: SparkSession, *acts: tuple[str, int, AnyControlEvent, bool
     ]  # fmt: skip
     names = "region string, table string, key string, position long, value binary"
     found = frames.happened(session.createDataFrame(rows, names)).collect()
-    return of(timeline.in_order(map(timeline.event_row, (one.asDict() for one in found))), *timeline.KINDS)
+    return rows_of(
+        timeline.in_order(map(timeline.event_row, (one.asDict() for one in found))), *timeline.KINDS
+    )
 
 
 def test_an_event_that_the_log_refused_is_shown_as_refused_and_changes_no_episode(
     session: SparkSession,
 ) -> None:
-    late = alert(NOON_MS + 70, "resolved", resolved_ms=NOON_MS + 70)  # from a deposed leader
+    of_deposed_leader = alert(NOON_MS + 70, "resolved", resolved_ms=NOON_MS + 70)  # from a deposed leader
     of_east = role(NOON_MS + 90, "active")
-    found = happened(
+    found = rows_of_acts(
         session,
         ("east", 1, Claim(at_ms=NOON_MS + 1, worker="w-1", term=4), True),
         ("east", 2, Claim(at_ms=NOON_MS + 2, worker="w-2", term=4), False),
         ("east", 3, alert(NOON_MS + 5, "firing"), True),
-        ("east", 4, late, False),
+        ("east", 4, of_deposed_leader, False),
         ("east", 5, run_of("done", NOON_MS + 80), True),
         ("east", 6, run_of("aborted", NOON_MS + 85), False),
         ("east", 7, of_east, False),
@@ -249,20 +251,20 @@ def test_a_role_that_never_became_active_ends_when_a_higher_epoch_begins(session
 
     def moved(*more: tuple[str, int, AnyControlEvent, bool]) -> list[int | None]:
         acts = [(region, 1, role(NOON_MS + 20, "moving"), True) for region in ("east", "west")]
-        return [until for _, _, _, until, what, _ in happened(session, *acts, *more) if what == moving]
+        return [until for _, _, _, until, what, _ in rows_of_acts(session, *acts, *more) if what == moving]
 
-    beside = ("east", 2, other, True), ("east", 3, refused, False)
-    assert moved(*beside) == [None]
+    unrelated = ("east", 2, other, True), ("east", 3, refused, False)
+    assert moved(*unrelated) == [None]
     twin = RolePut(at_ms=NOON_MS + 60, key="billing/orders", region="east", epoch=3, state="active")
-    assert moved(*beside, ("north", 5, twin, True)) == [None], "a role of the same epoch ended the episode"
-    assert moved(*beside, ("east", 4, back, True)) == [50]
+    assert moved(*unrelated, ("north", 5, twin, True)) == [None], "a role of the same epoch ended the episode"
+    assert moved(*unrelated, ("east", 4, back, True)) == [50]
 
 
 def test_events_of_a_recreated_log_do_not_replace_older_ones_at_the_same_offsets(
     session: SparkSession,
 ) -> None:
     drains = [Drain(at_ms=NOON_MS + at, worker="w-1", draining=True, actor="ann") for at in (0, 7)]
-    found = happened(session, *(("east", 5, one, True) for one in drains))
+    found = rows_of_acts(session, *(("east", 5, one, True) for one in drains))
     assert [(from_ms, until_ms) for _, _, from_ms, until_ms, *_ in found] == [(7, 7), (0, 0)]
 
 
@@ -278,10 +280,10 @@ def test_an_absent_audit_is_no_loss(session: SparkSession) -> None:
     runs = sorted(
         timeline.audit_row(one.asDict(), [])["what"] for one in frames.audit_runs(verdicts).collect()
     )
-    way = "orders, regional to aggregate: "
+    prefix = "orders, regional to aggregate: "
     assert runs == [
-        f"{way}absent-audit, no report from: aggregate, 1 window", f"{way}corrupted, 1 window",
-        f"{way}lossy, 2 missing, 1 window",
+        f"{prefix}absent-audit, no report from: aggregate, 1 window", f"{prefix}corrupted, 1 window",
+        f"{prefix}lossy, 2 missing, 1 window",
     ]  # fmt: skip
     assert [one["state"] for one in summary.worst_windows(verdicts)] == ["lossy", "absent-audit", "corrupted"]
 
@@ -329,8 +331,8 @@ def test_each_incident_has_a_key_of_its_own(session: SparkSession, tmp_path: Pat
     for _ in range(2):
         east.incident(incident(NOON_MS, "twice"))
     take(session, tmp_path, east)
-    held = entries(session, tmp_path, "east")
-    assert len([key for table, key in held if table == "incidents"]) == 2
-    assert all(codec.incident(bytes(value)).kind == "twice" for value in held.values())
+    stored = entries(session, tmp_path, "east")
+    assert len([key for table, key in stored if table == "incidents"]) == 2
+    assert all(codec.incident(bytes(value)).kind == "twice" for value in stored.values())
     files = files_of(Archive.open(tmp_path / "east").state(), STATE)
     assert {file.date for file in files} == {"2025-11-22"}

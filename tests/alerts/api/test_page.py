@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.controllog.alert_state import AlertWindow, LastNotice
-from tests.alerts.api.test_rest import AT_MS, definition, fires, receiving
+from tests.alerts.api.test_rest import AT_MS, alert_of, definition, receiving
 from tests.web.browser import ENOUGH_MS, IN_A_BROWSER
 from tests.web.client import Console
 
@@ -39,12 +39,12 @@ def alerts(console: Console) -> Console:
         hook: LastNotice(0, 0, AT_MS + 7_000, f"answered 500: {EVIL}"),
     }
     fed.apply(
-        fires(fed, told=taken),
-        fires(fed, "f01-1", topic=EVIL, to_tier=EVIL, reader=EVIL, windows=(window,), more=4, told=taken),
-        fires(fed, "f02-1", state="pending", notice=0, fired_ms=0, topic="payments"),
-        fires(fed, "f03-1", state="resolved", notice=2, over_ms=AT_MS + 8, resolved_ms=AT_MS + 9,
-              topic="refunds", told={manager: LastNotice(2, AT_MS + 9), hook: LastNotice(2, AT_MS + 9)}),
-        fires(fed, "f04-1", rule="deleted-since"),
+        alert_of(fed, told=taken),
+        alert_of(fed, "f01-1", topic=EVIL, to_tier=EVIL, reader=EVIL, windows=(window,), more=4, told=taken),
+        alert_of(fed, "f02-1", state="pending", notice=0, fired_ms=0, topic="payments"),
+        alert_of(fed, "f03-1", state="resolved", notice=2, over_ms=AT_MS + 8, resolved_ms=AT_MS + 9,
+                 topic="refunds", told={manager: LastNotice(2, AT_MS + 9), hook: LastNotice(2, AT_MS + 9)}),
+        alert_of(fed, "f04-1", rule="deleted-since"),
     )  # fmt: skip
     return console
 
@@ -125,10 +125,10 @@ def test_firing_alerts_appear_and_resolved_ones_vanish_without_a_reload(
     assert "No alert is defined yet" in page.inner_text("main")
     console.ask("PUT", "/api/v1/alerts/orders-lost", definition())
     page.get_by_text("Nothing fires.").wait_for(timeout=ENOUGH_MS)
-    console.fed.apply(fires(console.fed))
+    console.fed.apply(alert_of(console.fed))
     page.get_by_text("1 alert fires: orders").wait_for(timeout=ENOUGH_MS)
     assert "none: it has no channels" in rows(page, "Firing and pending")[0]
-    console.fed.apply(fires(console.fed, state="resolved", resolved_ms=AT_MS + 9))
+    console.fed.apply(alert_of(console.fed, state="resolved", resolved_ms=AT_MS + 9))
     page.get_by_text("Nothing fires.").wait_for(timeout=ENOUGH_MS)
 
 

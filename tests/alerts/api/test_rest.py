@@ -33,7 +33,7 @@ def definition(*channels: dict[str, Any], **spec: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fires(fed: FakeRuntime, alert: str = "f00-1", rule: str = "orders-lost", **changes: Any) -> AlertState:
+def alert_of(fed: FakeRuntime, alert: str = "f00-1", rule: str = "orders-lost", **changes: Any) -> AlertState:
     """A firing alert of the current term."""
     window = AlertWindow(AT_MS, AT_MS + 60_000, "lossy", 100, 98, 2)
     fields: dict[str, Any] = {
@@ -96,10 +96,10 @@ def test_an_alert_is_defined_changed_and_deleted(console: Console, monkeypatch: 
 def test_firing_alerts_are_listed_with_windows_channels_and_remedies(console: Console) -> None:
     console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example/secret"}}))
     (channel,) = console.fed.alerts.definitions()[0].spec.channels
-    console.fed.apply(fires(console.fed))
-    console.fed.apply(fires(console.fed, "f00-2", state="pending", notice=0, fired_ms=0, topic="payments"))
+    console.fed.apply(alert_of(console.fed))
+    console.fed.apply(alert_of(console.fed, "f00-2", state="pending", notice=0, fired_ms=0, topic="payments"))
     console.fed.apply(
-        fires(
+        alert_of(
             console.fed,
             "f00-3",
             state="resolved",
@@ -126,7 +126,7 @@ def test_firing_alerts_are_listed_with_windows_channels_and_remedies(console: Co
     (waits,) = row["channels"]
     assert (waits["place"], waits["waits"], waits["notice"]) == ("https://a.example", True, None)
     assert (resolved["channels"][0]["waits"], resolved["todo"]) == (False, [])
-    console.fed.apply(fires(console.fed, told={channel.key: LastNotice(0, 0, 5, "answered 503")}))
+    console.fed.apply(alert_of(console.fed, told={channel.key: LastNotice(0, 0, 5, "answered 503")}))
     assert console.ask("GET", PATH).json["channels"][0]["trouble"] == "answered 503"
     assert (console.ask("GET", PATH).json["firing"], console.ask("GET", PATH).json["pending"]) == (1, 1)
 
@@ -168,7 +168,7 @@ def test_a_stored_alert_with_channels_that_are_gone_is_shown_exported_and_replac
     slack = {"slack": {"url": "env:SWITCHYARD_ALERT_SLACK"}}
     stored["spec"] |= {"channels": [slack, SOUND], "repeat": "4h"}
     put = AlertPut(at_ms=1, key="alert:orders-lost", definition=stored, etag="e", actor="test")
-    console.fed.apply(put, fires(console.fed))
+    console.fed.apply(put, alert_of(console.fed))
     (row,) = console.ask("GET", "/api/v1/alerts").json["items"]
     gone, hook = row["channels"]
     assert [(one["channel"], one["waits"]) for one in (gone, hook)] == [("slack", True), ("webhook", True)]
@@ -195,7 +195,7 @@ def test_a_stored_alert_with_channels_that_are_gone_is_shown_exported_and_replac
 def test_commands_answer_the_questions_of_people_on_call(console: Console, tmp_path: Path) -> None:
     shell = InProcess(console.url, console.fed, tmp_path)
     console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example/x"}}, **{"for": "5m"}))
-    console.fed.apply(fires(console.fed))
+    console.fed.apply(alert_of(console.fed))
     listed = shell("alert", "list", "--state", "firing")
     assert listed.returncode == 0
     for part in ("orders-lost", "firing", "warning", "regional to aggregate", "2 of 100 records lost"):
@@ -238,8 +238,8 @@ def test_a_worker_without_alerts_says_why_it_has_none(console: Console, tmp_path
 
 def test_metrics_show_which_alerts_fire(console: Console) -> None:
     console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example"}}, severity="critical"))
-    console.fed.apply(fires(console.fed))
-    console.fed.apply(fires(console.fed, "f00-2", state="pending", notice=0))
+    console.fed.apply(alert_of(console.fed))
+    console.fed.apply(alert_of(console.fed, "f00-2", state="pending", notice=0))
     text = console.metrics()
     tiers = 'group="",severity="critical",to_tier="aggregate",topic="orders"'
     labels = f'alert="orders-lost",from_tier="regional",{tiers}'

@@ -180,8 +180,8 @@ async def test_a_deposed_leader_that_still_runs_changes_and_notifies_nothing(reg
         region.deploy({"webhook": {"url": receiver.url}})
         region.books(lost=2)
         term = region.log.view.term
-        meanwhile = Claim(at_ms=0, term=term + 1, worker="other")
-        region.log.meanwhile = [meanwhile]  # another leader's claim precedes its write
+        claim = Claim(at_ms=0, term=term + 1, worker="other")
+        region.log.meanwhile = [claim]  # another leader's claim precedes its write
         await region.leader.tick()
         assert not region.states
         assert receiver.request_count == 0
@@ -322,8 +322,8 @@ async def test_a_stored_alert_with_removed_channels_still_fires_to_the_others_an
 async def test_a_test_reaches_every_channel_and_changes_nothing(region: AlertRegion) -> None:
     async with hooks() as good, hooks() as bad:
         bad.down = True
-        made = definition({"webhook": {"url": good.url}}, {"webhook": {"url": bad.url}})
-        first, second = await region.leader.test(made)
+        alert = definition({"webhook": {"url": good.url}}, {"webhook": {"url": bad.url}})
+        first, second = await region.leader.test(alert)
         assert (first["taken"], second["taken"], second["why"]) == (True, False, "answered 503: not now")
         assert good.bodies[0]["test"] is True
     assert not region.log.appended

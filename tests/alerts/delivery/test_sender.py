@@ -25,10 +25,10 @@ from tests.alerts.delivery.receivers import AT_MS, channel, hooks, notice
 ENV = {"SWITCHYARD_ALERT_TOKEN": "s3cret"}
 
 
-async def send(to: Channel, what: AlertNotice, env: dict[str, str] | None = None) -> None:
+async def send(to: Channel, alert_notice: AlertNotice, env: dict[str, str] | None = None) -> None:
     sender = NoticeSender(ENV if env is None else env)
     try:
-        await sender.send(to, what)
+        await sender.send(to, alert_notice)
     finally:
         await sender.close()
 
@@ -40,9 +40,9 @@ async def test_a_webhook_gets_the_whole_alert_as_json_with_an_id() -> None:
         )
         await send(hook, notice())
         await send(hook, notice())
-    (path, headers, body), (_, again, _) = receiver.taken
+    (path, headers, body), (_, repeated_headers, _) = receiver.taken
     assert (path, headers["Authorization"], headers["Idempotency-Key"]) == ("/in", "s3cret", "f00-1-1")
-    assert again["Idempotency-Key"] == headers["Idempotency-Key"]
+    assert repeated_headers["Idempotency-Key"] == headers["Idempotency-Key"]
     assert (body["id"], body["alert"], body["status"], body["severity"]) == (
         "f00-1-1", "f00-1", "firing", "critical",
     )  # fmt: skip
@@ -68,8 +68,8 @@ async def test_alertmanager_gets_the_same_labels_always_and_an_end() -> None:
     assert first["startsAt"] == last["startsAt"] == "2027-01-15T08:00:00.000+00:00"
     assert first["endsAt"] > "2026-11"
     assert last["endsAt"] == "2027-01-15T08:00:00.010+00:00"
-    (again,) = alertmanager(notice(), now_ms())
-    assert again["labels"] == first["labels"]
+    (repeated,) = alertmanager(notice(), now_ms())
+    assert repeated["labels"] == first["labels"]
 
 
 async def test_a_test_notice_says_that_it_is_a_test() -> None:
@@ -84,7 +84,7 @@ def self_signed(tmp_path: Path) -> ssl.SSLContext:
     """The TLS context of a server at localhost with a self-signed certificate."""
     if (openssl := shutil.which("openssl")) is None:
         pytest.skip("makes a certificate with openssl, which is not here")
-    key, own = tmp_path / "key.pem", tmp_path / "own.pem"
+    key, certificate = tmp_path / "key.pem", tmp_path / "own.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "1", "-nodes"]
     command = [
         openssl,
@@ -95,12 +95,12 @@ def self_signed(tmp_path: Path) -> ssl.SSLContext:
         "-keyout",
         str(key),
         "-out",
-        str(own),
+        str(certificate),
         *subject,
     ]
     subprocess.run(command, check=True, capture_output=True)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(own, key)
+    context.load_cert_chain(certificate, key)
     return context
 
 
@@ -245,19 +245,21 @@ async def test_a_receivers_retry_after_is_respected() -> None:
 def test_each_kind_of_alert_has_its_own_words(state: str, kind: str, says: str) -> None:
     missing, extra = {"late": (2, 0), "duplicated": (0, 3), "corrupted": (-1, -1)}.get(state, (5, 0))
     window = AlertWindow(0, 60_000, state, 10, 8, missing, extra, -1, ("aggregate",))
-    what = notice(windows=(window,))._replace(on=(kind,))
-    assert says in what.title
-    assert "lost" not in what.title
+    alert_notice = notice(windows=(window,))._replace(on=(kind,))
+    assert says in alert_notice.title
+    assert "lost" not in alert_notice.title
     assert kind in describe_window(window)
-    assert all(line.startswith("switchyard ") for line in commands((kind,), what.state))
+    assert all(line.startswith("switchyard ") for line in commands((kind,), alert_notice.state))
 
 
 def test_an_alert_of_a_consumer_names_its_group_and_only_possible_commands() -> None:
-    what = notice(to_tier="consumer", reader="billing")
-    assert "orders, regional to consumer (group billing): 2 of 100" in what.title
-    assert not [line for line in what.todo if "copy-again" in line]
+    alert_notice = notice(to_tier="consumer", reader="billing")
+    assert "orders, regional to consumer (group billing): 2 of 100" in alert_notice.title
+    assert not [line for line in alert_notice.todo if "copy-again" in line]
     assert [line for line in notice().todo if "copy-again" in line]
-    assert webhook(what)["group"] == alertmanager(what, AT_MS)[0]["labels"]["group"] == "billing"
+    assert (
+        webhook(alert_notice)["group"] == alertmanager(alert_notice, AT_MS)[0]["labels"]["group"] == "billing"
+    )
     assert "group" not in alertmanager(notice(), AT_MS)[0]["labels"]
 
 
@@ -273,6 +275,6 @@ def test_every_command_in_a_notice_exists(state: str) -> None:
 
 
 def test_names_cannot_break_a_header_nor_a_command() -> None:
-    what = notice(topic="a'; rm -rf x\r\nBcc: b")
-    assert "\n" not in what.title
-    assert "--topic 'a'\"'\"'; rm -rf x??Bcc: b'" in what.todo[0]
+    alert_notice = notice(topic="a'; rm -rf x\r\nBcc: b")
+    assert "\n" not in alert_notice.title
+    assert "--topic 'a'\"'\"'; rm -rf x??Bcc: b'" in alert_notice.todo[0]

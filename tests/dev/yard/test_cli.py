@@ -36,9 +36,9 @@ def test_brokers_stay_after_up_and_status_and_down_report_their_state(cli: Cli) 
     ]
     assert all(set(row) == FIELDS and answers(row["bootstrap"]) for row in rows.values())
 
-    again = cli("up", "--regions", "1", "--json")
-    assert clusters(again.stdout) == rows
-    assert "up already" in again.stderr
+    repeated = cli("up", "--regions", "1", "--json")
+    assert clusters(repeated.stdout) == rows
+    assert "up already" in repeated.stderr
 
     paused, killed = rows["east-regional"]["pid"], rows["east-aggregate"]["pid"]
     os.kill(paused, signal.SIGSTOP)

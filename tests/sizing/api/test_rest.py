@@ -65,8 +65,8 @@ def test_a_size_is_what_was_measured_times_the_headroom_and_says_so(console: Con
 def test_retries_count_as_in_flight_but_need_no_partition_of_the_main_topic(console: Console) -> None:
     flow(console, retry=[{"delay": "1m"}])
     console.fed.apply(assigned(job(0, RETRY)))
-    again = busy(job(0, RETRY), arriving=500.0, ceiling=9000.0)
-    console.fed.observe(heartbeat(busy(job(0)), busy(job(1)), again))
+    retries = busy(job(0, RETRY), arriving=500.0, ceiling=9000.0)
+    console.fed.observe(heartbeat(busy(job(0)), busy(job(1)), retries))
     size = console.ask("GET", ONE).json
     assert size["measured"]["retries_per_s"] == 500
     assert size["in_flight"]["value"] == 39
@@ -77,9 +77,9 @@ def test_unknown_stays_unknown_and_the_reason_says_what_is_missing(console: Cons
     flow(console)
     console.fed.observe(beat(flowing(job(0)), flowing(job(1))))
     size = console.ask("GET", ONE).json
-    for what, missing in (("partitions", "rate"), ("in_flight", "rate"), ("workers", "load")):
-        assert size[what]["value"] is None
-        assert missing in size[what]["why"]
+    for figure, missing in (("partitions", "rate"), ("in_flight", "rate"), ("workers", "load")):
+        assert size[figure]["value"] is None
+        assert missing in size[figure]["why"]
     console.fed.observe(heartbeat(busy(job(0)), busy(job(1), arriving=-1.0), latency_ms=-1.0))
     size = console.ask("GET", ONE).json
     assert size["measured"]["rate_per_s"] is None, "a sum with an unknown part is known"
@@ -161,13 +161,13 @@ def test_no_such_workload_has_no_size(console: Console) -> None:
 def test_only_the_leader_exports_the_regions_metrics(console: Console) -> None:
     flow(console)
     console.fed.observe(heartbeat(busy(job(0)), busy(job(1))))
-    seen = metrics(console)
-    assert seen['switchyard_recommended_workers{group=""}'] == 2
-    assert seen['switchyard_fleet_workers{group=""}'] == 1
-    assert seen['switchyard_fleet_load_ratio{group=""}'] == 0.2
-    assert seen['switchyard_recommended_partitions{workload="billing/orders"}'] == 2
-    assert seen['switchyard_recommended_in_flight_messages{workload="billing/orders"}'] == 26
-    assert seen['switchyard_recommended_workload_workers{workload="billing/orders"}'] == 2
+    series = metrics(console)
+    assert series['switchyard_recommended_workers{group=""}'] == 2
+    assert series['switchyard_fleet_workers{group=""}'] == 1
+    assert series['switchyard_fleet_load_ratio{group=""}'] == 0.2
+    assert series['switchyard_recommended_partitions{workload="billing/orders"}'] == 2
+    assert series['switchyard_recommended_in_flight_messages{workload="billing/orders"}'] == 26
+    assert series['switchyard_recommended_workload_workers{workload="billing/orders"}'] == 2
     console.fed.leader.leads = False
     assert not any("recommended" in name or "fleet" in name for name in metrics(console))
 

@@ -75,8 +75,8 @@ def test_a_pause_does_not_outlive_its_workload(console: Console) -> None:
 
 def test_an_unchanged_definition_makes_no_event(console: Console) -> None:
     console.ask("PUT", PATH, definition())
-    again = console.ask("PUT", PATH, definition())
-    assert (again.status, again.json["changed"]) == (200, False)
+    repeated = console.ask("PUT", PATH, definition())
+    assert (repeated.status, repeated.json["changed"]) == (200, False)
     assert len(console.fed.control.appended) == 1
 
 
@@ -221,8 +221,8 @@ def test_workers_assignments_activity_and_incidents_are_listed(console: Console)
     console.fed.incidents.append(incident("second"))
     (worker,) = console.ask("GET", "/api/v1/workers").json["items"]
     assert (worker["worker"], worker["state"], worker["jobs"]) == ("worker-a", "running", 1)
-    (held,) = console.ask("GET", "/api/v1/assignments").json["items"]
-    assert (held["job"], held["reason"]) == (job(0), "it had no owner")
+    (assignment,) = console.ask("GET", "/api/v1/assignments").json["items"]
+    assert (assignment["job"], assignment["reason"]) == (job(0), "it had no owner")
     assert console.ask("GET", "/api/v1/activity").json["items"][0]["actor"] == "jo"
     messages = [item["message"] for item in console.ask("GET", "/api/v1/incidents").json["items"]]
     assert messages == ["second", "first"]

@@ -75,7 +75,7 @@ class Proxy:
         return Answer(self.open(method, path, body, **headers))
 
 
-class ByName(ssl.SSLContext):
+class ProxyNameContext(ssl.SSLContext):
     """Sends the proxy's name as server name, because the connection uses an address."""
 
     def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
@@ -98,7 +98,7 @@ def proxied(folder: Path, port: int, upstream: str, host: str) -> Iterator[Proxy
             stdout=output, stderr=output, env={"HOME": str(folder), "PATH": "/usr/bin:/bin"},
         )  # fmt: skip
     try:
-        context = ByName(ssl.PROTOCOL_TLS_CLIENT)
+        context = ProxyNameContext(ssl.PROTOCOL_TLS_CLIENT)
 
         def is_written() -> bool:  # Caddy makes the file before it writes into it
             try:
@@ -124,7 +124,7 @@ def proxied(folder: Path, port: int, upstream: str, host: str) -> Iterator[Proxy
 
 
 @pytest.fixture(params=[KEEPS_HOST, OWN_HOST], ids=["keeps the Host", "sends its own Host"])
-def behind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Proxy, FakeRuntime]]:
+def proxied_worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Proxy, FakeRuntime]]:
     """A worker's console behind the proxy, which the worker's configuration names."""
     fed, port = FakeRuntime(), free_port()
     fed.apply(put(definition()))
@@ -135,17 +135,17 @@ def behind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Pro
         yield proxy, fed
 
 
-def test_pages_lists_and_metrics_come_through_the_proxy(behind: tuple[Proxy, FakeRuntime]) -> None:
-    proxy, _ = behind
+def test_pages_lists_and_metrics_come_through_the_proxy(proxied_worker: tuple[Proxy, FakeRuntime]) -> None:
+    proxy, _ = proxied_worker
     for path in ("/", "/assets/console.js", "/api/v1/workloads", "/metrics", "/health/ready"):
         assert proxy.ask("GET", path, Referer=f"{proxy.origin}/audit").status == 200, path
     assert proxy.ask("GET", "/api/v1/workloads", Referer="https://evil.example/").status == 403
 
 
 def test_only_a_page_that_came_through_the_proxy_may_change_things(
-    behind: tuple[Proxy, FakeRuntime],
+    proxied_worker: tuple[Proxy, FakeRuntime],
 ) -> None:
-    proxy, fed = behind
+    proxy, fed = proxied_worker
     foreign = [
         {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": f"http://{NAME}:{proxy.port}"},
         {"Origin": f"https://{NAME}:{proxy.port + 1}"},
@@ -161,8 +161,10 @@ def test_only_a_page_that_came_through_the_proxy_may_change_things(
     assert len(fed.control.appended) == 2
 
 
-def test_live_pages_get_events_through_the_proxy_as_they_happen(behind: tuple[Proxy, FakeRuntime]) -> None:
-    proxy, _ = behind
+def test_live_pages_get_events_through_the_proxy_as_they_happen(
+    proxied_worker: tuple[Proxy, FakeRuntime],
+) -> None:
+    proxy, _ = proxied_worker
     answer = proxy.open("GET", "/api/v1/events", Accept="text/event-stream")
     try:
         assert answer.status == 200
@@ -173,13 +175,13 @@ def test_live_pages_get_events_through_the_proxy_as_they_happen(behind: tuple[Pr
         answer.close()
 
 
-def test_answers_of_another_worker_come_through_the_proxy(behind: tuple[Proxy, FakeRuntime]) -> None:
-    proxy, fed = behind
+def test_answers_of_another_worker_come_through_the_proxy(proxied_worker: tuple[Proxy, FakeRuntime]) -> None:
+    proxy, fed = proxied_worker
     other = FakeRuntime()
     other.worker = "worker-b"
     other.jobs.pumps[job(0)] = a_pump()
-    for one in (fed, other):
-        one.control.view.apply(assigned(job(0), "worker-b"))
+    for worker in (fed, other):
+        worker.control.view.apply(assigned(job(0), "worker-b"))
     other.apply(put(definition()))
     with serving(other) as url:
         fed.observe(beat(flowing(job(0)), worker="worker-b", url=url))

@@ -26,7 +26,7 @@ from app.kafka.client.cluster import ClusterUnreachable
 from app.web.console.api import Api
 from app.web.http.openapi import openapi
 from app.web.http.route_docs import described_of
-from tests.alerts.api.test_rest import fires
+from tests.alerts.api.test_rest import alert_of
 from tests.dispatch.dlq.console import served
 from tests.examples import CI_EXAMPLES, as_profile
 from tests.placement.api.test_rest import lead
@@ -89,7 +89,7 @@ class ActingPump(HeldPump):
         return True
 
 
-def region(console: Console) -> None:
+def reset_region(console: Console) -> None:
     """Resets the region: two workers, a workload with every trouble, a route, an alert, an incident."""
     fed, url = console.fed, console.url
     fed.__init__()  # type: ignore[misc]  # the server keeps a reference to this object
@@ -105,7 +105,7 @@ def region(console: Console) -> None:
     alert = parse_alert(ALERT)[0]
     fed.apply(
         AlertPut(at_ms=1, key=alert.key, definition=alert.to_wire(), etag=alert.etag(), actor="test"),
-        fires(fed, rule="mirror"),
+        alert_of(fed, rule="mirror"),
     )
     statuses = (flowing(job(0)), flowing(job(1)), flowing(copying(0)))
     fed.observe(beat(*statuses, url=url, **in_trouble()))
@@ -152,7 +152,7 @@ def filter_query(context: Any, query: dict[str, Any] | None) -> bool:
     suppress_health_check=list(HealthCheck),
 )
 def test_every_answer_is_as_described(case: schemathesis.Case, console: Console) -> None:
-    region(console)
+    reset_region(console)
     case.call_and_validate(base_url=console.url, timeout=30)
 
 
@@ -196,7 +196,7 @@ class Client:
 
 
 def test_successful_answers_are_as_described(console: Console) -> None:
-    region(console)
+    reset_region(console)
     client = Client(console.url)
     etag = client.ask("GET", WORKLOAD).headers["etag"][0]
     body = definition(tracker={"capacity": 5})
@@ -220,10 +220,10 @@ def test_successful_answers_are_as_described(console: Console) -> None:
     assert topic["state"] == "preparing"
     client.ask("POST", ROUTE + "/pause")
     client.ask("POST", ROUTE + "/resume")
-    made = client.ask("POST", "/api/v1/placement/plan", body={"even": True}).json()
-    assert made["moves"]
+    planned = client.ask("POST", "/api/v1/placement/plan", body={"even": True}).json()
+    assert planned["moves"]
     client.ask("POST", "/api/v1/placement/apply", 412, body={"plan": "another"})
-    client.ask("POST", "/api/v1/placement/apply", body={"even": True, "plan": made["plan"]})
+    client.ask("POST", "/api/v1/placement/apply", body={"even": True, "plan": planned["plan"]})
     client.ask("POST", "/api/v1/workers/{worker}/drain", body={"execute": True})
     for path in ("workers", "assignments", "activity", "incidents", "workloads", "routes"):
         page = client.ask("GET", f"/api/v1/{path}", query={"limit": 1})
