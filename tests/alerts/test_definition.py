@@ -168,7 +168,7 @@ def test_a_stored_definition_with_a_removed_channel_is_read_and_keeps_its_other_
     assert (gone.kind, gone.target, gone.place, gone.variables) == (*removed, None, "(removed)", [])
     assert "Alertmanager" in gone.trouble
     assert not hook.trouble
-    assert found.to_wire()["spec"]["channels"][0] == removed, "an export shows what is stored"
+    assert found.to_wire()["spec"]["channels"][0] == removed, "the export lacks the stored channel"
 
 
 def test_an_environment_variable_is_read_when_it_is_needed() -> None:

@@ -95,7 +95,7 @@ class Leaders:
         (make_rule("loss", above=AlertThreshold("share", 0.02)), [row(1, "lossy")], False),
         (make_rule("loss", above=AlertThreshold("share", 0.0199)), [row(1, "lossy")], True),
         (make_rule("late"), [row(1, "late")], True),
-        (make_rule("late"), [row(1, "late", missing=0, to_count=100)], False),  # no record is missing any more
+        (make_rule("late"), [row(1, "late", missing=0, to_count=100)], False),  # no record is missing
         (make_rule("loss"), [row(1, "lossy", "other")], False),
         (make_rule("loss", tiers=("aggregate", "consumer")), [row(1, "lossy")], False),
         (make_rule("loss", tiers=("regional", "aggregate")), [row(1, "lossy")], True),
@@ -272,7 +272,7 @@ def test_growing_figures_are_not_written_at_every_evaluation() -> None:
     leaders = Leaders(make_rule())
     leaders.step(0, [row(1, "lossy")])
     assert leaders.step(1_000, [row(1, "lossy", missing=3)]) == []
-    assert leaders.step(1_000, [row(1, "lossy"), row(2, "lossy")]), "another window"
+    assert leaders.step(1_000, [row(1, "lossy"), row(2, "lossy")]), "a new window was not written"
     (later,) = leaders.step(1_000 + alerts_rules.UPDATE_MS, [row(1, "lossy", missing=3), row(2, "lossy")])
     assert later.windows[0].missing == 3
 

@@ -43,10 +43,10 @@ def tier(heard_ms: int = NOW_MS) -> TierRecord:
 def pairs_of(
     counts: dict[TierPlace, int],
     plans: Sequence[tuple[str, PlanTerms]],
-    heard: dict[TierPlace, TierRecord] | None = None,
+    reporting: dict[TierPlace, TierRecord] | None = None,
 ) -> list[Pair]:
     """The pairs of a window with these counts. By default region east has reports of all places until now."""
-    known = heard or dict.fromkeys(counts, tier())
+    known = reporting or dict.fromkeys(counts, tier())
     by = {("orders", place): {"east"} for place in known}
     return [pair for _, pair in pairs_by_region(counts, plans, by, known)]
 
@@ -54,18 +54,18 @@ def pairs_of(
 def pairs_by_region(
     counts: dict[TierPlace, int],
     plans: Sequence[tuple[str, PlanTerms]],
-    heard: dict[tuple[str, TierPlace], set[str]],
+    reporting: dict[tuple[str, TierPlace], set[str]],
     known: dict[TierPlace, TierRecord] | None = None,
 ) -> list[tuple[str, Pair]]:
-    """The pairs and the regions that compare them. `heard`: The regions with reports, by topic and place."""
+    """Pairs with the region that compares them. `reporting`: Regions with reports, by topic and place."""
     tiers: dict[str, dict[TierPlace, list[TierRecord]]] = {}
-    for topic, place in heard:
+    for topic, place in reporting:
         tiers.setdefault(topic, {})[place] = [(known or {}).get(place, tier())]
-    topics = compared(tiers, heard, Plans(plans, CONSUMED), 120_000)
+    topics = compared(tiers, reporting, Plans(plans, CONSUMED), 120_000)
     windows = [
         (region, place, WindowRecord(totals=Totals(count=count)))
         for place, count in counts.items()
-        for region in sorted(heard.get(("orders", place), {"east"}))[: None if place[0] in CLIENTS else 1]
+        for region in sorted(reporting.get(("orders", place), {"east"}))[: None if place[0] in CLIENTS else 1]
         if count
     ]
     return list(Comparer(topics, {}, NOW_MS).pairs("orders", START_MS, WIDTH_MS, windows))
@@ -164,18 +164,18 @@ def test_each_regions_aggregate_is_compared_with_all_that_it_copies(
 def test_a_cluster_that_a_plan_matches_and_that_never_reports_adds_no_records() -> None:
     """The topic is in the east only. The west has another topic, and a plan that matches both."""
     plans = [(region, terms(topics=[".*"])) for region in ("east", "west")]
-    heard = {("orders", HOME): {"east"}, ("orders", EAST): {"east"}, ("clicks", WEST): {"west"}}
-    ((region, pair),) = pairs_by_region({HOME: 100, EAST: 105}, plans, heard)
+    reporting = {("orders", HOME): {"east"}, ("orders", EAST): {"east"}, ("clicks", WEST): {"west"}}
+    ((region, pair),) = pairs_by_region({HOME: 100, EAST: 105}, plans, reporting)
     assert (region, pair.verdict.state.value, pair.verdict.extra) == ("east", "duplicated", 5)
     plans[1] = ("west", terms(topics=["clicks"]))
-    ((_, pair),) = pairs_by_region({HOME: 100, EAST: 105}, plans, heard)
+    ((_, pair),) = pairs_by_region({HOME: 100, EAST: 105}, plans, reporting)
     assert (pair.verdict.state.value, pair.verdict.absent) == ("absent-audit", ("west-regional",))
 
 
 def test_records_from_a_region_that_is_not_counted_are_no_duplicates() -> None:
     plans = [(region, terms()) for region in ("east", "west")]
-    heard = {("orders", HOME): {"east"}, ("orders", WEST): {"west"}, ("orders", EAST): {"east"}}
-    ((region, pair),) = pairs_by_region({HOME: 60, WEST: 40, EAST: 100}, plans, heard)
+    reporting = {("orders", HOME): {"east"}, ("orders", WEST): {"west"}, ("orders", EAST): {"east"}}
+    ((region, pair),) = pairs_by_region({HOME: 60, WEST: 40, EAST: 100}, plans, reporting)
     assert (region, pair.verdict.state.value, pair.verdict.absent) == (
         "east", "absent-audit", ("west-regional",),
     )  # fmt: skip
@@ -183,15 +183,17 @@ def test_records_from_a_region_that_is_not_counted_are_no_duplicates() -> None:
 
 def test_a_region_without_reports_of_a_regional_cluster_uses_those_of_other_regions() -> None:
     plans = [(region, terms(tiers=["regional", "aggregate"])) for region in ("east", "west")]
-    heard = {("orders", HOME): {"east"}, ("orders", WESTERN): {"west"}}
-    ((region, pair),) = pairs_by_region({HOME: 100, WESTERN: 98}, plans, heard)
+    reporting = {("orders", HOME): {"east"}, ("orders", WESTERN): {"west"}}
+    ((region, pair),) = pairs_by_region({HOME: 100, WESTERN: 98}, plans, reporting)
     assert (region, pair.verdict.state.value, pair.verdict.missing) == ("west", "lossy", 2)
 
 
 def test_a_pair_that_two_regions_compare_counts_once_and_their_clients_are_added_up() -> None:
-    heard = {**BOTH, ("orders", WEB): {"east", "west"}}
-    found = pairs_by_region({WEB: 30, HOME: 60, WEST: 40, EAST: 100, WESTERN: 100}, NAMED, heard)
+    reporting = {**BOTH, ("orders", WEB): {"east", "west"}}
+    found = pairs_by_region({WEB: 30, HOME: 60, WEST: 40, EAST: 100, WESTERN: 100}, NAMED, reporting)
     clients = [(region, pair) for region, pair in found if pair.from_tier == "proxy-client"]
     ((region, pair),) = clients
-    assert (region, pair.from_count, pair.to_count) == ("east", 60, 100), "30 by each region's table"
+    assert (region, pair.from_count, pair.to_count) == ("east", 60, 100), (
+        "the counts of both regions were not added"
+    )
     assert [region for region, pair in found if pair.to_tier == "aggregate"] == ["east", "west"]

@@ -80,7 +80,7 @@ def definition(group: str = "billing", topic: str = "orders", **spec: Any) -> di
 
 
 def put(data: dict[str, Any]) -> WorkloadPut:
-    """The event that defines it."""
+    """The event that deploys the workload."""
     workload = Workload.model_validate(data)
     return WorkloadPut(
         at_ms=1, key=workload.key, definition=workload.to_wire(), etag=workload.etag(), actor="test"
@@ -98,7 +98,7 @@ def route(
 
 
 def put_route(data: dict[str, Any]) -> RoutePut:
-    """The event that defines it."""
+    """The event that deploys the route."""
     made = RouteDefinition.model_validate(data)
     return RoutePut(at_ms=1, key=made.key, definition=made.to_wire(), etag=made.etag(), actor="test")
 

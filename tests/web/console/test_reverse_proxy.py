@@ -157,7 +157,7 @@ def test_only_a_page_that_came_through_the_proxy_may_change_things(
     assert not fed.control.appended
     own = {"Origin": proxy.origin, "Sec_Fetch_Site": "same-origin"}
     assert proxy.ask("POST", f"{PATH}/pause", {}, **own).status == 200
-    assert proxy.ask("POST", f"{PATH}/resume", {}).status == 200, "the command line sends no Origin"
+    assert proxy.ask("POST", f"{PATH}/resume", {}).status == 200, "a request without Origin was refused"
     assert len(fed.control.appended) == 2
 
 
@@ -197,4 +197,4 @@ def test_behind_a_proxy_that_is_not_configured_the_refusals_say_what_to_set(tmp_
         refused = proxy.ask("GET", "/api/v1/workloads")
         assert refused.status == 421
         assert "web.public" in refused.json["detail"]
-        assert proxy.ask("GET", "/health/live").status == 200, "probes ask by any name"
+        assert proxy.ask("GET", "/health/live").status == 200, "a probe by another name was refused"

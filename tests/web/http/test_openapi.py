@@ -1,7 +1,7 @@
 """The API behaves exactly as its OpenAPI document describes.
 
 Schemathesis sends valid and invalid requests to every route, from the document alone. Each request meets the
-same region, and each run sends the same requests.
+same region, so that an answer depends on its request only.
 """
 
 from __future__ import annotations
