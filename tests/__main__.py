@@ -1,6 +1,6 @@
 """Runs the tests in three processes of pytest at once: `python -m tests`, or `make test`.
 
-    python -m tests                        every promise once
+    python -m tests                        all tests that are not deep
     python -m tests --deep 3/8             the third eighth of the deep tests
     python -m tests --deep 1/1             all deep tests
     python -m tests tests/system -k audit  paths and options go to pytest
@@ -9,15 +9,14 @@ Tests with brokers wait most of the time, so three processes share the machine. 
 of a marker, which conftest gives:
 
 - `second`: tests of whole workers, of containers and of some folders, on a yard of their own.
-- `beside`: those that need no broker, at a priority that leaves the machine to the others, whose brokers must
-  not be late.
-- all others, on another yard. This process prints at once, the other two when they end.
+- `beside`: tests that need no broker. They run at a low priority, so that they do not delay brokers.
+- all other tests, on another yard. This process prints at once, the other two when they end.
 
-A test that is marked `second_try` and failed runs once more, alone, when all others are done. The last lines
-list it, as it must still be mended. Tests that count messages never have that marker.
+A test that is marked `second_try` and failed runs once more, alone, after all other tests. The last lines
+list it, because it must still be mended. Tests that count messages never have that marker.
 
-The exit code is 0 when every test passed, at its first try or at its second. Ctrl-C and SIGTERM end all;
-brokers and containers are taken down first.
+The exit code is 0 when every test passed at its first or second try. Ctrl-C and SIGTERM end all processes,
+after brokers and containers are taken down.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ from tests.conftest import (
 
 PYTEST = (sys.executable, "-m", "pytest")
 NICENESS = 15
-TIMEOUT_S = 1200  # of one test beside: the others may leave it little of the machine
-STOP_TIMEOUT_S = 120.0  # brokers are taken down, and containers
-MAX_SECOND_TRIES = 5  # more failures than that are no accident
+TIMEOUT_S = 1200  # of one test of `beside`: the other processes may leave it little time
+STOP_TIMEOUT_S = 120.0  # brokers and containers are taken down
+MAX_SECOND_TRIES = 5  # more failures than this are not by chance
 NOTHING_RAN = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 FAILED = int(pytest.ExitCode.TESTS_FAILED)
 
@@ -61,7 +60,7 @@ FAILED = int(pytest.ExitCode.TESTS_FAILED)
 class TestProcess:
     """A process of pytest with the tests of a marker, on ports of its own.
 
-    Its output waits in `output`, or is printed at once where that is None.
+    Its output waits in `output`; it is printed at once if `output` is None.
     """
 
     __test__ = False
@@ -77,7 +76,7 @@ class TestProcess:
         self._is_interrupted = False
 
     def start(self, arguments: Sequence[str]) -> None:
-        """Starts it: with the terminal, or in a session that no Ctrl-C reaches."""
+        """Starts it with the terminal, or in a session that Ctrl-C does not reach."""
         command = [*self._command, *arguments]
         if self._output is None:
             self._process = subprocess.Popen(command, env=self._env)
@@ -93,18 +92,18 @@ class TestProcess:
         )
 
     def start_low(self, arguments: Sequence[str]) -> None:
-        """The same, after all others: where the kernel shares time out by session, this one comes last.
+        """Starts it at the lowest priority.
 
-        There (autogroups of Linux) niceness counts within a session only, and each broker is one of its own.
+        With Linux' autogroups a process' niceness counts only in its session, so it sets the session's, too.
         """
         self._command = ["nice", "-n", str(NICENESS), *self._command, f"--timeout={TIMEOUT_S}"]
         self.start(arguments)
         assert self._process is not None
-        with contextlib.suppress(OSError):  # another system, or a kernel without autogroups
+        with contextlib.suppress(OSError):  # not Linux, or a kernel without autogroups
             Path(f"/proc/{self._process.pid}/autogroup").write_text(str(NICENESS))
 
     def wait(self) -> int:
-        """Its exit code, once it has ended; prints what it wrote."""
+        """Waits for its end and prints its output; its exit code."""
         assert self._process is not None
         code = self._process.wait()
         if self._output is not None:
@@ -116,17 +115,17 @@ class TestProcess:
         return code
 
     def interrupt(self, *, by_terminal: bool = False) -> None:
-        """Ctrl-C, unless `by_terminal` sent it: its fixtures end, and with them brokers and containers.
+        """Sends Ctrl-C, unless the terminal did: its fixtures take brokers and containers down.
 
-        Once only: a second one would end the ending.
+        It is sent only once, because a second Ctrl-C would stop the fixtures.
         """
         if self._process is not None and not self._is_interrupted:
             self._is_interrupted = True
             if not by_terminal:
-                self._process.send_signal(signal.SIGINT)  # nothing, once it has ended
+                self._process.send_signal(signal.SIGINT)  # no effect after its end
 
     def end(self) -> None:
-        """Interrupted, it ends in time or is killed; brokers end with it then as well."""
+        """Waits until the interrupted process ends, or kills it with its brokers."""
         if self._process is not None:
             try:
                 self._process.wait(STOP_TIMEOUT_S)
@@ -136,7 +135,7 @@ class TestProcess:
 
 
 def run_together(arguments: Sequence[str], env: dict[str, str], suite: str) -> list[int]:
-    """Runs the tests of a suite (an expression of markers); the three exit codes, or that of an interrupt."""
+    """Runs the tests of a suite (a marker expression). Three exit codes, or the one of an interrupt."""
     with tempfile.TemporaryFile() as second, tempfile.TemporaryFile() as beside:
         third = len(AUTOMATIC_PORTS) // 3
         ports = [AUTOMATIC_PORTS[n * third : (n + 1) * third] for n in range(3)]
@@ -178,7 +177,7 @@ def run_together(arguments: Sequence[str], env: dict[str, str], suite: str) -> l
 
 
 def run_second_tries(failures: Path, env: dict[str, str]) -> bool:
-    """Runs what failed once more, alone; whether all of it may have a second try, and passed."""
+    """Runs the failed tests once more, alone. False if one may not have a second try or fails again."""
     failed = [json.loads(line) for line in failures.read_text().splitlines()]
     names = sorted({one["test"] for one in failed})
     if not all(one["may_try_again"] for one in failed) or not 0 < len(names) <= MAX_SECOND_TRIES:
@@ -203,13 +202,15 @@ def main(arguments: Sequence[str]) -> int:
     began_s, suite = time.monotonic(), "not deep"
     with tempfile.NamedTemporaryFile() as failures:
         env = {**os.environ, FAILURES_VARIABLE: failures.name}
-        env.pop("PYTHONDONTWRITEBYTECODE", None)  # some hundred processes would compile the application anew
+        env.pop(
+            "PYTHONDONTWRITEBYTECODE", None
+        )  # without .pyc files a hundred processes would compile the application
         if known.deep:
             suite = "in_part"
             env[PART_VARIABLE] = "{}/{}".format(*known.deep)
             env.setdefault(PROFILE_VARIABLE, "ci")
         codes = run_together(others, env, suite)
-        if others or known.deep:  # one process may have all of them
+        if others or known.deep:  # one process may have all of the tests
             codes = [code for code in codes if code != NOTHING_RAN] or [NOTHING_RAN]
         code = next((code for code in codes if code), 0)
         if code == FAILED and set(codes) <= {0, FAILED} and run_second_tries(Path(failures.name), env):

@@ -1,12 +1,12 @@
 """Runs the tests of the folders that differ from a commit: `python -m tests.changed`, or `make check`.
 
-    python -m tests.changed             differences from the upstream branch, or from HEAD where there is none
+    python -m tests.changed             differences from the upstream branch, or from HEAD without one
     python -m tests.changed 40e9ea0     differences from a commit
 
-A change of `app/dispatch/pump/intake.py` runs `tests/dispatch/pump`. Files that git does not know yet count
-as well. A file in no folder of its own (conftest.py, pyproject.toml) runs nothing: `make test` does.
+A change of `app/dispatch/pump/intake.py` runs `tests/dispatch/pump`. Untracked files
+count as well. A file outside the rooms (conftest.py, pyproject.toml) runs no test; `make test` does.
 
-The exit code is that of `python -m tests`, or 0 where no folder with tests differs, or those are all deep.
+The exit code is that of `python -m tests`, or 0 if no folder with tests differs or all its tests are deep.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tests import __main__ as suite
 
 ROOT = Path(__file__).parents[1]
 TESTS = PurePosixPath("tests")
-# Folders whose tests are not named as they are. Agents and tables are tried by whole workers.
+# Folders whose tests have another name. Tests of whole workers cover agents and tables.
 PLACES = {"spark": "spark", "docker": "docker", "agents": "system", "tables": "system"}
 
 
 def git(*arguments: str) -> list[str]:
-    """Lines that a command of git prints. Raises CalledProcessError."""
+    """The lines that a git command prints. Raises CalledProcessError."""
     command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def upstream() -> str:
-    """The commit that this branch comes from, or HEAD."""
+    """The commit where this branch left its upstream, or HEAD."""
     try:
         return git("merge-base", "HEAD", "@{upstream}")[0]
     except subprocess.CalledProcessError:
@@ -40,7 +40,7 @@ def upstream() -> str:
 
 
 def changed_files(commit: str) -> list[str]:
-    """Paths from the repository's root, of what differs and of what git does not know."""
+    """The changed and untracked files, as paths from the repository's root."""
     return [
         *git("diff", "--name-only", "--no-renames", commit),
         *git("ls-files", "--others", "--exclude-standard"),
@@ -48,7 +48,7 @@ def changed_files(commit: str) -> list[str]:
 
 
 def folders_of(files: Iterable[str], root: Path = ROOT) -> list[str]:
-    """The nearest folder of tests for each file, without those that lie within another."""
+    """The nearest folder of tests for each file, without subfolders of other results."""
     found: set[PurePosixPath] = set()
     for file in files:
         top, *_ = parts = PurePosixPath(file).parent.parts or ("",)

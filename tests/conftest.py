@@ -1,12 +1,12 @@
-"""Fixtures of real Kafka, shared by all tests of a session, the Hypothesis profiles, and second tries.
+"""Fixtures of real Kafka that all tests of a session share, the Hypothesis profiles, and second tries.
 
-- `bootstrap`: the address of a broker; `SWITCHYARD_TEST_BOOTSTRAP` names one that is already there.
-- `yard`: a yard of at least one region. `yard2`: the same yard with both regions, started when first asked
-  for. `killable_yard`: the same for a test that kills, stops or pauses; it is mended afterwards.
-- `secured`: a yard whose brokers want a login and allow what access control lists say (tests/kafka/acls.py).
-- `topic_name`: a name no other test uses, since the brokers are shared.
+- `bootstrap`: the address of a broker; `SWITCHYARD_TEST_BOOTSTRAP` names one that runs already.
+- `yard`: a yard of at least one region. `yard2`: the same yard with both regions, started at the first use.
+  `killable_yard`: the same yard for a test that kills, stops or pauses brokers; it is mended afterwards.
+- `secured`: a yard whose brokers require a login and enforce access control lists (tests/kafka/acls.py).
+- `topic_name`: a name that no other test uses, because tests share the brokers.
 
-A test that is marked `deep` takes long: `make test` leaves it out, and CI runs a part of the deep tests with
+A test that is marked `deep` takes long. `make test` leaves it out, and CI runs a part of the deep tests with
 each commit (tests/__main__.py). A test that is marked `second_try` may fail by chance, and runs once more at
 the end, alone. Tests that count messages, tests of pure logic and properties must not have that mark.
 """
@@ -32,18 +32,18 @@ from tests.examples import CI_EXAMPLES
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
 USERS = {ADMIN: "adminword", "switchyard": "switchword", "reader": "readerword"}  # the last never writes
-PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": of this process, beside others (tests/__main__.py)
+PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": the ports of this process (tests/__main__.py)
 PROCESS_VARIABLE = "SWITCHYARD_TEST_PROCESS"  # "first", "second" or "beside": runs these tests (the same)
 PART_VARIABLE = "SWITCHYARD_TEST_PART"  # "3/8": the deep tests that are marked `in_part` (the same)
 FAILURES_VARIABLE = "SWITCHYARD_TEST_FAILURES"  # a file that gets a line for each failure (the same)
 PROFILE_VARIABLE = "HYPOTHESIS_PROFILE"
 PROFILE = os.environ.get(PROFILE_VARIABLE, "dev")
 
-SEED_VARIABLE = "SWITCHYARD_TEST_SEED"  # of Hypothesis, a number; CI's default is the commit
+SEED_VARIABLE = "SWITCHYARD_TEST_SEED"  # a number, for Hypothesis; CI takes it from the commit
 SEED_DEST = "hypothesis_seed"  # Hypothesis' own option, --hypothesis-seed
 
-# What a run finds stays on the machine; what `make fuzz` found stays in the repository, and is tried as well.
-# Hypothesis reads no database where it has a seed, as in CI: there `test_found` tries what was found.
+# Failing examples of a run stay on the machine. `make fuzz` puts its own into the repository for every run.
+# With a seed, as in CI, Hypothesis reads no database: there `test_found` tries the examples.
 FOUND = Path(__file__).parent / "found"
 FUZZED = Path(".hypothesis") / "fuzz"
 OWN = FUZZED if PROFILE == "fuzz" else Path(".hypothesis") / "examples"
@@ -54,7 +54,7 @@ shared = settings(
     deadline=None,
     database=DATABASE,
     print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],  # a busy machine makes examples slowly; that is no finding
+    suppress_health_check=[HealthCheck.too_slow],  # a busy machine makes examples slowly
 )
 settings.register_profile("dev", shared, max_examples=50)
 settings.register_profile("ci", shared, max_examples=CI_EXAMPLES)
@@ -68,7 +68,7 @@ if os.environ.get(PORTS_VARIABLE):
 
 # Fixtures that start brokers or containers, or Spark.
 STARTING = {"_shared_yard", "secured", "bootstrap", "cached", "engine", "master", "session"}
-# Places below tests/, as patterns. PURE has no clock, no socket and no process; BESIDE needs no haste.
+# Patterns of places below tests/. PURE: no clock, socket or process. BESIDE: no brokers, may run slowly.
 PURE = (
     "*/model/*",
     "*/test_definition",
@@ -115,30 +115,30 @@ BESIDE = (
     "spark/*",
     "web/*",
 )
-# Of a second process, with a yard of its own: it takes as long as all others that need brokers.
+# Tests of a second process with a yard of its own. They take as long as all other tests with brokers.
 SECOND = ("alerts/*", "audit/*", "docker/*", "failover/*", "offsets/*", "system/*", "tutorial/*", "web/*")
 WHOLE = ("docker/*", "system/*", "tutorial/*")  # whole workers, and containers
 NEEDS_INSTALLING = {"browser", "containers"}  # markers
-PROPERTY_MINUTES = 0.05  # of one with the examples of the profile `ci`
+PROPERTY_MINUTES = 0.05  # of a property with the profile `ci`
 
 
 def is_in(place: str, patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns means the place."""
+    """Whether one of the patterns matches the place."""
     return any(fnmatchcase(place, pattern) for pattern in patterns)
 
 
 def place_of(path: Path) -> str:
-    """Where a file lies below tests/, without its suffix."""
+    """The path of a file below tests/, without its suffix."""
     return path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
 
 
 def process_of(item: pytest.Item) -> str:
-    """Which of the processes of `python -m tests` runs it."""
+    """The process of `python -m tests` that runs the test."""
     return next((process for process in ("second", "beside") if item.get_closest_marker(process)), "first")
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """`3/8`: the third of eight parts. Raises ValueError."""
+    """The numbers in `3/8`, the third of eight parts. Raises ValueError."""
     part, _, parts = text.partition("/")
     found = int(part), int(parts)
     if not 1 <= found[0] <= found[1]:
@@ -147,9 +147,9 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def divide(minutes: dict[str, float], parts: int) -> list[set[str]]:
-    """Divides what takes so many minutes into parts that take about as long, the longest first.
+    """Divides tests with these durations into parts of about the same length, the longest test first.
 
-    Two parts differ by no more than the longest takes. The same names and minutes give the same parts.
+    Two parts differ by at most the longest test. The same names and minutes give the same parts.
     """
     lengths, found = [0.0] * parts, [set[str]() for _ in range(parts)]
     for name in sorted(minutes, key=lambda one: (-minutes[one], one)):
@@ -160,30 +160,30 @@ def divide(minutes: dict[str, float], parts: int) -> list[set[str]]:
 
 
 def mark_part(items: list[pytest.Item], part: int, parts: int) -> None:
-    """Marks the deep tests and properties of one part with `in_part`; each process's are divided apart."""
+    """Marks the deep tests and properties of one part with `in_part`, separately for each process."""
     minutes: dict[str, dict[str, float]] = {"first": {}, "second": {}, "beside": {}}
     for item in items:
         if deep := item.get_closest_marker("deep"):
             minutes[process_of(item)][item.nodeid] = deep.kwargs["minutes"]
         elif item.get_closest_marker("property"):
             minutes[process_of(item)][item.nodeid] = PROPERTY_MINUTES
-    chosen = set[str]().union(*(divide(those, parts)[part - 1] for those in minutes.values()))
+    chosen = set[str]().union(*(divide(of_process, parts)[part - 1] for of_process in minutes.values()))
     for item in items:
         if item.nodeid in chosen:
             item.add_marker("in_part")
 
 
 def commit_seed() -> int | None:
-    """A number made of the commit that is checked out; None where there is no repository."""
-    asked = subprocess.run(
+    """A number from the checked-out commit; None without a repository."""
+    head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )
-    return int(asked.stdout[:8], 16) if asked.returncode == 0 else None
+    return int(head.stdout[:8], 16) if head.returncode == 0 else None
 
 
 @pytest.hookimpl(tryfirst=True)  # Hypothesis' own plugin reads the option after that
 def pytest_configure(config: pytest.Config) -> None:
-    """CI seeds Hypothesis by the commit: each commit tries other examples, and a failure can be repeated."""
+    """Seeds Hypothesis with the commit in CI: each commit tries other examples, and failures repeat."""
     if getattr(config.option, SEED_DEST) is not None:
         return
     given = os.environ.get(SEED_VARIABLE)
@@ -200,7 +200,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many tests ran in a browser and on containers: those are skipped where nothing is installed."""
+    """Prints how many tests ran in a browser and on containers, and how many were skipped."""
     ran: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     for outcome, reports in terminalreporter.stats.items():
@@ -217,7 +217,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """A process of `python -m tests` does not even import what other processes run."""
+    """Makes a process of `python -m tests` skip the files of the other processes before it imports them."""
     process, name = os.environ.get(PROCESS_VARIABLE), collection_path.name
     if process is None or not (name.startswith("test_") and name.endswith(".py")):
         return None
@@ -230,7 +230,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None if runs[process] else True
 
 
-@pytest.hookimpl(tryfirst=True)  # `-m` is looked at after that
+@pytest.hookimpl(tryfirst=True)  # pytest applies `-m` after that
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         assert isinstance(item, pytest.Function)
@@ -253,7 +253,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Tells `python -m tests` which tests failed, and whether they may be tried again."""
+    """Records for `python -m tests` which tests failed, and whether they may have a second try."""
     if report.failed and (path := os.environ.get(FAILURES_VARIABLE)):
         found = {"test": report.nodeid, "may_try_again": "second_try" in report.keywords}
         with Path(path).open("a") as file:
@@ -271,34 +271,34 @@ def _shared_yard() -> Iterator[Yard]:
 
 @pytest.fixture
 def yard(_shared_yard: Yard) -> Yard:
-    """Real brokers: east-regional and east-aggregate at least."""
+    """A yard with at least east-regional and east-aggregate."""
     return _shared_yard
 
 
 @pytest.fixture
 def yard2(_shared_yard: Yard) -> Yard:
-    """Real brokers of two regions."""
+    """A yard with two regions."""
     _shared_yard.up(regions=2)
     return _shared_yard
 
 
 @pytest.fixture
 def killable_yard(_shared_yard: Yard) -> Iterator[Yard]:
-    """A yard whose brokers a test may kill, stop and pause; afterwards all of them run again."""
+    """A yard whose brokers a test may kill, stop and pause; they are started again afterwards."""
     yield _shared_yard
     _shared_yard.up()
 
 
 @pytest.fixture(scope="session")
 def secured() -> Iterator[Yard]:
-    """Real brokers of one region, to which users have to log in; what they may do is the tests' to say."""
+    """A yard of one region whose brokers require a login; tests set the access control lists."""
     with Yard(regions=1, security=YardSecurity(USERS)) as yard:
         yield yard
 
 
 @pytest.fixture(scope="session")
 def bootstrap(request: pytest.FixtureRequest) -> str:
-    """The address of a broker to use and not to harm."""
+    """The address of a broker that a test must not kill or stop."""
     given = os.environ.get(BOOTSTRAP_VARIABLE)
     if given:
         return given
@@ -308,5 +308,5 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def topic_name() -> str:
-    """A topic name no other test uses; the topic itself is the test's to create."""
+    """A topic name that no other test uses; the test creates the topic."""
     return f"test-{uuid.uuid4().hex[:12]}"

@@ -1,4 +1,4 @@
-"""How many examples a property tries that needs more or fewer than others, in each Hypothesis profile.
+"""The number of examples of a property that needs more or fewer than the profile's.
 
 @settings(max_examples=as_profile(400))   # 400 with the profile `ci`, 100 with `dev`
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-CI_EXAMPLES = 200  # of a property that says nothing
+CI_EXAMPLES = 200  # of a property without settings
 
 
 def as_profile(examples: int) -> int:
-    """`examples` is the number of the profile `ci`; that of the profile in use, at least 3."""
+    """The number of examples in the current profile, at least 3; `examples` is the number in profile `ci`."""
     return max(3, examples * settings().max_examples // CI_EXAMPLES)

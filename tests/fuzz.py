@@ -1,11 +1,11 @@
-"""Every property with random examples, for as long as one likes: `make fuzz`, or `python -m tests.fuzz`.
+"""Runs every property with random examples for a given time: `make fuzz`, or `python -m tests.fuzz`.
 
     python -m tests.fuzz --minutes 60            every property, in rounds, for an hour
     python -m tests.fuzz tests/kernel tests/audit  those of some folders, for ten minutes
 
-A property that failed is printed with its example, and later rounds leave it out. What failed is copied to
-`tests/found`, where every later run of the tests tries it. Commit it with the fix, and add the example to the
-test itself: Hypothesis finds nothing there for a test whose code has changed.
+A property that fails is printed with its example, and later rounds leave it out. The example is copied to
+`tests/found`, and every later run of the tests tries it. Commit it with the fix, and add it to the test
+itself, because Hypothesis finds no stored example of a test whose code has changed.
 
 The exit code is 0 when nothing failed, else 1.
 """
@@ -55,13 +55,13 @@ def fuzz(minutes: float, arguments: list[str]) -> int:
 
 
 def say(text: str) -> None:
-    """Writes it at once."""
+    """Prints the text at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def run_round(leave_out: list[str], arguments: list[str]) -> tuple[int, str]:
-    """All properties once, but those in `leave_out`; the exit code of pytest and what it printed."""
+    """Runs all properties but those in `leave_out`; pytest's exit code and output."""
     command = [
         sys.executable, "-m", "pytest", "-q", "-m", "property", "--hypothesis-show-statistics",
         *(f"--deselect={name}" for name in leave_out), *arguments,
@@ -74,7 +74,7 @@ def run_round(leave_out: list[str], arguments: list[str]) -> tuple[int, str]:
 
 
 def keep_found() -> None:
-    """Copies what failed to where the repository keeps it."""
+    """Copies the failing examples to `tests/found`."""
     if FUZZED.exists():
         shutil.copytree(FUZZED, FOUND, dirs_exist_ok=True)
 

@@ -1,9 +1,9 @@
-"""What Switchyard guarantees, and which tests hold it: writes docs/tests.md.
+"""Writes docs/tests.md: Switchyard's guarantees, and the tests that hold them.
 
-    python -m tests.guarantees           writes it, after guarantees.yaml or the marks of tests changed
-    python -m tests.guarantees --check   ends with 1 where it would be another
+    python -m tests.guarantees           writes it, after a change of guarantees.yaml or of tests' marks
+    python -m tests.guarantees --check   ends with 1 if the page is not current
 
-guarantees.yaml names files and folders of tests. Which of their tests are `deep` stands at the tests.
+guarantees.yaml names files and folders of tests. The tests themselves are marked `deep`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ the marks of the tests.
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """A promise; places of tests below tests/ that hold it; how to try it, in Markdown.
+    """A guarantee, the places below tests/ that hold it, and how to try it, in Markdown.
 
-    `deep` is empty, or why no test of `make test` holds it.
+    `deep` is the reason if no test of `make test` holds it.
     """
 
     text: str
@@ -51,26 +51,26 @@ class Guarantee:
 
 
 def load() -> dict[str, list[Guarantee]]:
-    """Guarantees by chapter, in the order in which they stand."""
+    """The guarantees by chapter, in the order of guarantees.yaml."""
     document = YAML(typ="safe").load(SOURCE)
     return {
         chapter: [
             Guarantee(one["guarantee"], tuple(one["tests"]), one.get("try", ""), one.get("deep", ""))
-            for one in those
+            for one in entries
         ]
-        for chapter, those in document.items()
+        for chapter, entries in document.items()
     }
 
 
 def files_of(place: str) -> list[Path]:
-    """Files of tests that a place means: `kafka/append/` all of a folder, `kafka/append/test_lane` one."""
+    """The files of a place: `kafka/append/` is all of a folder, `kafka/append/test_lane` one file."""
     if place.endswith("/"):
         return sorted((TESTS / place).rglob("test_*.py"))
     return [TESTS / f"{place}.py"]
 
 
 def suites_of(file: Path) -> set[str]:
-    """`test` where a file has tests that are not deep, `test-deep` where it has some that are."""
+    """The suites that run tests of a file: `test`, and `test-deep` if it has deep tests."""
     return _suites_in(file.read_text())
 
 
@@ -102,8 +102,8 @@ def page() -> str:
             "|---|---|---|---|",
         ]
         for one in guarantees:
-            soon, late = (", ".join(one.held_by(suite)) for suite in ("test", "test-deep"))
-            lines.append(f"| {one.text} | {soon or f'none: {one.deep}'} | {late} | {one.trial} |")
+            quick, deep = (", ".join(one.held_by(suite)) for suite in ("test", "test-deep"))
+            lines.append(f"| {one.text} | {quick or f'none: {one.deep}'} | {deep} | {one.trial} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -4,8 +4,8 @@ Rules
 1. README.md is the site's first page.
 2. A file outside docs/ that a page links to becomes a page of the site at its path in the repository. A
    folder is its README, or its files without one. A file that is no Markdown is shown as code.
-3. A link to a file that does not exist stays, so that MkDocs finds it broken.
-4. A page loads nothing from another host, or the build fails. Material loads Mermaid's diagrams from one.
+3. A link to a missing file stays, so that MkDocs reports it.
+4. The build fails if a page loads anything from another host, as Material does for Mermaid diagrams.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#\s])")
 LOADING = re.compile(
     r"<(?:link|script|img|source|iframe|object|embed|audio|video)\b[^>]*>|<[^>]*class=.mermaid[^>]*>"
 )
-ELSEWHERE = re.compile(r"(?:src|srcset|href|data)=[\"']?(?:https?:)?//|class=.mermaid")
+OTHER_HOST = re.compile(r"(?:src|srcset|href|data)=[\"']?(?:https?:)?//|class=.mermaid")
 PICTURE = re.compile(
     r"<picture>.*?srcset=\"([^\"]+)\".*?alt=\"([^\"]+)\" src=\"([^\"]+)\".*?</picture>", re.DOTALL
 )
@@ -44,24 +44,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """A page's text, with links as the site has them."""
+    """A page's Markdown with the links of the site."""
     source = page.file.src_uri
     path = next((one for one in outside() if place_of(one) == source), DOCS + source)
     return rewritten(markdown, path)
 
 
 def on_post_page(output: str, page: Page, **_: object) -> str:
-    """The page as it is. Raises PluginError: rule 4."""
+    """The unchanged page. Raises PluginError by rule 4."""
     from mkdocs.exceptions import PluginError
 
-    if found := loads_from_elsewhere(output):
+    if found := tags_that_load_from_other_hosts(output):
         raise PluginError(f"{page.file.src_uri} loads from another host: {', '.join(found)}")
     return output
 
 
-def loads_from_elsewhere(html: str) -> list[str]:
+def tags_that_load_from_other_hosts(html: str) -> list[str]:
     """The tags of a page that make a browser load something from another host."""
-    return [tag for tag in LOADING.findall(html) if ELSEWHERE.search(tag)]
+    return [tag for tag in LOADING.findall(html) if OTHER_HOST.search(tag)]
 
 
 def outside() -> set[str]:
@@ -79,11 +79,11 @@ def outside() -> set[str]:
 
 
 def links_of(path: str) -> Iterator[str]:
-    """Where a document's links to files lead, as paths in the repository, whether they exist or not."""
+    """The targets of a document's links to files, as paths in the repository; they may not exist."""
     text = PICTURE.sub(r"![](\1) ![](\3)", (ROOT / path).read_text())
     for part in outside_fences(text):
         for link in LINK.findall(part):
-            if not is_elsewhere(link):
+            if not leads_to_other_host(link):
                 yield target_of(path, link)
 
 
@@ -106,11 +106,11 @@ def text_of(path: str) -> str:
 
 
 def rewritten(markdown: str, path: str) -> str:
-    """The Markdown of the document at `path`, with links that lead to the same files in the site."""
+    """The Markdown of the document at `path`, with links to the same files in the site."""
     folder = posixpath.dirname(place_of(path))
 
     def link(found: re.Match[str]) -> str:
-        if is_elsewhere(found[1]):
+        if leads_to_other_host(found[1]):
             return found[1]
         return posixpath.relpath(place_of(resolved(target_of(path, found[1]))), folder or ".")
 
@@ -121,11 +121,11 @@ def rewritten(markdown: str, path: str) -> str:
 
 
 def outside_fences(markdown: str) -> Iterable[str]:
-    """The parts of a document that are no code."""
+    """The parts of a document outside code blocks."""
     return FENCE.split(markdown)[::2]
 
 
-def is_elsewhere(link: str) -> bool:
+def leads_to_other_host(link: str) -> bool:
     """Whether a link leads to another host."""
     return bool(re.match(r"[a-z]+:", link))
 
@@ -135,12 +135,12 @@ def target_of(path: str, link: str) -> str:
 
 
 def resolved(path: str) -> str:
-    """The file that is shown for a path: of a folder, its README."""
+    """The file that the site shows for a path: a folder's README."""
     return f"{path}/README.md" if (ROOT / path).is_dir() and (ROOT / path / "README.md").exists() else path
 
 
 def place_of(path: str) -> str:
-    """Where the site has a file of the repository."""
+    """The place of a repository's file in the site."""
     if path == FIRST:
         return "index.md"
     if path.startswith(DOCS):

@@ -1,4 +1,4 @@
-"""What `make fuzz` once found."""
+"""The failing examples that `make fuzz` has found."""
 
 from __future__ import annotations
 

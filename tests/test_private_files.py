@@ -1,4 +1,4 @@
-"""What a worker, a command or a library writes is its owner's alone, whatever the umask is."""
+"""Files of workers, commands and libraries are readable by their owner only, whatever the umask."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_to_all() -> Iterator[None]:
 
 
 def modes(folder: Path) -> set[int]:
-    """Of a folder and all that is in it, as far as others get there."""
+    """The modes of a folder and, unless only its owner may enter it, of its contents."""
     found = {folder.stat().st_mode & 0o777}
     return found if found == {0o700} else found | {path.stat().st_mode & 0o777 for path in folder.rglob("*")}
 

@@ -1,11 +1,20 @@
-"""The documents: where their links lead, and where the site has them."""
+"""The documents' links lead to files, and each document has one place in the site."""
 
 from __future__ import annotations
 
 import pytest
 from ruamel.yaml import YAML
 
-from tests.site import DOCS, ROOT, links_of, loads_from_elsewhere, outside, place_of, resolved, rewritten
+from tests.site import (
+    DOCS,
+    ROOT,
+    links_of,
+    outside,
+    place_of,
+    resolved,
+    rewritten,
+    tags_that_load_from_other_hosts,
+)
 
 PAGES = sorted({path for path in outside() if path.endswith(".md")} | {
     file.relative_to(ROOT).as_posix() for file in (ROOT / DOCS).rglob("*.md")
@@ -51,8 +60,8 @@ def test_a_link_leads_to_the_same_file_in_the_repository_and_in_the_site(
         ('<a href="https://kafka.apache.org">', False),
     ],
 )
-def test_what_a_browser_would_load_from_another_host_is_found(html: str, loads: bool) -> None:
-    assert bool(loads_from_elsewhere(html)) == loads
+def test_a_tag_that_loads_from_another_host_is_found(html: str, loads: bool) -> None:
+    assert bool(tags_that_load_from_other_hosts(html)) == loads
 
 
 def test_every_document_is_in_the_site_at_one_place() -> None:

@@ -1,4 +1,4 @@
-"""How tests are divided among suites and parts, and which of them a change asks for."""
+"""How tests are divided into suites and parts, and which folders of tests a change runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_test_is_in_one_part_and_no_part_is_much_longer_than_another(
     assert divide(dict(reversed(minutes.items())), parts) == found
 
 
-def test_a_part_is_one_of_so_many() -> None:
+def test_a_part_is_a_number_and_the_count_of_parts() -> None:
     assert parse_part("3/8") == (3, 8)
     for text in ("0/8", "9/8", "3", "3/", "/8", "a/b", "-1/8"):
         with pytest.raises(ValueError, match=r".+"):
@@ -45,17 +45,17 @@ def test_a_part_is_one_of_so_many() -> None:
         (["README.md", "docs/a.md", "app/main.py", "tests/conftest.py", "tests/bench/tracker.py"], []),
     ],
 )
-def test_a_change_asks_for_the_nearest_folder_of_tests(files: list[str], folders: list[str]) -> None:
+def test_a_change_runs_the_nearest_folder_of_tests(files: list[str], folders: list[str]) -> None:
     assert folders_of(files, ROOT) == folders
 
 
-def test_a_room_without_tests_of_its_own_asks_for_those_above_it(tmp_path: Path) -> None:
+def test_a_change_in_a_room_without_tests_runs_the_parents_tests(tmp_path: Path) -> None:
     (tmp_path / "tests" / "kafka").mkdir(parents=True)
     assert folders_of(["app/kafka/client/deep/inside/x.py"], tmp_path) == ["tests/kafka"]
 
 
 def test_every_guarantee_is_held_by_tests_and_says_so() -> None:
-    guarantees = [one for those in load().values() for one in those]
+    guarantees = [one for chapter in load().values() for one in chapter]
     for one in guarantees:
         files = [file for place in one.tests for file in files_of(place)]
         assert files, one.text
@@ -64,7 +64,7 @@ def test_every_guarantee_is_held_by_tests_and_says_so() -> None:
     assert PAGE.read_text() == page(), "docs/tests.md is not current: run python -m tests.guarantees"
 
 
-def test_what_is_marked_deep_is_found_by_its_source(tmp_path: Path) -> None:
+def test_the_suites_of_a_file_follow_from_the_marks_in_its_source(tmp_path: Path) -> None:
     def suites(source: str) -> set[str]:
         (tmp_path / "test_a.py").write_text(source)
         return suites_of(tmp_path / "test_a.py")

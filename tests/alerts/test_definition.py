@@ -45,7 +45,7 @@ def edited(path: str, value: Any) -> dict[str, Any]:
     return changed(path, value, base=ALERT)
 
 
-def said(document: dict[str, Any]) -> dict[str, str]:
+def errors_of(document: dict[str, Any]) -> dict[str, str]:
     with pytest.raises(InvalidConfiguration) as caught:
         parse_alert(document)
     errors = [problem for problem in caught.value.problems if problem.severity == "error"]
@@ -70,7 +70,7 @@ def test_a_valid_definition_comes_back_from_the_wire_and_fits_the_schema() -> No
 
 
 @pytest.mark.parametrize(
-    ("told", "above"),
+    ("value", "above"),
     [
         (0, AlertThreshold("records", 0)),
         ("12", AlertThreshold("records", 12)),
@@ -78,8 +78,8 @@ def test_a_valid_definition_comes_back_from_the_wire_and_fits_the_schema() -> No
         ("100%", AlertThreshold("share", 1.0)),
     ],
 )
-def test_a_threshold_is_a_number_a_share_or_a_time(told: Any, above: AlertThreshold) -> None:
-    found, _ = parse_alert(edited("spec/above", told))
+def test_a_threshold_is_a_number_a_share_or_a_time(value: Any, above: AlertThreshold) -> None:
+    found, _ = parse_alert(edited("spec/above", value))
     assert found.above == above
     assert AlertDefinition.from_wire(found.to_wire()).to_wire() == found.to_wire()
 
@@ -95,7 +95,7 @@ CHANNEL = "spec/channels"
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "field", "told"),
+    ("path", "value", "field", "expected"),
     [
         ("spec/on", [], "spec.on", "1"),
         ("spec/on", ["los"], "spec.on.0", "did you mean loss?"),
@@ -134,11 +134,13 @@ CHANNEL = "spec/channels"
         (CHANNEL, [{"pager": {"url": "https://a"}}], "spec.channels.0.pager", "here: alertmanager, webhook"),
     ],
 )  # fmt: skip
-def test_an_impossible_value_is_refused_at_its_place(path: str, value: Any, field: str, told: str) -> None:
-    problems = said(edited(path, value))
+def test_an_impossible_value_is_refused_at_its_place(
+    path: str, value: Any, field: str, expected: str
+) -> None:
+    problems = errors_of(edited(path, value))
 
     assert field in problems, problems
-    assert told in problems[field]
+    assert expected in problems[field]
     assert "hunter2" not in str(problems)
 
 
@@ -166,7 +168,7 @@ def test_a_stored_definition_with_a_removed_channel_is_read_and_keeps_its_other_
     assert (gone.kind, gone.target, gone.place, gone.variables) == (*removed, None, "(removed)", [])
     assert "Alertmanager" in gone.trouble
     assert not hook.trouble
-    assert found.to_wire()["spec"]["channels"][0] == removed, "an export shows what is stored"
+    assert found.to_wire()["spec"]["channels"][0] == removed, "the export lacks the stored channel"
 
 
 def test_an_environment_variable_is_read_when_it_is_needed() -> None:
@@ -198,7 +200,7 @@ def test_an_alert_is_planned_beside_other_definitions() -> None:
     assert [c.action for c in plan({}, [before], alerts={before.key: before}).changes] == ["unchanged"]
 
 
-def test_twice_the_same_name_is_refused_and_an_audit_plan_may_have_it(tmp_path: Path) -> None:
+def test_two_alerts_of_one_name_are_refused_and_an_audit_plan_may_share_it(tmp_path: Path) -> None:
     alert = "apiVersion: switchyard/v1\nkind: Alert\nmetadata: {name: a}\nspec: {on: loss, topics: [x]}\n"
     audit = "apiVersion: switchyard/v1\nkind: AuditPlan\nmetadata: {name: a}\nspec: {topics: [x]}\n"
     file = tmp_path / "a.yaml"

@@ -1,4 +1,4 @@
-"""Where addresses of alerts lead, and what in them is a secret: told at once, and nothing of it repeated."""
+"""Warnings about alert addresses that lead inside or contain a secret; no warning repeats the secret."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ WORD = "Xk92jd8Aj3Lq0zPw7Rt5"
         ("127.0.0.1.example", ""), ("localhost.example", ""), ("1e100.net", ""),
     ],
 )  # fmt: skip
-def test_an_address_that_leads_inside_is_known_in_any_form(host: str, inside: str) -> None:
+def test_an_address_that_leads_inside_is_recognised_in_any_form(host: str, inside: str) -> None:
     assert inside_of(f"https://{host}/hook") == inside
 
 
 @pytest.mark.parametrize(
-    ("url", "headers", "told"),
+    ("url", "headers", "places"),
     [
         (f"https://a.example/hook?token={WORD}", {}, ["the parameter token"]),
         ("https://a.example/hook?api_key=x", {}, ["the parameter api_key"]),
@@ -49,13 +49,13 @@ def test_an_address_that_leads_inside_is_known_in_any_form(host: str, inside: st
     ],
 )
 def test_a_value_that_looks_like_a_secret_is_reported_by_its_place(
-    url: str, headers: dict[str, str], told: list[str]
+    url: str, headers: dict[str, str], places: list[str]
 ) -> None:
-    assert list(secrets_of(url, headers)) == told
+    assert list(secrets_of(url, headers)) == places
 
 
 @pytest.mark.parametrize(
-    ("channel", "told"),
+    ("channel", "messages"),
     [
         ({"webhook": {"url": f"https://127.0.0.1/{WORD}"}}, ["leads to this machine", "the path looks like"]),
         ({"alertmanager": {"url": "http://169.254.169.254/latest"}}, ["leads to a cloud's metadata"]),
@@ -66,10 +66,12 @@ def test_a_value_that_looks_like_a_secret_is_reported_by_its_place(
         ({"webhook": {"url": "https://alerts.example/hook"}}, []),
     ],
 )
-def test_both_are_warned_of_when_an_alert_is_deployed_and_no_value_is_repeated(
-    channel: dict[str, Any], told: list[str]
+def test_deploying_an_alert_warns_of_inside_addresses_and_secrets_without_repeating_them(
+    channel: dict[str, Any], messages: list[str]
 ) -> None:
     _, warnings = parse_alert(changed("spec/channels", [channel], base=ALERT))
-    assert [one in str(problem) for one, problem in zip(told, warnings, strict=True)] == [True] * len(told)
+    assert [text in str(problem) for text, problem in zip(messages, warnings, strict=True)] == [True] * len(
+        messages
+    )
     assert all(problem.severity == "warning" and problem.remedy for problem in warnings)
     assert WORD not in "".join(map(str, warnings))

@@ -1,5 +1,7 @@
-"""Alerts: what fires, once, when; by examples, and beside a simple model through any history of rows, times,
-dead leaders, and channels that take notices late or never."""
+"""When alerts fire and resolve: by examples, and against a model over any history.
+
+A history has verdicts, times, dead leaders, and channels that take notices late or never.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ STATES = ["ok", "provisional", "lossy", "duplicated", "corrupted", "late", "abse
 LAG = AlertThreshold("ms", 500)
 
 
-def row(start: int, state: str, topic: str = "orders", **told: Any) -> dict[str, Any]:
+def row(start: int, state: str, topic: str = "orders", **changes: Any) -> dict[str, Any]:
     """A verdict on the `start`th window."""
     counts = {"lossy": (100, 98, 2, 0), "duplicated": (100, 103, 0, 3), "late": (100, 95, 5, 0)}
     before, after, missing, extra = counts.get(state, (100, 100, 0, 0))
@@ -35,16 +37,16 @@ def row(start: int, state: str, topic: str = "orders", **told: Any) -> dict[str,
         "start_ms": start * WIDTH_MS, "end_ms": (start + 1) * WIDTH_MS, "state": state,
         "from_count": before, "to_count": after,
         "missing": None if unknown else missing, "extra": None if unknown else extra,
-        "absent": ["aggregate"] if state == "absent-audit" else [], "lag_ms": None, "behind_ms": 0, **told,
+        "absent": ["aggregate"] if state == "absent-audit" else [], "lag_ms": None, "behind_ms": 0, **changes,
     }  # fmt: skip
 
 
-def a_rule(*on: str, **told: Any) -> Rule:
-    return Rule("r", frozenset(on or ("loss",)), lambda topic: topic != "other", **told)
+def make_rule(*on: str, **fields: Any) -> Rule:
+    return Rule("r", frozenset(on or ("loss",)), lambda topic: topic != "other", **fields)
 
 
 class Leaders:
-    """The control log, and whoever leads: each step is made by a leader that knows nothing but the log."""
+    """The control log and its successive leaders; a leader's step depends only on the log."""
 
     def __init__(self, *rules: Rule) -> None:
         self.rules = {rule.name: rule for rule in rules}
@@ -53,7 +55,7 @@ class Leaders:
         self.next()
 
     def next(self) -> None:
-        """The leader dies; another one begins, by what the log says."""
+        """The leader dies; another leader starts from the log."""
         self.term += 1
         self.state.apply(Claim(at_ms=0, term=self.term, worker=f"w{self.term}"))
 
@@ -76,7 +78,7 @@ class Leaders:
             assert self.state.apply(event) == (at == self.term)
         return changed
 
-    def told(self) -> list[tuple[str, str, int, int]]:
+    def summary(self) -> list[tuple[str, str, int, int]]:
         """Topic, state, notice and windows of each alert."""
         return [(s.topic, s.state, s.notice, len(s.windows)) for s in self.states.values()]
 
@@ -84,24 +86,24 @@ class Leaders:
 @pytest.mark.parametrize(
     ("rule", "rows", "fires"),
     [
-        (a_rule("loss"), [row(1, "lossy")], True),
-        (a_rule("loss"), [row(1, state) for state in STATES if state != "lossy"], False),
-        (a_rule("absent-audit"), [row(1, "absent-audit")], True),
-        (a_rule("duplication", "corruption"), [row(1, "corrupted")], True),
-        (a_rule("duplication", above=AlertThreshold("records", 3)), [row(1, "duplicated")], False),
-        (a_rule("duplication", above=AlertThreshold("records", 2)), [row(1, "duplicated")], True),
-        (a_rule("loss", above=AlertThreshold("share", 0.02)), [row(1, "lossy")], False),
-        (a_rule("loss", above=AlertThreshold("share", 0.0199)), [row(1, "lossy")], True),
-        (a_rule("late"), [row(1, "late")], True),
-        (a_rule("late"), [row(1, "late", missing=0, to_count=100)], False),  # all has come by now
-        (a_rule("loss"), [row(1, "lossy", "other")], False),
-        (a_rule("loss", tiers=("aggregate", "consumer")), [row(1, "lossy")], False),
-        (a_rule("loss", tiers=("regional", "aggregate")), [row(1, "lossy")], True),
-        (a_rule("loss", within_ms=WIDTH_MS), [row(-1, "lossy")], False),  # too long ago
-        (a_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0)], True),
-        (a_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0), row(2, "ok", lag_ms=3)], False),
-        (a_rule("lag", above=LAG), [row(1, "provisional", lag_ms=501.0)], False),
-        (a_rule("lag", above=LAG), [row(1, "ok")], False),
+        (make_rule("loss"), [row(1, "lossy")], True),
+        (make_rule("loss"), [row(1, state) for state in STATES if state != "lossy"], False),
+        (make_rule("absent-audit"), [row(1, "absent-audit")], True),
+        (make_rule("duplication", "corruption"), [row(1, "corrupted")], True),
+        (make_rule("duplication", above=AlertThreshold("records", 3)), [row(1, "duplicated")], False),
+        (make_rule("duplication", above=AlertThreshold("records", 2)), [row(1, "duplicated")], True),
+        (make_rule("loss", above=AlertThreshold("share", 0.02)), [row(1, "lossy")], False),
+        (make_rule("loss", above=AlertThreshold("share", 0.0199)), [row(1, "lossy")], True),
+        (make_rule("late"), [row(1, "late")], True),
+        (make_rule("late"), [row(1, "late", missing=0, to_count=100)], False),  # no record is missing
+        (make_rule("loss"), [row(1, "lossy", "other")], False),
+        (make_rule("loss", tiers=("aggregate", "consumer")), [row(1, "lossy")], False),
+        (make_rule("loss", tiers=("regional", "aggregate")), [row(1, "lossy")], True),
+        (make_rule("loss", within_ms=WIDTH_MS), [row(-1, "lossy")], False),  # before the period `within`
+        (make_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0)], True),
+        (make_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0), row(2, "ok", lag_ms=3)], False),
+        (make_rule("lag", above=LAG), [row(1, "provisional", lag_ms=501.0)], False),
+        (make_rule("lag", above=LAG), [row(1, "ok")], False),
     ],
 )  # fmt: skip
 def test_an_alert_fires_for_the_named_tiers_and_from_its_threshold_on(
@@ -114,16 +116,16 @@ def test_an_alert_fires_for_the_named_tiers_and_from_its_threshold_on(
 
 
 def test_one_alert_has_all_windows_of_a_topic_and_pair() -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     leaders.step(1, [row(n, "lossy") for n in range(30)] + [row(3, "lossy", "payments")])
-    assert sorted(leaders.told()) == [("orders", "firing", 1, 20), ("payments", "firing", 1, 1)]
+    assert sorted(leaders.summary()) == [("orders", "firing", 1, 20), ("payments", "firing", 1, 1)]
     (of_orders,) = (state for state in leaders.states.values() if state.topic == "orders")
     assert (of_orders.more, of_orders.windows[-1].start_ms) == (10, 29 * WIDTH_MS)
 
 
 def test_groups_that_consume_have_alerts_of_their_own() -> None:
-    """What one group does well says nothing of another: not of its records, nor of its lag."""
-    leaders = Leaders(a_rule(), a_rule("lag", above=LAG)._replace(name="slow"))
+    """A group without loss or lag does not hide the loss or lag of another group."""
+    leaders = Leaders(make_rule(), make_rule("lag", above=LAG)._replace(name="slow"))
     slow, quick = (
         row(1, state, group=group, to_tier="consumer", lag_ms=lag_ms)
         for group, state, lag_ms in (("billing", "lossy", 900.0), ("web", "ok", 3.0))
@@ -139,35 +141,33 @@ def test_groups_that_consume_have_alerts_of_their_own() -> None:
     assert len({alerts_rules.fingerprint(s.group) for s in leaders.states.values()}) == 4
 
 
-def test_it_holds_for_as_long_as_the_rule_says_and_is_over_for_as_long() -> None:
-    leaders = Leaders(a_rule(for_ms=1_000))
+def test_an_alert_fires_and_resolves_only_after_the_rules_duration() -> None:
+    leaders = Leaders(make_rule(for_ms=1_000))
     lossy, fine = [row(1, "lossy")], [row(1, "ok")]
     leaders.step(10_000, lossy)
-    leaders.next()  # the time goes on, whoever leads
+    leaders.next()  # the time continues under another leader
     leaders.step(10_999, lossy)
-    assert leaders.told() == [("orders", "pending", 0, 1)]
+    assert leaders.summary() == [("orders", "pending", 0, 1)]
     leaders.step(11_000, lossy)
-    assert leaders.told() == [("orders", "firing", 1, 1)]
+    assert leaders.summary() == [("orders", "firing", 1, 1)]
     leaders.step(12_000, fine)
-    leaders.step(12_500, lossy)  # again: it was never over
+    leaders.step(12_500, lossy)  # the alert had not resolved
     leaders.step(13_000, fine)
     leaders.next()
     leaders.step(13_999, fine)
-    assert leaders.told() == [("orders", "firing", 1, 1)]
+    assert leaders.summary() == [("orders", "firing", 1, 1)]
     leaders.step(14_000, fine)
-    assert leaders.told() == [("orders", "resolved", 2, 1)]
+    assert leaders.summary() == [("orders", "resolved", 2, 1)]
     leaders.step(15_000, lossy)
     leaders.step(15_500, fine)
-    assert leaders.told() == [("orders", "resolved", 2, 1)], "what was pending leaves nothing behind"
+    assert leaders.summary() == [("orders", "resolved", 2, 1)], "a pending alert left something behind"
     leaders.step(14_000 + alerts_rules.KEEP_RESOLVED_MS, fine)
-    assert leaders.told() == []
+    assert leaders.summary() == []
 
 
 @pytest.mark.parametrize(("rows", "aged"), [([], True), ([row(1, "ok")], False)])
-def test_an_alert_that_ends_because_nothing_is_counted_any_more_says_so(
-    rows: list[dict[str, Any]], aged: bool
-) -> None:
-    leaders = Leaders(a_rule(within_ms=WIDTH_MS))
+def test_an_alert_that_ends_because_its_windows_aged_says_so(rows: list[dict[str, Any]], aged: bool) -> None:
+    leaders = Leaders(make_rule(within_ms=WIDTH_MS))
     leaders.step(2 * WIDTH_MS, [row(1, "lossy")])
     at_ms = 3 * WIDTH_MS + 1 if aged else 2 * WIDTH_MS + 1
     leaders.step(at_ms, rows or [row(1, "lossy")])
@@ -177,25 +177,25 @@ def test_an_alert_that_ends_because_nothing_is_counted_any_more_says_so(
 
 @pytest.mark.parametrize("unsure", ["provisional", "absent-audit"])
 def test_an_unknown_comparison_neither_resolves_nor_fires(unsure: str) -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     leaders.step(1, [row(1, "lossy")])
     leaders.step(2, [row(1, unsure)])
     leaders.step(3, None)
-    assert leaders.told() == [("orders", "firing", 1, 1)]
-    leaders.step(4, [row(1, "ok"), row(2, unsure)])  # another window is none of its own
-    assert leaders.told() == [("orders", "resolved", 2, 1)]
+    assert leaders.summary() == [("orders", "firing", 1, 1)]
+    leaders.step(4, [row(1, "ok"), row(2, unsure)])  # the alert does not include the second window
+    assert leaders.summary() == [("orders", "resolved", 2, 1)]
 
 
-def test_windows_that_are_too_many_to_list_do_not_resolve() -> None:
-    leaders = Leaders(a_rule())
+def test_windows_that_are_too_many_to_list_do_not_resolve_an_alert() -> None:
+    leaders = Leaders(make_rule())
     (state,) = leaders.step(1, [row(1, "lossy")])
     assert step(leaders.states, leaders.rules, {"r"}, [], (), 2, 1, {"orders": 2 * WIDTH_MS}) == []
     (over,) = step(leaders.states, leaders.rules, {"r"}, [], (), 2, 1, {"orders": WIDTH_MS})
     assert (over.id, over.state) == (state.id, "resolved")
 
 
-def test_a_channel_is_due_until_it_took_the_newest_notice_and_there_is_one_for_each_change() -> None:
-    leaders = Leaders(a_rule(channels=("a", "b")))
+def test_a_channel_is_due_until_it_took_the_newest_notice_of_which_each_change_has_one() -> None:
+    leaders = Leaders(make_rule(channels=("a", "b")))
     lossy = [row(1, "lossy")]
     leaders.step(0, lossy)
     (state,) = leaders.states.values()
@@ -206,7 +206,7 @@ def test_a_channel_is_due_until_it_took_the_newest_notice_and_there_is_one_for_e
     month_ms = 30 * 24 * 3_600_000
     leaders.step(month_ms, None, NoticeOutcome(state.id, "b", 1, 900, "answered 503"))
     (state,) = leaders.states.values()
-    assert (state.notice, list(due(state, leaders.rules["r"]))) == (1, ["b"]), "there are no reminders"
+    assert (state.notice, list(due(state, leaders.rules["r"]))) == (1, ["b"]), "a reminder was sent"
     assert state.told["b"] == LastNotice(0, 0, 900, "answered 503")
     leaders.step(month_ms, [row(1, "ok")])
     (state,) = leaders.states.values()
@@ -219,7 +219,7 @@ def test_a_channel_is_due_until_it_took_the_newest_notice_and_there_is_one_for_e
 
 
 def test_an_alert_that_an_earlier_version_sent_reminders_of_is_resolved_with_the_next_number() -> None:
-    leaders = Leaders(a_rule(channels=("a",)))
+    leaders = Leaders(make_rule(channels=("a",)))
     (state,) = leaders.step(0, [row(1, "lossy")])
     stored = {**msgspec.to_builtins(state), "notice": 7, "noticed_ms": 5, "told": {"a": [7, 6]}}
     assert leaders.state.apply(codec.control_event(msgspec.json.encode(stored)))
@@ -229,17 +229,17 @@ def test_an_alert_that_an_earlier_version_sent_reminders_of_is_resolved_with_the
 
 
 def test_a_deposed_leader_fires_and_resolves_nothing() -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     leaders.next()
     leaders.step(1, [row(1, "lossy")], term=1)
-    assert leaders.told() == []
+    assert leaders.summary() == []
     leaders.step(2, [row(1, "lossy")])
     leaders.step(3, [row(1, "ok")], term=1)
-    assert leaders.told() == [("orders", "firing", 1, 1)]
+    assert leaders.summary() == [("orders", "firing", 1, 1)]
 
 
 def test_alerts_of_a_deleted_rule_go_and_those_of_an_unreadable_one_stay() -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     leaders.step(1, [row(1, "lossy")])
     assert step(leaders.states, {}, {"r"}, [], (), 2, 1) == []
     (gone,) = step(leaders.states, {}, set(), [], (), 2, 1)
@@ -251,7 +251,7 @@ def test_alerts_of_a_deleted_rule_go_and_those_of_an_unreadable_one_stay() -> No
 
 
 def test_alerts_are_bounded_and_the_excess_is_reported() -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     rows = [row(1, "lossy", f"t{n}") for n in range(alerts_rules.MOST_LIVE + 5)]
     leaders.step(1, rows)
     assert len(leaders.states) == alerts_rules.MOST_LIVE
@@ -259,8 +259,8 @@ def test_alerts_are_bounded_and_the_excess_is_reported() -> None:
     assert leaders.step(2, rows) == []
 
 
-def test_of_two_alerts_that_a_failed_write_left_one_stays() -> None:
-    leaders = Leaders(a_rule())
+def test_of_two_alerts_that_a_failed_write_left_only_the_first_stays() -> None:
+    leaders = Leaders(make_rule())
     (first,) = leaders.step(5, [row(1, "lossy")])
     twin = msgspec.structs.replace(first, id=f"{first.id}f", since_ms=9)
     assert leaders.state.apply(twin)
@@ -268,11 +268,11 @@ def test_of_two_alerts_that_a_failed_write_left_one_stays() -> None:
     assert list(leaders.states) == [first.id]
 
 
-def test_figures_that_grow_are_not_written_at_every_look() -> None:
-    leaders = Leaders(a_rule())
+def test_growing_figures_are_not_written_at_every_evaluation() -> None:
+    leaders = Leaders(make_rule())
     leaders.step(0, [row(1, "lossy")])
     assert leaders.step(1_000, [row(1, "lossy", missing=3)]) == []
-    assert leaders.step(1_000, [row(1, "lossy"), row(2, "lossy")]), "another window"
+    assert leaders.step(1_000, [row(1, "lossy"), row(2, "lossy")]), "a new window was not written"
     (later,) = leaders.step(1_000 + alerts_rules.UPDATE_MS, [row(1, "lossy", missing=3), row(2, "lossy")])
     assert later.windows[0].missing == 3
 
@@ -280,15 +280,15 @@ def test_figures_that_grow_are_not_written_at_every_look() -> None:
 @given(
     st.lists(st.sampled_from(STATES), max_size=8), st.sampled_from(sorted(set(alerts_rules.KIND_OF.values())))
 )
-def test_only_windows_that_are_certainly_so_are_in_an_alert(states: list[str], kind: str) -> None:
-    found = seen([a_rule(kind)], [row(n, state) for n, state in enumerate(states)], 0)
+def test_an_alert_has_only_final_windows_of_its_kind(states: list[str], kind: str) -> None:
+    found = seen([make_rule(kind)], [row(n, state) for n, state in enumerate(states)], 0)
     for one in found.values():
         assert {alerts_rules.KIND_OF[window.state] for window in one.windows} <= {kind}
         assert "provisional" not in {window.state for window in one.windows}
 
 
 class Model:
-    """What one group should be: a few words, told by every look."""
+    """The expected state of one group's alert, from every evaluation."""
 
     def __init__(self, for_ms: int) -> None:
         self.for_ms = for_ms
@@ -315,18 +315,18 @@ class Model:
 
 
 class AlertsOfTwoTopics(RuleBasedStateMachine):
-    """Looks, leaders, deposed ones that still write, and a channel, beside a model of each topic."""
+    """Evaluations, leaders, deposed leaders that still write, and a channel; with a model of each topic."""
 
     topics = ("orders", "payments")
 
     @initialize(for_ms=st.sampled_from([0, 50, 500]))
     def begin(self, for_ms: int) -> None:
-        self.rule = a_rule(for_ms=for_ms, channels=("c",))
+        self.rule = make_rule(for_ms=for_ms, channels=("c",))
         self.leaders = Leaders(self.rule)
         self.model = {topic: Model(for_ms) for topic in self.topics}
         self.now_ms = 1_000
-        self.sent: dict[tuple[str, int], str] = {}  # what a receiver keeps apart: an id, and in which state
-        self.kept: list[NoticeOutcome] = []  # taken, not written down yet
+        self.sent: dict[tuple[str, int], str] = {}  # the state in a notice, by id and number
+        self.kept: list[NoticeOutcome] = []  # accepted notices that are not recorded yet
 
     @rule(
         rows=st.dictionaries(
@@ -350,11 +350,11 @@ class AlertsOfTwoTopics(RuleBasedStateMachine):
         self.kept = []
 
     @rule()
-    def tell(self) -> None:
+    def send_due_notices(self) -> None:
         for state in self.leaders.states.values():
             if list(due(state, self.rule)):
                 known = self.sent.setdefault((state.id, state.notice), state.state)
-                assert known == state.state, "one id says two things"
+                assert known == state.state, "one id names two states"
                 self.kept.append(NoticeOutcome(state.id, "c", state.notice, self.now_ms))
 
     @rule()
@@ -363,7 +363,7 @@ class AlertsOfTwoTopics(RuleBasedStateMachine):
         self.leaders.next()
 
     @rule(rows=st.lists(st.sampled_from(STATES), max_size=3))
-    def a_deposed_one_writes(self, rows: list[str]) -> None:
+    def a_deposed_leader_writes(self, rows: list[str]) -> None:
         if self.leaders.term > 1:
             before = dict(self.leaders.states)
             found = [row(n, state, "orders") for n, state in enumerate(rows)]
@@ -371,7 +371,7 @@ class AlertsOfTwoTopics(RuleBasedStateMachine):
             assert self.leaders.states == before
 
     @invariant()
-    def each_topic_is_as_the_model_says(self) -> None:
+    def each_topic_is_in_the_models_state(self) -> None:
         live: dict[str, list[AlertState]] = {topic: [] for topic in self.topics}
         fired: dict[str, int] = dict.fromkeys(self.topics, 0)
         for state in self.leaders.states.values():
@@ -380,12 +380,12 @@ class AlertsOfTwoTopics(RuleBasedStateMachine):
                 live[state.topic].append(state)
         for topic, model in self.model.items():
             assert [state.state for state in live[topic]] == ([] if model.state == "none" else [model.state])
-            assert fired[topic] == model.fired, "it fires once an episode, whoever leads"
+            assert fired[topic] == model.fired, "an episode fired more than once or not at all"
 
     @invariant()
-    def what_was_told_is_never_more_than_what_there_is(self) -> None:
+    def no_channel_took_a_notice_that_does_not_exist(self) -> None:
         for state in self.leaders.states.values():
-            assert all(told.notice <= state.notice for told in state.told.values())
+            assert all(last.notice <= state.notice for last in state.told.values())
             assert state.notice == {"firing": 1, "resolved": 2}.get(state.state, 0)
 
 
@@ -402,10 +402,10 @@ TestAlertsOfTwoTopics = AlertsOfTwoTopics.TestCase
     ),
     st.integers(0, 30),
 )
-def test_whatever_was_compacted_a_fresh_reader_knows_which_alerts_there_are(
+def test_a_fresh_reader_of_a_compacted_log_knows_all_alerts(
     history: list[tuple[str, list[str]]], cleaned: int
 ) -> None:
-    leaders = Leaders(a_rule())
+    leaders = Leaders(make_rule())
     written: list[Any] = [Claim(at_ms=0, term=1, worker="w1")]
     marks = [1]
     for now_ms, (act, found) in enumerate(history, 1):
@@ -429,13 +429,13 @@ def test_whatever_was_compacted_a_fresh_reader_knows_which_alerts_there_are(
         if index >= clean or last[compaction_key(event)] == index:
             fresh.apply(event)
 
-    def stands(state: ControlState) -> dict[str, tuple[str, int]]:
+    def alerts_in(state: ControlState) -> dict[str, tuple[str, int]]:
         return {one.id: (one.state, one.notice) for one in state.alert_states.states.values()}
 
-    assert stands(fresh) == stands(leaders.state)
+    assert alerts_in(fresh) == alerts_in(leaders.state)
 
 
-def test_a_group_has_the_same_fingerprint_for_ever() -> None:
+def test_the_fingerprint_of_a_group_never_changes() -> None:
     assert (
         alerts_rules.fingerprint(AlertSubject("r", "orders", "regional", "aggregate")) == "62fbb251a25dced3"
     )

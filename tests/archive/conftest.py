@@ -1,4 +1,4 @@
-"""An empty archive."""
+"""The fixture `archive`: an empty archive."""
 
 from __future__ import annotations
 

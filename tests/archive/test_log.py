@@ -1,4 +1,4 @@
-"""The archive's log: changes come whole, once and in order, whoever else writes."""
+"""The archive's log: each change is applied whole, once and in order, with any number of writers."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from app.archive.log import REMEMBERED_MS, SNAPSHOT_EVERY, SNAPSHOTS_KEPT, Archi
 AT = ArchivedPartition("orders", "id-1", 0)
 
 
-def held(name: str, start: int, end: int, topic_id: str = "id-1") -> ArchiveFile:
+def file_of(name: str, start: int, end: int, topic_id: str = "id-1") -> ArchiveFile:
     """A file of these offsets."""
     span = FileSpan(0, start, end, end - start, start, end - 1)
     return ArchiveFile(name, "records", "orders", topic_id, "2025-11-22", "12", 100, (span,))
 
 
-def landed(start: int, end: int, at_ms: int = 0) -> ArchiveChange:
+def round_of(start: int, end: int, at_ms: int = 0) -> ArchiveChange:
     """A round that archives these offsets."""
-    added = (held(f"f{start}", start, end),)
+    added = (file_of(f"f{start}", start, end),)
     return ArchiveChange(
         "land", at_ms, added, reach={AT: ArchivedReach(0, end)}, based_on={AT: ArchivedReach(0, start)}
     )
 
 
-def test_what_is_committed_is_read_again(archive: Archive) -> None:
+def test_a_committed_change_is_read_back(archive: Archive) -> None:
     gap = ArchiveGap(AT, 5, 8, 77)
     change = ArchiveChange(
-        "land", 7, (held("a", 0, 5),), reach={AT: ArchivedReach(0, 10)}, based_on={}, gaps=(gap,)
+        "land", 7, (file_of("a", 0, 5),), reach={AT: ArchivedReach(0, 10)}, based_on={}, gaps=(gap,)
     )
     assert archive.commit(change) == archive.state() == Archive.open(archive.root).state()
     state = archive.state()
     assert (state.number, state.reach, state.gaps) == (1, {AT: ArchivedReach(0, 10)}, (gap,))
-    assert state.files == {"a": held("a", 0, 5)}
+    assert state.files == {"a": file_of("a", 0, 5)}
 
 
 def test_of_two_rounds_over_the_same_offsets_one_counts(archive: Archive) -> None:
-    archive.commit(landed(0, 10))
+    archive.commit(round_of(0, 10))
     with pytest.raises(ConcurrentCommit, match=r"orders \[0\] was archived by another job"):
-        archive.commit(landed(0, 12))
-    archive.commit(landed(10, 20))
+        archive.commit(round_of(0, 12))
+    archive.commit(round_of(10, 20))
     assert sorted(archive.state().files) == ["f0", "f10"]
 
 
@@ -62,7 +62,7 @@ def test_of_many_writers_at_once_each_offset_counts_once(archive: Archive) -> No
         mine = Archive.open(archive.root)
         while (end := mine.state().reach.get(AT, ArchivedReach(0, 0)).end) < 100:
             try:
-                mine.commit(landed(end, end + 5))
+                mine.commit(round_of(end, end + 5))
             except ConcurrentCommit:
                 continue
 
@@ -76,10 +76,10 @@ def test_of_many_writers_at_once_each_offset_counts_once(archive: Archive) -> No
 
 
 def test_a_compaction_and_a_round_do_not_hinder_each_other(archive: Archive) -> None:
-    archive.commit(landed(0, 10))
-    archive.commit(landed(10, 20))
-    joined = ArchiveChange("compact", 5, (held("joined", 0, 20),), removed=("f0", "f10"))
-    archive.commit(landed(20, 30))
+    archive.commit(round_of(0, 10))
+    archive.commit(round_of(10, 20))
+    joined = ArchiveChange("compact", 5, (file_of("joined", 0, 20),), removed=("f0", "f10"))
+    archive.commit(round_of(20, 30))
     archive.commit(joined)
     assert sorted(archive.state().files) == ["f20", "joined"]
     with pytest.raises(ConcurrentCommit, match="f0 was replaced by another job"):
@@ -89,7 +89,7 @@ def test_a_compaction_and_a_round_do_not_hinder_each_other(archive: Archive) -> 
 def test_a_writer_that_dies_before_its_change_leaves_nothing_that_counts(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive.commit(landed(0, 10))
+    archive.commit(round_of(0, 10))
 
     def dies(*_names: object) -> None:
         raise KeyboardInterrupt
@@ -97,15 +97,15 @@ def test_a_writer_that_dies_before_its_change_leaves_nothing_that_counts(
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", dies)
         with pytest.raises(KeyboardInterrupt):
-            archive.commit(landed(10, 20))
+            archive.commit(round_of(10, 20))
     assert archive.state().reach == {AT: ArchivedReach(0, 10)}
-    archive.commit(landed(10, 20))
+    archive.commit(round_of(10, 20))
     assert archive.state().reach == {AT: ArchivedReach(0, 20)}
 
 
-def test_snapshots_change_nothing_and_old_ones_go(archive: Archive) -> None:
+def test_snapshots_change_no_state_and_old_ones_are_deleted(archive: Archive) -> None:
     for number in range(SNAPSHOT_EVERY * 4 + 3):
-        archive.commit(landed(number * 10, number * 10 + 10, at_ms=number))
+        archive.commit(round_of(number * 10, number * 10 + 10, at_ms=number))
     snapshots = sorted((archive.root / "log").glob("*.snapshot"))
     assert len(snapshots) == SNAPSHOTS_KEPT
     with_snapshots = archive.state()
@@ -121,17 +121,17 @@ def test_the_newest_lineage_stays_the_newest_in_a_snapshot(ids: list[str]) -> No
     for topic_id in ids:
         at = ArchivedPartition("orders", topic_id, 0)
         state.apply(
-            ArchiveChange("land", 0, (held(topic_id, 0, 1, topic_id),), reach={at: ArchivedReach(0, 1)})
+            ArchiveChange("land", 0, (file_of(topic_id, 0, 1, topic_id),), reach={at: ArchivedReach(0, 1)})
         )
     assert ArchiveState.from_json(state.as_json()) == state
     assert ArchiveState.from_json(state.as_json()).lineages("orders") == list(ids)
 
 
-def test_what_was_removed_is_forgotten_after_a_week(archive: Archive) -> None:
-    archive.commit(landed(0, 10))
-    archive.commit(ArchiveChange("compact", 5, (held("joined", 0, 10),), removed=("f0",)))
+def test_removed_files_are_forgotten_after_a_week(archive: Archive) -> None:
+    archive.commit(round_of(0, 10))
+    archive.commit(ArchiveChange("compact", 5, (file_of("joined", 0, 10),), removed=("f0",)))
     assert archive.state().removed_ms == {"f0": 5}
-    archive.commit(landed(10, 20, at_ms=6 + REMEMBERED_MS))
+    archive.commit(round_of(10, 20, at_ms=6 + REMEMBERED_MS))
     assert archive.state().removed_ms == {}
 
 

@@ -1,4 +1,4 @@
-"""Reading archives without Spark: by time, by offset, bounded, and how far they reach."""
+"""Reading archives without Spark: by time and offset, with a limit, and their coverage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Place = tuple[int, int, int]  # partition, offset, timestamp in ms
 
 
 def put(archive: Archive, *files: list[Place], topic_id: str = "id-1", rows_a_group: int = 2) -> None:
-    """A change that adds these files; each record's value is its place."""
+    """Commits files with records at these places; each value is the text of its place."""
     added = []
     for places in files:
         name = f"records/{archive.state().number}-{len(added)}.parquet"
@@ -84,7 +84,7 @@ times, offsets = st.integers(90, 310), st.integers(0, 8)
 
 
 @given(times, times, offsets, offsets, st.none() | st.frozensets(st.integers(0, 2)), st.integers(0, 12))
-def test_a_query_gives_what_it_asks_for_and_no_more(
+def test_a_query_returns_exactly_the_matching_records(
     from_ms: int, to_ms: int, start: int, end: int, partitions: frozenset[int] | None, most: int
 ) -> None:
     if from_ms >= to_ms or start >= end:
@@ -117,7 +117,7 @@ def test_the_offset_at_a_time_is_the_first_one_at_or_after_it(time_ms: int) -> N
     assert READER.offset_at("orders", time_ms) == wanted
 
 
-def test_a_column_of_a_later_version_is_passed_over(archive: Archive) -> None:
+def test_a_column_of_a_later_version_is_ignored(archive: Archive) -> None:
     put(archive, *FILES)
     for path in archive.state().files:
         table = pyarrow.parquet.read_table(archive.root / path)
@@ -129,7 +129,7 @@ def test_a_column_of_a_later_version_is_passed_over(archive: Archive) -> None:
     assert all(batch.schema.names == list(COLUMNS) for batch in reader.read(ArchiveQuery("orders")))
 
 
-def test_coverage_tells_where_the_topic_itself_begins_and_what_was_gone(archive: Archive) -> None:
+def test_coverage_has_the_start_of_the_topic_and_its_gaps(archive: Archive) -> None:
     put(archive, *FILES)
     at = ArchivedPartition("orders", "id-1", 0)
     gap = ArchiveGap(at, 7, 9, 5)
@@ -143,7 +143,7 @@ def test_coverage_tells_where_the_topic_itself_begins_and_what_was_gone(archive:
     assert (second.partition, second.reach, second.gaps) == (1, ArchivedReach(0, 2), ())
 
 
-def test_only_files_and_row_groups_that_may_hold_it_are_opened(
+def test_only_files_and_row_groups_that_may_match_are_opened(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(archive, *FILES)
@@ -160,7 +160,7 @@ def test_only_files_and_row_groups_that_may_hold_it_are_opened(
     assert opened == [[2]]
 
 
-def test_files_are_opened_only_when_their_offsets_come(
+def test_files_are_opened_only_when_their_offsets_are_reached(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(archive, *([(0, offset, offset)] for offset in range(5)))
@@ -176,7 +176,7 @@ def test_files_are_opened_only_when_their_offsets_come(
     assert [(next(records).offset, len(opened)) for _ in range(5)] == [(n, n + 1) for n in range(5)]
 
 
-def test_a_reader_sees_what_was_there_when_it_looked(archive: Archive) -> None:
+def test_a_reader_sees_the_state_of_its_last_refresh(archive: Archive) -> None:
     put(archive, FILES[0])
     reader = ArchiveReader(archive)
     put(archive, FILES[1])
@@ -185,7 +185,7 @@ def test_a_reader_sees_what_was_there_when_it_looked(archive: Archive) -> None:
     assert len(list(reader.records(ArchiveQuery("orders")))) == len(FILES[0]) + len(FILES[1])
 
 
-def test_what_was_never_archived_is_said_with_what_was(archive: Archive) -> None:
+def test_a_topic_that_was_never_archived_is_refused_with_the_archived_ones(archive: Archive) -> None:
     put(archive, *FILES)
     with pytest.raises(NotArchived, match="nothing of topic 'payments'; it has: orders"):
         list(ArchiveReader(archive).records(ArchiveQuery("payments")))
@@ -200,7 +200,7 @@ def test_reading_an_archive_imports_no_spark() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _shared_reader(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One archive for all examples of a property, which read only."""
+    """One archive for all examples of the properties, which only read it."""
     global READER  # noqa: PLW0603 - given to properties, which take no fixtures of a narrower scope
     archive = Archive.create(Path(tmp_path_factory.mktemp("shared")) / "archive", "cluster")
     put(archive, *FILES)

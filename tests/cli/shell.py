@@ -1,7 +1,7 @@
-"""The command line against a served runtime that a test feeds by hand.
+"""The command line against a served fake runtime.
 
-- `shell`: runs commands in this process, as importing all of it takes a second and a half of a processor.
-- `process_shell`: each command is a process of its own, as people have it.
+- `shell`: runs commands in this process, because importing the application takes 1.5 seconds of a processor.
+- `process_shell`: runs each command in a process of its own, as users do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCRIPT = "from app.cli.main import main; main()"
 
 
 class Shell:
-    """Runs `switchyard ...` in a folder, told of a worker."""
+    """Runs `switchyard ...` in a process of its own, in a folder and with a worker's URL."""
 
     def __init__(self, url: str, fed: FakeRuntime, home: Path) -> None:
         self.url = url
@@ -34,7 +34,7 @@ class Shell:
         self.home = home
 
     def environment(self, **env: str) -> dict[str, str]:
-        """The variables of a command, beside those of this process."""
+        """The variables that a command gets in addition to those of this process."""
         return {"SWITCHYARD_URL": self.url, "SWITCHYARD_CONFIG": str(self.home / "none.yaml"), **env}
 
     def __call__(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -45,14 +45,14 @@ class Shell:
         )  # fmt: skip
 
     def file(self, *definitions: dict[str, Any], name: str = "workloads.yaml") -> str:
-        """A file of definitions."""
+        """Writes a file with these definitions; its path."""
         path = self.home / name
         path.write_text("---\n".join(json.dumps(data) + "\n" for data in definitions))
         return str(path)
 
 
 class InProcess(Shell):
-    """Runs `switchyard ...` in a folder, told of a worker; nobody is at the terminal."""
+    """Runs `switchyard ...` in this process, in a folder and with a worker's URL; without a terminal."""
 
     def __call__(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         with contextlib.chdir(self.home):
@@ -64,7 +64,7 @@ class InProcess(Shell):
 
 @contextlib.contextmanager
 def quiet_log() -> Iterator[None]:
-    """The worker in this process logs to the real standard error, never into a command's output."""
+    """Makes the worker in this process log to the real standard error, not into a command's output."""
     kept = structlog.get_config()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=sys.__stderr__))
     yield

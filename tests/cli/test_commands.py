@@ -1,4 +1,4 @@
-"""The command line against a real server over a runtime fed by hand; some as a process of its own."""
+"""The command line against a real server over a fake runtime; some commands run in a process of their own."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_a_plan_without_changes_ends_with_0(shell: Shell) -> None:
     assert shell("config", "plan", "-f", shell.file(definition())).returncode == 0
 
 
-def test_a_plan_knows_what_the_worker_will_refuse(shell: Shell) -> None:
-    """A plan that says yes and a deployment that then says no, half way, would be worth nothing."""
+def test_a_plan_reports_what_the_worker_would_refuse(shell: Shell) -> None:
+    """A plan is worthless if the deployment then fails half way."""
     wrong = definition("new", "orders")
     wrong["metadata"]["cluster"] = "eats"
     for verb in (["plan"], ["deploy", "--execute", "--yes"]):
@@ -137,15 +137,15 @@ def test_deploying_is_a_dry_run_without_execute_and_asks_without_yes(shell: Shel
     file = shell.file(definition())
     assert "dry run" in shell("config", "deploy", "-f", file).stderr
     asks = shell("config", "deploy", "-f", file, "--execute")
-    assert (asks.returncode, "--yes" in asks.stderr) == (5, True)  # nobody is there to answer
+    assert (asks.returncode, "--yes" in asks.stderr) == (5, True)  # no terminal answers the question
     assert not shell.fed.control.appended
     done = shell("config", "deploy", "-f", file, "--execute", "--yes", USER="jö")
     assert done.returncode == 0, done.stderr
     assert "created billing/orders" in done.stderr
     (event,) = shell.fed.control.appended
     assert event.actor == "j? (command line)"  # type: ignore[union-attr]
-    again = shell("config", "deploy", "-f", file, "--execute", "--yes")
-    assert "nothing to change" in again.stderr
+    repeated = shell("config", "deploy", "-f", file, "--execute", "--yes")
+    assert "nothing to change" in repeated.stderr
     assert len(shell.fed.control.appended) == 1
 
 
@@ -158,7 +158,7 @@ def test_definitions_that_the_files_leave_out_are_deleted_only_with_prune(shell:
     assert set(shell.fed.control.view.workloads) == {"billing/orders"}
 
 
-def test_a_prune_of_all_or_of_most_is_refused_unless_it_is_meant(shell: Shell) -> None:
+def test_a_prune_of_all_or_most_definitions_is_refused_without_allow_empty(shell: Shell) -> None:
     shell.fed.apply(*(put(definition(name, "orders")) for name in "abc"))
     prune = ("config", "deploy", "--prune", "--execute", "--yes", "-f")
     for wanted, words in (
@@ -180,7 +180,7 @@ def test_a_prune_of_all_or_of_most_is_refused_unless_it_is_meant(shell: Shell) -
     assert not shell.fed.control.view.workloads
 
 
-def test_a_deployment_that_fails_half_way_ends_with_6_and_says_what_is_done(
+def test_a_deployment_that_fails_half_way_ends_with_6_and_lists_its_changes(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = shell.fed.control.append
@@ -209,17 +209,17 @@ def test_diff_shows_lines_before_and_after(shell: Shell) -> None:
 
 def test_an_unreadable_definition_is_one_warning_and_the_others_are_deployed(shell: Shell) -> None:
     unread = definition("b", "orders")
-    unread["spec"]["ordering"] = "by-magic"  # as a newer version may have it
+    unread["spec"]["ordering"] = "by-magic"  # a newer version may have such a value
     shell.fed.apply(msgspec.structs.replace(put(definition("b", "orders")), definition=unread, etag="newer"))
     shell.fed.apply(put(definition("a", "orders")))
     others = shell.file(definition("a", "orders"), definition("c", "orders"))
     for command in ("plan", "diff"):
-        told = shell("config", command, "-f", others)
-        assert told.returncode == 10, told.stderr
-        assert "c/orders" in told.stdout
-        assert "b/orders" not in told.stdout
-        assert "warning: b/orders: this version cannot read it: spec.ordering: Input should" in told.stderr
-        assert "(got by-magic)" in told.stderr
+        ended = shell("config", command, "-f", others)
+        assert ended.returncode == 10, ended.stderr
+        assert "c/orders" in ended.stdout
+        assert "b/orders" not in ended.stdout
+        assert "warning: b/orders: this version cannot read it: spec.ordering: Input should" in ended.stderr
+        assert "(got by-magic)" in ended.stderr
     deployed = shell("config", "deploy", "-f", others, "--execute", "--yes")
     assert (deployed.returncode, "created c/orders" in deployed.stderr) == (0, True), deployed.stderr
     exported = shell("config", "export")
@@ -230,8 +230,8 @@ def test_an_unreadable_definition_is_one_warning_and_the_others_are_deployed(she
 
     pruned = shell("config", "plan", "-f", others, "--prune")
     assert "delete     b/orders" in pruned.stdout
-    again = shell("config", "deploy", "-f", shell.file(definition("b", "orders")), "--execute", "--yes")
-    assert (again.returncode, "updated b/orders" in again.stderr) == (0, True), again.stderr
+    replaced = shell("config", "deploy", "-f", shell.file(definition("b", "orders")), "--execute", "--yes")
+    assert (replaced.returncode, "updated b/orders" in replaced.stderr) == (0, True), replaced.stderr
     assert "warning" not in shell("config", "plan", "-f", others).stderr
 
 
@@ -261,7 +261,7 @@ def test_an_export_deploys_again_without_a_change(shell: Shell) -> None:
 # -- looking ---------------------------------------------------------------------------------------
 
 
-def test_workloads_in_every_format_and_unknown_is_said(shell: Shell) -> None:
+def test_workloads_are_listed_in_every_format_with_unknown_values_named(shell: Shell) -> None:
     flowing_orders(shell.fed)
     (whole,) = json.loads(shell("workload", "list", "-o", "json").stdout)
     assert (whole["key"], whole["lag_messages"]) == ("billing/orders", None)
@@ -288,7 +288,7 @@ def test_data_of_records_cannot_drive_the_terminal(shell: Shell) -> None:
     assert "\\x1b]0;owned\\x07[bold red]x" in shown
 
 
-def test_one_workload_with_its_partitions(shell: Shell) -> None:
+def test_describe_shows_a_workload_with_its_partitions(shell: Shell) -> None:
     flowing_orders(shell.fed)
     body = json.loads(shell("workload", "describe", "billing/orders", "-o", "json").stdout)
     assert body["definition"]["metadata"]["topic"] == "orders"
@@ -296,7 +296,7 @@ def test_one_workload_with_its_partitions(shell: Shell) -> None:
     assert "worker-a" in shell("workload", "describe", "billing/orders").stdout
 
 
-def test_a_tracker_with_its_ranges(shell: Shell) -> None:
+def test_tracker_show_prints_the_ranges_of_a_partition(shell: Shell) -> None:
     flowing_orders(shell.fed)
     shell.fed.jobs.pumps[job(0)] = a_pump()
     shown = shell("tracker", "show", "billing/orders", "0").stdout
@@ -306,7 +306,7 @@ def test_a_tracker_with_its_ranges(shell: Shell) -> None:
     assert body["in_flight_offsets"] == [105]
 
 
-def test_workers(shell: Shell) -> None:
+def test_worker_list_shows_state_and_jobs_of_each_worker(shell: Shell) -> None:
     flowing_orders(shell.fed)
     (row,) = csv.DictReader(io.StringIO(shell("worker", "list", "-o", "csv").stdout))
     assert (row["worker"], row["state"], row["jobs"]) == ("worker-a", "running", "2")
@@ -321,7 +321,7 @@ def test_workers(shell: Shell) -> None:
         (["workload", "describe", "no/such"], 4),
         (["tracker", "show", "billing/orders", "99"], 4),
         (["dlq", "show", "no/such"], 4),
-        (["dlq", "show", "billing/orders"], 7),  # its cluster is away
+        (["dlq", "show", "billing/orders"], 7),  # its cluster cannot be reached
         (["workload", "describe", "nonsense"], 2),
         (["workload", "describe", "a/b/c"], 2),
         (["tracker", "show", "billing/orders", "x"], 2),
@@ -339,7 +339,7 @@ def test_exit_codes_say_what_went_wrong(shell: Shell, arguments: list[str], code
     assert "Traceback" not in ended.stderr
 
 
-def test_an_unreachable_worker_ends_with_7_and_what_to_do(process_shell: Shell) -> None:
+def test_an_unreachable_worker_ends_with_7_and_the_remedy(process_shell: Shell) -> None:
     for env in ({}, {"http_proxy": process_shell.url, "HTTP_PROXY": process_shell.url}):
         ended = process_shell("workload", "list", "--url", "http://127.0.0.1:1", **env)
         assert ended.returncode == 7
@@ -401,7 +401,7 @@ def every_command() -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "command"), every_command(), ids=[name for name, _ in every_command()])
-def test_every_command_helps_with_an_example(name: str, command: Any) -> None:
+def test_every_commands_help_has_an_example(name: str, command: Any) -> None:
     assert f"switchyard {name.split(' ', maxsplit=1)[0]}" in command.help, f"{name} has no example"
 
 
@@ -413,8 +413,8 @@ def test_the_nouns_and_verbs_are_those_of_the_interface() -> None:
     }  # fmt: skip
 
 
-def test_no_option_begins_as_fausts_own_does() -> None:
-    """Faust looks through all arguments for one that begins with --app, and takes it for its own."""
+def test_no_option_has_the_prefix_of_fausts_own() -> None:
+    """Faust takes any argument that begins with --app for its own option."""
     for name, command in every_command():
         for parameter in command.params:
             assert not any(option.startswith(("--app", "-A")) for option in parameter.opts), name

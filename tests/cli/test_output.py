@@ -1,4 +1,4 @@
-"""Formats: -o, and the two of its words that stand alone, wherever there is data."""
+"""Output formats: -o, and the flags --json and --csv of every command with data."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def commands(group: Any, *before: str) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("told", "output"),
+    ("options", "output"),
     [([], "table"), (["--json"], "json"), (["--csv"], "csv"), (["-o", "yaml"], "yaml"),
      (["-o", "csv", "--json"], "json"), (["--json", "-o", "csv"], "csv")],
 )  # fmt: skip
-def test_a_format_has_two_ways_and_the_last_counts(told: list[str], output: str) -> None:
+def test_a_format_has_two_options_and_the_last_one_wins(options: list[str], output: str) -> None:
     @click.command()
     @output_option
-    def said(output: str) -> None:
+    def show(output: str) -> None:
         click.echo(output)
 
-    assert CliRunner().invoke(said, told).output == f"{output}\n"
+    assert CliRunner().invoke(show, options).output == f"{output}\n"
 
 
-def test_every_command_that_has_a_format_has_both_ways() -> None:
+def test_every_command_with_a_format_has_both_options() -> None:
     found = 0
     for name, command in commands(switchyard):
         choices = [one.type.choices for one in command.params if "--output" in one.opts]

@@ -1,4 +1,4 @@
-"""Documents that the tests of the configuration start from."""
+"""Valid settings and definitions that tests start from."""
 
 from __future__ import annotations
 

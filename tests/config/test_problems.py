@@ -1,4 +1,4 @@
-"""Files that cannot even be read: each is told in the same form, with file, place and remedy."""
+"""A file that cannot be read is reported with file, position and remedy, whatever the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.config.problems import ConfigProblem, InvalidConfiguration, read_docume
 from app.config.settings import load_settings
 
 
-def told(text: str) -> list[ConfigProblem]:
+def problems_in(text: str) -> list[ConfigProblem]:
     with pytest.raises(InvalidConfiguration) as caught:
         read_documents(text, "here.yaml")
     return caught.value.problems
@@ -28,7 +28,7 @@ def told(text: str) -> list[ConfigProblem]:
     ],
 )
 def test_a_syntax_error_names_its_line_and_column(text: str, line: int, column: int) -> None:
-    (problem,) = told(text)
+    (problem,) = problems_in(text)
 
     assert (problem.file, problem.line, problem.column) == ("here.yaml", line, column)
     assert problem.remedy
@@ -44,7 +44,7 @@ def test_a_syntax_error_names_its_line_and_column(text: str, line: int, column: 
     ],
 )
 def test_an_absurd_document_is_an_error_and_not_a_crash(text: str) -> None:
-    (problem,) = told(text)
+    (problem,) = problems_in(text)
 
     assert problem.file == "here.yaml"
     assert problem.message.startswith("not YAML")
@@ -54,7 +54,7 @@ def test_aliases_that_multiply_are_stopped_before_they_fill_the_memory() -> None
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
 
-    (problem,) = told("\n".join(lines))
+    (problem,) = problems_in("\n".join(lines))
 
     assert "beyond all measure" in problem.message
 
@@ -72,7 +72,7 @@ def test_empty_documents_are_left_out_and_the_others_keep_their_lines() -> None:
     assert (second.data, second.position(("b",), key=True)) == ({"b": 2}, (6, 1))
 
 
-def test_json_is_read_too() -> None:
+def test_json_is_read_with_positions() -> None:
     (document,) = read_documents('{\n "a": [1, true, null, 2.5],\n "b": "no"\n}\n', "here.json")
 
     assert document.data == {"a": [1, True, None, 2.5], "b": "no"}
@@ -86,7 +86,7 @@ def test_a_missing_value_has_the_position_of_its_nearest_parent() -> None:
 
 
 @given(st.text(alphabet=st.sampled_from("ab1:-[]{}&*!|>'\"%@#,? \n\t"), max_size=40))
-def test_any_text_is_read_or_refused_in_the_one_form(text: str) -> None:
+def test_any_text_is_read_or_refused_with_a_problem(text: str) -> None:
     if "&" in text:
         text = text.replace("&", "", text.count("&") - 1)  # one anchor at most: see the test of two
     problems: list[ConfigProblem] = []

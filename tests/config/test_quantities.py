@@ -1,4 +1,4 @@
-"""Durations and sizes: what people write is what the program reads."""
+"""Durations and sizes: the program reads them as people write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`switchyard.yaml`: safe defaults, everything wrong at once, no secret shown."""
+"""`switchyard.yaml` has safe defaults; all problems are reported at once, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_bad_address_is_reported_with_its_line(tmp_path: Path, written: str) -
 
 def test_settings_do_not_change_after_they_are_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="frozen"):
-        load(tmp_path, SETTINGS).region = "west"  # type: ignore[misc]  # what is tested
+        load(tmp_path, SETTINGS).region = "west"  # type: ignore[misc]  # the test's purpose
 
 
 def test_all_problems_are_reported_at_once_each_at_its_line(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ worker: {grace: soon}
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "meant"),
+    ("before", "after", "suggestion"),
     [
         ("tier: aggregate", "tier: agregate", "aggregate"),
         ("tier: aggregate", "teir: aggregate", "tier"),
@@ -152,9 +152,9 @@ worker: {grace: soon}
     ],
 )
 def test_a_typing_error_is_answered_with_a_suggestion(
-    tmp_path: Path, before: str, after: str, meant: str
+    tmp_path: Path, before: str, after: str, suggestion: str
 ) -> None:
-    assert f"did you mean {meant}?" in text_of(tmp_path, SETTINGS.replace(before, after, 1))
+    assert f"did you mean {suggestion}?" in text_of(tmp_path, SETTINGS.replace(before, after, 1))
 
 
 def test_a_region_without_a_place_for_the_control_topics_is_refused(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_literal_secret_is_refused_with_the_right_form_and_never_shown(tmp_pat
 @pytest.mark.parametrize(
     "written", ["[hunter2]", "{is: hunter2}", "'ENV:hunter2'", "'env:hunter2!'", "'env:'"]
 )
-def test_whatever_stands_in_a_secrets_place_is_not_shown(tmp_path: Path, written: str) -> None:
+def test_any_value_of_a_secrets_field_is_hidden(tmp_path: Path, written: str) -> None:
     assert "hunter2" not in text_of(tmp_path, SASL.replace("'env:SY_PASSWORD'", written))
 
 
@@ -206,7 +206,7 @@ def test_a_secret_in_a_file_is_read_without_its_last_newline(tmp_path: Path) -> 
 def test_the_data_folder_is_the_users_unless_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SWITCHYARD_HOME", "/of/another/process")  # what counts is the environment given
+    monkeypatch.setenv("SWITCHYARD_HOME", "/of/another/process")  # only the given environment counts
     home = str(tmp_path / "home")
 
     assert load(tmp_path, SETTINGS, SWITCHYARD_HOME=home).data_path == tmp_path / "home" / "data"
@@ -227,7 +227,7 @@ def test_security_that_is_no_mapping_is_refused_with_its_possible_fields(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "message"),
     [
         ("region: east\nclusters:", "region: east\nclusters: 7\nold:", "clusters: must be a list (got 7)"),
         ("clusters:", "web: {port: http}\nclusters:", "web.port: must be a whole number (got 'http')"),
@@ -236,11 +236,11 @@ def test_security_that_is_no_mapping_is_refused_with_its_possible_fields(
     ],
 )
 def test_a_value_of_the_wrong_type_is_reported_in_plain_words_with_a_remedy(
-    tmp_path: Path, before: str, after: str, told: str
+    tmp_path: Path, before: str, after: str, message: str
 ) -> None:
     text = text_of(tmp_path, SETTINGS.replace(before, after, 1))
 
-    assert f"error: {told}\n    -> " in text
+    assert f"error: {message}\n    -> " in text
 
 
 def test_the_policy_for_alert_addresses_is_warn_or_refuse(tmp_path: Path) -> None:
@@ -256,10 +256,10 @@ def test_sizing_of_an_earlier_version_does_not_stop_a_workers_start(tmp_path: Pa
 
 
 def test_schemas_are_in_a_folder_beside_the_file_unless_configured(tmp_path: Path) -> None:
-    beside = MINIMAL
-    assert load(tmp_path, beside).schemas_path == tmp_path / "schemas"
-    assert load(tmp_path, beside + "schemas: types\n").schemas_path == tmp_path / "types"
-    assert load(tmp_path, beside + "schemas: /etc/types\n").schemas_path == Path("/etc/types")
+    by_default = MINIMAL
+    assert load(tmp_path, by_default).schemas_path == tmp_path / "schemas"
+    assert load(tmp_path, by_default + "schemas: types\n").schemas_path == tmp_path / "types"
+    assert load(tmp_path, by_default + "schemas: /etc/types\n").schemas_path == Path("/etc/types")
 
 
 def test_a_worker_that_would_end_at_each_pause_of_its_loop_is_refused(tmp_path: Path) -> None:

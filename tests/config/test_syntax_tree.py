@@ -1,4 +1,4 @@
-"""YAML and JSON become plain data with positions, or are refused at their line without a value shown."""
+"""YAML and JSON become plain data with positions, or are refused at their line without showing a value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.definitions.registry import load_definitions
 from tests.config.examples import SETTINGS, SMALL, changed
 
 
-def refused(text: str) -> ConfigProblem:
+def problem_in(text: str) -> ConfigProblem:
     with pytest.raises(InvalidConfiguration) as caught:
         read_documents(text, "here.yaml")
     (problem,) = caught.value.problems
@@ -57,7 +57,7 @@ def test_a_secret_with_a_tag_is_reported_at_its_line_and_never_shown(tmp_path: P
     ],
 )
 def test_a_foreign_tag_is_an_error_at_its_place(text: str, line: int, column: int) -> None:
-    problem = refused(text)
+    problem = problem_in(text)
 
     assert (problem.line, problem.column) == (line, column)
     assert "tag" in problem.message
@@ -69,7 +69,7 @@ def test_a_foreign_tag_is_an_error_at_its_place(text: str, line: int, column: in
      ("2026-01-01", "2026-01-01"), ("0x1F", 31), ("-1", -1), ("1e3", 1000.0), ("yes", "yes"), ("~", None),
      ("=", "="), ("'1'", "1")],
 )  # fmt: skip
-def test_scalars_are_what_they_are_in_yaml(text: str, value: Any) -> None:
+def test_scalars_have_their_yaml_types(text: str, value: Any) -> None:
     (document,) = read_documents(f"a: {text}\n", "here.yaml")
 
     assert document.data == {"a": value}
@@ -91,7 +91,7 @@ def test_scalars_are_what_they_are_in_yaml(text: str, value: Any) -> None:
     ],
 )
 def test_unreadable_yaml_is_reported_with_its_line(text: str, line: int) -> None:
-    assert refused(text).line == line
+    assert problem_in(text).line == line
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_unreadable_yaml_is_reported_with_its_line(text: str, line: int) -> None
     ],
 )
 def test_a_repeated_key_is_reported_at_its_second_place(text: str, line: int, field: str) -> None:
-    problem = refused(text)
+    problem = problem_in(text)
 
     assert (problem.line, problem.field) == (line, field)
     assert "twice" in problem.message
@@ -154,7 +154,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(texts, values, max_size=5), st.booleans(), st.sampled_from([None, 1, "\t"]))
-def test_whatever_is_json_is_read_as_json(data: dict[str, Any], ascii_only: bool, indent: Any) -> None:
+def test_every_json_document_is_read_as_json(data: dict[str, Any], ascii_only: bool, indent: Any) -> None:
     text = json.dumps(data, ensure_ascii=ascii_only, indent=indent, allow_nan=True)
     if re.search(r"Infinity", text):
         text = text.replace("-Infinity", "0").replace("Infinity", "0")
@@ -179,7 +179,7 @@ def paths(data: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, 
 
 
 @given(st.dictionaries(plain_texts, simple, max_size=4), st.sampled_from([None, 1, 3]))
-def test_json_has_the_same_places_whether_it_is_read_as_json_or_as_yaml(
+def test_json_has_the_same_positions_whether_it_is_read_as_json_or_as_yaml(
     data: dict[str, Any], indent: int | None
 ) -> None:
     text = json.dumps(data, indent=indent)

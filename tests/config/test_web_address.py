@@ -1,4 +1,4 @@
-"""The `web` section: addresses that cannot work are refused where they stand, with the remedy."""
+"""The `web` section: addresses that cannot work are refused at their line, with the remedy."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_an_advertised_host_takes_the_workers_port_and_a_url_stands_as_it_is(
     ("host", "url"),
     [("127.0.0.1", "http://127.0.0.1:6066"), ("::1", "http://[::1]:6066"), ("0.0.0.0", ""), ("::", "")],  # noqa: S104
 )
-def test_without_one_the_host_is_advertised_unless_it_is_every_address(host: str, url: str) -> None:
+def test_by_default_the_host_is_advertised_unless_it_is_every_address(host: str, url: str) -> None:
     assert Web(host=host).advertised == url
 
 
 @pytest.mark.parametrize(
-    ("value", "what"),
+    ("value", "message"),
     [
         ("advertise: 0.0.0.0", "every address is none"), ("advertise: '::'", "every address is none"),
         ("advertise: 'http://0.0.0.0:6066'", "every address is none"),
@@ -74,12 +74,12 @@ def test_without_one_the_host_is_advertised_unless_it_is_every_address(host: str
     ],
 )  # fmt: skip
 def test_an_impossible_address_is_refused_at_its_line_with_the_remedy(
-    tmp_path: Path, value: str, what: str
+    tmp_path: Path, value: str, message: str
 ) -> None:
     with pytest.raises(InvalidConfiguration) as refused:
         load(tmp_path, f"web:\n  {value}\n")
     (problem,) = refused.value.problems
-    assert what in problem.message
+    assert message in problem.message
     assert problem.remedy
     assert problem.field.startswith(f"web.{value.partition(':')[0]}")
     assert problem.line == 4
@@ -97,7 +97,7 @@ def test_public_origins_are_kept_as_browsers_send_them() -> None:
 @pytest.mark.parametrize(
     "host", ["localhost", "127.0.0.1", "127.9.9.9", "::1", "[::1]", "::ffff:127.0.0.1", "::"]
 )
-def test_loopback_is_known_in_all_its_forms(host: str) -> None:
+def test_loopback_is_recognised_in_all_its_forms(host: str) -> None:
     assert is_loopback(host)
 
 
@@ -111,7 +111,7 @@ def test_every_address_makes_an_origin_that_normalises_to_itself(
 
 
 @given(st.text(max_size=60))
-def test_no_text_fails_in_another_way_than_as_a_refusal(text: str) -> None:
+def test_every_text_is_accepted_or_refused_without_another_error(text: str) -> None:
     for field in ({"host": text}, {"advertise": text}, {"advertise": f"http://{text}"}, {"public": (text,)}):
         with suppress(ValidationError):
             url = Web.model_validate(field).advertised

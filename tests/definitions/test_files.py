@@ -1,4 +1,4 @@
-"""What lies in folders of definitions: all of it is read, or told; what only looks gone is not deleted."""
+"""Every file in a folder of definitions is read or reported; no definition in a skipped file is deleted."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def write(path: Path, topic: str = "orders") -> Path:
 
 
 def topics(folder: Path, *, prune: bool = True) -> tuple[list[str], list[str]]:
-    """Topics of the definitions, and the names of files that were told to be passed over."""
+    """The topics of the definitions, and the names of the files that were skipped with a warning."""
     found, warnings = load_definitions([folder], prune=prune)
     return sorted(one.key.rpartition("/")[2] for one in found), [Path(one.file).name for one in warnings]
 
 
 def mounted_config_map(folder: Path) -> None:
-    """As the kubelet lays it out (its atomic writer)."""
+    """A mounted config map as the kubelet's atomic writer lays it out."""
     write(folder / "..2026_11_26_20_00_00.1" / "orders.yaml")
     write(folder / "..2026_11_26_20_00_00.1" / "refunds.yml", "refunds")
     (folder / "..data").symlink_to("..2026_11_26_20_00_00.1")
@@ -111,7 +111,7 @@ def test_a_document_that_is_no_definition_is_skipped_and_reported(
         lambda data: "{apiVersion: switchyard/v1, kind: Workload}",
     ],
 )
-def test_a_prune_is_refused_where_a_definition_is_passed_over(
+def test_a_prune_is_refused_where_a_definition_is_skipped(
     tmp_path: Path, name: str, form: Callable[[Any], str]
 ) -> None:
     write(tmp_path / "orders.yaml")
@@ -148,7 +148,7 @@ def test_a_prune_is_refused_if_a_place_cannot_be_read(
 
     def closed(folder: Any) -> Any:
         if Path(folder).name == ".closed":
-            raise PermissionError(13, "Permission denied")  # root looks into everything
+            raise PermissionError(13, "Permission denied")  # root may read every folder
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", closed)
@@ -157,7 +157,7 @@ def test_a_prune_is_refused_if_a_place_cannot_be_read(
         topics(tmp_path)
 
 
-def test_a_definition_whose_link_leads_nowhere_and_a_closed_folder_are_mistakes(
+def test_a_dangling_link_to_a_definition_and_an_unreadable_folder_are_mistakes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "orders.yaml")
@@ -209,7 +209,7 @@ def test_a_document_that_another_source_names_is_not_skipped(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["", "\n", "---\n", "# all of it is commented out\n", "---\n---\nnull\n"])
-def test_a_file_that_defines_nothing_is_a_mistake_unless_that_is_meant(tmp_path: Path, text: str) -> None:
+def test_a_file_without_definitions_is_a_mistake_unless_it_may_be_empty(tmp_path: Path, text: str) -> None:
     write(tmp_path / "orders.yaml")
     (tmp_path / "refunds.yaml").write_text(text)
     for sources in ([tmp_path], [tmp_path / "refunds.yaml"]):
@@ -220,7 +220,7 @@ def test_a_file_that_defines_nothing_is_a_mistake_unless_that_is_meant(tmp_path:
     assert len(load_definitions([tmp_path], may_be_empty=True)[0]) == 1
 
 
-def test_an_empty_folder_may_be_meant(tmp_path: Path) -> None:
+def test_an_empty_folder_is_a_mistake_unless_it_may_be_empty(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match=r"has no \.yaml"):
         load_definitions([tmp_path])
     assert load_definitions([tmp_path], may_be_empty=True) == ([], [])

@@ -1,4 +1,4 @@
-"""What a deployment would change: a dry run says exactly what the deployment does."""
+"""The plan of a deployment: it lists exactly the changes that the deployment makes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def by_key(*workloads: Workload) -> dict[str, Workload]:
     return {w.key: w for w in workloads}
 
 
-def test_nothing_to_do_is_an_empty_plan() -> None:
-    written_out = parse_definition(workload().to_wire())[0]  # defaults spelled out are no change
+def test_an_unchanged_definition_is_an_empty_plan() -> None:
+    written_out = parse_definition(workload().to_wire())[0]  # written defaults are no change
 
     result = plan(by_key(workload()), [written_out])
 
@@ -53,7 +53,7 @@ def test_a_new_definition_is_created_and_a_changed_one_updated_field_by_field() 
     assert [(c.field, c.old, c.new) for c in update.fields] == [("spec.target.timeout", "10s", "20s")]
 
 
-def test_a_field_that_appears_or_goes_has_nothing_on_one_side() -> None:
+def test_an_added_or_removed_field_has_none_on_one_side() -> None:
     bare, limited = workload(), workload(path="spec/flow/messages_per_second", value=5)
 
     (appears,) = plan(by_key(bare), [limited]).changes[0].fields
@@ -76,7 +76,7 @@ def test_a_prune_deletes_neither_all_of_a_kind_nor_more_than_half_unless_that_is
     assert not plan(current, wanted).conflicts
 
 
-def test_groups_that_are_one_name_to_kafka_are_refused() -> None:
+def test_groups_whose_topics_collide_in_kafka_are_refused() -> None:
     dots, underscores = (
         parse_definition(changed("metadata/group", group))[0] for group in ("pay.eu", "pay_eu")
     )
@@ -89,15 +89,15 @@ def test_groups_that_are_one_name_to_kafka_are_refused() -> None:
     assert len(plan({}, [dots, underscores]).conflicts) == 1
     assert not plan({}, [dots]).conflicts
 
-    there = by_key(dots, underscores)  # as an older version let them be
-    beside = plan(there, [workload("invoices"), underscores])
-    (warning,) = beside.warnings
+    deployed = by_key(dots, underscores)  # an older version accepted both
+    planned = plan(deployed, [workload("invoices"), underscores])
+    (warning,) = planned.warnings
     assert re.fullmatch(words.format(*["orders", r"\w+"] * 2, "delete one"), warning)
-    assert not beside.conflicts
-    assert not plan(there, [dots], prune=True, allow_empty=True).warnings
+    assert not planned.conflicts
+    assert not plan(deployed, [dots], prune=True, allow_empty=True).warnings
 
 
-def test_copies_that_are_one_name_to_kafka_are_refused() -> None:
+def test_copies_whose_names_collide_in_kafka_are_refused() -> None:
     def routes(*given: tuple[str, str, dict[str, Any]]) -> dict[str, RouteDefinition]:
         return {name: route(name, source, **spec) for name, source, spec in given}
 
@@ -117,16 +117,20 @@ def test_copies_that_are_one_name_to_kafka_are_refused() -> None:
     (kept,) = plan({}, [two["b"]], routes={"a": two["a"]}).conflicts
     assert kept == conflict
     assert not plan({}, [two["b"]], routes={"a": two["a"]}, prune=True, allow_empty=True).conflicts
-    (beside,) = plan({}, [two["b"]], other_regions=OtherRegions(routes=(two["a"].route(),))).conflicts
-    assert beside == conflict
+    (of_other_region,) = plan(
+        {}, [two["b"]], other_regions=OtherRegions(routes=(two["a"].route(),))
+    ).conflicts
+    assert of_other_region == conflict
 
-    apart = routes(("b", "north", {"topics": ["pay_eu"], "rename": "{cluster}.{topic}"}))
-    assert not plan({}, [*apart.values()], routes={"a": two["a"]}).conflicts
+    renamed = routes(("b", "north", {"topics": ["pay_eu"], "rename": "{cluster}.{topic}"}))
+    assert not plan({}, [*renamed.values()], routes={"a": two["a"]}).conflicts
     planned = plan({}, [*routes(("c", "east", {"topics": ["x"]})).values()], routes=two)
-    assert (planned.conflicts, planned.warnings) == ((), (conflict,)), "as an older version let them be"
+    assert (planned.conflicts, planned.warnings) == ((), (conflict,)), (
+        "routes that an older version accepted are a conflict"
+    )
 
 
-def test_a_plan_says_what_happens_to_unreadable_definitions() -> None:
+def test_a_plan_warns_what_happens_to_unreadable_definitions() -> None:
     unread = {"billing/orders": UnreadableDefinition("Workload", {}, "spec.novel: unknown (got 1)")}
     fates = {
         "stays as it is. Deploy it again, or delete it, with the version that wrote it": plan(
@@ -184,7 +188,9 @@ def test_a_cluster_cannot_change_under_a_workload() -> None:
         update={"metadata": shared.metadata.model_copy(update={"cluster": "west-aggregate"})}
     )
     assert plan(by_key(shared), [moved]).conflicts
-    assert not plan(by_key(shared), [moved], is_local=False).conflicts, "it may be any region's"
+    assert not plan(by_key(shared), [moved], is_local=False).conflicts, (
+        "another region's workload is a conflict"
+    )
 
 
 @pytest.mark.parametrize("second", ["20s", "30s"])
@@ -216,7 +222,7 @@ def test_a_removed_retry_tier_is_a_warning_with_its_topic_and_its_fate() -> None
 
 
 @pytest.mark.parametrize("after", [("1m", "10m"), ("5m", "20m"), ("1m", "10m", "1h")])
-def test_a_retry_tier_that_stays_or_comes_warns_of_nothing(after: tuple[str, ...]) -> None:
+def test_a_kept_or_added_retry_tier_gives_no_warning(after: tuple[str, ...]) -> None:
     assert plan(by_key(tiers("1m", "10m")), [tiers(*after)]).warnings == ()
 
 
@@ -224,7 +230,7 @@ topics = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["1s", "2s",
 
 
 @given(topics, topics, st.booleans())
-def test_carrying_a_plan_out_leaves_nothing_to_do(
+def test_an_executed_plan_leaves_no_change(
     current: dict[str, str], wanted: dict[str, str], prune: bool
 ) -> None:
     state = by_key(*(workload(topic, "spec/target/timeout", timeout) for topic, timeout in current.items()))

@@ -1,4 +1,4 @@
-"""Mistakes that were once passed over, shown badly, or crashed: each the smallest case that showed it."""
+"""Mistakes that were once missed, reported badly, or crashed: each in its smallest case."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_security(text: str) -> str:
 # -- secrets ---------------------------------------------------------------------------------------
 
 
-def test_a_secret_that_stands_twice_is_not_shown(tmp_path: Path) -> None:
+def test_a_repeated_secret_is_not_shown(tmp_path: Path) -> None:
     assert "hunter" not in settings_text(tmp_path, with_security("{password: hunter2, password: hunter3}"))
 
 
@@ -142,7 +142,7 @@ def test_a_rate_is_finite() -> None:
 
 
 @pytest.mark.parametrize("address", ["billing:0", "billing:99999", "ipv4:999.1.1.1:5", "ipv6:nowhere"])
-def test_an_address_that_cannot_be_is_refused(address: str) -> None:
+def test_an_impossible_address_is_refused(address: str) -> None:
     assert "spec.target.address" in definition_text(changed("spec/target/address", address))
 
 
@@ -161,7 +161,7 @@ def test_a_duration_finer_than_a_millisecond_is_refused() -> None:
     assert "spec.target.timeout" in definition_text(changed("spec/target/timeout", 0.0014))
 
 
-def test_a_duration_is_the_very_same_after_the_wire() -> None:
+def test_a_duration_is_unchanged_after_the_wire() -> None:
     before = parse_definition(changed("spec/target/timeout", "1001ms"))[0]
     assert Workload.from_wire(before.to_wire()).spec.target == before.spec.target
 
@@ -169,7 +169,7 @@ def test_a_duration_is_the_very_same_after_the_wire() -> None:
 # -- promises of the interface ---------------------------------------------------------------------
 
 
-def test_no_delay_may_be_written_in_any_way() -> None:
+def test_a_delay_of_zero_may_have_a_unit() -> None:
     assert parse_definition(changed("spec/delay", "0ms"))[0].spec.delay == 0
 
 

@@ -1,4 +1,4 @@
-"""A file with ten mistakes: people see all ten, each where it is, with what to do."""
+"""A file with ten mistakes: the error lists all ten, each with position and remedy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ spec:
     - {delay: 5x}
 """
 
-TOLD = """\
+EXPECTED_ERROR = """\
 orders.yaml:4:10: error: metadata.group: not a name (got 'bill ing')
     -> use letters, digits, '.', '_' and '-', at most 200
 orders.yaml:6:12: error: metadata.cluster: no such cluster (got 'east-agregate')
@@ -59,4 +59,4 @@ def test_all_ten_mistakes_are_reported_with_line_value_and_remedy(tmp_path: Path
     with pytest.raises(InvalidConfiguration) as caught:
         load_definitions([tmp_path / "orders.yaml"], clusters=["east-regional", "east-aggregate"])
 
-    assert str(caught.value).replace(f"{tmp_path}/", "") == TOLD
+    assert str(caught.value).replace(f"{tmp_path}/", "") == EXPECTED_ERROR

@@ -1,4 +1,4 @@
-"""Every unknown field, anywhere, is reported at its own line; none is passed over."""
+"""Every unknown field in any place is reported at its own line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def mappings(data: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | in
 
 
 def spoilt(document: dict[str, Any]) -> st.SearchStrategy[dict[tuple[str | int, ...], str]]:
-    """Where to put which unknown field; each begins with letters no other line has."""
+    """Unknown fields by the path of their mapping; each name begins with letters that no other line has."""
     names = st.from_regex(r"zq[a-zA-Z0-9_.-]{1,12}", fullmatch=True)
     return st.dictionaries(st.sampled_from(mappings(document)), names, min_size=1, max_size=5)
 
@@ -50,7 +50,7 @@ def spoilt(document: dict[str, Any]) -> st.SearchStrategy[dict[tuple[str | int, 
 def write(
     document: dict[str, Any], unknown: dict[tuple[str | int, ...], str], file: Path
 ) -> set[tuple[str, int]]:
-    """Writes the document with the unknown fields; what must be reported: field and line."""
+    """Writes the document with the unknown fields; the field and line of each expected problem."""
     document = copy.deepcopy(document)
     for number, (path, name) in enumerate(unknown.items()):
         at: Any = document

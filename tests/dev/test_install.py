@@ -1,4 +1,4 @@
-"""`.ci/install.py`, by which make installs packages: it says how far it is, and pip says what is wrong."""
+"""`.ci/install.py`, with which make installs packages: it shows its progress, and pip explains errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def install(wheel: Path, sha256: str, target: Path) -> subprocess.CompletedProce
     )
 
 
-def test_packages_are_installed_with_a_few_lines(wheel: Path, tmp_path: Path) -> None:
+def test_packages_are_installed_with_a_few_lines_of_progress(wheel: Path, tmp_path: Path) -> None:
     done = install(wheel, hashlib.sha256(wheel.read_bytes()).hexdigest(), tmp_path / "site")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "a_package.py").exists()
@@ -55,7 +55,7 @@ def test_packages_are_installed_with_a_few_lines(wheel: Path, tmp_path: Path) ->
     assert done.stderr.endswith("Installing packages: 100 %\n")
 
 
-def test_another_hash_than_the_locked_one_fails_in_pips_words(wheel: Path, tmp_path: Path) -> None:
+def test_a_hash_that_is_not_locked_fails_with_pips_message(wheel: Path, tmp_path: Path) -> None:
     done = install(wheel, hashlib.sha256(b"something else").hexdigest(), tmp_path / "site")
     assert done.returncode == 1
     assert "DO NOT MATCH THE HASHES" in done.stderr

@@ -1,4 +1,4 @@
-"""The sample receiver does what each message tells it, and its journal tells what was really delivered."""
+"""The sample receiver behaves as each message asks, and its journal lists the actual deliveries."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Sample:
             "--topic", "refunds", "--journal", str(self.journal), *arguments, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert self.process.stdout is not None
-        self.told = json.loads(await self.process.stdout.readline())
-        self.call = CountingCaller(UnaryTarget(self.told["address"], METHOD, channels=1))
+        self.started = json.loads(await self.process.stdout.readline())
+        self.call = CountingCaller(UnaryTarget(self.started["address"], METHOD, channels=1))
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         await self.call.target.close()
@@ -42,7 +42,7 @@ class Sample:
             return await self.process.wait()
 
     async def deliver(self, body: Any) -> tuple[int, str | None]:
-        """One message; status and action."""
+        """Delivers a message; its status and action."""
         self._offset += 1
         value = body if isinstance(body, bytes) else json.dumps(body).encode()
         metadata = MetadataTemplate("orders", "billing", 3).build(self._offset, None, [], 0, 1, 2)
@@ -50,21 +50,21 @@ class Sample:
         return result.code, result.action
 
     def lines(self) -> list[dict[str, Any]]:
-        """The journal."""
+        """The entries of the journal."""
         return [json.loads(line) for line in self.journal.read_text().splitlines()]
 
 
 @pytest.fixture
 async def sample(tmp_path: Path) -> AsyncIterator[Sample]:
-    made = Sample(tmp_path / "journal.jsonl")
-    yield made
-    if made.process.returncode is None:
-        await made.stop(signal.SIGKILL)
+    receiver = Sample(tmp_path / "journal.jsonl")
+    yield receiver
+    if receiver.process.returncode is None:
+        await receiver.stop(signal.SIGKILL)
 
 
-async def test_every_message_is_answered_as_it_asks_and_journaled(sample: Sample) -> None:
+async def test_every_message_gets_the_answer_that_it_asks_for_and_is_journaled(sample: Sample) -> None:
     await sample.start()
-    assert sample.told["pid"] == sample.process.pid
+    assert sample.started["pid"] == sample.process.pid
 
     bodies: list[Any] = [
         {"id": "a"},
@@ -84,8 +84,8 @@ async def test_every_message_is_answered_as_it_asks_and_journaled(sample: Sample
     assert answers == [
         (OK, None), (OK, None), stash, retry, retry, (OK, None), (UNKNOWN, None), (OK, None), stash, stash,
     ]  # fmt: skip
-    told = [(line["id"], line["outcome"]) for line in sample.lines()]
-    assert told == [
+    journaled = [(line["id"], line["outcome"]) for line in sample.lines()]
+    assert journaled == [
         ("a", "ok"), ("b", "ok"), ("c", "poison"), ("d", "retryable"), ("d", "retryable"), ("d", "ok"),
         ("e", "crash"), ("e", "ok"), ("", "poison"), ("", "poison"),
     ]  # fmt: skip
@@ -113,7 +113,7 @@ async def test_the_journal_has_every_answered_delivery_even_after_kill_9_and_con
 
 
 @pytest.mark.parametrize("arguments", [["--instant"], ["--instant", "--latency-ms", "5"]])
-async def test_the_instant_one_takes_everything_and_keeps_no_journal(
+async def test_the_instant_receiver_accepts_every_message_without_a_journal(
     sample: Sample, arguments: list[str]
 ) -> None:
     await sample.start(*arguments)
@@ -124,10 +124,10 @@ async def test_the_instant_one_takes_everything_and_keeps_no_journal(
 
 async def test_sigterm_lets_a_message_in_progress_end(sample: Sample) -> None:
     await sample.start()
-    await sample.deliver({"id": "first"})  # connected: what follows comes in the order of the calls
+    await sample.deliver({"id": "first"})  # connected: later messages arrive in the order of the calls
     call = asyncio.create_task(sample.deliver({"id": "a", "behaviour": "slow", "ms": 1500}))
-    await asyncio.sleep(0)  # the call is begun
-    for name in ("b", "c", "d"):  # on the same connection, behind it: the slow one is being handled
+    await asyncio.sleep(0)  # the call has started
+    for name in ("b", "c", "d"):  # behind it on the same connection, so that the slow message is in progress
         assert await sample.deliver({"id": name}) == (OK, None)
     sample.process.send_signal(signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""The engine, the images that all tests here share, and a region of containers for one test."""
+"""The Docker engine, the images that all tests share, and a region of containers for one test."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ from tests.docker.region import Region
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A Docker engine; skips where there is none and none can be started."""
-    made = Engine(tmp_path_factory.mktemp("engine"))
-    testcontainers_config.ryuk_disabled = True  # an image to be pulled; fixtures remove what they start
+    """A Docker engine; skips the test if none runs and none can be started."""
+    docker = Engine(tmp_path_factory.mktemp("engine"))
+    testcontainers_config.ryuk_disabled = (
+        True  # its image would have to be pulled; fixtures remove their containers
+    )
     try:
-        yield made
+        yield docker
     finally:
-        made.close()
+        docker.close()
 
 
 @pytest.fixture(scope="session")
 def worker_image(engine: Engine) -> str:
-    """The worker's image, of the code as it stands."""
+    """The worker's image, built from this checkout."""
     return engine.build("worker")
 
 
 @pytest.fixture(scope="session")
 def kafka_image(engine: Engine) -> str:
-    """Kafka for development."""
+    """The development image of Kafka."""
     return engine.build("kafka")
 
 
 @pytest.fixture(scope="session")
 def receiver_image(engine: Engine) -> str:
-    """The example receiver in Go."""
+    """The image of the example receiver in Go."""
     return engine.build("receiver", GO_BASE=engine.go_base())
 
 
 @pytest.fixture
 def region(worker_image: str, kafka_image: str, tmp_path: Path) -> Iterator[Region]:
-    """A network with a broker and a receiver on it; workers are the test's to start."""
-    with Region(worker_image, kafka_image, tmp_path) as made:
-        yield made
+    """A network with a broker and a receiver; the test starts the workers."""
+    with Region(worker_image, kafka_image, tmp_path) as started:
+        yield started

@@ -1,10 +1,10 @@
-"""A Docker engine, the images built on it, and a base for them where none can be pulled.
+"""A Docker engine, the images that it builds, and a base image where none can be pulled.
 
 Rules:
-- What is missing skips the tests and is told with its remedy; what is there and fails, fails them.
-- Nothing is installed, and no address of a registry stands here: images are built from `docker/` as a user
-  builds them, in a copy of what .dockerignore lets through, with the host's certificates and the yard's jars.
-- Docker's own layer cache is the cache: what did not change is not built again.
+- A missing tool skips the tests and names the remedy; a tool that fails makes the tests fail.
+- Nothing is installed, and no registry is named. Images are built from `docker/` as a user builds them.
+- The build context has the files that .dockerignore admits, the host's certificates and the yard's jars.
+- Docker's layer cache avoids repeated builds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PULLED_BASE, OWN_BASE = "debian:bookworm-slim", "switchyard-test-base:bookworm"
 PULLED_GO, OWN_GO = "golang:1.26-bookworm", "switchyard-test-go:bookworm"
 INSTALL = "as root: apt-get install docker.io docker-compose debootstrap"
 START_S, STOP_S, PULL_S, BUILD_S = 40.0, 60.0, 120.0, 900.0
-# What the official slim image leaves out as well.
+# The official slim image leaves these out, too.
 LEFT_OUT = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale",
             "usr/share/info", "dev", "proc", "sys")  # fmt: skip
 SLIM = {
@@ -42,7 +42,7 @@ SLIM = {
 
 
 def run(*command: str, timeout_s: float = 120.0, env: Mapping[str, str] | None = None) -> str:
-    """A command's output. Fails the test with what it wrote when it fails."""
+    """A command's output. A failure fails the test with that output."""
     done = subprocess.run(
         command,
         env={**os.environ, **(env or {})},
@@ -59,7 +59,7 @@ def run(*command: str, timeout_s: float = 120.0, env: Mapping[str, str] | None =
 
 
 def succeeds(*command: str, timeout_s: float = 20.0) -> bool:
-    """Whether a command ends with 0, in time."""
+    """Whether a command ends with 0 in time."""
     try:
         return subprocess.run(command, capture_output=True, timeout=timeout_s, check=False).returncode == 0
     except subprocess.TimeoutExpired:
@@ -67,20 +67,20 @@ def succeeds(*command: str, timeout_s: float = 20.0) -> bool:
 
 
 def answers() -> bool:
-    """Whether an engine can be talked to."""
+    """Whether a Docker engine answers."""
     return succeeds("docker", "version", "--format", "{{.Server.Version}}")
 
 
-def _is_there(image: str) -> bool:
+def _is_present(image: str) -> bool:
     return succeeds("docker", "image", "inspect", image)
 
 
-def _can_be_had(image: str) -> bool:
-    return _is_there(image) or succeeds("docker", "pull", "--quiet", image, timeout_s=PULL_S)
+def _is_available(image: str) -> bool:
+    return _is_present(image) or succeeds("docker", "pull", "--quiet", image, timeout_s=PULL_S)
 
 
 class Engine:
-    """The engine that is there, or one of our own, which `close` ends."""
+    """The running engine, or one that this class starts and `close` ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -99,7 +99,7 @@ class Engine:
             pytest.skip(f"no Docker engine answers, and dockerd is not on PATH; {INSTALL}")
         log = self._folder / "dockerd.log"
         with log.open("wb") as output:
-            # It ends with this process, also when that is killed.
+            # dockerd ends with this process, also when this process is killed.
             self._dockerd = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", "dockerd"],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
@@ -113,7 +113,7 @@ class Engine:
             time.sleep(0.2)
 
     def close(self) -> None:
-        """Ends the engine if it is ours, and with it its containers."""
+        """Ends the engine and its containers, if this class started it."""
         dockerd, self._dockerd = self._dockerd, None
         if dockerd is not None and dockerd.poll() is None:
             dockerd.send_signal(signal.SIGTERM)
@@ -126,20 +126,22 @@ class Engine:
     # -- images ----------------------------------------------------------------------------------
 
     def build(self, name: str, **arguments: str) -> str:
-        """Builds docker/<name>.Dockerfile, with more arguments than its BASE; the image's tag."""
+        """Builds docker/<name>.Dockerfile with BASE and these arguments; the image's tag."""
         tag = f"switchyard-{name}:test"
         file = self.context / "docker" / f"{name}.Dockerfile"
-        told = [f"{argument}={value}" for argument, value in {"BASE": self.base, **arguments}.items()]
+        build_arguments = [
+            f"{argument}={value}" for argument, value in {"BASE": self.base, **arguments}.items()
+        ]
         run(
             "docker", "build", "--quiet", "--network", "host",
-            *(part for one in told for part in ("--build-arg", one)),
+            *(part for argument in build_arguments for part in ("--build-arg", argument)),
             "--file", str(file), "--tag", tag, str(self.context), timeout_s=BUILD_S,
         )  # fmt: skip
         return tag
 
     @property
     def context(self) -> Path:
-        """A copy of what a build may see, with what this machine adds in docker/local."""
+        """The build context, with this machine's files in docker/local."""
         if self._context is None:
             self._context = self._folder / "context"
             lines = (ROOT / ".dockerignore").read_text().splitlines()
@@ -169,19 +171,19 @@ class Engine:
 
     @property
     def base(self) -> str:
-        """Debian's slim image where it can be had, else one that debootstrap makes."""
+        """Debian's slim image if it can be pulled, else one that debootstrap makes."""
         if not self._base:
-            if _can_be_had(PULLED_BASE):
+            if _is_available(PULLED_BASE):
                 self._base = PULLED_BASE
             else:
-                if not _is_there(OWN_BASE):
+                if not _is_present(OWN_BASE):
                     self._make_base()
                 self._base = OWN_BASE
         return self._base
 
     def go_base(self) -> str:
-        """Go's image where it can be had, else the base with this machine's Go."""
-        if _can_be_had(PULLED_GO):
+        """Go's image if it can be pulled, else the base with this machine's Go."""
+        if _is_available(PULLED_GO):
             return PULLED_GO
         if shutil.which("go") is None:
             pytest.skip(f"{PULLED_GO} cannot be pulled, and go is not on PATH; install Go 1.26")

@@ -1,4 +1,4 @@
-"""A region of containers on a network of its own: a broker, the sample receiver with a journal, workers."""
+"""A region of containers on its own network: a broker, workers, and the sample receiver with a journal."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ WORKLOAD = {
 
 
 def state(container: DockerContainer) -> dict[str, Any]:
-    """What Docker knows of it now: `Running`, `ExitCode`, `ReceiverHealth`."""
+    """The container's current state as Docker reports it: `Running`, `ExitCode`, `Health`."""
     container.reload()
     found: dict[str, Any] = container.get_wrapped_container().attrs["State"]
     return found
 
 
 def health(container: DockerContainer) -> str:
-    """What the image's own health check says."""
+    """The status that the image's health check reports."""
     return str(state(container)["Health"]["Status"])
 
 
@@ -65,34 +65,34 @@ class Worker:
         self.url = f"http://127.0.0.1:{port}"
 
     def stop(self) -> int:
-        """As `docker stop` does it; the exit code."""
+        """Stops the container as `docker stop` does; its exit code."""
         self.container.get_wrapped_container().stop(timeout=60)
         return int(state(self.container)["ExitCode"])
 
     def switchyard(self, *arguments: str) -> str:
-        """Runs the command line in the container. Fails when that fails."""
+        """Runs the command line in the container; a failure fails the test. Its output."""
         code, output = self.container.exec(["switchyard", *arguments])
         assert code == 0, output.decode()
         return str(output.decode())
 
     def owners(self) -> Counter[str]:
-        """Jobs by owner, as this worker knows them."""
+        """The number of jobs by owner, as this worker reports it."""
         _, body = http("GET", f"{self.url}/api/v1/assignments?limit=1000")
         return Counter(item["worker"] for item in body["items"] if item["worker"])
 
     def alive(self) -> set[str]:
-        """Workers that run, as this one hears them."""
+        """The running workers, as this worker reports them."""
         _, body = http("GET", f"{self.url}/api/v1/workers?limit=1000")
         return {item["worker"] for item in body["items"] if item["state"] == "running"}
 
     def ready(self) -> bool:
-        """What it says itself, in its container, whether it can be reached or not."""
+        """Whether its readiness check passes inside the container, which works without the network."""
         code, _ = self.container.exec(["python", "-IS", "/opt/switchyard/ready.py"])
         return bool(code == 0)
 
 
 class Region:
-    """See the module. Use as a context manager."""
+    """A region; a context manager that removes its containers."""
 
     def __init__(self, worker_image: str, kafka_image: str, folder: Path) -> None:
         self._worker_image, self._kafka_image = worker_image, kafka_image
@@ -132,7 +132,7 @@ class Region:
         return self._stack.enter_context(container)
 
     def start_broker(self, name: str) -> tuple[DockerContainer, str]:
-        """A broker that is on its way, and its address for this machine; containers reach it at name:9092."""
+        """Starts a broker. Its address for this machine; containers reach it at name:9092."""
         port = free_port()
         kafka = DockerContainer(self._kafka_image).with_envs(
             KAFKA_LISTENERS="BROKER://:9092,HOST://:19092,CONTROLLER://127.0.0.1:9093",
@@ -141,18 +141,18 @@ class Region:
         return self._start(kafka, name, 19092, port), f"127.0.0.1:{port}"
 
     def start_worker(self) -> Worker:
-        """A worker that is on its way; see `wait_healthy`."""
+        """Starts a worker; `wait_healthy` waits until it is ready."""
         config = self._folder / "switchyard.yaml"
         config.write_text(json.dumps(self.config))  # JSON is YAML
         container = DockerContainer(self._worker_image)
         container.with_volume_mapping(config, "/etc/switchyard/switchyard.yaml")
         port = free_port()
-        made = Worker(self._start(container, f"worker-{len(self.workers)}", 6066, port), port)
-        self.workers.append(made)
-        return made
+        worker = Worker(self._start(container, f"worker-{len(self.workers)}", 6066, port), port)
+        self.workers.append(worker)
+        return worker
 
     def two_workers(self) -> tuple[Worker, Worker]:
-        """Two workers that share the jobs of the workload, which the command line has deployed."""
+        """Two workers that share the jobs of the workload, deployed with the command line."""
         first, second = self.start_worker(), self.start_worker()
         for worker in (first, second):
             self.wait_healthy(worker.container)
@@ -164,17 +164,17 @@ class Region:
         return first, second
 
     def wait_healthy(self, container: DockerContainer) -> None:
-        """Until the image's health check holds."""
+        """Waits until the image's health check passes."""
         wait_until(lambda: health(container) == "healthy", READY_S, lambda: self._tail(container))
 
     # -- the network -----------------------------------------------------------------------------
 
     def cut_off(self, worker: Worker) -> None:
-        """Takes a worker off the network; it runs on."""
+        """Disconnects a worker from the network; it keeps running."""
         self._docker_network().disconnect(worker.container.get_container_id())
 
     def reconnect(self, worker: Worker) -> None:
-        """Puts it back."""
+        """Connects the worker to the network again."""
         self._docker_network().connect(worker.container.get_container_id())
 
     def _docker_network(self) -> Any:
@@ -186,11 +186,11 @@ class Region:
     def load(
         self, messages: Iterable[SentMessage], per_second: float, *, to_its_end: bool = True
     ) -> Iterator[None]:
-        """Produces at an even rate while the block runs; then the rest, or no more."""
+        """Produces at an even rate while the block runs; then the rest, unless `to_its_end` is false."""
         failures: list[BaseException] = []
         ended = threading.Event()
 
-        def noted() -> Iterator[SentMessage]:
+        def recorded() -> Iterator[SentMessage]:
             for message in messages:
                 if ended.is_set() and not to_its_end:
                     return
@@ -199,7 +199,7 @@ class Region:
 
         def work() -> None:
             try:
-                asyncio.run(produce(self.bootstrap, TOPIC, noted(), per_second=per_second))
+                asyncio.run(produce(self.bootstrap, TOPIC, recorded(), per_second=per_second))
             except BaseException as error:  # noqa: BLE001 - raised again by the one who waits
                 failures.append(error)
 
@@ -214,17 +214,17 @@ class Region:
             raise failures[0]
 
     def deliveries(self) -> list[dict[str, Any]]:
-        """Every delivery so far, in order."""
+        """Every delivery in the journal, in order."""
         if not self.journal.exists():
             return []
         return [orjson.loads(line) for line in self.journal.read_bytes().split(b"\n")[:-1]]
 
     def wait_delivered(self, number: int) -> None:
-        """Until so many deliveries have been made."""
+        """Waits until `number` deliveries have been made."""
         wait_until(lambda: len(self.deliveries()) >= number, SETTLE_S, self._so_far)
 
     def settle(self) -> StoryReport:
-        """Waits until every message has an end and its offset is committed; the report."""
+        """Waits until each message is delivered or dead-lettered and offsets are committed; the report."""
         wanted = {message.id for message in self.sent}
 
         def settled() -> bool:
@@ -236,9 +236,9 @@ class Region:
         return count(self.sent, self.deliveries(), [orjson.loads(record.value)["id"] for record in dead])
 
     async def _lag(self) -> int:
-        """Messages of the topic, and copies to be tried again, beyond what is committed: as Kafka's tools do.
+        """The consumer lag over the topic and its retry topics.
 
-        A copy that is left may be of a message that has come.
+        A retry copy may remain although its message was delivered.
         """
         client = ClusterClient(ClusterSpec("test", (self.bootstrap,)))
         await client.start()

@@ -1,4 +1,4 @@
-"""The compose files as a user starts them: one region, two regions; every message counted."""
+"""The compose files as a user starts them, with one region and with two; every message is counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.docker.engine import INSTALL, ROOT, run, succeeds
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 ONE, TWO = ("compose.yaml",), ("compose.yaml", "compose.two-regions.yaml")
-MEMORY_GB = {ONE: 2.5, TWO: 5.0}  # half of it is what they use
+MEMORY_GB = {ONE: 2.5, TWO: 5.0}  # they use half of it
 GROUP, TOPIC, PARTITIONS, MESSAGES = "billing", "orders", 8, 1_000
 READY_S = 120.0
 WORKLOADS, SHARED = "/etc/switchyard/workloads", "/etc/switchyard/two-regions"
@@ -32,7 +32,7 @@ DEPLOY_WEST = (
 
 
 class Compose:
-    """A project of compose, with a name and ports that nobody else has."""
+    """A compose project with a name and ports of its own."""
 
     def __init__(self, files: tuple[str, ...], worker_image: str, kafka_image: str) -> None:
         standalone = shutil.which("docker-compose") is not None
@@ -51,14 +51,14 @@ class Compose:
         }
 
     def __call__(self, *arguments: str) -> str:
-        """Runs compose; its output. Fails the test when it fails."""
+        """Runs compose; its output. A failure fails the test."""
         return run(*self._command, *arguments, timeout_s=300.0, env=self._env)
 
     def bootstrap(self, cluster: str) -> str:
         return f"127.0.0.1:{self._ports[cluster]}"
 
     def containers(self, service: str | None = None) -> list[dict[str, Any]]:
-        """What Docker knows of them now, also of those that have ended."""
+        """The project's containers as Docker reports them, with the stopped ones."""
         labels = {"project": self._project, **({"service": service} if service else {})}
         filters = [f"--filter=label=com.docker.compose.{name}={value}" for name, value in labels.items()]
         ids = run("docker", "ps", "--all", "--quiet", *filters).split()
@@ -66,11 +66,11 @@ class Compose:
         return found
 
     def health(self) -> dict[str, str]:
-        """Container -> what its health check says."""
+        """Container -> status of its health check."""
         return {c["Name"]: c["State"].get("Health", {}).get("Status", "none") for c in self.containers()}
 
     def journal(self, prefix: str) -> list[dict[str, Any]]:
-        """What the receiver noted of the messages whose id begins so."""
+        """The receiver's journal entries of messages whose id begins with `prefix`."""
         (receiver,) = self.containers("receiver")
         lines = run("docker", "exec", receiver["Id"], "cat", "journal.jsonl").splitlines()
         return [d for d in map(orjson.loads, lines) if d["id"].startswith(prefix)]
@@ -78,7 +78,7 @@ class Compose:
 
 @contextmanager
 def up(files: tuple[str, ...], worker_image: str, kafka_image: str) -> Iterator[Compose]:
-    """Everything started and healthy; removed afterwards."""
+    """Starts the project and waits until it is healthy; removes it at the end."""
     available_gb = psutil.virtual_memory().available / 1e9
     if available_gb < MEMORY_GB[files]:
         pytest.skip(f"{available_gb:.1f} GB of memory are free; {MEMORY_GB[files]} are needed")
@@ -95,7 +95,7 @@ def up(files: tuple[str, ...], worker_image: str, kafka_image: str) -> Iterator[
 
 
 def deliver(compose: Compose, cluster: str) -> None:
-    """Produces to a cluster's topic and counts what became of every message."""
+    """Produces to a cluster's topic and checks that every message is delivered or dead-lettered."""
     bootstrap = compose.bootstrap(cluster)
     sent = list(messages(MESSAGES, prefix=cluster))
     asyncio.run(produce(bootstrap, TOPIC, sent))
@@ -121,7 +121,7 @@ def deliver(compose: Compose, cluster: str) -> None:
     assert (report.delivered, report.dead_lettered, report.duplicates) == (MESSAGES - poison, poison, 0)
 
 
-def test_one_region_comes_up_confined_takes_a_deployment_and_delivers_every_message(
+def test_one_region_starts_confined_takes_a_deployment_and_delivers_every_message(
     worker_image: str, kafka_image: str
 ) -> None:
     with up(ONE, worker_image, kafka_image) as compose:
@@ -143,7 +143,7 @@ def test_one_region_comes_up_confined_takes_a_deployment_and_delivers_every_mess
 
 
 @pytest.mark.deep(minutes=3.0)
-def test_two_regions_come_up_and_each_delivers_its_own(worker_image: str, kafka_image: str) -> None:
+def test_two_regions_start_and_each_delivers_its_own_messages(worker_image: str, kafka_image: str) -> None:
     with up(TWO, worker_image, kafka_image) as compose:
         for cluster in ("east-aggregate", "west-aggregate"):
             asyncio.run(create_topic(compose.bootstrap(cluster), TOPIC, PARTITIONS))
@@ -159,7 +159,7 @@ def test_two_regions_come_up_and_each_delivers_its_own(worker_image: str, kafka_
             )  # each region knows its own workload only
             assert one["key"] == f"{GROUP}/{TOPIC}"
 
-        # The README's other way: one text in both, what is written in either is delivered in one of them.
+        # The README's other setup: both regions have one definition, and one region delivers all records.
         for cluster in ("east-regional", "west-regional"):
             asyncio.run(create_topic(compose.bootstrap(cluster), TOPIC, PARTITIONS))
         for service in ("worker", "worker-west"):
@@ -168,8 +168,8 @@ def test_two_regions_come_up_and_each_delivers_its_own(worker_image: str, kafka_
             )
 
         def role(service: str) -> str:
-            told = compose("exec", "-T", service, "switchyard", "failover", "status", "-o", "json")
-            (one,) = json.loads(told)["roles"]
+            output = compose("exec", "-T", service, "switchyard", "failover", "status", "-o", "json")
+            (one,) = json.loads(output)["roles"]
             return str(one["region"])
 
         wait_until(

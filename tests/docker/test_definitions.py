@@ -1,4 +1,4 @@
-"""The definitions beside the compose files are valid where the compose files put them."""
+"""The definitions beside the compose files are valid with the configuration that the compose files use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCKER = Path(__file__).parents[2] / "docker"
     [("one-region", "workloads", "east"), ("two-regions", "two-regions", "east"),
      ("two-regions", "two-regions", "west")],
 )  # fmt: skip
-def test_they_can_be_deployed_as_they_stand(config: str, folder: str, region: str) -> None:
+def test_the_definitions_can_be_deployed_unchanged(config: str, folder: str, region: str) -> None:
     settings = load_settings(DOCKER / "config" / f"{config}.yaml", {"SWITCHYARD_REGION": region})
     layout, clusters = settings.layout(), {cluster.name for cluster in settings.clusters}
     found, warnings = load_definitions([DOCKER / folder], clusters=clusters, layout=layout)

@@ -1,4 +1,4 @@
-"""Two workers, each on a host of its own: whichever is asked, it knows what only the other one knows."""
+"""Two workers on two hosts: each answers requests whose data only the other worker has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kafka.conftest import producing
 from tests.system.test_audit import PARTITIONS as PAID_PARTITIONS
 from tests.system.test_audit import WIDTH_MS, Traffic
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # the first one here builds the images
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # the first test builds the images
 AGGREGATE, PAID = "east-aggregate", "paid"
 LOST = 3
 PLAN = {
@@ -26,7 +26,7 @@ PLAN = {
 
 
 def alert(name: str) -> dict[str, Any]:
-    """An alert that shows itself in the console only."""
+    """An alert without channels, which only the console shows."""
     return {
         "apiVersion": "switchyard/v1", "kind": "Alert", "metadata": {"name": name},
         "spec": {"on": ["loss"], "topics": [PAID], "tiers": ["regional", "aggregate"]},
@@ -35,12 +35,12 @@ def alert(name: str) -> dict[str, Any]:
 
 def put(worker: Worker, path: str, body: dict[str, Any]) -> None:
     """Deploys a definition through a worker."""
-    status, told = http("PUT", f"{worker.url}/api/v1/{path}", body)
-    assert status == 201, told
+    status, body = http("PUT", f"{worker.url}/api/v1/{path}", body)
+    assert status == 201, body
 
 
 async def write(bootstrap: str, records: int, at_ms: int) -> None:
-    """So many records of one moment."""
+    """Writes this many records with the same timestamp."""
     async with producing(bootstrap) as producer:
         for _ in range(records):
             await producer.send_and_wait(PAID, b"lost", partition=0, timestamp_ms=at_ms)
@@ -61,37 +61,37 @@ def test_either_of_two_hosts_shows_trackers_plans_placements_reads_audits_and_fi
 
     for number, worker in enumerate(workers):
         put(worker, f"alerts/paid-{number}", alert(f"paid-{number}"))
-        # Each host has trackers that the other one is asked for.
+        # Each host shows trackers that only the other host has.
         assert {owner_by_tracker(worker, partition) for partition in range(PARTITIONS)} == worker.alive()
-        status, told = http("POST", f"{worker.url}/api/v1/placement/plan", {})
-        assert status == 200, told
-        assert set(told["levels"]) == worker.alive()
+        status, body = http("POST", f"{worker.url}/api/v1/placement/plan", {})
+        assert status == 200, body
+        assert set(body["levels"]) == worker.alive()
 
     with Traffic(
         [region.bootstrap, aggregate], PAID, record_counts=(3, 60)
-    ) as traffic:  # windows end by what follows
-        wait_until(lambda: traffic.sent.total() > 100, SETTLE_S, partial(shown, workers[0]))
+    ) as traffic:  # later records end the windows
+        wait_until(lambda: traffic.sent.total() > 100, SETTLE_S, partial(report_text, workers[0]))
         at_ms = time.time_ns() // 1_000_000
         asyncio.run(write(region.bootstrap, LOST, at_ms))
         for worker in workers:
             wait_until(
                 lambda worker=worker: firing(worker) == {"paid-0", "paid-1"},
-                SETTLE_S, partial(shown, worker), 0.5,
+                SETTLE_S, partial(report_text, worker), 0.5,
             )  # fmt: skip
-            wait_until(partial(is_lost, worker, at_ms), SETTLE_S, partial(shown, worker), 0.5)
+            wait_until(partial(is_lost, worker, at_ms), SETTLE_S, partial(report_text, worker), 0.5)
 
 
 def owner_by_tracker(worker: Worker, partition: int) -> str:
-    """Who answers for a partition's tracker when `worker` is asked."""
+    """The worker whose tracker `worker` shows for a partition."""
     url = f"{worker.url}/api/v1/workloads/{GROUP}/{TOPIC}/partitions/{partition}/tracker"
     wait_until(lambda: http("GET", url)[0] == 200, SETTLE_S, lambda: str(http("GET", url)))
     return str(http("GET", url)[1]["worker"])
 
 
 def firing(worker: Worker) -> set[str]:
-    """Alerts that fire, as a worker shows them."""
-    status, told = http("GET", f"{worker.url}/api/v1/alerts?state=firing")
-    return {item["name"] for item in told["items"]} if status == 200 else set()
+    """The names of the firing alerts, as a worker shows them."""
+    status, body = http("GET", f"{worker.url}/api/v1/alerts?state=firing")
+    return {item["name"] for item in body["items"]} if status == 200 else set()
 
 
 def report(worker: Worker) -> tuple[int, Any]:
@@ -99,22 +99,22 @@ def report(worker: Worker) -> tuple[int, Any]:
     return http("GET", f"{worker.url}/api/v1/audit/windows?topic={PAID}&limit=1000")
 
 
-def shown(worker: Worker) -> str:
-    """The same, for a failure."""
+def report_text(worker: Worker) -> str:
+    """A worker's audit report as text, for a failure."""
     return str(report(worker))
 
 
 def is_lost(worker: Worker, at_ms: int) -> bool:
-    """Whether in the window of that moment the regional cluster has so many more records."""
-    status, told = report(worker)
-    rows = told["items"] if status == 200 else []
+    """Whether the regional cluster has `LOST` more records in the window of `at_ms`."""
+    status, body = report(worker)
+    rows = body["items"] if status == 200 else []
     start_ms = at_ms - at_ms % WIDTH_MS
     found = {row["cluster"]: row["count"] for row in rows if row["start_ms"] == start_ms}
     return found.get(CLUSTER, 0) - found.get(AGGREGATE, 0) == LOST
 
 
 @pytest.mark.deep(minutes=0.5)
-def test_a_worker_with_a_loopback_address_ends_when_it_hears_another_host(region: Region) -> None:
+def test_a_worker_with_a_loopback_address_ends_when_another_host_has_a_worker(region: Region) -> None:
     first = region.start_worker()
     region.wait_healthy(first.container)
     region.config["web"] = {"host": "0.0.0.0", "advertise": "127.0.0.1"}  # noqa: S104 - of the container

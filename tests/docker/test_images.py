@@ -1,4 +1,4 @@
-"""What every image promises whoever runs it, and how the part of the lock file for an image is found."""
+"""Every image's promises to its users, and the packages of the lock file that an image gets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.docker.engine import ROOT, run
 pytestmark = pytest.mark.timeout(1500)
 LOCK_SCRIPT = ROOT / "docker" / "lock.py"
 READY_S = 90.0
-LIMIT_MB = 380  # 329 today; half a gigabyte of PySpark would show
+LIMIT_MB = 380  # 329 today; PySpark would add 500
 
 
 @pytest.mark.deep(minutes=1.2)
@@ -29,24 +29,24 @@ LIMIT_MB = 380  # 329 today; half a gigabyte of PySpark would show
     [
         ("worker", ["tini", "--"]),
         ("kafka", ["tini", "--"]),
-        ("receiver", ["receiver", "-listen", "0.0.0.0:8443"]),  # it hears SIGTERM itself
+        ("receiver", ["receiver", "-listen", "0.0.0.0:8443"]),  # it handles SIGTERM itself
     ],
 )
 def test_an_image_is_small_not_root_has_a_health_check_and_keeps_nothing_of_its_build(
     name: str, entrypoint: list[str], request: pytest.FixtureRequest
 ) -> None:
     image = request.getfixturevalue(f"{name}_image")
-    (told,) = json.loads(run("docker", "image", "inspect", image))
-    uid, gid = told["Config"]["User"].split(":")
+    (image_state,) = json.loads(run("docker", "image", "inspect", image))
+    uid, gid = image_state["Config"]["User"].split(":")
     assert int(uid) >= 10_000
     assert uid == gid
-    assert told["Config"]["StopSignal"] == "SIGTERM"
-    assert told["Config"]["Healthcheck"]["Test"][0] == "CMD"
-    assert told["Config"]["Entrypoint"] == entrypoint
-    assert told["Size"] < LIMIT_MB * 1e6
-    left = ("(", "-name", "ca.crt", "-o", "-name", "pip", "-o", "-path", "/build", ")")
-    everywhere = ("docker", "run", "--rm", "--user", "0", "--entrypoint", "find", image, "/", "-xdev")
-    assert run(*everywhere, *left) == ""
+    assert image_state["Config"]["StopSignal"] == "SIGTERM"
+    assert image_state["Config"]["Healthcheck"]["Test"][0] == "CMD"
+    assert image_state["Config"]["Entrypoint"] == entrypoint
+    assert image_state["Size"] < LIMIT_MB * 1e6
+    build_remains = ("(", "-name", "ca.crt", "-o", "-name", "pip", "-o", "-path", "/build", ")")
+    find_all = ("docker", "run", "--rm", "--user", "0", "--entrypoint", "find", image, "/", "-xdev")
+    assert run(*find_all, *build_remains) == ""
 
 
 def test_sigterm_ends_a_process_that_has_no_handler_for_it_yet(worker_image: str) -> None:
@@ -54,7 +54,7 @@ def test_sigterm_ends_a_process_that_has_no_handler_for_it_yet(worker_image: str
     try:
         wait_until(lambda: _state(name)["Running"], READY_S, lambda: str(_state(name)))
         run("docker", "stop", "--time", "60", name)
-        assert _state(name)["ExitCode"] == 143, "by SIGTERM, not by the SIGKILL after it (137)"
+        assert _state(name)["ExitCode"] == 143, "it did not end by SIGTERM"
     finally:
         run("docker", "rm", "--force", "--volumes", name)
 
@@ -140,7 +140,7 @@ tool==6 \\
 
 
 @pytest.mark.parametrize(
-    ("roots", "without", "expected"),
+    ("roots", "excluded", "expected"),
     [
         ((), (), {"alpha", "beta", "gamma", "delta", "heavy"}),
         ((), ("heavy",), {"alpha", "beta", "gamma"}),
@@ -149,16 +149,16 @@ tool==6 \\
         ((".", "tool"), ("heavy",), {"alpha", "beta", "gamma", "tool"}),
     ],
 )
-def test_an_image_gets_what_its_roots_need_and_every_hash(
-    roots: tuple[str, ...], without: tuple[str, ...], expected: set[str]
+def test_an_image_gets_the_packages_of_its_roots_with_every_hash(
+    roots: tuple[str, ...], excluded: tuple[str, ...], expected: set[str]
 ) -> None:
     script = runpy.run_path(str(LOCK_SCRIPT))
     packages = script["blocks"](LOCK)
-    assert script["closure"](packages, set(roots) or {script["PROJECT"]}, set(without)) == expected
+    assert script["closure"](packages, set(roots) or {script["PROJECT"]}, set(excluded)) == expected
     assert all(text.count("--hash=") == 1 for text in packages.values())
 
 
-def test_of_a_package_whose_version_depends_on_python_an_image_gets_all_versions() -> None:
+def test_an_image_gets_all_versions_of_a_package_that_depend_on_python() -> None:
     lock = """\
 numpy==2.4.6 ; python_full_version < '3.12' \\
     --hash=sha256:aa
@@ -172,10 +172,12 @@ numpy==2.5.5 ; python_full_version >= '3.12' \\
     assert packages["numpy"] == lock
 
 
-def test_the_demo_and_images_get_nothing_of_an_extra() -> None:
+def test_the_demo_and_the_images_get_no_package_of_an_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = {spec for specs in project["project"]["optional-dependencies"].values() for spec in specs}
-    assert extras <= set(project["dependency-groups"]["dev"])  # then the lock file says who asked for them
+    assert extras <= set(
+        project["dependency-groups"]["dev"]
+    )  # then the lock file names the group that needs them
     script = runpy.run_path(str(LOCK_SCRIPT))
     chosen = script["closure"](
         script["blocks"]((ROOT / "requirements.lock").read_text()), {script["PROJECT"]}, set()

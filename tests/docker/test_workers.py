@@ -1,4 +1,4 @@
-"""Workers in containers of their own: stopped by Docker, cut off from the network; every message counted."""
+"""Workers in containers are stopped by Docker or cut off from the network; every message is counted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from app.dev.demo.traffic import messages
 from tests.docker.region import JOBS, MAX_IN_FLIGHT, READY_S, Region, state
 from tests.system.fleet import most_deliveries_within
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # the first one here builds the images
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # the first test builds the images
 PER_SECOND = 400.0
-UNSAVED_MS = (
-    600.0  # snapshots are taken ten times a second, and pushing stops half a second after one was not
-)
+UNSAVED_MS = 600.0  # snapshots are taken every 100 ms; pushing stops 500 ms after a missed one
 
 
 @pytest.mark.deep(minutes=5.6)
@@ -39,10 +37,12 @@ def test_a_worker_cut_off_under_load_loses_nothing_repeats_only_what_was_in_flig
         region.wait_delivered(1_500)
         region.cut_off(second)
         wait_until(lambda: list(first.owners().values()) == [JOBS], READY_S, lambda: str(first.owners()))
-        (left,) = first.alive()
-        assert state(second.container)["Running"], "it was cut off, not killed"
-        wait_until(lambda: not second.ready(), READY_S, lambda: "it is cut off, and says that it is ready")
-        # It comes back while messages flow, and what it last knew is that half of the jobs are its own.
+        (remaining,) = first.alive()
+        assert state(second.container)["Running"], "the worker that was cut off has ended"
+        wait_until(
+            lambda: not second.ready(), READY_S, lambda: "the worker is cut off and reports that it is ready"
+        )
+        # It comes back while messages flow; by its last knowledge it owns half of the jobs.
         before = len(region.sent)
         region.reconnect(second)
         wait_until(lambda: first.alive() == both, READY_S, lambda: str(first.alive()))
@@ -52,11 +52,11 @@ def test_a_worker_cut_off_under_load_loses_nothing_repeats_only_what_was_in_flig
     assert report.sound, report
     assert report.duplicates <= MAX_IN_FLIGHT + most_deliveries_within(region.deliveries(), UNSAVED_MS)
 
-    # It is a worker like any other again: alone, it delivers everything.
+    # It works normally again: alone, it delivers everything.
     assert first.stop() == 0
     with region.load(messages(500, prefix="later"), PER_SECOND):
         pass
     later = region.settle()
     assert later.sound, later
     assert later.duplicates == report.duplicates
-    assert set(second.owners()) == both - {left}
+    assert set(second.owners()) == both - {remaining}

@@ -1,7 +1,9 @@
 """Writes docs/reference from the code.
 
-python -m tests.reference           writes every page, after the code it is made of changed
-python -m tests.reference --check   ends with 1 and names the pages that differ
+    python -m tests.reference           writes every page
+    python -m tests.reference --check   ends with 1 and names the pages that differ
+
+Run it after a change of the code that a page describes.
 """
 
 from __future__ import annotations

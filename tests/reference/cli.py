@@ -39,7 +39,7 @@ def page() -> list[str]:
 
 
 def _contexts(context: click.Context) -> Iterator[click.Context]:
-    """A command and all below it."""
+    """A command and all its subcommands."""
     yield context
     if isinstance(context.command, click.Group):
         for name in context.command.list_commands(context):
@@ -53,12 +53,12 @@ def _contexts(context: click.Context) -> Iterator[click.Context]:
 
 
 def _without_commands(context: click.Context) -> str:
-    """A group's help; its commands have headings of their own."""
+    """A group's help without its commands, which have headings of their own."""
     return context.get_help().partition("\nCommands:")[0].rstrip()
 
 
 def _exit_codes() -> list[str]:
-    """A table, from the help of `switchyard`, which names them."""
+    """A table of the exit codes in the help of `switchyard`."""
     _, _, names = " ".join((switchyard.help or "").split()).partition("Exit codes: ")
     codes = re.findall(r"(\d+) ([^,.]+)", names)
     return [

@@ -1,6 +1,6 @@
 """headers.md: the headers that Switchyard writes and reads, from the constants that name them.
 
-The comment at the end of its line describes a header.
+The comment at the end of a constant's line describes the header.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.reference.markdown import code, escaped, prose, table
 
 APP = Path(__file__).parents[2] / "app"
 NAME = re.compile(r"(switchyard|kafka)-[a-z-]+")
-# Texts of that form that are no headers: a group's beginning, a type of Kafka's resources, our distribution.
+# Constants of this form that are no headers: group prefixes, a Kafka resource type, our distribution.
 OTHERS = {"switchyard-drill-", "switchyard-audit-", "kafka-cluster", "switchyard-kafka"}
 # Where several modules name a header, these describe it.
 OWNERS = (
@@ -47,7 +47,7 @@ def page() -> list[str]:
 
 
 def headers() -> dict[str, dict[str, str]]:
-    """Names and descriptions by the module that has the first constant of a name."""
+    """Names and descriptions, by the module that defines the name first."""
     places: dict[str, dict[str, str]] = defaultdict(dict)
     seen: dict[str, str] = {}
     modules = _modules()
@@ -63,7 +63,7 @@ def headers() -> dict[str, dict[str, str]]:
 
 
 def _modules() -> dict[str, Path]:
-    """Files by the names under which they are imported."""
+    """The application's files by module name."""
     roots = (APP.parent, *(APP / "sdk").iterdir())
     names = {}
     for file in APP.rglob("*.py"):
@@ -78,7 +78,7 @@ def _about(module: str) -> str:
 
 
 def _names_in(source: str) -> Iterator[tuple[str, str]]:
-    """Headers that are named in a module, with the comments at the end of their lines."""
+    """The headers in a module's constants, with the comments at the end of their lines."""
     if not NAME.search(source):
         return
     tree = ast.parse(source)

@@ -2,11 +2,11 @@
 
 Rules
 1. A call of a function named in REPORTERS reports an incident: its first argument is the kind, its last two
-   are message and remedy. CARRIED names what carries message and remedy to a report of one kind.
-2. Where one of these is a parameter of the function around the call, each call of that function in the same
-   module is a report of its own.
-3. A text that is made while the worker runs is shown as a template, with `{names}` for what is filled in.
-   Constants and functions that return texts are followed; a text of several alternatives is shown with all.
+   are message and remedy. CARRIED names classes that carry message and remedy to a report of one kind.
+2. If an argument is a parameter of the calling function, each call of that function is a report of its own.
+   Only calls in the same module count.
+3. A text that is made while the worker runs is shown as a template, with `{names}` for values.
+   Constants and functions that return texts are followed; all alternatives of a text are shown.
 4. A kind that cannot be found is an error, unless its function only passes incidents on (PASSING_ON).
 """
 
@@ -30,14 +30,14 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("app", "agents", "tables")
 REPORTERS = {"report_incident", "_report_incident", "Notice"}
 CARRIED = {"AppendIncident": "append-trouble", "FetchIncident": "fetch-trouble"}
-CALLBACKS = {"_report", "_tell"}  # reporters where they are called with a kind in a literal
+CALLBACKS = {"_report", "_tell"}  # reporters if the kind is a literal
 NAMES = REPORTERS | CALLBACKS | CARRIED.keys()
 PASSING_ON = {"report_incident", "_report_own", "_report_and_wait", "decided"}
 KIND = re.compile(r"[a-z]+(-[a-z]+)*")
-NOTHING = re.compile(r"\{\w+\}")  # a text of which nothing is known
+NOTHING = re.compile(r"\{\w+\}")  # an unknown text
 ALTERNATIVES = 8  # of one text
-FILLED = 4  # of what stands in braces
-DEPTH = 4  # of names and functions that are followed
+FILLED = 4  # alternatives of a text in braces
+DEPTH = 4  # of the names and functions that are followed
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Bound = Mapping[str, tuple[ast.expr, "Scope"]]
@@ -45,7 +45,7 @@ Bound = Mapping[str, tuple[ast.expr, "Scope"]]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Where an expression stands: its module, its function, and what the function's parameters are."""
+    """The place of an expression: its module, its function, and the values of the function's parameters."""
 
     module: ModuleType
     tree: ast.Module
@@ -64,7 +64,7 @@ class Incident:
 
     @property
     def is_bare(self) -> bool:
-        """Nothing is known of its texts."""
+        """All its texts are unknown."""
         return all(NOTHING.fullmatch(one) for one in (*self.messages, *self.remedies))
 
 
@@ -80,10 +80,12 @@ def page() -> list[str]:
         "that the worker fills in.",
         "",
     ]
-    for kind, those in sorted(by_kind.items()):
+    for kind, of_kind in sorted(by_kind.items()):
         lines += [f"## {kind}", ""]
-        told = [one for one in those if not one.is_bare] or those
-        rows = dict.fromkeys((_cell(one.messages), _cell(one.remedies), f"`{one.module}`") for one in told)
+        explained = [one for one in of_kind if not one.is_bare] or of_kind
+        rows = dict.fromkeys(
+            (_cell(one.messages), _cell(one.remedies), f"`{one.module}`") for one in explained
+        )
         lines += table(("message", "remedy", "reported by"), rows)
     return lines
 
@@ -93,7 +95,7 @@ def _cell(texts: tuple[str, ...]) -> str:
 
 
 def incidents() -> Iterator[Incident]:
-    """Every report there is, by module."""
+    """Every report, by module."""
     for file in sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py")):
         source = file.read_text()
         if not any(name in source for name in NAMES):
@@ -124,7 +126,7 @@ def _is_report(call: ast.Call, tree: ast.Module) -> bool:
 def _reported(
     scope: Scope, kind: ast.expr, message: ast.expr, remedy: ast.expr, module: str, depth: int = 0
 ) -> Iterator[Incident]:
-    """The incidents of a report; rule 2 comes first."""
+    """The incidents of a report; rule 2 is applied first."""
     names = {
         name.id for one in (kind, message, remedy) for name in ast.walk(one) if isinstance(name, ast.Name)
     }
@@ -153,7 +155,7 @@ def _reported(
 
 
 def _expanded(scope: Scope, depth: int) -> Iterator[Scope]:
-    """The scope, with its own parameters bound where calls of it are known."""
+    """The scope, with its parameters bound by each known call."""
     function = scope.function
     if function is None or depth >= DEPTH - 1 or not _parameters(function):
         yield scope
@@ -174,7 +176,7 @@ def _expanded(scope: Scope, depth: int) -> Iterator[Scope]:
 
 
 def _kinds(node: ast.expr, scope: Scope, depth: int = 0) -> Iterator[tuple[str, Bound]]:
-    """The kinds that an expression may be, and the texts that are assigned together with each."""
+    """The possible kinds of an expression, and the texts that are assigned together with each."""
     if depth > DEPTH:
         return
     match node:
@@ -193,8 +195,10 @@ def _kinds(node: ast.expr, scope: Scope, depth: int = 0) -> Iterator[tuple[str, 
 
 
 def _assigned_kinds(name: str, scope: Scope) -> Iterator[tuple[str, Bound]]:
-    """Of a local variable: `kind, what = "a-kind", "a text"`; or pairs that a dictionary of them has, which
-    is read by `for (_, message), (kind, remedy) in told.items()`."""
+    """The kinds of a local variable, from an assignment of a tuple or from a dictionary of pairs.
+
+    For example `kind, what = "a-kind", "a text"`, or `for (_, message), (kind, remedy) in texts.items()`.
+    """
     assert scope.function is not None
     for node in ast.walk(scope.function):
         match node:
@@ -208,7 +212,7 @@ def _assigned_kinds(name: str, scope: Scope) -> Iterator[tuple[str, Bound]]:
                         {n: (v, bare) for n, v in zip(names, values, strict=True) if n != name},
                     )
             case ast.For(target=ast.Tuple(elts=[ast.Tuple(elts=keys), ast.Tuple(elts=values)])):
-                key_names, value_names = ([_name(one) for one in those] for those in (keys, values))
+                key_names, value_names = ([_name(one) for one in of_kind] for of_kind in (keys, values))
                 if name == value_names[0]:
                     for key, value in _entries(scope.function):
                         texts = zip([*key_names, *value_names], [*key.elts, *value.elts], strict=True)
@@ -218,7 +222,7 @@ def _assigned_kinds(name: str, scope: Scope) -> Iterator[tuple[str, Bound]]:
 
 
 def _entries(function: Function) -> Iterator[tuple[ast.Tuple, ast.Tuple]]:
-    """Keys and values, both pairs, that a function puts into dictionaries."""
+    """The pairs that a function puts into dictionaries as keys and values."""
     for node in ast.walk(function):
         match node:
             case ast.Assign(targets=[ast.Subscript(slice=ast.Tuple() as key)], value=ast.Tuple() as value):
@@ -237,7 +241,7 @@ def _joined(node: ast.expr, scope: Scope) -> tuple[str, ...]:
 
 
 def _texts(node: ast.expr, scope: Scope, depth: int = 0) -> list[str]:
-    """The alternatives, at most ALTERNATIVES; `{name}` where nothing is known."""
+    """The alternatives, at most ALTERNATIVES; `{name}` for an unknown text."""
     if depth > 2 * DEPTH:
         return [_placeholder(node)]
     found: list[str] = []
@@ -274,7 +278,7 @@ def _values(name: str, scope: Scope) -> list[str]:
 
 
 def _filled(node: ast.expr, scope: Scope, depth: int) -> list[str]:
-    """What stands in braces of a text: the text of a constant or of an alternative, else a name."""
+    """The texts of an expression in braces: constants and alternatives, else its name in braces."""
     if not isinstance(node, ast.Name | ast.IfExp | ast.BinOp | ast.Subscript | ast.Call):
         return [_placeholder(node)]
     found = _texts(node, scope, depth)
@@ -282,7 +286,7 @@ def _filled(node: ast.expr, scope: Scope, depth: int) -> list[str]:
 
 
 def _named(node: ast.Name, scope: Scope, depth: int) -> list[str]:
-    """The texts that a name may be."""
+    """The possible texts of a name."""
     name, unknown = node.id, [_placeholder(node)]
     if name in scope.bound:
         return _texts(*scope.bound[name], depth)
@@ -305,7 +309,7 @@ def _named(node: ast.Name, scope: Scope, depth: int) -> list[str]:
 
 
 def _returned(call: ast.Call, scope: Scope, depth: int) -> list[str]:
-    """The texts that a function of ours returns."""
+    """The texts that a function of the application returns."""
     name = _name(call.func)
     function, where = _function(scope.tree, name), scope
     if function is None and isinstance(call.func, ast.Name):
@@ -326,7 +330,7 @@ def _product(parts: list[list[str]]) -> list[str]:
 
 
 def _placeholder(node: ast.expr) -> str:
-    """`{name}` for what is filled in while the worker runs."""
+    """`{name}` for a value that the worker fills in."""
     match node:
         case ast.Attribute(value=inner, attr="__name__"):
             return _placeholder(inner)
@@ -377,7 +381,7 @@ def _function(tree: ast.Module, name: str) -> Function | None:
 
 
 def _parameters(function: Function) -> dict[str, ast.expr | None]:
-    """Names, without `self`, and defaults."""
+    """The parameters without `self`, and their defaults."""
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
@@ -388,7 +392,7 @@ def _parameters(function: Function) -> dict[str, ast.expr | None]:
 
 
 def _bindings(function: Function, call: ast.Call, scope: Scope) -> Bound:
-    """What a call gives to the function's parameters."""
+    """The values of the function's parameters in a call."""
     parameters = _parameters(function)
     given: dict[str, ast.expr] = {n: default for n, default in parameters.items() if default is not None}
     given |= dict(zip(parameters, call.args, strict=False))
@@ -397,10 +401,12 @@ def _bindings(function: Function, call: ast.Call, scope: Scope) -> Bound:
 
 
 def _assigned(use: ast.Name, function: Function) -> Iterator[ast.expr]:
-    """What may be assigned to a local variable where it is used: what stands before, back to an assignment
-    that is always carried out."""
-    blocks: dict[int, int] = {}  # of each statement, the block that it stands in
-    around: set[int] = set()  # blocks that the use stands in
+    """The values that a local variable may have where it is used.
+
+    They are the assignments before, back to one that is always executed.
+    """
+    blocks: dict[int, int] = {}  # the block of each statement
+    around: set[int] = set()  # the blocks around the use
     for node in ast.walk(function):
         for name in ("body", "orelse", "finalbody", "handlers"):
             block = getattr(node, name, None)

@@ -10,7 +10,7 @@ _CODE = re.compile(r"(`+[^`]*`+)")
 
 
 def escaped(text: str) -> str:
-    """Text on one line, for a cell or a paragraph; what stands in backquotes stays code."""
+    """Text on one line, for a cell or a paragraph; text in backquotes stays code."""
     parts = _CODE.split(" ".join(text.split()))
     return "".join(part if at % 2 else _plain(part) for at, part in enumerate(parts)).replace("|", r"\|")
 
@@ -21,12 +21,12 @@ def _plain(text: str) -> str:
 
 
 def code(text: object) -> str:
-    """`text`, or "" of nothing."""
+    """`text` as code, or "" if it is empty."""
     return f"`{text}`".replace("|", r"\|") if str(text) else ""
 
 
 def prose(docstring: str | None) -> str:
-    """A docstring as paragraphs, or "" of none."""
+    """A docstring as paragraphs, or "" without one."""
     paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
     return "\n\n".join(escaped(one).replace(r"\|", "|") for one in paragraphs)
 
@@ -38,7 +38,7 @@ def sentence(docstring: str | None) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table; a column that is empty in every row is left out. No rows: no lines."""
+    """The lines of a table without its empty columns; no lines without rows."""
     found = [list(row) for row in rows]
     if not found:
         return []

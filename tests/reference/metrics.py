@@ -1,4 +1,4 @@
-"""metrics.md: the metrics that /metrics has, from the collector that makes them."""
+"""metrics.md: the metrics at /metrics, from the collector that makes them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from tests.web.runtime_fake import FakeRuntime
 
 
 def families() -> list[Metric]:
-    """Each family of metrics, without samples, in the order in which /metrics has them."""
+    """Each metric family without samples, in the order of /metrics."""
     runtime = FakeRuntime()
-    runtime.heartbeats = SimpleNamespace(host_clock=SimpleNamespace(ahead_s=0.0))  # known: it has a series
+    runtime.heartbeats = SimpleNamespace(
+        host_clock=SimpleNamespace(ahead_s=0.0)
+    )  # a known value has a series
     found: dict[str, Metric] = {}
     for leads in (False, True):
         runtime.leader.leads = leads
@@ -27,7 +29,7 @@ def families() -> list[Metric]:
 
 
 def name_of(family: Metric) -> str:
-    """As the series have it."""
+    """The family's name in its series."""
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 

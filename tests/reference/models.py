@@ -13,7 +13,7 @@ from tests.reference.markdown import code, escaped, prose, table
 
 Schema = Mapping[str, Any]
 HEAD = ("field", "type", "default", "description")
-DURATIONS, SIZES = ["10s", "500ms", "1h30m"], ["4MiB", "500kB"]  # the examples that those types have
+DURATIONS, SIZES = ["10s", "500ms", "1h30m"], ["4MiB", "500kB"]  # the examples that mark these types
 LIMITS = {
     "minimum": "at least {}",
     "exclusiveMinimum": "more than {}",
@@ -27,7 +27,7 @@ LIMITS = {
 
 
 def definitions() -> list[str]:
-    """The page of definitions: one heading for each kind, one below it for each part of it."""
+    """The page of definitions: a heading for each kind, and one for each part of it."""
     schema = json_schema()
     lines = [
         "# Definitions",
@@ -59,7 +59,7 @@ def settings() -> list[str]:
 
 
 def _part(path: str, model: Schema, defs: Schema, prefix: str) -> list[str]:
-    """The lines of a model that stands at `path`, and of the models in it."""
+    """The lines of the model at `path`, and of the models in it."""
     required = model.get("required", [])
     fields = model["properties"].items()
     lines = [prose(model.get("description")), ""]
@@ -136,7 +136,7 @@ def _number(value: float) -> str:
 
 
 def _default(field: Schema) -> str:
-    """The default, as one would write it."""
+    """The default as a user writes it."""
     value = field.get("default")
     if value is None or value == "" or ("$ref" in field and isinstance(value, dict)):
         return ""

@@ -1,4 +1,4 @@
-"""Which pages docs/reference has, and how they are written."""
+"""The pages of docs/reference, and how they are written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write() -> None:
 
 
 def stale() -> list[str]:
-    """Pages that are not as the code is, and files that are none of the pages."""
+    """Pages that differ from the code, and files that are no page."""
     found = {file.name for file in FOLDER.iterdir()}
     others = found - PAGES.keys()
     return sorted(others | {n for n in PAGES if n not in found or (FOLDER / n).read_text() != text(n)})

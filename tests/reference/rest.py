@@ -66,7 +66,7 @@ def _common(calls: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _summary(call: dict[str, Any]) -> str:
-    """The whole first paragraph: OpenAPI's summary is its first line alone."""
+    """The whole first paragraph, because OpenAPI's summary is only its first line."""
     return f"{call['summary']} {call.get('description', '')}"
 
 

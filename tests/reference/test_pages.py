@@ -1,4 +1,4 @@
-"""The reference is as the code is."""
+"""The pages of docs/reference describe the current code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.reference.pages import stale, text
 ALERTS = Path(__file__).parents[2] / "docker" / "prometheus" / "alerts.yaml"
 
 
-def test_every_page_is_as_the_code_is() -> None:
+def test_every_page_is_current() -> None:
     assert not stale(), "docs/reference is not current: run python -m tests.reference"
 
 

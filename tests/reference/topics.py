@@ -14,7 +14,9 @@ def page() -> list[str]:
     topics = ControlTopics(REGION)
     about = _docstrings(topics)
     sealed = {topic.name for topic in topics.sealed}
-    elsewhere = {topic.name for topic in (*topics.needed_by_other_regions, *topics.followed_by_other_regions)}
+    read_by_other_regions = {
+        topic.name for topic in (*topics.needed_by_other_regions, *topics.followed_by_other_regions)
+    }
     return [
         "# Control topics",
         "A worker creates these topics in the control cluster of its region before it starts.",
@@ -38,7 +40,7 @@ def page() -> list[str]:
                     topic.config["cleanup.policy"],
                     _retention(topic),
                     "yes" if topic.name in sealed else "no",
-                    "yes" if topic.name in elsewhere else "no",
+                    "yes" if topic.name in read_by_other_regions else "no",
                     about.get(topic.name) or _changelog(topics, topic),
                 )
                 for topic in topics.all()
@@ -65,7 +67,7 @@ def _changelog(topics: ControlTopics, topic: ControlTopic) -> str:
 
 
 def _docstrings(topics: ControlTopics) -> dict[str, str]:
-    """What each topic holds, by its name."""
+    """The description of each topic by its name."""
     found = {}
     for name, member in vars(ControlTopics).items():
         if isinstance(member, property) and isinstance(topic := getattr(topics, name), ControlTopic):

@@ -1,4 +1,4 @@
-"""Sizing: figures from measured load each with its reason; what is idle sleeps and wakes at once."""
+"""Sizing: figures from measured load, each with its reason; idle workloads hibernate and wake at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOWN = Measured(
 anything = st.none() | st.floats() | st.sampled_from([0.0, -1.0, 1e300, math.inf, math.nan])
 
 
-def changed(**fields: object) -> Measured:
+def measured_with(**fields: object) -> Measured:
     return Measured(**{name: fields.get(name, getattr(KNOWN, name)) for name in Measured.__struct_fields__})
 
 
@@ -28,43 +28,46 @@ def test_in_flight_is_rate_times_latency_with_headroom() -> None:
     assert figure.why == ("1,000 messages/s x 50 ms until they are answered, x 1.3 headroom (Little's law)")
 
 
-def test_partitions_follow_from_what_one_was_seen_to_carry_and_never_become_fewer() -> None:
-    assert recommend(changed(partition_ceiling=200), WORKER).partitions.value == 7
-    fewer = recommend(changed(partitions=32), WORKER).partitions
+def test_partitions_follow_from_the_measured_ceiling_and_never_become_fewer() -> None:
+    assert recommend(measured_with(partition_ceiling=200), WORKER).partitions.value == 7
+    fewer = recommend(measured_with(partitions=32), WORKER).partitions
     assert fewer.value == 32
     assert "needs 4, and there are 32" in fewer.why
 
 
 def test_in_strict_order_latency_bounds_a_partition() -> None:
-    strict = recommend(changed(ordered=True), WORKER)
+    strict = recommend(measured_with(ordered=True), WORKER)
     assert strict.partitions.value == 65  # 20 a second each
     assert strict.in_flight.value == 4
     assert "strict order" in strict.partitions.why
 
 
-def test_one_worker_more_than_the_load_needs_may_be_lost() -> None:
+def test_a_workload_gets_one_worker_more_than_its_load_needs() -> None:
     figure = recommend(KNOWN, WORKER).workers
     assert figure.value == 4  # 1.8 cores / 0.75 = 2.4, and one
     assert "1.8 cores of cpu" in figure.why
-    memory = recommend(changed(load=Load(0.1, 3 * (1 << 30), 0)), WORKER).workers
+    memory = recommend(measured_with(load=Load(0.1, 3 * (1 << 30), 0)), WORKER).workers
     assert memory.value == 3
     assert "memory" in memory.why
 
 
-def test_more_workers_than_partitions_have_nothing_to_do() -> None:
-    figure = recommend(changed(load=Load(30.0, 0, 0)), WORKER).workers
+def test_no_more_workers_than_partitions_are_recommended() -> None:
+    figure = recommend(measured_with(load=Load(30.0, 0, 0)), WORKER).workers
     assert figure.value == 4
     assert "no more than its 4 partitions" in figure.why
 
 
 def test_a_lag_is_demand_too() -> None:
-    lagging = recommend(changed(lag_messages=600_000), WORKER)
+    lagging = recommend(measured_with(lag_messages=600_000), WORKER)
     assert lagging.in_flight.value == 130
     assert "a lag of 600,000 over 600 s" in lagging.in_flight.why
-    assert "to remove the lag" in recommend(changed(lag_messages=600_000, partitions=64), WORKER).workers.why
+    assert (
+        "to remove the lag"
+        in recommend(measured_with(lag_messages=600_000, partitions=64), WORKER).workers.why
+    )
 
 
-def test_what_was_not_measured_gives_no_figure_but_a_reason() -> None:
+def test_a_missing_measurement_gives_a_reason_instead_of_a_figure() -> None:
     unknown = recommend(Measured(partitions=3), WORKER)
     for figure in (unknown.partitions, unknown.in_flight, unknown.workers):
         assert figure.value is None
@@ -89,9 +92,7 @@ def test_no_measurement_however_absurd_breaks_a_figure(
 
 
 @given(st.lists(st.floats(0.01, 2), max_size=20), st.integers(0, 3))
-def test_the_fleet_carries_all_below_the_fill_mark_with_the_spare_workers_lost(
-    cpu: list[float], spare: int
-) -> None:
+def test_a_fleet_without_its_spare_workers_stays_below_the_fill_mark(cpu: list[float], spare: int) -> None:
     rules = SizingRules(spare_workers=spare)
     figure = recommend_fleet([Load(cores) for cores in cpu], WORKER, rules)
     assert figure.value is not None
@@ -99,14 +100,14 @@ def test_the_fleet_carries_all_below_the_fill_mark_with_the_spare_workers_lost(
     assert left >= 1
     assert sum(cpu) <= left * rules.fill * WORKER.cpu_cores + 1e-6
     assert left == 1 or sum(cpu) > (left - 1) * rules.fill * WORKER.cpu_cores - 1e-6, (
-        "and no more than needed"
+        "a worker fewer would do"
     )
 
 
 IDLE = Activity(0.0, 0, 0)
 
 
-def test_an_idle_workload_sleeps_after_its_time_and_says_so() -> None:
+def test_an_idle_workload_hibernates_after_its_time_with_a_reason() -> None:
     rule = Hibernation(1800)
     assert [bool(rule.observe(IDLE, now_s)) for now_s in (0, 900, 1799, 1800, 5000)] == [
         False, False, False, True, True,
@@ -117,25 +118,25 @@ def test_an_idle_workload_sleeps_after_its_time_and_says_so() -> None:
 @pytest.mark.parametrize(
     "sign", [Activity(0.1, 0, 0), Activity(0, 1, 0), Activity(0, 0, 1), Activity(None, 5, None)]
 )
-def test_any_sign_of_work_wakes_it_at_once(sign: Activity) -> None:
+def test_any_sign_of_work_wakes_a_workload_at_once(sign: Activity) -> None:
     rule = Hibernation(60, asleep=True)
     assert rule.observe(IDLE, 0)
     assert rule.observe(sign, 1) == ""
-    assert rule.observe(IDLE, 2) == "", "and its time begins anew"
+    assert rule.observe(IDLE, 2) == "", "its idle time did not restart"
     assert rule.observe(IDLE, 61) == ""
     assert rule.observe(IDLE, 62)
 
 
-def test_what_is_not_known_neither_sends_to_sleep_nor_wakes() -> None:
+def test_unknown_activity_neither_hibernates_nor_wakes_a_workload() -> None:
     unknown = Activity(0.0, None, 0)
     awake = Hibernation(60)
     assert not awake.observe(IDLE, 0)
     assert not awake.observe(unknown, 59)
-    assert not awake.observe(IDLE, 61), "its time begins anew"
+    assert not awake.observe(IDLE, 61), "its idle time did not restart"
     assert Hibernation(60, asleep=True).observe(Activity(None, math.nan, None), 0)
 
 
-def test_a_time_to_sleep_must_be_above_nothing() -> None:
+def test_a_hibernation_time_must_be_positive() -> None:
     for after_s in (0, -1, math.nan):
         with pytest.raises(ValueError, match="hibernation"):
             Hibernation(after_s)

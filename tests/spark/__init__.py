@@ -1,1 +1,1 @@
-"""Jobs of Spark: pure functions on small frames, and once from end to end on real Kafka."""
+"""Tests of the Spark jobs: pure functions on small frames, and jobs from end to end on real Kafka."""

@@ -1,4 +1,4 @@
-"""A cluster of frames: what a round reads, without Kafka."""
+"""A Kafka cluster that is a list of rows, so that archiving rounds run without Kafka."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Frames:
     suspects: set[tuple[str, int]] = field(default_factory=set)
 
     def topics(self, _pattern: str) -> dict[str, KafkaTopic]:
-        """With bounds behind the last row."""
+        """The topics; the end offset of a partition follows its last row."""
         ends: dict[str, dict[int, LogBounds]] = {}
         for topic, partition, offset, *_ in self.rows:
             known = ends.setdefault(topic, {}).get(partition, LogBounds(0, 0))
@@ -33,26 +33,26 @@ class Frames:
         return {name: KafkaTopic(name, self.topic_id, partitions) for name, partitions in ends.items()}
 
     def failing(self, ranges: Sequence[Range]) -> list[Range]:
-        """None of them."""
+        """The connector can read every range."""
         return []
 
     def renumbering(self, ranges: Sequence[Range]) -> list[Range]:
-        """None of them."""
+        """No range has a batch whose offsets must be corrected."""
         return []
 
     def examined(self, ranges: Sequence[Range]) -> list[Examined]:
-        """Nothing is the matter with any."""
-        return [Examined(one, one.end, is_odd=False) for one in ranges]
+        """Every range is readable to its end."""
+        return [Examined(wanted, wanted.end, is_odd=False) for wanted in ranges]
 
     def read(self, ranges: Sequence[Range], raw: Sequence[Range] = ()) -> DataFrame:
         """The rows of these ranges."""
         inside = f.lit(False)
-        for one in (*ranges, *raw):
-            there = (f.col("topic") == one.topic) & (f.col("partition") == one.partition)
-            inside |= there & f.col("offset").between(one.start, one.end - 1)
+        for wanted in (*ranges, *raw):
+            in_partition = (f.col("topic") == wanted.topic) & (f.col("partition") == wanted.partition)
+            inside |= in_partition & f.col("offset").between(wanted.start, wanted.end - 1)
         return frame(self.session, *self.rows).where(inside)
 
 
 def archive_rows(session: SparkSession, archive: Archive, *rows: Row, topic_id: str = "id-1") -> IngestResult:
-    """A round over topics with these rows; rows of earlier rounds need not be among them."""
+    """Runs a round over topics with these rows, which need not include the rows of earlier rounds."""
     return run_round(archive, Frames(session, list(rows), topic_id), ".*", 1_000_000, NOON_MS)

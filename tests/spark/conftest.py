@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, and frames of records spelled out."""
+"""One Spark session for all tests of this folder, and helpers that build frames of Kafka records."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ NOON_MS = 1_763_812_800_000  # 2025-11-22T12:00Z
 
 @pytest.fixture(scope="session")
 def session() -> Iterator[SparkSession]:
-    """Two cores, 1 GB; ended with the tests."""
-    found = make_session("tests", SETTINGS)
-    yield found
-    found.stop()
+    """A local Spark session with two cores and 1 GB; it stops when the tests end."""
+    started = make_session("tests", SETTINGS)
+    yield started
+    started.stop()
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Archive:
-    """An empty archive of a cluster."""
+    """An empty archive of the cluster `cluster`."""
     return Archive.create(tmp_path / "archive", "cluster")
 
 
@@ -52,12 +52,12 @@ def row(
     key: bytes | None = None,
     headers: list[tuple[str, bytes | None]] | None = None,
 ) -> Row:
-    """A record; its value is made of its place unless it is given, its time a second an offset from noon."""
-    made = f"{partition}-{offset}".encode() if value is None else value
-    when = NOON_MS + offset * 1_000 if at_ms is None else at_ms
-    return (topic, partition, offset, when, 0, key, made or None, headers)
+    """A record. Its value defaults to partition and offset, its time to noon plus `offset` seconds."""
+    content = f"{partition}-{offset}".encode() if value is None else value
+    timestamp_ms = NOON_MS + offset * 1_000 if at_ms is None else at_ms
+    return (topic, partition, offset, timestamp_ms, 0, key, content or None, headers)
 
 
 def frame(session: SparkSession, *rows: Row) -> DataFrame:
-    """The records as jobs see them."""
+    """The records as a frame with the columns that jobs read."""
     return session.createDataFrame(list(rows), RECORD)

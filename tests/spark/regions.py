@@ -1,4 +1,4 @@
-"""Tables of regions as their changelogs have them, without Kafka; and what they should come to."""
+"""Changelogs of a region's tables as lists of records, without Kafka, and builders of their values."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ WIDTH_MS = 60_000
 CLOSED_MS = NOON_MS + 3_600_000
 
 
-def latencies(*found_ms: int) -> bytes:
-    """A histogram of them."""
+def latencies(*latencies_ms: int) -> bytes:
+    """A serialised histogram of these latencies."""
     histogram = Latencies()
-    histogram.add(np.array(found_ms, dtype=np.int64))
+    histogram.add(np.array(latencies_ms, dtype=np.int64))
     return histogram.to_bytes()
 
 
 def window(
     count: int, *, position: int, closed: bool = True, duplicates: int = 0, measured: bytes = b""
 ) -> WindowRecord:
-    """A window with so many records of 100 bytes."""
+    """A window with `count` records of 100 bytes each."""
     totals = Totals(count=count, nbytes=100 * count, duplicates=duplicates, latencies=measured)
     return WindowRecord(totals=totals, closed_ms=CLOSED_MS if closed else -1, position=position)
 
 
 class Region:
-    """Changelogs of one region that grow, one partition each."""
+    """The changelogs of one region, one partition each; each call appends a record."""
 
     def __init__(self, name: str) -> None:
         self.topics = ControlTopics(name)
@@ -47,17 +47,17 @@ class Region:
         self._next: dict[str, int] = {}
 
     def put(self, table: str, key: str, value: Any, at_ms: int = NOON_MS) -> None:
-        """One more record of the table's changelog; None deletes, bytes are taken as they are."""
+        """Appends a record to the table's changelog. None is a tombstone; bytes are not encoded."""
         data = value if value is None or isinstance(value, bytes) else codec.encode(value)
         self._append(f"{self.topics.app_id}-{table}-changelog", key.encode(), data, at_ms)
 
     def beat(self, beat: codec.Heartbeat) -> None:
-        """A heartbeat."""
+        """Appends a heartbeat."""
         self._append(self.topics.heartbeats.name, beat.worker.encode(), codec.encode(beat), beat.at_ms)
 
-    def incident(self, told: codec.IncidentRecord | bytes) -> None:
-        """A record of the incidents topic, which has no key."""
-        data = told if isinstance(told, bytes) else codec.encode(told)
+    def incident(self, record: codec.IncidentRecord | bytes) -> None:
+        """Appends a record without a key to the incidents topic."""
+        data = record if isinstance(record, bytes) else codec.encode(record)
         self._append(self.topics.incidents.name, None, data, NOON_MS)
 
     def _append(self, topic: str, key: bytes | None, value: bytes | None, at_ms: int) -> None:
@@ -66,42 +66,42 @@ class Region:
         self.rows.append(row(offset, b"" if value is None else value, topic=topic, key=key, at_ms=at_ms))
 
     def window(self, topic: str, tier: str, cluster: str, start_ms: int, record: WindowRecord) -> None:
-        """A window of a minute."""
+        """Puts a window of one minute."""
         self.put("audit_windows", str(WindowKey(topic, tier, cluster, WIDTH_MS, start_ms)), record)
 
     def tier(self, topic: str, tier: str, cluster: str, closed_before_ms: int = CLOSED_MS) -> None:
-        """A tier that was heard until it closed all windows that end until then."""
+        """Puts a tier whose reports reach `closed_before_ms`; it has closed all windows that end by then."""
         heard = {"reader": SourceStatus(closed_before_ms, closed_before_ms)}
         record = TierRecord(heard, (Closing(closed_before_ms, 10**6, closed_before_ms),), position=10**6)
         self.put("audit_tiers", str(TierKey(topic, tier, cluster)), record)
 
 
 def workload(group: str, topic: str, owner: str = "billing-team") -> WorkloadPut:
-    """A definition as it stands in the table."""
+    """A workload definition as the table stores it."""
     metadata = {"group": group, "topic": topic, "cluster": "east-regional", "owner": owner}
     definition = {"kind": "Workload", "metadata": metadata, "spec": {}}
     return WorkloadPut(at_ms=NOON_MS, key=f"{group}/{topic}", definition=definition, etag="1", actor="ann")
 
 
 def audit_plan(**spec: Any) -> AuditPut:
-    """A plan of windows of a minute as it stands in the table."""
+    """An audit plan with windows of one minute, as the table stores it."""
     definition = {
         "apiVersion": "switchyard/v1",
         "kind": "AuditPlan",
         "metadata": {"name": "all"},
         "spec": {"topics": ["orders"], "window": "1m", **spec},
     }
-    stands = AuditPlan.model_validate(definition).to_wire()
-    return AuditPut(at_ms=NOON_MS, key="audit:all", definition=stands, etag="1", actor="ann")
+    stored = AuditPlan.model_validate(definition).to_wire()
+    return AuditPut(at_ms=NOON_MS, key="audit:all", definition=stored, etag="1", actor="ann")
 
 
 def assignment(job: str, worker: str) -> Assignment:
-    """A job that a worker has."""
+    """The assignment of a job to a worker."""
     return Assignment(at_ms=NOON_MS, job=job, worker=worker, epoch=1, term=1, reason="test")
 
 
 def line(at_ms: int, source: str = "a", target: str = "c") -> OffsetMapLine:
-    """A copied partition whose newest barrier is of then, between clusters of these ids."""
+    """The offset map of a copied partition between these cluster ids; its newest barrier is of `at_ms`."""
     return OffsetMapLine(
         target_topic="orders",
         target_partition=0,
@@ -114,7 +114,7 @@ def line(at_ms: int, source: str = "a", target: str = "c") -> OffsetMapLine:
 
 
 def beat(worker: str, at_ms: int, *jobs: codec.JobStatus, capacity: Load | None = None) -> codec.Heartbeat:
-    """A worker's."""
+    """A heartbeat of a worker with these jobs."""
     return codec.Heartbeat(
         worker=worker,
         at_ms=at_ms,
@@ -128,7 +128,7 @@ def beat(worker: str, at_ms: int, *jobs: codec.JobStatus, capacity: Load | None 
 
 
 def status(job: str, cpu: float, *, lag: int = 0, arriving: float = 10.0) -> codec.JobStatus:
-    """What an owner says of its job."""
+    """The status that the owner of a job reports in its heartbeat."""
     load = Load(cpu, 1e6, 1000.0)
     return codec.JobStatus(
         job=job,
@@ -142,24 +142,24 @@ def status(job: str, cpu: float, *, lag: int = 0, arriving: float = 10.0) -> cod
 
 
 def act(offset: int, event: AnyControlEvent) -> bytes:
-    """An entry of the activity."""
+    """An encoded entry of the activity topic."""
     return codec.activity_entry(offset, event)[1]
 
 
 def run_of(state: Any, at_ms: int, **given: Any) -> FailoverRun:
-    """A failover."""
-    said = {"actor": "ann", "reason": "drill", **given}
-    return FailoverRun(at_ms=at_ms, id="f-1", to="west", workloads=[], state=state, **said)
+    """A failover run in this state."""
+    fields = {"actor": "ann", "reason": "drill", **given}
+    return FailoverRun(at_ms=at_ms, id="f-1", to="west", workloads=[], state=state, **fields)
 
 
 def incident(at_ms: int, kind: str, message: str = "it is shorter") -> codec.IncidentRecord:
-    """What a worker told."""
+    """An incident that worker w-1 reports."""
     return codec.IncidentRecord(
         at_ms=at_ms, worker="w-1", kind=kind, subject="orders", message=message, remedy="look"
     )
 
 
 def tracker(at_ms: int, offset: int, cluster_id: str = "a") -> TrackerRecord:
-    """A job's positions, of the event at this offset of the tracker topic."""
+    """A job's positions, written by the event at this offset of the tracker topic."""
     log = {"cluster_id": cluster_id}
     return TrackerRecord(epoch=1, worker="w-1", base=100, at_ms=at_ms, offset=offset, **log)

@@ -1,4 +1,4 @@
-"""A report as Spark's job tells it, with evil text in it."""
+"""A report as Spark's job writes it, with text that tries to inject markup."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ HOUR_MS = 3_600_000
 RANKS = {"p50_ms": 4.0, "p95_ms": 21.0, "p99_ms": None}
 
 
-def happened(
+def timeline_row(
     minutes_ago: int, kind: str, what: str, who: str = "ann", minutes: int | None = 0, region: str = "east"
 ) -> dict[str, Any]:
-    """A row of the timeline, which took so long; None: it is not over."""
+    """A timeline row that lasted this many minutes. None: it is still open."""
     from_ms = NOON_MS - minutes_ago * 60_000
     until_ms = None if minutes is None else from_ms + minutes * 60_000
-    told = {"from_ms": from_ms, "until_ms": until_ms, "from": iso(minutes_ago)}
+    begin = {"from_ms": from_ms, "until_ms": until_ms, "from": iso(minutes_ago)}
     until = None if minutes is None else iso(minutes_ago - minutes)
-    return {**told, "until": until, "region": region, "kind": kind, "what": what, "who": who}
+    return {**begin, "until": until, "region": region, "kind": kind, "what": what, "who": who}
 
 
 def iso(minutes_ago: int) -> str:
-    """Of the day that ends at noon."""
+    """The ISO time this many minutes before noon."""
     hours, minutes = divmod(12 * 60 - minutes_ago, 60)
     return f"2026-01-31T{hours:02}:{minutes:02}:00Z"
 
 
 def line(place: str, *counts: int) -> dict[str, Any]:
-    """Records of an hour each, the last one ends at noon."""
+    """A series of hourly record counts; the last hour ends at noon."""
     begin_ms = NOON_MS - len(counts) * HOUR_MS
     points = [[begin_ms + number * HOUR_MS, count] for number, count in enumerate(counts)]
     return {"topic": "orders", "place": place, "step_ms": HOUR_MS, "points": points}
 
 
 def counted(tier: str, cluster: str) -> dict[str, Any]:
-    """What a tier has counted."""
-    many = {"windows": 120, "open_windows": 1, "records": 41_234, "bytes": 9_000_000}
-    return {"tier": tier, "cluster": cluster, **many, "duplicates": 0, "late": 7, **RANKS}
+    """The counts of an audit tier."""
+    totals = {"windows": 120, "open_windows": 1, "records": 41_234, "bytes": 9_000_000}
+    return {"tier": tier, "cluster": cluster, **totals, "duplicates": 0, "late": 7, **RANKS}
 
 
 def workload(key: str, audited: str, delivered: int | None) -> dict[str, Any]:
-    """A workload."""
+    """A row of the workloads table. `delivered` None: the group's deliveries are not audited."""
     used = {
         "jobs": 4,
         "workers": 2,
@@ -54,8 +54,8 @@ def workload(key: str, audited: str, delivered: int | None) -> dict[str, Any]:
         "memory_bytes": 4_000_000,
         "position_age_ms": 5000,
     }
-    several = ("delivered", "duplicates", "late", "missing", "extra")
-    found = dict.fromkeys(several, None if delivered is None else 0)
+    audit_counts = ("delivered", "duplicates", "late", "missing", "extra")
+    found = dict.fromkeys(audit_counts, None if delivered is None else 0)
     ranks = dict.fromkeys(RANKS) if delivered is None else RANKS
     names = {"region": "east", "kind": "workload", "key": key, "topic": key.rpartition("/")[2]}
     return {**names, "owner": EVIL, **used, "audited": audited, **found, "delivered": delivered, **ranks}
@@ -166,13 +166,17 @@ REPORT: dict[str, Any] = {
         }
     ],
     "timeline": [
-        happened(5, "incident", f"log-truncated: orders: {EVIL}; look at the disks of east-regional", "w-1"),
-        happened(20, "alert", "orders-lost: orders, regional to aggregate: firing", "", None),
-        happened(55, "role", "billing/orders is active in west instead of east, epoch 3", minutes=1),
-        happened(60, "failover", "f-1 to west: done: the east is away", minutes=12, region="west"),
-        happened(61, "leader", "claims term 4", "w-2"),
-        happened(120, "audit", "orders, regional to aggregate: lossy, 3 missing, 1 window", EVIL, 1, "west"),
-        happened(300, "operator", "billing/orders: skip orders/0 17", "bob"),
+        timeline_row(
+            5, "incident", f"log-truncated: orders: {EVIL}; look at the disks of east-regional", "w-1"
+        ),
+        timeline_row(20, "alert", "orders-lost: orders, regional to aggregate: firing", "", None),
+        timeline_row(55, "role", "billing/orders is active in west instead of east, epoch 3", minutes=1),
+        timeline_row(60, "failover", "f-1 to west: done: the east is away", minutes=12, region="west"),
+        timeline_row(61, "leader", "claims term 4", "w-2"),
+        timeline_row(
+            120, "audit", "orders, regional to aggregate: lossy, 3 missing, 1 window", EVIL, 1, "west"
+        ),
+        timeline_row(300, "operator", "billing/orders: skip orders/0 17", "bob"),
     ],
     "quarantine": [
         {

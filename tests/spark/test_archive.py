@@ -1,4 +1,4 @@
-"""Rounds on small frames: every record once, late ones in their old hour, whatever fails on the way."""
+"""Archiving rounds on small frames: each record is archived once and in its hour, whatever fails."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ DAY_MS = 24 * HOUR_MS
 
 
 def read(archive: Archive, topic: str = "orders") -> list[tuple[int, int]]:
-    """Partitions and offsets that the archive counts."""
+    """Partition and offset of each archived record, with quarantined ones."""
     return [
-        (one.partition, one.offset)
-        for one in ArchiveReader(archive).records(ArchiveQuery(topic, quarantined=True))
+        (record.partition, record.offset)
+        for record in ArchiveReader(archive).records(ArchiveQuery(topic, quarantined=True))
     ]
 
 
 def test_rounds_archive_each_record_once(session: SparkSession, archive: Archive) -> None:
     rows = [row(offset, partition=partition) for partition in range(2) for offset in range(20)]
     source = Frames(session, rows)
-    tolds = [run_round(archive, source, ".*", 16, NOON_MS) for _ in range(4)]
-    assert [told.records for told in tolds] == [16, 16, 8, 0]
-    assert [told.left for told in tolds] == [24, 8, 0, 0]
+    results = [run_round(archive, source, ".*", 16, NOON_MS) for _ in range(4)]
+    assert [result.records for result in results] == [16, 16, 8, 0]
+    assert [result.left for result in results] == [24, 8, 0, 0]
     assert read(archive) == [(partition, offset) for partition in range(2) for offset in range(20)]
 
 
-def test_a_late_record_goes_to_its_old_hour_and_is_found_there(
+def test_a_late_record_is_archived_in_its_own_hour_and_found_there(
     session: SparkSession, archive: Archive
 ) -> None:
     rows = [row(0), row(1), row(2, at_ms=NOON_MS + HOUR_MS)]
@@ -52,7 +52,7 @@ def test_a_late_record_goes_to_its_old_hour_and_is_found_there(
     assert {file.hour for file in archive.state().files.values()} == {"12", "13"}
 
 
-def test_a_round_that_dies_between_files_and_log_counts_for_nothing(
+def test_a_round_that_dies_between_files_and_log_archives_nothing(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_change: object) -> None:
@@ -68,11 +68,11 @@ def test_a_round_that_dies_between_files_and_log_counts_for_nothing(
     assert archive.state().files == {}
     assert archive_rows(session, archive, *rows).records == 2
     assert read(archive) == [(0, 0), (0, 1)]
-    far = NOON_MS * 2  # after whatever the clock says now
+    far = NOON_MS * 2  # later than the clock
     assert set(stale(archive, far, DAY_MS)) == orphans
 
 
-def test_what_is_written_is_read_back_before_it_counts(
+def test_written_files_are_read_back_before_they_are_committed(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def loses(data: DataFrame, staging: Path, checks: list[object]) -> dict[str, object]:
@@ -86,7 +86,7 @@ def test_what_is_written_is_read_back_before_it_counts(
     assert not list((archive.root / "staging").iterdir())
 
 
-def test_a_topic_made_anew_while_it_is_read_spoils_the_round(session: SparkSession, archive: Archive) -> None:
+def test_a_topic_recreated_while_it_is_read_aborts_the_round(session: SparkSession, archive: Archive) -> None:
     @dataclass(slots=True)
     class Changing(Frames):
         topic_ids: list[str] = field(default_factory=lambda: ["id-2", "id-1"])
@@ -100,7 +100,9 @@ def test_a_topic_made_anew_while_it_is_read_spoils_the_round(session: SparkSessi
     assert archive.state().reach == {}
 
 
-def test_a_topic_made_anew_stands_beside_the_former_one(session: SparkSession, archive: Archive) -> None:
+def test_a_recreated_topic_is_archived_beside_the_deleted_one(
+    session: SparkSession, archive: Archive
+) -> None:
     archive_rows(session, archive, row(0, b"old"), row(1, b"old"))
     archive_rows(session, archive, row(0, b"new"), topic_id="id-2")
     reader = ArchiveReader(archive)
@@ -112,8 +114,8 @@ def test_a_topic_made_anew_stands_beside_the_former_one(session: SparkSession, a
 
 
 def test_quarantined_records_are_counted_and_kept_whole(session: SparkSession, archive: Archive) -> None:
-    told = archive_rows(session, archive, row(0), row(1, at_ms=-1, headers=[("a", b"1")]))
-    assert (told.records, told.quarantined) == (2, 1)
+    result = archive_rows(session, archive, row(0), row(1, at_ms=-1, headers=[("a", b"1")]))
+    assert (result.records, result.quarantined) == (2, 1)
     reader = ArchiveReader(archive)
     assert [one.offset for one in reader.records(ArchiveQuery("orders"))] == [0]
     kept = list(reader.records(ArchiveQuery("orders", quarantined=True)))
@@ -127,7 +129,7 @@ def test_quarantined_records_are_counted_and_kept_whole(session: SparkSession, a
 
 
 def fill(session: SparkSession, archive: Archive) -> DataFrame:
-    """Three rounds over two partitions and two hours, and all of their records."""
+    """Archives records of two partitions and two hours in three rounds; returns all of them."""
     rows = [
         row(offset, partition=partition, at_ms=NOON_MS + offset % 2 * HOUR_MS, headers=[("h", None)])
         for offset in range(12)
@@ -150,7 +152,7 @@ def test_compaction_leaves_a_file_an_hour_and_the_same_records(
     paths = [str(archive.root / path) for path in after]
     assert by_offset(records, read_files(session, paths)).collect() == []
     assert list(compact(session, archive, NOON_MS)) == []
-    assert all((archive.root / path).exists() for path in before)  # for those who read them
+    assert all((archive.root / path).exists() for path in before)  # readers may still have them open
     assert {
         path.relative_to(archive.root).as_posix() for path in stale(archive, NOON_MS + DAY_MS, DAY_MS)
     } == set(before)
@@ -171,7 +173,7 @@ def test_a_large_hour_becomes_several_files(session: SparkSession, archive: Arch
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_compaction_gives_way_to_another(
+def test_a_compaction_gives_way_to_a_concurrent_one(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(session, archive)
@@ -195,9 +197,9 @@ def test_a_compaction_that_alters_a_record_is_refused(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def alters(data: DataFrame, staging: Path, checks: list[object]) -> dict[str, object]:
-        told = data.agg(*checks).collect()[0].asDict()  # type: ignore[arg-type]
+        totals = data.agg(*checks).collect()[0].asDict()  # type: ignore[arg-type]
         write(data.withColumn("value", f.lit(b"x")), staging, checks)  # type: ignore[arg-type]
-        return dict(told)
+        return dict(totals)
 
     write = landing.write
     fill(session, archive)
@@ -208,7 +210,7 @@ def test_a_compaction_that_alters_a_record_is_refused(
     assert archive.state().files == before
 
 
-def test_files_of_an_earlier_version_lack_columns_and_are_read_and_joined(
+def test_files_of_an_earlier_version_without_some_columns_are_read_and_joined(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def earlier(data: DataFrame, staging: Path, checks: list[object]) -> dict[str, object]:

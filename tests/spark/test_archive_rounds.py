@@ -1,4 +1,4 @@
-"""Rounds of the archiving job: an outage ends none of those that go on, and a single one tells it."""
+"""Rounds of the archiving job: a periodic job survives an outage, and a single round reports it."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tests.spark.conftest import row
 
 
 class Ended(Exception):
-    """What ends rounds that go on for ever."""
+    """Ends a job that would run rounds for ever."""
 
 
 @dataclass(slots=True)
 class Failing(Frames):
-    """A cluster that fails so, one call after the other, and then answers."""
+    """A cluster whose calls raise these failures one after the other, and then succeed."""
 
     failures: list[SparkJobError] = field(default_factory=list)
-    asked: int = 0
+    id_requests: int = 0
     cluster: str = "cluster"
 
     def cluster_id(self) -> str:
-        """Of the cluster that answers there."""
-        self.asked += 1
+        """The cluster's id, after any failure of type Unreachable."""
+        self.id_requests += 1
         if self.failures and isinstance(self.failures[0], Unreachable):
             raise self.failures.pop(0)
         return self.cluster
 
     def topics(self, pattern: str) -> dict[str, KafkaTopic]:
-        """With bounds behind the last row."""
+        """The topics, after all failures."""
         if self.failures:
             raise self.failures.pop(0)
         return Frames.topics(self, pattern)
@@ -49,17 +49,17 @@ class Failing(Frames):
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long it slept between rounds; the third time ends the job."""
-    found: list[float] = []
+    """Lists the job's sleeps between rounds in seconds; the third sleep ends the job."""
+    sleeps_s: list[float] = []
 
-    def sleep(wanted_s: float) -> None:
-        found.append(wanted_s)
-        if len(found) == 3:
+    def sleep(duration_s: float) -> None:
+        sleeps_s.append(duration_s)
+        if len(sleeps_s) == 3:
             raise Ended
 
     clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic, time_ns=time.time_ns)
-    monkeypatch.setattr(job, "time", clock)  # and not the module, in which Spark's own threads sleep, too
-    return found
+    monkeypatch.setattr(job, "time", clock)  # only for the job: Spark's own threads use the module, too
+    return sleeps_s
 
 
 def options(root: Path, *more: str) -> Namespace:
@@ -69,13 +69,13 @@ def options(root: Path, *more: str) -> Namespace:
     return parser.parse_args(given)
 
 
-def served(monkeypatch: pytest.MonkeyPatch, session: SparkSession, source: Any) -> None:
-    """The job works with this cluster."""
+def use_cluster(monkeypatch: pytest.MonkeyPatch, session: SparkSession, source: Any) -> None:
+    """Makes the job use this session and cluster."""
     monkeypatch.setattr(job.common, "session", lambda *_: session)
     monkeypatch.setattr(job.common, "cluster", lambda *_: source)
 
 
-def test_an_outage_ends_no_rounds_and_what_came_meanwhile_is_archived(
+def test_periodic_rounds_survive_an_outage_and_archive_its_records_afterwards(
     session: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -84,41 +84,41 @@ def test_an_outage_ends_no_rounds_and_what_came_meanwhile_is_archived(
 ) -> None:
     lost = [SparkJobError("an executor was lost")] * job.common.TRIES
     source = Failing(session, [row(0), row(1)], failures=[Unreachable("b: no answer"), *lost])
-    served(monkeypatch, session, source)
+    use_cluster(monkeypatch, session, source)
     with pytest.raises(Ended):
         job.run(options(tmp_path / "archive", "--every", "1h"))
-    told = capsys.readouterr().err
-    assert "b: no answer; the next round retries" in told
-    assert "b: no answer; retrying" not in told  # at once it would not answer either
-    assert "an executor was lost; the next round retries" in told
-    assert all(0 < one_s <= 3600 for one_s in slept)
+    errors = capsys.readouterr().err
+    assert "b: no answer; the next round retries" in errors
+    assert "b: no answer; retrying" not in errors  # an immediate retry would fail, too
+    assert "an executor was lost; the next round retries" in errors
+    assert all(0 < sleep_s <= 3600 for sleep_s in slept)
     reader = ArchiveReader(Archive.open(tmp_path / "archive"))
     assert [one.offset for one in reader.records(ArchiveQuery("orders"))] == [0, 1]
 
 
-def test_a_single_round_tells_the_outage(
+def test_a_single_round_fails_with_the_outage(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Failing(session, [row(0)], failures=[Unreachable("b: no answer")])
-    served(monkeypatch, session, source)
+    use_cluster(monkeypatch, session, source)
     with pytest.raises(Unreachable, match="no answer"):
         job.run(options(tmp_path / "archive", "--once"))
-    assert source.asked == 1
+    assert source.id_requests == 1
 
 
-def test_what_the_next_round_cannot_mend_ends_all(
+def test_an_error_that_the_next_round_cannot_mend_ends_the_job(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slept: list[float]
 ) -> None:
     Archive.create(tmp_path / "archive", "cluster")
-    served(monkeypatch, session, Failing(session, [row(0)], cluster="another"))
+    use_cluster(monkeypatch, session, Failing(session, [row(0)], cluster="another"))
     with pytest.raises(InvalidArchive, match="archive of cluster cluster, not of another"):
         job.run(options(tmp_path / "archive", "--every", "1h"))
     outdone: list[SparkJobError] = [ConcurrentCommit("another archiver")] * job.common.TRIES
-    served(monkeypatch, session, Failing(session, [row(0)], failures=outdone))
+    use_cluster(monkeypatch, session, Failing(session, [row(0)], failures=outdone))
     with pytest.raises(ConcurrentCommit, match="another archiver"):
         job.run(options(tmp_path / "archive", "--every", "1h"))
     monkeypatch.setattr(job.common, "ended", lambda _: True)
-    served(monkeypatch, session, Failing(session, [row(0)], failures=[Unreachable("b: no answer")]))
+    use_cluster(monkeypatch, session, Failing(session, [row(0)], failures=[Unreachable("b: no answer")]))
     with pytest.raises(Unreachable):
         job.run(options(tmp_path / "archive", "--every", "1h"))
     assert slept == []

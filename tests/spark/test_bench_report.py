@@ -1,4 +1,4 @@
-"""The bench `report` at a small size: its data is what the jobs write, and all engines answer the same."""
+"""The bench `report` at a small size: its data has the format that the jobs write, and all engines agree."""
 
 from __future__ import annotations
 
@@ -40,71 +40,73 @@ from tests.spark.conftest import SETTINGS
 ROWS, RECORDS = 4_000, 20_000
 
 
-def quietly(_: str) -> None:
-    """Progress that nobody reads."""
+def discard_progress(_: str) -> None:
+    """Discards progress messages."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small store, a small archive and its copy."""
     root = tmp_path_factory.mktemp("report")
-    assert audits.make(root / "store", ROWS, 1, quietly) == ROWS
-    records.make(root / "archive", root / "copy", RECORDS, 1, quietly)
+    assert audits.make(root / "store", ROWS, 1, discard_progress) == ROWS
+    records.make(root / "archive", root / "copy", RECORDS, 1, discard_progress)
     return root
 
 
-def asked(session: SparkSession, folder: Path, work: str, rows: int, *engines: str) -> dict[str, list[Any]]:
-    """Each engine's answer, as it comes out of its process."""
+def answers_of(
+    session: SparkSession, folder: Path, work: str, rows: int, *engines: str
+) -> dict[str, list[Any]]:
+    """Each engine's answer, after a round trip through JSON as between processes."""
     found: dict[str, list[Any]] = {}
     for engine in engines:
         question = Work(engine, work, str(folder), rows, rows)
         if engine == DUCK:
             with closing(connect(question.scratch, 2)) as duck:
-                told = ask_duck(duck, question)
+                result = ask_duck(duck, question)
         elif engine == OURS and work != RANGE:
-            told = ask_spark(session, question)
+            result = ask_spark(session, question)
         else:
-            told = answer(question)["answer"]
-        found[engine] = [json.loads(json.dumps(told))]
+            result = answer(question)["answer"]
+        found[engine] = [json.loads(json.dumps(result))]
     return found
 
 
 @pytest.mark.deep(minutes=0.5)
 def test_spark_duckdb_and_python_make_the_same_report(session: SparkSession, folder: Path) -> None:
-    found = asked(session, folder, REPORT, ROWS, OURS, DUCK, PLAIN)
+    found = answers_of(session, folder, REPORT, ROWS, OURS, DUCK, PLAIN)
     report.check_same(REPORT, found)
-    told = found[OURS][0]
-    assert sum(row[3] for row in told["traffic"]) == ROWS * 4 // 5  # the aggregate is counted twice
-    states = {state for row in told["pairs"] for state, _ in row[-1]}
+    result = found[OURS][0]
+    assert sum(row[3] for row in result["traffic"]) == ROWS * 4 // 5  # the aggregate is counted twice
+    states = {state for row in result["pairs"] for state, _ in row[-1]}
     assert states == {"ok", "lossy", "duplicated", "corrupted", "late"}
 
 
 @pytest.mark.deep(minutes=0.3)
 @pytest.mark.parametrize("work", [RANGE, COUNTS, OFFSETS, CONTENTS])
-def test_spark_and_duckdb_say_the_same_of_the_archive(session: SparkSession, folder: Path, work: str) -> None:
-    found = asked(session, folder, work, RECORDS, OURS, DUCK)
+def test_spark_and_duckdb_agree_on_the_archive(session: SparkSession, folder: Path, work: str) -> None:
+    found = answers_of(session, folder, work, RECORDS, OURS, DUCK)
     report.check_same(work, found)
     assert found[OURS][0]
 
 
-def test_the_data_is_what_the_jobs_write(session: SparkSession, folder: Path) -> None:
+def test_the_benchs_data_has_the_format_that_the_jobs_write(session: SparkSession, folder: Path) -> None:
     archive = Archive.open(folder / "archive")
     files = list(archive.state().files.values())
     paths = [str(archive.root / file.path) for file in files]
     assert session.read.parquet(paths[0]).schema == FILE
     entries = str(folder / "store" / "east" / "state" / "topic=audit_windows" / "*" / "*.parquet")
     assert session.read.parquet(entries).schema.fields == ENTRY.fields
-    held = {
+    in_files = {
         (Path(row["path"]).name, row["partition"]): tuple(row[name] for name in SPAN[1:])
         for row in spans(read_files(session, paths)).where("path like '%topic=orders/%'").collect()
     }
-    told = {
+    recorded = {
         (Path(file.path).name, span.partition): astuple(span)[1:]
         for file in files
         if file.topic == "orders"
         for span in file.spans
     }
-    assert held == told
+    assert in_files == recorded
     some = next(ArchiveReader(archive).records(ArchiveQuery("orders", start=3)))
     assert (some.partition, some.offset) == (0, 3)
 
@@ -114,8 +116,8 @@ def test_the_same_seed_makes_the_same_data(tmp_path: Path) -> None:
     made = []
     for name, seed in (("one", 1), ("again", 1), ("other", 2)):
         root = tmp_path / name
-        audits.make(root / "store", 400, seed, quietly)
-        records.make(root / "archive", root / "copy", 1_000, seed, quietly)
+        audits.make(root / "store", 400, seed, discard_progress)
+        records.make(root / "archive", root / "copy", 1_000, seed, discard_progress)
         files = sorted(path for path in root.rglob("*.parquet"))
         made.append([path.read_bytes() for path in files])
     assert made[0] == made[1]
@@ -127,13 +129,13 @@ def test_answers_that_differ_fail_the_bench_and_say_where() -> None:
     other = {"traffic": [["orders", 8]], "pairs": []}
     with pytest.raises(ValueError, match=r"duckdb answers otherwise: at .traffic\[0\]\[1\]|\['orders', 8\]"):
         report.check_same(REPORT, {OURS: [same], DUCK: [same, other]})
-    planted = {kind: many * len(records.TOPICS) for kind, many in records.BY_OFFSET.items()}
+    planted = {kind: count * len(records.TOPICS) for kind, count in records.BY_OFFSET.items()}
     report.check_same(OFFSETS, {OURS: [planted], DUCK: [planted]})
     with pytest.raises(ValueError, match="spark answers otherwise"):
         report.check_same(OFFSETS, {OURS: [{"missing": 1}], DUCK: [{"missing": 1}]})
 
 
-def test_a_disk_that_is_too_small_is_told_before_anything_is_made(
+def test_a_disk_that_is_too_small_is_refused_before_any_data_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
@@ -142,14 +144,14 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_made(
 
 
 @pytest.mark.deep(minutes=7.1)
-def test_the_bench_prints_what_it_found_and_leaves_nothing(
+def test_the_bench_prints_its_results_and_leaves_no_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["report", "--only=audits", "--audit-rows=1200", "--growth=2", "--rounds=1", "--folder"]
     quick = [word for setting in SETTINGS.items() for word in ("--conf", "=".join(setting))]
     assert run.main([*arguments, str(tmp_path), *quick]) == 0
-    told = capsys.readouterr()
-    found = json.loads(told.out.splitlines()[-1])
+    output = capsys.readouterr()
+    found = json.loads(output.out.splitlines()[-1])
     assert (found["bench"], found["unit"], found["peer"]) == ("report", "s", DUCK)
     names = [(row["bench"], row["peer"]) for row in found["rows"]]
     assert names == [
@@ -159,5 +161,5 @@ def test_the_bench_prints_what_it_found_and_leaves_nothing(
         ("report: report, growth", DUCK),
     ]
     assert all(min(row["peak MB"]) > 10 for row in found["rows"][:3])
-    assert "the answers are the same" in told.err
+    assert "the answers are the same" in output.err
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""On a cluster by configuration only: Spark's own, of a master and a worker in processes of their own."""
+"""Jobs run on a cluster that only the configuration names: a standalone Spark master and one worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QUICK = "-XX:TieredStopAtLevel=1"
 
 @contextmanager
 def process(folder: Path, *arguments: str) -> Iterator[None]:
-    """A part of the cluster, until the block ends."""
+    """Runs a process of the cluster until the block ends."""
     prepare_java(switchyard_home() / "spark")
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
     environment["SPARK_DAEMON_JAVA_OPTS"] = QUICK
@@ -62,11 +62,11 @@ class Standalone:
 
     @property
     def executors(self) -> int:
-        """How many have been started there, for whatever job."""
+        """The number of executors that the worker has started, for any job."""
         return len(list(self.work.glob("app-*/0")))
 
     def settings(self) -> list[str]:
-        """What makes a job run here."""
+        """The options that make a job run on this cluster."""
         chosen = {
             "spark.master": self.address,
             "spark.executor.memory": "512m",
@@ -103,7 +103,7 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]
 
 
 def run(command: Sequence[str | Path]) -> dict[str, object]:
-    """The job's result."""
+    """Runs a job to its end; the JSON result that it prints."""
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=WAIT_S * 4, check=False
@@ -115,51 +115,57 @@ def run(command: Sequence[str | Path]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What a job on the cluster has archived of a topic, and how many executors it had."""
+    """An archive of a topic that a job on the cluster made, and the number of its executors."""
 
     topic: str
     root: Path
-    told: dict[str, object]
+    result: dict[str, object]
     executors: int
 
 
 @pytest.fixture(scope="module")
-def of_kafka(standalone: Standalone, bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Archived:
-    """A topic's archive, made on the cluster."""
+def archived_topic(
+    standalone: Standalone, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
+) -> Archived:
+    """A topic and its archive, which a job on the cluster made."""
     topic, root = f"test-{uuid4().hex[:12]}", tmp_path_factory.mktemp("of_kafka") / "archive"
     asyncio.run(create(bootstrap, topic))
     asyncio.run(produce(bootstrap, topic, range(RECORDS)))
     archiving = ("archive", "--bootstrap", bootstrap, "--topics", topic, "--to", str(root), "--once")
-    told = run([sys.executable, "-m", "spark", *archiving, *standalone.settings()])
-    return Archived(topic, root, told, standalone.executors)
+    result = run([sys.executable, "-m", "spark", *archiving, *standalone.settings()])
+    return Archived(topic, root, result, standalone.executors)
 
 
 @pytest.mark.deep(minutes=0.8)
-def test_executors_of_a_cluster_that_only_the_configuration_names_read_kafka(of_kafka: Archived) -> None:
-    assert of_kafka.told["records"] == archived(of_kafka.root, of_kafka.topic) == RECORDS
-    assert of_kafka.executors == 1, "no executor of the cluster took part"
+def test_executors_of_a_cluster_that_only_the_configuration_names_read_kafka(
+    archived_topic: Archived,
+) -> None:
+    assert archived_topic.result["records"] == archived(archived_topic.root, archived_topic.topic) == RECORDS
+    assert archived_topic.executors == 1, "no executor of the cluster took part"
 
 
 @pytest.mark.deep(minutes=1.7)
 def test_executors_run_python_and_spark_submit_starts_a_job(
-    standalone: Standalone, of_kafka: Archived, bootstrap: str, topic_name: str
+    standalone: Standalone, archived_topic: Archived, bootstrap: str, topic_name: str
 ) -> None:
-    """As docs/spark-on-a-cluster.md has it; a restore writes to Kafka from Python in executors."""
+    """As docs/spark-on-a-cluster.md describes; a restore writes to Kafka from Python in executors."""
     before = standalone.executors
     submit = [BIN / "spark-submit", *standalone.settings(), "--jars", ",".join(map(str, connector_jars()))]
-    restoring = ("restore", "--archive", str(of_kafka.root), "--topic", of_kafka.topic)
-    told = run([*submit, MAIN, *restoring, "--bootstrap", bootstrap, "--into", topic_name, "--execute"])
-    assert told["records"] == RECORDS
+    restoring = ("restore", "--archive", str(archived_topic.root), "--topic", archived_topic.topic)
+    result = run([*submit, MAIN, *restoring, "--bootstrap", bootstrap, "--into", topic_name, "--execute"])
+    assert result["records"] == RECORDS
     assert standalone.executors == before + 1, "no executor of the cluster took part"
     wanted = [
         (one.partition, one.timestamp_ms, one.key, one.value, one.headers)
-        for one in ArchiveReader(Archive.open(of_kafka.root)).records(ArchiveQuery(of_kafka.topic))
+        for one in ArchiveReader(Archive.open(archived_topic.root)).records(
+            ArchiveQuery(archived_topic.topic)
+        )
     ]
     assert asyncio.run(read(bootstrap, topic_name)) == wanted
 
 
 async def read(bootstrap: str, topic: str) -> list[tuple[object, ...]]:
-    """Partition, time, key, value and headers of as many records, partition by partition."""
+    """Partition, time, key, value and headers of `RECORDS` records, ordered by partition and offset."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
     )

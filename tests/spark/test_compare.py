@@ -1,4 +1,4 @@
-"""Comparisons find what was done to a copy, and nothing else."""
+"""Comparisons report each change that was made to a copy, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Finding = tuple[str, int | None, int | None, int | None]
 
 
 def found(frame: DataFrame) -> list[Finding]:
-    """Findings, in order."""
+    """The findings, sorted."""
     return sorted(
         ((one.kind, one.partition, one.source_offset, one.copy_offset) for one in frame.collect()), key=repr
     )
 
 
 def shifted(rows: list[Row], by: int) -> list[Row]:
-    """A copy of the rows with offsets of its own."""
+    """A copy of the rows, renumbered from offset `by`."""
     return [(topic, partition, at + by, *rest) for at, (topic, partition, _, *rest) in enumerate(rows)]  # type: ignore[misc]
 
 
@@ -92,7 +92,7 @@ def test_with_other_partitions_order_is_kept_by_key(session: SparkSession) -> No
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_was_done_to_a_copy_is_found_over_many_blocks(
+def test_every_change_to_a_copy_is_found_over_many_blocks(
     session: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(compare, "BLOCK_OFFSETS", 8)
@@ -115,7 +115,7 @@ def test_what_was_done_to_a_copy_is_found_over_many_blocks(
 
 
 def overtakers(source: list[Row], copy: list[Row]) -> int:
-    """Records whose first copy lies before that of an earlier one of their partition: the definition."""
+    """The number of records whose first copy precedes the copy of an earlier record of their partition."""
     places: dict[bytes | None, int] = {}
     for one in copy:
         places.setdefault(one[6], one[2])

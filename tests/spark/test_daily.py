@@ -1,4 +1,4 @@
-"""Which dates of the view over all regions are made anew."""
+"""Which dates of the view over all regions are computed again."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from tests.spark.conftest import NOON_MS
 DATE = "2025-11-22"  # of NOON_MS
 
 
-def file(path: str, table: str, of: str, digest: str = "") -> ArchiveFile:
-    return ArchiveFile(path, table, of, digest, DATE, "none", 1, (FileSpan(-1, 0, 0, 1, -1, -1),))
+def file(path: str, table: str, key: str, digest: str = "") -> ArchiveFile:
+    return ArchiveFile(path, table, key, digest, DATE, "none", 1, (FileSpan(-1, 0, 0, 1, -1, -1),))
 
 
-def test_a_date_is_made_as_long_as_it_is_recent_and_once_more_afterwards(tmp_path: Path) -> None:
+def test_a_date_is_computed_while_it_is_recent_and_once_more_afterwards(tmp_path: Path) -> None:
     archive = Archive.create(tmp_path, "cluster")
     stores = {"east": (archive, ArchiveState(files={"a": file("a", STATE, WINDOWS)}))}
 
-    def made(digest: str, now_ms: int) -> str:
-        """What it is made as, where it was made as `digest`; "": it is not made."""
+    def next_digest(digest: str, now_ms: int) -> str:
+        """The digest that the date is computed with after `digest`; "": it is not computed again."""
         state = ArchiveState(files={"t": file("t", TRAFFICS, "all", digest)} if digest else {})
         return stale_dates(stores, state, now_ms).get(DATE, "")
 
-    first = made("", NOON_MS)
-    assert made(first, NOON_MS + DAY_MS) == first
-    last = made(first, NOON_MS + 2 * DAY_MS)
+    first = next_digest("", NOON_MS)
+    assert next_digest(first, NOON_MS + DAY_MS) == first
+    last = next_digest(first, NOON_MS + 2 * DAY_MS)
     assert last not in ("", first)
-    assert made(last, NOON_MS + 3 * DAY_MS) == ""
+    assert next_digest(last, NOON_MS + 3 * DAY_MS) == ""
     stores["east"][1].files["b"] = file("b", STATE, WINDOWS)
-    assert made(last, NOON_MS + 3 * DAY_MS) not in ("", last)
+    assert next_digest(last, NOON_MS + 3 * DAY_MS) not in ("", last)
 
 
 @pytest.mark.parametrize("table", [TRAFFICS, VERDICTS])
-def test_what_another_version_has_made_is_told_and_made_anew(tmp_path: Path, table: str) -> None:
-    """Its files may lack columns, of which a report would say that they are unknown, or fail."""
+def test_dates_of_another_version_are_refused_until_they_are_computed_again(
+    tmp_path: Path, table: str
+) -> None:
+    """Its files may lack columns, which a report would show as unknown or fail on."""
     stores = {
         "east": (Archive.create(tmp_path, "cluster"), ArchiveState(files={"a": file("a", STATE, WINDOWS)}))
     }
@@ -56,8 +58,10 @@ def test_what_another_version_has_made_is_told_and_made_anew(tmp_path: Path, tab
 
 
 @pytest.mark.parametrize("table", [TRAFFICS, VERDICTS])
-def test_what_another_version_has_made_of_a_region_that_is_gone_goes(tmp_path: Path, table: str) -> None:
-    """Nobody can make it anew, and it would keep every report from being made."""
+def test_dates_of_another_version_that_no_region_can_compute_again_are_dropped(
+    tmp_path: Path, table: str
+) -> None:
+    """It cannot be computed again, and it would make every report fail."""
     stores = {"east": (Archive.create(tmp_path, "cluster"), ArchiveState(files={}))}
     now_ms = NOON_MS + 9 * DAY_MS
     assert list(

@@ -1,4 +1,4 @@
-"""What the tables of two regions come to: each key once, late and stale records, a job killed on the way."""
+"""The report of two regions counts each key once, with late and stale records and after a job is killed."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ JOB = "dispatch:billing/orders:orders:0"
 def take(
     session: SparkSession, root: Path, region: Region, limit: int = 10_000, topic_id: str = "id-1"
 ) -> Folded:
-    """A round of the region's store."""
+    """Runs a round that folds the region's changelogs into its store."""
     name = region.topics.region
     archive = Archive.create(root / name, f"cluster-{name}")
     return fold_round(archive, Frames(session, region.rows, topic_id), name, limit, NOW_MS)
 
 
-def told(session: SparkSession, root: Path) -> dict[str, Any]:
-    """The report over everything."""
+def report(session: SparkSession, root: Path) -> dict[str, Any]:
+    """The report of all regions and dates."""
     daily.bring_up(session, root, daily.open_stores(root), NOW_MS, PlanBounds())
     return summarize(session, root, NOON_MS - 86_400_000, NOW_MS, NOW_MS)
 
@@ -65,16 +65,24 @@ def entries(session: SparkSession, root: Path, region: str) -> dict[tuple[str, s
 
 
 def two_regions(first: str = "east", second: str = "west") -> tuple[Region, Region]:
-    """A topic of which the copy in the west lacks 3 of 40 records; deployed in the east only."""
+    """Regions where the west's copy lacks 3 of 40 records and the workload is deployed in the east only."""
     east, west = Region(first), Region(second)
-    for number, (here, there) in enumerate([(10, 10), (20, 17), (10, 10)]):
+    for number, (source_count, copy_count) in enumerate([(10, 10), (20, 17), (10, 10)]):
         start_ms = NOON_MS + number * WIDTH_MS
-        measured = latencies(*[number * 10 + 5] * here)
+        measured = latencies(*[number * 10 + 5] * source_count)
         east.window(
-            "orders", "regional", "east-regional", start_ms, window(here, position=number, measured=measured)
+            "orders",
+            "regional",
+            "east-regional",
+            start_ms,
+            window(source_count, position=number, measured=measured),
         )
         west.window(
-            "orders", "aggregate", "west-aggregate", start_ms, window(there, position=number, duplicates=1)
+            "orders",
+            "aggregate",
+            "west-aggregate",
+            start_ms,
+            window(copy_count, position=number, duplicates=1),
         )
     east.tier("orders", "regional", "east-regional")
     west.tier("orders", "aggregate", "west-aggregate")
@@ -90,11 +98,11 @@ def two_regions(first: str = "east", second: str = "west") -> tuple[Region, Regi
     return east, west
 
 
-def test_the_report_of_two_regions(session: SparkSession, tmp_path: Path) -> None:
+def test_the_report_combines_two_regions(session: SparkSession, tmp_path: Path) -> None:
     east, west = two_regions()
     assert take(session, tmp_path, east).offsets == len(east.rows)
     assert take(session, tmp_path, west).quarantined == 0
-    found = told(session, tmp_path)
+    found = report(session, tmp_path)
     assert found["totals"] == {"records": 40, "missing": 3, "extra": 0, "topics": 1, "windows": 3}
     (pair,) = found["pairs"]
     assert pair["states"] == {"ok": 2, "lossy": 1}
@@ -133,15 +141,17 @@ def test_a_late_record_replaces_its_window_and_a_stale_one_does_not(
     east, west = two_regions()
     take(session, tmp_path, east)
     take(session, tmp_path, west)
-    told(session, tmp_path)
+    report(session, tmp_path)
     start_ms = NOON_MS + WIDTH_MS
     west.window("orders", "aggregate", "west-aggregate", start_ms, window(20, position=50))
-    west.window("orders", "aggregate", "west-aggregate", start_ms, window(11, position=4))  # who was paused
+    west.window(
+        "orders", "aggregate", "west-aggregate", start_ms, window(11, position=4)
+    )  # from a worker that was paused
     west.window("orders", "aggregate", "west-aggregate", NOON_MS, window(10, position=51, duplicates=1))
     take(session, tmp_path, west)
     key = "audit_windows", f"orders/aggregate/west-aggregate/{WIDTH_MS}/{start_ms}/0"
     assert msgspec.json.decode(bytes(entries(session, tmp_path, "west")[key]))["position"] == 50
-    found = told(session, tmp_path)
+    found = report(session, tmp_path)
     assert found["totals"]["missing"] == 0
     assert found["pairs"][0]["states"] == {"ok": 3}
 
@@ -152,12 +162,12 @@ def test_the_plan_says_which_windows_are_compared(session: SparkSession, tmp_pat
     for region in (east, west):
         region.put("audit_plans", "audit:all", audit_plan(window="2m"))
         take(session, tmp_path, region)
-    found = told(session, tmp_path)
+    found = report(session, tmp_path)
     assert (found["pairs"], found["totals"]["records"]) == ([], 40)
     for region in (east, west):
         region.put("audit_plans", "audit:all", audit_plan(tiers=["regional", "aggregate", "consumer"]))
         assert take(session, tmp_path, region).quarantined == 0
-    pairs = told(session, tmp_path)["pairs"]  # the date is recent
+    pairs = report(session, tmp_path)["pairs"]  # the date is recent
     assert [(pair["region"], pair["from_tier"], pair["to_tier"], pair["states"]) for pair in pairs] == [
         ("east", "regional", "consumer", {"absent-audit": 3}),
         ("west", "aggregate", "consumer", {"absent-audit": 3}),
@@ -166,7 +176,9 @@ def test_the_plan_says_which_windows_are_compared(session: SparkSession, tmp_pat
 
 
 @pytest.mark.deep(minutes=0.2)
-def test_what_is_forgotten_stays_and_what_is_deleted_is_gone(session: SparkSession, tmp_path: Path) -> None:
+def test_an_expired_window_stays_and_a_deleted_workload_is_gone(
+    session: SparkSession, tmp_path: Path
+) -> None:
     east, _ = two_regions()
     take(session, tmp_path, east)
     before = entries(session, tmp_path, "east")
@@ -177,7 +189,7 @@ def test_what_is_forgotten_stays_and_what_is_deleted_is_gone(session: SparkSessi
     assert after.pop(("workloads", "billing/orders")) is None
     before.pop(("workloads", "billing/orders"))
     assert after == before
-    assert told(session, tmp_path)["workloads"] == []
+    assert report(session, tmp_path)["workloads"] == []
 
 
 @pytest.mark.deep(minutes=0.2)
@@ -194,7 +206,7 @@ def test_a_bad_record_is_quarantined_with_its_reason(session: SparkSession, tmp_
     assert (done.offsets, done.quarantined) == (good + 5, 5)
     found = {
         (row["table"], row["reason"].split(":")[0]): row["count"]
-        for row in told(session, tmp_path)["quarantine"]
+        for row in report(session, tmp_path)["quarantine"]
     }
     assert found == {
         ("audit_windows", "latencies"): 1,
@@ -207,7 +219,7 @@ def test_a_bad_record_is_quarantined_with_its_reason(session: SparkSession, tmp_
 
 @pytest.mark.deep(minutes=0.2)
 @pytest.mark.parametrize("at", ["write", "commit"])
-def test_a_round_that_is_killed_changes_nothing_and_is_made_again(
+def test_a_killed_round_changes_nothing_and_is_repeated(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     class Killed(BaseException):
@@ -226,13 +238,13 @@ def test_a_round_that_is_killed_changes_nothing_and_is_made_again(
     assert entries(session, tmp_path, "east") == before
     while take(session, tmp_path, east, limit=9).offsets:
         pass
-    found = told(session, tmp_path)
+    found = report(session, tmp_path)
     assert found["totals"]["records"] == 40
     assert found["workloads"][0]["core_hours"] == pytest.approx(0.5 * 300 / 3600, abs=1e-3)
 
 
 @pytest.mark.deep(minutes=0.2)
-def test_only_dates_with_news_are_made_anew(session: SparkSession, tmp_path: Path) -> None:
+def test_only_dates_with_new_records_are_computed_again(session: SparkSession, tmp_path: Path) -> None:
     east, _ = two_regions()
     old_ms = NOON_MS - 10 * 86_400_000
     east.window("orders", "regional", "east-regional", old_ms, window(5, position=60))
@@ -251,7 +263,7 @@ def test_only_dates_with_news_are_made_anew(session: SparkSession, tmp_path: Pat
 
 
 @pytest.mark.deep(minutes=0.2)
-def test_of_two_jobs_that_make_the_same_dates_one_counts(
+def test_of_two_jobs_that_compute_the_same_dates_only_one_commits(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     east, _ = two_regions()
@@ -271,13 +283,15 @@ def test_of_two_jobs_that_make_the_same_dates_one_counts(
 
 
 @pytest.mark.deep(minutes=0.2)
-def test_a_changelog_made_anew_counts_before_the_former_one(session: SparkSession, tmp_path: Path) -> None:
-    east, again = Region("east"), Region("east")
+def test_a_recreated_changelog_takes_precedence_over_the_deleted_one(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east, recreated = Region("east"), Region("east")
     east.window("orders", "regional", "east-regional", NOON_MS, window(5, position=1000))
-    again.window("orders", "regional", "east-regional", NOON_MS, window(7, position=3))
+    recreated.window("orders", "regional", "east-regional", NOON_MS, window(7, position=3))
     take(session, tmp_path, east)
-    take(session, tmp_path, again, topic_id="id-2")
-    assert told(session, tmp_path)["totals"]["records"] == 7
+    take(session, tmp_path, recreated, topic_id="id-2")
+    assert report(session, tmp_path)["totals"]["records"] == 7
 
 
 @pytest.mark.deep(minutes=0.2)
@@ -287,12 +301,12 @@ def test_a_cluster_that_both_regions_count_counts_once(session: SparkSession, tm
         region.window("orders", "aggregate", "west-aggregate", NOON_MS, window(count, position=1))
         region.window("orders", "proxy-client", "shop", NOON_MS, window(count, position=2))
         take(session, tmp_path, region)
-    found = {row["tier"]: row["records"] for row in told(session, tmp_path)["tiers"]}
+    found = {row["tier"]: row["records"] for row in report(session, tmp_path)["tiers"]}
     assert found == {"aggregate": 10, "proxy-client": 19}
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_many_files_of_loads_are_joined_and_what_they_replace_is_deleted_an_hour_later(
+def test_many_files_of_loads_are_joined_and_the_replaced_ones_are_deleted_an_hour_later(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fold, "MOST_FILES", 2)
@@ -302,18 +316,18 @@ def test_many_files_of_loads_are_joined_and_what_they_replace_is_deleted_an_hour
         take(session, tmp_path, east)
     archive = Archive.open(tmp_path / "east")
     files = files_of(archive.state(), LOADS)
-    there = set((tmp_path / "east" / LOADS).rglob("*.parquet"))
-    assert (len(files), len(there)) == (2, 4)
+    existing = set((tmp_path / "east" / LOADS).rglob("*.parquet"))
+    assert (len(files), len(existing)) == (2, 4)
     assert tidy(archive, NOW_MS + UNREAD_MS - 1) == 0
     assert tidy(archive, NOW_MS + UNREAD_MS) == 2
-    assert {tmp_path / "east" / file.path for file in files} < there
+    assert {tmp_path / "east" / file.path for file in files} < existing
     kept = [row for row in stored(session, archive, files, LOADS).collect() if row["job"]]
     assert sum(row["samples"] for row in kept) == 4
     assert max((row["last_ms"], row["lag_last"]) for row in kept)[1] == 3
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_nothing_to_write_is_written_also_where_plans_are_adapted(
+def test_a_round_without_bad_records_works_under_adaptive_execution(
     session: SparkSession, tmp_path: Path
 ) -> None:
     east, _ = two_regions()
@@ -324,13 +338,15 @@ def test_nothing_to_write_is_written_also_where_plans_are_adapted(
         session.conf.set("spark.sql.adaptive.enabled", "false")
 
 
-def test_no_store_is_told(session: SparkSession, tmp_path: Path) -> None:
+def test_a_report_without_a_store_names_the_command_that_makes_one(
+    session: SparkSession, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidArchive, match="python -m spark dashboard"):
         summarize(session, tmp_path, 0, 1, 1)
 
 
 class Reader(HTMLParser):
-    """Collects tags and what would be fetched."""
+    """Collects the tags of a page and the addresses that a browser would fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -343,14 +359,14 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.deep(minutes=0.2)
-def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_shows(
+def test_the_page_fetches_nothing_and_escapes_the_data_that_it_shows(
     session: SparkSession, tmp_path: Path
 ) -> None:
     east, west = two_regions()
     east.put("workloads", "billing/orders", workload("billing", "orders", "<script>alert(1)</script>"))
     take(session, tmp_path, east)
     take(session, tmp_path, west)
-    html = page(told(session, tmp_path))
+    html = page(report(session, tmp_path))
     reader = Reader()
     reader.feed(html)
     assert "script" not in reader.tags

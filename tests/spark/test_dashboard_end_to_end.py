@@ -1,4 +1,4 @@
-"""On real Kafka: tables of two regions folded by a job that is killed on the way, and the report of them.
+"""On real Kafka: a job that is killed folds the tables of two regions, and the report is right.
 
 pytest tests/spark/test_dashboard_end_to_end.py        (or with SWITCHYARD_TEST_BOOTSTRAP=host:port)
 """
@@ -22,7 +22,7 @@ from tests.spark.test_dashboard import two_regions
 
 
 async def fill(bootstrap: str, *regions: Region) -> None:
-    """Topics of the regions, with their records."""
+    """Creates the regions' topics and writes their records."""
     rows = [row for region in regions for row in region.rows]
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
@@ -60,13 +60,13 @@ def test_a_killed_job_counts_nothing_twice_and_the_report_says_what_the_tables_s
     capsys.readouterr()
     for name in names:
         assert Archive.open(root / name).state().gaps == ()
-    html, told = tmp_path / "report.html", tmp_path / "report.json"
-    reporting = ["report", "--from-store", str(root), "--html", str(html), "--json", str(told)]
+    html, json_report = tmp_path / "report.html", tmp_path / "report.json"
+    reporting = ["report", "--from-store", str(root), "--html", str(html), "--json", str(json_report)]
     assert main([*reporting, "--until", str(NOON_MS + 86_400_000)]) == 0
-    found = json.loads(told.read_text())
+    found = json.loads(json_report.read_text())
     assert found["totals"] == {"records": 40, "missing": 3, "extra": 0, "topics": 1, "windows": 3}
     assert found["workloads"][0]["core_hours"] == pytest.approx(0.5 * 300 / 3600, abs=1e-3)
     assert found["workloads"][0]["lag_messages"] == 6
     assert "east-regional" in html.read_text()
-    assert main(["size", "--from-store", str(root), "--json", str(told)]) == 0
-    assert json.loads(told.read_text())["fleets"][0]["jobs"] == 1
+    assert main(["size", "--from-store", str(root), "--json", str(json_report)]) == 0
+    assert json.loads(json_report.read_text())["fleets"][0]["jobs"] == 1

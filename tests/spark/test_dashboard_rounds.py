@@ -1,4 +1,4 @@
-"""Rounds of the dashboard's job: what another job does meanwhile, or a failure that passes, ends none."""
+"""Rounds of the dashboard's job survive a concurrent job and a failure that passes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ PASSING = [ConcurrentCommit("another job was first"), SparkJobError("an executor
 
 
 class Ended(Exception):
-    """What ends rounds that go on for ever."""
+    """Ends a job that would run rounds for ever."""
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A store with a region and what all make together."""
+    """A store with one region and the view over all regions."""
     for name in ("east", job.GLOBAL):
         Archive.create(tmp_path / name, name)
     return tmp_path
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, *failures: Exception) -> Iterator[Exception]:
-    """What is made of all regions fails so, and then comes about."""
+    """Makes the view over all regions raise these failures in turn, and then succeed. The failures left."""
     left = iter(failures)
 
     def bring_up(*_: Any) -> list[str]:
@@ -45,10 +45,10 @@ def failing(monkeypatch: pytest.MonkeyPatch, *failures: Exception) -> Iterator[E
 
 
 def bring_up(root: Path) -> list[str]:
-    return job._bring_up(None, root, PlanBounds())  # type: ignore[arg-type]  # it is passed on only
+    return job._bring_up(None, root, PlanBounds())  # type: ignore[arg-type]  # it is only passed on
 
 
-def test_what_fails_and_passes_is_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_passes_is_retried(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, *PASSING)
     assert bring_up(root) == ["2025-11-22"]
     failing(monkeypatch, *PASSING, ConcurrentCommit("again"))
@@ -57,53 +57,53 @@ def test_what_fails_and_passes_is_tried_again(root: Path, monkeypatch: pytest.Mo
     left = failing(monkeypatch, InvalidArchive("no store"), InvalidArchive("and again"))
     with pytest.raises(InvalidArchive, match="no store"):
         bring_up(root)
-    assert len(list(left)) == 1, "what cannot pass is not tried again"
+    assert len(list(left)) == 1, "a failure that cannot pass was retried"
 
 
-def test_rounds_go_on_where_one_fails_and_a_single_one_tells_it(
+def test_periodic_rounds_survive_a_failure_and_a_single_round_raises_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slept: list[float] = []
+    sleeps_s: list[float] = []
 
-    def sleep(wanted_s: float) -> None:
-        slept.append(wanted_s)
-        if len(slept) == 2:
+    def sleep(duration_s: float) -> None:
+        sleeps_s.append(duration_s)
+        if len(sleeps_s) == 2:
             raise Ended
 
-    unconnected(monkeypatch)
+    disconnect(monkeypatch)
     monkeypatch.setattr(job, "_catch_up", lambda *_: None)
     monkeypatch.setattr(job.time, "sleep", sleep)
     failing(monkeypatch, *PASSING, ConcurrentCommit("for the third time"))
     with pytest.raises(Ended):
         job.run(options(root, "--every", "1s"))
-    told = capsys.readouterr().err
-    assert "for the third time; the next round retries" in told
-    assert "Computed dates: 2025-11-22" in told
+    errors = capsys.readouterr().err
+    assert "for the third time; the next round retries" in errors
+    assert "Computed dates: 2025-11-22" in errors
     failing(monkeypatch, *PASSING, ConcurrentCommit("for the third time"))
     with pytest.raises(ConcurrentCommit):
         job.run(options(root, "--once"))
 
 
-@pytest.mark.parametrize("where", ["_catch_up", "_bring_up"])
+@pytest.mark.parametrize("function", ["_catch_up", "_bring_up"])
 def test_no_round_follows_when_the_session_has_ended(
-    root: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     def lost(*_: Any) -> None:
         raise SparkJobError("its master is gone")
 
     def sleep(_: float) -> None:
-        raise AssertionError("another round was to follow")
+        raise AssertionError("the job waited for another round")
 
-    unconnected(monkeypatch, ended=True)
+    disconnect(monkeypatch, ended=True)
     monkeypatch.setattr(job, "_catch_up", lambda *_: None)
-    monkeypatch.setattr(job, where, lost)
+    monkeypatch.setattr(job, function, lost)
     monkeypatch.setattr(job.time, "sleep", sleep)
     with pytest.raises(SparkJobError, match="its master is gone"):
         job.run(options(root, "--every", "1s"))
 
 
-def unconnected(monkeypatch: pytest.MonkeyPatch, *, ended: bool = False) -> None:
-    """No session is made, and no cluster is asked."""
+def disconnect(monkeypatch: pytest.MonkeyPatch, *, ended: bool = False) -> None:
+    """Replaces session and cluster, so that the job connects to nothing."""
     for name in ("session", "cluster"):
         monkeypatch.setattr(job.common, name, lambda *_: None)
     monkeypatch.setattr(job.common, "ended", lambda _: ended)
@@ -115,8 +115,8 @@ def options(root: Path, *more: str) -> Namespace:
     return parser.parse_args(["--region", "east=127.0.0.1:1", "--to", str(root), *more])
 
 
-def test_a_file_that_another_job_takes_away_meanwhile_is_no_failure(root: Path) -> None:
-    """As a link to nothing it is listed, and not there."""
+def test_a_file_that_another_job_deletes_meanwhile_is_no_failure(root: Path) -> None:
+    """A dangling link stands for it: it is listed but cannot be opened."""
     for path in (root / "east" / "records" / "a.parquet", root / "east" / "staging" / "b"):
         path.parent.mkdir(exist_ok=True)
         path.symlink_to(root / "nothing")

@@ -1,4 +1,4 @@
-"""Records that no table and no worker has written: told with a reason, and the others go on."""
+"""Records that no table or worker wrote are refused with a reason, and the other records are decoded."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ TOO_LARGE = 2**63
         (decode.TRACKERS, "dispatch:g/t:t:0", tracker(NOON_MS, TOO_LARGE)),
     ],
 )
-def test_what_no_column_holds_is_refused_with_its_reason(table: str, key: str, value: Any) -> None:
+def test_a_value_that_no_column_holds_is_refused_with_its_reason(table: str, key: str, value: Any) -> None:
     data = value if isinstance(value, bytes) else codec.encode(value)
     assert decode.entry(table, key.encode(), data, 5).reason
 
 
-def test_what_columns_hold_is_taken() -> None:
-    most = TOO_LARGE - 1
-    for value in (WindowRecord(), WindowRecord(position=most, totals=Totals(count=most))):
+def test_the_largest_values_that_columns_hold_are_decoded() -> None:
+    largest = TOO_LARGE - 1
+    for value in (WindowRecord(), WindowRecord(position=largest, totals=Totals(count=largest))):
         assert decode.entry(decode.WINDOWS, WINDOW.encode(), codec.encode(value), 5).reason == ""
-    told = msgspec.json.encode({"offset": most, "at_ms": NOON_MS})
-    assert decode.entry(decode.ACTIVITY, b"k", told, 5).position == most
+    encoded = msgspec.json.encode({"offset": largest, "at_ms": NOON_MS})
+    assert decode.entry(decode.ACTIVITY, b"k", encoded, 5).position == largest
 
 
 def test_heartbeats_that_no_column_holds_are_refused() -> None:

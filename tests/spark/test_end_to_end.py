@@ -1,4 +1,4 @@
-"""On real Kafka: topics archived, compared, compacted and restored; jobs are killed on the way."""
+"""On real Kafka: topics are archived, verified, compacted and restored by jobs that are killed."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ from tests.spark.processes import job, until
 
 PARTITIONS = 3
 RECORDS = 9_000
-LARGE = random.Random(1).randbytes(2_000_000)  # above what a topic takes by default, and not to be compressed
+LARGE = random.Random(1).randbytes(2_000_000)  # above a topic's default limit, and it does not compress
 SETTINGS = {"retention.ms": "-1", "max.message.bytes": "3000000"}
 
 
 def value(number: int) -> bytes | None:
-    """Of the record of this number."""
+    """The value of the record with this number."""
     if number % 10 == 0:
         return None
     return LARGE if number == 1 else b"value-%d" % number
 
 
 async def produce(bootstrap: str, topic: str, numbers: range) -> None:
-    """Records of three hours by turns, tombstones, headers that repeat, some without key, or without both;
-    the one of number 1 is `LARGE`."""
+    """Writes records of three hours: tombstones, repeated headers, missing keys. Number 1 is `LARGE`."""
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20)
     await producer.start()
     try:
@@ -56,7 +55,7 @@ async def produce(bootstrap: str, topic: str, numbers: range) -> None:
 
 
 async def create(bootstrap: str, topic: str, partitions: int = PARTITIONS, **settings: str) -> None:
-    """The topic; its records are old, and stay."""
+    """Creates the topic without retention, because its records are old."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -65,8 +64,8 @@ async def create(bootstrap: str, topic: str, partitions: int = PARTITIONS, **set
         await admin.close()
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
-    """The result of the job that ran last."""
+def last_result(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    """The JSON result that the last job printed."""
     found: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
 
@@ -89,21 +88,21 @@ def test_no_record_is_lost_or_doubled_by_jobs_that_are_killed(
         process.wait()
         part = archived(root, topic_name)
         assert 0 < part < RECORDS
-        assert main(archiving) == 0  # while Spark of the killed job may still write
-    rest = told(capsys)
+        assert main(archiving) == 0  # Spark of the killed job may still write
+    rest = last_result(capsys)
     assert part <= RECORDS - int(str(rest["records"]))  # the killed job may have made one change more
     assert archived(root, topic_name) == RECORDS
 
     comparing = ("verify", "archive", "--bootstrap", bootstrap, "--topic", topic_name, "--archive", str(root))
-    assert main(comparing) == 0, told(capsys)
+    assert main(comparing) == 0, last_result(capsys)
     asyncio.run(produce(bootstrap, topic_name, range(RECORDS, RECORDS + 100)))
     assert main(archiving) == 0
     before = len(Archive.open(root).state().files)
     assert main(("compact", "--archive", str(root))) == 0
     assert len(Archive.open(root).state().files) == 3 < before  # an hour a file
     capsys.readouterr()
-    assert main(comparing) == 0, told(capsys)
-    assert told(capsys)["records"] == RECORDS + 100
+    assert main(comparing) == 0, last_result(capsys)
+    assert last_result(capsys)["records"] == RECORDS + 100
 
     copy = f"{topic_name}.restored"
     restoring = ("restore", "--archive", str(root), "--topic", topic_name, "--bootstrap", bootstrap)
@@ -115,14 +114,14 @@ def test_no_record_is_lost_or_doubled_by_jobs_that_are_killed(
     assert main(restoring) == 0
     capsys.readouterr()
     assert main(restoring) == 0
-    assert told(capsys)["records"] == 0  # nothing is left to do
+    assert last_result(capsys)["records"] == 0  # nothing is left to do
     comparing = ("verify", "topic", "--bootstrap", bootstrap, "--topic", topic_name)
-    assert main((*comparing, "--copy-bootstrap", bootstrap, "--copy", copy)) == 0, told(capsys)
-    assert told(capsys)["records"] == RECORDS + 100
+    assert main((*comparing, "--copy-bootstrap", bootstrap, "--copy", copy)) == 0, last_result(capsys)
+    assert last_result(capsys)["records"] == RECORDS + 100
 
 
 def archived(root: Path, topic: str) -> int:
-    """Records that the archive counts, each at an offset of its own."""
+    """The number of archived records, each with an offset of its own."""
     found = [
         (one.partition, one.offset) for one in ArchiveReader(Archive.open(root)).records(ArchiveQuery(topic))
     ]
@@ -131,6 +130,6 @@ def archived(root: Path, topic: str) -> int:
 
 
 def written(cluster: KafkaCluster, topic: str) -> int:
-    """Offsets that its partitions have come to."""
-    there = cluster.topics(topic.replace(".", r"\.")).get(topic)
-    return sum(bounds.end for bounds in there.partitions.values()) if there else 0
+    """The sum of the topic's end offsets; 0 if it does not exist."""
+    found = cluster.topics(topic.replace(".", r"\.")).get(topic)
+    return sum(bounds.end for bounds in found.partitions.values()) if found else 0

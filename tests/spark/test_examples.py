@@ -1,4 +1,4 @@
-"""The examples that `--help` tells of each job are commands that it takes."""
+"""Each example in a job's `--help` is a command that the job accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEGINS = "python -m spark "
 
 def commands(text: str) -> Iterator[list[str]]:
     for line in text.replace("\\\n", " ").splitlines():
-        assert not line.strip().startswith("-"), "what belongs to the line before"
+        assert not line.strip().startswith("-"), "an option stands on a line of its own"
         if line.strip().startswith(BEGINS) and " JOB " not in line:
             yield shlex.split(line.strip().removeprefix(BEGINS))
 
@@ -36,12 +36,12 @@ def test_an_example_is_a_command(name: str, command: list[str]) -> None:
     parser.parse_args(command[1:])
 
 
-def test_most_jobs_have_examples() -> None:
+def test_every_job_but_jars_has_examples() -> None:
     assert {name for name, _ in OF_JOBS} >= JOBS.keys() - {"jars"}
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "message"),
     [
         ("--offsets", "abc", "'abc' is not a range of offsets: give START-END"),
         ("--offsets", "9-3", "'9-3' is not a range of offsets: give START-END"),
@@ -49,13 +49,13 @@ def test_most_jobs_have_examples() -> None:
         ("--from", "noon", "'noon' is not a time: give 2026-11-22T09:30"),
     ],
 )
-def test_what_cannot_be_restored_is_told_with_the_option_and_the_remedy(
-    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_an_unusable_restore_option_is_refused_with_its_name_and_the_remedy(
+    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["--archive", "there", "--topic", "orders", "--bootstrap", "broker:9092", "--into", "again"]
     with pytest.raises(SystemExit) as caught:
         main(["restore", *given, option, value])
     assert caught.value.code == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert f"argument {option}" in told
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert f"argument {option}" in errors

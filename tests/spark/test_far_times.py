@@ -1,4 +1,4 @@
-"""On real Kafka: times that Spark cannot hold, batches that lie, and damage, among good records."""
+"""On real Kafka: timestamps outside Spark's range, batches with false offsets, and damaged batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.spark.conftest import NOON_MS
 from tests.spark.test_end_to_end import create
 
 CLUSTER = "east-aggregate"
-GOOD = 20  # records before what is odd, and as many behind it
+GOOD = 20  # records before the odd batches, and as many behind them
 EVER = {"message.timestamp.after.max.ms": str((1 << 63) - 1)}
 # In nanoseconds; the largest; too low as microseconds; the least; before the Gregorian calendar.
 FAR_MS = (NOON_MS * 1_000_000, (1 << 63) - 1, -9_300_000_000_000_000, -(1 << 63), -70_000_000_000_000)
@@ -34,28 +34,28 @@ MOVED_CODES = {3, 5, 6}  # of a topic that was made a moment ago
 
 
 async def put(client: ClusterClient, topic: str, batches: Iterable[bytearray]) -> None:
-    for one in batches:
+    for encoded in batches:
         async with asyncio.timeout(60):
-            while (answer := await append(client, topic, 0, one)).code in MOVED_CODES:  # noqa: ASYNC110
+            while (answer := await append(client, topic, 0, encoded)).code in MOVED_CODES:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         assert answer.code == 0, answer
 
 
-def good() -> list[bytearray]:
+def good_batches() -> list[bytearray]:
     return [batch([record(0, b"good", key=b"key")], timestamp_ms=NOON_MS) for _ in range(GOOD)]
 
 
 async def fill(bootstrap: str, topics: dict[str, list[bytearray]]) -> None:
-    """Topics of one partition: good records, these batches, and good records again."""
+    """Fills topics of one partition with good records, these batches, and good records again."""
     for topic in topics:
         await create(bootstrap, topic, 1, **EVER)
     async with connected(bootstrap) as client:
         for topic, odd in topics.items():
-            await put(client, topic, [*good(), *odd, *good()])
+            await put(client, topic, [*good_batches(), *odd, *good_batches()])
 
 
 def archived(root: Path, topic: str) -> list[ArchivedRecord]:
-    """Also what is quarantined."""
+    """The archived records of the topic by offset, with quarantined ones."""
     records = ArchiveReader(Archive.open(root)).records(ArchiveQuery(topic, quarantined=True))
     return sorted(records, key=lambda one: one.offset)
 
@@ -80,20 +80,20 @@ def test_one_record_in_nanoseconds_is_quarantined_whole_and_damage_holds_up_no_o
 
     archiving = ("archive", "--bootstrap", bootstrap, "--topics", f"{topic_name}.*", "--to", str(root))
     assert main((*archiving, "--once")) == 9
-    said = capsys.readouterr()
-    told = json.loads(said.out.splitlines()[-1])
-    assert (told["records"], told["quarantined"]) == (5 * GOOD + len(FAR_MS), len(FAR_MS))
-    (unread,) = told["unread"]
+    output = capsys.readouterr()
+    result = json.loads(output.out.splitlines()[-1])
+    assert (result["records"], result["quarantined"]) == (5 * GOOD + len(FAR_MS), len(FAR_MS))
+    (unread,) = result["unread"]
     assert (unread["topic"], unread["partition"], unread["start"]) == (stock, 0, GOOD)
     assert "its checksum does not match" in unread["why"]
-    assert f"{stock} [0], offsets {GOOD} to {2 * GOOD}: cannot be read: the batch of offsets" in said.err
+    assert f"{stock} [0], offsets {GOOD} to {2 * GOOD}: cannot be read: the batch of offsets" in output.err
 
     assert len(archived(root, orders)) == 2 * GOOD
-    assert [one.offset for one in archived(root, stock)] == [*range(GOOD)], "it is taken as archived"
+    assert [one.offset for one in archived(root, stock)] == [*range(GOOD)], "damaged offsets were archived"
     found = archived(root, times)
     assert [one.offset for one in found] == [*range(2 * GOOD + len(FAR_MS))]
-    apart = [(one.timestamp_ms, one.key, one.value) for one in found[GOOD : GOOD + len(FAR_MS)]]
-    assert apart == [(at_ms, b"k", b"far") for at_ms in FAR_MS]
+    far_records = [(one.timestamp_ms, one.key, one.value) for one in found[GOOD : GOOD + len(FAR_MS)]]
+    assert far_records == [(at_ms, b"k", b"far") for at_ms in FAR_MS]
     files = ArchiveReader(Archive.open(root)).files(ArchiveQuery(times, quarantined=True))
     assert sum(file.rows for file in files if file.table == "quarantine") == len(FAR_MS)
 
@@ -151,9 +151,9 @@ def test_options_that_only_java_knows_are_named_where_python_is_needed(
     known, unknown = (KafkaCluster(session, bootstrap, more) for more in ({}, {"client.rack": "a"}))
     assert known.renumbering(ranges) == ranges
     assert [unknown.renumbering(ranges) for _ in range(2)] == [[], []]
-    told = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert (
-        told.count(
+        errors.count(
             "Some ranges were not searched for batches whose records have wrong offsets: --command-config"
         )
         == 1
@@ -164,14 +164,14 @@ def test_options_that_only_java_knows_are_named_where_python_is_needed(
 
 
 def test_a_cluster_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Range] = []
+    examined: list[Range] = []
 
     async def away(options: Mapping[str, str], one: Range) -> Examined:
-        asked.append(one)
+        examined.append(one)
         return Examined(one, one.start, is_odd=True, why="nobody answers", is_away=True)
 
     monkeypatch.setattr(raw_ranges, "_examined", away)
     ranges = [Range("orders", number, 7, 9) for number in range(3)]
     found = list(raw_ranges.examine({}, ranges))
-    assert asked == ranges[:1]
+    assert examined == ranges[:1]
     assert [(one.range, one.reached, one.is_away) for one in found] == [(one, 7, True) for one in ranges]

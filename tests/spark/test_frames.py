@@ -1,4 +1,4 @@
-"""What is written where, and that content is told apart."""
+"""Where a record is written, how much it needs, and that different contents have different hashes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_record_belongs_to_the_hour_of_its_timestamp_in_utc(session: SparkSess
     ]
 
 
-def test_what_has_no_usable_timestamp_is_kept_in_quarantine_with_its_reason(session: SparkSession) -> None:
+def test_a_record_without_a_usable_timestamp_is_quarantined_with_its_reason(session: SparkSession) -> None:
     rows = [
         row(0),
         row(1, at_ms=-1),
@@ -86,7 +86,7 @@ DIFFERENT = [
 ]
 
 
-def test_content_that_differs_is_told_apart(session: SparkSession) -> None:
+def test_different_contents_have_different_hashes(session: SparkSession) -> None:
     one, two = content()
     found = frame(session, *DIFFERENT).select(one, two).collect()
     assert (
@@ -97,7 +97,7 @@ def test_content_that_differs_is_told_apart(session: SparkSession) -> None:
     )
 
 
-def test_content_is_the_same_wherever_it_lies(session: SparkSession) -> None:
+def test_the_same_content_has_the_same_hash_in_any_topic_and_partition(session: SparkSession) -> None:
     one, two = content()
     rows = [row(0, b"v", at_ms=5), row(9, b"v", partition=3, at_ms=5, topic="copy", headers=[])]
     assert frame(session, *rows).select(one, two).distinct().count() == 1
@@ -113,7 +113,7 @@ def test_totals_are_those_of_the_records_in_any_order(
     assert whole != frame(session, rows[0], changed).agg(*totals()).collect()  # type: ignore[arg-type]
 
 
-def test_what_a_topic_must_take_is_told_of_the_records_that_are_asked_for(session: SparkSession) -> None:
+def test_the_needs_of_a_restore_are_those_of_the_queried_records(session: SparkSession) -> None:
     rows = [
         row(0, b"x" * 1000, key=b"k" * 10, headers=[("é", b"12"), ("b", None)]),
         row(1, b"", at_ms=-1),  # a tombstone without key and time: quarantined
@@ -142,7 +142,9 @@ def test_what_a_topic_must_take_is_told_of_the_records_that_are_asked_for(sessio
 
 @pytest.mark.deep(minutes=0.2)
 @pytest.mark.parametrize("size", [1, 60_000, 1_000_000])
-def test_what_a_record_needs_is_enough_where_lz4_makes_it_larger(session: SparkSession, size: int) -> None:
+def test_the_size_of_a_record_is_an_upper_bound_where_lz4_makes_it_larger(
+    session: SparkSession, size: int
+) -> None:
     one = row(0, random.Random(1).randbytes(size), key=b"k", headers=[("é", b"1"), ("b", None)])
     (needs,) = sizes(matching_records(placed(frame(session, one), NOON_MS), ArchiveQuery("orders"))).collect()
     lz4, transactional = 3, 1
@@ -152,7 +154,7 @@ def test_what_a_record_needs_is_enough_where_lz4_makes_it_larger(session: SparkS
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_what_records_take_once_they_are_compressed(session: SparkSession) -> None:
+def test_packed_sizes_are_those_of_compressed_records(session: SparkSession) -> None:
     rows = [row(offset, b"x" * 9_000, partition=offset % 2) for offset in range(6)]
     bounds = sizes(placed(frame(session, *rows), NOON_MS)).collect()
     first, second = packed(placed(frame(session, *rows), NOON_MS), 20_000).orderBy("partition").collect()

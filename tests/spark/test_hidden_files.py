@@ -1,4 +1,4 @@
-"""Files whose names hide them from Spark: of topics whose ids begin with `_`, as one in 64 does."""
+"""Spark ignores files whose names begin with `_`: one topic id in 64 begins with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ID = "_kAxFeIgRS-sUoyV5uqfpA"
 
 
 def fill(session: SparkSession, archive: Archive, topic: str, topic_id: str) -> list[int]:
-    """Two rounds over two hours; the offsets."""
+    """Archives records of two hours in two rounds; returns their offsets."""
     rows = [row(offset, topic=topic, at_ms=NOON_MS + offset % 2 * HOUR_MS) for offset in range(8)]
     for count in (4, 8):
         archive_rows(session, archive, *rows[:count], topic_id=topic_id)
@@ -30,17 +30,17 @@ def fill(session: SparkSession, archive: Archive, topic: str, topic_id: str) -> 
 
 
 def paths(archive: Archive, topic: str) -> list[str]:
-    """Of the files that count."""
+    """The topic's files in the archive's log."""
     return [str(archive.root / file.path) for file in ArchiveReader(archive).files(ArchiveQuery(topic))]
 
 
 def offsets(archive: Archive, topic: str) -> list[int]:
-    """As the reader without Spark finds them."""
+    """The offsets that the reader without Spark finds."""
     return [one.offset for one in ArchiveReader(archive).records(ArchiveQuery(topic))]
 
 
 def hide(archive: Archive) -> None:
-    """Names as an earlier version gave them."""
+    """Renames the files as an earlier version named them."""
     files = list(archive.state().files.values())
     hidden = []
     for file in files:
@@ -52,7 +52,7 @@ def hide(archive: Archive) -> None:
 
 
 @pytest.mark.deep(minutes=0.2)
-def test_spark_reads_what_is_archived_whatever_the_topics_id_begins_with(
+def test_spark_reads_an_archived_topic_whatever_its_id_begins_with(
     session: SparkSession, archive: Archive
 ) -> None:
     wanted = fill(session, archive, "orders", ID)
@@ -69,8 +69,8 @@ def test_hidden_files_are_refused_and_compaction_gives_them_names_that_spark_rea
     hide(archive)
     assert offsets(archive, "orders") == wanted
     files = len(paths(archive, "orders"))
-    told = rf"/_kAxFeIgRS.*: Spark ignores .* {files} of these: `python -m spark compact`"
-    with pytest.raises(InvalidArchive, match=told):
+    message = rf"/_kAxFeIgRS.*: Spark ignores .* {files} of these: `python -m spark compact`"
+    with pytest.raises(InvalidArchive, match=message):
         read_files(session, paths(archive, "orders"))
     assert sum(joined.records for joined in compact(session, archive, NOON_MS)) == 16
     for topic in ("orders", "others"):
@@ -79,7 +79,7 @@ def test_hidden_files_are_refused_and_compaction_gives_them_names_that_spark_rea
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_a_compaction_that_was_killed_while_it_gave_names_is_done_again(
+def test_a_compaction_that_was_killed_while_it_renamed_files_is_repeated(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_change: object) -> None:
@@ -97,13 +97,13 @@ def test_a_compaction_that_was_killed_while_it_gave_names_is_done_again(
     assert read_files(session, paths(archive, "orders")).count() == len(wanted)
 
 
-def test_a_file_that_spark_does_not_find_is_told(session: SparkSession, archive: Archive) -> None:
+def test_a_file_that_spark_does_not_find_fails_the_read(session: SparkSession, archive: Archive) -> None:
     fill(session, archive, "orders", ID)
-    there = paths(archive, "orders")
-    empty = Path(there[0]).with_name("folder.parquet")
-    empty.mkdir()  # as it treats what is deleted while it lists
-    with pytest.raises(SparkJobError, match=f"finds {len(there)} of {len(there) + 1} files"):
-        read_files(session, [*there, str(empty)])
+    files = paths(archive, "orders")
+    empty = Path(files[0]).with_name("folder.parquet")
+    empty.mkdir()  # Spark skips a folder as it skips a file that is deleted meanwhile
+    with pytest.raises(SparkJobError, match=f"finds {len(files)} of {len(files) + 1} files"):
+        read_files(session, [*files, str(empty)])
 
 
 @pytest.mark.deep(minutes=0.1)

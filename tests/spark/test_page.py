@@ -1,5 +1,6 @@
-"""The report's page in a real browser, from a file: kinds are hidden by style alone, nothing of the data is
-markup, and nothing is wider than a phone."""
+"""The report's page in a real browser, opened from a file.
+
+Style alone hides kinds, no data becomes markup, and the page fits a phone's width."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def test_the_page_shows_the_report_and_hides_kinds_without_a_script(
         assert shown.query_selector("img") is None
         assert "owned" not in shown.title()
         text = shown.inner_text("body")
-        for said in (EVIL, "log-truncated", "1,234 older rows are not shown", "not audited", "ongoing"):
-            assert said in text
+        for expected in (EVIL, "log-truncated", "1,234 older rows are not shown", "not audited", "ongoing"):
+            assert expected in text
         assert shown.evaluate("document.documentElement.scrollWidth") <= width
         shown.screenshot(path=tmp_path / "report.png", full_page=True)
         assert shown.locator("tr.incident").is_visible()

@@ -1,5 +1,4 @@
-"""Workloads and their owners: what they have finished, and whether they could be failed over, by the small
-tables of their region and of the other."""
+"""The report's rows of workloads and owners: their deliveries, and whether a failover could move them."""
 
 from __future__ import annotations
 
@@ -25,15 +24,17 @@ KEY = "billing/orders"
 JOBS = [f"dispatch:{KEY}:orders:{partition}" for partition in range(2)]
 
 
-def told(
+def readiness(
     lines: dict[tuple[str, str], OffsetMapLine],
     *,
     jobs: int = 2,
     reads: str = "east-aggregate",
     newest_ms: int = 0,
 ) -> dict[str, Any]:
-    """Of a workload that reads a cluster in the east, ready for the west but for what is copied. `lines`: by
-    region and key."""
+    """The readiness of a workload in the east for the west, which depends on its copies.
+
+    `lines`: The offset maps by region and key.
+    """
     rows: list[tuple[str, str, str, Any]] = [
         *((region, "workloads", KEY, workload("billing", "orders")) for region in ("east", "west")),
         *(("east", "assignments", job, assignment(job, "w-1")) for job in JOBS[:jobs]),
@@ -87,7 +88,7 @@ NOTHING = ["no route copies the orders that it reads to west"]
         (
             {
                 **HERE,
-                **copied("east", "elsewhere", "east-other"),  # no part of what is read
+                **copied("east", "elsewhere", "east-other"),  # the workload does not read this cluster
                 **copied("west", "east-regional", "west-aggregate"),
                 **copied("west", "west-regional", "west-aggregate"),
             },
@@ -96,28 +97,28 @@ NOTHING = ["no route copies the orders that it reads to west"]
         ),
     ],
 )
-def test_only_what_copies_between_the_regions_makes_ready(
+def test_only_copies_between_the_two_regions_make_a_workload_ready(
     lines: dict[tuple[str, str], OffsetMapLine], why: list[str], partitions: tuple[int, int]
 ) -> None:
-    row = told(lines)
+    row = readiness(lines)
     assert (row["why"], row["ready"]) == (why, not why)
     assert (row["partitions"], row["partitions_copied"]) == partitions
 
 
 def test_a_workload_without_jobs_is_not_known_to_be_copied() -> None:
-    row = told(copied("west", "east-aggregate", "west-aggregate"), jobs=0)
+    row = readiness(copied("west", "east-aggregate", "west-aggregate"), jobs=0)
     assert (row["ready"], row["why"]) == (False, ["region east has no assignments of its partitions"])
 
 
-def test_a_copy_that_stands_still_while_there_is_traffic_is_told() -> None:
+def test_a_copy_that_stands_still_during_traffic_is_not_ready() -> None:
     lines = copied("west", "east-aggregate", "west-aggregate")
-    assert told(lines, newest_ms=NOON_MS + STALE_MS)["ready"]
-    (why,) = told(lines, newest_ms=NOON_MS + STALE_MS + 1)["why"]
+    assert readiness(lines, newest_ms=NOON_MS + STALE_MS)["ready"]
+    (why,) = readiness(lines, newest_ms=NOON_MS + STALE_MS + 1)["why"]
     assert "newest offset sync" in why
 
 
 def deployed(*of: tuple[str, str, str], plans: dict[str, Any] | None = None) -> SmallTables:
-    """Workloads of regions: region, key and owner; and of each region an audit plan of orders."""
+    """Tables with these workloads (region, key, owner), and with each region's audit plan."""
     rows: list[tuple[str, str, str, Any]] = [
         (region, "workloads", key, workload(*key.split("/"), owner)) for region, key, owner in of
     ]
@@ -125,7 +126,7 @@ def deployed(*of: tuple[str, str, str], plans: dict[str, Any] | None = None) -> 
     return SmallTables((region, table, key, codec.encode(value)) for region, table, key, value in rows)
 
 
-def test_a_workload_is_told_what_its_own_group_has_finished_in_its_own_region() -> None:
+def test_a_workloads_deliveries_are_those_of_its_own_group_and_region() -> None:
     tables = deployed(
         ("east", "billing/orders", "ann"), ("west", "billing/orders", "ann"), ("east", "mail/orders", "bob")
     )
@@ -143,7 +144,7 @@ def test_a_workload_is_told_what_its_own_group_has_finished_in_its_own_region() 
     assert (mail["audited"], mail["delivered"], mail["p50_ms"]) == ("not audited", None, None)
 
 
-def test_what_is_not_audited_is_told_apart_from_what_had_no_traffic() -> None:
+def test_a_workload_that_is_not_audited_differs_from_one_without_traffic() -> None:
     spec = {"tiers": ["regional", "aggregate"]}
     of = [("east", "billing/orders", "ann"), ("east", "billing/payments", "ann")]
     for plan, audited, delivered in (

@@ -1,4 +1,4 @@
-"""Whether Kafka has any record of a range, asked without Spark's reading."""
+"""Whether Kafka has any record in a range, which Spark's reader does not answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark.topics import Range
 
 
 async def make(bootstrap: str, whole: str, aborted: str) -> None:
-    """Three records in the one topic; in the other only such as were taken back."""
+    """Writes three records to topic `whole`, and only an aborted transaction to topic `aborted`."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -38,7 +38,7 @@ async def make(bootstrap: str, whole: str, aborted: str) -> None:
 
 
 @pytest.mark.deep(minutes=0.3)
-def test_kafka_tells_whether_a_range_has_records_and_verify_believes_it(
+def test_kafka_knows_whether_a_range_has_records_and_verify_relies_on_it(
     session: SparkSession,
     bootstrap: str,
     topic_name: str,

@@ -1,4 +1,4 @@
-"""What the report adds up, and what it does not: regions, copies, groups, hours."""
+"""The report sums up regions, copies, groups and hours, and keeps apart what must not be added."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchyard.audit.model.places import place_of
 from switchyard.audit.model.tally import UNTIMED
 from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.regions import WIDTH_MS, Region, audit_plan, latencies, window, workload
-from tests.spark.test_dashboard import NOW_MS, take, told, two_regions
+from tests.spark.test_dashboard import NOW_MS, report, take, two_regions
 
 
 @pytest.mark.deep(minutes=1.3)
@@ -27,7 +27,7 @@ def test_every_regions_aggregate_has_a_row_of_its_own_and_loss_is_added_up(
     east.tier("orders", "aggregate", "east-aggregate")
     for region in (east, west):
         take(session, tmp_path, region)
-    found = told(session, tmp_path)
+    found = report(session, tmp_path)
     assert [(pair["region"], pair["states"], pair["missing"]) for pair in found["pairs"]] == [
         ("east", {"lossy": 3}, 32), ("west", {"lossy": 1, "ok": 2}, 3),
     ]  # fmt: skip
@@ -41,12 +41,12 @@ def test_every_regions_aggregate_has_a_row_of_its_own_and_loss_is_added_up(
 def test_groups_and_copies_are_lines_of_their_own(session: SparkSession, tmp_path: Path) -> None:
     east, west = two_regions()
     for group, count in (("billing", 7), ("mail", 9)):
-        at = place_of("east-regional", group)
-        east.window("orders", "consumer", at, NOON_MS, window(count, position=5, measured=latencies(5)))
+        place = place_of("east-regional", group)
+        east.window("orders", "consumer", place, NOON_MS, window(count, position=5, measured=latencies(5)))
     east.window("orders", "aggregate", "east-aggregate", NOON_MS, window(10, position=7))
     for region in (east, west):
         take(session, tmp_path, region)
-    found = told(session, tmp_path)
+    found = report(session, tmp_path)
     assert {one["topic"] for one in found["series"]} == {"orders"}
     assert {one["place"]: one["points"] for one in found["series"]} == {
         "aggregate east-aggregate": [[NOON_MS, 10]], "aggregate west-aggregate": [[NOON_MS, 37]],
@@ -62,7 +62,7 @@ def test_groups_and_copies_are_lines_of_their_own(session: SparkSession, tmp_pat
 
 
 @pytest.mark.deep(minutes=0.7)
-def test_a_long_time_is_drawn_by_steps_and_what_is_left_out_is_told(
+def test_a_long_time_is_drawn_in_steps_and_the_report_counts_what_it_leaves_out(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(summary, "MOST_POINTS", 3)
@@ -78,10 +78,10 @@ def test_a_long_time_is_drawn_by_steps_and_what_is_left_out_is_told(
         east.tier("orders", tier, f"east-{tier}")
     east.put("audit_plans", "audit:all", audit_plan())
     take(session, tmp_path, east)
-    found = told(session, tmp_path)
+    found = report(session, tmp_path)
     (line,) = found["series"]
     assert line["step_ms"] == 4 * HOUR_MS
-    points = [[(at - NOON_MS) // HOUR_MS, count] for at, count in line["points"]]
+    points = [[(start_ms - NOON_MS) // HOUR_MS, count] for start_ms, count in line["points"]]
     assert points == [[-10, 3], [-6, 4], [-2, 8]]
     assert len(found["windows"]) == 2
     assert found["cut"] == {"series": 1, "tiers": 1, "windows": 2}
@@ -91,7 +91,7 @@ def test_a_long_time_is_drawn_by_steps_and_what_is_left_out_is_told(
 
 
 @pytest.mark.deep(minutes=0.4)
-def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_counted_it(
+def test_a_groups_deliveries_count_for_the_workload_of_the_region_that_counted_them(
     session: SparkSession, tmp_path: Path
 ) -> None:
     regions = two_regions()
@@ -101,7 +101,7 @@ def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_co
         counted = window(count, position=5, duplicates=1, measured=latencies(*[took_ms] * count))
         region.window("orders", "consumer", place, NOON_MS, counted)
         take(session, tmp_path, region)
-    found = told(session, tmp_path)
+    found = report(session, tmp_path)
     assert [(row["region"], row["delivered"], row["duplicates"], row["p50_ms"]) for row in
             found["workloads"]] == [
         ("east", 7, 1, pytest.approx(5, rel=0.02)), ("west", 5, 1, pytest.approx(90, rel=0.02)),
@@ -115,14 +115,14 @@ def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_co
 
 
 @pytest.mark.deep(minutes=0.8)
-def test_traffic_and_verdicts_are_of_the_same_hours_and_what_has_no_time_is_told(
+def test_traffic_and_verdicts_cover_the_same_hours_and_untimed_records_are_listed(
     session: SparkSession, tmp_path: Path
 ) -> None:
     east, west = two_regions()
     east.window("orders", "regional", "east-regional", UNTIMED, window(4, position=9))
     for region in (east, west):
         take(session, tmp_path, region)
-    whole = told(session, tmp_path)
+    whole = report(session, tmp_path)
     inside = summarize(session, tmp_path, NOON_MS + WIDTH_MS, NOON_MS + WIDTH_MS + 1, NOW_MS)
     for found in (whole, inside):
         assert found["totals"] == {"records": 40, "missing": 3, "extra": 0, "topics": 1, "windows": 3}

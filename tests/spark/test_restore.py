@@ -1,4 +1,4 @@
-"""What a restore checks before it writes, and what makes it the same one."""
+"""The checks of a restore before it writes, and the name that identifies it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_topic_that_takes_records_as_they_were_is_fit(config: dict[str, str]) 
 
 
 @pytest.mark.parametrize(
-    ("partitions", "config", "told"),
+    ("partitions", "config", "message"),
     [
         (2, {}, "has 2 partitions and the restore needs 3"),
         (3, {"message.timestamp.type": "LogAppendTime"}, "message.timestamp.type=CreateTime"),
@@ -66,13 +66,13 @@ def test_a_topic_that_takes_records_as_they_were_is_fit(config: dict[str, str]) 
     ],
 )
 def test_a_topic_that_would_refuse_change_or_delete_records_is_refused(
-    partitions: int, config: dict[str, str], told: str
+    partitions: int, config: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(InvalidArchive, match=told):
+    with pytest.raises(InvalidArchive, match=message):
         check_target("into", partitions, CONFIG | config, NEEDS, NOW_MS)
 
 
-def test_a_compacted_topic_takes_what_has_keys_when_that_is_wanted() -> None:
+def test_a_compacted_topic_takes_records_with_keys_if_requested() -> None:
     config = CONFIG | {"cleanup.policy": "compact", "retention.ms": "0", "retention.bytes": "0"}
     check_target("into", 3, config, NEEDS, NOW_MS, compacted=True)
     with pytest.raises(InvalidArchive, match="takes no records without a key, of which there are 2"):
@@ -83,18 +83,18 @@ def test_a_compacted_topic_takes_what_has_keys_when_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 5_000, 100_000, restore.BATCH_BYTES, restore.KAFKA_MAX_BYTES])
-def test_a_batch_is_what_the_topic_takes_though_it_cannot_be_compressed(most: int) -> None:
+def test_a_batch_fits_the_topics_limit_even_if_it_cannot_be_compressed(most: int) -> None:
     size = restore.batch_bytes({"max.message.bytes": str(most)})
     builder = DefaultRecordBatchBuilder(2, 3, 1, -1, -1, -1, size)
-    made = random.Random(1)
+    dice = random.Random(1)
     records = 0
-    while builder.append(records, 0, None, made.randbytes(50), []) is not None:
+    while builder.append(records, 0, None, dice.randbytes(50), []) is not None:
         records += 1
     assert records == 1 or len(builder.build()) <= most
 
 
-def test_what_fits_once_it_is_compressed_is_not_refused_and_what_does_not_is() -> None:
-    """Two partitions; the bounds are of records that cannot be compressed."""
+def test_a_restore_is_refused_only_if_its_compressed_records_do_not_fit() -> None:
+    """Records of two partitions; the bounds assume that records cannot be compressed."""
     noise = random.Random(1).randbytes(3_000)
     plain = [Row(partition=0, timestamp_ms=9_000, key=None, value=bytearray(3_000), headers=None)] * 4
     noisy = [Row(partition=1, timestamp_ms=9_000, key=b"k", value=bytearray(noise), headers=[("h", None)])]
@@ -103,21 +103,23 @@ def test_what_fits_once_it_is_compressed_is_not_refused_and_what_does_not_is() -
     with pytest.raises(InvalidArchive):
         check_target("into", 3, config, bounds, NOW_MS)
     assert restore.is_tight(config, bounds)
-    few = bounds.packed(told_of(config, plain))
-    assert few.partition_bytes < 1_000
-    check_target("into", 3, config, few, NOW_MS)
-    many = bounds.packed(told_of(config, [*noisy, *plain]))
-    assert 3_000 < many.record_bytes < 3_100
-    check_target("into", 3, config, many, NOW_MS)
+    compressible = bounds.packed(packed_sizes(config, plain))
+    assert compressible.partition_bytes < 1_000
+    check_target("into", 3, config, compressible, NOW_MS)
+    mixed = bounds.packed(packed_sizes(config, [*noisy, *plain]))
+    assert 3_000 < mixed.record_bytes < 3_100
+    check_target("into", 3, config, mixed, NOW_MS)
     with pytest.raises(InvalidArchive, match=r"retention\.bytes=4000 .* up to about [67]\d\d\d bytes"):
-        check_target("into", 3, config, bounds.packed(told_of(config, noisy * 2)), NOW_MS)
-    less = config | {"max.message.bytes": "3000"}
+        check_target("into", 3, config, bounds.packed(packed_sizes(config, noisy * 2)), NOW_MS)
+    smaller_limit = config | {"max.message.bytes": "3000"}
     with pytest.raises(InvalidArchive, match=r"needs up to 30\d\d: set max\.message\.bytes=30\d\d"):
-        check_target("into", 3, less, bounds.packed(told_of(less, [*plain, *noisy])), NOW_MS)
+        check_target(
+            "into", 3, smaller_limit, bounds.packed(packed_sizes(smaller_limit, [*plain, *noisy])), NOW_MS
+        )
 
 
-def told_of(config: dict[str, str], rows: list[Row]) -> list[dict[str, int]]:
-    """What `packed` tells of them."""
+def packed_sizes(config: dict[str, str], rows: list[Row]) -> list[dict[str, int]]:
+    """The sizes that `packed` computes for these records."""
     found: dict[int, dict[str, int]] = {}
     for partition, largest, size in batches(restore.batch_bytes(config), rows):
         known = found.setdefault(partition, {"record_bytes": 0, "partition_bytes": 0})
@@ -142,12 +144,18 @@ def test_records_are_compressed_to_know_their_size_only_where_a_topic_takes_less
     assert restore.is_tight(CONFIG | config, NEEDS) == tight
 
 
-def test_a_transaction_has_so_many_records_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_is_bounded_in_records_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restore, "CHUNK_RECORDS", 3)
     monkeypatch.setattr(restore, "CHUNK_BYTES", 10)
-    held = [(None, None, ()), (b"k", b"v", ()), (None, b"", ()), (b"12345", b"12345", ()), (None, b"1", ())]
-    held += [(None, None, (("h", b"1234567890"), ("h", None))), (None, b"v", ())]
-    records = [ArchivedRecord(0, offset, 0, 0, *one) for offset, one in enumerate(held)]
+    contents = [
+        (None, None, ()),
+        (b"k", b"v", ()),
+        (None, b"", ()),
+        (b"12345", b"12345", ()),
+        (None, b"1", ()),
+    ]
+    contents += [(None, None, (("h", b"1234567890"), ("h", None))), (None, b"v", ())]
+    records = [ArchivedRecord(0, offset, 0, 0, *one) for offset, one in enumerate(contents)]
     assert [[one.offset for one in chunk] for chunk in restore.chunks(records)] == [
         [0, 1, 2],
         [3],
@@ -156,12 +164,18 @@ def test_a_transaction_has_so_many_records_or_bytes(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_a_restore_is_what_it_restores_and_where_to(archive: Archive) -> None:
+def test_a_restores_name_depends_on_its_query_and_its_target(archive: Archive) -> None:
     query = ArchiveQuery("orders", topic_id="id-1")
     name = restore_name(archive, query, "into")
     assert name == restore_name(Archive.open(archive.root), replace(query), "into")
-    ways = [frozenset([0, 8, 16]), frozenset([16, 8, 0])]  # the same set, which may print in another order
-    assert len({restore_name(archive, replace(query, partitions=way), "into") for way in ways}) == 1
+    partition_sets = [
+        frozenset([0, 8, 16]),
+        frozenset([16, 8, 0]),
+    ]  # one set, whose elements may print in another order
+    assert (
+        len({restore_name(archive, replace(query, partitions=numbers), "into") for numbers in partition_sets})
+        == 1
+    )
     others = [
         restore_name(archive, query, "elsewhere"),
         restore_name(archive, replace(query, topic_id="id-2"), "into"),

@@ -1,5 +1,4 @@
-"""On real Kafka: a restore to a topic that takes less than the records would need if they could not be
-compressed."""
+"""On real Kafka: a restore to a topic whose limits only compressed records meet."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from spark.__main__ import main
 from spark.kafka import KafkaCluster
 from tests.spark.archiving import archive_rows
 from tests.spark.conftest import row
-from tests.spark.test_end_to_end import create, told
+from tests.spark.test_end_to_end import create, last_result
 
 LARGE = b"x" * 2_000_000
 SMALL = {"max.message.bytes": "100000", "retention.bytes": "1000000"}
 
 
-def test_what_fits_once_it_is_compressed_is_restored(
+def test_records_that_fit_only_compressed_are_restored(
     session: SparkSession,
     bootstrap: str,
     topic_name: str,
@@ -32,7 +31,7 @@ def test_what_fits_once_it_is_compressed_is_restored(
     asyncio.run(create(bootstrap, topic_name, 1, **SMALL))
     restoring = ("restore", "--archive", str(root), "--topic", "orders", "--bootstrap", bootstrap)
     assert main((*restoring, "--into", topic_name, "--execute")) == 0
-    assert told(capsys)["records"] == 3
+    assert last_result(capsys)["records"] == 3
     (bounds,) = (
         KafkaCluster(session, bootstrap)
         .topics(topic_name.replace(".", r"\."))[topic_name]

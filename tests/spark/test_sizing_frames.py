@@ -1,4 +1,4 @@
-"""A history of loads as frames, through placement to the report, against a plain model."""
+"""Sizing from a history of loads as frames: from measured hours to the report."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ORDERS = "dispatch:g/orders:orders:{}"
 
 
 def cores(hour: int, number: int) -> float:
-    """Of a job: a tenth, three tenths at noon; the last job five times as much at midnight."""
+    """The cores that a job uses: 0.1, at noon 0.3; the last job uses 0.5 at midnight."""
     at_noon = hour % 24 == 12
     return 0.3 if at_noon else 0.5 if number == JOBS - 1 and hour % 24 == 0 else 0.1
 
 
 def loads(session: SparkSession) -> DataFrame:
-    """Three weeks, a row an hour; two workers of one core."""
+    """Loads of three weeks, hour by hour, and two workers of one core each."""
     rows = []
     for hour in range(BEGAN_H, BEGAN_H + WEEKS * 168):
         at_ms = hour * HOUR_MS
@@ -52,7 +52,7 @@ def loads(session: SparkSession) -> DataFrame:
     return session.createDataFrame(rows, LOAD)
 
 
-def test_the_size_of_a_fleet_by_its_busiest_measured_hour_with_its_past(session: SparkSession) -> None:
+def test_a_fleet_is_sized_by_its_busiest_measured_hour_and_shows_its_past(session: SparkSession) -> None:
     found = size(loads(session))
     (fleet,) = found["fleets"]
     assert fleet["cores"] == pytest.approx(0.3 * JOBS)  # all at noon, not the one at midnight
@@ -75,18 +75,18 @@ def test_the_size_of_a_fleet_by_its_busiest_measured_hour_with_its_past(session:
 @pytest.mark.deep(minutes=0.5)
 def test_jobs_that_are_gone_for_a_week_need_nothing_and_stay_in_the_past(session: SparkSession) -> None:
     end_h = BEGAN_H + WEEKS * 168 - 1  # the last hour
-    gone, lately = ORDERS.format(0), ORDERS.format(1)
+    expired, recent = ORDERS.format(0), ORDERS.format(1)
     known = loads(session).where(
-        f"(job != '{gone}' or start_ms <= {(end_h - 168) * HOUR_MS})"
-        f" and (job != '{lately}' or start_ms <= {(end_h - 167) * HOUR_MS})"
+        f"(job != '{expired}' or start_ms <= {(end_h - 168) * HOUR_MS})"
+        f" and (job != '{recent}' or start_ms <= {(end_h - 167) * HOUR_MS})"
     )
     found = size(known)
     jobs = {one["job"] for one in found["jobs"]}
-    assert gone not in jobs
-    assert lately in jobs
+    assert expired not in jobs
+    assert recent in jobs
     assert found["fleets"][0]["jobs"] == JOBS - 1
     first, *_ = found["past"]
-    assert first["workers_needed"] == 3, "with all of them"
+    assert first["workers_needed"] == 3, "the past week lacks jobs that ran then"
 
 
 def test_a_fleet_is_sized_by_its_busiest_hour_of_cpu_and_of_network(session: SparkSession) -> None:
@@ -105,10 +105,10 @@ def test_a_fleet_is_sized_by_its_busiest_hour_of_cpu_and_of_network(session: Spa
     }
 
 
-def an_hour(
+def loads_of_hour(
     hour: int, topic: str, jobs: int, cpu: float, workers: int, region: str
 ) -> list[tuple[object, ...]]:
-    """Rows of loads: so many jobs of `cpu` each, and workers of one core."""
+    """Load rows of one hour: `jobs` jobs of `cpu` cores each, and `workers` workers of one core."""
     at_ms = (BEGAN_H + hour) * HOUR_MS
     measured = (10, 10 * cpu, cpu, 1e6, 1e5, 2e4, 10, 1000.0, 120.0, 50.0, 5, 5, at_ms + 1)
     capacity = (10, 10.0, 1.0, 2e9, 1e9, 1e8, 0, 0.0, 0.0, 0.0, -1, -1, at_ms + 1)
@@ -122,10 +122,10 @@ def an_hour(
 @pytest.mark.deep(minutes=0.3)
 def test_each_week_has_its_own_busiest_hour_and_a_region_its_own_weeks(session: SparkSession) -> None:
     rows = [
-        *an_hour(0, "orders", 4, 0.2, 2, "east"),
-        *an_hour(168, "orders", 4, 0.3, 3, "east"),  # the busiest of the weeks
-        *an_hour(336, "orders", 4, 0.2, 2, "east"),
-        *an_hour(337, "bills", 2, 0.2, 1, "west"),  # a new region
+        *loads_of_hour(0, "orders", 4, 0.2, 2, "east"),
+        *loads_of_hour(168, "orders", 4, 0.3, 3, "east"),  # the busiest of the weeks
+        *loads_of_hour(336, "orders", 4, 0.2, 2, "east"),
+        *loads_of_hour(337, "bills", 2, 0.2, 1, "west"),  # a new region
     ]
     found = size(session.createDataFrame(rows, LOAD))
     first, second, third, last = (hour_words(BEGAN_H + hour) for hour in (0, 168, 336, 337))
@@ -144,18 +144,18 @@ def test_hours_of_a_job_do_not_depend_on_how_its_loads_were_cut(session: SparkSe
     whole = Region("east")
     for second in range(0, 1200, 60):
         whole.beat(beat("w-1", NOON_MS + second * 1000, status("dispatch:g/a:a:0", 0.1 + second / 6000)))
-    at_once = frames.loads(Frames(session, whole.rows).read(_all(whole)))
+    at_once = frames.loads(Frames(session, whole.rows).read(_all_heartbeats(whole)))
     halves = [Region("east"), Region("east")]
     for number, half in enumerate(halves):
         half.rows = whole.rows[number * 7 : 7 + number * 13]
-    parts = [frames.loads(Frames(session, half.rows).read(_all(whole))) for half in halves]
-    one, other = (
-        [row.asDict() for row in hourly(_east(found)).collect()]
+    parts = [frames.loads(Frames(session, half.rows).read(_all_heartbeats(whole))) for half in halves]
+    hours_at_once, hours_in_parts = (
+        [row.asDict() for row in hourly(_in_east(found)).collect()]
         for found in (at_once, parts[0].union(parts[1]))
     )
-    assert len(one) == 1
-    assert one[0] == pytest.approx(other[0])
-    assert one[0]["cpu"] == pytest.approx(0.195)  # of twenty samples from 0.1 to 0.29
+    assert len(hours_at_once) == 1
+    assert hours_at_once[0] == pytest.approx(hours_in_parts[0])
+    assert hours_at_once[0]["cpu"] == pytest.approx(0.195)  # of twenty samples from 0.1 to 0.29
 
 
 @pytest.mark.deep(minutes=0.8)
@@ -167,13 +167,13 @@ def test_the_store_of_the_dashboard_is_a_history(session: SparkSession, tmp_path
     for _ in range(3):
         fold_round(archive, Frames(session, east.rows), "east", 2, NOON_MS)
     kept = stored(session, archive, files_of(archive.state(), LOADS), LOADS)
-    found = size(_east(kept))
+    found = size(_in_east(kept))
     assert [job["job"] for job in found["jobs"]] == ["dispatch:g/a:a:0"]
     assert found["fleets"][0]["cores"] == pytest.approx(0.2)
 
 
 @pytest.mark.deep(minutes=0.6)
-def test_what_is_not_there_is_told(session: SparkSession) -> None:
+def test_sizing_without_any_load_is_refused(session: SparkSession) -> None:
     with pytest.raises(InvalidArchive, match="no job's load is known"):
         size(session.createDataFrame([], LOAD))
 
@@ -191,13 +191,13 @@ def test_the_command_reads_parquet(
 
 
 def hour_words(hour: int) -> str:
-    """As the report says it."""
+    """The hour as the report writes it."""
     return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m-%dT%H:00Z")
 
 
-def _east(found: DataFrame) -> DataFrame:
+def _in_east(found: DataFrame) -> DataFrame:
     return found.withColumn("region", f.lit("east"))
 
 
-def _all(region: Region) -> tuple[Range, ...]:
+def _all_heartbeats(region: Region) -> tuple[Range, ...]:
     return (Range(region.topics.heartbeats.name, 0, 0, len(region.rows)),)

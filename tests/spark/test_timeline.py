@@ -1,4 +1,4 @@
-"""What happened in two regions, on one timeline: each once, from when until when, escaped and bounded."""
+"""The timeline of two regions: each event once, with start and end; texts are escaped and bounded."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from spark.dashboard.summary import summarize
 from spark.dashboard.timeline import MOST_CHARS
 from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.regions import WIDTH_MS, Region, act, audit_plan, incident, run_of, window, workload
-from tests.spark.test_dashboard import NOW_MS, entries, take, told, two_regions
+from tests.spark.test_dashboard import NOW_MS, entries, report, take, two_regions
 
 EVIL = "<script>alert(1)</script>"
-Told = tuple[str, str, int, int | None, str, str]
+TimelineRow = tuple[str, str, int, int | None, str, str]
 
 
-def of(rows: list[dict[str, Any]], *kinds: str) -> list[Told]:
-    """Kind, region, from and until since noon, what and who."""
+def rows_of(rows: list[dict[str, Any]], *kinds: str) -> list[TimelineRow]:
+    """Kind, region, start and end in ms since noon, text and actor of the rows of these kinds."""
     return [
         (one["kind"], one["region"], one["from_ms"] - NOON_MS,
          None if one["until_ms"] is None else one["until_ms"] - NOON_MS, one["what"], one["who"])
@@ -36,14 +36,14 @@ def of(rows: list[dict[str, Any]], *kinds: str) -> list[Told]:
 
 
 def alert(at_ms: int, state: Any, **given: Any) -> AlertState:
-    """Of loss of orders."""
+    """An alert about lost orders."""
     tiers = {"topic": "orders", "from_tier": "regional", "to_tier": "aggregate"}
     since = {"since_ms": NOON_MS, "fired_ms": NOON_MS + 5, **given}
     return AlertState(at_ms=at_ms, id="a.1", term=1, state=state, rule="lost", **tiers, **since)
 
 
 def role(at_ms: int, state: Any) -> RolePut:
-    """West takes over."""
+    """A role that moves billing/orders to the west."""
     return RolePut(
         at_ms=at_ms, key="billing/orders", region="west", epoch=3, state=state, previous="east", actor="ann"
     )
@@ -55,9 +55,7 @@ def put(region: Region, *events: AnyControlEvent) -> None:
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_failovers_roles_and_alerts_are_told_from_when_until_when(
-    session: SparkSession, tmp_path: Path
-) -> None:
+def test_failovers_roles_and_alerts_have_their_start_and_end(session: SparkSession, tmp_path: Path) -> None:
     east, west = Region("east"), Region("west")
     roles = role(NOON_MS + 20, "moving"), role(NOON_MS + 30, "active")
     put(
@@ -71,8 +69,8 @@ def test_failovers_roles_and_alerts_are_told_from_when_until_when(
     put(west, *roles, run_of("planned", NOON_MS + 10), run_of("executing", NOON_MS + 15))
     for region in (east, west):
         take(session, tmp_path, region)
-    found = told(session, tmp_path)["timeline"]
-    assert of(found, *timeline.KINDS) == [
+    found = report(session, tmp_path)["timeline"]
+    assert rows_of(found, *timeline.KINDS) == [
         ("role", "west", 20, 30, "billing/orders is active in west instead of east, epoch 3", "ann"),
         ("failover", "west", 10, None, "f-1 to west: executing: drill", "ann"),
         ("operator", "east", 3, 3, "billing/orders: skip 7", "bob"),
@@ -82,19 +80,19 @@ def test_failovers_roles_and_alerts_are_told_from_when_until_when(
 
 
 @pytest.mark.deep(minutes=0.5)
-def test_an_alert_that_never_fired_is_not_told_and_one_that_fires_is_told_for_ever(
+def test_an_alert_that_never_fired_is_not_shown_and_a_firing_one_has_no_end(
     session: SparkSession, tmp_path: Path
 ) -> None:
     east = Region("east")
     put(east, alert(NOON_MS + 5, "pending", fired_ms=0))
     take(session, tmp_path, east)
-    assert told(session, tmp_path)["timeline"] == []
+    assert report(session, tmp_path)["timeline"] == []
     put(east, alert(NOON_MS + 5, "firing"))
     take(session, tmp_path, east)
     week_later = NOON_MS + 8 * 24 * HOUR_MS
-    told(session, tmp_path)
+    report(session, tmp_path)
     later = summarize(session, tmp_path, week_later, week_later + HOUR_MS, week_later)["timeline"]
-    assert of(later, "alert") == [
+    assert rows_of(later, "alert") == [
         ("alert", "east", 0, None, "lost: orders, regional to aggregate: firing", "")
     ]
     before = summarize(session, tmp_path, NOON_MS - HOUR_MS, NOON_MS, NOW_MS)["timeline"]
@@ -102,7 +100,7 @@ def test_an_alert_that_never_fired_is_not_told_and_one_that_fires_is_told_for_ev
 
 
 @pytest.mark.deep(minutes=0.2)
-def test_incidents_of_each_region_are_told_once_and_stay_when_their_topic_forgets_them(
+def test_incidents_of_each_region_are_shown_once_and_outlive_their_topic(
     session: SparkSession, tmp_path: Path
 ) -> None:
     east, west = Region("east"), Region("west")
@@ -112,10 +110,10 @@ def test_incidents_of_each_region_are_told_once_and_stay_when_their_topic_forget
     while take(session, tmp_path, east, limit=2).offsets:
         pass
     take(session, tmp_path, west)
-    again = Region("east")  # the topic was made anew: the same offsets are of other incidents
-    again.incident(incident(NOON_MS + 9, "copy-differs"))
-    take(session, tmp_path, again, topic_id="id-2")
-    found = of(told(session, tmp_path)["timeline"], "incident")
+    recreated = Region("east")  # the topic was recreated: its offsets belong to other incidents
+    recreated.incident(incident(NOON_MS + 9, "copy-differs"))
+    take(session, tmp_path, recreated, topic_id="id-2")
+    found = rows_of(report(session, tmp_path)["timeline"], "incident")
     assert found == [
         ("incident", "east", 9, 9, "copy-differs: orders: it is shorter; look", "w-1"),
         *(
@@ -140,7 +138,7 @@ def test_a_bad_incident_is_quarantined_and_an_evil_one_is_escaped_and_bounded(
     east.put("activity", "00100", b'{"event": "role-put", "offset": 100, "at_ms": %d}' % NOON_MS)
     done = take(session, tmp_path, east)
     assert (done.offsets, done.quarantined) == (5, 4)
-    found = told(session, tmp_path)
+    found = report(session, tmp_path)
     assert {(row["table"], row["reason"].split(":")[0]) for row in found["quarantine"]} == {
         ("incidents", "the value is not a incident"),
         ("incidents", "the value is not an incident"),
@@ -155,9 +153,7 @@ def test_a_bad_incident_is_quarantined_and_an_evil_one_is_escaped_and_bounded(
 
 
 @pytest.mark.deep(minutes=0.6)
-def test_windows_that_follow_on_each_other_are_one_run_of_the_audit(
-    session: SparkSession, tmp_path: Path
-) -> None:
+def test_consecutive_windows_of_one_state_are_one_row(session: SparkSession, tmp_path: Path) -> None:
     east, west = two_regions()
     for number, count in ((3, 9), (5, 8), (6, 12)):  # lossy with the second, apart, and too many
         start_ms = NOON_MS + number * WIDTH_MS
@@ -166,17 +162,17 @@ def test_windows_that_follow_on_each_other_are_one_run_of_the_audit(
     west.window("orders", "aggregate", "west-aggregate", NOON_MS + 2 * WIDTH_MS, window(9, position=9))
     for region in (east, west):
         take(session, tmp_path, region)
-    way = "orders, regional to aggregate: "
-    assert of(told(session, tmp_path)["timeline"], "audit") == [
-        ("audit", "west", 6 * WIDTH_MS, 7 * WIDTH_MS, f"{way}duplicated, 2 extra, 1 window",
+    prefix = "orders, regional to aggregate: "
+    assert rows_of(report(session, tmp_path)["timeline"], "audit") == [
+        ("audit", "west", 6 * WIDTH_MS, 7 * WIDTH_MS, f"{prefix}duplicated, 2 extra, 1 window",
          "billing-team"),
-        ("audit", "west", 5 * WIDTH_MS, 6 * WIDTH_MS, f"{way}lossy, 2 missing, 1 window", "billing-team"),
-        ("audit", "west", WIDTH_MS, 4 * WIDTH_MS, f"{way}lossy, 5 missing, 3 windows", "billing-team"),
+        ("audit", "west", 5 * WIDTH_MS, 6 * WIDTH_MS, f"{prefix}lossy, 2 missing, 1 window", "billing-team"),
+        ("audit", "west", WIDTH_MS, 4 * WIDTH_MS, f"{prefix}lossy, 5 missing, 3 windows", "billing-team"),
     ]  # fmt: skip
     for region in (east, west):
         region.put("audit_plans", "audit:all", audit_plan(tiers=["regional", "aggregate", "consumer"]))
         take(session, tmp_path, region)
-    absent = [one for one in of(told(session, tmp_path)["timeline"], "audit") if "absent" in one[4]]
+    absent = [one for one in rows_of(report(session, tmp_path)["timeline"], "audit") if "absent" in one[4]]
     assert [(one[1], one[2], one[3]) for one in absent] == [
         ("east", 5 * WIDTH_MS, 7 * WIDTH_MS), ("west", 5 * WIDTH_MS, 7 * WIDTH_MS),
         ("east", 0, 4 * WIDTH_MS), ("west", 0, 4 * WIDTH_MS),
@@ -184,7 +180,7 @@ def test_windows_that_follow_on_each_other_are_one_run_of_the_audit(
 
 
 @pytest.mark.deep(minutes=0.2)
-def test_of_a_flood_the_newest_are_told_and_how_many_are_not(
+def test_the_newest_events_of_a_flood_are_shown_and_the_others_counted(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(summary, "MOST_EVENTS", 2)
@@ -196,7 +192,7 @@ def test_of_a_flood_the_newest_are_told_and_how_many_are_not(
     for bad in (b"{", b"[", b"["):
         east.incident(bad)
     take(session, tmp_path, east)
-    found = told(session, tmp_path)
+    found = report(session, tmp_path)
     assert [one["from_ms"] - NOON_MS for one in found["timeline"]] == [4, 3, 0]
     assert found["cut"] == {"timeline": 3, "quarantine": 1}
     assert [row["count"] for row in found["quarantine"]] == [2]
@@ -205,8 +201,8 @@ def test_of_a_flood_the_newest_are_told_and_how_many_are_not(
     assert "Quarantine: 3 records" in html
 
 
-def happened(session: SparkSession, *acts: tuple[str, int, AnyControlEvent, bool]) -> list[Told]:
-    """What the timeline tells of acts: of each the region, its offset, the event, whether it counted."""
+def rows_of_acts(session: SparkSession, *acts: tuple[str, int, AnyControlEvent, bool]) -> list[TimelineRow]:
+    """The timeline's rows of acts. An act: region, offset, event, and whether the log accepted it."""
     rows = [
         (region, decode.ACTIVITY, f"{offset:020}", offset,
          codec.activity_entry(offset, event, counted=counted)[1])
@@ -214,18 +210,22 @@ def happened(session: SparkSession, *acts: tuple[str, int, AnyControlEvent, bool
     ]  # fmt: skip
     names = "region string, table string, key string, position long, value binary"
     found = frames.happened(session.createDataFrame(rows, names)).collect()
-    return of(timeline.in_order(map(timeline.event_row, (one.asDict() for one in found))), *timeline.KINDS)
+    return rows_of(
+        timeline.in_order(map(timeline.event_row, (one.asDict() for one in found))), *timeline.KINDS
+    )
 
 
-def test_what_the_log_refused_is_told_as_refused_and_changes_no_episode(session: SparkSession) -> None:
-    late = alert(NOON_MS + 70, "resolved", resolved_ms=NOON_MS + 70)  # of a leader that was deposed
+def test_an_event_that_the_log_refused_is_shown_as_refused_and_changes_no_episode(
+    session: SparkSession,
+) -> None:
+    of_deposed_leader = alert(NOON_MS + 70, "resolved", resolved_ms=NOON_MS + 70)  # from a deposed leader
     of_east = role(NOON_MS + 90, "active")
-    found = happened(
+    found = rows_of_acts(
         session,
         ("east", 1, Claim(at_ms=NOON_MS + 1, worker="w-1", term=4), True),
         ("east", 2, Claim(at_ms=NOON_MS + 2, worker="w-2", term=4), False),
         ("east", 3, alert(NOON_MS + 5, "firing"), True),
-        ("east", 4, late, False),
+        ("east", 4, of_deposed_leader, False),
         ("east", 5, run_of("done", NOON_MS + 80), True),
         ("east", 6, run_of("aborted", NOON_MS + 85), False),
         ("east", 7, of_east, False),
@@ -243,7 +243,7 @@ def test_what_the_log_refused_is_told_as_refused_and_changes_no_episode(session:
 
 
 @pytest.mark.deep(minutes=0.1)
-def test_a_role_that_came_nowhere_is_over_when_a_higher_one_begins(session: SparkSession) -> None:
+def test_a_role_that_never_became_active_ends_when_a_higher_epoch_begins(session: SparkSession) -> None:
     back = RolePut(at_ms=NOON_MS + 50, key="billing/orders", region="east", epoch=64, state="active")
     other = RolePut(at_ms=NOON_MS + 30, key="mail/letters", region="east", epoch=64, state="active")
     refused = RolePut(at_ms=NOON_MS + 40, key="billing/orders", region="east", epoch=9, state="active")
@@ -251,20 +251,20 @@ def test_a_role_that_came_nowhere_is_over_when_a_higher_one_begins(session: Spar
 
     def moved(*more: tuple[str, int, AnyControlEvent, bool]) -> list[int | None]:
         acts = [(region, 1, role(NOON_MS + 20, "moving"), True) for region in ("east", "west")]
-        return [until for _, _, _, until, what, _ in happened(session, *acts, *more) if what == moving]
+        return [until for _, _, _, until, what, _ in rows_of_acts(session, *acts, *more) if what == moving]
 
-    beside = ("east", 2, other, True), ("east", 3, refused, False)
-    assert moved(*beside) == [None]
+    unrelated = ("east", 2, other, True), ("east", 3, refused, False)
+    assert moved(*unrelated) == [None]
     twin = RolePut(at_ms=NOON_MS + 60, key="billing/orders", region="east", epoch=3, state="active")
-    assert moved(*beside, ("north", 5, twin, True)) == [None], "only a higher one ends it"
-    assert moved(*beside, ("east", 4, back, True)) == [50]
+    assert moved(*unrelated, ("north", 5, twin, True)) == [None], "a role of the same epoch ended the episode"
+    assert moved(*unrelated, ("east", 4, back, True)) == [50]
 
 
-def test_events_of_a_log_that_was_made_anew_are_not_those_of_the_former_at_the_same_offsets(
+def test_events_of_a_recreated_log_do_not_replace_older_ones_at_the_same_offsets(
     session: SparkSession,
 ) -> None:
     drains = [Drain(at_ms=NOON_MS + at, worker="w-1", draining=True, actor="ann") for at in (0, 7)]
-    found = happened(session, *(("east", 5, one, True) for one in drains))
+    found = rows_of_acts(session, *(("east", 5, one, True) for one in drains))
     assert [(from_ms, until_ms) for _, _, from_ms, until_ms, *_ in found] == [(7, 7), (0, 0)]
 
 
@@ -280,16 +280,16 @@ def test_an_absent_audit_is_no_loss(session: SparkSession) -> None:
     runs = sorted(
         timeline.audit_row(one.asDict(), [])["what"] for one in frames.audit_runs(verdicts).collect()
     )
-    way = "orders, regional to aggregate: "
+    prefix = "orders, regional to aggregate: "
     assert runs == [
-        f"{way}absent-audit, no report from: aggregate, 1 window", f"{way}corrupted, 1 window",
-        f"{way}lossy, 2 missing, 1 window",
+        f"{prefix}absent-audit, no report from: aggregate, 1 window", f"{prefix}corrupted, 1 window",
+        f"{prefix}lossy, 2 missing, 1 window",
     ]  # fmt: skip
     assert [one["state"] for one in summary.worst_windows(verdicts)] == ["lossy", "absent-audit", "corrupted"]
 
 
 @pytest.mark.parametrize(
-    ("told", "what", "until_ms"),
+    ("event", "what", "until_ms"),
     [
         (run_of("planned", NOON_MS), "f-1 to west: planned: drill", None),
         (run_of("planned", NOON_MS, expires_ms=NOON_MS + 9), "f-1 to west: planned: drill", NOON_MS + 9),
@@ -306,8 +306,10 @@ def test_an_absent_audit_is_no_loss(session: SparkSession) -> None:
         (alert(NOON_MS, "gone"), "lost: orders, regional to aggregate: gone", NOON_MS),
     ],
 )  # fmt: skip
-def test_what_is_told_of_each_event(told: AnyControlEvent, what: str, until_ms: int | None) -> None:
-    found = timeline.event("east", decode.ACTIVITY, "k", 1, act(1, told))
+def test_the_timeline_has_a_text_and_an_end_for_each_event(
+    event: AnyControlEvent, what: str, until_ms: int | None
+) -> None:
+    found = timeline.event("east", decode.ACTIVITY, "k", 1, act(1, event))
     assert found is not None
     assert (found.what, found.until_ms) == (what, until_ms)
 
@@ -324,13 +326,13 @@ def test_times_of_an_alert_that_no_column_holds_are_bounded() -> None:
     assert found.from_ms == 0
 
 
-def test_the_incidents_that_count_have_each_a_key_of_their_own(session: SparkSession, tmp_path: Path) -> None:
+def test_each_incident_has_a_key_of_its_own(session: SparkSession, tmp_path: Path) -> None:
     east = Region("east")
     for _ in range(2):
         east.incident(incident(NOON_MS, "twice"))
     take(session, tmp_path, east)
-    held = entries(session, tmp_path, "east")
-    assert len([key for table, key in held if table == "incidents"]) == 2
-    assert all(codec.incident(bytes(value)).kind == "twice" for value in held.values())
+    stored = entries(session, tmp_path, "east")
+    assert len([key for table, key in stored if table == "incidents"]) == 2
+    assert all(codec.incident(bytes(value)).kind == "twice" for value in stored.values())
     files = files_of(Archive.open(tmp_path / "east").state(), STATE)
     assert {file.date for file in files} == {"2025-11-22"}

@@ -1,4 +1,4 @@
-"""What `verify` leaves behind."""
+"""Which files `verify` leaves behind."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Command = Callable[..., int]
 def command(session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs the job on a cluster and an archive that differ in one record."""
 
-    def found(spark: SparkSession, _options: object, _folder: Path, write: verify.Write) -> int:
+    def run(spark: SparkSession, _options: object, _folder: Path, write: verify.Write) -> int:
         write(spark.createDataFrame([("missing", 0, 7, None)], FINDING))
         return 1
 
-    monkeypatch.setattr(verify, "_archive", found)
+    monkeypatch.setattr(verify, "_archive", run)
     monkeypatch.setattr(verify.common, "session", lambda _name, _options: session)
     monkeypatch.setattr(verify, "switchyard_home", lambda: tmp_path / "home")
     return lambda *more: main([*COMMAND, *more])
@@ -35,17 +35,17 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_findings_that_nobody_asked_for_are_told_and_not_kept(
+def test_findings_are_printed_and_not_kept_without_a_folder(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command() == verify.EXIT_MISSING
-    told = json.loads(capsys.readouterr().out)
-    assert (told["records"], told["findings"], told["folder"]) == (1, {"missing": 1}, None)
-    assert told["examples"][0]["source_offset"] == 7
+    result = json.loads(capsys.readouterr().out)
+    assert (result["records"], result["findings"], result["folder"]) == (1, {"missing": 1}, None)
+    assert result["examples"][0]["source_offset"] == 7
     assert files(tmp_path / "home") == []
 
 
-def test_findings_are_kept_where_they_were_asked_for(command: Command, tmp_path: Path) -> None:
+def test_findings_are_kept_in_the_given_folder(command: Command, tmp_path: Path) -> None:
     assert command("--findings", str(tmp_path / "kept")) == verify.EXIT_MISSING
     assert [path for path in files(tmp_path / "kept") if path.suffix == ".parquet"]
     assert not (tmp_path / "home").exists()

@@ -13,7 +13,7 @@ from spark.__main__ import JOBS
 
 
 @pytest.fixture
-def hidden(tmp_path: Path) -> dict[str, str]:
+def without_pyspark(tmp_path: Path) -> dict[str, str]:
     """An environment in which PySpark cannot be imported."""
     (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError(\"No module named 'pyspark'\")")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
@@ -25,22 +25,26 @@ def spark(environment: dict[str, str], *arguments: str) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize("job", sorted(JOBS.keys() - {"jars"}))
-def test_a_job_without_pyspark_says_how_to_get_it(hidden: dict[str, str], job: str) -> None:
-    ended = spark(hidden, job, "--help")
+def test_a_job_without_pyspark_says_how_to_get_it(without_pyspark: dict[str, str], job: str) -> None:
+    ended = spark(without_pyspark, job, "--help")
     assert ended.returncode == 5
     assert "pip install 'switchyard-kafka[spark]'" in ended.stderr
     assert "make install" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_the_connectors_jars_can_be_had_without_pyspark(hidden: dict[str, str]) -> None:
-    assert spark(hidden, "jars", "--help").returncode == 0
-    assert spark(hidden, "--help").returncode == 0
+def test_the_connectors_jars_can_be_had_without_pyspark(without_pyspark: dict[str, str]) -> None:
+    assert spark(without_pyspark, "jars", "--help").returncode == 0
+    assert spark(without_pyspark, "--help").returncode == 0
 
 
-def test_a_demo_that_is_to_report_says_so_before_it_starts_anything(hidden: dict[str, str]) -> None:
+def test_a_demo_with_a_report_checks_for_pyspark_before_it_starts_anything(
+    without_pyspark: dict[str, str],
+) -> None:
     command = [sys.executable, "-m", "app.cli", "demo", "--once", "--report", "out"]
-    ended = subprocess.run(command, env=hidden, capture_output=True, text=True, timeout=150, check=False)
+    ended = subprocess.run(
+        command, env=without_pyspark, capture_output=True, text=True, timeout=150, check=False
+    )
     assert ended.returncode == 1
     assert "pip install 'switchyard-kafka[spark]'" in ended.stderr
     assert "starting" not in ended.stderr

@@ -1,7 +1,7 @@
 """A real browser that shows the pages of a console: one process for all tests of a run.
 
-Each test connects to it anew, and its pages share nothing with those of others: starting Chromium takes two
-seconds of a processor.
+Starting Chromium takes two seconds of a processor. Each test has a connection of its own, and shares no page
+with other tests.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ IN_A_BROWSER = [pytest.mark.browser, NEEDS_CHROMIUM]
 OPTIONS = (
     "--headless", "--no-sandbox", "--no-first-run", "--disable-gpu", "--hide-scrollbars", "--mute-audio",
     "--remote-debugging-port=0",
-    # A page that nobody looks at works as fast as any.
+    # A page in the background works as fast as a visible one.
     "--disable-background-timer-throttling", "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
 )  # fmt: skip
 START_S = 60.0
 ENOUGH_MS = 60_000
-POLL_MS = 100  # by default a page is looked at when it paints, which a busy machine may leave out
+POLL_MS = 100  # Playwright polls when the page paints, which a busy machine may skip
 
 
 @functools.cache
 def address() -> str:
-    """Where Chromium takes commands. It is started at the first question, and ends with this process."""
+    """The address where Chromium takes commands. It starts at the first call, and ends with this process."""
     assert CHROMIUM is not None
     folder = Path(tempfile.mkdtemp())
     process = subprocess.Popen(
@@ -53,16 +53,18 @@ def address() -> str:
         shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(end)
-    told = folder / "DevToolsActivePort"
+    port_file = folder / "DevToolsActivePort"
     wait_until(
-        lambda: told.exists() and "\n" in told.read_text(), START_S, lambda: f"{CHROMIUM} tells no port"
+        lambda: port_file.exists() and "\n" in port_file.read_text(),
+        START_S,
+        lambda: f"{CHROMIUM} reports no port",
     )
-    return f"http://127.0.0.1:{told.read_text().splitlines()[0]}"
+    return f"http://127.0.0.1:{port_file.read_text().splitlines()[0]}"
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A connection to the browser; what was opened through it is closed at its end."""
+    """A connection to the browser; its contexts are closed at its end."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -70,17 +72,19 @@ def chromium() -> Iterator[Any]:
         try:
             yield browser
         finally:
-            for context in browser.contexts[1:]:  # the first is its own
+            for context in browser.contexts[1:]:  # the first belongs to the browser
                 context.close()
             browser.close()
 
 
 @contextmanager
 def browsing(url: str, shows: str = "#live.on") -> Iterator[Callable[..., Any]]:
-    """A page opener, which waits for what a page `shows`; fails the test on any script error or request to
-    another host."""
+    """A function that opens a page and waits for the selector `shows`.
+
+    A script error or a request to another host fails the test.
+    """
     problems: list[str] = []
-    asked_of: list[str] = []
+    requested_urls: list[str] = []
     with chromium() as browser:
 
         def open_page(path: str, *, dark: bool = False, width: int = 1280) -> Any:
@@ -88,11 +92,11 @@ def browsing(url: str, shows: str = "#live.on") -> Iterator[Callable[..., Any]]:
                 viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
             )
             page.on("pageerror", lambda error: problems.append(str(error)))
-            page.on("request", lambda asked: asked_of.append(asked.url))
+            page.on("request", lambda request: requested_urls.append(request.url))
             page.goto(url + path)
             page.wait_for_selector(shows, timeout=ENOUGH_MS)
             return page
 
         yield open_page
     assert not problems
-    assert not [one for one in asked_of if not one.startswith(url)]
+    assert not [address for address in requested_urls if not address.startswith(url)]

@@ -1,4 +1,4 @@
-"""A plain HTTP client of a console that serves a runtime fed by hand."""
+"""A plain HTTP client of a console that serves a fake runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Answer:
 
 
 class Console:
-    """The server, and what stands behind it."""
+    """The console's server and the fake runtime that it serves."""
 
     def __init__(self, url: str, fed: FakeRuntime) -> None:
         self.url = url
@@ -34,13 +34,13 @@ class Console:
         connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=ENOUGH_S)
         data = body if isinstance(body, bytes | str | None) else json.dumps(body)
         try:
-            told = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, data, told)
+            request_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, data, request_headers)
             return Answer(connection.getresponse())
         finally:
             connection.close()
 
     def metrics(self) -> str:
-        """What Prometheus reads, without the region that every series names."""
+        """The metrics as Prometheus reads them, without the label `region` of each series."""
         text = self.ask("GET", "/metrics").text
         return re.sub(r'region="[^"]*",?', "", text).replace(",}", "}").replace("{}", "")

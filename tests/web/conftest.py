@@ -1,4 +1,4 @@
-"""A console over a runtime fed by hand, for every test that asks for one."""
+"""The console over a fake runtime, and a browser for its pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.web.runtime_fake import ENOUGH_S, FakeRuntime, serving
 
 @pytest.fixture
 def console(monkeypatch: pytest.MonkeyPatch) -> Iterator[Console]:
-    # On a busy machine another worker answers later than an operator would wait.
+    # On a busy machine another worker takes longer to answer than the console waits.
     monkeypatch.setattr(forwarding, "FORWARDED_READ_TIMEOUT_S", ENOUGH_S)
     fed = FakeRuntime()
     with serving(fed) as url:
@@ -24,6 +24,6 @@ def console(monkeypatch: pytest.MonkeyPatch) -> Iterator[Console]:
 
 @pytest.fixture
 def browse(console: Console) -> Iterator[Any]:
-    """Opens its pages in a real browser."""
+    """A function that opens the console's pages in a real browser."""
     with browsing(console.url) as opened:
         yield opened

@@ -21,7 +21,7 @@ SETTLED_S, DRAWN_MS = 8.0, 2_000
 
 
 def console_of(demo: subprocess.Popen[str]) -> str:
-    """Where the console is, once the demo has come to its end, where it stays."""
+    """The console's address, once the demo has played and waits for Ctrl-C."""
     assert demo.stderr is not None
     url = ""
     for line in demo.stderr:
@@ -34,7 +34,7 @@ def console_of(demo: subprocess.Popen[str]) -> str:
 
 
 def main() -> None:
-    """Plays the demo, and takes the pictures."""
+    """Plays the demo and takes the pictures."""
     FOLDER.mkdir(exist_ok=True)
     demo = subprocess.Popen(
         [sys.executable, "-m", "app.cli", "demo"],

@@ -1,7 +1,6 @@
-"""A console over a runtime fed by hand: the real state, members, lease, handlers and server, without Kafka.
+"""The console over a fake runtime: the real state, members, lease, handlers and server, without Kafka.
 
-Only the way into Kafka is missing: what would be appended to the control log is applied to the state at once,
-and kept in `appended`.
+An event for the control log is applied to the state at once, and kept in `appended`.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def definition(group: str = "billing", topic: str = "orders", **spec: Any) -> di
 
 
 def put(data: dict[str, Any]) -> WorkloadPut:
-    """The event that defines it."""
+    """The event that deploys the workload."""
     workload = Workload.model_validate(data)
     return WorkloadPut(
         at_ms=1, key=workload.key, definition=workload.to_wire(), etag=workload.etag(), actor="test"
@@ -99,7 +98,7 @@ def route(
 
 
 def put_route(data: dict[str, Any]) -> RoutePut:
-    """The event that defines it."""
+    """The event that deploys the route."""
     made = RouteDefinition.model_validate(data)
     return RoutePut(at_ms=1, key=made.key, definition=made.to_wire(), etag=made.etag(), actor="test")
 
@@ -115,7 +114,7 @@ def job(partition: int, topic: str = "orders", key: str = "billing/orders") -> s
 
 
 def assigned(name: str, worker: str = ME, epoch: int = 1, reason: str = "") -> Assignment:
-    """`name` belongs to `worker`."""
+    """The assignment of the job `name` to `worker`."""
     return Assignment(at_ms=1, job=name, worker=worker, epoch=epoch, term=0, reason=reason)
 
 
@@ -126,18 +125,22 @@ def flowing(name: str, epoch: int = 1, **fields: Any) -> JobStatus:
 
 
 def beat(
-    *jobs: JobStatus, worker: str = ME, url: str = "http://127.0.0.1:1", breaker: str = "closed", **told: Any
+    *jobs: JobStatus,
+    worker: str = ME,
+    url: str = "http://127.0.0.1:1",
+    breaker: str = "closed",
+    **fields: Any,
 ) -> Heartbeat:
-    """A heartbeat of a worker that runs `jobs`; `told` is more of what it says of their workloads."""
+    """A heartbeat of a worker that runs `jobs`; `fields` are further fields of their workloads."""
     parsed = [JobId.parse(status.job) for status in jobs]
     keys = sorted({one.name for one in parsed if one.kind is Kind.DISPATCH})
-    receivers = [WorkloadStatus(key=key, breaker=breaker, in_flight=0, limit=100, **told) for key in keys]
+    receivers = [WorkloadStatus(key=key, breaker=breaker, in_flight=0, limit=100, **fields) for key in keys]
     return Heartbeat(worker=worker, at_ms=1, started_ms=1, url=url, state="running", term=0, jobs=list(jobs),
                      workloads=receivers)  # fmt: skip
 
 
 def in_trouble(text: str = "") -> dict[str, Any]:
-    """What a worker says of a workload that has every trouble at once; `text` wherever there is free text."""
+    """Status fields of a workload with every trouble at once; `text` stands in each free text."""
     at = {"topic": "orders", "partition": 0}
     away = TargetStatus(
         address=f"billing-test:443{text}", contract="stream", breaker="open", why_open=f"found nobody {text}",
@@ -159,19 +162,19 @@ def in_trouble(text: str = "") -> dict[str, Any]:
 
 
 def incident(message: str = "offsets are gone") -> IncidentRecord:
-    """Something a person must know."""
+    """An incident that this worker reports."""
     return IncidentRecord(at_ms=now_ms(), worker=ME, kind="offsets-lost", subject=job(0), message=message)
 
 
 class FakeControlLog:
-    """The control log: what is appended counts at once."""
+    """The control log; an appended event is applied at once."""
 
     def __init__(self) -> None:
         self.view = ControlState()
         self.caught_up = True
         self.recent: deque[dict[str, Any]] = deque()
         self.appended: list[AnyControlEvent] = []
-        self.meanwhile: list[AnyControlEvent] = []  # what somebody else appends just before
+        self.meanwhile: list[AnyControlEvent] = []  # events that another worker appends just before
         self.failure: Exception | None = None
         self.refused_alerts: set[str] = set()
 
@@ -190,7 +193,7 @@ class FakeControlLog:
 
 
 class FakeCatalog:
-    """Definitions as they stand in the log."""
+    """The definitions in the control log."""
 
     def __init__(self, log: FakeControlLog, clusters: Any = None) -> None:
         self.vanished_topics = VanishedTopics(clusters, lambda *_: None)
@@ -209,7 +212,7 @@ class FakeCatalog:
 
 
 class FakeClusters:
-    """One cluster that is known and cannot be reached."""
+    """Clusters that are known and cannot be reached."""
 
     def __init__(self) -> None:
         self.specs = {"east": None, "west": None}
@@ -220,7 +223,7 @@ class FakeClusters:
 
 
 class EmptyTopic:
-    """A client of the control cluster, whose topics have no records; and `sent`, what would be."""
+    """A client of the control cluster, whose topics are empty; `sent` keeps the events."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -236,7 +239,7 @@ class EmptyTopic:
 
 
 class FakePump:
-    """What the tracker's handler reads of a pump."""
+    """The fields of a pump that the tracker's handler reads."""
 
     def __init__(self, tracker: Tracker, calls: dict[int, None], epoch: int = 1) -> None:
         self.tracker = tracker
@@ -259,7 +262,7 @@ def a_pump() -> FakePump:
 
 
 class FakeRuntime:
-    """See the module."""
+    """The fake runtime of a worker."""
 
     def __init__(self) -> None:
         self.worker = ME
@@ -269,7 +272,7 @@ class FakeRuntime:
         self.schemas = SchemaLoader(Path("/"))
         self.catalog = FakeCatalog(self.control)
         self.clusters = FakeClusters()
-        self.members = Members(dead_after_s=3600.0)  # heard once, by hand
+        self.members = Members(dead_after_s=3600.0)  # a test sends each heartbeat once
         self.incidents: deque[IncidentRecord] = deque()
         self.lease = Lease(3600.0)
         self.lease.renewed(time.monotonic())
@@ -310,20 +313,20 @@ class FakeRuntime:
         )  # fmt: skip
 
     def observe(self, heartbeat: Heartbeat) -> None:
-        """Takes a heartbeat in."""
+        """Takes a heartbeat of this or another worker."""
         self.members.observe(heartbeat, time.monotonic())
         if heartbeat.worker == self.worker:
             self.beat = heartbeat
 
     def apply(self, *events: AnyControlEvent) -> None:
-        """Puts events into the state."""
+        """Applies events to the state."""
         for event in events:
             assert self.control.view.apply(event)
 
 
 @contextmanager
 def serving(fed: FakeRuntime | None, host: str = "127.0.0.1", **settings: Any) -> Iterator[str]:
-    """The console's address; it listens in a thread with a loop of its own until the end."""
+    """Serves the console in a thread with an event loop of its own; gives its address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""A console over a runtime fed by hand."""
+"""The console over a fake runtime."""
 
 from __future__ import annotations
 

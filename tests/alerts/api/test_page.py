@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.controllog.alert_state import AlertWindow, LastNotice
-from tests.alerts.api.test_rest import AT_MS, definition, fires, receiving
+from tests.alerts.api.test_rest import AT_MS, alert_of, definition, receiving
 from tests.web.browser import ENOUGH_MS, IN_A_BROWSER
 from tests.web.client import Console
 
@@ -27,11 +27,11 @@ PAGES = ("/alerts", "/alerts/orders-lost")
 
 @pytest.fixture
 def alerts(console: Console) -> Console:
-    """An alert in every state, of a topic and tiers with evil names, of which one channel takes nothing."""
+    """Alerts in every state, with names that are markup; one of their channels takes no notices."""
     fed = console.fed
-    told = definition(HOOK, MANAGER, above=3, **{"for": "5m"})
-    told["metadata"]["owner"] = EVIL
-    assert console.ask("PUT", "/api/v1/alerts/orders-lost", told).status == 201
+    document = definition(HOOK, MANAGER, above=3, **{"for": "5m"})
+    document["metadata"]["owner"] = EVIL
+    assert console.ask("PUT", "/api/v1/alerts/orders-lost", document).status == 201
     hook, manager = (channel.key for channel in fed.alerts.definitions()[0].spec.channels)
     window = AlertWindow(AT_MS, AT_MS + 60_000, "absent-audit", 100, 0, absent=(EVIL,))
     taken = {
@@ -39,18 +39,18 @@ def alerts(console: Console) -> Console:
         hook: LastNotice(0, 0, AT_MS + 7_000, f"answered 500: {EVIL}"),
     }
     fed.apply(
-        fires(fed, told=taken),
-        fires(fed, "f01-1", topic=EVIL, to_tier=EVIL, reader=EVIL, windows=(window,), more=4, told=taken),
-        fires(fed, "f02-1", state="pending", notice=0, fired_ms=0, topic="payments"),
-        fires(fed, "f03-1", state="resolved", notice=2, over_ms=AT_MS + 8, resolved_ms=AT_MS + 9,
-              topic="refunds", told={manager: LastNotice(2, AT_MS + 9), hook: LastNotice(2, AT_MS + 9)}),
-        fires(fed, "f04-1", rule="deleted-since"),
+        alert_of(fed, told=taken),
+        alert_of(fed, "f01-1", topic=EVIL, to_tier=EVIL, reader=EVIL, windows=(window,), more=4, told=taken),
+        alert_of(fed, "f02-1", state="pending", notice=0, fired_ms=0, topic="payments"),
+        alert_of(fed, "f03-1", state="resolved", notice=2, over_ms=AT_MS + 8, resolved_ms=AT_MS + 9,
+                 topic="refunds", told={manager: LastNotice(2, AT_MS + 9), hook: LastNotice(2, AT_MS + 9)}),
+        alert_of(fed, "f04-1", rule="deleted-since"),
     )  # fmt: skip
     return console
 
 
 def rows(page: Any, caption: str) -> list[str]:
-    """Of a table, as text."""
+    """The texts of a table's rows."""
     return list(page.locator(f'[aria-label="{caption}"] tbody tr').all_inner_texts())
 
 
@@ -59,9 +59,9 @@ def test_the_list_shows_which_alerts_fire_since_when_and_which_channels_they_did
     alerts: Console, browse: Any
 ) -> None:
     page = browse("/alerts")
-    said = page.inner_text(".verdict.bad")
-    assert "3 alerts fire: " in said
-    assert "orders-lost: webhook https://alerts.example does not take notices: answered 500" in said
+    verdict = page.inner_text(".verdict.bad")
+    assert "3 alerts fire: " in verdict
+    assert "orders-lost: webhook https://alerts.example does not take notices: answered 500" in verdict
     live = rows(page, "Firing and pending")
     assert len(live) == 4
     (orders,) = [row for row in live if row.startswith("orders-lost") and "orders, regional" in row]
@@ -117,24 +117,26 @@ def test_no_page_shows_a_secret_or_takes_a_name_for_markup(
                 page.close()
 
 
-def test_firing_alerts_appear_without_a_reload_and_resolved_ones_go(console: Console, browse: Any) -> None:
+def test_firing_alerts_appear_and_resolved_ones_vanish_without_a_reload(
+    console: Console, browse: Any
+) -> None:
     page = browse("/alerts")
     assert "no person learns of missing records" in page.inner_text(".verdict.plain")
     assert "No alert is defined yet" in page.inner_text("main")
     console.ask("PUT", "/api/v1/alerts/orders-lost", definition())
     page.get_by_text("Nothing fires.").wait_for(timeout=ENOUGH_MS)
-    console.fed.apply(fires(console.fed))
+    console.fed.apply(alert_of(console.fed))
     page.get_by_text("1 alert fires: orders").wait_for(timeout=ENOUGH_MS)
     assert "none: it has no channels" in rows(page, "Firing and pending")[0]
-    console.fed.apply(fires(console.fed, state="resolved", resolved_ms=AT_MS + 9))
+    console.fed.apply(alert_of(console.fed, state="resolved", resolved_ms=AT_MS + 9))
     page.get_by_text("Nothing fires.").wait_for(timeout=ENOUGH_MS)
 
 
 def test_a_test_of_the_channels_is_sent_by_a_button(console: Console, browse: Any) -> None:
-    said: list[str] = []
+    dialogs: list[str] = []
 
-    def heard(dialog: Any) -> None:
-        said.append(dialog.message)
+    def accept(dialog: Any) -> None:
+        dialogs.append(dialog.message)
         dialog.accept()
 
     with receiving() as receiver:
@@ -142,12 +144,12 @@ def test_a_test_of_the_channels_is_sent_by_a_button(console: Console, browse: An
             "PUT", "/api/v1/alerts/orders-lost", definition({"webhook": {"url": receiver.url}}, MANAGER)
         )
         page = browse("/alerts/orders-lost")
-        page.on("dialog", heard)
+        page.on("dialog", accept)
         with page.expect_event("dialog", lambda dialog: dialog.type == "alert", timeout=ENOUGH_MS):
             page.get_by_role("button", name="Send a test").click()
         assert [body["test"] for body in receiver.bodies] == [True]
         place = receiver.url
-    assert said == [
+    assert dialogs == [
         "Send a test notice to every channel of orders-lost?",
         f"webhook {place}: took it\nalertmanager env:SWITCHYARD_ALERT_MANAGER: environment variable "
         "SWITCHYARD_ALERT_MANAGER is not set here; set it on every worker",

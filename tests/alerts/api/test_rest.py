@@ -1,4 +1,4 @@
-"""Alerts by REST and commands: defined, listed, described, tested; what fires and who was told; metrics."""
+"""Alerts by REST and commands: definitions, firing alerts and their notices, test notices, metrics."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def definition(*channels: dict[str, Any], **spec: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fires(fed: FakeRuntime, alert: str = "f00-1", rule: str = "orders-lost", **told: Any) -> AlertState:
-    """An alert of the term that is."""
+def alert_of(fed: FakeRuntime, alert: str = "f00-1", rule: str = "orders-lost", **changes: Any) -> AlertState:
+    """A firing alert of the current term."""
     window = AlertWindow(AT_MS, AT_MS + 60_000, "lossy", 100, 98, 2)
     fields: dict[str, Any] = {
         "state": "firing",
@@ -44,7 +44,7 @@ def fires(fed: FakeRuntime, alert: str = "f00-1", rule: str = "orders-lost", **t
         "from_tier": "regional",
         "to_tier": "aggregate",
         "windows": (window,),
-        **told,
+        **changes,
     }
     return AlertState(
         at_ms=AT_MS + 5, id=alert, term=fed.control.view.term, rule=rule, since_ms=AT_MS, **fields,
@@ -53,7 +53,7 @@ def fires(fed: FakeRuntime, alert: str = "f00-1", rule: str = "orders-lost", **t
 
 @contextmanager
 def receiving() -> Iterator[WebhookServer]:
-    """A receiver with a loop of its own."""
+    """Runs a receiver in a thread with an event loop of its own."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -96,10 +96,10 @@ def test_an_alert_is_defined_changed_and_deleted(console: Console, monkeypatch: 
 def test_firing_alerts_are_listed_with_windows_channels_and_remedies(console: Console) -> None:
     console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example/secret"}}))
     (channel,) = console.fed.alerts.definitions()[0].spec.channels
-    console.fed.apply(fires(console.fed))
-    console.fed.apply(fires(console.fed, "f00-2", state="pending", notice=0, fired_ms=0, topic="payments"))
+    console.fed.apply(alert_of(console.fed))
+    console.fed.apply(alert_of(console.fed, "f00-2", state="pending", notice=0, fired_ms=0, topic="payments"))
     console.fed.apply(
-        fires(
+        alert_of(
             console.fed,
             "f00-3",
             state="resolved",
@@ -109,15 +109,15 @@ def test_firing_alerts_are_listed_with_windows_channels_and_remedies(console: Co
         )
     )
 
-    def told(query: str = "") -> list[tuple[str, str]]:
+    def listed(query: str = "") -> list[tuple[str, str]]:
         page = console.ask("GET", f"/api/v1/alerts?{query}").json
         return [(row["state"], row["topic"]) for row in page["items"]]
 
-    assert told() == [("firing", "orders"), ("pending", "payments"), ("resolved", "orders")]
-    assert told("state=pending&state=firing") == [("firing", "orders"), ("pending", "payments")]
-    assert told("topic=payments") == [("pending", "payments")]
-    assert told("name=other") == []
-    assert told("limit=1&cursor=1") == [("pending", "payments")]
+    assert listed() == [("firing", "orders"), ("pending", "payments"), ("resolved", "orders")]
+    assert listed("state=pending&state=firing") == [("firing", "orders"), ("pending", "payments")]
+    assert listed("topic=payments") == [("pending", "payments")]
+    assert listed("name=other") == []
+    assert listed("limit=1&cursor=1") == [("pending", "payments")]
     assert console.ask("GET", "/api/v1/alerts?state=quiet").status == 400
     row, _, resolved = console.ask("GET", "/api/v1/alerts").json["items"]
     assert row["what"] == "2 of 100 records lost (1 window)"
@@ -126,7 +126,7 @@ def test_firing_alerts_are_listed_with_windows_channels_and_remedies(console: Co
     (waits,) = row["channels"]
     assert (waits["place"], waits["waits"], waits["notice"]) == ("https://a.example", True, None)
     assert (resolved["channels"][0]["waits"], resolved["todo"]) == (False, [])
-    console.fed.apply(fires(console.fed, told={channel.key: LastNotice(0, 0, 5, "answered 503")}))
+    console.fed.apply(alert_of(console.fed, told={channel.key: LastNotice(0, 0, 5, "answered 503")}))
     assert console.ask("GET", PATH).json["channels"][0]["trouble"] == "answered 503"
     assert (console.ask("GET", PATH).json["firing"], console.ask("GET", PATH).json["pending"]) == (1, 1)
 
@@ -154,7 +154,7 @@ def test_a_test_notice_is_sent_by_the_worker_that_gets_the_request_with_a_result
         assert shell("alert", "test", "orders-lost").returncode == 1
         assert [path for path, _, _ in receiver.taken].count("/api/v2/alerts") == 1
         assert receiver.bodies[0]["title"].startswith("[TEST] test-topic")
-    assert not console.ask("GET", "/api/v1/alerts").json["items"], "nothing has fired"
+    assert not console.ask("GET", "/api/v1/alerts").json["items"], "a test notice fired an alert"
     console.ask("PUT", PATH, definition())
     assert "it has no channels" in shell("alert", "test", "orders-lost").stderr
 
@@ -168,7 +168,7 @@ def test_a_stored_alert_with_channels_that_are_gone_is_shown_exported_and_replac
     slack = {"slack": {"url": "env:SWITCHYARD_ALERT_SLACK"}}
     stored["spec"] |= {"channels": [slack, SOUND], "repeat": "4h"}
     put = AlertPut(at_ms=1, key="alert:orders-lost", definition=stored, etag="e", actor="test")
-    console.fed.apply(put, fires(console.fed))
+    console.fed.apply(put, alert_of(console.fed))
     (row,) = console.ask("GET", "/api/v1/alerts").json["items"]
     gone, hook = row["channels"]
     assert [(one["channel"], one["waits"]) for one in (gone, hook)] == [("slack", True), ("webhook", True)]
@@ -195,7 +195,7 @@ def test_a_stored_alert_with_channels_that_are_gone_is_shown_exported_and_replac
 def test_commands_answer_the_questions_of_people_on_call(console: Console, tmp_path: Path) -> None:
     shell = InProcess(console.url, console.fed, tmp_path)
     console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example/x"}}, **{"for": "5m"}))
-    console.fed.apply(fires(console.fed))
+    console.fed.apply(alert_of(console.fed))
     listed = shell("alert", "list", "--state", "firing")
     assert listed.returncode == 0
     for part in ("orders-lost", "firing", "warning", "regional to aggregate", "2 of 100 records lost"):
@@ -214,7 +214,7 @@ def test_commands_answer_the_questions_of_people_on_call(console: Console, tmp_p
     assert (whole["firing"], len(whole["alerts"])) == (1, 1)
 
 
-def test_where_it_is_configured_addresses_that_lead_inside_are_refused(console: Console) -> None:
+def test_addresses_that_lead_inside_are_refused_if_so_configured(console: Console) -> None:
     inside = {"alertmanager": {"url": "http://169.254.169.254/s3cret"}}
     warned = console.ask("PUT", PATH, definition(inside))
     assert warned.status == 201
@@ -238,8 +238,8 @@ def test_a_worker_without_alerts_says_why_it_has_none(console: Console, tmp_path
 
 def test_metrics_show_which_alerts_fire(console: Console) -> None:
     console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example"}}, severity="critical"))
-    console.fed.apply(fires(console.fed))
-    console.fed.apply(fires(console.fed, "f00-2", state="pending", notice=0))
+    console.fed.apply(alert_of(console.fed))
+    console.fed.apply(alert_of(console.fed, "f00-2", state="pending", notice=0))
     text = console.metrics()
     tiers = 'group="",severity="critical",to_tier="aggregate",topic="orders"'
     labels = f'alert="orders-lost",from_tier="regional",{tiers}'

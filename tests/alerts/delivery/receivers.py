@@ -22,21 +22,21 @@ SPEC: dict[str, Any] = {"on": ["loss"], "topics": ["orders"], "severity": "criti
 
 
 class WebhookServer:
-    """Takes what is posted. `answers`: statuses of the next ones, else 200; `hangs`: it never answers."""
+    """An HTTP receiver. `answers`: The statuses of its next answers, else 200. `hangs`: It never answers."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[str, dict[str, str], Any]] = []  # path, headers, body
-        self.asked = 0
+        self.request_count = 0
         self.answers: list[int] = []
         self.down = self.hangs = False
         self.headers: dict[str, str] = {}
-        self.words = "not now"  # of refusals; may name what `request` has
+        self.words = "not now"  # text of a refusal; a format string with `request`
         self.url = ""
-        self.page = ""  # with status 200, by whatever stands before the receiver
+        self.page = ""  # an HTML page that a proxy answers, with status 200
 
     async def take(self, request: web.Request) -> web.Response:
-        """Any request."""
-        self.asked += 1
+        """Answers any request."""
+        self.request_count += 1
         if self.hangs:
             await asyncio.Event().wait()
         if self.page:
@@ -54,7 +54,7 @@ class WebhookServer:
 
 @asynccontextmanager
 async def hooks(tls: ssl.SSLContext | None = None) -> AsyncIterator[WebhookServer]:
-    """A server of HTTP; with `tls` of HTTPS, at localhost."""
+    """Runs an HTTP server; with `tls` an HTTPS server at localhost."""
     found = WebhookServer()
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", found.take)
@@ -70,7 +70,7 @@ async def hooks(tls: ssl.SSLContext | None = None) -> AsyncIterator[WebhookServe
 
 
 def definition(*channels: dict[str, Any], name: str = "orders-lost", **spec: Any) -> AlertDefinition:
-    """An alert that tells these channels."""
+    """An alert that notifies these channels."""
     return AlertDefinition.model_validate(
         {
             "apiVersion": "switchyard/v1", "kind": "Alert", "metadata": {"name": name, "owner": "data"},
@@ -79,17 +79,16 @@ def definition(*channels: dict[str, Any], name: str = "orders-lost", **spec: Any
     )  # fmt: skip
 
 
-def channel(kind: str, **told: Any) -> Channel:
-    """One channel."""
-    return Channel.model_validate({kind: told})
+def channel(kind: str, **fields: Any) -> Channel:
+    return Channel.model_validate({kind: fields})
 
 
-def notice(number: int = 1, alert: str = "f00-1", **told: Any) -> AlertNotice:
+def notice(number: int = 1, alert: str = "f00-1", **changes: Any) -> AlertNotice:
     """An alert that fires: two of 100 records are missing."""
     window = AlertWindow(AT_MS - 120_000, AT_MS - 60_000, "lossy", 100, 98, 2, 0, 1500)
     fields: dict[str, Any] = {
         "state": "firing", "topic": "orders", "from_tier": "regional", "to_tier": "aggregate",
-        "windows": (window,), "fired_ms": AT_MS, **told,
+        "windows": (window,), "fired_ms": AT_MS, **changes,
     }  # fmt: skip
     state = AlertState(
         at_ms=AT_MS, id=alert, term=1, rule="orders-lost", since_ms=AT_MS - 1_000, notice=number, **fields
@@ -98,7 +97,7 @@ def notice(number: int = 1, alert: str = "f00-1", **told: Any) -> AlertNotice:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Returns once it is true."""
+    """Waits until the condition is true."""
     async with asyncio.timeout(ENOUGH_S):
         while not condition():  # noqa: ASYNC110 - servers and callbacks change it
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Each kind of channel, to a real server: what comes there, and what is said when it does not."""
+"""Each kind of channel sends to a real server: what the server receives, and how a failure is reported."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tests.alerts.delivery.receivers import AT_MS, channel, hooks, notice
 ENV = {"SWITCHYARD_ALERT_TOKEN": "s3cret"}
 
 
-async def send(to: Channel, what: AlertNotice, env: dict[str, str] | None = None) -> None:
+async def send(to: Channel, alert_notice: AlertNotice, env: dict[str, str] | None = None) -> None:
     sender = NoticeSender(ENV if env is None else env)
     try:
-        await sender.send(to, what)
+        await sender.send(to, alert_notice)
     finally:
         await sender.close()
 
@@ -40,9 +40,9 @@ async def test_a_webhook_gets_the_whole_alert_as_json_with_an_id() -> None:
         )
         await send(hook, notice())
         await send(hook, notice())
-    (path, headers, body), (_, again, _) = receiver.taken
+    (path, headers, body), (_, repeated_headers, _) = receiver.taken
     assert (path, headers["Authorization"], headers["Idempotency-Key"]) == ("/in", "s3cret", "f00-1-1")
-    assert again["Idempotency-Key"] == headers["Idempotency-Key"]
+    assert repeated_headers["Idempotency-Key"] == headers["Idempotency-Key"]
     assert (body["id"], body["alert"], body["status"], body["severity"]) == (
         "f00-1-1", "f00-1", "firing", "critical",
     )  # fmt: skip
@@ -68,8 +68,8 @@ async def test_alertmanager_gets_the_same_labels_always_and_an_end() -> None:
     assert first["startsAt"] == last["startsAt"] == "2027-01-15T08:00:00.000+00:00"
     assert first["endsAt"] > "2026-11"
     assert last["endsAt"] == "2027-01-15T08:00:00.010+00:00"
-    (again,) = alertmanager(notice(), now_ms())
-    assert again["labels"] == first["labels"]
+    (repeated,) = alertmanager(notice(), now_ms())
+    assert repeated["labels"] == first["labels"]
 
 
 async def test_a_test_notice_says_that_it_is_a_test() -> None:
@@ -81,15 +81,26 @@ async def test_a_test_notice_says_that_it_is_a_test() -> None:
 
 @pytest.fixture
 def self_signed(tmp_path: Path) -> ssl.SSLContext:
-    """The TLS context of a server at localhost, whose certificate nobody trusts."""
+    """The TLS context of a server at localhost with a self-signed certificate."""
     if (openssl := shutil.which("openssl")) is None:
         pytest.skip("makes a certificate with openssl, which is not here")
-    key, own = tmp_path / "key.pem", tmp_path / "own.pem"
-    told = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "1", "-nodes"]
-    made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-keyout", str(key), "-out", str(own), *told]
-    subprocess.run(made, check=True, capture_output=True)
+    key, certificate = tmp_path / "key.pem", tmp_path / "own.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "1", "-nodes"]
+    command = [
+        openssl,
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+        *subject,
+    ]
+    subprocess.run(command, check=True, capture_output=True)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(own, key)
+    context.load_cert_chain(certificate, key)
     return context
 
 
@@ -105,7 +116,7 @@ async def test_an_error_of_tls_is_reported_without_the_address(self_signed: ssl.
         assert no_tls.startswith("cannot be reached: TLS: ")
         assert "127.0.0.1" not in no_tls
         assert "s3cret" not in no_tls
-        assert (receiver.asked, plain.asked) == (0, 0)
+        assert (receiver.request_count, plain.request_count) == (0, 0)
 
 
 async def test_a_refused_notice_is_reported_without_any_secret() -> None:
@@ -120,30 +131,32 @@ async def test_a_refused_notice_is_reported_without_any_secret() -> None:
         receiver.answers = [500, 404, 302]
         assert await why(hook) == "answered 500: not now"
         assert await why(hook) == "answered 404: not now"
-        assert (await why(hook)).startswith("answered 302"), "redirects are not followed"
+        assert (await why(hook)).startswith("answered 302"), "a redirect was followed"
         receiver.answers, receiver.words = [401], "not {request.headers[X-Token]} at {request.path_qs}"
         headers = {"X-Token": "env:SWITCHYARD_ALERT_TOKEN"}
-        talks = channel("webhook", url=f"{receiver.url}/in/s3cret?k=s3cret2", headers=headers)
-        assert await why(talks) == "answered 401: not … at …?…"
-        nobody = channel("webhook", url="http://127.0.0.1:1/s3cret")
-        assert await why(nobody) == "cannot be reached: Connection refused", "and not where"
-        strange = channel("webhook", url="env:SWITCHYARD_ALERT_URL")
-        assert (
-            await why(strange, {"SWITCHYARD_ALERT_URL": "s3cret"}) == "cannot be asked: InvalidUrlClientError"
+        echoing = channel("webhook", url=f"{receiver.url}/in/s3cret?k=s3cret2", headers=headers)
+        assert await why(echoing) == "answered 401: not … at …?…"
+        closed_port = channel("webhook", url="http://127.0.0.1:1/s3cret")
+        assert await why(closed_port) == "cannot be reached: Connection refused", (
+            "the error names the address"
         )
-        assert "SWITCHYARD_ALERT_URL is not set here" in await why(strange, {})
+        invalid = channel("webhook", url="env:SWITCHYARD_ALERT_URL")
+        assert (
+            await why(invalid, {"SWITCHYARD_ALERT_URL": "s3cret"}) == "cannot be asked: InvalidUrlClientError"
+        )
+        assert "SWITCHYARD_ALERT_URL is not set here" in await why(invalid, {})
         removed = channel("slack", url="env:SWITCHYARD_ALERT_URL")
         assert (await why(removed)).startswith("no longer a channel")
 
 
 async def test_a_redirect_is_not_followed() -> None:
-    async with hooks() as receiver, hooks() as elsewhere:
-        receiver.headers = {"Location": f"{elsewhere.url}/taken"}
+    async with hooks() as receiver, hooks() as redirect_target:
+        receiver.headers = {"Location": f"{redirect_target.url}/taken"}
         for status in (301, 302, 303, 307, 308):
             receiver.answers = [status]
             with pytest.raises(NotTaken, match=f"answered {status}"):
                 await send(channel("webhook", url=receiver.url), notice())
-    assert (receiver.asked, elsewhere.asked) == (5, 0)
+    assert (receiver.request_count, redirect_target.request_count) == (5, 0)
 
 
 @pytest.mark.parametrize("kind", ["webhook", "alertmanager"])
@@ -161,12 +174,14 @@ async def test_a_proxys_page_is_not_taken_for_the_receivers_answer(kind: str) ->
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f000001", "name.example"])
-async def test_nothing_is_sent_inside_where_that_is_refused_not_even_by_another_name(
+async def test_no_notice_is_sent_inside_where_that_is_refused_not_even_by_another_name(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = socket.getaddrinfo
 
-    def looked_up(name: Any, *rest: Any, **more: Any) -> Any:  # a name that somebody lets lead here
+    def looked_up(
+        name: Any, *rest: Any, **more: Any
+    ) -> Any:  # a name that its owner's DNS points at this machine
         return known("127.0.0.1" if name == "name.example" else name, *rest, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
@@ -182,7 +197,7 @@ async def test_nothing_is_sent_inside_where_that_is_refused_not_even_by_another_
             else:
                 await sender.send(to, notice())
             await sender.close()
-        assert receiver.asked == 1
+        assert receiver.request_count == 1
 
 
 async def test_no_proxy_is_used_if_internal_addresses_are_refused(
@@ -194,14 +209,14 @@ async def test_no_proxy_is_used_if_internal_addresses_are_refused(
         monkeypatch.setenv("no_proxy", "")
         with pytest.raises(NotTaken, match="answered 404"):  # the proxy, which has no such address
             await send(channel("webhook", url=receiver.url), notice())
-        assert receiver.asked == 0
+        assert receiver.request_count == 0
         sender = NoticeSender(ENV, refuses_local=True)
         await sender.send(channel("webhook", url=receiver.url), notice())
         await sender.close()
-        assert receiver.asked == 1
+        assert receiver.request_count == 1
 
 
-async def test_a_receiver_that_stands_still_is_left_in_time() -> None:
+async def test_a_receiver_that_does_not_answer_times_out() -> None:
     async with hooks() as receiver:
         receiver.hangs = True
         sender = NoticeSender()
@@ -210,7 +225,7 @@ async def test_a_receiver_that_stands_still_is_left_in_time() -> None:
         await sender.close()
 
 
-async def test_a_receiver_that_asks_for_a_pause_is_heard() -> None:
+async def test_a_receivers_retry_after_is_respected() -> None:
     async with hooks() as receiver:
         receiver.answers, receiver.headers = [429], {"Retry-After": "7"}
         with pytest.raises(NotTaken) as caught:
@@ -230,19 +245,21 @@ async def test_a_receiver_that_asks_for_a_pause_is_heard() -> None:
 def test_each_kind_of_alert_has_its_own_words(state: str, kind: str, says: str) -> None:
     missing, extra = {"late": (2, 0), "duplicated": (0, 3), "corrupted": (-1, -1)}.get(state, (5, 0))
     window = AlertWindow(0, 60_000, state, 10, 8, missing, extra, -1, ("aggregate",))
-    what = notice(windows=(window,))._replace(on=(kind,))
-    assert says in what.title
-    assert "lost" not in what.title
+    alert_notice = notice(windows=(window,))._replace(on=(kind,))
+    assert says in alert_notice.title
+    assert "lost" not in alert_notice.title
     assert kind in describe_window(window)
-    assert all(line.startswith("switchyard ") for line in commands((kind,), what.state))
+    assert all(line.startswith("switchyard ") for line in commands((kind,), alert_notice.state))
 
 
 def test_an_alert_of_a_consumer_names_its_group_and_only_possible_commands() -> None:
-    what = notice(to_tier="consumer", reader="billing")
-    assert "orders, regional to consumer (group billing): 2 of 100" in what.title
-    assert not [line for line in what.todo if "copy-again" in line]
+    alert_notice = notice(to_tier="consumer", reader="billing")
+    assert "orders, regional to consumer (group billing): 2 of 100" in alert_notice.title
+    assert not [line for line in alert_notice.todo if "copy-again" in line]
     assert [line for line in notice().todo if "copy-again" in line]
-    assert webhook(what)["group"] == alertmanager(what, AT_MS)[0]["labels"]["group"] == "billing"
+    assert (
+        webhook(alert_notice)["group"] == alertmanager(alert_notice, AT_MS)[0]["labels"]["group"] == "billing"
+    )
     assert "group" not in alertmanager(notice(), AT_MS)[0]["labels"]
 
 
@@ -258,6 +275,6 @@ def test_every_command_in_a_notice_exists(state: str) -> None:
 
 
 def test_names_cannot_break_a_header_nor_a_command() -> None:
-    what = notice(topic="a'; rm -rf x\r\nBcc: b")
-    assert "\n" not in what.title
-    assert "--topic 'a'\"'\"'; rm -rf x??Bcc: b'" in what.todo[0]
+    alert_notice = notice(topic="a'; rm -rf x\r\nBcc: b")
+    assert "\n" not in alert_notice.title
+    assert "--topic 'a'\"'\"'; rm -rf x??Bcc: b'" in alert_notice.todo[0]

@@ -1,4 +1,4 @@
-"""A definition goes to its own address, or nowhere."""
+"""A definition is accepted only at its own address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BY_NAME = [
 
 
 def named(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """Of this name, and of topics of its own: so no two are in each other's way."""
+    """The definition with this name and topics of its own, so that two names do not conflict."""
     metadata, spec = {**data["metadata"], "name": name}, {**data["spec"], "topics": [f"of-{name}"]}
     return {**data, "metadata": metadata, "spec": spec}
 
@@ -44,7 +44,7 @@ def test_a_definition_that_is_sent_to_the_address_of_another_changes_nothing(
 
 
 @pytest.mark.parametrize(("path", "data"), BY_NAME, ids=[path for path, _ in BY_NAME])
-def test_a_definition_that_is_there_is_not_changed_by_one_of_another_name(
+def test_an_existing_definition_is_not_changed_through_the_address_of_another(
     console: Console, path: str, data: dict[str, Any]
 ) -> None:
     for name in ("mine", "other"):

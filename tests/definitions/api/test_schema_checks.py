@@ -1,4 +1,4 @@
-"""A workload whose payload's type cannot be used is refused before anybody is told to run it."""
+"""A definition whose schema cannot be used is refused before it is deployed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def typed(descriptor: Path, message: str) -> dict[str, Any]:
         ("good.binpb", "acme.Ordre", "message", "no message 'acme.Ordre'", "did you mean acme.Order?"),
     ],
 )
-def test_a_descriptor_or_message_that_is_none_is_refused_by_its_field(
+def test_an_unusable_descriptor_or_message_is_refused_at_its_field(
     console: Console, tmp_path: Path, file: str, message: str, field: str, words: str, remedy: str
 ) -> None:
     schemas = tmp_path / "schemas"

@@ -1,4 +1,4 @@
-"""What the demo says of its audit, from answers of the API that are known."""
+"""The demo's summary of its audit, from given answers of the API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def verdict(state: str, missing: int | None = 0, extra: int | None = 0) -> dict[
 ALL = [window(tier, count) for tier in TIERS for count in (7, 3)]
 
 
-def test_it_is_all_when_every_tier_has_counted_every_record_and_nothing_differs() -> None:
+def test_an_audit_is_complete_when_every_tier_counted_every_record_without_a_difference() -> None:
     audited = taken(ALL, [verdict("ok"), verdict("ok"), verdict("provisional")])
     assert audited.is_all(10, TIERS)
     assert audited.tiers == dict.fromkeys(TIERS, 10)
@@ -33,20 +33,20 @@ def test_it_is_all_when_every_tier_has_counted_every_record_and_nothing_differs(
     "found",
     [
         verdict("lossy", missing=2),
-        verdict("provisional", missing=2),  # not over, and not there
+        verdict("provisional", missing=2),  # provisional, and records are missing
         verdict("duplicated", extra=1),
         verdict("corrupted", None, None),
         verdict("absent-audit"),
         verdict("late", missing=1),
     ],
 )
-def test_it_is_not_all_where_any_window_differs(found: dict[str, Any]) -> None:
+def test_an_audit_with_any_differing_window_is_not_complete(found: dict[str, Any]) -> None:
     audited = taken(ALL, [verdict("ok"), found])
     assert not audited.is_all(10, TIERS)
     assert (audited.missing, audited.extra) == (found["missing"] or 0, found["extra"] or 0)
 
 
-def test_it_is_not_all_where_a_tier_has_not_counted_so_many_or_was_not_heard() -> None:
+def test_an_audit_is_not_complete_where_a_tier_is_missing_or_has_another_count() -> None:
     assert not taken(ALL, []).is_all(11, TIERS)
     assert not taken(ALL[:4], []).is_all(10, TIERS)
     assert not taken([*ALL, window("consumer", 1)], []).is_all(10, TIERS)

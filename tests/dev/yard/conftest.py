@@ -1,4 +1,4 @@
-"""Folders for the yard's own tests: a home with Kafka in it, and a mirror of Maven Central."""
+"""Fixtures for the tests of the yard: homes with and without Kafka's jars, and a mirror of Maven Central."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cached() -> JarSet:
 
 @pytest.fixture
 def copy(cached: JarSet, tmp_path: Path) -> JarSet:
-    """A copy of the cache that a test may damage; its files are links, to be replaced and not written to."""
+    """A copy of the cache that a test may damage. Its files are links: replace them, do not write to them."""
     copied = replace(cached, folder=tmp_path / "home" / cached.name)
     copied.folder.mkdir(parents=True)
     for jar in cached.jars:
@@ -44,7 +44,7 @@ def copy(cached: JarSet, tmp_path: Path) -> JarSet:
 
 @pytest.fixture
 def mirror(cached: JarSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Maven repository that is fetched from instead of Maven Central; its jars are links to the cache."""
+    """A Maven repository that replaces Maven Central; its jars are links to the cache."""
     root = tmp_path / "mirror"
     for jar in cached.jars:
         served = maven.path_in(root, jar.coordinate)
@@ -63,7 +63,7 @@ def mirror(cached: JarSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 class QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, *_arguments: object) -> None:
-        """Standard error is what tests look at."""
+        """Logs nothing, because tests read standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def empty_cli(tmp_path: Path) -> Cli:
 
 @pytest.fixture
 def cli(cached: JarSet, empty_cli: Cli) -> Iterator[Cli]:
-    """The command line with Kafka in the cache; whatever it started is ended after the test."""
+    """The command line with Kafka in the cache; its brokers are stopped after the test."""
     empty_cli.home.mkdir()
     (empty_cli.home / cached.name).symlink_to(cached.folder)
     yield empty_cli
@@ -100,7 +100,7 @@ def cli(cached: JarSet, empty_cli: Cli) -> Iterator[Cli]:
 
 @pytest.fixture
 def java_on_path(tmp_path: Path) -> Callable[[str], str]:
-    """Makes a PATH whose only `java` claims a version."""
+    """A function that makes a PATH whose only `java` reports a version."""
 
     def make(version: str) -> str:
         folder = tmp_path / "bin"

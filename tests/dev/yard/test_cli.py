@@ -26,7 +26,7 @@ def clusters(text: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.deep(minutes=0.4)
-def test_brokers_stay_after_up_and_status_and_down_are_true(cli: Cli) -> None:
+def test_brokers_stay_after_up_and_status_and_down_report_their_state(cli: Cli) -> None:
     up = cli("up", "--regions", "1", "--json")
     assert up.returncode == 0, up.stderr
     rows = clusters(up.stdout)
@@ -36,9 +36,9 @@ def test_brokers_stay_after_up_and_status_and_down_are_true(cli: Cli) -> None:
     ]
     assert all(set(row) == FIELDS and answers(row["bootstrap"]) for row in rows.values())
 
-    again = cli("up", "--regions", "1", "--json")
-    assert clusters(again.stdout) == rows
-    assert "up already" in again.stderr
+    repeated = cli("up", "--regions", "1", "--json")
+    assert clusters(repeated.stdout) == rows
+    assert "up already" in repeated.stderr
 
     paused, killed = rows["east-regional"]["pid"], rows["east-aggregate"]["pid"]
     os.kill(paused, signal.SIGSTOP)
@@ -79,7 +79,7 @@ def test_a_taken_port_is_named_and_nothing_is_left_running(cli: Cli) -> None:
     assert not running(cli.home / "yard")
 
 
-def test_without_a_network_it_says_what_to_fetch_by_hand_and_where_to_put_it(empty_cli: Cli) -> None:
+def test_without_a_network_the_error_says_what_to_fetch_by_hand_and_where_to_put_it(empty_cli: Cli) -> None:
     up = empty_cli("up", https_proxy="http://127.0.0.1:9", HTTPS_PROXY="http://127.0.0.1:9")
     assert up.returncode == 7
     assert "Connection refused" in up.stderr
@@ -88,7 +88,7 @@ def test_without_a_network_it_says_what_to_fetch_by_hand_and_where_to_put_it(emp
     assert "Traceback" not in up.stderr
 
 
-def test_without_a_java_it_says_how_to_get_one(
+def test_without_a_java_the_error_says_how_to_get_one(
     empty_cli: Cli, java_on_path: Callable[[str], str], tmp_path: Path
 ) -> None:
     (tmp_path / "hidden").mkdir()

@@ -1,4 +1,4 @@
-"""Brokers hurt by name and mended, apart from each other, and gone with whoever used them."""
+"""A yard's brokers are killed, stopped, paused and started by name; all of them end with their user."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_paused_broker_keeps_its_process_and_answers_again_when_resumed(killab
     assert not answers(bootstrap, timeout_s=0.3)
     killable_yard.resume("east-aggregate")
     deadline = time.monotonic() + ENOUGH_S
-    while not answers(bootstrap):  # it has lain still, and the machine may have much to do
+    while not answers(bootstrap):  # it was paused, and the machine may be busy
         assert time.monotonic() < deadline
     assert running(killable_yard.home)["east-aggregate"].pid == pid
 
@@ -121,7 +121,7 @@ def test_a_broker_that_does_not_start_shows_the_end_of_its_log(killable_yard: Ya
         meta.write_text(good)
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones(yard: Yard) -> None:
+def test_an_unknown_cluster_is_refused_with_the_known_names(yard: Yard) -> None:
     with pytest.raises(
         UnknownClusterError, match=r"no cluster 'north-regional'.*east-regional, east-aggregate"
     ):

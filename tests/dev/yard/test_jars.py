@@ -1,4 +1,4 @@
-"""Kafka's jars: damage is seen, mended and never let in; and the Java that runs them."""
+"""Kafka's jars: damaged jars are found, fetched again and never installed; and the Java that runs them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ sys.exit(bool(jars.bad()))
 
 
 def damage(jars: JarSet) -> list[Jar]:
-    """One missing, one cut short, one altered at its old length; none of them the cache's own file."""
+    """Removes one jar, truncates one and alters one at its old length; leaves the cache's files alone."""
     missing, short, altered = jars.jars[1], jars.jars[5], jars.jars[-3]
     for jar in (missing, short, altered):
         (jars.folder / jar.file_name).unlink()
@@ -39,7 +39,7 @@ def damage(jars: JarSet) -> list[Jar]:
     return [missing, short, altered]
 
 
-def test_missing_short_and_altered_jars_are_seen_and_only_those(copy: JarSet) -> None:
+def test_exactly_missing_truncated_and_altered_jars_are_bad(copy: JarSet) -> None:
     assert copy.bad() == []
     assert damage(copy) == copy.bad()
 
@@ -52,11 +52,11 @@ def test_only_bad_files_are_fetched_again(
     copy.ensure()
     assert copy.bad() == []
     assert {jar: (copy.folder / jar.file_name).stat() for jar in untouched} == untouched
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert f"Damaged in {copy.folder}" in told.err
-    assert "3 files" in told.err
-    assert "secret" not in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert f"Damaged in {copy.folder}" in output.err
+    assert "3 files" in output.err
+    assert "secret" not in output.err
     assert not (copy.folder / ".arriving").exists()
 
 
@@ -64,12 +64,12 @@ def test_two_processes_that_mend_at_once_both_end_with_whole_jars(copy: JarSet, 
     damage(copy)
     command = [sys.executable, "-c", MEND, str(copy.folder.parent)]
     both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate(timeout=150)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-    assert sum("Fetched and verified" in text for text in told) == 1
+    errors = [process.communicate(timeout=150)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], errors
+    assert sum("Fetched and verified" in text for text in errors) == 1
 
 
-def test_a_jar_with_another_content_than_pinned_is_never_let_in(copy: JarSet, mirror: Path) -> None:
+def test_a_jar_that_differs_from_its_pin_is_never_installed(copy: JarSet, mirror: Path) -> None:
     bad = damage(copy)[0]
     (served,) = mirror.rglob(bad.file_name)
     served.unlink()
@@ -97,14 +97,12 @@ def test_files_that_arrived_before_a_kill_are_kept_and_half_a_jar_is_not(copy: J
         maven.path_in(copy.folder / ".arriving", jar.coordinate).parent.mkdir(parents=True)
     maven.path_in(copy.folder / ".arriving", half.coordinate).write_bytes(b"PK")
     served = maven.path_in(mirror, whole.coordinate)
-    served.rename(maven.path_in(copy.folder / ".arriving", whole.coordinate))  # the mirror has it no more
+    served.rename(maven.path_in(copy.folder / ".arriving", whole.coordinate))  # the mirror no longer has it
     copy.ensure()
     assert copy.bad() == []
 
 
-def test_a_server_that_says_nothing_ends_with_the_time_that_it_may_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fetch_from_a_silent_server_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("SWITCHYARD_MAVEN_MIRROR", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("no_proxy", "127.0.0.1")

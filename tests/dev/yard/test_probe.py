@@ -1,4 +1,4 @@
-"""The probe tells a serving broker from everything else that a port can be."""
+"""The probe distinguishes a serving broker from any other state of a port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A secured yard: nobody gets in without a login, nor does what no access control list allows."""
+"""A secured yard requires a login, and refuses requests that no access control list allows."""
 
 from __future__ import annotations
 

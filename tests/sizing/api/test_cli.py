@@ -1,4 +1,4 @@
-"""size recommend asks a worker: figures with reasons, and an exit code to act on."""
+"""`size recommend` shows a worker's figures with their reasons, and an exit code for scripts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def run(*arguments: str, url: str = "http://127.0.0.1:1") -> Result:
 
 def busy_region(fed: FakeRuntime) -> None:
     fed.apply(put(definition()), assigned(job(0)), assigned(job(1)))
-    told: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "arriving": 500.0,
         "ceiling": 1000.0,
         "load": Load(0.5, 1 << 20, 1e5),
         "committed": 40,
     }
     target = TargetStatus(address="billing:443", latency_ms=20.0, calls=40)
-    heard = beat(flowing(job(0), **told), flowing(job(1), **told), targets=[target])
-    fed.observe(msgspec.structs.replace(heard, capacity=Load(1.0, 2 << 30, 125e6)))
+    heartbeat = beat(flowing(job(0), **measured), flowing(job(1), **measured), targets=[target])
+    fed.observe(msgspec.structs.replace(heartbeat, capacity=Load(1.0, 2 << 30, 125e6)))
 
 
-def test_recommend_tells_the_fleet_and_every_workload() -> None:
+def test_recommend_shows_the_fleet_and_every_workload() -> None:
     fed = FakeRuntime()
     with serving(fed) as url:
         busy_region(fed)
@@ -61,11 +61,11 @@ def test_check_ends_with_nine_while_workers_are_missing() -> None:
         assert run("size", "recommend", "--check", url=url).exit_code == 0
 
 
-def test_a_worker_that_is_away_is_told() -> None:
+def test_an_unreachable_worker_ends_the_command_with_exit_code_7() -> None:
     assert run("size", "recommend").exit_code == 7
 
 
-def test_what_if_says_that_it_was_removed_and_where_to_go() -> None:
+def test_the_removed_what_if_command_names_its_replacement() -> None:
     ended = run("size", "what-if", "--rate", "5000", "--latency", "20ms")
     assert ended.exit_code == 2
     assert "size what-if was removed: change a copy of the loads" in ended.stderr

@@ -1,4 +1,4 @@
-"""Sizes by REST and as metrics: from what workers measure, each with its reason, unknown while it is."""
+"""Sizes by REST and as metrics, from the workers' measurements, each with its reason."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ WORKER = Load(1.0, 2 << 30, 125e6)
 RETRY = "orders__billing__retry_1"
 
 
-def busy(name: str, **told: Any) -> JobStatus:
-    """A job that takes a tenth of a worker, at 500 messages a second, and was seen to carry 1,000."""
+def busy(name: str, **fields: Any) -> JobStatus:
+    """A job that uses a tenth of a worker at 500 messages a second, and has carried 1,000."""
     load = Load(0.1, 32 << 20, 1e6)
     known: dict[str, Any] = {"arriving": 500.0, "ceiling": 1000.0, "load": load, "committed": 40}
-    return flowing(name, **known | told)
+    return flowing(name, **known | fields)
 
 
-def told(*jobs: JobStatus, latency_ms: float = 20.0, worker: str = ME, group: str = "") -> Heartbeat:
+def heartbeat(*jobs: JobStatus, latency_ms: float = 20.0, worker: str = ME, group: str = "") -> Heartbeat:
     target = TargetStatus(address="billing:443", latency_ms=latency_ms, calls=40)
-    heard = beat(*jobs, worker=worker, targets=[target])
-    return msgspec.structs.replace(heard, capacity=WORKER, group=group)
+    record = beat(*jobs, worker=worker, targets=[target])
+    return msgspec.structs.replace(record, capacity=WORKER, group=group)
 
 
 def flow(console: Console, **spec: Any) -> None:
@@ -48,7 +48,7 @@ def metrics(console: Console) -> dict[str, float]:
 
 def test_a_size_is_what_was_measured_times_the_headroom_and_says_so(console: Console) -> None:
     flow(console)
-    console.fed.observe(told(busy(job(0)), busy(job(1))))
+    console.fed.observe(heartbeat(busy(job(0)), busy(job(1))))
     size = console.ask("GET", ONE).json
     assert size["measured"]["rate_per_s"] == 1000
     assert size["measured"]["latency_ms"] == 20
@@ -62,11 +62,11 @@ def test_a_size_is_what_was_measured_times_the_headroom_and_says_so(console: Con
     assert (fleet["workers"]["value"], fleet["workers"]["now"]) == (2, 1)
 
 
-def test_what_comes_again_is_in_flight_too_but_needs_no_partition_of_the_main_topic(console: Console) -> None:
+def test_retries_count_as_in_flight_but_need_no_partition_of_the_main_topic(console: Console) -> None:
     flow(console, retry=[{"delay": "1m"}])
     console.fed.apply(assigned(job(0, RETRY)))
-    again = busy(job(0, RETRY), arriving=500.0, ceiling=9000.0)
-    console.fed.observe(told(busy(job(0)), busy(job(1)), again))
+    retries = busy(job(0, RETRY), arriving=500.0, ceiling=9000.0)
+    console.fed.observe(heartbeat(busy(job(0)), busy(job(1)), retries))
     size = console.ask("GET", ONE).json
     assert size["measured"]["retries_per_s"] == 500
     assert size["in_flight"]["value"] == 39
@@ -77,38 +77,40 @@ def test_unknown_stays_unknown_and_the_reason_says_what_is_missing(console: Cons
     flow(console)
     console.fed.observe(beat(flowing(job(0)), flowing(job(1))))
     size = console.ask("GET", ONE).json
-    for what, missing in (("partitions", "rate"), ("in_flight", "rate"), ("workers", "load")):
-        assert size[what]["value"] is None
-        assert missing in size[what]["why"]
-    console.fed.observe(told(busy(job(0)), busy(job(1), arriving=-1.0), latency_ms=-1.0))
+    for figure, missing in (("partitions", "rate"), ("in_flight", "rate"), ("workers", "load")):
+        assert size[figure]["value"] is None
+        assert missing in size[figure]["why"]
+    console.fed.observe(heartbeat(busy(job(0)), busy(job(1), arriving=-1.0), latency_ms=-1.0))
     size = console.ask("GET", ONE).json
-    assert size["measured"]["rate_per_s"] is None, "a part of the sum is unknown"
+    assert size["measured"]["rate_per_s"] is None, "a sum with an unknown part is known"
     assert size["measured"]["latency_ms"] is None
     assert not any(name.startswith("switchyard_recommended_in_flight") for name in metrics(console))
 
 
-def test_a_job_that_was_not_measured_yet_counts_as_its_siblings_and_is_told(console: Console) -> None:
+def test_an_unmeasured_job_counts_as_its_siblings_and_the_reason_says_so(console: Console) -> None:
     flow(console)
-    console.fed.observe(told(busy(job(0)), busy(job(1), load=None)))
+    console.fed.observe(heartbeat(busy(job(0)), busy(job(1), load=None)))
     (fleet,) = console.ask("GET", ALL).json["fleets"]
     assert fleet["load"]["cpu_cores"] == 0.2
     assert "1 of 2 jobs are estimated" in fleet["workers"]["why"]
 
 
-def test_what_waits_because_it_is_delayed_is_no_lag(console: Console) -> None:
+def test_messages_that_wait_for_their_delay_are_no_lag(console: Console) -> None:
     flow(console, delay="10s")
     waiting = {"committed": 0, "high_watermark": 6_500}
-    console.fed.observe(told(busy(job(0), **waiting), busy(job(1), **waiting)))
+    console.fed.observe(heartbeat(busy(job(0), **waiting), busy(job(1), **waiting)))
     size = console.ask("GET", ONE).json
-    assert size["measured"]["lag_messages"] == 2_000  # of 13,000: at 1,000/s 10 s should wait, and one flows
+    assert (
+        size["measured"]["lag_messages"] == 2_000
+    )  # 13,000 less 11 s at 1,000/s: the delay and one second in flow
     assert "a lag of 2,000" in size["in_flight"]["why"]
 
 
-def test_each_isolation_group_is_a_fleet_and_who_drains_is_no_part_of_it(console: Console) -> None:
+def test_each_isolation_group_is_a_fleet_without_its_draining_workers(console: Console) -> None:
     flow(console, placement={"group": "gold"})
-    console.fed.observe(told(busy(job(0)), busy(job(1)), group="gold"))
-    console.fed.observe(told(worker="w2"))
-    console.fed.observe(told(worker="w3"))
+    console.fed.observe(heartbeat(busy(job(0)), busy(job(1)), group="gold"))
+    console.fed.observe(heartbeat(worker="w2"))
+    console.fed.observe(heartbeat(worker="w3"))
     console.fed.apply(Drain(at_ms=1, worker="w3", draining=True, actor="me"))
     rest, gold = console.ask("GET", ALL).json["fleets"]
     assert (rest["group"], rest["jobs"], rest["workers"]["now"], rest["load_ratio"]) == ("", 0, 1, 0)
@@ -122,12 +124,12 @@ def test_jobs_without_a_worker_of_their_group_still_ask_for_workers(console: Con
     assert gold["workers"]["value"] >= 1
 
 
-def test_a_sleeping_workload_needs_nothing_and_is_told_wherever_it_is_asked_for(console: Console) -> None:
+def test_a_hibernated_workload_needs_nothing_and_every_answer_says_so(console: Console) -> None:
     flow(console, hibernate={"after": "30m"})
     why = "hibernated: nothing arrived for 30 minutes; it wakes with the first message"
     for partition in (0, 1):
         console.fed.apply(assigned(job(partition), worker="", epoch=2, reason=why))
-    console.fed.observe(told())
+    console.fed.observe(heartbeat())
     size = console.ask("GET", ONE).json
     assert (size["workers"]["value"], size["in_flight"]["value"], size["partitions"]["value"]) == (0, 0, 2)
     assert size["workers"]["why"] == why
@@ -156,21 +158,21 @@ def test_no_such_workload_has_no_size(console: Console) -> None:
     assert console.ask("GET", "/api/v1/workloads/no/such/sizing").status == 404
 
 
-def test_only_the_leader_tells_what_is_of_the_region(console: Console) -> None:
+def test_only_the_leader_exports_the_regions_metrics(console: Console) -> None:
     flow(console)
-    console.fed.observe(told(busy(job(0)), busy(job(1))))
-    seen = metrics(console)
-    assert seen['switchyard_recommended_workers{group=""}'] == 2
-    assert seen['switchyard_fleet_workers{group=""}'] == 1
-    assert seen['switchyard_fleet_load_ratio{group=""}'] == 0.2
-    assert seen['switchyard_recommended_partitions{workload="billing/orders"}'] == 2
-    assert seen['switchyard_recommended_in_flight_messages{workload="billing/orders"}'] == 26
-    assert seen['switchyard_recommended_workload_workers{workload="billing/orders"}'] == 2
+    console.fed.observe(heartbeat(busy(job(0)), busy(job(1))))
+    series = metrics(console)
+    assert series['switchyard_recommended_workers{group=""}'] == 2
+    assert series['switchyard_fleet_workers{group=""}'] == 1
+    assert series['switchyard_fleet_load_ratio{group=""}'] == 0.2
+    assert series['switchyard_recommended_partitions{workload="billing/orders"}'] == 2
+    assert series['switchyard_recommended_in_flight_messages{workload="billing/orders"}'] == 26
+    assert series['switchyard_recommended_workload_workers{workload="billing/orders"}'] == 2
     console.fed.leader.leads = False
     assert not any("recommended" in name or "fleet" in name for name in metrics(console))
 
 
-def test_the_scaled_object_asks_for_a_metric_that_there_is(console: Console) -> None:
+def test_the_scaled_object_uses_an_existing_metric(console: Console) -> None:
     (scaled,) = YAML(typ="safe").load_all(SCALED)
     assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
     (trigger,) = scaled["spec"]["triggers"]
@@ -178,15 +180,15 @@ def test_the_scaled_object_asks_for_a_metric_that_there_is(console: Console) -> 
     assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "1")
     series = trigger["metadata"]["query"].removeprefix("max(").removesuffix(")")
     flow(console)
-    console.fed.observe(told(busy(job(0)), busy(job(1))))
-    asked = re.fullmatch(r'(\w+)\{region="east", (group="")\}', series)
-    assert asked is not None
-    assert f"{asked[1]}{{{asked[2]}}}" in metrics(console)
+    console.fed.observe(heartbeat(busy(job(0)), busy(job(1))))
+    used = re.fullmatch(r'(\w+)\{region="east", (group="")\}', series)
+    assert used is not None
+    assert f"{used[1]}{{{used[2]}}}" in metrics(console)
 
 
 @pytest.mark.parametrize("latency_ms", [(10.0, 30.0), (20.0, 20.0)])
 def test_the_latency_is_the_mean_over_all_workers(console: Console, latency_ms: tuple[float, float]) -> None:
     console.fed.apply(put(definition()), assigned(job(0)), assigned(job(1), "w2"))
-    console.fed.observe(told(busy(job(0)), latency_ms=latency_ms[0]))
-    console.fed.observe(told(busy(job(1)), latency_ms=latency_ms[1], worker="w2"))
+    console.fed.observe(heartbeat(busy(job(0)), latency_ms=latency_ms[0]))
+    console.fed.observe(heartbeat(busy(job(1)), latency_ms=latency_ms[1], worker="w2"))
     assert console.ask("GET", ONE).json["measured"]["latency_ms"] == 20

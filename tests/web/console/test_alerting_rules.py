@@ -1,4 +1,4 @@
-"""The published alerting rules ask for metrics that there are, and commands that there are."""
+"""The published alerting rules use only metrics and commands that exist."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def rules() -> list[dict[str, Any]]:
 
 def test_every_metric_and_label_of_a_rule_is_exported(rules: list[dict[str, Any]], console: Console) -> None:
     text = console.ask("GET", "/metrics").text
-    told = set(re.findall(r"^# TYPE (\S+)", text, re.M))
-    asked = {name for rule in rules for name in re.findall(r"switchyard_\w+", rule["expr"])}
-    assert len(asked) > 10
-    assert asked <= told
+    exported = set(re.findall(r"^# TYPE (\S+)", text, re.M))
+    used = {name for rule in rules for name in re.findall(r"switchyard_\w+", rule["expr"])}
+    assert len(used) > 10
+    assert used <= exported
 
 
 def test_every_series_names_its_region(console: Console) -> None:
@@ -40,7 +40,7 @@ def test_every_series_names_its_region(console: Console) -> None:
     assert [line for line in lines if 'region="east"' not in line] == []
 
 
-def test_no_rule_adds_up_regions(rules: list[dict[str, Any]]) -> None:
+def test_no_rule_sums_over_regions(rules: list[dict[str, Any]]) -> None:
     for rule in rules:
         for found in re.finditer(r"\b(sum|count|max|min|avg)\b *(by)?", rule["expr"]):
             assert found[2], rule["alert"]

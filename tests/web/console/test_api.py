@@ -1,4 +1,4 @@
-"""The REST API as a client meets it: a real server, over a runtime fed by hand (see `runtime_fake`)."""
+"""The REST API as a client meets it: a real server over a fake runtime (see `runtime_fake`)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_of_two_changes_at_the_same_moment_the_later_one_is_refused(
         read = console.ask("GET", PATH)
 
 
-def test_a_pause_does_not_outlive_the_workload_it_was_of(console: Console) -> None:
+def test_a_pause_does_not_outlive_its_workload(console: Console) -> None:
     console.ask("PUT", PATH, definition())
     assert console.ask("POST", f"{PATH}/pause").status == 200
     assert console.ask("DELETE", PATH).status == 200
@@ -75,8 +75,8 @@ def test_a_pause_does_not_outlive_the_workload_it_was_of(console: Console) -> No
 
 def test_an_unchanged_definition_makes_no_event(console: Console) -> None:
     console.ask("PUT", PATH, definition())
-    again = console.ask("PUT", PATH, definition())
-    assert (again.status, again.json["changed"]) == (200, False)
+    repeated = console.ask("PUT", PATH, definition())
+    assert (repeated.status, repeated.json["changed"]) == (200, False)
     assert len(console.fed.control.appended) == 1
 
 
@@ -95,7 +95,7 @@ def test_a_stale_if_match_changes_nothing(console: Console, method: str) -> None
     assert not console.fed.control.appended
 
 
-def test_if_match_of_any_needs_a_workload_and_if_none_match_needs_none(console: Console) -> None:
+def test_if_match_any_needs_a_workload_and_if_none_match_any_needs_none(console: Console) -> None:
     assert console.ask("PUT", PATH, definition(), If_Match="*").status == 412
     assert console.ask("PUT", PATH, definition(), If_None_Match="*").status == 201
     assert console.ask("PUT", PATH, definition(dlq={"enabled": False}), If_None_Match="*").status == 412
@@ -113,7 +113,7 @@ def test_a_condition_names_one_of_several_etags_or_none_of_them(console: Console
     assert console.ask("DELETE", PATH, If_Match=etag).status == 404
 
 
-def test_yaml_is_taken_as_well_as_json(console: Console) -> None:
+def test_a_definition_may_be_yaml_or_json(console: Console) -> None:
     yaml = (
         "# a comment\napiVersion: switchyard/v1\nkind: Workload\n"
         "metadata: {group: billing, topic: orders, cluster: east, owner: équipe 😀}\n"
@@ -121,7 +121,7 @@ def test_yaml_is_taken_as_well_as_json(console: Console) -> None:
     )
     assert console.ask("PUT", PATH, yaml.encode()).status == 201
     wanted = definition()
-    wanted["metadata"]["owner"] = "équipe 😀"  # escaped by json as two halves
+    wanted["metadata"]["owner"] = "équipe 😀"  # json escapes it as a surrogate pair
     assert console.ask("PUT", PATH, json.dumps(wanted)).json["changed"] is False
 
 
@@ -221,11 +221,11 @@ def test_workers_assignments_activity_and_incidents_are_listed(console: Console)
     console.fed.incidents.append(incident("second"))
     (worker,) = console.ask("GET", "/api/v1/workers").json["items"]
     assert (worker["worker"], worker["state"], worker["jobs"]) == ("worker-a", "running", 1)
-    (held,) = console.ask("GET", "/api/v1/assignments").json["items"]
-    assert (held["job"], held["reason"]) == (job(0), "it had no owner")
+    (assignment,) = console.ask("GET", "/api/v1/assignments").json["items"]
+    assert (assignment["job"], assignment["reason"]) == (job(0), "it had no owner")
     assert console.ask("GET", "/api/v1/activity").json["items"][0]["actor"] == "jo"
-    told = [item["message"] for item in console.ask("GET", "/api/v1/incidents").json["items"]]
-    assert told == ["second", "first"]
+    messages = [item["message"] for item in console.ask("GET", "/api/v1/incidents").json["items"]]
+    assert messages == ["second", "first"]
 
 
 def test_the_overview_comes_as_server_sent_events(console: Console) -> None:
@@ -263,13 +263,13 @@ def test_streams_are_bounded_in_number_and_a_closed_one_makes_room(
 # -- one partition ---------------------------------------------------------------------------------
 
 
-def owning(fed: FakeRuntime) -> None:
+def own_partition(fed: FakeRuntime) -> None:
     fed.apply(put(definition()), assigned(job(0)))
     fed.observe(beat(flowing(job(0)), url=fed.url))
 
 
 def test_the_tracker_view_shows_finished_in_flight_and_waiting_offsets(console: Console) -> None:
-    owning(console.fed)
+    own_partition(console.fed)
     console.fed.jobs.pumps[job(0)] = a_pump()
     shown = console.ask("GET", PATH + "/partitions/0/tracker").json
     assert (shown["base"], shown["end"], shown["capacity"], shown["room"]) == (105, 120, 50, 35)
@@ -291,12 +291,12 @@ def test_the_tracker_view_shows_finished_in_flight_and_waiting_offsets(console: 
     ],
 )
 def test_an_invalid_partition_is_refused(console: Console, path: str, status: int) -> None:
-    owning(console.fed)
+    own_partition(console.fed)
     assert console.ask("GET", PATH + path).status == status
 
 
-def test_another_worker_asks_the_owner(console: Console) -> None:
-    owning(console.fed)
+def test_another_worker_forwards_the_request_to_the_owner(console: Console) -> None:
+    own_partition(console.fed)
     console.fed.jobs.pumps[job(0)] = a_pump()
     other = FakeRuntime()
     other.worker = "worker-b"
@@ -307,9 +307,9 @@ def test_another_worker_asks_the_owner(console: Console) -> None:
     assert shown["base"] == 105
 
 
-def test_a_question_is_passed_on_once_only(console: Console) -> None:
-    """Two workers that each take the other for the owner do not ask each other for ever."""
-    owning(console.fed)  # by the log, but the pump has not started
+def test_a_request_is_forwarded_only_once(console: Console) -> None:
+    """Two workers that take each other for the owner must not ask each other for ever."""
+    own_partition(console.fed)  # the log says so, but its pump has not started
     other = FakeRuntime()
     other.worker = "worker-b"
     other.apply(put(definition()), assigned(job(0)))
@@ -337,7 +337,7 @@ def test_a_data_cluster_that_does_not_answer_is_named(console: Console) -> None:
 # -- outside ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_has_not_read_the_control_log_says_so_and_lies_about_nothing(console: Console) -> None:
+def test_a_worker_that_has_not_read_the_control_log_answers_503(console: Console) -> None:
     console.fed.control.caught_up = False
     for path in ("/health/ready", "/api/v1/workloads", PATH, "/api/v1/events"):
         assert console.ask("GET", path).status == 503, path
@@ -345,7 +345,7 @@ def test_a_worker_that_has_not_read_the_control_log_says_so_and_lies_about_nothi
     assert console.ask("GET", "/health/live").status == 200
 
 
-def test_before_there_is_a_runtime_only_liveness_is_answered() -> None:
+def test_without_a_runtime_the_server_answers_only_liveness() -> None:
     with serving(None) as url:
         place = urlsplit(url)
         for path, status in (
@@ -369,7 +369,7 @@ def test_a_worker_is_ready_while_its_lease_holds_and_it_is_not_draining(console:
     assert console.ask("GET", "/health/ready").json["lease_holds"] is False
 
 
-def test_a_worker_is_not_ready_while_it_can_save_nothing(console: Console) -> None:
+def test_a_worker_is_not_ready_while_it_cannot_save(console: Console) -> None:
     console.fed.writes.began(3, time.monotonic() - 31.0)
     ready = console.ask("GET", "/health/ready")
     assert (ready.status, ready.json["unsaved"]) == (503, "no broker answers")
@@ -385,7 +385,7 @@ def test_a_worker_is_not_ready_while_its_loop_stands_still_half_of_the_time(cons
     assert "stood still for 40 of the last 60 s" in ready.json["loop"]
 
 
-def test_metrics_leave_out_what_is_unknown(console: Console) -> None:
+def test_metrics_omit_unknown_values(console: Console) -> None:
     console.fed.apply(put(definition()), assigned(job(0)), assigned(job(1)))
     console.fed.observe(beat(flowing(job(0), delivered=5), flowing(job(1), committed=-1), breaker="open"))
     text = console.metrics()

@@ -1,4 +1,4 @@
-"""What a page does while things change under it, in a real browser over a runtime fed by hand."""
+"""How a page follows changes, in a real browser over a fake runtime."""
 
 from __future__ import annotations
 
@@ -57,34 +57,34 @@ def page(browser: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     assert not errors
 
 
-def says(page: Any, text: str, timeout_s: float = 60.0) -> None:
+def wait_for_text(page: Any, text: str, timeout_s: float = 60.0) -> None:
     page.wait_for_function(
         "text => document.body.innerText.includes(text)", arg=text, timeout=timeout_s * 1000, polling=POLL_MS
     )
 
 
-def test_a_page_lives_on_under_the_keyboard_and_the_mouse(page: Any, fed: FakeRuntime) -> None:
-    """A link must not be taken away between the press and the release of a button, nor lose its focus."""
+def test_an_update_keeps_the_focus_and_the_pressed_link(page: Any, fed: FakeRuntime) -> None:
+    """An update must not replace a link between press and release of a button, nor take its focus."""
     with serving(fed) as url:
         page.goto(url)
-        says(page, "41,000")
+        wait_for_text(page, "41,000")
         page.focus("main td a")
         page.evaluate("window.pressed = document.querySelector('main td a')")
         fed.observe(beat(flowing(job(0), delivered=42_000)))
-        says(page, "42,000")
+        wait_for_text(page, "42,000")
         assert page.evaluate("window.pressed === document.querySelector('main td a')")
         assert page.evaluate("window.pressed === document.activeElement")
         page.keyboard.press("Enter")
-        says(page, "Definition")
+        wait_for_text(page, "Definition")
 
 
 def test_a_page_opened_while_the_worker_starts_comes_alive_by_itself(page: Any, fed: FakeRuntime) -> None:
     fed.control.caught_up = False
     with serving(fed) as url:
         page.goto(url)
-        says(page, "does not answer")
+        wait_for_text(page, "does not answer")
         fed.control.caught_up = True
-        says(page, "41,000")
+        wait_for_text(page, "41,000")
         page.wait_for_selector("#live.on")
         assert page.is_hidden("#banner")
 
@@ -92,25 +92,25 @@ def test_a_page_opened_while_the_worker_starts_comes_alive_by_itself(page: Any, 
 def test_a_page_of_a_worker_that_hangs_shows_its_age_until_the_worker_answers(
     page: Any, fed: FakeRuntime
 ) -> None:
-    goes_on = threading.Event()
-    goes_on.set()
+    may_run = threading.Event()
+    may_run.set()
     live = fed.members.live
 
     def hanging(now_s: float) -> Any:
-        goes_on.wait(60)
+        may_run.wait(60)
         return live(now_s)
 
-    fed.members.live = hanging  # type: ignore[method-assign] # the loop stands still, as after a SIGSTOP
+    fed.members.live = hanging  # type: ignore[method-assign] # the loop hangs, as after a SIGSTOP
     with serving(fed) as url:
         page.goto(url)
-        says(page, "41,000")
-        goes_on.clear()
+        wait_for_text(page, "41,000")
+        may_run.clear()
         try:
-            says(page, "s old.")
+            wait_for_text(page, "s old.")
             assert page.inner_text("#live") == "not live"
             assert "41,000" in page.inner_text("main")
         finally:
-            goes_on.set()
+            may_run.set()
         page.wait_for_selector("#live.on")
         assert page.is_hidden("#banner")
 
@@ -118,11 +118,11 @@ def test_a_page_of_a_worker_that_hangs_shows_its_age_until_the_worker_answers(
 def test_the_first_line_says_what_needs_attention(page: Any, fed: FakeRuntime) -> None:
     with serving(fed) as url:
         page.goto(url)
-        says(page, "All workloads flow.")
+        wait_for_text(page, "All workloads flow.")
         fed.observe(beat(flowing(job(0)), breaker="open"))
-        says(page, "its receiver is away")
+        wait_for_text(page, "its receiver is away")
         fed.apply(assigned(job(1), worker="gone"))
-        says(page, "1 of 2 partitions wait for a worker")
+        wait_for_text(page, "1 of 2 partitions wait for a worker")
         assert "unknown" in page.inner_text("main table")
 
 
@@ -146,15 +146,15 @@ def test_outside_data_is_shown_as_text_everywhere(page: Any, fed: FakeRuntime) -
     with serving(fed) as url:
         for path in ("/", "/workloads", "/workloads/billing/orders", "/placement", "/activity"):
             page.goto(url + path)
-            says(page, "onerror")
+            wait_for_text(page, "onerror")
             assert page.query_selector("main img, main script") is None
         page.goto(url)
-        says(page, "worker-a")
+        wait_for_text(page, "worker-a")
         assert page.query_selector('a[href^="javascript"]') is None
 
 
 @pytest.mark.parametrize(("width", "dark"), [(380, True), (1280, False)])
-def test_the_workload_page_says_why_it_stands_still_on_every_screen(
+def test_the_workload_page_says_why_deliveries_stand_still_on_every_screen(
     browser: Any, fed: FakeRuntime, width: int, dark: bool, tmp_path: Path
 ) -> None:
     fed.observe(beat(flowing(job(0), state="emptying", postponed=5), breaker="open", **in_trouble()))
@@ -167,7 +167,7 @@ def test_the_workload_page_says_why_it_stands_still_on_every_screen(
             "Held back by: the receiver is away", "the next probe in 700 ms", "20.0 s, adapted from 10.0 s",
             "75 % of 40 answers", "5 short", "no token", "and 3 more", "not finished", "1 emptying",
         ):  # fmt: skip
-            says(page, text)
+            wait_for_text(page, text)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.screenshot(path=tmp_path / "workload.png", full_page=True)
     page.close()
@@ -179,10 +179,10 @@ def test_a_sleeping_workload_needs_no_attention_and_says_when_it_wakes(page: Any
     fed.observe(beat())
     with serving(fed) as url:
         page.goto(url)
-        says(page, "All workloads flow.")
-        says(page, "hibernated")
+        wait_for_text(page, "All workloads flow.")
+        wait_for_text(page, "hibernated")
         page.goto(f"{url}/workloads/billing/orders")
-        says(page, "Hibernated. nothing arrived for 30 minutes; it wakes with the first message")
+        wait_for_text(page, "Hibernated. nothing arrived for 30 minutes; it wakes with the first message")
 
 
 def test_the_activity_page_shows_drains_and_wishes_in_words(page: Any, fed: FakeRuntime) -> None:
@@ -199,7 +199,7 @@ def test_the_activity_page_shows_drains_and_wishes_in_words(page: Any, fed: Fake
             "w2 hands over its jobs and gets no more, by ann", "w3 gets jobs again, by ann",
             f"{job(0)} is wanted on w2 by bob: <b>hot</b>", "billing/orders is paused to be moved",
         ):  # fmt: skip
-            says(page, words)
+            wait_for_text(page, words)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(380, True), (1280, False)])
@@ -207,14 +207,17 @@ def test_the_placement_page_says_where_every_job_is_and_why(
     browser: Any, fed: FakeRuntime, width: int, dark: bool, tmp_path: Path
 ) -> None:
     load, capacity = Load(0.25, 64 << 20, 2e6), Load(1.0, 2 << 30, 125e6)
-    told: dict[str, Any] = {"arriving": 500.0, "ceiling": 100.0, "load": load}
+    measured: dict[str, Any] = {"arriving": 500.0, "ceiling": 100.0, "load": load}
     receiver: dict[str, Any] = {"targets": [TargetStatus(address="billing:443", latency_ms=20.0, calls=40)]}
     fed.apply(
         assigned(job(1), "w2", reason="worker-a is at 95 % of its cpu, above 90 %"),
         Drain(at_ms=1, worker="w2", draining=True, actor="ann"),
         MoveWish(at_ms=1, job=job(1), worker=ME, epoch=1, actor="ann"),
     )
-    for one in (beat(flowing(job(0), **told), **receiver), beat(flowing(job(1), **told), worker="w2")):
+    for one in (
+        beat(flowing(job(0), **measured), **receiver),
+        beat(flowing(job(1), **measured), worker="w2"),
+    ):
         fed.observe(msgspec.structs.replace(one, capacity=capacity, used=load, group=""))
     page = browser.new_page(
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
@@ -225,16 +228,16 @@ def test_the_placement_page_says_where_every_job_is_and_why(
             "0.25 of 1.00, 25 %", "64.0 MiB of 2.0 GiB", "drained", "worker-a is at 95 % of its cpu",
             "50 % of cpu", "1,000/s", "20.0 ms", "2 → 13",
         ):  # fmt: skip
-            says(page, text)
+            wait_for_text(page, text)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.screenshot(path=tmp_path / "placement.png", full_page=True)
         page.get_by_role("link", name="w2").first.click()
-        says(page, "Jobs of w2")
+        wait_for_text(page, "Jobs of w2")
         jobs = page.get_by_role("region", name="Jobs")
         assert jobs.locator("tbody tr").count() == 1
         page.goto(f"{url}/workloads/billing/orders")
         for text in ("Little's law", "wanted on worker-a", "arriving 1,000/s"):
-            says(page, text)
+            wait_for_text(page, text)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.screenshot(path=tmp_path / "workload.png", full_page=True)
     page.close()

@@ -1,4 +1,4 @@
-"""The pages in a real browser, over a real worker: they show the truth, and nothing of it as markup."""
+"""The pages of a real worker in a real browser: they show its data, and none of it as markup."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 @pytest.fixture(scope="module")
 def console(_shared_yard: Yard) -> Iterator[tuple[DemoStage, Process, str]]:
-    """A worker with a workload that has delivered, retried and stashed; evil text among its dead letters,
-    and a null, and one that lacks its value."""
+    """A worker with a workload that has delivered, retried and stashed messages.
+
+    Its dead letters include markup, a null value, and a letter that lacks its value.
+    """
     with make_stage(_shared_yard) as stage:
         topic = f"pages-{stage.region}"
         bootstrap = _shared_yard.bootstrap("east-aggregate")
@@ -53,7 +55,7 @@ def console(_shared_yard: Yard) -> Iterator[tuple[DemoStage, Process, str]]:
         asyncio.run(produce(bootstrap, topic, messages(400)))
         asyncio.run(evil())
         wait_until(lambda: len({d["id"] for d in stage.deliveries()}) >= 401, 60, worker.tail)
-        letters = f"{worker.url}/api/v1/dlq/billing/{topic}"  # they come there after their delivery
+        letters = f"{worker.url}/api/v1/dlq/billing/{topic}"  # dead letters arrive after their delivery
         wait_until(lambda: http("GET", letters)[1]["messages"] == 5, 60, worker.tail)
         queue, lacks = DeadLetterQueue(bootstrap, topic), left_out_headers(b"v" * 3_000, topic, 0, 7, "")
         asyncio.run(queue.put(None, key=b"lacking", headers=[*headers(), *lacks]))
@@ -63,7 +65,7 @@ def console(_shared_yard: Yard) -> Iterator[tuple[DemoStage, Process, str]]:
 
 @pytest.fixture
 def browse(console: tuple[DemoStage, Process, str]) -> Iterator[Any]:
-    """A page opener; not all pages are live."""
+    """A function that opens a page; not all pages are live."""
     with browsing(console[1].url, shows="h1") as opened:
         yield opened
 

@@ -1,4 +1,4 @@
-"""The console behind a real reverse proxy that ends TLS (Caddy): pages, changes, events, other workers."""
+"""The console behind Caddy, a real reverse proxy that ends TLS: pages, changes, events, other workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.web.runtime_fake import (
 NAME = "switchyard.example.com"
 PATH = "/api/v1/workloads/billing/orders"
 TRACKER = f"{PATH}/partitions/0/tracker"
-KEEPS_HOST, OWN_HOST = "", "header_up Host {upstream_hostport}"  # Caddy's way, and nginx's
+KEEPS_HOST, OWN_HOST = "", "header_up Host {upstream_hostport}"  # the default of Caddy, and of nginx
 CADDYFILE = """
 {
   admin off
@@ -53,7 +53,7 @@ https://%(name)s:%(port)d {
 
 @dataclass
 class Proxy:
-    """A client of the proxy, as a browser that trusts its authority."""
+    """A client of the proxy that trusts the proxy's certificate authority."""
 
     port: int
     context: ssl.SSLContext
@@ -67,16 +67,16 @@ class Proxy:
             "127.0.0.1", self.port, timeout=ENOUGH_S, context=self.context
         )
         connection.connect()
-        told = {"Host": f"{NAME}:{self.port}", **{k.replace("_", "-"): v for k, v in headers.items()}}
-        connection.request(method, path, None if body is None else json.dumps(body), told)
+        all_headers = {"Host": f"{NAME}:{self.port}", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        connection.request(method, path, None if body is None else json.dumps(body), all_headers)
         return connection.getresponse()
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         return Answer(self.open(method, path, body, **headers))
 
 
-class ByName(ssl.SSLContext):
-    """Asks for the proxy's name, wherever the connection leads: no name is looked up here."""
+class ProxyNameContext(ssl.SSLContext):
+    """Sends the proxy's name as server name, because the connection uses an address."""
 
     def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
         return super().wrap_socket(*args, **{**options, "server_hostname": NAME})
@@ -98,7 +98,7 @@ def proxied(folder: Path, port: int, upstream: str, host: str) -> Iterator[Proxy
             stdout=output, stderr=output, env={"HOME": str(folder), "PATH": "/usr/bin:/bin"},
         )  # fmt: skip
     try:
-        context = ByName(ssl.PROTOCOL_TLS_CLIENT)
+        context = ProxyNameContext(ssl.PROTOCOL_TLS_CLIENT)
 
         def is_written() -> bool:  # Caddy makes the file before it writes into it
             try:
@@ -124,7 +124,7 @@ def proxied(folder: Path, port: int, upstream: str, host: str) -> Iterator[Proxy
 
 
 @pytest.fixture(params=[KEEPS_HOST, OWN_HOST], ids=["keeps the Host", "sends its own Host"])
-def behind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Proxy, FakeRuntime]]:
+def proxied_worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Proxy, FakeRuntime]]:
     """A worker's console behind the proxy, which the worker's configuration names."""
     fed, port = FakeRuntime(), free_port()
     fed.apply(put(definition()))
@@ -135,17 +135,17 @@ def behind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Pro
         yield proxy, fed
 
 
-def test_pages_lists_and_metrics_come_through_the_proxy(behind: tuple[Proxy, FakeRuntime]) -> None:
-    proxy, _ = behind
+def test_pages_lists_and_metrics_come_through_the_proxy(proxied_worker: tuple[Proxy, FakeRuntime]) -> None:
+    proxy, _ = proxied_worker
     for path in ("/", "/assets/console.js", "/api/v1/workloads", "/metrics", "/health/ready"):
         assert proxy.ask("GET", path, Referer=f"{proxy.origin}/audit").status == 200, path
     assert proxy.ask("GET", "/api/v1/workloads", Referer="https://evil.example/").status == 403
 
 
-def test_a_page_that_came_through_the_proxy_may_change_things_and_no_other_page(
-    behind: tuple[Proxy, FakeRuntime],
+def test_only_a_page_that_came_through_the_proxy_may_change_things(
+    proxied_worker: tuple[Proxy, FakeRuntime],
 ) -> None:
-    proxy, fed = behind
+    proxy, fed = proxied_worker
     foreign = [
         {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": f"http://{NAME}:{proxy.port}"},
         {"Origin": f"https://{NAME}:{proxy.port + 1}"},
@@ -157,12 +157,14 @@ def test_a_page_that_came_through_the_proxy_may_change_things_and_no_other_page(
     assert not fed.control.appended
     own = {"Origin": proxy.origin, "Sec_Fetch_Site": "same-origin"}
     assert proxy.ask("POST", f"{PATH}/pause", {}, **own).status == 200
-    assert proxy.ask("POST", f"{PATH}/resume", {}).status == 200, "the command line sends no Origin"
+    assert proxy.ask("POST", f"{PATH}/resume", {}).status == 200, "a request without Origin was refused"
     assert len(fed.control.appended) == 2
 
 
-def test_live_pages_get_events_through_the_proxy_as_they_happen(behind: tuple[Proxy, FakeRuntime]) -> None:
-    proxy, _ = behind
+def test_live_pages_get_events_through_the_proxy_as_they_happen(
+    proxied_worker: tuple[Proxy, FakeRuntime],
+) -> None:
+    proxy, _ = proxied_worker
     answer = proxy.open("GET", "/api/v1/events", Accept="text/event-stream")
     try:
         assert answer.status == 200
@@ -173,13 +175,13 @@ def test_live_pages_get_events_through_the_proxy_as_they_happen(behind: tuple[Pr
         answer.close()
 
 
-def test_answers_of_another_worker_come_through_the_proxy(behind: tuple[Proxy, FakeRuntime]) -> None:
-    proxy, fed = behind
+def test_answers_of_another_worker_come_through_the_proxy(proxied_worker: tuple[Proxy, FakeRuntime]) -> None:
+    proxy, fed = proxied_worker
     other = FakeRuntime()
     other.worker = "worker-b"
     other.jobs.pumps[job(0)] = a_pump()
-    for one in (fed, other):
-        one.control.view.apply(assigned(job(0), "worker-b"))
+    for worker in (fed, other):
+        worker.control.view.apply(assigned(job(0), "worker-b"))
     other.apply(put(definition()))
     with serving(other) as url:
         fed.observe(beat(flowing(job(0)), worker="worker-b", url=url))
@@ -195,4 +197,4 @@ def test_behind_a_proxy_that_is_not_configured_the_refusals_say_what_to_set(tmp_
         refused = proxy.ask("GET", "/api/v1/workloads")
         assert refused.status == 421
         assert "web.public" in refused.json["detail"]
-        assert proxy.ask("GET", "/health/live").status == 200, "probes ask by any name"
+        assert proxy.ask("GET", "/health/live").status == 200, "a probe by another name was refused"

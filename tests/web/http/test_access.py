@@ -1,4 +1,4 @@
-"""Safe by default: what the server refuses, and what every answer carries."""
+"""The server is safe by default: which requests it refuses, and which headers every answer has."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_loopback_is_answered_by_any_of_its_names(console: Console, host: str) -
 
 def test_a_server_on_every_address_answers_for_addresses_and_its_own_name_only() -> None:
     fed = FakeRuntime()
-    with serving(fed, host="0.0.0.0") as url:  # noqa: S104 - told to the guard, not bound
+    with serving(fed, host="0.0.0.0") as url:  # noqa: S104 - only configured, not bound
         console = Console(url, fed)
         for host in ("192.168.1.7:6066", "[fe80::1]", socket.gethostname(), "localhost"):
             assert console.ask("GET", "/api/v1/overview", Host=host).status == 200, host
@@ -65,13 +65,13 @@ FOREIGN = [
 
 
 def _gets(console: Console) -> list[str]:
-    """Every GET of the API, with something in the place of its parameters."""
+    """The path of every GET of the API, with `x` for each parameter."""
     paths = console.ask("GET", "/api/v1/openapi.json").json["paths"]
     return [re.sub(r"\{[^}]*\}", "x", path) for path, methods in paths.items() if "get" in methods]
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-def test_a_foreign_page_can_begin_no_work_by_reading(console: Console, headers: dict[str, str]) -> None:
+def test_a_foreign_page_cannot_read_the_api(console: Console, headers: dict[str, str]) -> None:
     paths = _gets(console)
     assert any(path.endswith("/export") for path in paths)
     for path in paths:
@@ -82,7 +82,7 @@ def test_a_foreign_page_can_begin_no_work_by_reading(console: Console, headers: 
 
 
 @pytest.mark.parametrize("site", ["same-origin", "none"])
-def test_its_own_pages_and_programs_read(console: Console, site: str) -> None:
+def test_the_consoles_own_pages_and_programs_may_read(console: Console, site: str) -> None:
     assert console.ask("GET", "/api/v1/overview", Sec_Fetch_Site=site).status == 200
     assert console.ask("GET", "/api/v1/overview").status == 200
 
@@ -100,15 +100,15 @@ def test_the_consoles_own_page_may_change_things(console: Console) -> None:
     assert console.ask("PUT", PATH, definition(), Origin=console.url).status == 201
 
 
-def problem(answer: Answer, status: int) -> None:
-    """The answer is a problem with every member that RFC 9457 has, and tells nothing of the inside."""
+def assert_problem(answer: Answer, status: int) -> None:
+    """Asserts that the answer is a problem with every member of RFC 9457 and no internals."""
     assert answer.status == status, answer.text
     assert answer.headers["Content-Type"].startswith("application/problem+json")
-    told = answer.json
-    assert set(told) - {"errors"} == {"type", "title", "status", "detail", "instance"}
-    assert (told["status"], told["instance"][:1]) == (status, "/")
-    assert (told["type"] == "about:blank") == (told["title"] == HTTPStatus(status).phrase)
-    assert told["detail"]
+    fields = answer.json
+    assert set(fields) - {"errors"} == {"type", "title", "status", "detail", "instance"}
+    assert (fields["status"], fields["instance"][:1]) == (status, "/")
+    assert (fields["type"] == "about:blank") == (fields["title"] == HTTPStatus(status).phrase)
+    assert fields["detail"]
     assert not any(word in answer.text for word in ("Traceback", "site-packages", ".py"))
 
 
@@ -142,13 +142,13 @@ def test_a_wrong_request_is_a_problem_and_changes_nothing(
     if method == "HEAD":
         assert answer.status == status
     else:
-        problem(answer, status)
+        assert_problem(answer, status)
     assert ("Allow" in answer.headers) == (status == 405)
     assert not console.fed.control.appended
 
 
 @pytest.mark.parametrize(
-    ("body", "told", "status"),
+    ("body", "headers", "status"),
     [
         ("{}", {"Content_Type": "application/xml"}, 415),
         ("a=b", {"Content_Type": "application/x-www-form-urlencoded"}, 415),
@@ -167,14 +167,14 @@ def test_a_wrong_request_is_a_problem_and_changes_nothing(
     ],
 )
 def test_a_body_that_cannot_be_read_is_a_problem_and_changes_nothing(
-    console: Console, body: str | bytes, told: dict[str, str], status: int
+    console: Console, body: str | bytes, headers: dict[str, str], status: int
 ) -> None:
     console.fed.apply(put(definition()), assigned(job(0)))
-    problem(console.ask("POST", f"{PATH}/pause", body, **told), status)
+    assert_problem(console.ask("POST", f"{PATH}/pause", body, **headers), status)
     assert not console.fed.control.appended
 
 
-def test_a_name_of_strange_bytes_is_written_down_as_text(console: Console) -> None:
+def test_an_actor_name_of_undecodable_bytes_is_recorded_as_printable_text(console: Console) -> None:
     console.fed.apply(put(definition()))
     place = urlsplit(console.url)
     request = f"POST {PATH}/pause HTTP/1.1\r\nHost: localhost\r\nX-Switchyard-Actor: \xff\r\n\r\n"

@@ -1,6 +1,7 @@
-"""The API does what its description says, and nothing else: a client that knows the description only
-(schemathesis) asks every route what it allows, and what it does not. Each request meets the same region, and
-nothing is left to chance: a run asks what the last one asked.
+"""The API behaves exactly as its OpenAPI document describes.
+
+Schemathesis sends valid and invalid requests to every route, from the document alone. Each request meets the
+same region, so that an answer depends on its request only.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from app.kafka.client.cluster import ClusterUnreachable
 from app.web.console.api import Api
 from app.web.http.openapi import openapi
 from app.web.http.route_docs import described_of
-from tests.alerts.api.test_rest import fires
+from tests.alerts.api.test_rest import alert_of
 from tests.dispatch.dlq.console import served
 from tests.examples import CI_EXAMPLES, as_profile
 from tests.placement.api.test_rest import lead
@@ -52,46 +53,46 @@ DOCUMENT = openapi(ROUTES)
 REFUSED = ["400", "403", "404", "409", "413", "415", "422", "502", "503"]
 CONFIG = {
     "checks": {
-        # Answers like others: here no cluster can be reached.
+        # These are expected answers: no cluster can be reached here.
         "not_a_server_error": {"expected-statuses": ["2xx", "4xx", "502", "503"]},
         "negative_data_rejection": {"expected-statuses": REFUSED},
         "positive_data_acceptance": {"expected-statuses": ["2xx", "404", "409", "412", "502", "503"]},
     },
-    # Each bound of each field: a thousand requests more.
+    # Each bound of each field takes a thousand more requests.
     "phases": {"coverage": {"enabled": settings().max_examples >= CI_EXAMPLES}},
     "operations": [
-        # What no schema says: times, regular expressions, which of the fields go together, names that exist.
+        # No schema describes times, regular expressions, fields that exclude each other, or existing names.
         {"include-method": ["PUT", "POST"], "checks": {"positive_data_acceptance": {"enabled": False}}},
         {
             "include-path-regex": "/dlq/|tracker|/offsets/|/audit/",
             "checks": {"positive_data_acceptance": {"enabled": False}},
         },
-        # Every field's every bound takes thousands of requests: tests/config is about those.
+        # Each bound of each field takes thousands of requests: tests/config tests those.
         {"include-method": "PUT", "phases": {"coverage": {"enabled": False}}},
     ],
 }
 DESCRIPTION = schemathesis.openapi.from_dict(DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG))
-api = DESCRIPTION.exclude(path="/api/v1/events")  # it does not end
+api = DESCRIPTION.exclude(path="/api/v1/events")  # its answer has no end
 EXISTING = {"group": "billing", "topic": "orders", "worker": "w2", "partition": 0, "name": "mirror"}
 ALERT = {
     "apiVersion": "switchyard/v1", "kind": "Alert", "metadata": {"name": "mirror"},
     "spec": {"on": "loss", "topics": ["orders"], "channels": [{"webhook": {"url": "http://127.0.0.1:1/x"}}]},
 }  # fmt: skip
-MAX_LINE_BYTES = 8_000  # a server takes no longer request lines, whatever they ask
+MAX_LINE_BYTES = 8_000  # a server takes no longer request lines
 
 
 class ActingPump(HeldPump):
-    """One that ends what it is asked to."""
+    """A pump that finishes an offset when an operator asks."""
 
     def finish_by_operator(self, offset: int, _: DeliveryDecision) -> bool:
         self.tracker.ack_range(offset, offset + 1)
         return True
 
 
-def region(console: Console) -> None:
-    """The same as ever: two workers, a workload with every trouble, a route, an incident."""
+def reset_region(console: Console) -> None:
+    """Resets the region: two workers, a workload with every trouble, a route, an alert, an incident."""
     fed, url = console.fed, console.url
-    fed.__init__()  # type: ignore[misc]  # the server keeps this very object
+    fed.__init__()  # type: ignore[misc]  # the server keeps a reference to this object
     fed.url = url
 
     async def away(name: str) -> Any:
@@ -104,7 +105,7 @@ def region(console: Console) -> None:
     alert = parse_alert(ALERT)[0]
     fed.apply(
         AlertPut(at_ms=1, key=alert.key, definition=alert.to_wire(), etag=alert.etag(), actor="test"),
-        fires(fed, rule="mirror"),
+        alert_of(fed, rule="mirror"),
     )
     statuses = (flowing(job(0)), flowing(job(1)), flowing(copying(0)))
     fed.observe(beat(*statuses, url=url, **in_trouble()))
@@ -129,7 +130,7 @@ def lines(_: Any, value: Any) -> bytes:
 
 @schemathesis.hook
 def map_path_parameters(context: Any, path_parameters: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Names that are not there are all alike: three of four requests are about what is there."""
+    """Three of four requests use existing names, because unknown names all behave alike."""
     if not path_parameters or len(str(path_parameters)) % 4 == 0:
         return path_parameters
     known = {
@@ -151,14 +152,18 @@ def filter_query(context: Any, query: dict[str, Any] | None) -> bool:
     suppress_health_check=list(HealthCheck),
 )
 def test_every_answer_is_as_described(case: schemathesis.Case, console: Console) -> None:
-    region(console)
+    reset_region(console)
     case.call_and_validate(base_url=console.url, timeout=30)
 
 
-def test_the_document_is_openapi_and_describes_the_answers_of_every_route(console: Console) -> None:
+def test_the_document_is_openapi_and_describes_every_routes_answers(console: Console) -> None:
     DESCRIPTION.validate()
     assert console.ask("GET", "/api/v1/openapi.json").json == DOCUMENT
-    silent = [route for route in ROUTES if not (said := described_of(route.handler)) or not said.answers]
+    silent = [
+        route
+        for route in ROUTES
+        if not (description := described_of(route.handler)) or not description.answers
+    ]
     assert not silent
 
 
@@ -175,7 +180,7 @@ ROUTE = "/api/v1/routes/{name}"
 
 
 class Client:
-    """Asks by the description, and holds each answer to it."""
+    """Sends requests by the description, and validates each answer against it."""
 
     def __init__(self, url: str, **names: Any) -> None:
         self.url = url
@@ -190,8 +195,8 @@ class Client:
         return answer
 
 
-def test_successful_answers_are_as_described_too(console: Console) -> None:
-    region(console)
+def test_successful_answers_are_as_described(console: Console) -> None:
+    reset_region(console)
     client = Client(console.url)
     etag = client.ask("GET", WORKLOAD).headers["etag"][0]
     body = definition(tracker={"capacity": 5})
@@ -215,10 +220,10 @@ def test_successful_answers_are_as_described_too(console: Console) -> None:
     assert topic["state"] == "preparing"
     client.ask("POST", ROUTE + "/pause")
     client.ask("POST", ROUTE + "/resume")
-    made = client.ask("POST", "/api/v1/placement/plan", body={"even": True}).json()
-    assert made["moves"]
+    planned = client.ask("POST", "/api/v1/placement/plan", body={"even": True}).json()
+    assert planned["moves"]
     client.ask("POST", "/api/v1/placement/apply", 412, body={"plan": "another"})
-    client.ask("POST", "/api/v1/placement/apply", body={"even": True, "plan": made["plan"]})
+    client.ask("POST", "/api/v1/placement/apply", body={"even": True, "plan": planned["plan"]})
     client.ask("POST", "/api/v1/workers/{worker}/drain", body={"execute": True})
     for path in ("workers", "assignments", "activity", "incidents", "workloads", "routes"):
         page = client.ask("GET", f"/api/v1/{path}", query={"limit": 1})
@@ -241,9 +246,9 @@ def test_a_real_queue_is_answered_as_described(bootstrap: str, topic_name: str) 
         assert client.ask("POST", DLQ + "/merge", body=query).json()["counts"]["merged"] == 5
         client.ask("POST", DLQ + "/purge", body=query)
         assert client.ask("POST", DLQ + "/purge", body={"before": "0s"}).json()["offsets"] == 20
-        begun = client.ask("POST", DLQ + "/merge", 202, body=query | {"execute": True, "rate": 1e5})
-        client.names["id"] = begun.json()["id"]
-        assert begun.headers["location"] == [f"/api/v1/operations/{client.names['id']}"]
+        started = client.ask("POST", DLQ + "/merge", 202, body=query | {"execute": True, "rate": 1e5})
+        client.names["id"] = started.json()["id"]
+        assert started.headers["location"] == [f"/api/v1/operations/{client.names['id']}"]
         until_s = time.monotonic() + 60
         while client.ask("GET", "/api/v1/operations/{id}").json()["state"] == "running":
             assert time.monotonic() < until_s
