@@ -1,4 +1,4 @@
-"""Regions over the REST API: definitions, the routes they make, and who is active where."""
+"""Regions over the REST API: definitions, derived routes, and where workloads are active."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def failover(*topics: str, **spec: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def all_clusters(console: Console) -> None:
-    """Those of the layout are known."""
+    """The worker knows all clusters of the layout."""
     console.fed.clusters.specs = dict.fromkeys(LAYOUT.sites)
 
 
 def step(console: Console) -> None:
-    """The leader's next round."""
+    """Runs the leader's next round."""
     asyncio.run(console.fed.failover.step())
 
 

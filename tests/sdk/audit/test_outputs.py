@@ -1,4 +1,4 @@
-"""Outputs: files, functions, HTTP against a real server."""
+"""Outputs: files, functions, and HTTP to a real server."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ async def test_a_file_continues_after_a_line_that_a_full_disk_cut(tmp_path: Path
 
 
 async def test_functions_are_called_with_and_without_await() -> None:
-    told: list[int] = []
+    batch_sizes: list[int] = []
 
     async def later(some: object) -> None:
-        told.append(len(some))  # type: ignore[arg-type]
+        batch_sizes.append(len(some))  # type: ignore[arg-type]
 
     await CallOutput(later).send(reports(2))
-    await CallOutput(lambda some: told.append(len(some))).send(reports(3))
-    assert told == [2, 3]
+    await CallOutput(lambda some: batch_sizes.append(len(some))).send(reports(3))
+    assert batch_sizes == [2, 3]
 
 
 def problem(status: int, kind: str = outputs.BAD_REPORT) -> web.Response:

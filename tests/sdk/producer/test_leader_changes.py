@@ -1,4 +1,4 @@
-"""Leaders that move between two brokers of a region, one of which is killed, while a service writes."""
+"""A service writes while partition leaders move between two brokers of a region, one of which is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MORE = 500
 async def test_every_message_is_written_once_and_in_order_while_leaders_change(
     killable_yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
-    yard, told = killable_yard, RecordingHooks()
+    yard, hooks = killable_yard, RecordingHooks()
     waiting: list[list[asyncio.Future[Delivered]]] = [[], []]
     is_over = False
 
@@ -44,7 +44,7 @@ async def test_every_message_is_written_once_and_in_order_while_leaders_change(
         await second.assign(offsets)
         await create_on(client, one_each)
         stack.push_async_callback(delete, client, topic_name)
-        patient = RegionalProducer(regions(yard, AWAY), hooks=told, unhealthy_after_s=ENOUGH_S)
+        patient = RegionalProducer(regions(yard, AWAY), hooks=hooks, unhealthy_after_s=ENOUGH_S)
         async with patient as producer:
             writing = asyncio.create_task(write(producer))
             await flows()
@@ -67,5 +67,5 @@ async def test_every_message_is_written_once_and_in_order_while_leaders_change(
         for partition, futures in enumerate(waiting):
             assert [int(record.value or b"") for record in stands[partition]] == list(range(len(futures)))
             assert [future.result().offset for future in futures] == list(range(len(futures)))
-    assert told.moves == []
-    assert told.failures == []
+    assert hooks.moves == []
+    assert hooks.failures == []

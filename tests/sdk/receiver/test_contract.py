@@ -1,4 +1,4 @@
-"""The published contract is what the code is generated from, and is written as buf wants it."""
+"""The committed code is generated from the published contract, and the contract passes buf."""
 
 from __future__ import annotations
 

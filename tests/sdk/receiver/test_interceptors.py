@@ -21,7 +21,7 @@ TEMPLATE = MetadataTemplate("orders", "billing", 0)
 
 
 class Decrypt:
-    """Turns bytes round; what begins with an x is refused in one way or another."""
+    """Reverses the bytes; a value that begins with x is refused, each in another way."""
 
     def before(self, message: Message) -> Verdict:
         verdicts: dict[bytes, Any] = {
@@ -37,7 +37,7 @@ class Decrypt:
 
 
 class Watch:
-    """Notes what became of what."""
+    """Records the outcome of each message."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, str]] = []
@@ -48,7 +48,7 @@ class Watch:
 
 
 def register(receiver: Receiver, kind: str, seen: list[bytes]) -> None:
-    """A handler of that kind, which does as the value says once it can be read."""
+    """Registers a handler of this kind, which follows the decrypted value."""
 
     def take(message: Message) -> Any:
         seen.append(message.value)
