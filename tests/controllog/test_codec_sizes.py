@@ -1,4 +1,4 @@
-"""Whatever a worker has to say: no event is too large for a broker, and nothing is left out."""
+"""Events of any worker: none is too large for a broker, and nothing is left out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOB = "dispatch:billing-service/orders.created:orders.created:{}"
 def beat(
     jobs: int, *, worker: str = "w", at_ms: int = 1, state: str = "running", trouble: str = ""
 ) -> Heartbeat:
-    """A heartbeat of a worker with so many jobs, and as many receivers."""
+    """A heartbeat of a worker with this many jobs, and as many receivers."""
     statuses = [
         JobStatus(job=JOB.format(n), epoch=3, state="flowing", committed=10**9, trouble=trouble)
         for n in range(jobs)
@@ -110,17 +110,17 @@ def test_a_report_of_many_windows_comes_in_parts_and_only_the_last_says_how_far_
     parts = [codec.audit_event(event) for event in events]
     assert len(parts) > 1
     assert max(map(len, events)) <= codec.MAX_EVENT_BYTES
-    told = [part for part in parts if isinstance(part, Report)]
-    assert tuple(one for part in told for one in part.windows) == windows
-    assert [part.watermark_ms for part in told] == [-1] * (len(told) - 1) + [9]
-    assert {msgspec.structs.replace(part, windows=(), watermark_ms=0) for part in told} == {
+    reports = [part for part in parts if isinstance(part, Report)]
+    assert tuple(one for part in reports for one in part.windows) == windows
+    assert [part.watermark_ms for part in reports] == [-1] * (len(reports) - 1) + [9]
+    assert {msgspec.structs.replace(part, windows=(), watermark_ms=0) for part in reports} == {
         msgspec.structs.replace(report, windows=(), watermark_ms=0)
     }
     assert codec.report_events(msgspec.structs.replace(report, windows=windows[:2]))[1:] == []
 
 
 def test_a_record_that_none_of_our_clients_can_have_written_is_not_decoded() -> None:
-    """A few kB compressed: 100 MB of one record would hold up the loop, and be kept."""
+    """A few kB compressed can be 100 MB of one record, which would block the loop and stay in memory."""
     large = codec.encode(beat(1, trouble="x" * codec.MAX_READ_BYTES))
     with pytest.raises(codec.BadEvent, match=f"at most {codec.MAX_READ_BYTES} are read"):
         codec.heartbeat(large)

@@ -1,4 +1,4 @@
-"""The control log's fold of regions: definitions beside others, roles that no compaction can turn back."""
+"""The control log's fold for regions: definitions side by side, and roles that compaction cannot set back."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def failover(etag: str = "e1", expected: str | None = None) -> FailoverPut:
     )  # fmt: skip
 
 
-def route(etag: str = "r1", **told: Any) -> RoutePut:
-    return RoutePut(at_ms=0, key="orders", definition={}, etag=etag, actor="me", **told)
+def route(etag: str = "r1", **fields: Any) -> RoutePut:
+    return RoutePut(at_ms=0, key="orders", definition={}, etag=etag, actor="me", **fields)
 
 
 def role(region: str, epoch: int, state: Any = "active", key: str = KEY) -> RolePut:

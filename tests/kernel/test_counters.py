@@ -1,4 +1,4 @@
-"""Whatever stands in a log, a later honest term, epoch and takeover counts, for every reader alike."""
+"""Whatever a log holds, a later honest term, epoch and takeover counts, for every reader alike."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ hostile = st.one_of(
 
 
 def fold(log: list[tuple[int, AnyControlEvent]]) -> ControlState:
-    """As `app.controllog.log` does."""
+    """Folds the log as `app.controllog.log` does."""
     state = ControlState()
     for offset, event in log:
         state.next_offset = offset + 1

@@ -1,4 +1,4 @@
-"""Load: up fast, down slow; estimates from siblings; shares that sum up; no figure does harm."""
+"""Load: it rises fast and falls slowly; estimates from siblings; shares that add up; no figure does harm."""
 
 from __future__ import annotations
 

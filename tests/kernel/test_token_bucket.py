@@ -1,4 +1,4 @@
-"""The token bucket: never more than was promised, never blocked for ever."""
+"""The token bucket: it never releases more than was promised, and never blocks for ever."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ times = st.floats(0, 1e7)
 
 
 def slack(rate: float) -> float:
-    """What rule 3 and the clock's own resolution may give away early."""
+    """The tokens that rule 3 and the clock's resolution may release early."""
     return rate * (2 * MIN_WAIT_S + 1e-8)
 
 
 def goes(bucket: TokenBucket, now_s: float) -> bool:
-    """Takes one token, if it may."""
+    """Takes one token if the bucket allows it; returns whether it did."""
     may = bucket.wait_s(now_s) == 0
     if may:
         bucket.take(now_s)

@@ -54,7 +54,7 @@ def workload(mode: str = "active-passive", topic: str = "orders", **spec: Any) -
 
 
 class FakeRegion:
-    """One region as its leader `worker` sees it, whose clock may be wrong; `incidents` are the incidents that it
+    """One region as its leader `worker` sees it, whose clock may be wrong; `incidents` are those that it
     reported."""
 
     def __init__(self, own: str, *defined: AnyControlEvent, worker: str = "", clock_skew_ms: int = 0) -> None:

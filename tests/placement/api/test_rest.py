@@ -1,4 +1,6 @@
-"""Placement by REST: plans are read first, applied as they were read, and every move has its reason."""
+"""Placement over REST: an operator reads a plan before it is applied unchanged, and every move has its
+reason.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ PLAN, APPLY, RELEASE = (f"/api/v1/placement/{what}" for what in ("plan", "apply"
 
 
 def lead(console: Console, *, loads: float = 0.01) -> None:
-    """This worker leads a region of two, and has both jobs."""
+    """Makes this worker the leader of a region of two workers; it has both jobs."""
     fed = console.fed
 
     async def jobs() -> set[str]:
