@@ -68,10 +68,10 @@ def without_reason(role: RolePut | None) -> Any:
 
 def leader_events(region: str, view: ControlState, positions: set[str]) -> list[AnyControlEvent]:
     """Events that the region's leader writes for what it knows, as `app.failover.run.runner` does."""
-    left = {role.plan for role in view.roles if role.state == MOVING}
+    moving_plans = {role.plan for role in view.roles if role.state == MOVING}
     found: list[AnyControlEvent] = []
     for run in view.runs:
-        if run.to != region or not (run.state == EXECUTING or run.id in left):
+        if run.to != region or not (run.state == EXECUTING or run.id in moving_plans):
             continue
         standings = standings_of(run, view, positions)
         found += [one.write for one in standings if one.write is not None]
@@ -320,11 +320,11 @@ def test_a_forced_run_is_active_at_once_also_when_it_already_waits() -> None:
 def test_an_aborted_run_gives_moving_workloads_back_under_a_new_epoch_and_keeps_active_ones() -> None:
     aborted = msgspec.structs.replace(RUN, state=ABORTED)
     moving = standing(RUN, role("east", 0)).write
-    back = standing(aborted, moving).write
-    assert back is not None
-    assert (back.region, back.state, back.previous) == ("east", ACTIVE, "east")
-    assert back.epoch == next_epoch(2, "east", REGIONS)
-    assert standing(aborted, back).stage is WorkloadStage.BACK
+    returned = standing(aborted, moving).write
+    assert returned is not None
+    assert (returned.region, returned.state, returned.previous) == ("east", ACTIVE, "east")
+    assert returned.epoch == next_epoch(2, "east", REGIONS)
+    assert standing(aborted, returned).stage is WorkloadStage.BACK
     assert standing(aborted, role("west", 2, plan="f")).stage is WorkloadStage.ACTIVE
     assert standing(aborted, role("east", 0)).stage is WorkloadStage.LEFT
 
@@ -343,7 +343,7 @@ def test_a_later_decision_is_left_alone(at: RolePut | None, stage: WorkloadStage
     assert found.waits_for
 
 
-def test_a_run_of_which_nothing_came_is_aborted_and_one_that_waits_for_its_regions_says_so() -> None:
+def test_a_run_that_moved_nothing_is_aborted_and_one_of_other_regions_says_what_it_waits_for() -> None:
     taken = conclusion(RUN, [standing(RUN, role("north", 1))], 7)
     assert taken is not None
     assert (taken.state, taken.result) == (ABORTED, "1 changed otherwise meanwhile")
@@ -355,7 +355,7 @@ def test_a_run_of_which_nothing_came_is_aborted_and_one_that_waits_for_its_regio
     assert (gone.stage, gone.write) == (WorkloadStage.GONE, None)
 
 
-def test_a_state_goes_forward_only_whatever_comes_late_and_keeps_its_plan() -> None:
+def test_a_runs_state_only_advances_whatever_arrives_late_and_keeps_its_plan() -> None:
     planned = msgspec.structs.replace(RUN, state=PLANNED, plan={"rows": 1})
     aborted = msgspec.structs.replace(RUN, state=ABORTED)
     forced = msgspec.structs.replace(RUN, forced=True)
@@ -383,6 +383,6 @@ def test_an_abort_after_the_run_is_done_changes_nothing() -> None:
 def test_a_run_crosses_the_wire_and_people_see_it_without_its_plan() -> None:
     planned = msgspec.structs.replace(RUN, state=PLANNED, plan={"rows": [1]})
     assert codec.control_event(codec.encode(planned)) == planned
-    told = for_people(planned)
-    assert isinstance(told, FailoverRun)
-    assert told.plan is None
+    shown = for_people(planned)
+    assert isinstance(shown, FailoverRun)
+    assert shown.plan is None

@@ -175,17 +175,17 @@ def test_however_much_was_compacted_the_log_is_read_again_once() -> None:
     assert not deliver(log, {5: claim(2)})
     log._tail.end = 10
     assert deliver(log, {0: claim(1), 3: last, 5: claim(2), 8: claim(3)})
-    assert (log.view.term, log.view.workloads["g/t"]) == (1, first), "the end has not come"
+    assert (log.view.term, log.view.workloads["g/t"]) == (1, first), "the log was not read to its end"
     assert deliver(log, {9: claim(4)})
     assert (log.view.term, log.view.workloads["g/t"]) == (4, last)
 
 
-def test_a_reader_that_compaction_overtakes_before_it_has_caught_up_begins_once_more() -> None:
+def test_a_reader_that_compaction_overtakes_before_it_caught_up_starts_over() -> None:
     first, second, last = changes()
     log = ControlLog("control", {})
-    assert deliver(log, {0: first, 2: claim(1)}), "compaction had been there before"
+    assert deliver(log, {0: first, 2: claim(1)}), "compaction ran before the read"
     assert not deliver(log, {4: last})
-    assert deliver(log, {2: claim(1), 4: last, 5: second}), "what is refused then as well is refused"
+    assert deliver(log, {2: claim(1), 4: last, 5: second}), "a change that conflicts then is refused, too"
     assert (log.view.workloads["g/t"], log.view.refused) == (last, 1)
     assert log.take_refused() == []
 
@@ -202,7 +202,9 @@ async def test_the_log_is_read_from_its_start_by_a_reader_that_misses_offsets(
             key, at = compaction_key(first).encode(), (topic_name, 0)
             async with producing(bootstrap, transactional_id=topic_name) as producer, producer.transaction():
                 await producer.send_and_wait(topic_name, codec.encode(first), key, partition=0)
-            async with asyncio.timeout(ENOUGH_S):  # the marker of its end has an offset that no reader gets
+            async with asyncio.timeout(
+                ENOUGH_S
+            ):  # a transaction's end marker has an offset that no reader gets
                 while await client.end_offsets([at]) != {at: 2}:  # noqa: ASYNC110 - no event tells
                     await asyncio.sleep(0.02)
             before = await log.up_to(0)
@@ -227,7 +229,7 @@ async def test_a_claim_that_leaves_no_room_is_refused_and_an_honest_one_leads_fo
         assert (log.view.term, log.view.refused) == (1, 1)
         assert f"claim/{(1 << 63) - 1}/a at offset 1" in log.take_jump()
         assert log.take_jump() == ""
-        await log.append(claim(1 << 32))  # the highest that counts, or nearly
+        await log.append(claim(1 << 32))  # nearly the highest term that counts
         await log.append(claim(log.view.term + 1))
         assert log.view.term == (1 << 32) + 1
         await other.start()

@@ -1,5 +1,4 @@
-"""Each sender of a control topic continues after the broker refused a batch; a stuck partition is
-reported."""
+"""Each sender of a control topic continues after a refused batch; a stuck partition is reported."""
 
 from __future__ import annotations
 
@@ -213,7 +212,9 @@ async def test_a_topic_that_does_not_answer_is_reported_and_delays_no_stop(
         assert (bool(met.why), met.is_refusal) == (True, False)
         trouble = sender.writes.trouble(time.monotonic())
         assert trouble is not None
-        assert trouble.why == "", "nobody has answered it"
+        assert trouble.why == "", "no broker has answered"
     with pytest.raises(KafkaError):
         await waiting
-    assert not [one for one in asyncio.all_tasks() if "_sender_routine" in repr(one)], "one goes on for ever"
+    assert not [one for one in asyncio.all_tasks() if "_sender_routine" in repr(one)], (
+        "a sender task still runs"
+    )

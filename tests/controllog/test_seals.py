@@ -96,7 +96,7 @@ async def test_seals_begin_at_the_end_of_a_topic_and_at_the_start_of_a_recreated
             forged = SealsBegin(at_ms=0, worker="evil", topics={control: SealedTopic("", [1 << 40])})
             await producer.send_and_wait(topics.seals.name, msgspec.json.encode(forged), partition=0)
         async with started_seals(topics, options, client) as seals:
-            assert not seals.begins, "others do not say where seals begin"
+            assert not seals.begins, "a record that no worker sealed sets no start"
             assert not seals.refuses(record_at(control, 9))
             await seals.begin(client, "w")
             await until(lambda: not seals.missing)
@@ -104,7 +104,9 @@ async def test_seals_begin_at_the_end_of_a_topic_and_at_the_start_of_a_recreated
             sealed = tuple(seals.headers(control, b"k", b"v"))
             assert not seals.refuses(record_at(control, 2))
             assert not seals.refuses(record_at(control, 3, sealed))
-            assert not seals.refuses(record_at(topics.audit.name, 3)), "clients write there"
+            assert not seals.refuses(record_at(topics.audit.name, 3)), (
+                "clients write to this topic without seals"
+            )
             wrong = [(), ((HEADER, b""),), tuple(seals.headers(trackers, b"k", b"v"))]
             assert all(seals.refuses(record_at(control, 3 + n, headers)) for n, headers in enumerate(wrong))
             (refused,) = seals.take_refused()
@@ -112,9 +114,9 @@ async def test_seals_begin_at_the_end_of_a_topic_and_at_the_start_of_a_recreated
             assert seals.take_refused() == []
             async with producing(bootstrap) as producer:
                 await producer.send_and_wait(control, b"{}", key=b"k", partition=0)
-            await seals.begin(client, "another")  # which did not know yet
+            await seals.begin(client, "another")  # a worker that has not read the start yet
         async with started_seals(topics, options, client) as later:
-            assert later.begins[control, 0] == 3, "the first word counts"
+            assert later.begins[control, 0] == 3, "the first start counts"
             later._ids[trackers] = "another-topic-id-00000"
             later.begins.clear()
             later._take(SealsBegin(at_ms=0, worker="w", topics={
@@ -122,7 +124,7 @@ async def test_seals_begin_at_the_end_of_a_topic_and_at_the_start_of_a_recreated
                 control: SealedTopic(later._ids[control], [3]),
             }))  # fmt: skip
             assert (later.begins[trackers, 0], later.begins[control, 0]) == (0, 3)
-            assert later.missing, "the others have not begun"
+            assert later.missing, "the other topics have no start"
 
 
 @pytest.mark.parametrize("headers", [[], [(HEADER, b"x" * 32)]])
@@ -182,7 +184,7 @@ async def test_a_flood_of_unsealed_records_is_skipped_and_every_sealed_one_is_re
                     ]
                     last = (await asyncio.gather(*sent))[-1].offset
             view = log.view
-            assert await log.up_to(last) is view, "what was passed over is not taken for compaction"
+            assert await log.up_to(last) is view, "skipped records are not taken for compaction"
             assert (view.term, view.refused) == (3, 0)
             assert sum(one.count for one in seals.take_refused()) == 15_000
         finally:

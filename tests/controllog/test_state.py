@@ -175,7 +175,7 @@ def test_a_route_is_defined_changed_and_deleted_like_a_workload() -> None:
     assert not state.apply(route_deleted(expected="x"))
     assert state.apply(route_deleted(expected="y"))
     assert not state.apply(route_deleted())
-    assert not state.apply(route("z", expected="y")), "it was deleted, which is known"
+    assert not state.apply(route("z", expected="y")), "the fold knows that it was deleted"
     assert state.apply(route("z", expected=""))
 
 
@@ -183,7 +183,7 @@ def test_a_pause_of_a_route_holds_it_up_and_ends_with_it() -> None:
     state = fold(route(), paused(ALL, key="r"))
     assert state.is_paused("r", 3)
     state.apply(route("y"))
-    assert state.is_paused("r", 3), "another definition of it is paused, too"
+    assert state.is_paused("r", 3), "a changed definition stays paused"
     state.apply(route_deleted())
     assert not state.is_paused("r", 3)
 
@@ -216,7 +216,7 @@ def test_an_operators_act_is_recorded_and_changes_no_state() -> None:
     assert (state.assignments, state.term, state.paused) == before
 
 
-def test_where_a_deployment_begins_stays_when_its_definition_changes_and_ends_with_it() -> None:
+def test_a_deployments_start_outlasts_changes_of_its_definition_and_ends_with_it() -> None:
     first = start_at(5, 6, topic_id="A")
     assert fold(put(), first, put(etag="y"), start_at(50, 60, 70, topic_id="B")).start_of("g/t") == first
     state = fold(put(), first, deleted(), deployed("two"), start_at(50, deployment="two"))
@@ -228,7 +228,7 @@ def deployed(deployment: str, etag: str = "x") -> WorkloadPut:
     return msgspec.structs.replace(put(etag=etag), deployment=deployment)
 
 
-def test_where_a_workload_begins_counts_for_its_own_deployment_wherever_compaction_put_it() -> None:
+def test_a_start_counts_only_for_its_own_deployment_in_any_compacted_log() -> None:
     # A changed definition; compaction has dropped the first one.
     assert fold(start_at(5, deployment="one"), deployed("one", "y")).start_of("g/t") == start_at(
         5, deployment="one"
@@ -238,7 +238,7 @@ def test_where_a_workload_begins_counts_for_its_own_deployment_wherever_compacti
     assert (state.start_of("g/t"), len(state.stale)) == (None, 1)
 
 
-def test_of_two_leaders_that_record_where_a_workload_begins_the_first_is_followed_for_ever() -> None:
+def test_of_two_recorded_starts_of_a_workload_the_first_counts_for_ever() -> None:
     first, second = (start_at(ends, deployment="one", nonce=str(ends)) for ends in (5, 8))
     state = fold(deployed("one"), first, second)
     assert (state.start_of("g/t"), state.refused) == (first, 1)
@@ -262,7 +262,7 @@ def route_start_at(offset: int, nonce: str = "", part: int = 0, parts: int = 2) 
     return StartRecorded(at_ms=0, key="r", nonce=nonce, ends=[], others=others, part=part, parts=parts)
 
 
-def test_where_a_route_begins_is_what_was_recorded_first_in_all_of_its_parts() -> None:
+def test_a_routes_start_is_the_first_one_that_was_recorded_in_all_parts() -> None:
     state = fold(route("x", None), route_start_at(8, part=1))
     assert state.begins_at("r", "t1", 0, "A") is None, "part 0 is missing"
     state = fold(route("x", None), route_start_at(1, "lost", part=1), route_start_at(8, "a", part=1),
@@ -293,7 +293,7 @@ def moved(move: str, *ends: int, etag: str = "w", **rest: str) -> WorkloadPut:
     return msgspec.structs.replace(put(etag=etag), move=move, begun=at, **rest)
 
 
-def test_a_move_pauses_its_workload_until_its_definition_says_where_it_begins_there() -> None:
+def test_a_move_pauses_its_workload_until_the_new_definition_has_its_start() -> None:
     state = fold(put(), start_at(5, topic_id="A"), moving("m"))
     assert all(state.is_paused("g/t", partition) for partition in (0, None))
     assert state.apply(moved("m", 7))
@@ -323,7 +323,7 @@ def test_a_move_that_was_overtaken_moves_nothing() -> None:
         assert not state.apply(moved("m", 7)), meanwhile
         assert (state.workloads["g/t"], state.start_of("g/t")) == (before, None)
     state = fold(put(), moving("m"), deleted())
-    assert not state.apply(moved("m", 7)), "what was deleted stays so"
+    assert not state.apply(moved("m", 7)), "a deleted workload stays deleted"
     assert not fold(put(), moving("m")).apply(moved("m", 7, expected="another"))
 
 

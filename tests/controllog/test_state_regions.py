@@ -54,8 +54,8 @@ def test_events_come_back_from_the_wire(event: AnyControlEvent) -> None:
 
 
 def test_a_route_of_an_older_version_has_no_maker() -> None:
-    told = b'{"event":"route-put","at_ms":0,"key":"orders","definition":{},"etag":"r","actor":"me"}'
-    event = codec.control_event(told)
+    older = b'{"event":"route-put","at_ms":0,"key":"orders","definition":{},"etag":"r","actor":"me"}'
+    event = codec.control_event(older)
     assert isinstance(event, RoutePut)
     assert event.made_by == ""
 

@@ -96,7 +96,7 @@ steps = st.tuples(st.sampled_from(ACTS), st.sampled_from(sorted(KINDS)), st.inte
 
 
 @given(st.lists(steps, max_size=30), st.integers(0, 60))
-def test_whatever_was_compacted_a_fresh_reader_knows_where_everything_begins(
+def test_a_fresh_reader_knows_all_starts_after_any_compaction(
     acts: list[tuple[str, str, int]], clean: int
 ) -> None:
     region = Region()
@@ -108,7 +108,7 @@ def test_whatever_was_compacted_a_fresh_reader_knows_where_everything_begins(
 
 
 @given(st.lists(steps, max_size=30))
-def test_where_a_deployment_begins_changes_with_a_move_only(acts: list[tuple[str, str, int]]) -> None:
+def test_a_deployments_start_changes_only_with_a_move(acts: list[tuple[str, str, int]]) -> None:
     region = Region()
     known: dict[tuple[str, str], list[StartRecorded]] = {}
     for act, key, behind in acts:

@@ -89,7 +89,7 @@ def test_a_region_that_is_not_listed_gets_a_warning_that_it_copies_nothing() -> 
     assert [warning.message for warning in warnings] == ["this region, north, is not in the list"]
 
 
-def test_derived_routes_are_definitions_that_anybody_could_have_deployed() -> None:
+def test_derived_routes_are_valid_route_definitions() -> None:
     definition, _ = parse_failover(FAILOVER, layout=REGIONS)
 
     def control_topics(region: str) -> list[str]:
@@ -106,8 +106,8 @@ def test_derived_routes_are_definitions_that_anybody_could_have_deployed() -> No
         "switchyard-east-to-west.events",
     ]  # fmt: skip
     for route in made.values():
-        again, warnings = parse_route(route.to_wire(), clusters=REGIONS.sites)
-        assert (again.etag(), warnings) == (route.etag(), [])
+        parsed, warnings = parse_route(route.to_wire(), clusters=REGIONS.sites)
+        assert (parsed.etag(), warnings) == (route.etag(), [])
     data, control = made["orders-east-to-west"], made["switchyard-east-to-west"]
     assert (data.spec.limits.bytes_per_second, data.metadata.owner) == (4 * 1024 * 1024, "platform")
     assert [data.route().destination(t) for t in ("payments.eu", "payments.test")] == ["payments.eu", None]

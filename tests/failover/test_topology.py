@@ -50,16 +50,23 @@ def control_events(region: str) -> list[str]:
 @given(some_regions)
 def test_of_every_pair_of_regions_exactly_one_has_the_route(regions: tuple[str, ...]) -> None:
     failover = Failover("orders", regions, ("orders", r"payments\..*"))
-    of = {own: derive([failover], layout_of(own), control_topics, control_events).routes for own in NAMES}
+    routes_of = {
+        own: derive([failover], layout_of(own), control_topics, control_events).routes for own in NAMES
+    }
 
-    data = Counter((r.region, own) for own, routes in of.items() for r in routes.values() if not r.is_control)
+    data = Counter(
+        (r.region, own) for own, routes in routes_of.items() for r in routes.values() if not r.is_control
+    )
     control = Counter(
-        (r.region, own, r.from_end) for own, routes in of.items() for r in routes.values() if r.is_control
+        (r.region, own, r.from_end)
+        for own, routes in routes_of.items()
+        for r in routes.values()
+        if r.is_control
     )
     others = [(one, other) for one, other in product(regions, regions) if one != other]
     assert data == Counter(product(regions, regions))
     assert control == Counter((*pair, from_end) for pair in others for from_end in (False, True))
-    for own, routes in of.items():
+    for own, routes in routes_of.items():
         for route in routes.values():
             tier = REGIONAL if route.is_control else AGGREGATE
             assert (route.source, route.target) == (f"{route.region}-regional", f"{own}-{tier}")

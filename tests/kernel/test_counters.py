@@ -67,7 +67,7 @@ def test_a_later_honest_claim_and_its_assignments_count_after_any_forged_record(
 ) -> None:
     written = list(enumerate(log))
     kept = written if data is None else [one for one in written if data.draw(st.booleans())]
-    for read in (written, kept):  # of one that began after a compaction, which may leave any part
+    for read in (written, kept):  # the second reader began after a compaction, which may leave any part
         state = fold(read)
         offset = len(log)
         honest = claim(state.term + 1, "honest")

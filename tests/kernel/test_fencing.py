@@ -226,9 +226,9 @@ def test_an_old_epoch_can_neither_take_over_nor_save_and_learns_the_newer_epoch(
 def test_the_same_takeover_again_is_granted_again_since_its_answer_may_have_been_lost() -> None:
     record, first = on_takeover(fold(takeover(1, "a"), snapshot(1, "a", 7)), takeover(2, "b"))
 
-    again, second = on_takeover(record, takeover(2, "b"))
+    repeated, second = on_takeover(record, takeover(2, "b"))
 
-    assert again == record
+    assert repeated == record
     assert second == first
 
 

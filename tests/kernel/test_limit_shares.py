@@ -65,7 +65,7 @@ def test_busy_workers_share_by_their_busy_partitions() -> None:
     assert found["three"] == pytest.approx(3 * found["one"], rel=0.02)
 
 
-def test_where_calls_are_fewer_than_workers_those_that_want_one_take_turns() -> None:
+def test_with_fewer_calls_than_workers_the_workers_in_need_take_turns() -> None:
     wanted = {name: LimitDemand(more=name != "c") for name in "abc"}
     had = [name for turn in range(6) for name, slots in aims(1, wanted, turn).items() if slots]
 
@@ -201,15 +201,15 @@ class Region(RuleBasedStateMachine):
 
     @rule(turn=st.integers(0, 5))
     def leader_looks(self, turn: int) -> None:
-        here = {name: worker for name, worker in self.workers.items() if not worker.gone}
+        present = {name: worker for name, worker in self.workers.items() if not worker.gone}
         held = {}
         for name, one in (self.log[-1] if self.log else {}).items():
-            if (worker := here.get(name)) is None:
+            if (worker := present.get(name)) is None:
                 continue
             has_read = worker.heard is not None and worker.heard >= len(self.log)
             flying = worker.heard_in_flight if worker.heard is not None else 0
             held[name] = GrantedShare(one.now, max(one.now, one.now if has_read else one.most, flying))
-        aimed = aims(self.TOTAL, {name: worker.want for name, worker in here.items()}, turn)
+        aimed = aims(self.TOTAL, {name: worker.want for name, worker in present.items()}, turn)
         self.log.append(step(self.TOTAL, aimed, held))
 
     def granted(self, name: str) -> int:

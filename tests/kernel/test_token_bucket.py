@@ -54,7 +54,7 @@ def test_no_stretch_of_time_passes_more_than_its_rate_a_burst_and_one_debt(
 @given(
     rates, st.none() | st.floats(1, 1e6), times, st.lists(st.floats(0, 1e7), max_size=20), st.floats(0, 1e8)
 )
-def test_after_the_wait_it_may_go_however_large_it_is(
+def test_after_its_wait_a_message_of_any_size_may_go(
     rate: float, burst: float | None, now_s: float, before: list[float], amount: float
 ) -> None:
     bucket = TokenBucket(rate, burst)
@@ -115,6 +115,6 @@ def test_time_that_stands_still_gives_nothing() -> None:
 
 @pytest.mark.parametrize(("rate", "burst"), [(0, None), (-1, None), (math.inf, None), (math.nan, None),
                                              (1, 0.5), (1, math.inf), (1, math.nan)])  # fmt: skip
-def test_figures_that_mean_nothing_are_refused(rate: float, burst: float | None) -> None:
+def test_impossible_figures_are_refused(rate: float, burst: float | None) -> None:
     with pytest.raises(ValueError, match=r"rate|burst"):
         TokenBucket(rate, burst)

@@ -44,9 +44,9 @@ def test_a_snapshot_is_normal_however_it_is_given(snapshot: Snapshot) -> None:
 
 
 @given(st.integers(0, 60), st.lists(small, max_size=12))
-def test_a_snapshot_says_what_its_ranges_say(base: int, ranges: list[tuple[int, int]]) -> None:
-    said = set(range(base)) | {offset for start, end in ranges for offset in range(start, end)}
-    assert offsets(Snapshot(base, tuple(ranges))) == said
+def test_a_snapshot_has_exactly_the_offsets_of_its_ranges(base: int, ranges: list[tuple[int, int]]) -> None:
+    finished = set(range(base)) | {offset for start, end in ranges for offset in range(start, end)}
+    assert offsets(Snapshot(base, tuple(ranges))) == finished
 
 
 @given(snapshots)

@@ -89,7 +89,7 @@ def test_isolation_holds_while_a_definition_cannot_be_read(placement: object) ->
     region.view.apply(assigned(job(1), "dead"))
     made = region.placing.plan(region.view, {job(0), job(1)}, members, asleep={})
     assert "a" not in {decision.worker for decision in made.decisions}
-    assert job(0) not in {decision.job for decision in made.decisions}, "it stays where it is"
+    assert job(0) not in {decision.job for decision in made.decisions}, "the job stays with its worker"
     drained = [Member("a"), Member("b", draining=True, group="critical")]
     made = region.placing.plan(region.view, {job(0), job(1)}, drained, asleep={})
     assert made.decisions == []

@@ -142,13 +142,13 @@ async def test_silence_of_all_workers_is_no_death_and_silence_of_one_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
-    region.now_s += LONG_S  # the control cluster was away for all
+    region.now_s += LONG_S  # the control cluster was unavailable for all
     await region.round("a")
     region.send_heartbeats("a")
     await region.round("a")
-    assert region.owner == "b", "it may have been silent only as long as everybody was"
+    assert region.owner == "b", "b may have been silent only while all workers were"
     await region.run_for(2 * DEAD_AFTER_S, "a")
-    assert region.owner == "a", "the others are heard again, and it is not"
+    assert region.owner == "a", "a is heard again, and b is not"
 
 
 async def test_after_everybodys_silence_a_goodbye_is_believed_at_once(
@@ -190,7 +190,7 @@ async def test_nothing_is_written_with_the_term_of_the_next_leader(monkeypatch: 
 
 
 @pytest.mark.parametrize("sickness", ["its rounds fail", "its round hangs", "its lease does not hold"])
-async def test_a_leader_that_lives_and_leads_badly_is_followed_by_the_next(
+async def test_a_live_leader_whose_rounds_do_not_succeed_is_replaced(
     sickness: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
@@ -210,13 +210,13 @@ async def test_a_leader_that_lives_and_leads_badly_is_followed_by_the_next(
         await region.run_for(LONG_S, "a", "b", until=lambda: region.log.view.leader == "b")
         assert region.log.view.leader == "b"
         await region.run_for(LONG_S, "a", "b")
-        assert (region.log.view.leader, region.log.view.term) == ("b", 3), "and stays who leads"
+        assert (region.log.view.leader, region.log.view.term) == ("b", 3), "b stays the leader"
     finally:
         for task in region.hanging.values():
             task.cancel()
 
 
-async def test_a_leader_that_leads_well_keeps_leading(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_leader_whose_rounds_succeed_keeps_leading(monkeypatch: pytest.MonkeyPatch) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
     await region.run_for(LONG_S, "a", "b")
     assert region.log.view.term == 2
@@ -226,14 +226,14 @@ async def test_a_repair_of_a_definition_leaves_an_operators_newer_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
-    stands = region.log.view.workloads["billing/orders"]
-    region.log.refused = [msgspec.structs.replace(stands, etag="refused", expected="of long ago")]
-    newer = msgspec.structs.replace(stands, etag="newer", actor="ann")
+    current = region.log.view.workloads["billing/orders"]
+    region.log.refused = [msgspec.structs.replace(current, etag="refused", expected="of long ago")]
+    newer = msgspec.structs.replace(current, etag="newer", actor="ann")
     region.log.before_append = lambda: region.log.apply(newer)
     region.send_heartbeats("a", "b")
     await region.round("a")
     written = [event for event in region.log.appended if isinstance(event, WorkloadPut)]
-    assert [event.etag for event in written] == [stands.etag], "it was repaired"
+    assert [event.etag for event in written] == [current.etag], "the repair was written"
     assert region.log.view.workloads["billing/orders"] == newer
 
 
@@ -241,16 +241,16 @@ async def test_refused_definitions_of_routes_are_repaired_with_the_current_one_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
-    stands = put_route(route())
-    region.log.apply(stands)
-    late = msgspec.structs.replace(stands, etag="late", expected="of long ago")
+    current = put_route(route())
+    region.log.apply(current)
+    late = msgspec.structs.replace(current, etag="late", expected="of long ago")
     region.log.refused = [late, RouteDeleted(at_ms=0, key="gone", actor="ann", expected="of long ago")]
     region.send_heartbeats("a", "b")
     await region.round("a")
     written = {
         event.key: event for event in region.log.appended if isinstance(event, RoutePut | RouteDeleted)
     }
-    assert written["mirror"] == msgspec.structs.replace(stands, expected=stands.etag)
+    assert written["mirror"] == msgspec.structs.replace(current, expected=current.etag)
     assert isinstance(written["gone"], RouteDeleted)
     assert written["gone"].expected == ""
     assert region.log.view.routes == {"mirror": written["mirror"]}

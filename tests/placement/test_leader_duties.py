@@ -46,14 +46,14 @@ async def test_a_refused_definition_of_regions_is_overwritten_with_the_current_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
-    stands = failover()
-    region.log.apply(stands)
-    refused = msgspec.structs.replace(stands, etag="other", expected="nothing")
-    gone = msgspec.structs.replace(refused, key="failover:gone")
-    region.log.refused = [refused, gone]
+    current = failover()
+    region.log.apply(current)
+    refused = msgspec.structs.replace(current, etag="other", expected="nothing")
+    deleted_put = msgspec.structs.replace(refused, key="failover:gone")
+    region.log.refused = [refused, deleted_put]
     await region.run_for(0.5, "a")
 
     put, deleted = (e for e in region.log.appended if isinstance(e, FailoverPut | FailoverDeleted))
-    assert put == msgspec.structs.replace(stands, expected=stands.etag)
+    assert put == msgspec.structs.replace(current, expected=current.etag)
     assert isinstance(deleted, FailoverDeleted)
     assert (deleted.key, deleted.expected) == ("failover:gone", "")

@@ -30,11 +30,11 @@ def test_a_definition_is_planned_deployed_exported_and_pruned_without_its_routes
     exported = shell("config", "export").stdout
     assert [found["kind"] for found in YAML().load_all(exported)] == ["Workload", "Failover"]
     (shell.home / "all.yaml").write_text(exported)
-    again = shell("config", "plan", "-f", str(shell.home / "all.yaml"), "--prune")
-    assert again.returncode == 0, f"derived routes are nobody's to prune: {again.stdout}"
+    pruning_plan = shell("config", "plan", "-f", str(shell.home / "all.yaml"), "--prune")
+    assert pruning_plan.returncode == 0, f"prune must not touch derived routes: {pruning_plan.stdout}"
     prune = ("--prune", "--allow-empty", "--execute", "--yes")
-    gone = shell("config", "deploy", "-f", shell.file(definition()), *prune)
-    assert (gone.returncode, "deleted failover:shared" in gone.stderr) == (0, True), gone.stderr
+    pruned = shell("config", "deploy", "-f", shell.file(definition()), *prune)
+    assert (pruned.returncode, "deleted failover:shared" in pruned.stderr) == (0, True), pruned.stderr
 
 
 def test_the_status_shows_where_each_workload_is_active_and_the_age_of_other_regions_reports(
@@ -86,8 +86,8 @@ def test_a_workload_shows_the_region_that_is_active_for_it(shell: Shell) -> None
         "evil\\x1b[2J"
     )
     assert "passive: region west is active for it" in shown
-    here = msgspec.structs.replace(role, region="east", epoch=128, state="moving")
-    shell.fed.apply(here)
+    moving = msgspec.structs.replace(role, region="east", epoch=128, state="moving")
+    shell.fed.apply(moving)
     assert "moving to east, passive here" in shell("workload", "describe", "billing/orders").stdout
     assert "active_in" not in shell("workload", "list", "-o", "json").stdout
 

@@ -103,8 +103,8 @@ def test_a_plan_is_shown_executed_and_followed_to_its_end(shell: Shell) -> None:
     whole = shell("failover", "show", name)
     assert (whole.returncode, "\x1b" in whole.stdout + whole.stderr) == (0, False)
     assert json.loads(shell("failover", "show", name, "-o", "json").stdout)["state"] == "done"
-    again = shell("failover", "execute", name, "--yes")
-    assert (again.returncode, "It has ended" in again.stderr) == (5, True)
+    repeated = shell("failover", "execute", name, "--yes")
+    assert (repeated.returncode, "It has ended" in repeated.stderr) == (5, True)
 
 
 def test_a_waiting_run_says_for_what_and_is_forced_or_aborted(shell: Shell) -> None:
@@ -178,8 +178,11 @@ def test_a_drill_of_a_failover_that_is_blocked_fails_as_the_plan_does(shell: She
     )
     assert f"blocked: {KEY}: failover failover-" in blocked.stderr
     hear_west(shell.fed, ago_s=60.0)
-    away = drill(shell, "--workload", OTHER)
-    assert (away.returncode, "blocked: regions: the last report of region west arrived" in away.stderr) == (
+    unheard = drill(shell, "--workload", OTHER)
+    assert (
+        unheard.returncode,
+        "blocked: regions: the last report of region west arrived" in unheard.stderr,
+    ) == (
         5,
         True,
     )
@@ -212,28 +215,28 @@ def test_following_a_run_shows_what_the_leader_has_not_written(
 ) -> None:
     name = plan(shell, "--workload", KEY)
     monkeypatch.setattr(cli_runs, "SHOW_WAIT_AFTER_S", 0.3)
-    heard_of, ended = threading.Event(), threading.Event()
-    said: list[str] = []
+    was_shown, ended = threading.Event(), threading.Event()
+    printed: list[str] = []
     waits = f"{KEY} waits for the leader of east (there is none) to write it; "
 
-    def say(text: str) -> None:
-        said.append(text)
+    def record_text(text: str) -> None:
+        printed.append(text)
         if text.startswith(waits):
-            heard_of.set()
+            was_shown.set()
 
     def lead() -> None:
-        heard_of.wait(30.0)
+        was_shown.wait(30.0)
         with leading(shell, KEY):
             ended.wait(30.0)
 
-    monkeypatch.setattr(cli_runs, "_print", say)
+    monkeypatch.setattr(cli_runs, "_print", record_text)
     leads = threading.Thread(target=lead)
     leads.start()
     done = shell("failover", "execute", name, "--yes")
     ended.set()
     leads.join()
     assert done.returncode == 0, done.stderr
-    assert [text for text in said if text.startswith(waits)]
+    assert [text for text in printed if text.startswith(waits)]
 
 
 def test_help_has_examples(shell: Shell) -> None:

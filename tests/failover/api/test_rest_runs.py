@@ -77,7 +77,7 @@ def test_a_plan_is_kept_and_executed_step_by_step_until_it_is_done(console: Cons
     levels = {check["name"]: check["level"] for check in made["plan"]["checks"]}
     assert levels == {"workers": "ok", "heard": "ok"}
     assert made["plan"]["workloads"][0]["why"] == "this worker has no offset map", (
-        "it says what it cannot know"
+        "the plan names what it cannot know"
     )
     name = made["id"]
     assert stages(console, name) == ["to-begin", "to-begin"]
@@ -87,7 +87,7 @@ def test_a_plan_is_kept_and_executed_step_by_step_until_it_is_done(console: Cons
     assert (started.status, started.json["state"], started.json["changed"]) == (200, "executing", True), (
         started.text
     )
-    assert execute(console, name).json["changed"] is False, "it is under way"
+    assert execute(console, name).json["changed"] is False, "the run already executes"
 
     step(console)
     roles = console.ask("GET", API).json["roles"]
@@ -106,7 +106,7 @@ def test_a_plan_is_kept_and_executed_step_by_step_until_it_is_done(console: Cons
     done = console.ask("GET", f"{API}/{name}").json
     assert (done["state"], done["result"]) == ("done", "2 active")
     assert done["took_s"] >= 0
-    assert done["plan"] is not None, "as it was read"
+    assert done["plan"] is not None, "the run keeps the plan"
     (listed,) = console.ask("GET", f"{API}/runs").json["items"]
     assert (listed["id"], listed["state"]) == (name, "done")
     events = [
@@ -144,16 +144,16 @@ def test_after_an_abort_moving_workloads_go_back_and_active_ones_stay(console: C
     )
     step(console)
     assert stages(console, name) == ["active", "back"]
-    back = console.fed.control.view.roles.of(OTHER)
-    assert back is not None
-    assert (back.region, back.state, back.epoch, back.reason) == (
+    returned = console.fed.control.view.roles.of(OTHER)
+    assert returned is not None
+    assert (returned.region, returned.state, returned.epoch, returned.reason) == (
         "west", "active", 129, f"failover aborted {name}; west is well",
     )  # fmt: skip
     never = planned(console)["id"]
     assert console.ask("POST", f"{API}/abort", {"id": never}).json["result"] == "aborted before it was begun"
 
 
-def test_an_abort_that_comes_behind_the_word_that_it_is_done_is_refused(console: Console) -> None:
+def test_an_abort_after_the_end_of_the_run_is_refused(console: Console) -> None:
     name = planned(console, workloads=[KEY])["id"]
     execute(console, name, force=True)
     step(console)
@@ -177,11 +177,11 @@ def test_a_region_that_is_not_heard_is_only_taken_over_by_force(console: Console
     assert (refused.status, "would wait in vain" in refused.json["detail"]) == (412, True)
     assert execute(console, made["id"], force=True).json["state"] == "executing"
     hear_west(console.fed)
-    lives = planned(console, force=True, workloads=[KEY])
-    assert any("plan without --force" in check["remedy"] for check in lives["plan"]["checks"])
+    forced = planned(console, force=True, workloads=[KEY])
+    assert any("plan without --force" in check["remedy"] for check in forced["plan"]["checks"])
 
 
-def test_a_plan_that_is_not_true_any_more_is_refused_and_says_why(console: Console) -> None:
+def test_an_outdated_plan_is_refused_with_the_reason(console: Console) -> None:
     first, second = planned(console)["id"], planned(console)["id"]
     execute(console, first)
     refused = execute(console, second)
@@ -246,7 +246,7 @@ def test_a_failback_takes_back_what_a_failover_took_away_and_nothing_else(consol
     assert execute(console, made["id"]).json["state"] == "executing"
 
 
-def test_a_drill_says_what_it_could_not_try_and_leaves_an_act(console: Console) -> None:
+def test_a_drill_reports_its_result_and_is_recorded_as_an_operators_act(console: Console) -> None:
     started = console.ask("POST", f"{API}/drill", {"to": "east"})
     assert started.status == 202, started.text
     until_s = time.monotonic() + 30

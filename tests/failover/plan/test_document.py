@@ -110,7 +110,7 @@ def test_a_plan_of_as_many_workloads_as_may_be_planned_fits_into_the_control_log
     assert "the output of failover plan had them" in found.left_out
 
 
-def test_with_long_names_it_fits_or_is_refused() -> None:
+def test_a_plan_with_long_names_fits_or_is_refused() -> None:
     long = a_plan(MAX_WORKLOADS, 8, key="{}-" + "x" * 400 + "/orders")
     assert len(codec.encode(planned_run(long))) < MAX_REQUEST_BYTES
     with pytest.raises(PlanRefused, match="name some of them"):
@@ -133,7 +133,9 @@ def test_a_blocking_check_of_one_of_many_workloads_still_blocks_the_execution() 
     st.booleans(),
     st.integers(1_000, 20_000),
 )
-def test_whatever_is_left_out_blocks_as_much(levels: Any, partitions: int, may: bool, most: int) -> None:
+def test_a_shortened_plan_blocks_exactly_as_the_whole_plan(
+    levels: Any, partitions: int, may: bool, most: int
+) -> None:
     plan = a_plan(len(levels), partitions)
     for n, level in enumerate(levels):
         check = Check(name="regions", level=level, detail="d" * 500, remedy="r" * 500, may_force=may)

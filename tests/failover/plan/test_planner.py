@@ -206,7 +206,7 @@ async def test_a_foreign_position_here_is_a_warning_with_the_skipped_records(cas
     assert f"--group {case.group} --topic {case.topic}:0 --to-offset 60" in check.remedy
 
 
-async def test_how_much_is_not_here_is_unknown_while_a_copy_s_job_has_no_owner(case: Case) -> None:
+async def test_the_count_of_missing_records_is_unknown_while_a_copys_job_has_no_owner(case: Case) -> None:
     idle = put_route(route("idle", NOWHERE, HERE, case.topic))
     case.fed.apply(idle, assigned(copying(0, case.topic, "idle"), worker=""))
     planned = await case.plan()
@@ -271,7 +271,7 @@ async def test_the_next_drill_deletes_the_groups_of_a_killed_one(case: Case) -> 
     assert left == [new], "another worker may still run its drill"
 
 
-async def test_nothing_is_needed_of_a_region_that_is_lost(case: Case) -> None:
+async def test_a_plan_needs_nothing_from_a_lost_region(case: Case) -> None:
     await case.plan()  # it existed once
     case.lost()
     planned = await case.plan()
@@ -282,7 +282,7 @@ async def test_nothing_is_needed_of_a_region_that_is_lost(case: Case) -> None:
     assert f"{NOWHERE} does not answer" in at.detail
 
 
-async def test_last_positions_have_come_once_the_copy_is_as_far_as_the_group(case: Case) -> None:
+async def test_last_positions_have_arrived_once_the_copy_is_as_far_as_the_group(case: Case) -> None:
     workload = case.fed.catalog.workload(case.key)
     assert workload is not None
     requests = [(workload, case.stand.other)]
@@ -319,6 +319,10 @@ async def test_a_topic_that_is_not_here_and_another_definition_are_found_beforeh
     (why,) = case.planner.in_the_way(run, forced=True)
     assert "two regions could then issue the same epoch; deploy the same file in both" in why
     await case.stand.delete(HERE, case.topic)
-    gone = await case.plan()
-    (check,) = (check for check in gone.checks if check.name == "topic")
-    assert (check.level, "does not exist in here" in check.detail, gone.partitions) == ("blocked", True, [])
+    without_topic = await case.plan()
+    (check,) = (check for check in without_topic.checks if check.name == "topic")
+    assert (check.level, "does not exist in here" in check.detail, without_topic.partitions) == (
+        "blocked",
+        True,
+        [],
+    )

@@ -19,7 +19,7 @@ def routes(region: FakeRegion) -> dict[str, RoutePut]:
     return dict(region.log.view.routes)
 
 
-async def test_routes_follow_a_definition_and_say_who_made_them() -> None:
+async def test_routes_follow_a_definition_and_name_it_as_their_maker() -> None:
     west = FakeRegion("west", failover())
 
     await west.round()
@@ -89,11 +89,11 @@ async def test_a_change_by_hand_past_the_interface_is_put_back() -> None:
 async def test_a_definition_that_cannot_be_read_keeps_its_routes() -> None:
     west = FakeRegion("west", failover())
     await west.round()
-    spoilt = msgspec.structs.replace(failover(), etag="new", definition={"kind": "Failover"})
-    west.log.apply(spoilt)
+    unreadable = msgspec.structs.replace(failover(), etag="new", definition={"kind": "Failover"})
+    west.log.apply(unreadable)
     events = await west.round()
     assert not [event for event in events if isinstance(event, RouteDeleted)]
-    new_leader = FakeRegion("west", *routes(west).values(), spoilt)  # it never read the valid definition
+    new_leader = FakeRegion("west", *routes(west).values(), unreadable)  # it never read the valid definition
     await new_leader.round()
 
     assert set(routes(new_leader)) == WEST

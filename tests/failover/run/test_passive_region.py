@@ -12,7 +12,7 @@ IN_WEST = PassiveWorkload(KEY, "billing", "orders", "east", "east-aggregate", "w
 IN_EAST = PassiveWorkload(KEY, "billing", "orders", "west", "west-aggregate", "east-aggregate")
 
 
-async def test_it_follows_the_region_that_is_active_once_it_has_let_go_itself() -> None:
+async def test_a_region_follows_the_active_one_once_it_has_released_the_workload() -> None:
     east, west = two_regions()
     assert (east.keeper.passive(), west.keeper.passive()) == ([], []), "no role is known"
     await exchange_logs(east, west)
@@ -22,13 +22,13 @@ async def test_it_follows_the_region_that_is_active_once_it_has_let_go_itself() 
     await west.take_over()
     assert west.keeper.passive() == []
     await exchange_logs(east, west)
-    assert east.keeper.passive() == [], "somebody has its job here still"
+    assert east.keeper.passive() == [], "a worker of the east still owns its job"
     release_job(east)
     await exchange_logs(east, west)
     assert (east.keeper.passive(), west.keeper.passive()) == ([IN_EAST], [])
 
 
-async def test_while_the_role_moves_it_follows_the_region_that_had_it() -> None:
+async def test_while_a_role_moves_its_region_follows_the_former_one() -> None:
     east, west = two_regions()
     await exchange_logs(east, west)
     own_job(east)
@@ -36,7 +36,7 @@ async def test_while_the_role_moves_it_follows_the_region_that_had_it() -> None:
     await west.round()
     assert west.keeper.passive() == [IN_WEST]
     await exchange_logs(east, west)
-    assert east.keeper.passive() == [], "it follows nobody: it was the active one"
+    assert east.keeper.passive() == [], "it was the active region, so it follows none"
     release_job(east)
     await exchange_logs(east, west)
     assert west.role == ("west", 1, ACTIVE)

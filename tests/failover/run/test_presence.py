@@ -281,7 +281,7 @@ async def test_all_workers_of_a_region_follow_its_leaders_pulses() -> None:
     east.log.apply(RegionPulse(at_ms=1, region="east", leader="east-2/1", returned_ms=1))
     assert east.keeper.has_just_returned() is True
     await east.round(PULSE_INTERVAL_S)
-    assert east.keeper.has_just_returned() is False, "this one leads now, and knows better"
+    assert east.keeper.has_just_returned() is False, "this worker leads now, and its own presence counts"
 
 
 def test_an_old_pulse_names_no_worker_and_lost_contact_ends_a_name() -> None:
@@ -356,7 +356,7 @@ def test_the_last_pulse_counts_whatever_its_clock_and_its_age_is_since_it_came()
 def test_a_pulse_that_was_in_the_copy_before_it_was_read_did_not_arrive_now(clock_skew_s: int) -> None:
     east = FakeRegion("east", *DEFINED)
     east.bridge.accept("west", [pulse(now_ms() + (clock_skew_s - 1) * 1000)], old=True)
-    assert east.bridge.age_s("west") is None, "it may be of a region that is lost"
+    assert east.bridge.age_s("west") is None, "the pulse may come from a lost region"
     east.bridge.accept("west", [pulse(now_ms() - 3_600_000)], old=True)
     age_s = east.bridge.age_s("west")
     assert age_s is not None

@@ -226,32 +226,32 @@ async def test_a_region_that_comes_back_with_an_old_log_does_not_act_until_it_ha
     assert east.keeper.runs_here(shared_workload(east)) is True
     west.log.apply(run(west, forced=True))  # the whole east is lost
     await west.round()
-    back = FakeRegion("east", worker="east-2", clock_skew_ms=-300_000)  # a leader whose clock is behind
-    back.log.apply(*_defined(east), *east.log.appended)
-    assert back.role == ("east", 0, ACTIVE), "its old log says so"
-    assert back.keeper.runs_here(shared_workload(back)) is False
-    sender_role = back.keeper.sender_role(shared_workload(back))
+    returned = FakeRegion("east", worker="east-2", clock_skew_ms=-300_000)  # a leader whose clock is behind
+    returned.log.apply(*_defined(east), *east.log.appended)
+    assert returned.role == ("east", 0, ACTIVE), "its old log says so"
+    assert returned.keeper.runs_here(shared_workload(returned)) is False
+    sender_role = returned.keeper.sender_role(shared_workload(returned))
     assert sender_role is not None
     assert not sender_role.primary
-    await back.round(PULSE_INTERVAL_S)
-    assert back.log.view.pulses["east"].returned_ms > 0
-    assert back.keeper.runs_here(shared_workload(back)) is False
-    back.hear(west)  # an old log: the west has not heard of the return yet
-    await back.round(PULSE_INTERVAL_S)
-    assert back.role == ("west", 1, ACTIVE)
-    west.hear(back)
+    await returned.round(PULSE_INTERVAL_S)
+    assert returned.log.view.pulses["east"].returned_ms > 0
+    assert returned.keeper.runs_here(shared_workload(returned)) is False
+    returned.hear(west)  # an old log: the west has not heard of the return yet
+    await returned.round(PULSE_INTERVAL_S)
+    assert returned.role == ("west", 1, ACTIVE)
+    west.hear(returned)
     await west.round(PULSE_INTERVAL_S)
-    back.hear(west)
-    await back.round(PULSE_INTERVAL_S)
-    assert back.log.view.pulses["east"].returned_ms == 0, "it has been answered"
+    returned.hear(west)
+    await returned.round(PULSE_INTERVAL_S)
+    assert returned.log.view.pulses["east"].returned_ms == 0, "the west has answered it"
 
     # A failback makes the workload active in the east again.
-    back.log.apply(run(back, "f2"))
+    returned.log.apply(run(returned, "f2"))
     for _ in range(3):
-        await exchange_logs(back, west)
-    assert back.role == west.role == ("east", 64, ACTIVE)
-    assert back.keeper.runs_here(shared_workload(back)) is True
-    assert state(back, "f2") == DONE
+        await exchange_logs(returned, west)
+    assert returned.role == west.role == ("east", 64, ACTIVE)
+    assert returned.keeper.runs_here(shared_workload(returned)) is True
+    assert state(returned, "f2") == DONE
 
 
 async def test_a_region_whose_neighbours_are_away_acts_again_after_a_while() -> None:
@@ -279,7 +279,7 @@ async def test_a_new_leader_of_a_region_that_lives_acts_at_once() -> None:
     assert other.log.view.pulses["east"].returned_ms == 0
 
 
-async def test_nothing_is_carried_out_by_a_region_that_has_just_come_back() -> None:
+async def test_a_region_that_has_just_returned_runs_no_failover() -> None:
     _, west = two_regions()
     west.log.apply(role("east", 0), RegionPulse(at_ms=1, region="west", returned_ms=1))
     west.log.apply(run(west, forced=True))
@@ -303,9 +303,9 @@ async def test_the_leader_drops_expired_plans_and_old_runs_from_the_log() -> Non
     )
     assert not west.log.view.stale
     await west.round()
-    gone = ["failover-run/expired/planned", "failover-run/old/executing", "failover-run/old/done"]
-    assert list(west.log.view.stale) == gone
-    for key in gone:
+    dropped_keys = ["failover-run/expired/planned", "failover-run/old/executing", "failover-run/old/done"]
+    assert list(west.log.view.stale) == dropped_keys
+    for key in dropped_keys:
         west.log.view.dropped(key)
     await west.round()
     assert not west.log.view.stale

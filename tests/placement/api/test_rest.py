@@ -41,7 +41,7 @@ def lead(console: Console, *, loads: float = 0.01) -> None:
     fed.observe(beat(worker="w2"))
 
 
-def test_nothing_moves_for_beauty_and_a_plan_for_evenness_is_read_first_and_applied_as_read(
+def test_jobs_are_evened_only_on_request_and_by_the_plan_that_was_read(
     console: Console,
 ) -> None:
     lead(console)
@@ -143,8 +143,8 @@ def test_a_wish_that_was_not_fulfilled_yet_can_be_taken_back(console: Console) -
     (event,) = fed.control.appended
     assert (event.job, event.worker, event.why) == (job(1), "", "it ended")
     assert console.ask("POST", PLAN, {}).json["notices"] == []
-    again = console.ask("POST", RELEASE, {"job": job(1), "execute": True}).json
-    assert (again["wish"], again["changed"]) == (None, False)
+    repeated = console.ask("POST", RELEASE, {"job": job(1), "execute": True}).json
+    assert (repeated["wish"], repeated["changed"]) == (None, False)
     assert len(fed.control.appended) == 1
     assert console.ask("POST", RELEASE, {"job": "dispatch:no/such:such:0"}).status == 404
     assert "job: missing" in console.ask("POST", RELEASE, {}).json["detail"]

@@ -60,7 +60,7 @@ def test_a_lost_worker_moves_only_its_own_jobs() -> None:
     assert {d.job: d.release for d in decided.decisions} == {
         one: False for one, a in assignments.items() if a.worker == "b"
     }
-    assert all(d.worker == "c" for d in decided.decisions), "the empty one takes what is homeless"
+    assert all(d.worker == "c" for d in decided.decisions), "the empty worker takes all jobs of the lost one"
     why = decided.decisions[0].reason
     assert why.startswith("b is dead; with it c is at 0.5 % of its cpu, the emptiest of 2")
 
@@ -78,7 +78,7 @@ def test_a_draining_worker_gives_its_jobs_away_a_few_at_a_time() -> None:
     while decided := plan(assignments, leaving, assignments).decisions:
         released = [decision for decision in decided if decision.release]
         assert len(released) <= MOVES_PER_ROUND
-        assert len(released) == MOVES_PER_ROUND or rounds, "no fewer than may go"
+        assert len(released) == MOVES_PER_ROUND or rounds, "each round moves as many jobs as it may"
         assignments, rounds = carry_out(assignments, decided), rounds + 1
     assert {assignment.worker for assignment in assignments.values()} == {"b"}
     assert rounds > 30 // MOVES_PER_ROUND
@@ -211,15 +211,15 @@ def test_a_wish_for_a_dead_worker_pins_nothing() -> None:
     loads = {job(0): cpu(0.2), job(1): cpu(0.8)}
     assignments, wishes = assignments_of(dict.fromkeys(loads, "a")), {job(0): "dead"}
     decided = plan(loads, fleet("ab"), assignments, loads, wishes=wishes).decisions
-    assert [(d.job, d.target) for d in decided] == [(job(0), "b")], "its worker is relieved of it"
-    homeless = plan(
+    assert [(d.job, d.target) for d in decided] == [(job(0), "b")], "the loaded worker gives the job away"
+    placed = plan(
         loads, fleet("b"), assignments_of({job(0): "gone", job(1): "b"}), loads, wishes=wishes
     ).decisions
-    assert [(d.job, d.worker) for d in homeless] == [(job(0), "b")]
+    assert [(d.job, d.worker) for d in placed] == [(job(0), "b")]
     small = {job(n): cpu(0.01) for n in range(2)}
     even = plan(small, fleet("ab"), assignments_of(dict.fromkeys(small, "a")), small, rules=COUNTED,
                 wishes=dict.fromkeys(small, "dead"))  # fmt: skip
-    assert len(even.decisions) == 1, "nor does evenness halt at it"
+    assert len(even.decisions) == 1, "such a wish does not stop even counts either"
 
 
 def test_a_draining_worker_keeps_jobs_that_no_other_may_run_and_the_leader_reports_it_once() -> None:
@@ -281,7 +281,7 @@ def test_without_a_live_worker_nothing_is_decided_and_the_leader_reports_it() ->
     assert decided.notices[0].kind == "no-worker"
 
 
-def test_a_job_that_is_gone_is_let_go_by_its_owner_or_forgotten_with_it() -> None:
+def test_a_job_that_is_no_longer_wanted_is_released_by_its_owner_or_forgotten_with_it() -> None:
     assignments = assignments_of({job(0): "a", job(1): "z"})
     decided = plan([], fleet("a"), assignments).decisions
     assert {(d.job, d.worker, d.release) for d in decided} == {(job(0), "a", True), (job(1), "", False)}

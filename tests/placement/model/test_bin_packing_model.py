@@ -105,12 +105,12 @@ class PlacementThroughTime(RuleBasedStateMachine):
             current = self.assignments.get(decision.job)
             owner = current.worker if current is not None else ""
             if not decision.release:
-                assert owner not in self.members, "a live owner is asked first"
+                assert owner not in self.members, "a live owner must release the job first"
                 assert not decision.worker or not self.members[decision.worker].draining
                 assert bool(decision.worker) == (decision.job in self.wanted)
                 continue
             assert current is not None
-            assert owner == decision.worker, "who is asked to release is the owner"
+            assert owner == decision.worker, "only the owner is asked to release a job"
             assert not current.release
             if decision.job not in self.wanted:
                 continue
@@ -118,7 +118,9 @@ class PlacementThroughTime(RuleBasedStateMachine):
             if self.members[owner].draining:
                 continue
             coming = {d.job for d in decisions if owner == (d.target if d.release else d.worker)}
-            assert self.level(owner, coming) > RULES.high or decision.job in self.wishes, "settled jobs stay"
+            assert self.level(owner, coming) > RULES.high or decision.job in self.wishes, (
+                "jobs of a worker that is not too full stay"
+            )
         on_their_way = sum(a.release and a.worker in self.members for a in self.assignments.values())
         assert not moves or moves + on_their_way <= RULES.moves
 
@@ -148,7 +150,9 @@ class PlacementThroughTime(RuleBasedStateMachine):
         else:
             raise AssertionError(f"no rest: {decided.decisions}")
         able = {name for name, member in self.members.items() if not member.draining}
-        assert {one for one, a in assignments.items() if a.worker} == self.wanted, "none lost, none left over"
+        assert {one for one, a in assignments.items() if a.worker} == self.wanted, (
+            "all wanted jobs are placed, and no other"
+        )
         assert all(assignments[one].worker in able for one in self.wanted)
         assert all(
             assignments[one].worker == wish

@@ -75,9 +75,9 @@ def test_every_way_of_counting_gives_the_same(
         window_of(time, 100) for time, _, _ in records
     )
     for start, one in found.items():
-        here = [record for record in records if window_of(record[0], 100) == start]
-        named = [name for _, _, name in here if name is not None]
-        assert one.nbytes == sum(size for _, size, _ in here)
+        in_window = [record for record in records if window_of(record[0], 100) == start]
+        named = [name for _, _, name in in_window if name is not None]
+        assert one.nbytes == sum(size for _, size, _ in in_window)
         assert (one.identified, one.ids) == (len(named), of_ids(ids_of(named)))
     assert not counted._problems.now
 

@@ -164,10 +164,10 @@ def test_from_every_step_on_every_record_is_counted_once(
         run_script(taken_over(world.folder, world), world)
     assert len(world.crash_points) > 10
     for number, moment in enumerate(world.crash_points):
-        again = CrashRecorder(restore(tmp_path / f"again-{number}", moment), random.Random(number))
-        again.arrived, again.committed = list(moment.arrived), moment.committed
-        finish(taken_over(again.folder, again), again)
-        check_counts(again.arrived)
+        next_run = CrashRecorder(restore(tmp_path / f"again-{number}", moment), random.Random(number))
+        next_run.arrived, next_run.committed = list(moment.arrived), moment.committed
+        finish(taken_over(next_run.folder, next_run), next_run)
+        check_counts(next_run.arrived)
 
 
 def restore(folder: Path, moment: CrashPoint) -> Path:

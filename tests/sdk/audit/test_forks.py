@@ -97,11 +97,11 @@ os.kill(os.getpid(), signal.SIGKILL)
     )  # fmt: skip
     assert (tmp_path / "confirmed").exists(), done.stderr
     assert done.stderr.count("a forked process: it counts nothing") == 3
-    again = """
+    next_process = """
 with SyncAudit(wal=folder / "wal", output=FileOutput(folder / "reports"), **options) as audit:
     assert audit.close(60)
 """
-    assert "damaged" not in run_script(tmp_path, fork, again).stderr
+    assert "damaged" not in run_script(tmp_path, fork, next_process).stderr
     assert counted_records(tmp_path / "reports") == 301
 
 

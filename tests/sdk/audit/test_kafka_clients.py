@@ -260,10 +260,10 @@ async def test_a_broker_that_is_away_is_reported_and_nothing_is_lost(tmp_path: P
                 await asyncio.sleep(0.01)
         assert "KafkaConnectionError" in audit.stats.wrong["the output"]
         assert not await audit.close(0.1)
-    came: list[Report] = []
-    async with Audit(origin="web", tier="consumer", wal=tmp_path, output=CallOutput(came.extend)):
+    arrived: list[Report] = []
+    async with Audit(origin="web", tier="consumer", wal=tmp_path, output=CallOutput(arrived.extend)):
         pass
-    assert counted_records(came) == 1  # a client that closes while it sends may send a report twice
+    assert counted_records(arrived) == 1  # a client that closes while it sends may send a report twice
 
 
 async def test_a_consumer_that_is_killed_again_and_again_counts_every_record_once(

@@ -47,7 +47,7 @@ def test_later_frames_replace_what_earlier_ones_say() -> None:
     assert found.positions == {"a": {0: (5, 1), 1: (7, 1)}, "b": {0: (1, 1)}}
 
 
-def test_nothing_left_is_nothing() -> None:
+def test_an_empty_log_gives_an_empty_snapshot() -> None:
     assert recovery.read([]) == WalSnapshot()
     assert recovery.resumed(WalSnapshot(), 1, IDLE_MS) == ((), {})
 
@@ -58,12 +58,12 @@ def test_a_report_that_a_former_version_did_not_see_acknowledged_counts_once() -
     one = client_with("a", 5, source="client-7@1")
     tree = msgspec.msgpack.decode(recovery.encode(WalSnapshot((one.state(),))))
     (state,) = (client_with for client_with in tree["clients"])
-    assert state.pop("shard"), "another than that of former versions"
+    assert state.pop("shard"), "the shard differs from that of older versions"
     (sent,) = one.reports(1_000)
     before = msgspec.structs.replace(sent, shard=0)
-    (again,), _ = recovery.resumed(recovery.read([msgspec.msgpack.encode(tree)]), 2_000, IDLE_MS)
-    assert again.id == before.id
-    assert counted_records(before, again) == 1
+    (repeated,), _ = recovery.resumed(recovery.read([msgspec.msgpack.encode(tree)]), 2_000, IDLE_MS)
+    assert repeated.id == before.id
+    assert counted_records(before, repeated) == 1
 
 
 def test_a_continued_client_reports_in_the_shard_of_its_earlier_reports() -> None:

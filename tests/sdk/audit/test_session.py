@@ -93,12 +93,12 @@ async def test_counts_are_sent_and_the_end_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_next_process_sends_what_could_not_be_sent(tmp_path: Path) -> None:
-    away, output = RecordingOutput(), RecordingOutput()
-    away.fails = OSError("nobody there")
-    first = SyncAudit(**QUICK, wal=tmp_path, output=away)
+    unreachable, output = RecordingOutput(), RecordingOutput()
+    unreachable.fails = OSError("nobody there")
+    first = SyncAudit(**QUICK, wal=tmp_path, output=unreachable)
     first.start()
     first.handled("orders", 0, 7, 5, 10)
-    until(lambda: away.tries > 3)
+    until(lambda: unreachable.tries > 3)
     first.sent("payments", 5, 10)
     assert not first.close(0.05)
     assert first.stats.waiting >= 2
@@ -203,7 +203,7 @@ def test_a_report_that_does_not_pass_is_found_by_halves_and_delays_no_other(tmp_
         assert audit.close(60)
 
 
-def test_where_nothing_passes_a_round_asks_a_few_times(
+def test_where_no_report_passes_a_round_tries_a_few_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background_thread, "BACKOFF_S", 3_600.0)
@@ -290,9 +290,9 @@ def test_a_change_that_a_fault_kept_out_of_the_log_is_in_the_next_frame(
 def test_a_damaged_log_is_reported_and_the_audit_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    away = RecordingOutput()
-    away.fails = OSError("nobody there")
-    with SyncAudit(**QUICK, wal=tmp_path, output=away) as audit:
+    unreachable = RecordingOutput()
+    unreachable.fails = OSError("nobody there")
+    with SyncAudit(**QUICK, wal=tmp_path, output=unreachable) as audit:
         for number in range(3):
             audit.handled("orders", 0, number, 5, 10)
             assert audit.logged()
@@ -425,16 +425,16 @@ sys.exit("the child took the parent's lock with it")
 
 def test_ten_thousand_reports_that_wait_do_not_grow_with_time(tmp_path: Path) -> None:
     """The output is unavailable: the log is rotated, and stays small."""
-    away = RecordingOutput()
-    away.fails = OSError("nobody there")
-    with SyncAudit(**QUICK, wal=tmp_path, output=away) as audit:
+    unreachable = RecordingOutput()
+    unreachable.fails = OSError("nobody there")
+    with SyncAudit(**QUICK, wal=tmp_path, output=unreachable) as audit:
         for _ in range(300):
             for topic in range(20):
                 audit.sent(f"topic-{topic}", int(time.time() * 1000), 10)
             assert audit.logged()
         assert audit.stats.waiting <= 20
-        away.fails = None
-    assert counted_records(away.reports) == 6_000
+        unreachable.fails = None
+    assert counted_records(unreachable.reports) == 6_000
 
 
 async def test_many_wait_for_one_write(tmp_path: Path) -> None:

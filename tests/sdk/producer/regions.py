@@ -19,7 +19,7 @@ QUICK: dict[str, Any] = {"unhealthy_after_s": 4.0, "return_after_s": 1.0}
 
 
 class RecordingHooks(Hooks):
-    """Records deliveries, moves and failures, and raises in one of its calls."""
+    """Records deliveries, moves and failures. It raises at the first delivery of each region."""
 
     def __init__(self) -> None:
         self.moves: list[tuple[str, str, int]] = []

@@ -63,9 +63,9 @@ async def test_every_message_is_written_once_and_in_order_while_leaders_change(
                 await flows()
             is_over = True
             await writing
-        stands = await records(yard, AWAY, topic_name)
+        stored = await records(yard, AWAY, topic_name)
         for partition, futures in enumerate(waiting):
-            assert [int(record.value or b"") for record in stands[partition]] == list(range(len(futures)))
+            assert [int(record.value or b"") for record in stored[partition]] == list(range(len(futures)))
             assert [future.result().offset for future in futures] == list(range(len(futures)))
     assert hooks.moves == []
     assert hooks.failures == []

@@ -27,9 +27,9 @@ async def test_each_message_of_a_batch_gets_its_own_offset_and_time(
             for n in range(200)
         ]
         places = [await future for future in waiting]
-    stands = (await records(yard, HOME, topic_name))[0]
+    stored = (await records(yard, HOME, topic_name))[0]
     assert [place.offset for place in places] == list(range(200))
-    assert [place.timestamp_ms for place in places] == [record.timestamp for record in stands]
+    assert [place.timestamp_ms for place in places] == [record.timestamp for record in stored]
     assert len({place.timestamp_ms for place in places}) > 100 or kind == "LogAppendTime"
 
 
@@ -112,7 +112,7 @@ async def test_after_a_stop_sent_batches_are_answered_and_nothing_else_is_sent(
         await until(lambda: any(batch.is_sent for batch in outbox._tasks.values()))
         behind = [await producer.send(topic_name, b"%d" % n, partition=n % 2) for n in range(1, 50)]
         link.stop("because")
-        assert link.flying == 1, "all others are known never to have been sent"
+        assert link.flying == 1, "the other batches were never sent"
         await asyncio.to_thread(yard.resume, HOME)
         await link.settled()
         assert isinstance(await sent, Delivered)

@@ -108,7 +108,7 @@ async def test_an_invalid_message_is_refused_and_delays_no_other(yard: Yard, top
         assert (await producer.send_and_wait(topic_name, b"a message")).region == HOME
 
 
-async def test_a_message_that_a_region_may_have_is_not_said_to_be_nowhere(
+async def test_the_error_names_regions_that_may_have_the_message(
     killable_yard: Yard, topic_name: str
 ) -> None:
     yard = killable_yard
@@ -210,7 +210,7 @@ async def test_calls_that_waited_for_a_region_go_before_later_calls(yard: Yard, 
 
 
 @pytest.mark.deep(minutes=0.2)
-async def test_brokers_of_a_region_that_hang_do_not_speak_for_the_one_that_answers(
+async def test_a_region_with_one_answering_broker_is_healthy_while_others_hang(
     yard: Yard, topic_name: str
 ) -> None:
     await topics(yard, topic_name)

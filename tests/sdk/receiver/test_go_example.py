@@ -240,23 +240,27 @@ async def test_a_receiver_killed_in_the_middle_of_a_stream_loses_no_message(
     receiver: Example, sender: RecordingSender
 ) -> None:
     acknowledged: Counter[int] = Counter()
-    left = equal_records(3_000)
-    for row in left[::60]:
+    unacknowledged = equal_records(3_000)
+    for row in unacknowledged[::60]:
         row.value = body(row.offset, "slow", 60_000)  # in progress when it is killed
-    sender.send(left)
+    sender.send(unacknowledged)
     await sender.until(lambda: len(sender.reported) >= 1_000)
     assert await receiver.stop(signal.SIGKILL) == -signal.SIGKILL
     await sender.all_reported()
     assert set(sender.codes()[::60]) == {UNAVAILABLE}
     await receiver.start(*WINDOW)
-    while left and len(sender.batches) < 50:
+    while unacknowledged and len(sender.batches) < 50:
         await sender.all_reported()
         codes = sender.codes(len(sender.batches) - 1)
         assert set(codes) <= {OK, UNAVAILABLE}
-        acknowledged.update(row.offset for row, code in zip(left, codes, strict=True) if code == OK)
-        left = [StreamRecord(row.offset, body(row.offset)) for row in left if row.offset not in acknowledged]
-        if left:
-            sender.send(left)
+        acknowledged.update(row.offset for row, code in zip(unacknowledged, codes, strict=True) if code == OK)
+        unacknowledged = [
+            StreamRecord(row.offset, body(row.offset))
+            for row in unacknowledged
+            if row.offset not in acknowledged
+        ]
+        if unacknowledged:
+            sender.send(unacknowledged)
 
     assert acknowledged == dict.fromkeys(range(3_000), 1)
     assert {line["id"] for line in receiver.lines()} == set(map(str, range(3_000)))
@@ -275,9 +279,9 @@ async def test_a_receiver_killed_in_the_middle_of_calls_loses_no_message(
     async with asyncio.timeout(ENOUGH_S):
         while (await call(body("again"), metadata)).code != OK:  # noqa: ASYNC110 - it is asked each time
             await asyncio.sleep(0.05)
-    again = await asyncio.gather(*(call(body(number), metadata) for number in range(200)))
+    repeated = await asyncio.gather(*(call(body(number), metadata) for number in range(200)))
 
-    assert {result.code for result in again} == {OK}
+    assert {result.code for result in repeated} == {OK}
     finished = [name for name, outcome in receiver.handled().elements() if outcome == "ok"]
     assert sorted(finished) == sorted([*map(str, range(300)), "again"])
 
@@ -366,7 +370,9 @@ async def test_results_come_in_ascending_ranges_that_do_not_touch_and_credit_nev
         stashed = [stash.deliveries for stash in response.results.stashed]
         for spans in (list(response.results.acknowledged), stashed):
             assert all(span.start < span.end for span in spans)
-            assert all(low.end < high.start for low, high in pairwise(spans)), "they could be one"
+            assert all(low.end < high.start for low, high in pairwise(spans)), (
+                "ranges that touch must be one range"
+            )
             seen.update(number for span in spans for number in range(span.start, span.end))
     assert seen == dict.fromkeys(range(3_000), 1)
 

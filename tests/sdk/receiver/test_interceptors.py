@@ -158,7 +158,7 @@ async def test_an_error_of_a_batch_handler_fails_only_its_messages(serve: Serve)
     assert [offset for offset, _ in sorted(watch.seen)] == list(range(8))
 
 
-async def test_the_row_goes_in_order_and_comes_back_in_reverse_until_one_ends_it() -> None:
+async def test_interceptors_run_in_order_and_finish_in_reverse_until_one_refuses() -> None:
     way: list[str] = []
 
     class Named:

@@ -374,7 +374,7 @@ def test_impossible_limits_are_refused(limits: dict[str, Any]) -> None:
         Receiver(**limits)
 
 
-def test_acknowledgements_in_any_order_become_as_few_ranges_as_it_takes() -> None:
+def test_acknowledgements_in_any_order_become_the_fewest_ranges() -> None:
     outcomes = StreamOutcomes()
     for number in (5, 3, 4, 9, 0):
         outcomes.add(number, Ack())

@@ -227,7 +227,7 @@ def test_a_client_that_continues_in_another_table_value_counts_once_and_holds_no
         for number in range(4)
     ]
     old = [msgspec.structs.replace(one, shard=0) for one in made[:2]]
-    assert made[0].shard, "another than that of former versions"
+    assert made[0].shard, "the shard differs from that of older versions"
     for position, one in enumerate([*old, *made[2:], *old, *made[2:]]):
         collector.apply(one, position, recorded_ms=24_000)
     assert sum(record.totals.count for record in collector.windows.values()) == 4

@@ -60,30 +60,30 @@ def test_spans_are_those_of_the_records_whatever_becomes_of_reports_and_readers(
         log.append(timed if by_records else sorted(max(0, at_ms) for at_ms in timed))
     how = CountingSpec(records_of, SOURCE, disorder_ms=0, by_value=by_records)
     reader = PartitionReader(SCOPE, SOURCE, how, base)
-    begin, heard = base, list[Report]()
+    begin, delivered = base, list[Report]()
 
     def deliver(reports: list[Report], *, is_acknowledged: bool) -> None:
         nonlocal position
         for report in reports:
             collector.apply(report, position)
             position += 1
-            heard.append(report)
+            delivered.append(report)
             if is_acknowledged:
                 reader.acknowledged(report)
 
     for move in [*story, *["read"] * len(batches), "tell"]:
         if move == "read":
-            data, following = log.fetch(reader.next_offset, 1 + len(heard) % 3)
+            data, following = log.fetch(reader.next_offset, 1 + len(delivered) % 3)
             reader.fetched(data, following, at_ms=5)
         elif move == "lose":
             reader.reports(5)
-        elif move == "repeat" and heard:
-            deliver(heard[-2:], is_acknowledged=False)
+        elif move == "repeat" and delivered:
+            deliver(delivered[-2:], is_acknowledged=False)
         elif move == "die":
             begin = max(begin, reader.state()[0].since)
             reader = PartitionReader(SCOPE, SOURCE, how, begin)
         elif move == "tell":
-            deliver(reader.reports(5), is_acknowledged=len(heard) % 3 != 0)
+            deliver(reader.reports(5), is_acknowledged=len(delivered) % 3 != 0)
     assert collected_spans(collector) == exact_spans(log, log.next_offset)
 
 
