@@ -72,7 +72,7 @@ def test_of_every_pair_of_regions_exactly_one_has_the_route(regions: tuple[str, 
             assert (route.source, route.target) == (f"{route.region}-regional", f"{own}-{tier}")
 
 
-@settings(max_examples=as_profile(20))  # a proof over up to a hundred routes each
+@settings(max_examples=as_profile(20))  # each example checks up to a hundred routes
 @given(st.lists(st.tuples(some_regions, st.sampled_from(TOPICS)), min_size=1, max_size=len(TOPICS),
                 unique_by=lambda pair: pair[1]))  # fmt: skip
 def test_all_routes_of_all_regions_make_no_loop_and_copy_nothing_twice(

@@ -119,7 +119,7 @@ def test_a_later_honest_takeover_is_granted_after_any_forged_record(
     tracker = TrackerFold()
     for offset, event in enumerate(log):
         tracker.apply(event, offset)
-    control = ControlState()  # of a region in which nothing was forged but the tracker topic
+    control = ControlState()  # in this region only the tracker topic has forged records
     for _ in range(2 * len(log) + 2):
         epoch = control.next_epoch(JOB)
         answer = tracker.apply(takeover(epoch, "honest"), tracker.next_offset)

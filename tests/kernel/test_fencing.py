@@ -19,7 +19,7 @@ from app.kernel.fencing import (
 from app.kernel.ranges import CorruptSnapshot, Snapshot
 
 JOB = "dispatch:billing/orders:orders:0"
-Event = Takeover | tuple[str, SnapshotItem]  # a worker's snapshot
+Event = Takeover | tuple[str, SnapshotItem]  # a snapshot comes with its worker
 
 
 def takeover(epoch: int, worker: str, *, nonce: str = "n", at_ms: int = 0) -> Takeover:

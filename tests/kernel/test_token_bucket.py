@@ -63,7 +63,7 @@ def test_after_its_wait_a_message_of_any_size_may_go(
     wait_s = bucket.wait_s(now_s, amount)
     assert 0 <= wait_s <= sum(before) / rate + 1e-6
     late_s = now_s + wait_s
-    if late_s - now_s >= wait_s * (1 - 1e-12):  # else the sum itself lost what the wait is about
+    if late_s - now_s >= wait_s * (1 - 1e-12):  # otherwise rounding of the sum has lost the wait
         assert bucket.wait_s(math.nextafter(late_s, math.inf), amount) == 0
 
 

@@ -10,7 +10,7 @@ from app.kernel.ranges import Snapshot
 from app.kernel.tracker import OffsetState, Tracker
 
 START = 100
-SPAN = 40  # offsets around the window that the rules aim at, in and out of it
+SPAN = 40  # the rules aim at this many offsets, in the window and around it
 UNFINISHED = (OffsetState.IN_FLIGHT, OffsetState.CANCELED)
 
 widths = st.integers(0, 12)

@@ -167,7 +167,7 @@ async def test_after_everybodys_silence_a_goodbye_is_believed_at_once(
 
 async def test_a_decision_from_before_another_leader_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
-    region.send_heartbeats("b", state=STOPPED)  # so that the job has to move
+    region.send_heartbeats("b", state=STOPPED)  # so the job has to move
     region.send_heartbeats("a")
     region.log.before_append = lambda: region.log.apply(Claim(at_ms=0, term=3, worker="b"))
     await region.round("a")

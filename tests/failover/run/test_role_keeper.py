@@ -64,7 +64,7 @@ async def test_a_region_that_comes_back_with_nothing_hears_the_others_before_it_
     _, west = two_regions()
     await west.round()
     moved = await west.take_over()
-    east, _ = two_regions()  # its control log is gone
+    east, _ = two_regions()  # its control log is lost
     await east.round()
     assert east.role is None
     east.hear(west)

@@ -34,7 +34,7 @@ def lead(console: Console, *, loads: float = 0.01) -> None:
         ME, log, fed.members, lease, jobs, PlacementInputs(fed.catalog.workload, lambda *_: None), dict
     )
     fed.apply(Claim(at_ms=1, term=1, worker=ME), put(definition("billing", "orders")))
-    fed.control.view.term = 0  # that of `assigned`
+    fed.control.view.term = 0  # `assigned` writes events of term 0
     fed.apply(assigned(job(0)), assigned(job(1), reason="it had no owner"))
     load = Load(loads, 1 << 20, 1000)
     fed.observe(beat(flowing(job(0), load=load), flowing(job(1), load=load)))
@@ -97,7 +97,7 @@ def test_a_drain_is_a_dry_run_until_it_is_executed_and_can_be_undone(console: Co
     dry = console.ask("POST", path.format(ME), {}).json
     assert (dry["changed"], dry["jobs"], console.fed.control.appended) == (True, 2, [])
     assert console.ask("POST", path.format(ME), {"execute": True}).status == 200
-    assert console.ask("POST", path.format("w2"), {"execute": True}).status == 200  # it has nothing to give
+    assert console.ask("POST", path.format("w2"), {"execute": True}).status == 200  # it has no jobs
     states = {row["worker"]: row["state"] for row in console.ask("GET", "/api/v1/workers").json["items"]}
     assert states == {ME: "drained", "w2": "drained"}
     assert console.ask("POST", path.format(ME), {"draining": False, "execute": True}).json["changed"]

@@ -98,7 +98,7 @@ def test_on_small_fleets_in_three_dimensions_moves_are_nearly_the_fewest() -> No
         solvable += 1
         moves, highest = our_moves(owners, loads, workers)
         if highest > RULES.high:
-            continue  # bin packing is NP-hard: a few are too tight for one look ahead
+            continue  # bin packing is NP-hard: a few cases are too tight for a greedy choice
         solved += 1
         ours, best, more = ours + moves, best + fewest, more + (moves > fewest)
         assert fewest <= moves <= fewest + 2

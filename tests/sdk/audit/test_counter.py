@@ -66,7 +66,7 @@ def test_every_way_of_counting_gives_the_same(
                 for offset, record in enumerate(records):
                     assert counted.handled("orders", 3, offset, *record)
             case _:
-                for _ in range(2):  # the second time all of them are known
+                for _ in range(2):  # the second call repeats known offsets
                     counted.handled_many("orders", 3, range(len(records)), times, sizes, names)  # type: ignore[arg-type]
     finally:
         patch.undo()
@@ -159,7 +159,7 @@ def test_memory_is_bounded_by_topics_and_windows(monkeypatch: pytest.MonkeyPatch
     )
     found = pending_totals(counted, "topic-0")
     assert sum(one.count for one in found.values()) == 1_000
-    assert len(found) < 80  # what lies in further ones counts without a time
+    assert len(found) < 80  # records in more windows count without a time
     assert found[-1].count > 900
     assert topic_counts.UNTIMED in counted._problems.now
 
@@ -212,7 +212,7 @@ def test_a_query_for_changes_during_a_fold_gets_them() -> None:
         def __delitem__(self, key: Any) -> None:
             super().__delitem__(key)
             asks.start()
-            asks.join(0.2)  # ends at once where it does not wait for the fold
+            asks.join(0.2)  # returns early if the query does not wait for the fold
 
     one.noted = Noted((100, 10, None, 1.0))
     one.fold()

@@ -105,7 +105,7 @@ async def producing(bootstrap: str, audit: Audit, **options: Any) -> AsyncIterat
 def test_reports_go_where_switchyard_reads_them() -> None:
     assert audit_topic("east") == ControlTopics("east").audit.name
     partitions = list(range(AUDIT_PARTITIONS))
-    for topic in ("orders", "payments", "a", "b", "c"):  # producers choose one by the key
+    for topic in ("orders", "payments", "a", "b", "c"):  # producers choose a partition by the key
         assert DefaultPartitioner()(topic.encode(), partitions, partitions) == audit_partition(topic)
 
 
@@ -133,7 +133,7 @@ async def test_sent_and_consumed_records_are_reported_alike(
                 seen += [record.value for record in records]
         assert seen == names
         await consumer.commit()
-        assert consumer.assignment()  # what is aiokafka's goes there
+        assert consumer.assignment()  # calls of aiokafka's own API pass through
         await consumer.seek_to_beginning()
         await consumer.getmany(timeout_ms=5_000)
         assert handles.stats.redelivered

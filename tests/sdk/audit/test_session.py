@@ -103,7 +103,7 @@ def test_the_next_process_sends_what_could_not_be_sent(tmp_path: Path) -> None:
     assert not first.close(0.05)
     assert first.stats.waiting >= 2
     with SyncAudit(**QUICK, wal=tmp_path, output=output) as second:
-        second.handled("orders", 0, 7, 5, 10)  # it comes again
+        second.handled("orders", 0, 7, 5, 10)  # the record is redelivered
         second.handled("orders", 0, 8, 5, 10)
         assert second.stats.redelivered == 1
         until(lambda: counted_records(output.reports) == 3)
@@ -111,7 +111,7 @@ def test_the_next_process_sends_what_could_not_be_sent(tmp_path: Path) -> None:
     assert {report.source for report in output.reports} == {first.source, second.source}
     with SyncAudit(**QUICK, wal=tmp_path, output=RecordingOutput()) as third:
         assert third.stats.waiting == 0
-        assert not third.handled("orders", 0, 8, 5, 10)  # positions are for ever
+        assert not third.handled("orders", 0, 8, 5, 10)  # positions outlast every process
 
 
 def test_a_failing_output_is_logged_once_and_once_more_when_it_works(
@@ -124,7 +124,7 @@ def test_a_failing_output_is_logged_once_and_once_more_when_it_works(
             audit.sent("orders", 5, 10)
             until(lambda number=number: output.tries > number)
         assert audit.stats.wrong == {"the output": "OSError: nobody there"}
-        assert audit.stats.waiting == 1  # what was counted since adds up
+        assert audit.stats.waiting == 1  # later counts go into one report
         output.fails = None
         until(lambda: counted_records(output.reports) == 20)
         until(lambda: not audit.stats.wrong)
@@ -243,7 +243,7 @@ def test_a_refused_report_waits_while_there_is_no_room_to_keep_it(
 def test_a_disk_that_fails_stops_neither_the_client_nor_the_counting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log's folder is taken away, and comes back."""
+    """The log's folder disappears, and comes back."""
     output, folder = RecordingOutput(), tmp_path / "audit"
     with SyncAudit(**QUICK, wal=folder, output=output) as audit:
         audit.sent("orders", 5, 10)
@@ -251,7 +251,7 @@ def test_a_disk_that_fails_stops_neither_the_client_nor_the_counting(
         until(lambda: counted_records(output.reports) == 1)
         folder.rename(tmp_path / "away")
         assert audit._wal is not None
-        audit._wal.shut()  # as after any error: the next write needs a new file
+        audit._wal.shut()  # as after an error: the next write needs a new file
         audit.sent("orders", 5, 10)
         assert not audit.logged()
         assert "No such file" in audit.stats.wrong["the write-ahead log"]

@@ -161,7 +161,7 @@ def test_where_a_new_files_first_frame_is_lost_the_older_one_is_read(tmp_path: P
 
 
 def test_a_full_disk_spoils_nothing_that_was_written(tmp_path: Path) -> None:
-    """The kernel takes part of a write and then no more."""
+    """The kernel accepts part of a write, and then refuses more."""
     log = open_log(tmp_path)
     log.start_file(b"all")
     log.append(b"first", sync=False)

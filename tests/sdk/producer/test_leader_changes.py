@@ -58,7 +58,7 @@ async def test_every_message_is_written_once_and_in_order_while_leaders_change(
             await flows()
             await second.start()
             await second.until_in_sync(led)
-            for node in (SECOND, FIRST):  # the other has nothing of them left
+            for node in (SECOND, FIRST):  # the other broker drops its replicas
                 await second.assign({at: [node] for at in one_each})
                 await flows()
             is_over = True

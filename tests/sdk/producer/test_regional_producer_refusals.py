@@ -28,7 +28,7 @@ from tests.sdk.producer.regions import (
     until,
 )
 
-ON_ITS_WAY_S = 0.2  # until a message has left for a broker
+ON_ITS_WAY_S = 0.2  # by then a message is on its way to a broker
 
 
 async def create_unequal(yard: Yard, topic: str, home: dict[str, Any], away: dict[str, Any]) -> None:
@@ -133,19 +133,19 @@ async def test_newer_messages_wait_until_older_ones_are_handed_to_a_link_that_wo
     await topics(yard, topic_name, max_message_bytes="2000")
     links: list[RegionLink] = []
     failed: list[RegionLink] = []
-    went_on: list[str] = []  # why the link of the time was broken, whenever messages went on
+    reasons_at_move: list[str] = []  # for each move, why the link of that time is broken
     send = RegionLink.send
 
     class Watching(Hooks):
         def moved(self, left: str, to: str, why: str, again: int) -> None:
-            went_on.append(links[-1].broken)
+            reasons_at_move.append(links[-1].broken)
 
     async def fails_once(link: RegionLink, message: PendingMessage) -> None:
         if link not in links:
             links.append(link)
         if message.value == b"3" and len(links) > 1 and not failed:
             failed.append(link)
-            raise KafkaConnectionError("it breaks while half of what waits is handed to it")
+            raise KafkaConnectionError("the link breaks after half of the waiting messages")
         await send(link, message)
 
     monkeypatch.setattr(RegionLink, "send", fails_once)
@@ -159,7 +159,7 @@ async def test_newer_messages_wait_until_older_ones_are_handed_to_a_link_that_wo
             await future
     assert await stored_numbers(yard, topic_name) == list(range(60))
     assert failed
-    assert set(went_on) == {""}
+    assert set(reasons_at_move) == {""}
 
 
 async def test_later_batches_are_not_stored_before_the_messages_of_a_refused_one(
@@ -215,7 +215,7 @@ async def test_a_region_with_one_answering_broker_is_healthy_while_others_hang(
 ) -> None:
     await topics(yard, topic_name)
     hooks = RecordingHooks()
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and says nothing
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and never answers
         hangs = f"127.0.0.1:{silent.getsockname()[1]}"
         east = Region(HOME, ",".join([*[hangs] * 8, yard.bootstrap(HOME)]))
         producer = RegionalProducer([east, *regions(yard, AWAY)], hooks=hooks, **QUICK)

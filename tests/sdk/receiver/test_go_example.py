@@ -36,7 +36,7 @@ PROTO = Path(switchyard.v1.__file__).parents[2]
 BUILD_S = 900.0  # ends a build that would hang; the first one, of gRPC and Go's library, takes minutes
 OK, CANCELLED, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 0, 1, 2, 8, 9
 UNIMPLEMENTED, UNAVAILABLE = 12, 14
-WINDOW = ("-window", "300")  # small, so that credit goes round
+WINDOW = ("-window", "300")  # small, so that credit is reused
 ANSWERS = {
     "ok": (OK, None), "slow": (OK, None), "skip": (OK, "Skip"), "retryable": (RESOURCE_EXHAUSTED, "Retry"),
     "poison": (FAILED_PRECONDITION, "Stash"), "crash": (UNKNOWN, None),
@@ -200,7 +200,7 @@ async def test_every_one_of_six_thousand_streamed_messages_is_answered_as_it_ask
     receiver: Example, sender: RecordingSender
 ) -> None:
     records, answers, journal = mixed_records(6_000)
-    for start in range(0, 6_000, 100):  # the window, 300, goes round twenty times
+    for start in range(0, 6_000, 100):  # twenty times the window of 300
         sender.send(records[start : start + 100], partition=start % 7)
     await sender.all_reported()
 
@@ -293,8 +293,10 @@ async def test_sigterm_lets_everything_in_progress_end_over_both_contracts(
     assert health == [ReceiverHealth.SERVING] * 2
     sender.send([*equal_records(299, "slow", 1_000), *equal_records(1, start=299)])
     single = asyncio.create_task(call(body("single", "slow", 1_000)))
-    await sender.until(lambda: sender.reported)  # the last is: all before it are being handled
-    assert (await call(body("last"))).code == OK  # likewise, on the same connection
+    await sender.until(
+        lambda: sender.reported
+    )  # the last message has its result, so all before it are in progress
+    assert (await call(body("last"))).code == OK  # likewise for the call on the same connection
     assert await receiver.stop() == 0
 
     assert (await single).code == OK

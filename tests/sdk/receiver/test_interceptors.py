@@ -113,7 +113,7 @@ async def test_a_message_is_changed_refused_and_watched_whatever_its_handler_and
     first, last = Watch(), Watch()
     receiver = Receiver(interceptors=[first, Decrypt()])
     register(receiver, kind, seen)
-    assert receiver.intercept(last) is last  # also behind handlers that there are
+    assert receiver.intercept(last) is last  # also after handlers were registered
     expected = {**REFUSED, **PASSED} if "batch" in kind else {**REFUSED, **PASSED, **FAILED}
     values = [*expected, *expected, b"ko"]
 

@@ -325,7 +325,7 @@ async def test_draining_finishes_running_deliveries(serve: Serve) -> None:
     sender.send(rows(3))
     await sender.until(began.is_set)
     draining = asyncio.create_task(sender.target.drain())
-    await asyncio.sleep(0.05)  # time to end too early
+    await asyncio.sleep(0.05)  # a drain that does not wait would end here
     assert not draining.done()
     go.set()
     async with asyncio.timeout(ENOUGH_S):

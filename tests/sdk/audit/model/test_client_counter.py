@@ -35,7 +35,7 @@ class ClientAgainstModel(RuleBasedStateMachine):
         self.now_ms = 1_000
         self.client = ClientAudit(SCOPE, "web@1", IDLE_MS)
         self.kept = self.encoded()
-        self.counted: list[tuple[int, bytes]] = []  # what the log knows
+        self.counted: list[tuple[int, bytes]] = []  # records in the log
         self.unkept: list[tuple[int, bytes]] = []
         self.collector, self.position = Collector(), 0
         self.names = 0
@@ -90,7 +90,7 @@ class ClientAgainstModel(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """All reports arrive and are acknowledged."""
-        for _ in range(2):  # a report more, where so many wait that none was made
+        for _ in range(2):  # again, as a client with too many waiting reports makes no new one
             for report in self.client.reports(self.now_ms):
                 self.arrives(report)
                 self.client.acknowledged(report)

@@ -1,3 +1,5 @@
+"""Histograms of latencies: their accuracy, their bytes and their sums."""
+
 from __future__ import annotations
 
 import math
@@ -86,8 +88,8 @@ def test_large_counts_survive_their_bytes(counts: int) -> None:
     assert again.counts.tolist() == found.counts.tolist()
 
 
-def test_of_however_many_the_sums_are_sound() -> None:
-    """A client says what it likes: no sum of what it said may be what cannot be read again."""
+def test_sums_of_any_counts_can_be_read_again() -> None:
+    """Clients choose their counts freely, yet the bytes of any sum can be read again."""
     found, one = Latencies(), Latencies()
     one.add(np.arange(1 << 14), np.full(1 << 14, MOST_OF_BIN >> 12))
     one.merge(one)

@@ -1,3 +1,7 @@
+"""Reports: each counts once however often and in whatever order it arrives, and an impossible one is
+refused.
+"""
+
 from __future__ import annotations
 
 import json
@@ -208,7 +212,7 @@ def test_a_source_is_taken_where_its_maker_puts_it_or_former_versions_did() -> N
 
 def test_many_clients_make_no_large_value_and_are_added_up() -> None:
     collector, clients = Collector(), 400
-    for position in range(2 * clients):  # each is repeated
+    for position in range(2 * clients):  # each report comes twice
         name = f"client-{position % clients}@0"
         collector.apply(client_report(SCOPE, name, 0, {0: Totals(1)}, at_ms=9, watermark_ms=9), position)
     sizes = [len(msgspec.json.encode(record)) for record in collector.windows.values()]

@@ -22,7 +22,7 @@ from tests.audit.counts.logs import Log
 WIDTH_MS = 1_000
 SOURCE = FingerprintSource("c", "t", 0)
 SCOPE = Scope("orders", "regional", "home", WIDTH_MS)
-FAR = PART_OFFSETS - 20  # a log that begins here comes to the next part soon
+FAR = PART_OFFSETS - 20  # a log that starts here soon reaches the next part
 
 narrow = st.builds(
     lambda start, more: [start + one for one in more],
@@ -56,7 +56,7 @@ def test_spans_are_those_of_the_records_whatever_becomes_of_reports_and_readers(
 ) -> None:
     log, collector, position = Log(next_offset=base), Collector(), 0
     for timestamps in batches:
-        timed = [max(0, timestamps[0]), *timestamps[1:]]  # aiokafka's builder knows no first one without
+        timed = [max(0, timestamps[0]), *timestamps[1:]]  # aiokafka's batch builder needs a first timestamp
         log.append(timed if by_records else sorted(max(0, at_ms) for at_ms in timed))
     how = CountingSpec(records_of, SOURCE, disorder_ms=0, by_value=by_records)
     reader = PartitionReader(SCOPE, SOURCE, how, base)
