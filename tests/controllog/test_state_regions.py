@@ -89,7 +89,7 @@ def test_a_role_outlives_its_workload_since_receivers_remember_its_epoch() -> No
 
 
 where, epochs = st.sampled_from(["east", "west"]), st.integers(-1, 200)
-told = st.lists(
+role_events = st.lists(
     st.builds(role, where, epochs, st.sampled_from(["moving", "active"]))
     | st.builds(
         lambda region, epoch: RoleReleased(at_ms=0, key=KEY, region=region, epoch=epoch), where, epochs
@@ -98,8 +98,8 @@ told = st.lists(
 )
 
 
-@given(told, st.randoms(use_true_random=False))
-def test_whatever_compaction_leaves_and_in_whatever_order_roles_are_the_same(
+@given(role_events, st.randoms(use_true_random=False))
+def test_roles_are_the_same_after_any_compaction_and_in_any_order(
     events: list[AnyControlEvent], random: Any
 ) -> None:
     whole, compacted, shuffled = ControlState(), ControlState(), ControlState()
