@@ -1,4 +1,4 @@
-"""Whatever a worker has to say: no event is too large for a broker, and nothing is left out."""
+"""Events of any worker: none is too large for a broker, and nothing is left out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOB = "dispatch:billing-service/orders.created:orders.created:{}"
 def beat(
     jobs: int, *, worker: str = "w", at_ms: int = 1, state: str = "running", trouble: str = ""
 ) -> Heartbeat:
-    """A heartbeat of a worker with so many jobs, and as many receivers."""
+    """A heartbeat of a worker with this many jobs, and as many receivers."""
     statuses = [
         JobStatus(job=JOB.format(n), epoch=3, state="flowing", committed=10**9, trouble=trouble)
         for n in range(jobs)
@@ -41,9 +41,9 @@ def test_a_heartbeat_of_any_size_is_heard_as_it_was_sent(jobs: int) -> None:
     members = Members(3.0)
     for event in random.Random(1).sample(events, len(events)):
         members.observe(codec.heartbeat(event), 1.0)
-    heard = members.live(1.0)["w"]
-    assert sorted(heard.jobs, key=lambda s: s.job) == sorted(sent.jobs, key=lambda s: s.job)
-    assert sorted(heard.workloads, key=lambda s: s.key) == sorted(sent.workloads, key=lambda s: s.key)
+    received = members.live(1.0)["w"]
+    assert sorted(received.jobs, key=lambda s: s.job) == sorted(sent.jobs, key=lambda s: s.job)
+    assert sorted(received.workloads, key=lambda s: s.key) == sorted(sent.workloads, key=lambda s: s.key)
 
 
 def test_until_all_parts_have_arrived_a_worker_lives_with_its_last_complete_jobs() -> None:
@@ -52,8 +52,8 @@ def test_until_all_parts_have_arrived_a_worker_lives_with_its_last_complete_jobs
     for event in codec.heartbeat_events(first):
         members.observe(codec.heartbeat(event), 1.0)
     members.observe(codec.heartbeat(codec.heartbeat_events(second)[0]), 3.5)
-    heard = members.live(6.0)["w"]
-    assert (heard.state, len(heard.jobs)) == ("draining", 20_000)
+    received = members.live(6.0)["w"]
+    assert (received.state, len(received.jobs)) == ("draining", 20_000)
 
 
 def test_snapshots_of_many_jobs_are_split_and_all_of_them_arrive() -> None:
@@ -74,7 +74,7 @@ def test_the_largest_snapshot_fits_an_event_an_answer_and_a_record() -> None:
     assert len(codec.encode(answer)) <= MAX_EVENT_BYTES
 
 
-def test_a_snapshot_that_does_not_fit_says_nothing_that_is_not_finished_and_all_of_the_oldest() -> None:
+def test_a_snapshot_that_does_not_fit_keeps_the_oldest_finished_offsets_and_adds_none() -> None:
     tracker = Tracker(0, 10_000)
     for number in range(10_000):
         tracker.fetched(number * 100, number * 100 + 1)
@@ -90,7 +90,7 @@ def test_a_snapshot_that_does_not_fit_says_nothing_that_is_not_finished_and_all_
     assert limited(whole) == (whole.to_bytes(), False)
 
 
-def test_every_worker_forgets_those_that_are_long_gone() -> None:
+def test_every_worker_forgets_workers_that_left_long_ago() -> None:
     members = Members(3.0)
     for number in range(5_000):
         members.observe(beat(0, worker=f"w-{number}", state=STOPPED), float(number * 10))
@@ -103,24 +103,24 @@ def test_every_worker_forgets_those_that_are_long_gone() -> None:
     assert "last" in members.live(1_100.0)
 
 
-def test_a_report_of_many_windows_comes_in_parts_and_only_the_last_says_how_far_it_came() -> None:
+def test_a_report_of_many_windows_is_split_and_only_the_last_part_has_the_watermark() -> None:
     windows = tuple(Increment(start * 1000, Totals(1, latencies=b"x" * 200)) for start in range(5_000))
     report = Report("i", "orders", "regional", "home", 1000, "t/0", 5, windows, watermark_ms=9, upto=5)
     events = codec.report_events(report)
     parts = [codec.audit_event(event) for event in events]
     assert len(parts) > 1
     assert max(map(len, events)) <= codec.MAX_EVENT_BYTES
-    told = [part for part in parts if isinstance(part, Report)]
-    assert tuple(one for part in told for one in part.windows) == windows
-    assert [part.watermark_ms for part in told] == [-1] * (len(told) - 1) + [9]
-    assert {msgspec.structs.replace(part, windows=(), watermark_ms=0) for part in told} == {
+    reports = [part for part in parts if isinstance(part, Report)]
+    assert tuple(one for part in reports for one in part.windows) == windows
+    assert [part.watermark_ms for part in reports] == [-1] * (len(reports) - 1) + [9]
+    assert {msgspec.structs.replace(part, windows=(), watermark_ms=0) for part in reports} == {
         msgspec.structs.replace(report, windows=(), watermark_ms=0)
     }
     assert codec.report_events(msgspec.structs.replace(report, windows=windows[:2]))[1:] == []
 
 
 def test_a_record_that_none_of_our_clients_can_have_written_is_not_decoded() -> None:
-    """A few kB compressed: 100 MB of one record would hold up the loop, and be kept."""
+    """A few kB compressed can be 100 MB of one record, which would block the loop and stay in memory."""
     large = codec.encode(beat(1, trouble="x" * codec.MAX_READ_BYTES))
     with pytest.raises(codec.BadEvent, match=f"at most {codec.MAX_READ_BYTES} are read"):
         codec.heartbeat(large)

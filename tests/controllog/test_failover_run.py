@@ -1,6 +1,9 @@
-"""Failover runs: whoever carries them out, however late and by however old a view, one region is active by
-the highest epoch, none acts before the former one has let go unless it was forced, and every run ends or says
-what it waits for."""
+"""Failover runs, carried out by leaders that read late and have old views:
+
+- By the highest epoch, one region is active.
+- No region acts before the former one has released the workload, unless the run was forced.
+- Every run ends, or says what it waits for.
+"""
 
 from __future__ import annotations
 
@@ -53,31 +56,31 @@ def folded(events: list[AnyControlEvent]) -> ControlState:
 
 
 def compacted(events: list[AnyControlEvent]) -> list[AnyControlEvent]:
-    """What compaction leaves at the least: the last event of each key, in order."""
+    """The least that compaction leaves: the last event of each key, in order."""
     last = {compaction_key(event): n for n, event in enumerate(events)}
     return [event for n, event in enumerate(events) if last[compaction_key(event)] == n]
 
 
-def said(role: RolePut | None) -> Any:
-    """Without words."""
+def without_reason(role: RolePut | None) -> Any:
+    """The role without its free text."""
     return None if role is None else msgspec.structs.replace(role, reason="")
 
 
-def steps(region: str, view: ControlState, positions: set[str]) -> list[AnyControlEvent]:
-    """What the region's leader writes by what it knows, as `app.failover.run.runner` does it."""
-    left = {role.plan for role in view.roles if role.state == MOVING}
+def leader_events(region: str, view: ControlState, positions: set[str]) -> list[AnyControlEvent]:
+    """Events that the region's leader writes for what it knows, as `app.failover.run.runner` does."""
+    moving_plans = {role.plan for role in view.roles if role.state == MOVING}
     found: list[AnyControlEvent] = []
     for run in view.runs:
-        if run.to != region or not (run.state == EXECUTING or run.id in left):
+        if run.to != region or not (run.state == EXECUTING or run.id in moving_plans):
             continue
-        standings = look(run, view, positions)
+        standings = standings_of(run, view, positions)
         found += [one.write for one in standings if one.write is not None]
         if (ended := conclusion(run, standings, 9)) is not None:
             found.append(ended)
     return found
 
 
-def look(run: FailoverRun, view: ControlState, positions: set[str]) -> list[WorkloadStanding]:
+def standings_of(run: FailoverRun, view: ControlState, positions: set[str]) -> list[WorkloadStanding]:
     standings = []
     for planned in run.workloads:
         role = view.roles.of(planned.key)
@@ -93,7 +96,7 @@ def look(run: FailoverRun, view: ControlState, positions: set[str]) -> list[Work
 
 
 class Failovers(RuleBasedStateMachine):
-    """Regions with a log each, that hear each other late; leaders that act on any beginning of their log."""
+    """Regions that each have a log and hear each other late. A leader may act on any prefix of its log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,13 +120,13 @@ class Failovers(RuleBasedStateMachine):
     def write(self, region: str, events: list[AnyControlEvent]) -> None:
         for event in events:
             if isinstance(event, RolePut) and event.region == region and event.state == ACTIVE and event.plan:
-                asked = event.plan in self.forced or event.plan.startswith("back")
+                needs_no_release = event.plan in self.forced or event.plan.startswith("back")
                 previous = event.previous == region or any(
                     (key, let_go) == (event.key, event.previous) and epoch >= event.epoch
                     for key, let_go, epoch in self.let_go
                 )
-                if not asked and self.view(region).runs.get(event.plan).to == region:  # type: ignore[union-attr]
-                    assert previous, "it is active, and the region that had it had not let go"
+                if not needs_no_release and self.view(region).runs.get(event.plan).to == region:  # type: ignore[union-attr]
+                    assert previous, "it is active, and the former region has not released it"
             self.logs[region].append(event)
 
     # -- what operators do ------------------------------------------------------------------------
@@ -164,18 +167,18 @@ class Failovers(RuleBasedStateMachine):
     def a_leader_acts_by_what_it_knows(self, at: str, behind: int) -> None:
         log = self.logs[at]
         known = log[: max(len(KEYS), len(log) - behind)]
-        self.write(at, steps(at, folded(known), set(self.positions)))
+        self.write(at, leader_events(at, folded(known), set(self.positions)))
 
     @rule(at=regions)
     def a_fresh_leader_knows_what_compaction_left(self, at: str) -> None:
-        self.write(at, steps(at, folded(compacted(self.logs[at])), set(self.positions)))
+        self.write(at, leader_events(at, folded(compacted(self.logs[at])), set(self.positions)))
 
     @rule(at=regions, of=regions)
     def hears(self, at: str, of: str) -> None:
         if at == of or {at, of} & self.dead:
             return
-        told = [e for e in self.logs[of] if isinstance(e, RolePut | RoleReleased)]
-        self.logs[at] += [event for event in told if event not in self.logs[at]]
+        decided = [e for e in self.logs[of] if isinstance(e, RolePut | RoleReleased)]
+        self.logs[at] += [event for event in decided if event not in self.logs[at]]
 
     @rule(at=regions, key=keys)
     def lets_go(self, at: str, key: str) -> None:
@@ -196,7 +199,7 @@ class Failovers(RuleBasedStateMachine):
     # -- what holds -------------------------------------------------------------------------------
 
     @invariant()
-    def no_epoch_is_acted_under_by_two_regions(self) -> None:
+    def no_two_regions_act_under_one_epoch(self) -> None:
         for region in REGIONS:
             view = self.view(region)
             for key in KEYS:
@@ -206,27 +209,27 @@ class Failovers(RuleBasedStateMachine):
         assert all(len(of) == 1 for of in self.acted.values()), self.acted
 
     @invariant()
-    def a_run_that_goes_on_says_what_each_of_its_workloads_waits_for(self) -> None:
+    def an_executing_run_says_what_each_workload_waits_for(self) -> None:
         for region in REGIONS:
             view = self.view(region)
             for run in view.runs:
                 if run.state == EXECUTING:
-                    found = look(run, view, self.positions)
+                    found = standings_of(run, view, self.positions)
                     assert all(one.waits_for for one in found if not one.has_ended), found
 
     @invariant()
-    def what_compaction_leaves_says_the_same(self) -> None:
+    def compaction_changes_neither_roles_nor_runs(self) -> None:
         for region, log in self.logs.items():
             whole, left = folded(log), folded(compacted(log))
             for key in KEYS:
-                assert said(whole.roles.of(key)) == said(left.roles.of(key))
-            told = [
+                assert without_reason(whole.roles.of(key)) == without_reason(left.roles.of(key))
+            runs = [
                 {run.id: (run.state, run.forced, run.plan) for run in view.runs} for view in (whole, left)
             ]
-            assert told[0] == told[1], region
+            assert runs[0] == runs[1], region
 
     def teardown(self) -> None:
-        """With what is heard in the end, every run ends, or says what it waits for."""
+        """Once all regions have heard all events, every run ends, or says what it waits for."""
         self.positions.update(KEYS)
         for _ in range(12):
             for region in REGIONS:
@@ -236,19 +239,21 @@ class Failovers(RuleBasedStateMachine):
                     self.lets_go(region, key)
                 if region not in self.dead:
                     view = self.view(region)
-                    self.write(region, steps(region, view, set(KEYS)))
+                    self.write(region, leader_events(region, view, set(KEYS)))
         for region in set(REGIONS) - self.dead:
             view = self.view(region)
-            assert not steps(region, view, set(KEYS)), "it has come to rest"
+            assert not leader_events(region, view, set(KEYS)), "no leader writes more"
             for run in view.runs:
-                waiting = [one.waits_for for one in look(run, view, set(KEYS)) if not one.has_ended]
+                waiting = [one.waits_for for one in standings_of(run, view, set(KEYS)) if not one.has_ended]
                 assert run.state in {DONE, ABORTED} or any(waiting), run
-                assert self.dead or run.state in {DONE, ABORTED}, "nobody is lost, and it still waits"
+                assert self.dead or run.state in {DONE, ABORTED}, "no region is lost, and the run still waits"
             for role in view.roles:
                 mine = role.plan and role.region == region and role.state == MOVING
-                assert not mine or self.dead, "nothing stays under way"
+                assert not mine or self.dead, "no move stays unfinished"
                 ended = view.runs.get(role.plan)
-                assert not (mine and ended is not None and ended.state == ABORTED), "an aborted one went back"
+                assert not (mine and ended is not None and ended.state == ABORTED), (
+                    "the abort gave the workload back"
+                )
 
 
 TestFailovers = Failovers.TestCase
@@ -269,59 +274,59 @@ RUN = FailoverRun(
 )
 
 
-def role(region: str, epoch: int, state: Any = ACTIVE, **told: Any) -> RolePut:
-    return RolePut(at_ms=0, key=KEY, region=region, epoch=epoch, state=state, **told)
+def role(region: str, epoch: int, state: Any = ACTIVE, **fields: Any) -> RolePut:
+    return RolePut(at_ms=0, key=KEY, region=region, epoch=epoch, state=state, **fields)
 
 
-def after(run: FailoverRun, at: RolePut | None, **known: Any) -> WorkloadStanding:
+def standing(run: FailoverRun, at: RolePut | None, **known: Any) -> WorkloadStanding:
     return stand(run, run.workloads[0], KnownWorkload(at, regions=REGIONS, **known), 5)
 
 
-def test_it_moves_waits_for_release_then_for_positions_and_is_active_under_the_same_epoch() -> None:
-    due = after(RUN, role("east", 0))
-    begun = due.write
+def test_a_run_waits_for_release_then_for_positions_and_is_active_under_one_epoch() -> None:
+    due = standing(RUN, role("east", 0))
+    moving = due.write
     assert due.waits_for == "the leader of west to write it"
-    assert begun == RolePut(
+    assert moving == RolePut(
         at_ms=5, key=KEY, region="west", epoch=2, state="moving", previous="east", plan="f", actor="me",
         reason="failover f; why",
     )  # fmt: skip
-    waits = after(RUN, begun, held_by=("east",))
+    waits = standing(RUN, moving, held_by=("east",))
     assert (waits.stage, waits.waits_for, waits.write) == (
         WorkloadStage.RELEASING, "region east to release it", None,
     )  # fmt: skip
-    assert after(RUN, begun, positions="p").stage is WorkloadStage.POSITIONS
-    active = after(RUN, begun, note="it went on").write
+    assert standing(RUN, moving, positions="p").stage is WorkloadStage.POSITIONS
+    active = standing(RUN, moving, note="it went on").write
     assert active is not None
     assert (active.state, active.epoch, active.reason) == (ACTIVE, 2, "failover f; why; it went on")
-    assert after(RUN, active).stage is WorkloadStage.ACTIVE
-    ended = conclusion(RUN, [after(RUN, active)], 7)
+    assert standing(RUN, active).stage is WorkloadStage.ACTIVE
+    ended = conclusion(RUN, [standing(RUN, active)], 7)
     assert ended is not None
     assert (ended.state, ended.at_ms) == (DONE, 7)
-    assert ended.result == f"1 active; {KEY}: it went on", "what was not waited for stands there, too"
+    assert ended.result == f"1 active; {KEY}: it went on", "the result also names an unfinished wait"
 
 
-def test_forced_it_is_active_at_once_also_when_it_waits_already() -> None:
+def test_a_forced_run_is_active_at_once_also_when_it_already_waits() -> None:
     forced = msgspec.structs.replace(RUN, forced=True)
-    at_once = after(forced, role("east", 0)).write
+    at_once = standing(forced, role("east", 0)).write
     assert at_once is not None
     assert (at_once.state, at_once.epoch) == (ACTIVE, 2)
-    begun = after(RUN, role("east", 0)).write
-    assert begun is not None
-    later = after(forced, begun, held_by=("east",)).write
+    moving = standing(RUN, role("east", 0)).write
+    assert moving is not None
+    later = standing(forced, moving, held_by=("east",)).write
     assert later is not None
     assert (later.state, later.epoch, later.reason) == (ACTIVE, 2, "forced failover f; why")
 
 
-def test_aborted_it_goes_back_under_a_new_epoch_and_what_is_active_stays() -> None:
+def test_an_aborted_run_gives_moving_workloads_back_under_a_new_epoch_and_keeps_active_ones() -> None:
     aborted = msgspec.structs.replace(RUN, state=ABORTED)
-    begun = after(RUN, role("east", 0)).write
-    back = after(aborted, begun).write
-    assert back is not None
-    assert (back.region, back.state, back.previous) == ("east", ACTIVE, "east")
-    assert back.epoch == next_epoch(2, "east", REGIONS)
-    assert after(aborted, back).stage is WorkloadStage.BACK
-    assert after(aborted, role("west", 2, plan="f")).stage is WorkloadStage.ACTIVE
-    assert after(aborted, role("east", 0)).stage is WorkloadStage.LEFT
+    moving = standing(RUN, role("east", 0)).write
+    returned = standing(aborted, moving).write
+    assert returned is not None
+    assert (returned.region, returned.state, returned.previous) == ("east", ACTIVE, "east")
+    assert returned.epoch == next_epoch(2, "east", REGIONS)
+    assert standing(aborted, returned).stage is WorkloadStage.BACK
+    assert standing(aborted, role("west", 2, plan="f")).stage is WorkloadStage.ACTIVE
+    assert standing(aborted, role("east", 0)).stage is WorkloadStage.LEFT
 
 
 @pytest.mark.parametrize(
@@ -333,24 +338,24 @@ def test_aborted_it_goes_back_under_a_new_epoch_and_what_is_active_stays() -> No
     ],
 )
 def test_a_later_decision_is_left_alone(at: RolePut | None, stage: WorkloadStage) -> None:
-    found = after(RUN, at)
+    found = standing(RUN, at)
     assert (found.stage, found.write) == (stage, None)
     assert found.waits_for
 
 
-def test_a_run_of_which_nothing_came_is_aborted_and_one_that_waits_for_its_regions_says_so() -> None:
-    taken = conclusion(RUN, [after(RUN, role("north", 1))], 7)
+def test_a_run_that_moved_nothing_is_aborted_and_one_of_other_regions_says_what_it_waits_for() -> None:
+    taken = conclusion(RUN, [standing(RUN, role("north", 1))], 7)
     assert taken is not None
     assert (taken.state, taken.result) == (ABORTED, "1 changed otherwise meanwhile")
     alone = stand(RUN, RUN.workloads[0], KnownWorkload(role("east", 0), regions=("east", "north")), 5)
     assert alone.write is None
     assert "region west is none of those that share the topic" in alone.waits_for
     assert conclusion(RUN, [alone], 7) is None
-    gone = after(RUN, role("east", 0), exists=False)
+    gone = standing(RUN, role("east", 0), exists=False)
     assert (gone.stage, gone.write) == (WorkloadStage.GONE, None)
 
 
-def test_a_state_goes_forward_only_whatever_comes_late_and_keeps_its_plan() -> None:
+def test_a_runs_state_only_advances_whatever_arrives_late_and_keeps_its_plan() -> None:
     planned = msgspec.structs.replace(RUN, state=PLANNED, plan={"rows": 1})
     aborted = msgspec.structs.replace(RUN, state=ABORTED)
     forced = msgspec.structs.replace(RUN, forced=True)
@@ -378,6 +383,6 @@ def test_an_abort_after_the_run_is_done_changes_nothing() -> None:
 def test_a_run_crosses_the_wire_and_people_see_it_without_its_plan() -> None:
     planned = msgspec.structs.replace(RUN, state=PLANNED, plan={"rows": [1]})
     assert codec.control_event(codec.encode(planned)) == planned
-    told = for_people(planned)
-    assert isinstance(told, FailoverRun)
-    assert told.plan is None
+    shown = for_people(planned)
+    assert isinstance(shown, FailoverRun)
+    assert shown.plan is None

@@ -1,4 +1,6 @@
-"""Failover runs leave the control log in the end, and what is left of one never says that it goes on."""
+"""Failover runs leave the control log in the end, and the events that remain of a run never show it as
+executing.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from app.controllog.failover_run import (
 from tests.controllog.test_failover_run import RUN, folded
 
 
-def a_run(name: str, *states: Any, at_ms: int = 1, **told: Any) -> list[AnyControlEvent]:
+def a_run(name: str, *states: Any, at_ms: int = 1, **fields: Any) -> list[AnyControlEvent]:
     made = FailoverRun(
         at_ms=at_ms, id=name, to="west", workloads=RUN.workloads, state=PLANNED, made_ms=at_ms,
-        expires_ms=at_ms + 600_000, plan={"rows": 1}, **told,
+        expires_ms=at_ms + 600_000, plan={"rows": 1}, **fields,
     )  # fmt: skip
     later = [msgspec.structs.replace(made, state=state, plan=None) for state in states]
     return [made, *later]
@@ -42,7 +44,7 @@ def test_plans_that_expired_and_runs_of_long_ago_leave_the_log_in_the_order_of_t
     assert keys == [
         "failover-run/f0/planned", "failover-run/f1/planned", "failover-run/f1/executing",
         "failover-run/f1/done",
-    ], "one by which a role still moves, and one under way, are needed"  # fmt: skip
+    ], "a run that still moves a role, and an executing run, are needed"  # fmt: skip
     keys = state.runs.outlived(2 + ENDED_KEPT_MS, set())
     assert keys[4:] == [
         "failover-run/f2/planned", "failover-run/f2/executing", "failover-run/f2/executing/forced",
@@ -52,7 +54,7 @@ def test_plans_that_expired_and_runs_of_long_ago_leave_the_log_in_the_order_of_t
         state.dropped(key)
         left = [event for event in events if compaction_key(event) not in keys[: n + 1]]
         states = [{run.id: run.state for run in view.runs} for view in (state, folded(left))]
-        assert states[0] == states[1], "who reads what is left knows as much"
+        assert states[0] == states[1], "a reader of the remaining events knows as much"
         assert states[0].get("f1", DONE) == DONE
     assert [run.id for run in state.runs] == ["f3"]
 

@@ -1,4 +1,4 @@
-"""The worker's own copy of the control log: what is remembered of it is bounded."""
+"""The worker's own copy of the control log, which keeps a bounded memory."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def assign(partition: int, term: int, *, job: str = "") -> Assignment:
     return Assignment(at_ms=0, job=job or JOB.format(partition), worker="a", epoch=1, term=term, reason="")
 
 
-def read(*events: AnyControlEvent) -> ControlLog:
-    """A log that has caught up and then read these."""
+def log_of(*events: AnyControlEvent) -> ControlLog:
+    """A log that has caught up and then read these events."""
     log = ControlLog("control", {})
     log._tail.caught_up.set()
-    hand(log, dict(enumerate(events)))
+    deliver(log, dict(enumerate(events)))
     return log
 
 
-def hand(log: ControlLog, events: dict[int, AnyControlEvent]) -> bool:
-    """As records at these offsets. Whether it wants to read on, not from the start again."""
+def deliver(log: ControlLog, events: dict[int, AnyControlEvent]) -> bool:
+    """Delivers records at these offsets. Returns whether the log reads on; False: it starts over."""
     log._tail._positioned = True
     records: list[Any] = [
         SimpleNamespace(offset=offset, value=codec.encode(event)) for offset, event in events.items()
@@ -58,25 +58,25 @@ def hand(log: ControlLog, events: dict[int, AnyControlEvent]) -> bool:
 
 
 def test_records_that_cannot_be_read_are_not_taken_for_compaction() -> None:
-    """Each would have the whole log read again."""
-    log = read(claim(1), claim(2))
+    """Each would otherwise make the log start over."""
+    log = log_of(claim(1), claim(2))
     bounded_consumer._passed_over["control", 0].extend([(4, 9), (2, 4)])
     try:
-        assert hand(log, {9: claim(3)}), "it goes on"
-        assert not hand(log, {11: claim(4)}), "compaction took offset 10"
+        assert deliver(log, {9: claim(3)}), "it goes on"
+        assert not deliver(log, {11: claim(4)}), "compaction took offset 10"
     finally:
         bounded_consumer._passed_over.clear()
 
 
 def test_refused_assignments_are_remembered_once_a_job_for_the_leader_to_repair() -> None:
     stale = [assign(n % 3, 1) for n in range(5_000)]
-    log = read(claim(1), *(assign(n, 1) for n in range(3)), claim(2), *stale)
+    log = log_of(claim(1), *(assign(n, 1) for n in range(3)), claim(2), *stale)
     assert [event.job for event in log.take_refused()] == [JOB.format(n) for n in (0, 1, 2)]
     assert log.take_refused() == []
 
 
 def test_refused_assignments_of_unknown_jobs_are_not_kept() -> None:
-    log = read(claim(1), *(assign(0, 1, job=f"x{n}") for n in range(5_000)), assign(1, 9))
+    log = log_of(claim(1), *(assign(0, 1, job=f"x{n}") for n in range(5_000)), assign(1, 9))
     assert log.view.refused == 5_001
     assert log.take_refused() == []
 
@@ -84,34 +84,34 @@ def test_refused_assignments_of_unknown_jobs_are_not_kept() -> None:
 def test_a_refused_event_needs_no_repair_once_a_later_one_counts() -> None:
     late = assign(0, 1)
     assert (
-        read(claim(1), late, claim(2), late, msgspec.structs.replace(late, epoch=2, term=2)).take_refused()
+        log_of(claim(1), late, claim(2), late, msgspec.structs.replace(late, epoch=2, term=2)).take_refused()
         == []
     )
-    log = read(claim(1), late, claim(2), late)
+    log = log_of(claim(1), late, claim(2), late)
     taken = log.take_refused()
     log.refuse_again(taken)
     assert log.take_refused() == taken
 
 
 def test_shares_of_limits_that_were_refused_are_kept_for_the_leader_to_repair() -> None:
-    """Compaction keeps the last record of a key, which here is one that no reader counts."""
+    """Compaction keeps a key's last record, which here is one that no reader counts."""
     grant = {"a": LimitGrant(parts=WHOLE, slots=1, most_parts=WHOLE, most_slots=1)}
     first = LimitShares(at_ms=0, key="g/t", term=1, number=1, slots=1, grants=grant)
     late = msgspec.structs.replace(first, number=2)
-    log = read(put(definition("g", "t")), claim(1), first, claim(2), late)
+    log = log_of(put(definition("g", "t")), claim(1), first, claim(2), late)
     assert log.take_refused() == [late]
     assert "limit-shares" not in {event["event"] for event in log.recent}
 
 
 def test_bookkeeping_is_not_shown_as_activity() -> None:
     data = definition("g", "t")
-    log = read(put(data), StartRecorded(at_ms=0, key="g/t", ends=[1] * 1_000))
-    assert [begun.ends for begun in log.view.start_parts_of("g/t")] == [[1] * 1_000]
+    log = log_of(put(data), StartRecorded(at_ms=0, key="g/t", ends=[1] * 1_000))
+    assert [start.ends for start in log.view.start_parts_of("g/t")] == [[1] * 1_000]
     assert [event["event"] for event in log.recent] == ["workload-put"]
 
 
-def alert(term: int, at_ms: int = 5, **told: Any) -> AlertState:
-    fields: dict[str, Any] = {"state": "firing", "notice": 1, "fired_ms": 5, **told}
+def alert(term: int, at_ms: int = 5, **overrides: Any) -> AlertState:
+    fields: dict[str, Any] = {"state": "firing", "notice": 1, "fired_ms": 5, **overrides}
     return AlertState(
         at_ms=at_ms, id="f00-1", term=term, rule="r", topic="t", from_tier="a", to_tier="b", since_ms=1,
         **fields,
@@ -121,29 +121,29 @@ def alert(term: int, at_ms: int = 5, **told: Any) -> AlertState:
 def test_alerts_are_activity_when_they_fire_and_when_they_are_resolved() -> None:
     over = alert(1, 9, state="resolved", notice=2, resolved_ms=9)
     gone = alert(1, 99, state="gone", resolved_ms=9)
-    log = read(claim(1), alert(1), alert(1, 7, told={"c": LastNotice(1, 6)}), over, gone)
-    assert [(told["event"], told.get("state")) for told in log.recent] == [
+    log = log_of(claim(1), alert(1), alert(1, 7, told={"c": LastNotice(1, 6)}), over, gone)
+    assert [(event["event"], event.get("state")) for event in log.recent] == [
         ("claim", None), ("alert-state", "firing"), ("alert-state", "resolved"),
     ]  # fmt: skip
     assert log.view.alert_states.states == {}
 
 
 def test_an_alert_that_is_gone_while_it_fires_is_activity() -> None:
-    """As when its rule is deleted: who reads only the activity would hold it for firing for ever."""
+    """As when its rule is deleted: without this event, the activity would show it as firing for ever."""
     fired = {"state": "gone", "fired_ms": 5}
-    log = read(claim(1), alert(1), alert(1, 9, **fired), alert(1, 99, resolved_ms=9, **fired))
-    assert [told["state"] for told in log.recent if told["event"] == "alert-state"] == ["firing", "gone"]
+    log = log_of(claim(1), alert(1), alert(1, 9, **fired), alert(1, 99, resolved_ms=9, **fired))
+    assert [event["state"] for event in log.recent if event["event"] == "alert-state"] == ["firing", "gone"]
 
 
 def test_a_deposed_leaders_alert_is_remembered_for_the_repair() -> None:
-    log = read(claim(1), claim(2), alert(2), alert(1, state="gone"))
+    log = log_of(claim(1), claim(2), alert(2), alert(1, state="gone"))
     assert log.refused_alerts == {"f00-1"}
     assert log.view.alert_states.states == {"f00-1": alert(2)}
     assert log.take_refused() == []
 
 
 def changes() -> list[WorkloadPut]:
-    """A definition and two changes of it, each of the one before."""
+    """A definition and two changes, each based on the one before."""
     state, found = ControlState(), list[WorkloadPut]()
     for n in range(3):
         change = msgspec.structs.replace(put(definition("g", "t")), etag=f"e{n}")
@@ -154,38 +154,38 @@ def changes() -> list[WorkloadPut]:
 
 def test_a_reader_that_compaction_has_overtaken_reads_the_log_again_and_has_the_current_state() -> None:
     first, _, last = changes()
-    log, told = read(claim(1), first), list[str]()
-    log.on_change(lambda: told.append(log.view.workloads["g/t"].etag))
+    log, etags = log_of(claim(1), first), list[str]()
+    log.on_change(lambda: etags.append(log.view.workloads["g/t"].etag))
     other = msgspec.structs.replace(last, expected="other")
-    assert not hand(log, {3: last, 4: claim(2), 5: other}), "offset 2 has been dropped"
-    assert hand(log, {0: claim(1)})
-    assert (log.view.workloads["g/t"], told) == (first, []), "nobody sees half a log"
-    assert hand(log, {3: last, 4: claim(2), 5: other})
-    assert (log.view.workloads["g/t"], log.view.term, told) == (last, 2, [last.etag])
-    assert log.take_refused() == [other], "what is new is refused as ever"
+    assert not deliver(log, {3: last, 4: claim(2), 5: other}), "offset 2 is missing"
+    assert deliver(log, {0: claim(1)})
+    assert (log.view.workloads["g/t"], etags) == (first, []), "no reader sees half a log"
+    assert deliver(log, {3: last, 4: claim(2), 5: other})
+    assert (log.view.workloads["g/t"], log.view.term, etags) == (last, 2, [last.etag])
+    assert log.take_refused() == [other], "a new conflict is still refused"
     assert [(event["offset"], event["counted"]) for event in log.recent] == [
         (0, True), (1, True), (3, True), (4, True), (5, False)
     ]  # fmt: skip
-    assert not hand(log, {7: claim(3)})
+    assert not deliver(log, {7: claim(3)})
 
 
 def test_however_much_was_compacted_the_log_is_read_again_once() -> None:
     first, _, last = changes()
-    log = read(claim(1), first)
-    assert not hand(log, {5: claim(2)})
+    log = log_of(claim(1), first)
+    assert not deliver(log, {5: claim(2)})
     log._tail.end = 10
-    assert hand(log, {0: claim(1), 3: last, 5: claim(2), 8: claim(3)})
-    assert (log.view.term, log.view.workloads["g/t"]) == (1, first), "the end has not come"
-    assert hand(log, {9: claim(4)})
+    assert deliver(log, {0: claim(1), 3: last, 5: claim(2), 8: claim(3)})
+    assert (log.view.term, log.view.workloads["g/t"]) == (1, first), "the log was not read to its end"
+    assert deliver(log, {9: claim(4)})
     assert (log.view.term, log.view.workloads["g/t"]) == (4, last)
 
 
-def test_a_reader_that_compaction_overtakes_before_it_has_caught_up_begins_once_more() -> None:
+def test_a_reader_that_compaction_overtakes_before_it_caught_up_starts_over() -> None:
     first, second, last = changes()
     log = ControlLog("control", {})
-    assert hand(log, {0: first, 2: claim(1)}), "compaction had been there before"
-    assert not hand(log, {4: last})
-    assert hand(log, {2: claim(1), 4: last, 5: second}), "what is refused then as well is refused"
+    assert deliver(log, {0: first, 2: claim(1)}), "compaction ran before the read"
+    assert not deliver(log, {4: last})
+    assert deliver(log, {2: claim(1), 4: last, 5: second}), "a change that conflicts then is refused, too"
     assert (log.view.workloads["g/t"], log.view.refused) == (last, 1)
     assert log.take_refused() == []
 
@@ -202,7 +202,9 @@ async def test_the_log_is_read_from_its_start_by_a_reader_that_misses_offsets(
             key, at = compaction_key(first).encode(), (topic_name, 0)
             async with producing(bootstrap, transactional_id=topic_name) as producer, producer.transaction():
                 await producer.send_and_wait(topic_name, codec.encode(first), key, partition=0)
-            async with asyncio.timeout(ENOUGH_S):  # the marker of its end has an offset that no reader gets
+            async with asyncio.timeout(
+                ENOUGH_S
+            ):  # a transaction's end marker has an offset that no reader gets
                 while await client.end_offsets([at]) != {at: 2}:  # noqa: ASYNC110 - no event tells
                     await asyncio.sleep(0.02)
             before = await log.up_to(0)
@@ -227,12 +229,12 @@ async def test_a_claim_that_leaves_no_room_is_refused_and_an_honest_one_leads_fo
         assert (log.view.term, log.view.refused) == (1, 1)
         assert f"claim/{(1 << 63) - 1}/a at offset 1" in log.take_jump()
         assert log.take_jump() == ""
-        await log.append(claim(1 << 32))  # the highest that counts, or nearly
+        await log.append(claim(1 << 32))  # nearly the highest term that counts
         await log.append(claim(log.view.term + 1))
         assert log.view.term == (1 << 32) + 1
         await other.start()
         assert (other.view.term, other.view.leader) == (log.view.term, log.view.leader)
-        assert other.take_jump() == "", "it was told when it came"
+        assert other.take_jump() == "", "it was reported when it arrived"
     finally:
         await log.stop()
         await other.stop()
@@ -248,14 +250,14 @@ async def test_the_start_positions_of_an_ended_deployment_leave_the_log(
     await log.start()
     try:
         first = log.view.replacing(put(definition("g", "t")), "one")
-        begun = StartRecorded(at_ms=0, key="g/t", deployment="one", nonce="n", ends=[5])
-        await log.append(first, begun)
-        assert log.view.start_of("g/t") == begun
+        start = StartRecorded(at_ms=0, key="g/t", deployment="one", nonce="n", ends=[5])
+        await log.append(first, start)
+        assert log.view.start_of("g/t") == start
         await log.append(WorkloadDeleted(at_ms=0, key="g/t", actor="me", expected=first.etag))
-        assert list(log.view.stale) == [compaction_key(begun)]
+        assert list(log.view.stale) == [compaction_key(start)]
         await log.drop_stale()
         assert not log.view.stale
-        await other.start()  # which reads what compaction has not dropped yet
+        await other.start()  # it reads records that compaction has not dropped yet
         assert (list(other.view.stale), other.view.start_of("g/t")) == ([], None)
         assert other._tail.next_offset == 4
     finally:
@@ -266,8 +268,8 @@ async def test_the_start_positions_of_an_ended_deployment_leave_the_log(
 def test_the_activity_table_is_a_ring_of_the_latest_events_with_their_offsets() -> None:
     rows = dict(codec.activity_entry(offset, claim(offset)) for offset in range(25_000))
     assert len(rows) == codec.ACTIVITY_KEEP
-    told = [orjson.loads(value) for value in rows.values()]
-    assert {row["offset"] for row in told} == set(range(25_000 - codec.ACTIVITY_KEEP, 25_000))
-    assert all(row["offset"] == row["term"] and row["event"] == "claim" for row in told)
-    assert all(row["counted"] for row in told)
+    events = [orjson.loads(value) for value in rows.values()]
+    assert {row["offset"] for row in events} == set(range(25_000 - codec.ACTIVITY_KEEP, 25_000))
+    assert all(row["offset"] == row["term"] and row["event"] == "claim" for row in events)
+    assert all(row["counted"] for row in events)
     assert orjson.loads(codec.activity_entry(1, claim(1), counted=False)[1])["counted"] is False

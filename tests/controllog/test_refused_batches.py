@@ -1,4 +1,4 @@
-"""Each sender of a control topic goes on after a batch was refused; a partition that is stuck is told."""
+"""Each sender of a control topic continues after a refused batch; a stuck partition is reported."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from app.worker.tracker.client import TrackerClient, tracker_partition
 from tests.kafka.conftest import bound, connected
 from tests.kafka.second_broker import delete
 
-NOTHING_BYTES = 50  # no record is as small
+NOTHING_BYTES = 50  # smaller than any record
 ITEM = SnapshotItem("dispatch|billing/orders|orders|0", 1, b"")
 ENOUGH_S = 150.0
 
 
 @pytest.fixture
 async def client(bootstrap: str) -> AsyncIterator[ClusterClient]:
-    """Of the broker that all tests share."""
+    """A client of the broker that all tests share."""
     async with connected(bootstrap) as made:
         yield made
 
 
 @pytest.fixture
 async def topics(client: ClusterClient, topic_name: str) -> ControlTopics:
-    """The control topics of a region of the test's own."""
+    """Control topics of a region that only this test uses."""
     made = ControlTopics(topic_name)
     await ensure_topics(client, [TopicSpec(one.name, one.partitions, 1) for one in made.all()])
     return made
@@ -52,7 +52,7 @@ async def topics(client: ClusterClient, topic_name: str) -> ControlTopics:
 
 @asynccontextmanager
 async def running(service: Any) -> AsyncIterator[Any]:
-    """The service while the block lasts."""
+    """Starts the service, and stops it after the block."""
     await service.start()
     try:
         yield service
@@ -62,7 +62,7 @@ async def running(service: Any) -> AsyncIterator[Any]:
 
 
 async def until(is_taken: bool, send: Callable[[], Awaitable[Any]]) -> None:
-    """Sends until it is taken, or refused: a broker learns of a setting a moment later."""
+    """Sends until the broker accepts a batch, or refuses one: it applies a new setting after a moment."""
     async with asyncio.timeout(ENOUGH_S):
         found = not is_taken
         while found != is_taken:
@@ -73,31 +73,31 @@ async def until(is_taken: bool, send: Callable[[], Awaitable[Any]]) -> None:
                 found = False
 
 
-async def told(sent: Awaitable[list[asyncio.Future[Any]]]) -> None:
-    """Ends once all of it is written. Raises KafkaError."""
+async def written(sent: Awaitable[list[asyncio.Future[Any]]]) -> None:
+    """Returns once all of the messages are written. Raises KafkaError."""
     await asyncio.gather(*await sent)
 
 
 def tracking(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
     sender = TrackerClient("me", topics, spec.aiokafka_options())
-    return sender, lambda: told(sender.send_snapshots([ITEM]))
+    return sender, lambda: written(sender.send_snapshots([ITEM]))
 
 
 def taking_over(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
     sender = TrackerClient("me", topics, spec.aiokafka_options())
     place = topics.trackers.name, tracker_partition(ITEM.job)
 
-    async def ask() -> None:  # nobody answers: that it was written is all
+    async def take_over() -> None:  # no agent answers, so the request only has to be written
         async with connected(",".join(spec.bootstrap)) as client, asyncio.timeout(ENOUGH_S):
             before = await client.end_offsets([place])
-            asking = asyncio.create_task(sender.takeover(ITEM.job, 1))
-            while not asking.done() and await client.end_offsets([place]) == before:
-                await asyncio.wait([asking], timeout=0.02)
-            if asking.done():
-                await asking
-            asking.cancel()
+            takeover = asyncio.create_task(sender.takeover(ITEM.job, 1))
+            while not takeover.done() and await client.end_offsets([place]) == before:
+                await asyncio.wait([takeover], timeout=0.02)
+            if takeover.done():
+                await takeover
+            takeover.cancel()
 
-    return sender, ask
+    return sender, take_over
 
 
 def controlling(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
@@ -108,7 +108,7 @@ def controlling(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable
 
 def mapping(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
     sender = BarrierSender(topics, spec.aiokafka_options(), "me")
-    return sender, lambda: told(sender.ask([NeedItem("mirror", "orders", 0, LogId(), ())]))
+    return sender, lambda: written(sender.ask([NeedItem("mirror", "orders", 0, LogId(), ())]))
 
 
 def auditing(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
@@ -181,12 +181,12 @@ async def test_a_worker_names_the_stuck_partition_and_the_brokers_answer(
     sender = TrackerClient("me", topics, client.spec.aiokafka_options())
     name, partition = topics.trackers.name, tracker_partition(ITEM.job)
     async with running(sender):
-        await told(sender.send_snapshots([ITEM]))
+        await written(sender.send_snapshots([ITEM]))
         assert sender.writes.trouble(time.monotonic()) is None
         assert await sender.probe() is None
 
         await bound(client, NOTHING_BYTES, name)
-        await until(False, lambda: told(sender.send_snapshots([ITEM])))
+        await until(False, lambda: written(sender.send_snapshots([ITEM])))
         trouble, met = sender.writes.trouble(time.monotonic()), await sender.probe()
         assert trouble is not None
         assert (trouble.partition, "MessageSizeTooLarge" in trouble.why) == (partition, True)
@@ -194,17 +194,17 @@ async def test_a_worker_names_the_stuck_partition_and_the_brokers_answer(
         assert ("MessageSizeTooLarge" in met.why, met.is_refusal) == (True, True)
 
         await bound(client, None, name)
-        await until(True, lambda: told(sender.send_snapshots([ITEM])))
+        await until(True, lambda: written(sender.send_snapshots([ITEM])))
         assert sender.writes.trouble(time.monotonic()) is None
 
 
 async def test_a_topic_that_does_not_answer_is_reported_and_delays_no_stop(
     client: ClusterClient, topics: ControlTopics
 ) -> None:
-    """aiokafka's idempotent producer tries again for ever, and says nothing."""
+    """aiokafka's idempotent producer retries for ever, and reports nothing."""
     sender = TrackerClient("me", topics, client.spec.aiokafka_options())
     async with running(sender):
-        await told(sender.send_snapshots([ITEM]))
+        await written(sender.send_snapshots([ITEM]))
         await delete(client, topics.trackers.name)
         (waiting,) = await sender.send_snapshots([ITEM])
         met = await sender.probe(1.0)
@@ -212,7 +212,9 @@ async def test_a_topic_that_does_not_answer_is_reported_and_delays_no_stop(
         assert (bool(met.why), met.is_refusal) == (True, False)
         trouble = sender.writes.trouble(time.monotonic())
         assert trouble is not None
-        assert trouble.why == "", "nobody has answered it"
+        assert trouble.why == "", "no broker has answered"
     with pytest.raises(KafkaError):
         await waiting
-    assert not [one for one in asyncio.all_tasks() if "_sender_routine" in repr(one)], "one goes on for ever"
+    assert not [one for one in asyncio.all_tasks() if "_sender_routine" in repr(one)], (
+        "a sender task still runs"
+    )

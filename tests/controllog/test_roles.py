@@ -1,4 +1,4 @@
-"""Roles: however late, often and out of order regions hear of each other, no epoch is two regions'."""
+"""Roles: no two regions share an epoch, however late, often and out of order they hear each other."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def put(region: str, epoch: int, state: str = ACTIVE, key: str = KEY) -> RolePut
     return RolePut(at_ms=epoch, key=key, region=region, epoch=epoch, state=state)  # type: ignore[arg-type]
 
 
-def let_go(region: str, epoch: int) -> RoleReleased:
+def release_of(region: str, epoch: int) -> RoleReleased:
     return RoleReleased(at_ms=epoch, key=KEY, region=region, epoch=epoch)
 
 
 class RegionsApart(RuleBasedStateMachine):
-    """Regions that decide by what they know, and hear what others have decided when it comes."""
+    """Regions that decide by what they know, and hear the others' decisions later."""
 
-    told = Bundle("told")
+    decisions = Bundle("decisions")
 
     @initialize(primary=st.none() | regions)
     def begin(self, primary: str | None) -> None:
@@ -58,39 +58,39 @@ class RegionsApart(RuleBasedStateMachine):
             if counted and after.region != before.region:
                 assert after.epoch > before.epoch, "the region changed under the same epoch"
             if (after.epoch, before.state) == (before.epoch, ACTIVE):
-                assert after.state == ACTIVE, "what was active is moving again under the same epoch"
+                assert after.state == ACTIVE, "an active role moves again under the same epoch"
 
-    def _say(self, region: str, event: RolePut | RoleReleased) -> RolePut | RoleReleased:
+    def _write(self, region: str, event: RolePut | RoleReleased) -> RolePut | RoleReleased:
         self._hear(region, event)
         self.logs.append(event)
         return event
 
-    @rule(target=told, at=regions)
+    @rule(target=decisions, at=regions)
     def records_the_first_role(self, at: str) -> RolePut | RoleReleased:
         region, epoch = self.first
-        return self._say(at, put(region, epoch))
+        return self._write(at, put(region, epoch))
 
-    @rule(target=told, at=regions, to=regions, state=st.sampled_from([MOVING, ACTIVE]))
+    @rule(target=decisions, at=regions, to=regions, state=st.sampled_from([MOVING, ACTIVE]))
     def moves(self, at: str, to: str, state: str) -> RolePut | RoleReleased:
         known = self.known[at].of(KEY)
         epoch = next_epoch(-1 if known is None else known.epoch, to, REGIONS)
-        return self._say(at, put(to, epoch, state))
+        return self._write(at, put(to, epoch, state))
 
-    @rule(target=told, at=regions)
+    @rule(target=decisions, at=regions)
     def activates(self, at: str) -> object:
         known = self.known[at].of(KEY)
         if known is None or known.region != at:
             return multiple()
-        return self._say(at, put(at, known.epoch))
+        return self._write(at, put(at, known.epoch))
 
-    @rule(target=told, at=regions)
+    @rule(target=decisions, at=regions)
     def lets_go(self, at: str) -> object:
         known = self.known[at].of(KEY)
         if known is None or known.region == at:
             return multiple()
-        return self._say(at, let_go(at, known.epoch))
+        return self._write(at, release_of(at, known.epoch))
 
-    @rule(event=told, at=regions)
+    @rule(event=decisions, at=regions)
     def hears(self, event: RolePut | RoleReleased, at: str) -> None:
         self._hear(at, event)
 
@@ -103,13 +103,13 @@ class RegionsApart(RuleBasedStateMachine):
         assert all(len(of) == 1 for of in self.acted.values()), self.acted
 
     @invariant()
-    def nobody_acts_for_what_it_has_heard_superseded(self) -> None:
+    def no_region_acts_under_an_epoch_that_it_heard_superseded(self) -> None:
         for region, known in self.known.items():
             if known.is_active(KEY, region):
                 assert max(event.epoch for event in self.heard[region]) % MAX_REGIONS == rank(region, REGIONS)
 
     def teardown(self) -> None:
-        """Once all have heard all, all agree, and one at the most acts."""
+        """Once all regions have heard all decisions they agree, and at most one acts."""
         for known in self.known.values():
             for event in reversed(self.logs):
                 known.put(event) if isinstance(event, RolePut) else known.release(event)
@@ -151,20 +151,20 @@ def test_an_epoch_that_nothing_could_follow_is_refused(epoch: int) -> None:
     roles = Roles()
 
     assert not roles.put(put("east", epoch))
-    assert not roles.release(let_go("east", epoch))
+    assert not roles.release(release_of("east", epoch))
     assert roles.of(KEY) is None
 
 
 def test_a_release_counts_for_the_present_epoch_and_later_ones_only() -> None:
     roles = Roles()
-    roles.release(let_go("east", 67))  # it may come before what it answers
+    roles.release(release_of("east", 67))  # it may arrive before the move that it answers
     roles.put(put("west", 3))
     assert roles.has_released(KEY, "east")
     roles.put(put("west", 67))
     assert roles.has_released(KEY, "east")
     assert not roles.has_released(KEY, "west")
     roles.put(put("east", 128))
-    assert not roles.has_released(KEY, "east"), "what it let go before is no answer to what came since"
+    assert not roles.has_released(KEY, "east"), "an old release does not answer a later move"
 
 
 def test_definitions_that_differ_leave_one_region_in_the_end() -> None:

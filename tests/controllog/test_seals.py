@@ -1,4 +1,4 @@
-"""Which records of control topics count: from where on they need a seal, and whose."""
+"""Which records of control topics count: from which offset they need a seal, and whose seal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_record_without_a_seal_has_none(headers: Any) -> None:
 async def region(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[ClusterClient, ControlTopics, dict[str, Any]]]:
-    """Control topics of its own, read by consumers as a worker's are."""
+    """Control topics of one region, for consumers like a worker's."""
     bounded.install(monkeypatch)
     monkeypatch.setattr(bounded_consumer.BoundedResult, "checks", [])
     topics = ControlTopics(f"r{uuid.uuid4().hex[:8]}")
@@ -61,7 +61,7 @@ async def region(
 
 
 @asynccontextmanager
-async def started(
+async def started_seals(
     topics: ControlTopics, options: dict[str, Any], client: ClusterClient
 ) -> AsyncIterator[Seals]:
     seals = Seals(topics, options)
@@ -79,7 +79,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
-def at(topic: str, offset: int, headers: Any = (), partition: int = 0) -> Any:
+def record_at(topic: str, offset: int, headers: Any = (), partition: int = 0) -> Any:
     return SimpleNamespace(
         topic=topic, partition=partition, offset=offset, key=b"k", value=b"v", headers=headers
     )
@@ -95,26 +95,28 @@ async def test_seals_begin_at_the_end_of_a_topic_and_at_the_start_of_a_recreated
                 await producer.send_and_wait(control, b"{}", key=b"k", partition=0)
             forged = SealsBegin(at_ms=0, worker="evil", topics={control: SealedTopic("", [1 << 40])})
             await producer.send_and_wait(topics.seals.name, msgspec.json.encode(forged), partition=0)
-        async with started(topics, options, client) as seals:
-            assert not seals.begins, "others do not say where seals begin"
-            assert not seals.refuses(at(control, 9))
+        async with started_seals(topics, options, client) as seals:
+            assert not seals.begins, "a record that no worker sealed sets no start"
+            assert not seals.refuses(record_at(control, 9))
             await seals.begin(client, "w")
             await until(lambda: not seals.missing)
             assert (seals.begins[control, 0], seals.begins[trackers, 7]) == (3, 0)
             sealed = tuple(seals.headers(control, b"k", b"v"))
-            assert not seals.refuses(at(control, 2))
-            assert not seals.refuses(at(control, 3, sealed))
-            assert not seals.refuses(at(topics.audit.name, 3)), "clients write there"
+            assert not seals.refuses(record_at(control, 2))
+            assert not seals.refuses(record_at(control, 3, sealed))
+            assert not seals.refuses(record_at(topics.audit.name, 3)), (
+                "clients write to this topic without seals"
+            )
             wrong = [(), ((HEADER, b""),), tuple(seals.headers(trackers, b"k", b"v"))]
-            assert all(seals.refuses(at(control, 3 + n, headers)) for n, headers in enumerate(wrong))
+            assert all(seals.refuses(record_at(control, 3 + n, headers)) for n, headers in enumerate(wrong))
             (refused,) = seals.take_refused()
             assert (refused.topic, refused.count, refused.offset) == (control, 3, 5)
             assert seals.take_refused() == []
             async with producing(bootstrap) as producer:
                 await producer.send_and_wait(control, b"{}", key=b"k", partition=0)
-            await seals.begin(client, "another")  # which did not know yet
-        async with started(topics, options, client) as later:
-            assert later.begins[control, 0] == 3, "the first word counts"
+            await seals.begin(client, "another")  # a worker that has not read the start yet
+        async with started_seals(topics, options, client) as later:
+            assert later.begins[control, 0] == 3, "the first start counts"
             later._ids[trackers] = "another-topic-id-00000"
             later.begins.clear()
             later._take(SealsBegin(at_ms=0, worker="w", topics={
@@ -122,17 +124,17 @@ async def test_seals_begin_at_the_end_of_a_topic_and_at_the_start_of_a_recreated
                 control: SealedTopic(later._ids[control], [3]),
             }))  # fmt: skip
             assert (later.begins[trackers, 0], later.begins[control, 0]) == (0, 3)
-            assert later.missing, "the others have not begun"
+            assert later.missing, "the other topics have no start"
 
 
 @pytest.mark.parametrize("headers", [[], [(HEADER, b"x" * 32)]])
 async def test_a_control_log_forgets_unsealed_records_from_before_seals_began(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch, headers: Any
 ) -> None:
-    """Also where the last record of the log is one of them."""
+    """Also where such a record is the last of the log."""
     async with (
         region(bootstrap, monkeypatch) as (client, topics, options),
-        started(topics, options, client) as seals,
+        started_seals(topics, options, client) as seals,
     ):
         bounded_consumer.check_by(seals.refuses)
         log = ControlLog(topics.control.name, options, seals)
@@ -165,7 +167,7 @@ async def test_a_flood_of_unsealed_records_is_skipped_and_every_sealed_one_is_re
 ) -> None:
     async with (
         region(bootstrap, monkeypatch) as (client, topics, options),
-        started(topics, options, client) as seals,
+        started_seals(topics, options, client) as seals,
     ):
         bounded_consumer.check_by(seals.refuses)
         await seals.begin(client, "w")
@@ -182,7 +184,7 @@ async def test_a_flood_of_unsealed_records_is_skipped_and_every_sealed_one_is_re
                     ]
                     last = (await asyncio.gather(*sent))[-1].offset
             view = log.view
-            assert await log.up_to(last) is view, "what was passed over is not taken for compaction"
+            assert await log.up_to(last) is view, "skipped records are not taken for compaction"
             assert (view.term, view.refused) == (3, 0)
             assert sum(one.count for one in seals.take_refused()) == 15_000
         finally:

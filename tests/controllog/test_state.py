@@ -1,4 +1,4 @@
-"""The control log's fold: who leads and who owns what is decided by the log's order alone."""
+"""The control log's fold: the order of the log alone decides the leader and the owners."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def route_deleted(expected: str | None = None) -> RouteDeleted:
     return RouteDeleted(at_ms=0, key="r", actor="me", expected=expected)
 
 
-def begun(*ends: int, deployment: str = "", topic_id: str = "", nonce: str = "") -> StartRecorded:
+def start_at(*ends: int, deployment: str = "", topic_id: str = "", nonce: str = "") -> StartRecorded:
     return StartRecorded(
         at_ms=0, key="g/t", deployment=deployment, nonce=nonce, ends=list(ends), topic_id=topic_id
     )  # fmt: skip
@@ -175,7 +175,7 @@ def test_a_route_is_defined_changed_and_deleted_like_a_workload() -> None:
     assert not state.apply(route_deleted(expected="x"))
     assert state.apply(route_deleted(expected="y"))
     assert not state.apply(route_deleted())
-    assert not state.apply(route("z", expected="y")), "it was deleted, which is known"
+    assert not state.apply(route("z", expected="y")), "the fold knows that it was deleted"
     assert state.apply(route("z", expected=""))
 
 
@@ -183,7 +183,7 @@ def test_a_pause_of_a_route_holds_it_up_and_ends_with_it() -> None:
     state = fold(route(), paused(ALL, key="r"))
     assert state.is_paused("r", 3)
     state.apply(route("y"))
-    assert state.is_paused("r", 3), "another definition of it is paused, too"
+    assert state.is_paused("r", 3), "a changed definition stays paused"
     state.apply(route_deleted())
     assert not state.is_paused("r", 3)
 
@@ -216,11 +216,11 @@ def test_an_operators_act_is_recorded_and_changes_no_state() -> None:
     assert (state.assignments, state.term, state.paused) == before
 
 
-def test_where_a_deployment_begins_stays_when_its_definition_changes_and_ends_with_it() -> None:
-    first = begun(5, 6, topic_id="A")
-    assert fold(put(), first, put(etag="y"), begun(50, 60, 70, topic_id="B")).start_of("g/t") == first
-    state = fold(put(), first, deleted(), deployed("two"), begun(50, deployment="two"))
-    assert state.start_of("g/t") == begun(50, deployment="two")
+def test_a_deployments_start_outlasts_changes_of_its_definition_and_ends_with_it() -> None:
+    first = start_at(5, 6, topic_id="A")
+    assert fold(put(), first, put(etag="y"), start_at(50, 60, 70, topic_id="B")).start_of("g/t") == first
+    state = fold(put(), first, deleted(), deployed("two"), start_at(50, deployment="two"))
+    assert state.start_of("g/t") == start_at(50, deployment="two")
     assert list(state.stale) == [compaction_key(first)]
 
 
@@ -228,21 +228,21 @@ def deployed(deployment: str, etag: str = "x") -> WorkloadPut:
     return msgspec.structs.replace(put(etag=etag), deployment=deployment)
 
 
-def test_where_a_workload_begins_counts_for_its_own_deployment_wherever_compaction_put_it() -> None:
-    # A changed definition, of which the first one is compacted away.
-    assert fold(begun(5, deployment="one"), deployed("one", "y")).start_of("g/t") == begun(
+def test_a_start_counts_only_for_its_own_deployment_in_any_compacted_log() -> None:
+    # A changed definition; compaction has dropped the first one.
+    assert fold(start_at(5, deployment="one"), deployed("one", "y")).start_of("g/t") == start_at(
         5, deployment="one"
     )
-    # What is left of a deployment that was deleted: its beginning, before the next one.
-    state = fold(begun(5, deployment="one"), deployed("two"))
+    # Compaction leaves the start of a deleted deployment, before the next deployment.
+    state = fold(start_at(5, deployment="one"), deployed("two"))
     assert (state.start_of("g/t"), len(state.stale)) == (None, 1)
 
 
-def test_of_two_leaders_that_record_where_a_workload_begins_the_first_is_followed_for_ever() -> None:
-    first, second = (begun(ends, deployment="one", nonce=str(ends)) for ends in (5, 8))
+def test_of_two_recorded_starts_of_a_workload_the_first_counts_for_ever() -> None:
+    first, second = (start_at(ends, deployment="one", nonce=str(ends)) for ends in (5, 8))
     state = fold(deployed("one"), first, second)
     assert (state.start_of("g/t"), state.refused) == (first, 1)
-    assert compaction_key(first) != compaction_key(second), "or compaction would keep the second"
+    assert compaction_key(first) != compaction_key(second), "with one key, compaction would keep the second"
 
 
 def test_a_change_of_a_deployment_that_is_over_changes_nothing() -> None:
@@ -256,24 +256,29 @@ def test_a_change_of_a_deployment_that_is_over_changes_nothing() -> None:
     assert (again.deployment, again.expected) == ("three", "")
 
 
-def route_begun(offset: int, nonce: str = "", part: int = 0, parts: int = 2) -> StartRecorded:
-    """Of the two topics `t0` and `t1` each part has one."""
+def route_start_at(offset: int, nonce: str = "", part: int = 0, parts: int = 2) -> StartRecorded:
+    """One part of a route's start; part 0 has topic `t0`, part 1 has `t1`."""
     others = {f"t{part}": StartOffsets("A", [offset, -1])}
     return StartRecorded(at_ms=0, key="r", nonce=nonce, ends=[], others=others, part=part, parts=parts)
 
 
-def test_where_a_route_begins_is_what_was_recorded_first_in_all_of_its_parts() -> None:
-    state = fold(route("x", None), route_begun(8, part=1))
-    assert state.begins_at("r", "t1", 0, "A") is None, "it is not all there"
-    state = fold(route("x", None), route_begun(1, "lost", part=1), route_begun(8, "a", part=1),
-                 route_begun(50, "b"), route_begun(5, "a"), route("y", None),
-                 route_begun(80, "b", part=1))  # fmt: skip
+def test_a_routes_start_is_the_first_one_that_was_recorded_in_all_parts() -> None:
+    state = fold(route("x", None), route_start_at(8, part=1))
+    assert state.begins_at("r", "t1", 0, "A") is None, "part 0 is missing"
+    state = fold(route("x", None), route_start_at(1, "lost", part=1), route_start_at(8, "a", part=1),
+                 route_start_at(50, "b"), route_start_at(5, "a"), route("y", None),
+                 route_start_at(80, "b", part=1))  # fmt: skip
     found = [state.begins_at("r", f"t{part}", 0, "A") for part in (0, 1)]
-    assert (found, [begun.nonce for begun in state.start_parts_of("r")]) == ([5, 8], ["a", "a"])
-    later = [("t0", 1, "A"), ("t0", 2, "A"), ("t0", 0, "B"), ("t2", 0, "A")]  # not known, new, anew, new
+    assert (found, [start.nonce for start in state.start_parts_of("r")]) == ([5, 8], ["a", "a"])
+    later = [
+        ("t0", 1, "A"),
+        ("t0", 2, "A"),
+        ("t0", 0, "B"),
+        ("t2", 0, "A"),
+    ]  # no offset known, new partition, new topic id, new topic
     assert [state.begins_at("r", *one) for one in later] == [None] * 4
-    state = fold(route("x", None), route_begun(8, part=1), route_begun(5), route_deleted(None),
-                 route("x", None), route_begun(6, "again", parts=1))  # fmt: skip
+    state = fold(route("x", None), route_start_at(8, part=1), route_start_at(5), route_deleted(None),
+                 route("x", None), route_start_at(6, "again", parts=1))  # fmt: skip
     assert [state.begins_at("r", f"t{part}", 0, "A") for part in (0, 1)] == [6, None]
 
 
@@ -282,14 +287,14 @@ def moving(move: str) -> Moving:
 
 
 def moved(move: str, *ends: int, etag: str = "w", **rest: str) -> WorkloadPut:
-    """The end of a move."""
+    """The definition that ends a move."""
     at = StartRecorded(at_ms=0, key="g/t", ends=list(ends), topic_id="W", cluster_id="west",
                others={"t__g__retry_1": StartOffsets("R", [3])})  # fmt: skip
     return msgspec.structs.replace(put(etag=etag), move=move, begun=at, **rest)
 
 
-def test_a_move_pauses_its_workload_until_its_definition_says_where_it_begins_there() -> None:
-    state = fold(put(), begun(5, topic_id="A"), moving("m"))
+def test_a_move_pauses_its_workload_until_the_new_definition_has_its_start() -> None:
+    state = fold(put(), start_at(5, topic_id="A"), moving("m"))
     assert all(state.is_paused("g/t", partition) for partition in (0, None))
     assert state.apply(moved("m", 7))
     assert not state.is_paused("g/t", 0)
@@ -298,12 +303,12 @@ def test_a_move_pauses_its_workload_until_its_definition_says_where_it_begins_th
     assert [at.mapped("t", p, "west", "W") for p in (0, 1)] == [7, None]
     assert at.mapped("t__g__retry_1", 0, "west", "R") == 3
     assert (at.mapped("t", 0, "east", "W"), at.mapped("t", 0, "west", "new")) == (None, None)
-    # What a leader had still to say of where it began before changes nothing, and lasts behind a change.
-    state.apply(begun(5, topic_id="A"))
+    # A leader's late record of the old start changes nothing, also after a change of the definition.
+    state.apply(start_at(5, topic_id="A"))
     change = state.replacing(put(etag="y"), "another")
     assert state.apply(change)
     assert state.start_of("g/t") == at
-    assert fold(begun(5, topic_id="A"), change).start_of("g/t") == at, "which is all that compaction leaves"
+    assert fold(start_at(5, topic_id="A"), change).start_of("g/t") == at, "compaction leaves these two events"
 
 
 def test_an_operators_own_pause_outlasts_a_move() -> None:
@@ -318,7 +323,7 @@ def test_a_move_that_was_overtaken_moves_nothing() -> None:
         assert not state.apply(moved("m", 7)), meanwhile
         assert (state.workloads["g/t"], state.start_of("g/t")) == (before, None)
     state = fold(put(), moving("m"), deleted())
-    assert not state.apply(moved("m", 7)), "what was deleted stays so"
+    assert not state.apply(moved("m", 7)), "a deleted workload stays deleted"
     assert not fold(put(), moving("m")).apply(moved("m", 7, expected="another"))
 
 
@@ -330,11 +335,11 @@ def test_the_definition_of_a_move_counts_again_as_a_repair() -> None:
 
 
 def repair(state: ControlState) -> WorkloadPut | WorkloadDeleted:
-    """What the leader writes behind a definition that was refused."""
-    stands = state.workloads.get("g/t")
-    if stands is None:
+    """The event that the leader writes after a workload's definition was refused."""
+    current = state.workloads.get("g/t")
+    if current is None:
         return WorkloadDeleted(at_ms=0, key="g/t", actor="repair", expected="")
-    return msgspec.structs.replace(stands, expected=stands.etag)
+    return msgspec.structs.replace(current, expected=current.etag)
 
 
 def test_a_repair_never_overwrites_what_an_operator_changed_meanwhile() -> None:
@@ -345,18 +350,18 @@ def test_a_repair_never_overwrites_what_an_operator_changed_meanwhile() -> None:
     state.apply(deleted())
     assert not state.apply(late)
     late = repair(state)
-    assert state.apply(late), "that it is gone counts, or it would be repaired for ever"
+    assert state.apply(late), "the deletion counts, or the leader would repair it for ever"
     state.apply(put(etag="z"))
     assert not state.apply(late)
     assert state.workloads["g/t"].etag == "z"
 
 
 def route_repair(state: ControlState) -> RoutePut | RouteDeleted:
-    """What the leader writes behind a route's definition that was refused."""
-    stands = state.routes.get("r")
-    if stands is None:
+    """The event that the leader writes after a route's definition was refused."""
+    current = state.routes.get("r")
+    if current is None:
         return RouteDeleted(at_ms=0, key="r", actor="repair", expected="")
-    return msgspec.structs.replace(stands, expected=stands.etag)
+    return msgspec.structs.replace(current, expected=current.etag)
 
 
 conditions = st.sampled_from([None, "", "x", "y"])
@@ -406,7 +411,7 @@ def test_whatever_was_compacted_a_fresh_reader_knows_where_each_workload_is_and_
     log: list[tuple[AnyControlEvent, bool]], cleaned: int
 ) -> None:
     state, written, marks = ControlState(), list[AnyControlEvent](), [0]
-    repairs: WorkloadPut | WorkloadDeleted | None = None  # decided on, and not in the log yet
+    repairs: WorkloadPut | WorkloadDeleted | None = None  # decided, but not in the log yet
 
     def write(event: AnyControlEvent) -> bool:
         written.append(event)
@@ -426,7 +431,7 @@ def test_whatever_was_compacted_a_fresh_reader_knows_where_each_workload_is_and_
             write(paused(ALL, on=False))  # as the API does
         if repairs is None:
             marks.append(len(written))
-    # The cleaner has been at the oldest part; between an event and the leader's answer it never stops.
+    # The cleaner has compacted the oldest part, which never ends between an event and the leader's repair.
     clean = marks[min(cleaned, len(marks) - 1)]
     last = {compaction_key(event): index for index, event in enumerate(written[:clean])}
     fresh = fold(*(e for n, e in enumerate(written) if n >= clean or last[compaction_key(e)] == n))

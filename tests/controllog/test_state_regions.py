@@ -1,4 +1,4 @@
-"""The control log's fold of regions: definitions beside others, roles that no compaction can turn back."""
+"""The control log's fold for regions: definitions side by side, and roles that compaction cannot set back."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def failover(etag: str = "e1", expected: str | None = None) -> FailoverPut:
     )  # fmt: skip
 
 
-def route(etag: str = "r1", **told: Any) -> RoutePut:
-    return RoutePut(at_ms=0, key="orders", definition={}, etag=etag, actor="me", **told)
+def route(etag: str = "r1", **fields: Any) -> RoutePut:
+    return RoutePut(at_ms=0, key="orders", definition={}, etag=etag, actor="me", **fields)
 
 
 def role(region: str, epoch: int, state: Any = "active", key: str = KEY) -> RolePut:
@@ -54,8 +54,8 @@ def test_events_come_back_from_the_wire(event: AnyControlEvent) -> None:
 
 
 def test_a_route_of_an_older_version_has_no_maker() -> None:
-    told = b'{"event":"route-put","at_ms":0,"key":"orders","definition":{},"etag":"r","actor":"me"}'
-    event = codec.control_event(told)
+    older = b'{"event":"route-put","at_ms":0,"key":"orders","definition":{},"etag":"r","actor":"me"}'
+    event = codec.control_event(older)
     assert isinstance(event, RoutePut)
     assert event.made_by == ""
 
@@ -89,7 +89,7 @@ def test_a_role_outlives_its_workload_since_receivers_remember_its_epoch() -> No
 
 
 where, epochs = st.sampled_from(["east", "west"]), st.integers(-1, 200)
-told = st.lists(
+role_events = st.lists(
     st.builds(role, where, epochs, st.sampled_from(["moving", "active"]))
     | st.builds(
         lambda region, epoch: RoleReleased(at_ms=0, key=KEY, region=region, epoch=epoch), where, epochs
@@ -98,8 +98,8 @@ told = st.lists(
 )
 
 
-@given(told, st.randoms(use_true_random=False))
-def test_whatever_compaction_leaves_and_in_whatever_order_roles_are_the_same(
+@given(role_events, st.randoms(use_true_random=False))
+def test_roles_are_the_same_after_any_compaction_and_in_any_order(
     events: list[AnyControlEvent], random: Any
 ) -> None:
     whole, compacted, shuffled = ControlState(), ControlState(), ControlState()

@@ -1,4 +1,4 @@
-"""Where deployments begin, as every reader of the control log finds it, however it was compacted."""
+"""Start positions of deployments, as every reader of the control log finds them after any compaction."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def fold(records: Iterable[Record]) -> ControlState:
 
 
 def compacted(log: list[Record], clean: int) -> list[Record]:
-    """What is left once the first `clean` records were compacted."""
+    """The log after its first `clean` records were compacted."""
     last = {key: at for at, (key, _) in enumerate(log[:clean])}
     return [record for at, record in enumerate(log) if at >= clean or last[record[0]] == at]
 
 
 class Region:
-    """Writes what the API, leaders (deposed ones, too) and moves write, as they write it."""
+    """Writes the same events as the API, as leaders (also deposed ones) and as moves."""
 
     def __init__(self) -> None:
         self.log: list[Record] = []
@@ -55,18 +55,20 @@ class Region:
         return self.state.replacing(made, f"deployment-{len(self.log)}")
 
     def step(self, act: str, key: str, behind: int) -> None:
-        """`behind`: so many records were not read yet by the leader that acts."""
-        stands = self.state.workloads.get(key) or self.state.routes.get(key)
+        """Runs one act. The acting leader has not read the last `behind` records yet."""
+        current = self.state.workloads.get(key) or self.state.routes.get(key)
         match act:
             case "put":
                 self.write(self.put(key))
-            case "delete" if stands is not None:
-                self.write(deletion_of(stands)(at_ms=0, key=key, actor="me", expected=stands.etag))
-            case "move" if isinstance(stands, WorkloadPut):
+            case "delete" if current is not None:
+                self.write(deletion_of(current)(at_ms=0, key=key, actor="me", expected=current.etag))
+            case "move" if isinstance(current, WorkloadPut):
                 self.write(Moving(at_ms=0, key=key, move="m", to="west", actor="me"))
-                there = StartRecorded(at_ms=0, key=key, deployment=stands.deployment, ends=[-len(self.log)])
+                new_start = StartRecorded(
+                    at_ms=0, key=key, deployment=current.deployment, ends=[-len(self.log)]
+                )
                 put = WorkloadPut(at_ms=0, key=key, definition={}, etag=f"moved-{len(self.log)}", actor="me",
-                                  move="m", begun=there)  # fmt: skip
+                                  move="m", begun=new_start)  # fmt: skip
                 self.write(self.state.replacing(put, "never used"))
             case "record" | "record half":
                 self.record(key, behind, half=act == "record half")
@@ -76,7 +78,7 @@ class Region:
                     self.state.dropped(stale)
 
     def record(self, key: str, behind: int, *, half: bool) -> None:
-        """As a leader does that finds it not to be recorded; half of it when it dies."""
+        """A leader records a missing start; with `half` it dies before the last part."""
         view = fold(self.log[: len(self.log) - behind])
         put = view.workloads.get(key) or view.routes.get(key)
         if put is None or view.start_parts_of(key):
@@ -94,7 +96,7 @@ steps = st.tuples(st.sampled_from(ACTS), st.sampled_from(sorted(KINDS)), st.inte
 
 
 @given(st.lists(steps, max_size=30), st.integers(0, 60))
-def test_whatever_was_compacted_a_fresh_reader_knows_where_everything_begins(
+def test_a_fresh_reader_knows_all_starts_after_any_compaction(
     acts: list[tuple[str, str, int]], clean: int
 ) -> None:
     region = Region()
@@ -106,18 +108,18 @@ def test_whatever_was_compacted_a_fresh_reader_knows_where_everything_begins(
 
 
 @given(st.lists(steps, max_size=30))
-def test_where_a_deployment_begins_changes_with_a_move_only(acts: list[tuple[str, str, int]]) -> None:
+def test_a_deployments_start_changes_only_with_a_move(acts: list[tuple[str, str, int]]) -> None:
     region = Region()
     known: dict[tuple[str, str], list[StartRecorded]] = {}
     for act, key, behind in acts:
         region.step(act, key, min(behind, len(region.log)))
         for name in KINDS:
             put = region.state.workloads.get(name) or region.state.routes.get(name)
-            begun = region.state.start_parts_of(name)
+            starts = region.state.start_parts_of(name)
             if put is None:
-                assert not begun
+                assert not starts
             elif act != "move" or key != name:
                 before = known.get((name, put.deployment))
-                assert before is None or begun == before
-            if put is not None and begun:
-                known[name, put.deployment] = begun
+                assert before is None or starts == before
+            if put is not None and starts:
+                known[name, put.deployment] = starts

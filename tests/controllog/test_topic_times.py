@@ -1,4 +1,4 @@
-"""Control topics that an earlier version made get the brokers' time when a worker starts."""
+"""When a worker starts, control topics of an earlier version get the brokers' time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NAME = "message.timestamp.type"
 
 @pytest.fixture
 async def client(bootstrap: str) -> AsyncIterator[ClusterClient]:
-    """Of the broker that all tests share."""
+    """A client of the broker that all tests share."""
     async with connected(bootstrap) as made:
         yield made
 
 
-async def times(client: ClusterClient, topics: ControlTopics) -> set[str]:
+async def timestamp_types(client: ClusterClient, topics: ControlTopics) -> set[str]:
     found = await describe(client, [topic.name for topic in topics.all()], [NAME])
     return {one.config[NAME] for one in found.values() if isinstance(one, TopicSettings)}
 
@@ -39,10 +39,10 @@ async def test_topics_of_an_earlier_version_are_altered_and_keep_all_else(
     await ensure_topics(
         client, [TopicSpec(topic.name, topic.partitions, config=older) for topic in topics.all()]
     )
-    assert await times(client, topics) == {"CreateTime"}
+    assert await timestamp_types(client, topics) == {"CreateTime"}
     await use_brokers_time(client, topics)
-    async with asyncio.timeout(ENOUGH_S):  # a broker hears of it a moment later
-        while await times(client, topics) != {"LogAppendTime"}:  # noqa: ASYNC110 - as above
+    async with asyncio.timeout(ENOUGH_S):  # a broker applies it a moment later
+        while await timestamp_types(client, topics) != {"LogAppendTime"}:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.05)
     found = (await describe(client, [topics.control.name]))[topics.control.name]
     assert isinstance(found, TopicSettings)

@@ -1,4 +1,4 @@
-"""Virtual environments in which a distribution of this tree is installed from its wheel, in any Python."""
+"""Virtual environments of any Python with a distribution installed from this tree's wheel."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 LIBRARIES = ("receiver", "producer", "audit")
-TIMEOUT_S = 300.0  # ends what would hang; an index may be far away
+TIMEOUT_S = 300.0  # ends a run that hangs; an index may be slow
 
 
 def python(minor: int) -> str | None:
-    """An interpreter of this version: on PATH, or beside the one that runs the tests."""
+    """An interpreter of this version: on PATH, or next to the one that runs the tests. None: not found."""
     beside = Path(sys.base_prefix).parent.glob(f"3.{minor}.*/bin/python3.{minor}")
     for program in (f"python3.{minor}", *map(str, beside)):
-        asked = [program, "-c", "import sys; print(sys.version_info[1])"]
+        command = [program, "-c", "import sys; print(sys.version_info[1])"]
         try:
-            found = subprocess.run(asked, capture_output=True, text=True, check=False)
+            found = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError:
             continue
-        if found.stdout.strip() == str(minor):  # a shim may be there, and find nothing
+        if found.stdout.strip() == str(minor):  # a shim may exist that finds no interpreter
             return program
     return None
 
@@ -53,7 +53,7 @@ class Installed:
         return sum(path.lstat().st_size for path in self.folder.rglob("*")) / 1e6
 
     def run(self, *command: object) -> str:
-        """Runs one of the programs in its `bin`, which has to end well; its standard output."""
+        """Runs a program of the environment, which must succeed; returns its standard output."""
         program, *arguments = map(str, command)
         done = subprocess.run(
             [str(self.folder / "bin" / program), *arguments], env=self.environment, cwd=self.folder,
@@ -87,7 +87,7 @@ def install(wheels: Path, tmp_path: Path) -> Install:
         environment = Installed(tmp_path / "environment")
         subprocess.run([program, "-m", "venv", "--without-pip", environment.folder], check=True)
         name, bracket, extra = distribution.partition("[")
-        (wheel,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")  # never one of an index
+        (wheel,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")  # never from an index
         pip = [sys.executable, "-m", "pip", "--python", environment.python, "install", "--quiet"]
         wanted = f"{wheel}{bracket}{extra}"
         subprocess.run([*pip, "--find-links", wheels, wanted], check=True, timeout=TIMEOUT_S)

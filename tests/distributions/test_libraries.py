@@ -1,4 +1,4 @@
-"""The three libraries as a service installs them: out of wheels, alone, in each Python that can be had."""
+"""The three libraries as a service installs them: alone, from wheels, in each Python that is available."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WINDOW = 4  # of the script `receiver.py`
 
 
 def counted(lines: bytes) -> int:
-    """Records of all reports, given as lines of JSON."""
+    """The number of records in all reports; `lines` are the reports in JSON."""
     return sum(one.totals.count for report in read_lines(lines) for one in report.windows)
 
 
@@ -81,7 +81,8 @@ async def test_a_receiver_handles_every_message_of_both_contracts(
 
 
 async def delivered(process: asyncio.subprocess.Process) -> list[bytes]:
-    """Delivers by both contracts, and cancels some; what the receiver has handled when it has ended."""
+    """Delivers messages by both contracts and cancels some. Returns the values that the receiver had handled
+    at its end."""
     assert process.stdout is not None
     port = int(await process.stdout.readline())
     sender = RecordingSender(port)
@@ -91,7 +92,7 @@ async def delivered(process: asyncio.subprocess.Process) -> list[bytes]:
         handled = [(await process.stdout.readline()).strip() for _ in range(WINDOW)]
         sender.target.cancel(slow, 0, WINDOW)
         sender.send([StreamRecord(number, b"%d" % number) for number in range(MESSAGES)])
-        # They come only once the canceled deliveries have given their credit back.
+        # Results arrive only once the canceled deliveries have given their credit back.
         await sender.until(lambda: len(sender.told) == WINDOW + MESSAGES)
         for number in range(MESSAGES, MESSAGES + 10):
             metadata = MetadataTemplate("orders", "billing", 3).build(number, None, [], 0, 1, 2)

@@ -1,4 +1,4 @@
-"""The worker as an installed package: the demo counts its messages in each Python that can be had."""
+"""The worker as an installed package: the demo counts its messages in each Python that is available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failover definitions: what is wrong with one is said at once, and what is right becomes sound routes."""
+"""Failover definitions: errors are reported at once, and a valid definition gives valid routes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def edited(path: str, value: Any) -> dict[str, Any]:
     return changed(path, value, base=FAILOVER)
 
 
-def said(document: dict[str, Any], layout: Layout | None = REGIONS) -> dict[str, str]:
+def problems_of(document: dict[str, Any], layout: Layout | None = REGIONS) -> dict[str, str]:
     with pytest.raises(InvalidConfiguration) as caught:
         parse_failover(document, layout=layout)
     return {problem.field: f"{problem.message}; {problem.remedy}" for problem in caught.value.problems}
 
 
-def test_a_sound_one_has_no_warning_and_comes_back_from_the_wire() -> None:
+def test_a_valid_definition_has_no_warning_and_survives_the_wire() -> None:
     definition, warnings = parse_failover(FAILOVER, layout=REGIONS)
 
     assert warnings == []
@@ -49,7 +49,7 @@ def test_a_sound_one_has_no_warning_and_comes_back_from_the_wire() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "field", "told"),
+    ("path", "value", "field", "message"),
     [
         ("spec/regions", ["east"], "spec.regions", "2"),
         ("spec/regions", ["east", "east"], "spec.regions", "names a region twice; name each once"),
@@ -68,16 +68,16 @@ def test_a_sound_one_has_no_warning_and_comes_back_from_the_wire() -> None:
         ("spec/region", ["east"], "spec.region", "did you mean regions?"),
     ],
 )
-def test_a_wrong_value_is_reported_at_its_field(path: str, value: Any, field: str, told: str) -> None:
-    problems = said(edited(path, value))
+def test_a_wrong_value_is_reported_at_its_field(path: str, value: Any, field: str, message: str) -> None:
+    problems = problems_of(edited(path, value))
 
-    assert told in problems[field]
+    assert message in problems[field]
 
 
 def test_a_region_without_one_cluster_of_each_tier_is_reported() -> None:
     sites = {name: site for name, site in REGIONS.sites.items() if name != "east-aggregate"}
 
-    assert said(FAILOVER, Layout("west", sites, "west-regional")) == {
+    assert problems_of(FAILOVER, Layout("west", sites, "west-regional")) == {
         "spec.regions.0": "region east has no cluster of tier aggregate; give each region one regional and "
         "one aggregate cluster under clusters in switchyard.yaml"
     }
@@ -89,7 +89,7 @@ def test_a_region_that_is_not_listed_gets_a_warning_that_it_copies_nothing() -> 
     assert [warning.message for warning in warnings] == ["this region, north, is not in the list"]
 
 
-def test_derived_routes_are_definitions_that_anybody_could_have_deployed() -> None:
+def test_derived_routes_are_valid_route_definitions() -> None:
     definition, _ = parse_failover(FAILOVER, layout=REGIONS)
 
     def control_topics(region: str) -> list[str]:
@@ -106,8 +106,8 @@ def test_derived_routes_are_definitions_that_anybody_could_have_deployed() -> No
         "switchyard-east-to-west.events",
     ]  # fmt: skip
     for route in made.values():
-        again, warnings = parse_route(route.to_wire(), clusters=REGIONS.sites)
-        assert (again.etag(), warnings) == (route.etag(), [])
+        parsed, warnings = parse_route(route.to_wire(), clusters=REGIONS.sites)
+        assert (parsed.etag(), warnings) == (route.etag(), [])
     data, control = made["orders-east-to-west"], made["switchyard-east-to-west"]
     assert (data.spec.limits.bytes_per_second, data.metadata.owner) == (4 * 1024 * 1024, "platform")
     assert [data.route().destination(t) for t in ("payments.eu", "payments.test")] == ["payments.eu", None]

@@ -1,4 +1,4 @@
-"""Routes derived from regions: every pair once, nothing copied round, nothing copied twice."""
+"""Routes derived from regions: every pair of regions once, no loops, no record copied twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ some_regions = st.lists(st.sampled_from(NAMES), min_size=2, unique=True).map(tup
 TOPICS = ("orders", r"payments\..*", r"audit-\d+", "refunds")
 
 
-def world(own: str, *, without: frozenset[str] = frozenset(), control: str = "") -> Layout:
+def layout_of(own: str, *, without: frozenset[str] = frozenset(), control: str = "") -> Layout:
     sites = {
         f"{region}-{tier}": Site(region, tier)
         for region, tier in product(NAMES, (REGIONAL, AGGREGATE))
@@ -50,22 +50,29 @@ def control_events(region: str) -> list[str]:
 @given(some_regions)
 def test_of_every_pair_of_regions_exactly_one_has_the_route(regions: tuple[str, ...]) -> None:
     failover = Failover("orders", regions, ("orders", r"payments\..*"))
-    of = {own: derive([failover], world(own), control_topics, control_events).routes for own in NAMES}
+    routes_of = {
+        own: derive([failover], layout_of(own), control_topics, control_events).routes for own in NAMES
+    }
 
-    data = Counter((r.region, own) for own, routes in of.items() for r in routes.values() if not r.is_control)
+    data = Counter(
+        (r.region, own) for own, routes in routes_of.items() for r in routes.values() if not r.is_control
+    )
     control = Counter(
-        (r.region, own, r.from_end) for own, routes in of.items() for r in routes.values() if r.is_control
+        (r.region, own, r.from_end)
+        for own, routes in routes_of.items()
+        for r in routes.values()
+        if r.is_control
     )
     others = [(one, other) for one, other in product(regions, regions) if one != other]
     assert data == Counter(product(regions, regions))
     assert control == Counter((*pair, from_end) for pair in others for from_end in (False, True))
-    for own, routes in of.items():
+    for own, routes in routes_of.items():
         for route in routes.values():
             tier = REGIONAL if route.is_control else AGGREGATE
             assert (route.source, route.target) == (f"{route.region}-regional", f"{own}-{tier}")
 
 
-@settings(max_examples=as_profile(20))  # a proof over up to a hundred routes each
+@settings(max_examples=as_profile(20))  # each example checks up to a hundred routes
 @given(st.lists(st.tuples(some_regions, st.sampled_from(TOPICS)), min_size=1, max_size=len(TOPICS),
                 unique_by=lambda pair: pair[1]))  # fmt: skip
 def test_all_routes_of_all_regions_make_no_loop_and_copy_nothing_twice(
@@ -75,7 +82,7 @@ def test_all_routes_of_all_regions_make_no_loop_and_copy_nothing_twice(
     everywhere = [
         route.route()
         for own in NAMES
-        for route in derive(failovers, world(own), control_topics, control_events).routes.values()
+        for route in derive(failovers, layout_of(own), control_topics, control_events).routes.values()
     ]
 
     assert len({route.name for route in everywhere}) == len(everywhere)
@@ -88,7 +95,7 @@ def test_control_topics_are_copied_once_however_many_definitions_name_the_region
     all_regions: list[tuple[str, ...]],
 ) -> None:
     failovers = [Failover(f"f{n}", regions, (f"t{n}",)) for n, regions in enumerate(all_regions)]
-    routes = derive(failovers, world("east"), control_topics, control_events).routes
+    routes = derive(failovers, layout_of("east"), control_topics, control_events).routes
     others = {region for regions in all_regions if "east" in regions for region in regions} - {"east"}
 
     assert {name for name, route in routes.items() if route.is_control} == {
@@ -103,7 +110,7 @@ def test_control_topics_are_copied_once_however_many_definitions_name_the_region
 
 def test_the_log_positions_and_offset_map_of_a_lost_region_are_copied() -> None:
     failover = Failover("orders", ("east", "west"), ("orders",))
-    routes = derive([failover], world("west"), control_topics, control_events).routes
+    routes = derive([failover], layout_of("west"), control_topics, control_events).routes
     tables, events = (routes[name("east", "west")].topics for name in (control_route, events_route))
 
     assert tables == (
@@ -127,7 +134,7 @@ def test_no_two_routes_of_a_region_have_one_name_whatever_regions_are_called(
 
 
 def test_a_control_cluster_of_its_own_gets_the_control_topics() -> None:
-    regions = world("west", control="west-other")
+    regions = layout_of("west", control="west-other")
     routes = derive(
         [Failover("orders", ("east", "west"), ("orders",))], regions, control_topics, control_events
     ).routes
@@ -136,7 +143,7 @@ def test_a_control_cluster_of_its_own_gets_the_control_topics() -> None:
 
 
 def test_a_cluster_that_is_not_configured_here_leaves_a_name_and_the_reason() -> None:
-    regions = world("west", without=frozenset({"east-regional"}))
+    regions = layout_of("west", without=frozenset({"east-regional"}))
     found = derive(
         [Failover("orders", ("east", "west"), ("orders",))], regions, control_topics, control_events
     )
@@ -149,14 +156,17 @@ def test_a_cluster_that_is_not_configured_here_leaves_a_name_and_the_reason() ->
 
 def test_a_region_that_is_not_named_has_no_routes() -> None:
     found = derive(
-        [Failover("orders", ("east", "west"), ("orders",))], world("north"), control_topics, control_events
+        [Failover("orders", ("east", "west"), ("orders",))],
+        layout_of("north"),
+        control_topics,
+        control_events,
     )
 
     assert (found.routes, found.unknown) == ({}, {})
 
 
 def test_a_region_reads_its_own_cluster_of_the_same_tier() -> None:
-    west = world("west")
+    west = layout_of("west")
 
     assert west.local("east-aggregate") == west.local("west-aggregate") == "west-aggregate"
     assert west.local("east-regional") == "west-regional"

@@ -1,4 +1,4 @@
-"""Backoff: grows, is capped, and spreads only as far as it says."""
+"""Backoff: waits grow up to a cap, and jitter shortens them by at most its share."""
 
 from __future__ import annotations
 

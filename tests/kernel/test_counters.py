@@ -1,4 +1,4 @@
-"""Whatever stands in a log, a later honest term, epoch and takeover counts, for every reader alike."""
+"""Whatever a log holds, a later honest term, epoch and takeover counts, for every reader alike."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ hostile = st.one_of(
 
 
 def fold(log: list[tuple[int, AnyControlEvent]]) -> ControlState:
-    """As `app.controllog.log` does."""
+    """Folds the log as `app.controllog.log` does."""
     state = ControlState()
     for offset, event in log:
         state.next_offset = offset + 1
@@ -67,7 +67,7 @@ def test_a_later_honest_claim_and_its_assignments_count_after_any_forged_record(
 ) -> None:
     written = list(enumerate(log))
     kept = written if data is None else [one for one in written if data.draw(st.booleans())]
-    for read in (written, kept):  # of one that began after a compaction, which may leave any part
+    for read in (written, kept):  # the second reader began after a compaction, which may leave any part
         state = fold(read)
         offset = len(log)
         honest = claim(state.term + 1, "honest")
@@ -119,7 +119,7 @@ def test_a_later_honest_takeover_is_granted_after_any_forged_record(
     tracker = TrackerFold()
     for offset, event in enumerate(log):
         tracker.apply(event, offset)
-    control = ControlState()  # of a region in which nothing was forged but the tracker topic
+    control = ControlState()  # in this region only the tracker topic has forged records
     for _ in range(2 * len(log) + 2):
         epoch = control.next_epoch(JOB)
         answer = tracker.apply(takeover(epoch, "honest"), tracker.next_offset)

@@ -19,7 +19,7 @@ from app.kernel.fencing import (
 from app.kernel.ranges import CorruptSnapshot, Snapshot
 
 JOB = "dispatch:billing/orders:orders:0"
-Event = Takeover | tuple[str, SnapshotItem]  # a worker's snapshot
+Event = Takeover | tuple[str, SnapshotItem]  # a snapshot comes with its worker
 
 
 def takeover(epoch: int, worker: str, *, nonce: str = "n", at_ms: int = 0) -> Takeover:
@@ -31,7 +31,7 @@ def snapshot(epoch: int, worker: str, base: int, *finished: tuple[int, int]) -> 
 
 
 def apply(record: TrackerRecord | None, event: Event) -> tuple[TrackerRecord | None, TakeoverAnswer | None]:
-    """What the agent does with an event."""
+    """Applies the event as the agent does."""
     if isinstance(event, Takeover):
         return on_takeover(record, event)
     worker, item = event
@@ -67,7 +67,7 @@ histories = st.lists(takeovers | snapshots, max_size=20)
 
 @st.composite
 def honest_histories(draw: st.DrawFn) -> list[Event]:
-    """Workers send snapshots only under what was granted to them: zombies, but no liars."""
+    """Workers send snapshots only under granted epochs: zombies, but no liars."""
     events: list[Event] = []
     owners: list[tuple[int, str]] = []
     record: TrackerRecord | None = None
@@ -190,9 +190,9 @@ def test_a_record_written_before_ids_were_adopts_the_present_ones() -> None:
 def test_a_snapshot_of_another_log_is_refused_in_the_same_lineage_and_replaces_all_in_the_next() -> None:
     record = fold(takeover(1, "a"), of_log(LogId("A", "A"), base=90))
     assert on_snapshot(record, of_log(LogId("A", "B"), base=95)[1], worker="a", at_ms=0) is None
-    anew = on_snapshot(record, of_log(LogId("A", "B"), 1, base=3)[1], worker="a", at_ms=0)
-    assert anew is not None
-    assert (anew.base, anew.lineage, anew.log) == (3, 1, LogId("A", "B"))
+    replaced = on_snapshot(record, of_log(LogId("A", "B"), 1, base=3)[1], worker="a", at_ms=0)
+    assert replaced is not None
+    assert (replaced.base, replaced.lineage, replaced.log) == (3, 1, LogId("A", "B"))
 
 
 def test_a_snapshot_of_a_worker_that_knows_no_ids_is_read() -> None:
@@ -226,9 +226,9 @@ def test_an_old_epoch_can_neither_take_over_nor_save_and_learns_the_newer_epoch(
 def test_the_same_takeover_again_is_granted_again_since_its_answer_may_have_been_lost() -> None:
     record, first = on_takeover(fold(takeover(1, "a"), snapshot(1, "a", 7)), takeover(2, "b"))
 
-    again, second = on_takeover(record, takeover(2, "b"))
+    repeated, second = on_takeover(record, takeover(2, "b"))
 
-    assert again == record
+    assert repeated == record
     assert second == first
 
 
@@ -255,11 +255,11 @@ def test_the_successor_gets_the_note_of_the_last_snapshot_that_counted() -> None
 
     first = fold(takeover(1, "a"), noted(1, "a", 5, b"one"), noted(1, "a", 5, b"two"))
     assert on_takeover(first, takeover(2, "b"))[1].note == b"two"
-    assert on_takeover(first, takeover(0, "b"))[1].note == b"", "who is refused is told nothing"
+    assert on_takeover(first, takeover(0, "b"))[1].note == b"", "a refused worker gets no note"
     late = fold(takeover(1, "a"), noted(1, "a", 5, b"two"), takeover(2, "b"), noted(1, "a", 9, b"late"))
     assert late.note == b"two", "a fenced owner's note is refused with its snapshot"
-    anew = fold(takeover(1, "a"), noted(1, "a", 5, b"two"), noted(1, "a", 0, b"", 1))
-    assert anew.note == b"", "a new lineage replaces it"
+    next_lineage = fold(takeover(1, "a"), noted(1, "a", 5, b"two"), noted(1, "a", 0, b"", 1))
+    assert next_lineage.note == b"", "a new lineage replaces it"
     assert codec.takeover_answer(codec.encode(on_takeover(first, takeover(2, "b"))[1])).note == b"two"
 
 

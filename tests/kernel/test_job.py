@@ -1,4 +1,4 @@
-"""Job ids: one text form, and clear words for what is none."""
+"""Job ids: each has one text form, and any other text is refused with the reason."""
 
 from __future__ import annotations
 

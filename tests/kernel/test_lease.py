@@ -62,14 +62,14 @@ def test_a_lease_that_was_never_held_has_not_lapsed() -> None:
     assert lease.lapsed(102.0)
 
 
-def test_pushing_waits_for_snapshots_and_goes_on_with_them() -> None:
+def test_delivery_waits_for_snapshots_and_continues_with_them() -> None:
     lease = Lease(10.0)
     lease.renewed(0.0)
     lease.saved(0.0, INTERVAL_S)
 
     assert lease.may_push(MAX_UNSAVED_S - 0.001)
     assert not lease.may_push(MAX_UNSAVED_S)
-    assert lease.holds(MAX_UNSAVED_S)  # what is under way may still be finished and saved
+    assert lease.holds(MAX_UNSAVED_S)  # messages in flight may still be finished and saved
     lease.saved(MAX_UNSAVED_S, INTERVAL_S)
     assert lease.may_push(MAX_UNSAVED_S)
 

@@ -1,4 +1,5 @@
-"""A limit that workers share: the sum is never above it, and what one needs it gets."""
+"""A limit that workers share: the sum never exceeds it, and a worker gets what it needs if the limit
+allows."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def test_busy_workers_share_by_their_busy_partitions() -> None:
     assert found["three"] == pytest.approx(3 * found["one"], rel=0.02)
 
 
-def test_where_calls_are_fewer_than_workers_those_that_want_one_take_turns() -> None:
+def test_with_fewer_calls_than_workers_the_workers_in_need_take_turns() -> None:
     wanted = {name: LimitDemand(more=name != "c") for name in "abc"}
     had = [name for turn in range(6) for name, slots in aims(1, wanted, turn).items() if slots]
 
@@ -104,7 +105,7 @@ def test_a_share_is_given_away_only_after_its_worker_has_read_the_loss() -> None
     wanted = {"late": LimitDemand(), "busy": LimitDemand(more=True)}
     held = {"late": GrantedShare(50, 50), "busy": GrantedShare(50, 50)}
     for _ in range(3):
-        held = step(100, aims(100, wanted), held)  # nobody has read anything
+        held = step(100, aims(100, wanted), held)  # no worker has read anything
         assert held["busy"] == GrantedShare(50, 50)
         assert held["late"] == GrantedShare(1, 50)
     read = {name: GrantedShare(one.now, one.now) for name, one in held.items()}
@@ -114,20 +115,20 @@ def test_a_share_is_given_away_only_after_its_worker_has_read_the_loss() -> None
 
 @dataclass
 class Worker:
-    """What it has read of the log, what the leader last heard of that, and what it really uses."""
+    """One worker: what it has read of the log, what the leader last heard of this, and what it uses."""
 
     read: int = 0
-    heard: int | None = None  # None: not since this leader leads
+    heard: int | None = None  # None: no heartbeat since this leader leads
     heard_in_flight: int = 0
-    in_flight: int = 0  # of slots: may be above the grant until calls are answered
+    in_flight: int = 0  # slots; may exceed the grant until calls are answered
     want: LimitDemand = field(default_factory=LimitDemand)
     alive: bool = True  # its lease holds
     gone: bool = False  # the leader counts it dead
 
 
 class Region(RuleBasedStateMachine):
-    """Workers read late, heartbeats are lost, workers die or lie still, leaders change: at no moment is the
-    sum of what workers may use (or of the calls that they have in flight) above the limit."""
+    """Workers read late, lose heartbeats, die or pause, and leaders change. At no moment do the workers'
+    shares, or their calls in flight, add up to more than the limit."""
 
     TOTAL = 7
 
@@ -144,7 +145,7 @@ class Region(RuleBasedStateMachine):
 
     @rule(name=workers)
     def join(self, name: str) -> None:
-        if name not in self.workers:  # a name is never used again
+        if name not in self.workers:  # names are never reused
             self.workers[name] = Worker(read=len(self.log))
 
     @rule(name=workers, count=st.sampled_from([1, 100]))
@@ -188,7 +189,7 @@ class Region(RuleBasedStateMachine):
 
     @rule(name=workers)
     def wakes(self, name: str) -> None:
-        """It lay still; it has to read the whole log before its lease holds again."""
+        """A paused worker wakes; it reads the whole log before its lease holds again."""
         worker = self.workers.get(name)
         if worker is not None and not worker.alive:
             worker.alive, worker.gone, worker.heard, worker.read = True, False, None, len(self.log)
@@ -200,15 +201,15 @@ class Region(RuleBasedStateMachine):
 
     @rule(turn=st.integers(0, 5))
     def leader_looks(self, turn: int) -> None:
-        here = {name: worker for name, worker in self.workers.items() if not worker.gone}
+        present = {name: worker for name, worker in self.workers.items() if not worker.gone}
         held = {}
         for name, one in (self.log[-1] if self.log else {}).items():
-            if (worker := here.get(name)) is None:
+            if (worker := present.get(name)) is None:
                 continue
             has_read = worker.heard is not None and worker.heard >= len(self.log)
             flying = worker.heard_in_flight if worker.heard is not None else 0
             held[name] = GrantedShare(one.now, max(one.now, one.now if has_read else one.most, flying))
-        aimed = aims(self.TOTAL, {name: worker.want for name, worker in here.items()}, turn)
+        aimed = aims(self.TOTAL, {name: worker.want for name, worker in present.items()}, turn)
         self.log.append(step(self.TOTAL, aimed, held))
 
     def granted(self, name: str) -> int:
@@ -256,7 +257,7 @@ def test_shares_of_a_deposed_leader_or_of_a_stale_look_do_not_count() -> None:
 
     assert state.apply(claims[0])
     assert state.apply(divided(1, 1, "a"))
-    assert not state.apply(divided(1, 1, "b")), "it rests on what stood before"
+    assert not state.apply(divided(1, 1, "b")), "its number is that of the present shares"
     assert state.apply(claims[1])
     assert not state.apply(divided(1, 2, "b"))
     assert not state.apply(divided(2, 1 << 60, "b"))

@@ -1,4 +1,4 @@
-"""Load: up fast, down slow; estimates from siblings; shares that sum up; no figure does harm."""
+"""Load: it rises fast and falls slowly; estimates from siblings; shares that add up; no figure does harm."""
 
 from __future__ import annotations
 
@@ -184,4 +184,6 @@ def test_catching_up_after_a_takeover_is_no_peak() -> None:
     for second in range(12, 242, 2):
         load = smoothed.sample(Load(0.1, 1 << 20, 1000.0), second)
     assert load.cpu_cores < 0.2
-    assert smoothed.sample(Load(0.1, 1 << 20, 1000.0), 700.0).cpu_cores < 0.2  # nor is it remembered as one
+    assert (
+        smoothed.sample(Load(0.1, 1 << 20, 1000.0), 700.0).cpu_cores < 0.2
+    )  # nor does the catch-up count as a peak later

@@ -1,4 +1,4 @@
-"""Rates: what grows evenly is told exactly, what is not known is not told, and nothing grows in memory."""
+"""Rates: even growth gives an exact rate, an unknown rate is None, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_another_log_or_an_unknown_one_gives_no_rate() -> None:
     assert rates.arriving is None
     look(rates, 60, 90, 10, 10, 0, True)
     assert rates.arriving == 10
-    rates.sample(90, 3, 0, 0, True)  # deleted and made anew
+    rates.sample(90, 3, 0, 0, True)  # the topic was deleted and recreated
     assert rates.arriving is None
 
 
@@ -105,10 +105,10 @@ def test_the_mean_latency_is_within_what_was_measured(answers: list[tuple[float,
     assert mean.mean_s(0.0) is None
     for now_s, (latency_s, count) in enumerate(answers, 1):
         mean.add(latency_s, count)
-        told = mean.mean_s(float(now_s))
-        assert told is not None
+        mean_s = mean.mean_s(float(now_s))
+        assert mean_s is not None
         every = [latency_s for latency_s, _ in answers]
-        assert min(every) * 0.999 <= told <= max(every) * 1.001
+        assert min(every) * 0.999 <= mean_s <= max(every) * 1.001
 
 
 def test_the_latency_that_is_known_stays_while_nothing_is_answered_and_follows_what_is() -> None:

@@ -1,4 +1,4 @@
-"""What comes by the thousand is told at once, and seldom."""
+"""Trouble that repeats by the thousand is reported at once, and then seldom."""
 
 from __future__ import annotations
 

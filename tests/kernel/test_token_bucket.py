@@ -1,4 +1,4 @@
-"""The token bucket: never more than was promised, never blocked for ever."""
+"""The token bucket: it never releases more than was promised, and never blocks for ever."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ times = st.floats(0, 1e7)
 
 
 def slack(rate: float) -> float:
-    """What rule 3 and the clock's own resolution may give away early."""
+    """The tokens that rule 3 and the clock's resolution may release early."""
     return rate * (2 * MIN_WAIT_S + 1e-8)
 
 
 def goes(bucket: TokenBucket, now_s: float) -> bool:
-    """Takes one token, if it may."""
+    """Takes one token if the bucket allows it; returns whether it did."""
     may = bucket.wait_s(now_s) == 0
     if may:
         bucket.take(now_s)
@@ -54,7 +54,7 @@ def test_no_stretch_of_time_passes_more_than_its_rate_a_burst_and_one_debt(
 @given(
     rates, st.none() | st.floats(1, 1e6), times, st.lists(st.floats(0, 1e7), max_size=20), st.floats(0, 1e8)
 )
-def test_after_the_wait_it_may_go_however_large_it_is(
+def test_after_its_wait_a_message_of_any_size_may_go(
     rate: float, burst: float | None, now_s: float, before: list[float], amount: float
 ) -> None:
     bucket = TokenBucket(rate, burst)
@@ -63,7 +63,7 @@ def test_after_the_wait_it_may_go_however_large_it_is(
     wait_s = bucket.wait_s(now_s, amount)
     assert 0 <= wait_s <= sum(before) / rate + 1e-6
     late_s = now_s + wait_s
-    if late_s - now_s >= wait_s * (1 - 1e-12):  # else the sum itself lost what the wait is about
+    if late_s - now_s >= wait_s * (1 - 1e-12):  # otherwise rounding of the sum has lost the wait
         assert bucket.wait_s(math.nextafter(late_s, math.inf), amount) == 0
 
 
@@ -115,6 +115,6 @@ def test_time_that_stands_still_gives_nothing() -> None:
 
 @pytest.mark.parametrize(("rate", "burst"), [(0, None), (-1, None), (math.inf, None), (math.nan, None),
                                              (1, 0.5), (1, math.inf), (1, math.nan)])  # fmt: skip
-def test_figures_that_mean_nothing_are_refused(rate: float, burst: float | None) -> None:
+def test_impossible_figures_are_refused(rate: float, burst: float | None) -> None:
     with pytest.raises(ValueError, match=r"rate|burst"):
         TokenBucket(rate, burst)

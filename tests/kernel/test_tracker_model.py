@@ -1,4 +1,4 @@
-"""The tracker against an obvious model: a dict of what became of every offset."""
+"""The tracker against an obvious model: a dict with the state of every offset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.kernel.ranges import Snapshot
 from app.kernel.tracker import OffsetState, Tracker
 
 START = 100
-SPAN = 40  # offsets around the window that the rules aim at, in and out of it
+SPAN = 40  # the rules aim at this many offsets, in the window and around it
 UNFINISHED = (OffsetState.IN_FLIGHT, OffsetState.CANCELED)
 
 widths = st.integers(0, 12)
@@ -18,7 +18,7 @@ aims = st.integers(-5, SPAN)
 
 
 class TrackerAgainstModel(RuleBasedStateMachine):
-    """Every rule does the same to both; the invariants compare all that can be asked."""
+    """Every rule changes both in the same way; the invariants compare every query of the tracker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class TrackerAgainstModel(RuleBasedStateMachine):
 
     @rule(hole=st.sampled_from([0, 0, 0, 1, 5, 30]), width=widths)
     def fetch(self, hole: int, width: int) -> None:
-        """What the log gives next, now and then after a hole."""
+        """Fetches the next offsets of the log, sometimes after a hole."""
         start = self.end + hole
         end = start + min(width, self.tracker.room)
         deliver = self.tracker.fetched(start, end)
@@ -101,7 +101,7 @@ class TrackerAgainstModel(RuleBasedStateMachine):
 
     @rule(lead=aims, width=widths)
     def inherit(self, lead: int, width: int) -> None:
-        """More is known to be finished; only what was not fetched yet is changed by it."""
+        """More offsets are known to be finished; this changes only offsets that were not fetched yet."""
         start = max(0, self.end + lead)
         new = {offset for offset in range(start, start + width) if offset >= self.end} - self.inherited
         assert self.tracker.inherit([(start, start + width)]) == len(new)
@@ -117,7 +117,7 @@ class TrackerAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def hand_over(self) -> None:
-        """A new owner gets the snapshot: it must deliver exactly what was not finished."""
+        """A new owner gets the snapshot, and must deliver exactly the unfinished offsets."""
         snapshot = Snapshot.from_bytes(self.tracker.snapshot().to_bytes())
         heir = Tracker(START, 10_000, snapshot)
         deliver = heir.fetched(heir.end, max(heir.end, self.end))
@@ -171,7 +171,7 @@ class TrackerAgainstModel(RuleBasedStateMachine):
 
 
 class TrackerThatTrimsAtOnce(TrackerAgainstModel):
-    """The same with the threshold of trimming so low that every example trims."""
+    """The same with a trim threshold so low that every example trims."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ def checked(body: bytes) -> bytes:
 
 
 def is_normal(snapshot: Snapshot) -> bool:
-    """Sorted, not empty, not touching: each other, nor the base."""
+    """Ranges are sorted, not empty, and touch neither each other nor the base."""
     edges = [snapshot.base, *(edge for span in snapshot.finished for edge in span)]
     return all(one < two for one, two in itertools.pairwise(edges))
 
@@ -44,9 +44,9 @@ def test_a_snapshot_is_normal_however_it_is_given(snapshot: Snapshot) -> None:
 
 
 @given(st.integers(0, 60), st.lists(small, max_size=12))
-def test_a_snapshot_says_what_its_ranges_say(base: int, ranges: list[tuple[int, int]]) -> None:
-    said = set(range(base)) | {offset for start, end in ranges for offset in range(start, end)}
-    assert offsets(Snapshot(base, tuple(ranges))) == said
+def test_a_snapshot_has_exactly_the_offsets_of_its_ranges(base: int, ranges: list[tuple[int, int]]) -> None:
+    finished = set(range(base)) | {offset for start, end in ranges for offset in range(start, end)}
+    assert offsets(Snapshot(base, tuple(ranges))) == finished
 
 
 @given(snapshots)
@@ -82,7 +82,7 @@ def test_scattered_acknowledgements_become_a_bitmap_and_stragglers_runs() -> Non
 
 
 def test_the_bytes_of_version_1_stay_readable() -> None:
-    """What lies in a table today must be read by every later release."""
+    """Every later release must read the bytes that tables hold today."""
     runs = bytes.fromhex("016f3acc4ce807000281019f8d0606")
     bitmap = bytes.fromhex("0135da3474e8070155")
     assert Snapshot.from_bytes(runs) == Snapshot(1_000, ((1_002, 1_131), (101_130, 101_136)))

@@ -1,4 +1,4 @@
-"""What the leader places by: loads that owners measured, isolation groups, moves that were planned before."""
+"""The leader's inputs for placement: loads that owners measured, isolation groups, and planned moves."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BIG, SMALL = Load(0.6, 1 << 20, 1000), Load(0.1, 1 << 20, 1000)
 
 
 class Region:
-    """A control log's state, and the leader's picture of it."""
+    """A control log's state, and the leader's inputs from it."""
 
     def __init__(self, **spec: object) -> None:
         self.view = ControlState()
-        self.told: list[str] = []
+        self.incidents: list[str] = []
         self.view.apply(put(definition("billing", "orders", **spec)))
-        self.placing = PlacementInputs(self.workload, lambda *trouble: self.told.append(trouble[0]))
+        self.placing = PlacementInputs(self.workload, lambda *trouble: self.incidents.append(trouble[0]))
 
     def workload(self, key: str) -> Workload | None:
         found = self.view.workloads.get(key)
@@ -33,7 +33,7 @@ class Region:
             return None
 
     def spoil(self, **spec: object) -> None:
-        """Its definition is one that this version cannot read."""
+        """Makes the definition one that this version cannot read."""
         found = self.view.workloads["billing/orders"]
         found.definition["spec"] |= {"ordering": "by-a-newer-version"} | spec
 
@@ -75,7 +75,7 @@ def test_an_isolation_group_keeps_its_jobs_and_an_impossible_placement_is_report
         made = region.placing.plan(region.view, jobs, [Member("a")], asleep={})
         assert made.decisions == []
         region.placing.decided(region.view, made)
-    assert region.told == ["no-worker"]
+    assert region.incidents == ["no-worker"]
     (placed,) = region.placing.plan(region.view, jobs, [Member("a"), Member("b", group="critical")],
                                     asleep={}).decisions  # fmt: skip
     assert placed.worker == "b"
@@ -89,7 +89,7 @@ def test_isolation_holds_while_a_definition_cannot_be_read(placement: object) ->
     region.view.apply(assigned(job(1), "dead"))
     made = region.placing.plan(region.view, {job(0), job(1)}, members, asleep={})
     assert "a" not in {decision.worker for decision in made.decisions}
-    assert job(0) not in {decision.job for decision in made.decisions}, "it stays where it is"
+    assert job(0) not in {decision.job for decision in made.decisions}, "the job stays with its worker"
     drained = [Member("a"), Member("b", draining=True, group="critical")]
     made = region.placing.plan(region.view, {job(0), job(1)}, drained, asleep={})
     assert made.decisions == []
@@ -109,15 +109,15 @@ def test_a_new_owners_first_figures_raise_a_known_load_and_lower_it_only_after_h
     region.placing.observe(region.view, [beat(flowing(job(0), load=BIG), worker="a")], 0.0)
     region.view.apply(assigned(job(0), "b", epoch=2))
 
-    def after(load: Load, now_s: float) -> Load:
-        told = beat(flowing(job(0), epoch=2, load=load), worker="b")
-        region.placing.observe(region.view, [told], now_s)
+    def load_after(load: Load, now_s: float) -> Load:
+        heartbeat = beat(flowing(job(0), epoch=2, load=load), worker="b")
+        region.placing.observe(region.view, [heartbeat], now_s)
         return region.placing.loads[job(0)]
 
-    assert after(SMALL, 10.0) == BIG
-    assert after(Load(0.9, 0.0, 0.0), 20.0) == Load(0.9, BIG.memory_bytes, BIG.network_bytes_per_s)
-    assert after(SMALL, 3000.0) == BIG
-    assert after(SMALL, 10.0 + SLOW_WINDOW_S) == SMALL
+    assert load_after(SMALL, 10.0) == BIG
+    assert load_after(Load(0.9, 0.0, 0.0), 20.0) == Load(0.9, BIG.memory_bytes, BIG.network_bytes_per_s)
+    assert load_after(SMALL, 3000.0) == BIG
+    assert load_after(SMALL, 10.0 + SLOW_WINDOW_S) == SMALL
 
 
 def test_a_worker_drains_because_it_stops_or_because_an_operator_drains_it() -> None:

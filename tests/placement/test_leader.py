@@ -1,4 +1,6 @@
-"""The leader's rounds on a clock by hand: who is dead, who leads, what a deposed leader's word is worth."""
+"""The leader's rounds on a fake clock: which workers count as dead, which one leads, and what a deposed
+leader's events count.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ LONG_S = 60.0
 
 
 class Log(test_job_manager.Log):
-    """The control log by hand, which remembers what it refused; `before_append` may come in between."""
+    """A control log in memory that remembers refused events; `before_append` runs before each append."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +62,7 @@ class Log(test_job_manager.Log):
 
 
 class Region:
-    """Workers that hear each other, each with its leader's rounds; all share one log and one clock."""
+    """Workers that hear each other, each with its leader's rounds, on one log and one clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         self.now_s = 100.0
@@ -69,7 +71,7 @@ class Region:
         self.members = Members(DEAD_AFTER_S)
         self.wanted: dict[str, Callable[[], Awaitable[set[str]]]] = {}
         self.leaders = {name: self._leader(name) for name in names}
-        self.lapsed: set[str] = set()  # whose heartbeats come through and renew nothing
+        self.lapsed: set[str] = set()  # workers whose heartbeats arrive but renew no lease
         self.hanging: dict[str, asyncio.Task[None]] = {}
 
     def _leader(self, name: str) -> Leader:
@@ -85,8 +87,8 @@ class Region:
 
         return Leader(name, log, self.members, Lease(LEASE_S), jobs, placing, dict)
 
-    def hear(self, *names: str, state: str = "running") -> None:
-        """A heartbeat of each comes through: it is heard, and renews the sender's lease."""
+    def send_heartbeats(self, *names: str, state: str = "running") -> None:
+        """A heartbeat of each worker arrives and renews the sender's lease."""
         for name in names:
             term = self.leaders[name].term
             beat = Heartbeat(worker=name, at_ms=0, started_ms=0, url="", state=state, term=term)
@@ -95,7 +97,7 @@ class Region:
                 self.leaders[name]._lease.renewed(self.now_s)
 
     async def round(self, name: str) -> None:
-        """As the service does it: one after the other, and what fails is tried again."""
+        """Runs a round as the service does: one at a time, and a failed round is tried again."""
         if name in self.hanging:
             return
         making = asyncio.create_task(self.leaders[name]._round())
@@ -105,11 +107,11 @@ class Region:
         elif (error := making.exception()) is not None and not isinstance(error, ZeroDivisionError):
             raise error
 
-    async def live(self, seconds: float, *names: str, until: Callable[[], bool] = lambda: False) -> None:
-        """Heartbeats and rounds of these go on, for so long on the clock."""
+    async def run_for(self, seconds: float, *names: str, until: Callable[[], bool] = lambda: False) -> None:
+        """These workers send heartbeats and run rounds for this long on the clock."""
         end_s = self.now_s + seconds
         while self.now_s < end_s and not until():
-            self.hear(*names)
+            self.send_heartbeats(*names)
             for name in names:
                 await self.round(name)
             self.now_s += module.PLACEMENT_INTERVAL_S
@@ -119,8 +121,8 @@ class Region:
         held = self.log.view.owner(JOB)
         return held.worker if held else ""
 
-    def own(self, worker: str) -> None:
-        """Somebody made the job this worker's."""
+    def assign_to(self, worker: str) -> None:
+        """Assigns the job to this worker."""
         view = self.log.view
         self.log.apply(
             Assignment(at_ms=0, job=JOB, worker=worker, epoch=view.next_epoch(JOB), term=view.term, reason="")
@@ -130,8 +132,8 @@ class Region:
 async def a_region_in_which_a_leads(monkeypatch: pytest.MonkeyPatch) -> Region:
     region = Region(monkeypatch, "a", "b")
     region.log.apply(Claim(at_ms=0, term=2, worker="a"), put(definition()))
-    region.own("b")
-    await region.live(2 * DEAD_AFTER_S, "a", "b")
+    region.assign_to("b")
+    await region.run_for(2 * DEAD_AFTER_S, "a", "b")
     assert (region.log.view.leader, region.owner) == ("a", "b")
     return region
 
@@ -140,13 +142,13 @@ async def test_silence_of_all_workers_is_no_death_and_silence_of_one_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
-    region.now_s += LONG_S  # the control cluster was away for all
+    region.now_s += LONG_S  # the control cluster was unavailable for all
     await region.round("a")
-    region.hear("a")
+    region.send_heartbeats("a")
     await region.round("a")
-    assert region.owner == "b", "it may have been silent only as long as everybody was"
-    await region.live(2 * DEAD_AFTER_S, "a")
-    assert region.owner == "a", "the others are heard again, and it is not"
+    assert region.owner == "b", "b may have been silent only while all workers were"
+    await region.run_for(2 * DEAD_AFTER_S, "a")
+    assert region.owner == "a", "a is heard again, and b is not"
 
 
 async def test_after_everybodys_silence_a_goodbye_is_believed_at_once(
@@ -156,8 +158,8 @@ async def test_after_everybodys_silence_a_goodbye_is_believed_at_once(
     region.now_s += LONG_S
     await region.round("a")
     region.log.apply(Drain(at_ms=0, worker="b", draining=True, actor="ann"))
-    region.hear("b", state=STOPPED)
-    region.hear("a")
+    region.send_heartbeats("b", state=STOPPED)
+    region.send_heartbeats("a")
     await region.round("a")
     assert region.owner == "a"
     assert region.log.view.draining == {}
@@ -165,8 +167,8 @@ async def test_after_everybodys_silence_a_goodbye_is_believed_at_once(
 
 async def test_a_decision_from_before_another_leader_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
-    region.hear("b", state=STOPPED)  # so that the job has to move
-    region.hear("a")
+    region.send_heartbeats("b", state=STOPPED)  # so the job has to move
+    region.send_heartbeats("a")
     region.log.before_append = lambda: region.log.apply(Claim(at_ms=0, term=3, worker="b"))
     await region.round("a")
     assert any(isinstance(event, Assignment) for event in region.log.appended)
@@ -181,14 +183,14 @@ async def test_nothing_is_written_with_the_term_of_the_next_leader(monkeypatch: 
         return {JOB}
 
     region.wanted["a"] = meanwhile
-    region.hear("b", state=STOPPED)
-    region.hear("a")
+    region.send_heartbeats("b", state=STOPPED)
+    region.send_heartbeats("a")
     await region.round("a")
     assert region.owner == "b"
 
 
 @pytest.mark.parametrize("sickness", ["its rounds fail", "its round hangs", "its lease does not hold"])
-async def test_a_leader_that_lives_and_leads_badly_is_followed_by_the_next(
+async def test_a_live_leader_whose_rounds_do_not_succeed_is_replaced(
     sickness: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
@@ -205,18 +207,18 @@ async def test_a_leader_that_lives_and_leads_badly_is_followed_by_the_next(
     else:
         region.wanted["a"] = fails if sickness == "its rounds fail" else hangs
     try:
-        await region.live(LONG_S, "a", "b", until=lambda: region.log.view.leader == "b")
+        await region.run_for(LONG_S, "a", "b", until=lambda: region.log.view.leader == "b")
         assert region.log.view.leader == "b"
-        await region.live(LONG_S, "a", "b")
-        assert (region.log.view.leader, region.log.view.term) == ("b", 3), "and stays who leads"
+        await region.run_for(LONG_S, "a", "b")
+        assert (region.log.view.leader, region.log.view.term) == ("b", 3), "b stays the leader"
     finally:
         for task in region.hanging.values():
             task.cancel()
 
 
-async def test_a_leader_that_leads_well_keeps_leading(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_leader_whose_rounds_succeed_keeps_leading(monkeypatch: pytest.MonkeyPatch) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
-    await region.live(LONG_S, "a", "b")
+    await region.run_for(LONG_S, "a", "b")
     assert region.log.view.term == 2
 
 
@@ -224,14 +226,14 @@ async def test_a_repair_of_a_definition_leaves_an_operators_newer_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
-    stands = region.log.view.workloads["billing/orders"]
-    region.log.refused = [msgspec.structs.replace(stands, etag="refused", expected="of long ago")]
-    newer = msgspec.structs.replace(stands, etag="newer", actor="ann")
+    current = region.log.view.workloads["billing/orders"]
+    region.log.refused = [msgspec.structs.replace(current, etag="refused", expected="of long ago")]
+    newer = msgspec.structs.replace(current, etag="newer", actor="ann")
     region.log.before_append = lambda: region.log.apply(newer)
-    region.hear("a", "b")
+    region.send_heartbeats("a", "b")
     await region.round("a")
     written = [event for event in region.log.appended if isinstance(event, WorkloadPut)]
-    assert [event.etag for event in written] == [stands.etag], "it was repaired"
+    assert [event.etag for event in written] == [current.etag], "the repair was written"
     assert region.log.view.workloads["billing/orders"] == newer
 
 
@@ -239,16 +241,16 @@ async def test_refused_definitions_of_routes_are_repaired_with_the_current_one_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
-    stands = put_route(route())
-    region.log.apply(stands)
-    late = msgspec.structs.replace(stands, etag="late", expected="of long ago")
+    current = put_route(route())
+    region.log.apply(current)
+    late = msgspec.structs.replace(current, etag="late", expected="of long ago")
     region.log.refused = [late, RouteDeleted(at_ms=0, key="gone", actor="ann", expected="of long ago")]
-    region.hear("a", "b")
+    region.send_heartbeats("a", "b")
     await region.round("a")
     written = {
         event.key: event for event in region.log.appended if isinstance(event, RoutePut | RouteDeleted)
     }
-    assert written["mirror"] == msgspec.structs.replace(stands, expected=stands.etag)
+    assert written["mirror"] == msgspec.structs.replace(current, expected=current.etag)
     assert isinstance(written["gone"], RouteDeleted)
     assert written["gone"].expected == ""
     assert region.log.view.routes == {"mirror": written["mirror"]}

@@ -1,4 +1,6 @@
-"""What a leader writes beside placing jobs: only while it leads, and nothing of it can cost it that."""
+"""A leader's duties beside placement: it does them only while it leads, and a failure does not cost it the
+lead.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ async def test_only_the_leader_does_its_duties_with_every_round(monkeypatch: pyt
             done.append(name)
 
         region.leaders[name]._chores = chore
-    await region.live(1.0, "a", "b")
+    await region.run_for(1.0, "a", "b")
     assert set(done) == {"a"}
     assert len(done) >= 3
     done.clear()
     region.log.apply(Claim(at_ms=0, term=9, worker="b"))
-    await region.live(1.0, "a", "b")
+    await region.run_for(1.0, "a", "b")
     assert set(done) == {"b"}
 
 
@@ -35,8 +37,8 @@ async def test_a_duty_that_fails_for_long_does_not_end_leadership(monkeypatch: p
         raise ZeroDivisionError
 
     region.leaders["a"]._chores = chore
-    await region.live(LONG_S, "a", "b")
-    assert region.leaders["a"].term, "its rounds came to a good end before it"
+    await region.run_for(LONG_S, "a", "b")
+    assert region.leaders["a"].term, "its placement rounds still succeed"
     assert region.log.view.leader == "a"
 
 
@@ -44,14 +46,14 @@ async def test_a_refused_definition_of_regions_is_overwritten_with_the_current_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     region = await a_region_in_which_a_leads(monkeypatch)
-    stands = failover()
-    region.log.apply(stands)
-    refused = msgspec.structs.replace(stands, etag="other", expected="nothing")
-    gone = msgspec.structs.replace(refused, key="failover:gone")
-    region.log.refused = [refused, gone]
-    await region.live(0.5, "a")
+    current = failover()
+    region.log.apply(current)
+    refused = msgspec.structs.replace(current, etag="other", expected="nothing")
+    deleted_put = msgspec.structs.replace(refused, key="failover:gone")
+    region.log.refused = [refused, deleted_put]
+    await region.run_for(0.5, "a")
 
     put, deleted = (e for e in region.log.appended if isinstance(e, FailoverPut | FailoverDeleted))
-    assert put == msgspec.structs.replace(stands, expected=stands.etag)
+    assert put == msgspec.structs.replace(current, expected=current.etag)
     assert isinstance(deleted, FailoverDeleted)
     assert (deleted.key, deleted.expected) == ("failover:gone", "")

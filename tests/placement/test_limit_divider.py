@@ -1,4 +1,4 @@
-"""What a worker reads in the control log of its part of each limit."""
+"""Each worker's share of a limit, as the worker derives it from the control log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever compaction erases, since a record that does not count took its key, is there again afterwards."""
+"""When compaction erases an event because a record that does not count took its key, the leader writes it
+again.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ ACTS = [
 
 
 class Region:
-    """A control log, and what honest workers write into it."""
+    """A control log, and the events that honest workers write into it."""
 
     def __init__(self) -> None:
         self.log = ControlLog("control", {})
@@ -71,10 +73,10 @@ class Region:
             self.log._last.pop(key, None)
 
     def act(self, name: str, number: int) -> None:
-        """One step; `number` chooses what it is of."""
+        """Runs one act; `number` chooses its job, worker, key and partition."""
         view, job, worker = self.view, JOBS[number % 2], WORKERS[number // 2 % 2]
         key = list(KEYS)[number % 2]
-        stands = view.workloads.get(key) or view.routes.get(key)
+        current = view.workloads.get(key) or view.routes.get(key)
         held, at = view.assignments.get(job), self.end
         partition = number % 3 - 1
         match name:
@@ -89,8 +91,8 @@ class Region:
             case "put":
                 made: Any = KEYS[key](at_ms=0, key=key, definition={}, etag=f"e{at}", actor="me")
                 self.write(view.replacing(made, f"d{at}"))
-            case "delete" if stands is not None:
-                self.write(deletion_of(stands)(at_ms=0, key=key, actor="me", expected=stands.etag))
+            case "delete" if current is not None:
+                self.write(deletion_of(current)(at_ms=0, key=key, actor="me", expected=current.etag))
             case "pause" | "resume":
                 is_on = name == "pause"
                 self.write(Paused(at_ms=0, key="g/t", partition=partition, paused=is_on, actor="me"))
@@ -100,12 +102,12 @@ class Region:
                 self.write(MoveWish(at_ms=0, job=job, worker=worker, epoch=view.floor.get(job, 0), actor="m"))
             case "move" if "g/t" in view.workloads:
                 self.write(Moving(at_ms=0, key="g/t", move=f"m{at}", to="west", actor="me"))
-            case "begin" if stands is not None and not view.start_parts_of(key):
-                deployment = stands.deployment
+            case "begin" if current is not None and not view.start_parts_of(key):
+                deployment = current.deployment
                 self.write(StartRecorded(at_ms=0, key=key, deployment=deployment, nonce=f"n{at}", ends=[at]))
             case "divide" if view.term:
-                told = view.limits.get("g/t")
-                number, term = 1 if told is None else told[0].number + 1, view.term
+                divided = view.limits.get("g/t")
+                number, term = 1 if divided is None else divided[0].number + 1, view.term
                 self.write(LimitShares(at_ms=0, key="g/t", term=term, number=number, slots=at, grants={}))
             case "role":
                 self.write(RolePut(at_ms=0, key="g/t", region="east", epoch=at, state="active"))
@@ -115,7 +117,7 @@ class Region:
         return Assignment(at_ms=0, job=job, worker=worker, epoch=epoch, term=term, reason="")
 
     def repair(self, erased: set[str]) -> list[AnyControlEvent]:
-        """What a leader writes once records that do not count stand under these keys."""
+        """The events that a leader writes once records that do not count have taken these keys."""
         before = len(self.written)
         for key in erased:
             self.log._cover(key.encode(), self.end)
@@ -136,7 +138,7 @@ def fold(events: list[AnyControlEvent]) -> ControlState:
 
 
 def known(state: ControlState) -> dict[str, Any]:
-    """What workers go by."""
+    """The part of the state that workers act on."""
     return {
         "leader": state.leader,
         "defined": {key: (put.etag, put.deployment)
@@ -166,7 +168,7 @@ def test_after_any_erasure_the_remaining_log_and_the_repairs_give_the_same_state
     erased = data.draw(st.sets(st.sampled_from(keys)))
     kept = [event for event in region.written if compaction_key(event) not in erased]
     written = region.repair(erased)
-    assert known(region.view) == before, "nothing changes for those who have read all"
+    assert known(region.view) == before, "a worker that has read the whole log sees no change"
     fresh = fold(kept + written)
     assert known(fresh) == before
     for job, held in region.view.assignments.items():
@@ -180,10 +182,10 @@ def test_only_a_keys_current_event_is_written_again_and_once() -> None:
     region.act("put", 0)
     assert region.repair({"workload/other", "claim/7/evil", "\ufffd"}) == []
     assert len(region.repair({"workload/g/t"})) == 1
-    region.log._cover(b"workload/g/t", 1)  # which is heard of late: the repair stands behind it
+    region.log._cover(b"workload/g/t", 1)  # noticed late: the log already has the repair after it
     assert region.log.take_erased() == []
     region.log._cover(b"workload/g/t", 9)
-    assert region.log.take_erased() == [], "what stands before that was not read yet"
+    assert region.log.take_erased() == [], "the log was not read that far yet"
     region.log._tail.next_offset = 10
     taken = region.log.take_erased()
     region.log.erase_again(taken)
@@ -208,5 +210,5 @@ def test_a_pause_of_all_is_repaired_with_what_it_would_end() -> None:
     region = Region()
     for name, number in (("put", 0), ("pause", 0), ("pause", 2), ("move", 0)):
         region.act(name, number)
-    again = region.repair({f"paused/g/t/{ALL}"})
-    assert [type(event).__name__ for event in again] == ["Paused", "Paused", "Moving"]
+    written = region.repair({f"paused/g/t/{ALL}"})
+    assert [type(event).__name__ for event in written] == ["Paused", "Paused", "Moving"]

@@ -20,7 +20,7 @@ def catalog_of(region: FakeRegion) -> Catalog:
     """The leader's catalog, which has seen the topic; its clusters are away since."""
     clusters: Any = Away(*SITES)
     layout = region.failovers.layout
-    catalog = Catalog(region.log, clusters, lambda *trouble: region.told.append(trouble[2]), layout)
+    catalog = Catalog(region.log, clusters, lambda *trouble: region.incidents.append(trouble[2]), layout)
     catalog.runs_here = region.keeper.runs_here
     catalog._partitions[f"{region.own}-aggregate", "orders"] = 2
     return catalog
@@ -70,4 +70,4 @@ async def test_a_workload_whose_cluster_this_region_lacks_is_reported_with_the_r
     catalog = catalog_of(west)
 
     assert catalog.workload(KEY) is None
-    assert "region west has no cluster of tier aggregate; give each region one" in west.told[0]
+    assert "region west has no cluster of tier aggregate; give each region one" in west.incidents[0]

@@ -1,4 +1,4 @@
-"""A receiver as a service writes it: prints its port, and each message's value once it has handled that."""
+"""A receiver as a service writes it: it prints its port, and each message's value once it has handled it."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""A console over a runtime fed by hand."""
+"""A console over a runtime whose events the test writes."""
 
 from __future__ import annotations
 

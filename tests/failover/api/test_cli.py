@@ -1,4 +1,4 @@
-"""Regions on the command line: definitions are deployed like any other, and roles are shown."""
+"""Regions on the command line: definitions are deployed like any other, and the status shows roles."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_a_definition_is_planned_deployed_exported_and_pruned_without_its_routes
     exported = shell("config", "export").stdout
     assert [found["kind"] for found in YAML().load_all(exported)] == ["Workload", "Failover"]
     (shell.home / "all.yaml").write_text(exported)
-    again = shell("config", "plan", "-f", str(shell.home / "all.yaml"), "--prune")
-    assert again.returncode == 0, f"derived routes are nobody's to prune: {again.stdout}"
+    pruning_plan = shell("config", "plan", "-f", str(shell.home / "all.yaml"), "--prune")
+    assert pruning_plan.returncode == 0, f"prune must not touch derived routes: {pruning_plan.stdout}"
     prune = ("--prune", "--allow-empty", "--execute", "--yes")
-    gone = shell("config", "deploy", "-f", shell.file(definition()), *prune)
-    assert (gone.returncode, "deleted failover:shared" in gone.stderr) == (0, True), gone.stderr
+    pruned = shell("config", "deploy", "-f", shell.file(definition()), *prune)
+    assert (pruned.returncode, "deleted failover:shared" in pruned.stderr) == (0, True), pruned.stderr
 
 
 def test_the_status_shows_where_each_workload_is_active_and_the_age_of_other_regions_reports(
@@ -47,14 +47,14 @@ def test_the_status_shows_where_each_workload_is_active_and_the_age_of_other_reg
         RolePut(at_ms=1_790_000_000_000, key="billing/orders", region="west", epoch=65, state="active",
                 actor="me", reason="evil\x1b[2J"),
     )  # fmt: skip
-    told = shell("failover", "status")
-    assert told.returncode == 0, told.stderr
-    assert "region west: no report from it yet" in told.stderr
-    head, row = told.stdout.splitlines()
+    status = shell("failover", "status")
+    assert status.returncode == 0, status.stderr
+    assert "region west: no report from it yet" in status.stderr
+    head, row = status.stdout.splitlines()
     assert head.split()[:4] == ["workload", "mode", "region", "state"]
     assert row.split()[:5] == ["billing/orders", "active-passive", "west", "active", "65"]
     assert "2026-09-21" in row
-    assert "\x1b" not in told.stdout
+    assert "\x1b" not in status.stdout
     shell.fed.apply(RegionPulse(at_ms=1, region="east", heard={"west": 1}))
     assert "region west: last heard" in shell("failover", "status").stderr
     whole = json.loads(shell("failover", "status", "-o", "json").stdout)
@@ -64,8 +64,8 @@ def test_the_status_shows_where_each_workload_is_active_and_the_age_of_other_reg
         ("away", "west is away\x1b[2J", "away; west is away\\x1b[2J; in step 61 s ago"),
         ("synced", "", "in step 61 s ago"),
     ):
-        told_of = {**offsets, "state": state, "why": why}
-        shell.fed.regions = SimpleNamespace(passive_sync_fields=lambda _, told_of=told_of: told_of)
+        fields = {**offsets, "state": state, "why": why}
+        shell.fed.regions = SimpleNamespace(passive_sync_fields=lambda _, fields=fields: fields)
         assert shown in shell("failover", "status").stdout
 
 
@@ -86,8 +86,8 @@ def test_a_workload_shows_the_region_that_is_active_for_it(shell: Shell) -> None
         "evil\\x1b[2J"
     )
     assert "passive: region west is active for it" in shown
-    here = msgspec.structs.replace(role, region="east", epoch=128, state="moving")
-    shell.fed.apply(here)
+    moving = msgspec.structs.replace(role, region="east", epoch=128, state="moving")
+    shell.fed.apply(moving)
     assert "moving to east, passive here" in shell("workload", "describe", "billing/orders").stdout
     assert "active_in" not in shell("workload", "list", "-o", "json").stdout
 
@@ -97,6 +97,6 @@ def test_the_status_says_that_the_region_has_just_returned_and_what_that_waits_f
     assert deployed.returncode == 0, deployed.stderr
     assert "returned" not in shell("failover", "status").stderr
     shell.fed.apply(RegionPulse(at_ms=7, region="east", returned_ms=1_790_000_000_000))
-    told = shell("failover", "status").stderr
-    assert "it has just returned (since 2026-09-21" in told
-    assert "once west answered" in told
+    status = shell("failover", "status").stderr
+    assert "it has just returned (since 2026-09-21" in status
+    assert "once west answered" in status

@@ -1,4 +1,4 @@
-"""Failovers on the command line: read first, then done and followed to the end, or given up."""
+"""Failovers on the command line: plan, execute, follow to the end, abort."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.failover.api import cli_runs
 from app.failover.plan.document import PlannedPartition, PlannedWorkload
 from app.failover.plan.planner import FailoverPlanner
 from tests.failover.api.test_rest import PATH, failover
-from tests.failover.api.test_rest_runs import KEY, OTHER, heard, regions, role
+from tests.failover.api.test_rest_runs import KEY, OTHER, hear_west, regions, role
 from tests.web.client import Console
 from tests.web.conftest import console as console  # noqa: PLC0414 - the fixture
 from tests.web.runtime_fake import FakeRuntime
@@ -29,7 +29,7 @@ PLAN = ("failover", "plan", "--to", "east")
 
 
 class Shell:
-    """Runs commands in this process, told of a worker: they are many."""
+    """Runs commands in this process, against one worker: a process for each would be slow."""
 
     def __init__(self, url: str, fed: FakeRuntime) -> None:
         self.url = url
@@ -49,7 +49,7 @@ def shell(console: Console) -> Shell:
 
 @contextmanager
 def leading(shell: Shell, *released: str) -> Iterator[None]:
-    """The leader's rounds, and a west that lets go of these workloads."""
+    """Runs the leader's rounds in a thread; the west releases these workloads."""
     ended = threading.Event()
 
     def rounds() -> None:
@@ -58,8 +58,8 @@ def leading(shell: Shell, *released: str) -> Iterator[None]:
             for key in released:
                 found = shell.fed.control.view.roles.of(key)
                 if found is not None and found.state == "moving":
-                    told = RoleReleased(at_ms=1, key=key, region="west", epoch=found.epoch)
-                    shell.fed.control.view.apply(told)
+                    release = RoleReleased(at_ms=1, key=key, region="west", epoch=found.epoch)
+                    shell.fed.control.view.apply(release)
 
     thread = threading.Thread(target=rounds)
     thread.start()
@@ -71,9 +71,9 @@ def leading(shell: Shell, *released: str) -> Iterator[None]:
 
 
 def plan(shell: Shell, *more: str) -> str:
-    told = shell(*PLAN, *more, "-o", "json")
-    assert told.returncode == 0, told.stderr
-    return str(json.loads(told.stdout)["id"])
+    planned = shell(*PLAN, *more, "-o", "json")
+    assert planned.returncode == 0, planned.stderr
+    return str(json.loads(planned.stdout)["id"])
 
 
 def test_a_plan_is_shown_executed_and_followed_to_its_end(shell: Shell) -> None:
@@ -86,10 +86,10 @@ def test_a_plan_is_shown_executed_and_followed_to_its_end(shell: Shell) -> None:
     (name,) = [word for word in shown.stderr.split() if word.startswith("failover-") and ":" not in word]
     assert f"switchyard failover execute {name}" in shown.stderr
 
-    looked = shell("failover", "execute", name, "--dry-run")
-    assert (looked.returncode, "the failover can begin; nothing was changed" in looked.stderr) == (0, True)
-    asked = shell("failover", "execute", name)
-    assert (asked.returncode, "add --yes" in asked.stderr) == (5, True)
+    dry_run = shell("failover", "execute", name, "--dry-run")
+    assert (dry_run.returncode, "the failover can begin; nothing was changed" in dry_run.stderr) == (0, True)
+    unconfirmed = shell("failover", "execute", name)
+    assert (unconfirmed.returncode, "add --yes" in unconfirmed.stderr) == (5, True)
     with leading(shell, KEY, OTHER):
         done = shell("failover", "execute", name, "--yes")
     assert done.returncode == 0, done.stderr
@@ -103,14 +103,14 @@ def test_a_plan_is_shown_executed_and_followed_to_its_end(shell: Shell) -> None:
     whole = shell("failover", "show", name)
     assert (whole.returncode, "\x1b" in whole.stdout + whole.stderr) == (0, False)
     assert json.loads(shell("failover", "show", name, "-o", "json").stdout)["state"] == "done"
-    again = shell("failover", "execute", name, "--yes")
-    assert (again.returncode, "It has ended" in again.stderr) == (5, True)
+    repeated = shell("failover", "execute", name, "--yes")
+    assert (repeated.returncode, "It has ended" in repeated.stderr) == (5, True)
 
 
 def test_a_waiting_run_says_for_what_and_is_forced_or_aborted(shell: Shell) -> None:
     first = plan(shell, "--workload", KEY)
-    begun = shell("failover", "execute", first, "--yes", "--no-wait")
-    assert (begun.returncode, f"{first} is executing" in begun.stderr) == (0, True), begun.stderr
+    started = shell("failover", "execute", first, "--yes", "--no-wait")
+    assert (started.returncode, f"{first} is executing" in started.stderr) == (0, True), started.stderr
     asyncio.run(shell.fed.failover.step())
     waits = shell("failover", "show", first)
     assert f"{KEY} waits for region west to release it: " in waits.stderr
@@ -121,26 +121,29 @@ def test_a_waiting_run_says_for_what_and_is_forced_or_aborted(shell: Shell) -> N
     second = plan(shell)
     shell("failover", "execute", second, "--yes", "--no-wait")
     asyncio.run(shell.fed.failover.step())
-    asked = shell("failover", "abort", second)
-    assert (asked.returncode, "add --yes" in asked.stderr) == (5, True)
+    unconfirmed = shell("failover", "abort", second)
+    assert (unconfirmed.returncode, "add --yes" in unconfirmed.stderr) == (5, True)
     aborted = shell("failover", "abort", second, "--reason", "no need", "--yes")
     assert (aborted.returncode, f"{second} is aborted" in aborted.stderr) == (0, True), aborted.stderr
     assert "returning" in aborted.stdout
 
 
 def test_a_blocking_check_ends_the_command_with_its_code(shell: Shell) -> None:
-    heard(shell.fed, ago_s=60.0)
+    hear_west(shell.fed, ago_s=60.0)
     blocked = shell(*PLAN)
     assert (blocked.returncode, "is blocked; see the checks above" in blocked.stderr) == (5, True)
     assert "if it is lost, plan with --force" in blocked.stdout
     name = json.loads(shell("failover", "runs", "-o", "json").stdout)[0]["id"]
-    looked = shell("failover", "execute", name, "--dry-run")
-    assert (looked.returncode, "blocked: " in looked.stderr) == (5, True)
+    dry_run = shell("failover", "execute", name, "--dry-run")
+    assert (dry_run.returncode, "blocked: " in dry_run.stderr) == (5, True)
     refused = shell("failover", "execute", name, "--yes")
     assert (refused.returncode, "Not as planned" in refused.stderr) == (5, True)
     assert shell(*PLAN, "--force").returncode == 0
-    elsewhere = shell("failover", "plan", "--to", "west")
-    assert (elsewhere.returncode, "send the command to a worker of west" in elsewhere.stderr) == (5, True)
+    other_region = shell("failover", "plan", "--to", "west")
+    assert (other_region.returncode, "send the command to a worker of west" in other_region.stderr) == (
+        5,
+        True,
+    )
     assert shell("failover", "show", "failover-none").returncode == 4
     assert shell("failover", "show", "a/b").returncode == 2
     assert shell("failover", "plan").returncode == 2
@@ -152,8 +155,8 @@ def test_a_failback_takes_workloads_back(shell: Shell) -> None:
     shell.fed.apply(role("west", 129, previous="east", plan="failover-w"))
     back = shell("failover", "failback", "-o", "json")
     assert back.returncode == 0, back.stderr
-    told = json.loads(back.stdout)
-    assert (told["back_of"], [row["workload"] for row in told["rows"]]) == ("failover-w", [KEY])
+    planned = json.loads(back.stdout)
+    assert (planned["back_of"], [row["workload"] for row in planned["rows"]]) == ("failover-w", [KEY])
 
 
 def drill(shell: Shell, *more: str) -> Any:
@@ -174,9 +177,12 @@ def test_a_drill_of_a_failover_that_is_blocked_fails_as_the_plan_does(shell: She
         blocked.stderr
     )
     assert f"blocked: {KEY}: failover failover-" in blocked.stderr
-    heard(shell.fed, ago_s=60.0)
-    away = drill(shell, "--workload", OTHER)
-    assert (away.returncode, "blocked: regions: the last report of region west arrived" in away.stderr) == (
+    hear_west(shell.fed, ago_s=60.0)
+    unheard = drill(shell, "--workload", OTHER)
+    assert (
+        unheard.returncode,
+        "blocked: regions: the last report of region west arrived" in unheard.stderr,
+    ) == (
         5,
         True,
     )
@@ -209,28 +215,28 @@ def test_following_a_run_shows_what_the_leader_has_not_written(
 ) -> None:
     name = plan(shell, "--workload", KEY)
     monkeypatch.setattr(cli_runs, "SHOW_WAIT_AFTER_S", 0.3)
-    heard_of, ended = threading.Event(), threading.Event()
-    said: list[str] = []
+    was_shown, ended = threading.Event(), threading.Event()
+    printed: list[str] = []
     waits = f"{KEY} waits for the leader of east (there is none) to write it; "
 
-    def say(text: str) -> None:
-        said.append(text)
+    def record_text(text: str) -> None:
+        printed.append(text)
         if text.startswith(waits):
-            heard_of.set()
+            was_shown.set()
 
     def lead() -> None:
-        heard_of.wait(30.0)
+        was_shown.wait(30.0)
         with leading(shell, KEY):
             ended.wait(30.0)
 
-    monkeypatch.setattr(cli_runs, "_print", say)
+    monkeypatch.setattr(cli_runs, "_print", record_text)
     leads = threading.Thread(target=lead)
     leads.start()
     done = shell("failover", "execute", name, "--yes")
     ended.set()
     leads.join()
     assert done.returncode == 0, done.stderr
-    assert [text for text in said if text.startswith(waits)]
+    assert [text for text in printed if text.startswith(waits)]
 
 
 def test_help_has_examples(shell: Shell) -> None:

@@ -1,4 +1,6 @@
-"""The failover page in a real browser: a plan is read, executed and given up; nothing of it is markup."""
+"""The failover page in a real browser: an operator reads, executes and aborts a plan; no text becomes
+markup.
+"""
 
 from __future__ import annotations
 

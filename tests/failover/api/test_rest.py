@@ -1,4 +1,4 @@
-"""Regions over the REST API: definitions, the routes they make, and who is active where."""
+"""Regions over the REST API: definitions, derived routes, and where workloads are active."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def failover(*topics: str, **spec: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def all_clusters(console: Console) -> None:
-    """Those of the layout are known."""
+    """The worker knows all clusters of the layout."""
     console.fed.clusters.specs = dict.fromkeys(LAYOUT.sites)
 
 
 def step(console: Console) -> None:
-    """The leader's next round."""
+    """Runs the leader's next round."""
     asyncio.run(console.fed.failover.step())
 
 
@@ -95,18 +95,18 @@ def test_derived_routes_cannot_be_edited_by_hand_and_say_what_to_change(console:
 
 def test_a_definition_that_conflicts_with_others_is_refused(console: Console) -> None:
     console.fed.apply(put_route(route("shared-west-to-east", "west-regional", "east")))
-    taken = console.ask("PUT", PATH, failover())
-    assert taken.status == 409
-    assert "its route shared-west-to-east is defined already; delete that route" in taken.json["detail"]
+    refused = console.ask("PUT", PATH, failover())
+    assert refused.status == 409
+    assert "its route shared-west-to-east is defined already; delete that route" in refused.json["detail"]
     console.ask("DELETE", "/api/v1/routes/shared-west-to-east")
     console.fed.apply(put_route(route("by-hand", "west-regional", "east")))
     twice = console.ask("PUT", f"{PATH}?dry_run=true", failover())
     assert (twice.status, "would copy twice: orders" in twice.json["detail"]) == (409, True)
     assert console.ask("PUT", PATH, failover("refunds")).status == 201
     step(console)
-    again = failover("refunds.*")
-    again["metadata"]["name"] = "more"
-    assert console.ask("PUT", "/api/v1/failovers/more", again).status == 409
+    second = failover("refunds.*")
+    second["metadata"]["name"] = "more"
+    assert console.ask("PUT", "/api/v1/failovers/more", second).status == 409
 
 
 def test_roles_are_shown_with_the_state_of_other_regions(console: Console) -> None:

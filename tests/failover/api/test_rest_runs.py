@@ -1,4 +1,4 @@
-"""Failovers over the REST API: planned, executed step by step, forced, aborted, taken back."""
+"""Failovers over the REST API: planned, executed step by step, forced, aborted, failed back."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ API = "/api/v1/failover"
 KEY, OTHER = "billing/orders", "billing/refunds"
 
 
-def heard(fed: FakeRuntime, ago_s: float = -3_600.0) -> None:
-    """The west was heard; unless told otherwise, it is for as long as a test takes."""
+def hear_west(fed: FakeRuntime, ago_s: float = -3_600.0) -> None:
+    """The west's last report came `ago_s` ago. By default it stays recent for the whole test."""
     bridge = fed.failover.bridge
     bridge.pulses["west"] = RegionPulse(at_ms=now_ms(), region="west")
     bridge._arrived_s["west"] = time.monotonic() - ago_s
 
 
-def role(region: str, epoch: int, key: str = KEY, **told: Any) -> RolePut:
-    return RolePut(at_ms=1, key=key, region=region, epoch=epoch, state="active", **told)
+def role(region: str, epoch: int, key: str = KEY, **fields: Any) -> RolePut:
+    return RolePut(at_ms=1, key=key, region=region, epoch=epoch, state="active", **fields)
 
 
 def regions(fed: FakeRuntime) -> None:
-    """Two workloads that are active in the west, as the east knows it."""
+    """Two workloads that are active in the west, as the east knows."""
     fed.clusters.specs = dict.fromkeys(LAYOUT.sites)
     fed.observe(beat())
     for key in (KEY, OTHER):
         topic = key.split("/")[1]
         fed.apply(put(definition(topic=topic, mode="active-passive")), role("west", 65, key))
-    heard(fed)
+    hear_west(fed)
 
 
 @pytest.fixture(autouse=True)
-def two(console: Console) -> None:
+def two_workloads(console: Console) -> None:
     regions(console.fed)
     assert console.ask("PUT", PATH, failover("orders", "refunds")).status == 201
 
 
 def step(console: Console) -> None:
-    """The leader's next round, with what it hears of the west."""
+    """Runs the leader's next round."""
     asyncio.run(console.fed.failover.step())
 
 
@@ -77,15 +77,17 @@ def test_a_plan_is_kept_and_executed_step_by_step_until_it_is_done(console: Cons
     levels = {check["name"]: check["level"] for check in made["plan"]["checks"]}
     assert levels == {"workers": "ok", "heard": "ok"}
     assert made["plan"]["workloads"][0]["why"] == "this worker has no offset map", (
-        "it says what it cannot know"
+        "the plan names what it cannot know"
     )
     name = made["id"]
     assert stages(console, name) == ["to-begin", "to-begin"]
-    looked = execute(console, name, dry_run=True).json
-    assert (looked["in_the_way"], looked["changed"], looked["state"]) == ([], False, "planned")
-    begun = execute(console, name)
-    assert (begun.status, begun.json["state"], begun.json["changed"]) == (200, "executing", True), begun.text
-    assert execute(console, name).json["changed"] is False, "it is under way"
+    dry_run = execute(console, name, dry_run=True).json
+    assert (dry_run["in_the_way"], dry_run["changed"], dry_run["state"]) == ([], False, "planned")
+    started = execute(console, name)
+    assert (started.status, started.json["state"], started.json["changed"]) == (200, "executing", True), (
+        started.text
+    )
+    assert execute(console, name).json["changed"] is False, "the run already executes"
 
     step(console)
     roles = console.ask("GET", API).json["roles"]
@@ -104,7 +106,7 @@ def test_a_plan_is_kept_and_executed_step_by_step_until_it_is_done(console: Cons
     done = console.ask("GET", f"{API}/{name}").json
     assert (done["state"], done["result"]) == ("done", "2 active")
     assert done["took_s"] >= 0
-    assert done["plan"] is not None, "as it was read"
+    assert done["plan"] is not None, "the run keeps the plan"
     (listed,) = console.ask("GET", f"{API}/runs").json["items"]
     assert (listed["id"], listed["state"]) == (name, "done")
     events = [
@@ -142,16 +144,16 @@ def test_after_an_abort_moving_workloads_go_back_and_active_ones_stay(console: C
     )
     step(console)
     assert stages(console, name) == ["active", "back"]
-    back = console.fed.control.view.roles.of(OTHER)
-    assert back is not None
-    assert (back.region, back.state, back.epoch, back.reason) == (
+    returned = console.fed.control.view.roles.of(OTHER)
+    assert returned is not None
+    assert (returned.region, returned.state, returned.epoch, returned.reason) == (
         "west", "active", 129, f"failover aborted {name}; west is well",
     )  # fmt: skip
     never = planned(console)["id"]
     assert console.ask("POST", f"{API}/abort", {"id": never}).json["result"] == "aborted before it was begun"
 
 
-def test_an_abort_that_comes_behind_the_word_that_it_is_done_is_refused(console: Console) -> None:
+def test_an_abort_after_the_end_of_the_run_is_refused(console: Console) -> None:
     name = planned(console, workloads=[KEY])["id"]
     execute(console, name, force=True)
     step(console)
@@ -166,7 +168,7 @@ def test_an_abort_that_comes_behind_the_word_that_it_is_done_is_refused(console:
 
 
 def test_a_region_that_is_not_heard_is_only_taken_over_by_force(console: Console) -> None:
-    heard(console.fed, ago_s=60.0)
+    hear_west(console.fed, ago_s=60.0)
     made = planned(console)
     (check,) = (one for one in made["plan"]["checks"] if one["name"] == "heard")
     assert (check["level"], check["may_force"]) == ("blocked", True)
@@ -174,12 +176,12 @@ def test_a_region_that_is_not_heard_is_only_taken_over_by_force(console: Console
     refused = execute(console, made["id"])
     assert (refused.status, "would wait in vain" in refused.json["detail"]) == (412, True)
     assert execute(console, made["id"], force=True).json["state"] == "executing"
-    heard(console.fed)
-    lives = planned(console, force=True, workloads=[KEY])
-    assert any("plan without --force" in check["remedy"] for check in lives["plan"]["checks"])
+    hear_west(console.fed)
+    forced = planned(console, force=True, workloads=[KEY])
+    assert any("plan without --force" in check["remedy"] for check in forced["plan"]["checks"])
 
 
-def test_a_plan_that_is_not_true_any_more_is_refused_and_says_why(console: Console) -> None:
+def test_an_outdated_plan_is_refused_with_the_reason(console: Console) -> None:
     first, second = planned(console)["id"], planned(console)["id"]
     execute(console, first)
     refused = execute(console, second)
@@ -244,11 +246,11 @@ def test_a_failback_takes_back_what_a_failover_took_away_and_nothing_else(consol
     assert execute(console, made["id"]).json["state"] == "executing"
 
 
-def test_a_drill_says_what_it_could_not_try_and_leaves_an_act(console: Console) -> None:
-    begun = console.ask("POST", f"{API}/drill", {"to": "east"})
-    assert begun.status == 202, begun.text
+def test_a_drill_reports_its_result_and_is_recorded_as_an_operators_act(console: Console) -> None:
+    started = console.ask("POST", f"{API}/drill", {"to": "east"})
+    assert started.status == 202, started.text
     until_s = time.monotonic() + 30
-    while (op := console.ask("GET", begun.headers["Location"]).json)["state"] == "running":
+    while (op := console.ask("GET", started.headers["Location"]).json)["state"] == "running":
         assert time.monotonic() < until_s
         time.sleep(0.05)
     assert (op["state"], op["kind"], op["progress"]["partitions"]) == ("done", "drill", [])
@@ -275,13 +277,13 @@ def test_a_wait_for_the_leader_names_it_and_the_age_of_its_heartbeat(console: Co
     )
 
     console.fed.apply(role("east", 128, previous="west", plan=name))
-    told = console.ask("GET", f"{API}/{name}").json
-    assert (told["state"], told["rows"][0]["waits_for"]) == ("executing", "")
-    assert told["waits_for"].endswith("to write that it has ended")
-    assert "whose rounds succeed" in told["remedy"]
+    run = console.ask("GET", f"{API}/{name}").json
+    assert (run["state"], run["rows"][0]["waits_for"]) == ("executing", "")
+    assert run["waits_for"].endswith("to write that it has ended")
+    assert "whose rounds succeed" in run["remedy"]
     step(console)
-    told = console.ask("GET", f"{API}/{name}").json
-    assert (told["state"], told["waits_for"], told["remedy"]) == ("done", "", "")
+    run = console.ask("GET", f"{API}/{name}").json
+    assert (run["state"], run["waits_for"], run["remedy"]) == ("done", "", "")
 
 
 def test_in_a_region_that_has_just_returned_a_run_waits_for_other_regions(console: Console) -> None:
@@ -294,10 +296,10 @@ def test_in_a_region_that_has_just_returned_a_run_waits_for_other_regions(consol
 
 
 def drilled(console: Console, **body: Any) -> Any:
-    begun = console.ask("POST", f"{API}/drill", {"to": "east", **body})
-    assert begun.status == 202, begun.text
+    started = console.ask("POST", f"{API}/drill", {"to": "east", **body})
+    assert started.status == 202, started.text
     until_s = time.monotonic() + 30
-    while (op := console.ask("GET", begun.headers["Location"]).json)["state"] == "running":
+    while (op := console.ask("GET", started.headers["Location"]).json)["state"] == "running":
         assert time.monotonic() < until_s
         time.sleep(0.05)
     return op["progress"]
@@ -313,7 +315,7 @@ def test_a_drill_reports_blocking_checks_and_is_forced_only_on_request(
     found = drilled(console)
     assert found["blocked"] == 1
     assert [one["of"] for one in found["checks"] if one["level"] == "blocked"] == [OTHER]
-    heard(console.fed, ago_s=60.0)
+    hear_west(console.fed, ago_s=60.0)
     (check,) = (one for one in drilled(console, workloads=[KEY])["checks"] if one["name"] == "heard")
     assert (check["of"], check["level"]) == ("regions", "blocked")
     forced = drilled(console, workloads=[KEY], force=True)

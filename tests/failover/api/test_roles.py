@@ -1,5 +1,6 @@
-"""Workloads of several regions as the console shows them: where they are active, and that a passive one is no
-trouble."""
+"""Workloads of several regions on the console: where they are active, and that a passive workload is no
+trouble.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def passive(console: Console) -> Console:
 
 
 def regions(console: Console) -> Console:
-    """`KEY` went to the west, and its job here was let go; `REFUNDS` is primary in the east; `local` has no
-    mode."""
+    """`KEY` moved to the west and its job here was released; `REFUNDS` is primary in the east; `local` has
+    no mode."""
     fed = console.fed
     fed.clusters.specs = dict.fromkeys(LAYOUT.sites)
     fed.apply(put(definition(mode="active-passive")), put(definition(topic="refunds", mode="active-active")))
@@ -43,9 +44,9 @@ def regions(console: Console) -> Console:
 
 
 def status(console: Console, key: str) -> dict[str, Any]:
-    told = console.ask("GET", f"/api/v1/workloads/{key}")
-    assert told.status == 200, told.text
-    return dict(told.json)
+    answer = console.ask("GET", f"/api/v1/workloads/{key}")
+    assert answer.status == 200, answer.text
+    return dict(answer.json)
 
 
 def test_a_workload_says_where_it_is_active_under_which_epoch_since_when_and_why(passive: Console) -> None:
@@ -59,16 +60,16 @@ def test_a_workload_says_where_it_is_active_under_which_epoch_since_when_and_why
 
 
 def test_a_workload_that_is_passive_here_needs_no_attention(passive: Console) -> None:
-    told = status(passive, KEY)
-    assert (told["status"]["bound"], told["flow"]["bound"]) == ("passive", "passive")
-    assert told["status"]["why"] == told["flow"]["why"] == "region west is active for it"
-    assert (told["status"]["waiting"], told["status"]["troubles"], told["partitions"]) == (0, [], [])
+    shown = status(passive, KEY)
+    assert (shown["status"]["bound"], shown["flow"]["bound"]) == ("passive", "passive")
+    assert shown["status"]["why"] == shown["flow"]["why"] == "region west is active for it"
+    assert (shown["status"]["waiting"], shown["status"]["troubles"], shown["partitions"]) == (0, [], [])
     overview = passive.ask("GET", "/api/v1/overview").json
-    assert overview["totals"]["lag_messages"] is None, "of billing/local nothing is known"
+    assert overview["totals"]["lag_messages"] is None, "the lag of billing/local is unknown"
     passive.ask("DELETE", "/api/v1/workloads/billing/local")
     assert passive.ask("GET", "/api/v1/overview").json["totals"]["lag_messages"] == 0
     passive.fed.apply(assigned(job(0), worker="gone", epoch=2))
-    assert status(passive, KEY)["status"]["waiting"] == 1, "a job that somebody holds is not hidden"
+    assert status(passive, KEY)["status"]["waiting"] == 1, "an assigned job is not hidden"
 
 
 def test_a_role_that_moves_here_or_is_unknown_is_shown_as_such(passive: Console) -> None:
@@ -76,15 +77,15 @@ def test_a_role_that_moves_here_or_is_unknown_is_shown_as_such(passive: Console)
     passive.fed.apply(moving)
     assert status(passive, KEY)["status"]["why"] == "its role is moving to region east"
     passive.fed.apply(put(definition(topic="new", mode="active-passive")))
-    told = status(passive, "billing/new")["status"]
-    assert (told["role"]["state"], told["role"]["region"], told["bound"]) == ("unknown", None, "worker")
+    shown = status(passive, "billing/new")["status"]
+    assert (shown["role"]["state"], shown["role"]["region"], shown["bound"]) == ("unknown", None, "worker")
 
 
 def test_a_region_that_has_just_come_back_is_active_nowhere_and_says_why(passive: Console) -> None:
     own = RolePut(at_ms=7_000, key=KEY, region="east", epoch=128, state="active", previous="west")
     passive.fed.apply(own)
 
-    def told() -> list[Any]:
+    def activity() -> list[Any]:
         shown = status(passive, KEY)["status"]
         roles = passive.ask("GET", "/api/v1/failover").json["roles"]
         text = metrics(passive)
@@ -95,9 +96,9 @@ def test_a_region_that_has_just_come_back_is_active_nowhere_and_says_why(passive
               for key in (KEY, REFUNDS)),
         ]  # fmt: skip
 
-    assert told() == [True, False, *[True] * 4]
-    passive.fed.apply(RegionPulse(at_ms=7_000, region="east"))  # of workers that are gone
-    assert told() == [False, True, *[False] * 4]
+    assert activity() == [True, False, *[True] * 4]
+    passive.fed.apply(RegionPulse(at_ms=7_000, region="east"))  # from workers that are gone
+    assert activity() == [False, True, *[False] * 4]
     why = "region east has just returned, and has not read yet what others decided"
     assert status(passive, KEY)["status"]["why"] == why
     listed = {item["key"]: item for item in passive.ask("GET", "/api/v1/overview").json["workloads"]}
@@ -105,8 +106,8 @@ def test_a_region_that_has_just_come_back_is_active_nowhere_and_says_why(passive
 
 
 def test_records_that_the_other_region_had_finished_are_counted(passive: Console) -> None:
-    told = status(passive, REFUNDS)
-    assert [told["status"]["passed_over"], told["partitions"][0]["passed_over"]] == [7, 7]
+    shown = status(passive, REFUNDS)
+    assert [shown["status"]["passed_over"], shown["partitions"][0]["passed_over"]] == [7, 7]
     name = f'topic="refunds",workload="{REFUNDS}"'
     assert f'switchyard_passed_over_messages_total{{partition="0",region="east",{name}}} 7.0' in metrics(
         passive
@@ -128,15 +129,15 @@ def test_over_all_regions_the_leaders_metrics_show_one_active_region(passive: Co
 
 
 def test_the_leader_answers_how_offsets_follow_and_without_one_the_rest_is_answered(passive: Console) -> None:
-    told = {"region": "west", "from": "b", "to": "a", "state": "away", "why": "b is away", "lag_s": 3.5}
+    sync = {"region": "west", "from": "b", "to": "a", "state": "away", "why": "b is away", "lag_s": 3.5}
     passive.fed.regions = SimpleNamespace(
-        passive_sync_fields=lambda key: dict(told) if key == KEY else None, sync=SimpleNamespace()
+        passive_sync_fields=lambda key: dict(sync) if key == KEY else None, sync=SimpleNamespace()
     )
 
     def offsets(console: Console) -> list[Any]:
         return [role["offsets"] for role in console.ask("GET", "/api/v1/failover").json["roles"]]
 
-    assert offsets(passive) == [told, None]
+    assert offsets(passive) == [sync, None]
     follower = FakeRuntime()
     follower.worker = "worker-b"
     follower.leader.leads = False
@@ -144,7 +145,7 @@ def test_the_leader_answers_how_offsets_follow_and_without_one_the_rest_is_answe
     follower.control.view.leader = passive.fed.worker
     follower.observe(beat(url=passive.url))
     with serving(follower) as url:
-        asked = Console(url, follower)
-        assert offsets(asked) == [told, None]
+        other_console = Console(url, follower)
+        assert offsets(other_console) == [sync, None]
         follower.observe(beat(url="http://127.0.0.1:1"))
-        assert offsets(asked) == [None, None]
+        assert offsets(other_console) == [None, None]

@@ -16,7 +16,7 @@ pytestmark = IN_A_BROWSER
 
 @pytest.fixture
 def browse() -> Iterator[Any]:
-    """A page opener; fails the test on any script error."""
+    """Opens pages; fails the test on any script error."""
     errors: list[str] = []
     with chromium() as browser:
 

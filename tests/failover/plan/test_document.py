@@ -1,4 +1,4 @@
-"""What a failover plan says, and what the control log keeps of it, however large it is."""
+"""The contents of a failover plan, and how much of a plan of any size the control log keeps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from app.failover.plan.planner import MAX_WORKLOADS, FailoverPlanner, PlanRefuse
 from app.failover.plan.positions import away, passed_by
 from tests.failover.run.region_fakes import FakeRegion
 
-MAX_REQUEST_BYTES = 1_048_576  # of a producer that nobody told otherwise
+MAX_REQUEST_BYTES = 1_048_576  # a producer's default max.request.size
 
 CHECKS = [
     *(
@@ -41,9 +41,9 @@ CHECKS = [
 ]  # fmt: skip
 
 
-def rows(count: int, **told: Any) -> list[PlannedPartition]:
+def rows(count: int, **fields: Any) -> list[PlannedPartition]:
     return [
-        PlannedPartition(partition=n, mapped=1, again=2, lag=3, not_replicated=0, unreachable=0, **told)
+        PlannedPartition(partition=n, mapped=1, again=2, lag=3, not_replicated=0, unreachable=0, **fields)
         for n in range(count)
     ]
 
@@ -62,8 +62,8 @@ def a_plan(
     return Plan(at_ms=1, checks=[heard], workloads=made, totals=totals(made))
 
 
-def planned(plan: Plan) -> Any:
-    """The run that a planner makes of it."""
+def planned_run(plan: Plan) -> Any:
+    """The run that a planner makes from the plan."""
     chosen = [RunWorkload(one.workload, one.region, one.epoch) for one in plan.workloads]
     east = FakeRegion("east")
     runtime: Any = SimpleNamespace(failover=SimpleNamespace(keeper=east.keeper), control=east.log)
@@ -72,8 +72,8 @@ def planned(plan: Plan) -> Any:
     )
 
 
-def again(plan: Plan, most_bytes: int = MAX_KEPT_BYTES) -> Plan:
-    """As it is read from the control log."""
+def kept_plan(plan: Plan, most_bytes: int = MAX_KEPT_BYTES) -> Plan:
+    """The plan as a reader of the control log gets it."""
     found = kept(plan, most_bytes)
     assert found is not None
     assert len(msgspec.json.encode(found)) <= most_bytes
@@ -83,7 +83,7 @@ def again(plan: Plan, most_bytes: int = MAX_KEPT_BYTES) -> Plan:
 
 
 def test_a_small_plan_is_kept_with_all_but_its_sources() -> None:
-    made = again(a_plan(1, 3))
+    made = kept_plan(a_plan(1, 3))
     assert (len(made.workloads[0].partitions), made.totals.again, made.totals.lag) == (3, 6, 9)
     assert (made.workloads[0].checks, made.left_out) == (CHECKS, "")
     assert read({"rows": 1}) is None
@@ -91,7 +91,7 @@ def test_a_small_plan_is_kept_with_all_but_its_sources() -> None:
 
 
 def test_a_plan_with_too_many_partitions_is_kept_without_them_and_says_so() -> None:
-    made = again(a_plan(1, MAX_KEPT_BYTES // 50))
+    made = kept_plan(a_plan(1, MAX_KEPT_BYTES // 50))
     assert (made.workloads[0].partitions, made.workloads[0].checks) == ([], CHECKS)
     assert "too large to keep its partitions" in made.left_out
     assert made.totals.partitions == MAX_KEPT_BYTES // 50
@@ -100,7 +100,7 @@ def test_a_plan_with_too_many_partitions_is_kept_without_them_and_says_so() -> N
 @pytest.mark.parametrize("partitions", [0, 8])
 def test_a_plan_of_as_many_workloads_as_may_be_planned_fits_into_the_control_log(partitions: int) -> None:
     plan = a_plan(MAX_WORKLOADS, partitions)
-    run = planned(plan)
+    run = planned_run(plan)
     assert len(run.workloads) == MAX_WORKLOADS
     assert len(codec.encode(run)) < MAX_REQUEST_BYTES
     assert codec.control_event(codec.encode(run)) == run
@@ -110,11 +110,11 @@ def test_a_plan_of_as_many_workloads_as_may_be_planned_fits_into_the_control_log
     assert "the output of failover plan had them" in found.left_out
 
 
-def test_with_long_names_it_fits_or_is_refused() -> None:
+def test_a_plan_with_long_names_fits_or_is_refused() -> None:
     long = a_plan(MAX_WORKLOADS, 8, key="{}-" + "x" * 400 + "/orders")
-    assert len(codec.encode(planned(long))) < MAX_REQUEST_BYTES
+    assert len(codec.encode(planned_run(long))) < MAX_REQUEST_BYTES
     with pytest.raises(PlanRefused, match="name some of them"):
-        planned(a_plan(MAX_WORKLOADS, 8, key="{}-" + "x" * 500 + "/orders"))
+        planned_run(a_plan(MAX_WORKLOADS, 8, key="{}-" + "x" * 500 + "/orders"))
     assert MAX_RECORD_BYTES < MAX_REQUEST_BYTES
 
 
@@ -123,7 +123,7 @@ def test_a_blocking_check_of_one_of_many_workloads_still_blocks_the_execution() 
     gone = Check(name="topic", level="blocked", detail="topic t does not exist in here", remedy="see why")
     fails = msgspec.structs.replace(plan.workloads[1_500], checks=[*CHECKS, gone])
     plan.workloads[1_500] = fails
-    ((of, check),) = lasting(again(plan), forced=True)
+    ((of, check),) = lasting(kept_plan(plan), forced=True)
     assert (of, check.detail) == (fails.workload, gone.detail)
 
 
@@ -133,13 +133,15 @@ def test_a_blocking_check_of_one_of_many_workloads_still_blocks_the_execution() 
     st.booleans(),
     st.integers(1_000, 20_000),
 )
-def test_whatever_is_left_out_blocks_as_much(levels: Any, partitions: int, may: bool, most: int) -> None:
+def test_a_shortened_plan_blocks_exactly_as_the_whole_plan(
+    levels: Any, partitions: int, may: bool, most: int
+) -> None:
     plan = a_plan(len(levels), partitions)
     for n, level in enumerate(levels):
         check = Check(name="regions", level=level, detail="d" * 500, remedy="r" * 500, may_force=may)
         plan.workloads[n] = msgspec.structs.replace(plan.workloads[n], checks=[check, *CHECKS])
     for forced in (False, True):
-        blocks = bool(lasting(again(plan, most), forced=forced))
+        blocks = bool(lasting(kept_plan(plan, most), forced=forced))
         assert blocks is bool(lasting(plan, forced=forced))
         assert blocks is ("blocked" in levels and not (forced and may))
 
@@ -161,29 +163,29 @@ def test_an_unknown_count_makes_its_sum_unknown() -> None:
 
 
 def test_a_foreign_commit_is_a_warning_with_the_skipped_records() -> None:
-    def told(*found: tuple[int | None, int, bool]) -> list[str]:
+    def warnings(*found: tuple[int | None, int, bool]) -> list[str]:
         made = [
             PlannedPartition(partition=n, mapped=mapped, own=own, own_is_foreign=foreign)
             for n, (mapped, own, foreign) in enumerate(found)
         ]
         return [f"{check.detail}; {check.remedy}" for check in passed_by(made, "g", "t")]
 
-    assert told((60, 65, False), (60, 60, True), (60, 5, True)) == []
-    (one,) = told((60, 65, False), (60, 80, True))
+    assert warnings((60, 65, False), (60, 60, True), (60, 5, True)) == []
+    (one,) = warnings((60, 65, False), (60, 80, True))
     assert "partition 1: group g is at 80 here" in one
     assert "20 records beyond 60, its position in the other region; delivery skips them" in one
     assert "--reset-offsets --group g --topic t:1 --to-offset 60" in one
-    (many,) = told((60, 80, True), (10, 20, True))
+    (many,) = warnings((60, 80, True), (10, 20, True))
     assert "1 more partitions are like this, 30 records in all" in many
-    (unknown,) = told((None, 80, True))
+    (unknown,) = warnings((None, 80, True))
     assert "its position in the other region is not known" in unknown
 
 
 def test_missing_records_are_as_of_the_oldest_report() -> None:
-    def rows_of(*told_ms: int | None) -> PlannedWorkload:
+    def rows_of(*reported_ms: int | None) -> PlannedWorkload:
         routes = [
             Unreplicated(route="r", cluster="c", region="west", records=7, reachable=False, as_of_ms=at_ms)
-            for at_ms in told_ms
+            for at_ms in reported_ms
         ]
         return PlannedWorkload(
             workload="billing/orders", mode="active-passive", region="west", epoch=65, checks=[],

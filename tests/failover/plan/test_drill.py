@@ -1,4 +1,4 @@
-"""A drill leaves nothing behind, and takes away what a killed one has left."""
+"""A drill leaves nothing behind, and deletes the groups of a drill that was killed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def test_only_old_shadow_groups_count_as_leftovers() -> None:
 
 async def test_a_reader_that_cannot_begin_is_closed() -> None:
     row = PlannedPartition(partition=0, log_end=9)
-    gc.collect()  # what other tests have left
-    with warnings.catch_warnings(record=True) as told:
+    gc.collect()  # objects that other tests left behind
+    with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         with pytest.raises(KafkaError):
             await _first_records({"bootstrap_servers": "127.0.0.1:1"}, {("t", 0): 5}, {0: row})
         gc.collect()
-    assert not [one for one in told if issubclass(one.category, ResourceWarning)]
+    assert not [one for one in raised if issubclass(one.category, ResourceWarning)]

@@ -1,4 +1,6 @@
-"""How much of a copy's source is not here: at least what its job said last, and as of then."""
+"""How many records a copy lacks of its source: the number that its job reported last, with the time of the
+report.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.web.runtime_fake import (
 )
 
 KEY = "billing/orders"
-SAID_MS = 1_790_000_000_000
+REPORTED_MS = 1_790_000_000_000
 
 
 async def test_missing_records_have_the_time_of_their_jobs_report() -> None:
@@ -30,12 +32,12 @@ async def test_missing_records_have_the_time_of_their_jobs_report() -> None:
         put(definition(mode="active-passive")), put_route(route("mirror", "west", "east")),
         put_route(route("idle", "west", "east")), assigned(copying(0, name="idle"), worker=""),
     )  # fmt: skip
-    told = beat(flowing(copying(0), committed=40, high_watermark=47))
-    fed.observe(msgspec.structs.replace(told, at_ms=SAID_MS))
+    heartbeat = beat(flowing(copying(0), committed=40, high_watermark=47))
+    fed.observe(msgspec.structs.replace(heartbeat, at_ms=REPORTED_MS))
     workload = fed.catalog.workload(KEY)
     assert workload is not None
     runtime: Any = fed
     found = await ImpactAssessor(runtime, time.monotonic() + 5.0)._unreplicated(workload, 0)
     assert {(one.route, one.records, one.as_of_ms, one.reachable) for one in found} == {
-        ("mirror", 7, SAID_MS, False), ("idle", None, None, False),
+        ("mirror", 7, REPORTED_MS, False), ("idle", None, None, False),
     }  # fmt: skip

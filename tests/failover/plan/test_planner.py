@@ -1,5 +1,6 @@
-"""A failover plan over real clusters: positions, re-reads and what is not here, also when the other region is
-gone; and a drill, which leaves nothing behind."""
+"""A failover plan over real clusters: positions, messages to read again and missing records, also when the
+other region is lost. A drill leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +39,13 @@ from tests.offsets.clusters import HERE, NOWHERE, THERE, a_line, regions
 from tests.offsets.clusters import Regions as Stand
 from tests.web.runtime_fake import FakeRuntime, assigned, beat, copying, definition, flowing, put_route, route
 
-BARRIERS = [(n, n + 10) for n in range(0, 101, 10)]  # the copy here lies ten records further on
+BARRIERS = [(n, n + 10) for n in range(0, 101, 10)]  # the copy here has offsets that are higher by ten
 
 
 @dataclass
 class Case:
-    """`other` is active: its group has committed 55 of 100, its tracker says 57; here is the copy."""
+    """The other region is active: its group has committed 55 of 100 and its tracker says 57. The copy is
+    here."""
 
     stand: Stand
     fed: FakeRuntime
@@ -60,7 +62,7 @@ class Case:
         return FailoverPlanner(runtime)
 
     def lost(self) -> None:
-        """Nothing of the other region answers any more."""
+        """The other region stops answering."""
         self.lay_out(NOWHERE)
 
     def lay_out(self, theirs: str) -> None:
@@ -96,7 +98,7 @@ async def case(yard: Yard, tmp_path: Path, topic_name: str) -> AsyncIterator[Cas
         theirs, ours = [await stand.log_id(cluster, topic) for cluster in (THERE, HERE)]
         line = a_line(theirs, ours, topic, 0, *BARRIERS)
         await stand.send(HERE, stand.topic(stand.own), {f"mirror/{topic}/0".encode(): line})
-        # What is copied of the other region: its trackers, and its control log.
+        # Copies of the other region's trackers and control log.
         trackers = ControlTopics(stand.other).changelog("trackers", 0).name
         await stand.make(HERE, trackers)
         job = f"dispatch:{group}/{topic}:{topic}:0"
@@ -115,10 +117,10 @@ async def case(yard: Yard, tmp_path: Path, topic_name: str) -> AsyncIterator[Cas
             "apiVersion": "switchyard/v1", "kind": "Failover", "metadata": {"name": "shared"},
             "spec": {"regions": [stand.own, stand.other], "topics": [topic]},
         })  # fmt: skip
-        told = {"at_ms": 1, "actor": "me"}
+        common = {"at_ms": 1, "actor": "me"}
         fed.apply(
-            WorkloadPut(key=workload.key, definition=workload.to_wire(), etag=workload.etag(), **told),
-            FailoverPut(key=shared.key, definition=shared.to_wire(), etag=shared.etag(), **told),
+            WorkloadPut(key=workload.key, definition=workload.to_wire(), etag=workload.etag(), **common),
+            FailoverPut(key=shared.key, definition=shared.to_wire(), etag=shared.etag(), **common),
             RolePut(at_ms=1, key=workload.key, region=stand.other, epoch=1, state="active"),
             put_route(route("mirror", THERE, HERE, topic)), put_route(route("gone", NOWHERE, HERE, topic)),
         )  # fmt: skip
@@ -170,11 +172,11 @@ async def test_every_partition_is_explained_and_a_drill_tries_it_and_leaves_noth
     plan = await case.whole()
     shown: list[Any] = []
     runtime: Any = case.fed
-    told = await Drill(runtime, "d1", plan).run(shown.append)
-    (drilled,) = told["partitions"]
+    result = await Drill(runtime, "d1", plan).run(shown.append)
+    (drilled,) = result["partitions"]
     assert (drilled["committed"], drilled["offset"], drilled["error"]) == (60, 60, "")
     assert drilled["took_ms"] > 0
-    assert (shown[0]["looked_at"], told["looked_at"], told["of"], told["failed"]) == (0, 1, 1, 0)
+    assert (shown[0]["looked_at"], result["looked_at"], result["of"], result["failed"]) == (0, 1, 1, 0)
     committer = (await case.stand.clusters.get(HERE)).committer
     left = [group for group in await committer.groups() if case.group in group and group.startswith(PREFIX)]
     assert not left
@@ -184,11 +186,13 @@ async def test_every_partition_is_explained_and_a_drill_tries_it_and_leaves_noth
     assert await committer.commit(case.group, {(case.topic, 0): 65}, beside) == {}
     planned = await case.plan()
     (mine,) = planned.partitions
-    assert (mine.mapped, mine.own, mine.next_offset, mine.again) == (60, 65, 65, 7), "no barrier is nearer"
+    assert (mine.mapped, mine.own, mine.next_offset, mine.again) == (60, 65, 65, 7), (
+        "no nearer barrier is known"
+    )
     assert "own-positions" not in {check.name for check in planned.checks}
     assert await committer.commit(case.group, {(case.topic, 0): 72}, beside) == {}
     (mine,) = (await case.plan()).partitions
-    assert (mine.next_offset, mine.again) == (72, 0), "what it has finished itself it does not read again"
+    assert (mine.next_offset, mine.again) == (72, 0), "it does not read its own finished messages again"
 
 
 async def test_a_foreign_position_here_is_a_warning_with_the_skipped_records(case: Case) -> None:
@@ -202,7 +206,7 @@ async def test_a_foreign_position_here_is_a_warning_with_the_skipped_records(cas
     assert f"--group {case.group} --topic {case.topic}:0 --to-offset 60" in check.remedy
 
 
-async def test_how_much_is_not_here_is_unknown_while_a_copy_s_job_has_no_owner(case: Case) -> None:
+async def test_the_count_of_missing_records_is_unknown_while_a_copys_job_has_no_owner(case: Case) -> None:
     idle = put_route(route("idle", NOWHERE, HERE, case.topic))
     case.fed.apply(idle, assigned(copying(0, case.topic, "idle"), worker=""))
     planned = await case.plan()
@@ -226,22 +230,22 @@ async def test_many_topics_take_few_queries_and_a_group_one(
         return await real(client, node, request, group)
 
     runtime: Any = case.fed
-    asked = ClusterQueries(runtime, time.monotonic() + 30.0)
+    queries = ClusterQueries(runtime, time.monotonic() + 30.0)
     others = [f"{case.topic}-{n}" for n in range(2 * TOPICS_AT_ONCE)]
-    asked.expect(HERE, [case.topic, *others], [case.group])
-    await asked.cluster(HERE)
+    queries.expect(HERE, [case.topic, *others], [case.group])
+    await queries.cluster(HERE)
     monkeypatch.setattr(ClusterClient, "send", send)
-    asked.start()
-    found = await asyncio.gather(*(asked.topic(HERE, topic) for topic in [*others, case.topic]))
+    queries.start()
+    found = await asyncio.gather(*(queries.topic(HERE, topic) for topic in [*others, case.topic]))
     assert found[:-1] == [None] * len(others)
     assert found[-1] is not None
     assert (found[-1].count, found[-1].all_logs()) == (1, {0: Log(0, 110)})
     log_id = await case.stand.log_id(HERE, case.topic)
     assert (found[-1].cluster_id, found[-1].topic_id) == (log_id.cluster_id, log_id.topic_id)
     for _ in range(5):
-        await asked.positions(HERE, case.group)
+        await queries.positions(HERE, case.group)
     assert len([name for name in sent if name.startswith("OffsetFetch")]) == 1
-    assert len(sent) < 20, "a few for each of three looks"
+    assert len(sent) < 20, "a few queries for each of the three steps"
 
 
 async def test_workloads_beyond_the_time_limit_are_unknown_and_not_queried(
@@ -261,14 +265,14 @@ async def test_the_next_drill_deletes_the_groups_of_a_killed_one(case: Case) -> 
         assert await committer.commit(group, {(case.topic, 0): 5}) == {}
     plan = await case.whole()
     runtime: Any = case.fed
-    told = await Drill(runtime, "d2", plan).run(lambda _: None)
-    assert told["failed"] == 0
+    result = await Drill(runtime, "d2", plan).run(lambda _: None)
+    assert result["failed"] == 0
     left = [group for group in await committer.groups() if case.group in group and group.startswith(PREFIX)]
-    assert left == [new], "another worker may be at it"
+    assert left == [new], "another worker may still run its drill"
 
 
-async def test_nothing_is_needed_of_a_region_that_is_lost(case: Case) -> None:
-    await case.plan()  # it was there once
+async def test_a_plan_needs_nothing_from_a_lost_region(case: Case) -> None:
+    await case.plan()  # it existed once
     case.lost()
     planned = await case.plan()
     (row,) = planned.partitions
@@ -278,18 +282,18 @@ async def test_nothing_is_needed_of_a_region_that_is_lost(case: Case) -> None:
     assert f"{NOWHERE} does not answer" in at.detail
 
 
-async def test_last_positions_have_come_once_the_copy_is_as_far_as_the_group(case: Case) -> None:
+async def test_last_positions_have_arrived_once_the_copy_is_as_far_as_the_group(case: Case) -> None:
     workload = case.fed.catalog.workload(case.key)
     assert workload is not None
-    asked = [(workload, case.stand.other)]
-    assert await case.planner.arrived(asked) == {case.key: Missing()}
+    requests = [(workload, case.stand.other)]
+    assert await case.planner.arrived(requests) == {case.key: Missing()}
     committer = (await case.stand.clusters.get(THERE)).committer
     assert await committer.commit(case.group, {(case.topic, 0): 80}) == {}
-    late = (await case.planner.arrived(asked))[case.key]
+    late = (await case.planner.arrived(requests))[case.key]
     assert "partition 0 at 57 of 80" in late.words
     assert late.behind == 23
     case.lost()
-    away = (await case.planner.arrived(asked))[case.key]
+    away = (await case.planner.arrived(requests))[case.key]
     assert NOWHERE in away.words
     assert away.behind is None
 
@@ -315,6 +319,10 @@ async def test_a_topic_that_is_not_here_and_another_definition_are_found_beforeh
     (why,) = case.planner.in_the_way(run, forced=True)
     assert "two regions could then issue the same epoch; deploy the same file in both" in why
     await case.stand.delete(HERE, case.topic)
-    gone = await case.plan()
-    (check,) = (check for check in gone.checks if check.name == "topic")
-    assert (check.level, "does not exist in here" in check.detail, gone.partitions) == ("blocked", True, [])
+    without_topic = await case.plan()
+    (check,) = (check for check in without_topic.checks if check.name == "topic")
+    assert (check.level, "does not exist in here" in check.detail, without_topic.partitions) == (
+        "blocked",
+        True,
+        [],
+    )

@@ -1,4 +1,6 @@
-"""Regions that count other regions for a topic are found before a failover, by what came here of them."""
+"""Before a failover, the planner finds regions that define other regions for a topic, from the copies of
+their logs.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from tests.failover.run.region_fakes import KEY, FakeRegion, failover, workload
 
 
 class Case:
-    """The west's plan: the west has defined one thing, of the east's control log another came here."""
+    """The west plans. It has its own definition, and may have received other definitions of the east's."""
 
     def __init__(self, path: Path, *ours: FailoverPut) -> None:
         nothing: Any = SimpleNamespace(specs={})
         self.west = FakeRegion("west", *ours, workload())
         self.tables = RegionTables(RegionAtlas("west", {}, {}), nothing, path)
 
-    async def came(self, *events: FailoverPut | FailoverDeleted, complete: bool = True) -> None:
+    async def receive(self, *events: FailoverPut | FailoverDeleted, complete: bool = True) -> None:
         records: dict[bytes, bytes | None] = {
             f"failover/{event.key}".encode(): codec.encode(event) for event in events
         }
@@ -58,7 +60,7 @@ async def test_other_regions_of_the_topic_block_and_are_not_to_be_forced(
 ) -> None:
     case = Case(tmp_path, failover("east", "west"))
     try:
-        await case.came(theirs)
+        await case.receive(theirs)
         check = await case.check()
     finally:
         await case.tables.close()
@@ -73,10 +75,10 @@ async def test_unknown_definitions_of_a_region_do_not_block_and_their_absence_is
     case = Case(tmp_path, failover("east", "west"))
     try:
         assert "are unknown here" in (await case.check()).detail
-        await case.came(complete=False)
+        await case.receive(complete=False)
         assert "are unknown here" in (await case.check()).detail
         theirs = failover("east", "west")
-        await case.came(FailoverDeleted(at_ms=2, key=theirs.key, actor="me"))
+        await case.receive(FailoverDeleted(at_ms=2, key=theirs.key, actor="me"))
         check = await case.check()
         assert check.level == "warn"
         assert "has no Failover definition of topic orders" in check.detail

@@ -1,4 +1,4 @@
-"""Regions whose control logs are lists, each with what its leader does about the others."""
+"""Regions whose control logs are lists, each with the leader's part for failover between regions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SITES = {f"{region}-{tier}": Site(region, tier) for region in NAMES for tier in 
 
 
 def failover(*regions: str, name: str = "orders", **spec: Any) -> FailoverPut:
-    """The event that defines it."""
+    """The event that defines a failover between the regions."""
     made = FailoverDefinition.model_validate({
         "apiVersion": "switchyard/v1", "kind": "Failover", "metadata": {"name": name},
         "spec": {"regions": list(regions or NAMES[:2]), "topics": ["orders"], **spec},
@@ -46,7 +46,7 @@ def failover(*regions: str, name: str = "orders", **spec: Any) -> FailoverPut:
 
 
 def workload(mode: str = "active-passive", topic: str = "orders", **spec: Any) -> WorkloadPut:
-    """Likewise, of one that runs in several regions."""
+    """The event that defines a workload of several regions."""
     data = definition(topic=topic, mode=mode, **spec)
     data["metadata"]["cluster"] = "east-aggregate"
     made = Workload.model_validate(data)
@@ -54,42 +54,43 @@ def workload(mode: str = "active-passive", topic: str = "orders", **spec: Any) -
 
 
 class FakeRegion:
-    """One region, as its leader `worker` sees it, whose clock is ahead; `told` are its troubles."""
+    """One region as its leader `worker` sees it, whose clock may be wrong; `incidents` are those that it
+    reported."""
 
-    def __init__(self, own: str, *defined: AnyControlEvent, worker: str = "", ahead_ms: int = 0) -> None:
+    def __init__(self, own: str, *defined: AnyControlEvent, worker: str = "", clock_skew_ms: int = 0) -> None:
         self.own = own
-        self.ahead_ms = ahead_ms
+        self.clock_skew_ms = clock_skew_ms
         self.now_s = 1_000.0
-        self.told: list[str] = []
+        self.incidents: list[str] = []
         self.log: Any = Log()
         self.log.apply(*defined)
         nothing: Any = None
-        self.failovers = DerivedRoutes(self.log, Layout(own, SITES, f"{own}-regional"), self._tell)
-        self.bridge = RegionBridge(nothing, {}, list, lambda: None, self._tell, lambda: self.now_s)
-        self.in_touch_s = self.now_s  # with its control log
+        self.failovers = DerivedRoutes(self.log, Layout(own, SITES, f"{own}-regional"), self._report)
+        self.bridge = RegionBridge(nothing, {}, list, lambda: None, self._report, lambda: self.now_s)
+        self.in_touch_s = self.now_s  # the last contact with its control log
         self.presence = Presence(worker or f"{own}-1", lambda: self.in_touch_s)
         self.live: set[str] = set()  # other workers of the region
         self.keeper = RoleKeeper(
-            self.log, self.failovers, self.bridge, self._workload, self._tell,
-            presence=self.presence, live=lambda: self.live, clock_ms=lambda: now_ms() + self.ahead_ms,
+            self.log, self.failovers, self.bridge, self._workload, self._report,
+            presence=self.presence, live=lambda: self.live, clock_ms=lambda: now_ms() + self.clock_skew_ms,
         )  # fmt: skip
-        self.news = 0  # how often something asked for a round
+        self.rounds_requested = 0  # early rounds that the runner requested
         self.runs = FailoverRuns(
-            self.log, self.failovers, self.keeper, self._workload, self._tell, self._on_news
+            self.log, self.failovers, self.keeper, self._workload, self._report, self._on_news
         )
 
-    def _tell(self, kind: str, subject: str, message: str, remedy: str) -> None:
-        self.told.append(f"{kind} {subject}: {message}; {remedy}")
+    def _report(self, kind: str, subject: str, message: str, remedy: str) -> None:
+        self.incidents.append(f"{kind} {subject}: {message}; {remedy}")
 
     def _on_news(self) -> None:
-        self.news += 1
+        self.rounds_requested += 1
 
     def _workload(self, key: str) -> Workload | None:
         put = self.log.view.workloads.get(key)
         return None if put is None else local(Workload.from_wire(put.definition), self.failovers.layout)
 
     async def round(self, after_s: float = 0.25) -> list[AnyControlEvent]:
-        """What the leader writes, after so long on the clock."""
+        """Moves the clock, runs one round of the leader, and returns the events that it wrote."""
         self.now_s += after_s
         self.in_touch_s = self.now_s
         steps = self.failovers.steps(), self.keeper.steps(self.now_s), self.runs.steps(self.now_s)
@@ -97,27 +98,27 @@ class FakeRegion:
         await self.log.append(*events)
         return events
 
-    def lie_still(self, for_s: float) -> None:
-        """Nobody has touch with its control log; then there is a heartbeat again."""
+    def lose_touch(self, for_s: float) -> None:
+        """The region has no contact with its control log for this time; then a heartbeat succeeds."""
         self.now_s += for_s
         self.presence.update(self.now_s)
 
     def hear(self, other: FakeRegion, *, twice: bool = False) -> None:
-        """All of the other's control log arrives in its copy here."""
+        """The other region's whole control log arrives in its copy in this region."""
         events = self.log_of(other) * (2 if twice else 1)
         self.bridge.accept(other.own, events)
 
-    def run(self, name: str = "f1", key: str = KEY, **told: Any) -> FailoverRun:
-        """One that makes the workload active in this region, as it was planned here."""
+    def run(self, name: str = "f1", key: str = KEY, **fields: Any) -> FailoverRun:
+        """A failover run, planned here, that makes the workload active in this region."""
         role = self.keeper.highest(key)
         assert role is not None
         return FailoverRun(
             at_ms=1, id=name, to=self.own, workloads=[RunWorkload(key, role.region, role.epoch)],
-            state=EXECUTING, actor="me", **told,
+            state=EXECUTING, actor="me", **fields,
         )  # fmt: skip
 
     async def take_over(self, name: str = "f1") -> RolePut:
-        """A forced failover to this region, carried out."""
+        """Runs a forced failover to this region to its end; returns the new role."""
         self.log.apply(self.run(name, forced=True))
         await self.round()
         role: RolePut | None = self.log.view.roles.of(KEY)

@@ -1,4 +1,4 @@
-"""Routes are kept in step with failover definitions, and what cannot be known now changes nothing."""
+"""Derived routes follow failover definitions; unreadable definitions and unknown clusters change nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def routes(region: FakeRegion) -> dict[str, RoutePut]:
     return dict(region.log.view.routes)
 
 
-async def test_routes_follow_a_definition_and_say_who_made_them() -> None:
+async def test_routes_follow_a_definition_and_name_it_as_their_maker() -> None:
     west = FakeRegion("west", failover())
 
     await west.round()
@@ -72,8 +72,8 @@ async def test_a_users_own_route_is_never_overwritten() -> None:
 
     assert routes(west)["orders-east-to-west"].made_by == ""
     assert set(routes(west)) == WEST
-    assert len(west.told) == 1
-    assert "somebody defined a route so named; delete that route" in west.told[0]
+    assert len(west.incidents) == 1
+    assert "somebody defined a route so named; delete that route" in west.incidents[0]
 
 
 async def test_a_change_by_hand_past_the_interface_is_put_back() -> None:
@@ -89,15 +89,15 @@ async def test_a_change_by_hand_past_the_interface_is_put_back() -> None:
 async def test_a_definition_that_cannot_be_read_keeps_its_routes() -> None:
     west = FakeRegion("west", failover())
     await west.round()
-    spoilt = msgspec.structs.replace(failover(), etag="new", definition={"kind": "Failover"})
-    west.log.apply(spoilt)
+    unreadable = msgspec.structs.replace(failover(), etag="new", definition={"kind": "Failover"})
+    west.log.apply(unreadable)
     events = await west.round()
     assert not [event for event in events if isinstance(event, RouteDeleted)]
-    begun_anew = FakeRegion("west", *routes(west).values(), spoilt)  # a leader that never read it
-    await begun_anew.round()
+    new_leader = FakeRegion("west", *routes(west).values(), unreadable)  # it never read the valid definition
+    await new_leader.round()
 
-    assert set(routes(begun_anew)) == WEST
-    assert any("cannot be read" in told for told in begun_anew.told)
+    assert set(routes(new_leader)) == WEST
+    assert any("cannot be read" in incident for incident in new_leader.incidents)
 
 
 async def test_a_leader_whose_configuration_lacks_a_cluster_leaves_its_routes_alone() -> None:
@@ -109,7 +109,9 @@ async def test_a_leader_whose_configuration_lacks_a_cluster_leaves_its_routes_al
     await west.round()
 
     assert set(routes(west)) == WEST
-    assert any("region east has no cluster of tier regional; give each" in told for told in west.told)
+    assert any(
+        "region east has no cluster of tier regional; give each" in incident for incident in west.incidents
+    )
 
 
 async def test_a_region_that_is_not_named_makes_nothing() -> None:

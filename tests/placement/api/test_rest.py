@@ -1,4 +1,6 @@
-"""Placement by REST: plans are read first, applied as they were read, and every move has its reason."""
+"""Placement over REST: an operator reads a plan before it is applied unchanged, and every move has its
+reason.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ PLAN, APPLY, RELEASE = (f"/api/v1/placement/{what}" for what in ("plan", "apply"
 
 
 def lead(console: Console, *, loads: float = 0.01) -> None:
-    """This worker leads a region of two, and has both jobs."""
+    """Makes this worker the leader of a region of two workers; it has both jobs."""
     fed = console.fed
 
     async def jobs() -> set[str]:
@@ -32,14 +34,14 @@ def lead(console: Console, *, loads: float = 0.01) -> None:
         ME, log, fed.members, lease, jobs, PlacementInputs(fed.catalog.workload, lambda *_: None), dict
     )
     fed.apply(Claim(at_ms=1, term=1, worker=ME), put(definition("billing", "orders")))
-    fed.control.view.term = 0  # that of `assigned`
+    fed.control.view.term = 0  # `assigned` writes events of term 0
     fed.apply(assigned(job(0)), assigned(job(1), reason="it had no owner"))
     load = Load(loads, 1 << 20, 1000)
     fed.observe(beat(flowing(job(0), load=load), flowing(job(1), load=load)))
     fed.observe(beat(worker="w2"))
 
 
-def test_nothing_moves_for_beauty_and_a_plan_for_evenness_is_read_first_and_applied_as_read(
+def test_jobs_are_evened_only_on_request_and_by_the_plan_that_was_read(
     console: Console,
 ) -> None:
     lead(console)
@@ -95,7 +97,7 @@ def test_a_drain_is_a_dry_run_until_it_is_executed_and_can_be_undone(console: Co
     dry = console.ask("POST", path.format(ME), {}).json
     assert (dry["changed"], dry["jobs"], console.fed.control.appended) == (True, 2, [])
     assert console.ask("POST", path.format(ME), {"execute": True}).status == 200
-    assert console.ask("POST", path.format("w2"), {"execute": True}).status == 200  # it has nothing to give
+    assert console.ask("POST", path.format("w2"), {"execute": True}).status == 200  # it has no jobs
     states = {row["worker"]: row["state"] for row in console.ask("GET", "/api/v1/workers").json["items"]}
     assert states == {ME: "drained", "w2": "drained"}
     assert console.ask("POST", path.format(ME), {"draining": False, "execute": True}).json["changed"]
@@ -141,8 +143,8 @@ def test_a_wish_that_was_not_fulfilled_yet_can_be_taken_back(console: Console) -
     (event,) = fed.control.appended
     assert (event.job, event.worker, event.why) == (job(1), "", "it ended")
     assert console.ask("POST", PLAN, {}).json["notices"] == []
-    again = console.ask("POST", RELEASE, {"job": job(1), "execute": True}).json
-    assert (again["wish"], again["changed"]) == (None, False)
+    repeated = console.ask("POST", RELEASE, {"job": job(1), "execute": True}).json
+    assert (repeated["wish"], repeated["changed"]) == (None, False)
     assert len(fed.control.appended) == 1
     assert console.ask("POST", RELEASE, {"job": "dispatch:no/such:such:0"}).status == 404
     assert "job: missing" in console.ask("POST", RELEASE, {}).json["detail"]

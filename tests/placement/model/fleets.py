@@ -1,4 +1,4 @@
-"""Small fleets for the tests of placement: jobs with loads, and what becomes of a plan."""
+"""Small fleets for placement tests: jobs, loads, and the effect of a plan."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from app.placement.model.plan import PlacementDecision, RoundPlan
 WORKER = Load(1.0, 1 << 30, 100e6)
 
 
-def held(job: str, worker: str, *, release: bool = False) -> Assignment:
+def assignment_of(job: str, worker: str, *, release: bool = False) -> Assignment:
     return Assignment(at_ms=0, job=job, worker=worker, epoch=1, term=1, reason="", release=release)
 
 
-def owned(owners: Mapping[str, str]) -> dict[str, Assignment]:
-    return {job: held(job, worker) for job, worker in owners.items()}
+def assignments_of(owners: Mapping[str, str]) -> dict[str, Assignment]:
+    return {job: assignment_of(job, worker) for job, worker in owners.items()}
 
 
 def cpu(cores: float) -> Load:
@@ -30,10 +30,10 @@ def job(number: int, topic: str = "t") -> str:
 def carry_out(
     assignments: Mapping[str, Assignment], decisions: Iterable[PlacementDecision]
 ) -> dict[str, Assignment]:
-    """After all decisions took effect, and owners have released what they were asked to."""
+    """The assignments once all decisions took effect and owners have released the jobs."""
     after = dict(assignments)
     for decision in decisions:
-        after[decision.job] = held(decision.job, "" if decision.release else decision.worker)
+        after[decision.job] = assignment_of(decision.job, "" if decision.release else decision.worker)
     return after
 
 

@@ -1,4 +1,5 @@
-"""Placement: every job has one owner, nothing moves without a reason, and a live owner lets go first."""
+"""Placement: every job has one owner, nothing moves without a reason, and a live owner releases a job
+first."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from app.controllog.events import Assignment
 from app.kernel.load import Load
 from app.placement.model.bin_packing import plan
 from app.placement.model.plan import MOVES_PER_ROUND, Member, PlacementRules, RoundPlan
-from tests.placement.model.fleets import WORKER, carry_out, cpu, held, job, owned, releases
+from tests.placement.model.fleets import WORKER, assignment_of, assignments_of, carry_out, cpu, job, releases
 
 jobs = st.sets(st.integers(0, 20).map(lambda n: f"job-{n:02}"), max_size=16)
 members = st.dictionaries(st.sampled_from("abcd"), st.booleans(), max_size=4)
@@ -34,7 +35,7 @@ def test_every_job_ends_with_one_live_owner_and_by_count_evenly(
     wanted: set[str], workers: dict[str, bool], owners: dict[str, str]
 ) -> None:
     live = [Member(worker, draining) for worker, draining in workers.items()]
-    assignments = owned(owners)
+    assignments = assignments_of(owners)
     for _ in range(60):
         decisions = plan(wanted, live, assignments, rules=COUNTED).decisions
         if not decisions:
@@ -54,42 +55,45 @@ def test_every_job_ends_with_one_live_owner_and_by_count_evenly(
 
 
 def test_a_lost_worker_moves_only_its_own_jobs() -> None:
-    assignments = owned({job(n): "ab"[n % 2] for n in range(10)})
+    assignments = assignments_of({job(n): "ab"[n % 2] for n in range(10)})
     decided = plan(assignments, fleet("ac"), assignments)
     assert {d.job: d.release for d in decided.decisions} == {
         one: False for one, a in assignments.items() if a.worker == "b"
     }
-    assert all(d.worker == "c" for d in decided.decisions), "the empty one takes what is homeless"
+    assert all(d.worker == "c" for d in decided.decisions), "the empty worker takes all jobs of the lost one"
     why = decided.decisions[0].reason
     assert why.startswith("b is dead; with it c is at 0.5 % of its cpu, the emptiest of 2")
 
 
 def test_a_worker_that_joins_moves_nothing_and_gets_new_jobs() -> None:
-    assignments = owned({job(n): "ab"[n % 2] for n in range(40)})
+    assignments = assignments_of({job(n): "ab"[n % 2] for n in range(40)})
     assert plan(assignments, fleet("abc"), assignments).decisions == []
     decided = plan([*assignments, job(99)], fleet("abc"), assignments).decisions
     assert [(d.job, d.worker) for d in decided] == [(job(99), "c")]
 
 
 def test_a_draining_worker_gives_its_jobs_away_a_few_at_a_time() -> None:
-    assignments = owned({job(n): "a" for n in range(30)})
+    assignments = assignments_of({job(n): "a" for n in range(30)})
     leaving, rounds = [Member("a", draining=True), Member("b")], 0
     while decided := plan(assignments, leaving, assignments).decisions:
         released = [decision for decision in decided if decision.release]
         assert len(released) <= MOVES_PER_ROUND
-        assert len(released) == MOVES_PER_ROUND or rounds, "no fewer than may go"
+        assert len(released) == MOVES_PER_ROUND or rounds, "each round moves as many jobs as it may"
         assignments, rounds = carry_out(assignments, decided), rounds + 1
-    assert {held.worker for held in assignments.values()} == {"b"}
+    assert {assignment.worker for assignment in assignments.values()} == {"b"}
     assert rounds > 30 // MOVES_PER_ROUND
 
 
 def test_a_draining_worker_releases_its_jobs_before_they_are_placed() -> None:
-    assignments = owned({job(0): "a", job(1): "b"})
+    assignments = assignments_of({job(0): "a", job(1): "b"})
     leaving = [Member("a", draining=True), Member("b")]
     decided = plan(assignments, leaving, assignments).decisions
     assert [(d.job, d.worker, d.release, d.reason) for d in decided] == [(job(0), "a", True, "a is draining")]
     assert (
-        plan(assignments, leaving, {**assignments, job(0): held(job(0), "a", release=True)}).decisions == []
+        plan(
+            assignments, leaving, {**assignments, job(0): assignment_of(job(0), "a", release=True)}
+        ).decisions
+        == []
     )
     decided = plan(assignments, leaving, carry_out(assignments, decided)).decisions
     assert [(d.job, d.worker, d.release) for d in decided] == [(job(0), "b", False)]
@@ -97,7 +101,7 @@ def test_a_draining_worker_releases_its_jobs_before_they_are_placed() -> None:
 
 def test_a_worker_over_capacity_gives_up_the_smallest_job_that_is_enough() -> None:
     loads = {job(0): cpu(0.3), job(1): cpu(0.2), job(2): cpu(0.12), job(3): cpu(0.25), job(4): cpu(0.13)}
-    assignments = owned(dict.fromkeys(loads, "a"))
+    assignments = assignments_of(dict.fromkeys(loads, "a"))
     decided = plan(loads, fleet("ab"), assignments, loads)
     assert [(d.job, d.worker, d.target) for d in decided.decisions] == [(job(2), "a", "b")]
     assert decided.decisions[0].reason == (
@@ -107,7 +111,7 @@ def test_a_worker_over_capacity_gives_up_the_smallest_job_that_is_enough() -> No
 
 def test_between_the_marks_nothing_moves_and_nothing_is_added() -> None:
     loads = {job(0): cpu(0.4), job(1): cpu(0.4), job(2): cpu(0.3), job(3): cpu(0.4)}
-    assignments = owned({job(0): "a", job(1): "a", job(2): "b"})
+    assignments = assignments_of({job(0): "a", job(1): "a", job(2): "b"})
     decided = plan(loads, fleet("ab"), assignments, loads).decisions
     assert [(d.job, d.worker) for d in decided] == [(job(3), "b")]
 
@@ -116,23 +120,23 @@ def test_between_the_marks_nothing_moves_and_nothing_is_added() -> None:
     "load", [Load(0.31, 1 << 20, 1e4), Load(0.01, 330 << 20, 1e4), Load(0.01, 1 << 20, 32e6)]
 )
 def test_each_dimension_alone_can_be_over_capacity(load: Load) -> None:
-    assignments = owned({job(n): "a" for n in range(3)})
+    assignments = assignments_of({job(n): "a" for n in range(3)})
     decided = plan(assignments, fleet("ab"), assignments, dict.fromkeys(assignments, load))
     assert len(decided.decisions) == 1
 
 
 def test_planned_moves_are_bounded_and_those_on_their_way_count() -> None:
     loads = {job(n): cpu(0.02) for n in range(100)}
-    assignments = owned(dict.fromkeys(loads, "a"))
+    assignments = assignments_of(dict.fromkeys(loads, "a"))
     decided = plan(loads, fleet("abc"), assignments, loads)
     assert len(releases(decided)) == len(decided.decisions) == MOVES_PER_ROUND
-    leaving = {one: held(one, "a", release=one in releases(decided)) for one in assignments}
+    leaving = {one: assignment_of(one, "a", release=one in releases(decided)) for one in assignments}
     assert plan(loads, fleet("abc"), leaving, loads).decisions == []
 
 
 def test_a_job_too_large_for_every_worker_goes_to_the_least_loaded_and_is_reported() -> None:
     loads = {job(0): cpu(0.8), job(1): cpu(0.7), job(2): cpu(0.5)}
-    assignments = owned({job(0): "a", job(1): "b"})
+    assignments = assignments_of({job(0): "a", job(1): "b"})
     decided = plan(loads, fleet("ab"), assignments, loads)
     assert [(d.job, d.worker) for d in decided.decisions] == [(job(2), "b")]
     assert "no worker has room" in decided.decisions[0].reason
@@ -141,7 +145,7 @@ def test_a_job_too_large_for_every_worker_goes_to_the_least_loaded_and_is_report
 
 def test_an_overloaded_worker_gives_jobs_to_a_full_one_only_for_a_large_gain() -> None:
     loads = {job(n): cpu(0.1) for n in range(30)}
-    assignments = owned({job(n): "a" if n < 20 else "b" for n in range(30)})
+    assignments = assignments_of({job(n): "a" if n < 20 else "b" for n in range(30)})
     for _ in range(20):
         decided = plan(loads, fleet("ab"), assignments, loads)
         if not decided.decisions:
@@ -155,7 +159,7 @@ def test_an_overloaded_worker_gives_jobs_to_a_full_one_only_for_a_large_gain() -
 def test_two_hot_partitions_of_one_topic_keep_apart_where_there_is_room() -> None:
     hot = {job(n): cpu(0.2) for n in range(3)}
     small = {job(n, "small"): cpu(0.05) for n in range(10)}
-    assignments = owned(dict.fromkeys(small, "c"))
+    assignments = assignments_of(dict.fromkeys(small, "c"))
     decided = plan([*hot, *small], fleet("abc"), assignments, {**hot, **small})
     assert {d.worker for d in decided.decisions} == {"a", "b", "c"}
     assert {d.worker for d in plan(hot, fleet("ab"), {}, hot).decisions} == {"a", "b"}, "soft: all are placed"
@@ -163,7 +167,7 @@ def test_two_hot_partitions_of_one_topic_keep_apart_where_there_is_room() -> Non
 
 def test_a_released_job_goes_where_it_was_planned_to_go() -> None:
     loads = {job(n): cpu(0.25) for n in range(4)}
-    assignments = owned(dict.fromkeys(loads, "a"))
+    assignments = assignments_of(dict.fromkeys(loads, "a"))
     decided = plan(loads, fleet("abc"), assignments, loads)
     (one,) = decided.decisions
     after = carry_out(assignments, decided.decisions)
@@ -178,7 +182,7 @@ def test_a_released_job_goes_where_it_was_planned_to_go() -> None:
 
 def test_an_operators_wish_moves_a_job_and_keeps_it_there() -> None:
     loads = {job(n): cpu(0.2) for n in range(6)}
-    assignments = owned({one: "a" if n < 4 else "b" for n, one in enumerate(loads)})
+    assignments = assignments_of({one: "a" if n < 4 else "b" for n, one in enumerate(loads)})
     wishes = {job(0): "b"}
     decided = plan(loads, fleet("ab"), assignments, loads, wishes=wishes).decisions
     assert [(d.job, d.release, d.target) for d in decided] == [(job(0), True, "b")]
@@ -197,7 +201,7 @@ def test_an_operators_wish_moves_a_job_and_keeps_it_there() -> None:
 )
 def test_an_impossible_wish_is_reported_and_moves_nothing(wish: str, why: str) -> None:
     members = [*fleet("ab"), Member("d", draining=True), *fleet("x", "secret")]
-    assignments = owned({job(0): "a"})
+    assignments = assignments_of({job(0): "a"})
     decided = plan(assignments, members, assignments, wishes={job(0): wish})
     assert decided.decisions == []
     assert why in decided.notices[0].message
@@ -205,20 +209,22 @@ def test_an_impossible_wish_is_reported_and_moves_nothing(wish: str, why: str) -
 
 def test_a_wish_for_a_dead_worker_pins_nothing() -> None:
     loads = {job(0): cpu(0.2), job(1): cpu(0.8)}
-    assignments, wishes = owned(dict.fromkeys(loads, "a")), {job(0): "dead"}
+    assignments, wishes = assignments_of(dict.fromkeys(loads, "a")), {job(0): "dead"}
     decided = plan(loads, fleet("ab"), assignments, loads, wishes=wishes).decisions
-    assert [(d.job, d.target) for d in decided] == [(job(0), "b")], "its worker is relieved of it"
-    homeless = plan(loads, fleet("b"), owned({job(0): "gone", job(1): "b"}), loads, wishes=wishes).decisions
-    assert [(d.job, d.worker) for d in homeless] == [(job(0), "b")]
+    assert [(d.job, d.target) for d in decided] == [(job(0), "b")], "the loaded worker gives the job away"
+    placed = plan(
+        loads, fleet("b"), assignments_of({job(0): "gone", job(1): "b"}), loads, wishes=wishes
+    ).decisions
+    assert [(d.job, d.worker) for d in placed] == [(job(0), "b")]
     small = {job(n): cpu(0.01) for n in range(2)}
-    even = plan(small, fleet("ab"), owned(dict.fromkeys(small, "a")), small, rules=COUNTED,
+    even = plan(small, fleet("ab"), assignments_of(dict.fromkeys(small, "a")), small, rules=COUNTED,
                 wishes=dict.fromkeys(small, "dead"))  # fmt: skip
-    assert len(even.decisions) == 1, "nor does evenness halt at it"
+    assert len(even.decisions) == 1, "such a wish does not stop even counts either"
 
 
 def test_a_draining_worker_keeps_jobs_that_no_other_may_run_and_the_leader_reports_it_once() -> None:
     closed, open_ = [job(n, "closed") for n in range(3)], [job(n, "open") for n in range(2)]
-    assignments = owned(dict.fromkeys([*closed, *open_], "x"))
+    assignments = assignments_of(dict.fromkeys([*closed, *open_], "x"))
     leaving = [Member("x", draining=True, group="secret"), *fleet("a")]
     groups = {"g/closed": "secret"}
     decided = plan(assignments, leaving, assignments, groups=groups)
@@ -226,7 +232,7 @@ def test_a_draining_worker_keeps_jobs_that_no_other_may_run_and_the_leader_repor
     (notice,) = decided.notices
     assert (notice.kind, notice.subject) == ("no-worker", "x")
     assert "keeps 3 jobs" in notice.message
-    # Somebody of its group joins: now they may go.
+    # A worker of the group joins, so the jobs may move.
     decided = plan(assignments, [*leaving, *fleet("y", "secret")], assignments, groups=groups)
     assert {d.job for d in decided.decisions if d.release} == {*closed, *open_}
     assert decided.notices == []
@@ -241,7 +247,7 @@ def test_an_isolated_workload_runs_only_on_workers_of_its_group() -> None:
 
 
 def test_a_group_without_workers_is_reported_and_its_jobs_wait_or_stay() -> None:
-    assignments = owned({job(0, "closed"): "a"})
+    assignments = assignments_of({job(0, "closed"): "a"})
     wanted = [job(0, "closed"), job(1, "closed")]
     decided = plan(wanted, fleet("ab"), assignments, groups={"g/closed": "secret"})
     assert decided.decisions == []
@@ -250,14 +256,14 @@ def test_a_group_without_workers_is_reported_and_its_jobs_wait_or_stay() -> None
 
 
 def test_a_job_whose_group_changed_moves_to_a_worker_of_it() -> None:
-    assignments = owned({job(0, "closed"): "a"})
+    assignments = assignments_of({job(0, "closed"): "a"})
     members = [*fleet("a"), *fleet("x", "secret")]
     decided = plan(assignments, members, assignments, groups={"g/closed": "secret"}).decisions
     assert [(d.worker, d.release, d.target) for d in decided] == [("a", True, "x")]
 
 
 def test_a_hibernated_workload_is_let_go_with_its_reason_and_not_placed() -> None:
-    assignments = owned({job(0): "a", job(1): ""})
+    assignments = assignments_of({job(0): "a", job(1): ""})
     asleep = {"g/t": "nothing arrived for 30 minutes"}
     decided = plan(assignments, fleet("a"), assignments, asleep=asleep).decisions
     assert [(d.job, d.release, d.reason) for d in decided] == [
@@ -275,15 +281,15 @@ def test_without_a_live_worker_nothing_is_decided_and_the_leader_reports_it() ->
     assert decided.notices[0].kind == "no-worker"
 
 
-def test_a_job_that_is_gone_is_let_go_by_its_owner_or_forgotten_with_it() -> None:
-    assignments = owned({job(0): "a", job(1): "z"})
+def test_a_job_that_is_no_longer_wanted_is_released_by_its_owner_or_forgotten_with_it() -> None:
+    assignments = assignments_of({job(0): "a", job(1): "z"})
     decided = plan([], fleet("a"), assignments).decisions
     assert {(d.job, d.worker, d.release) for d in decided} == {(job(0), "a", True), (job(1), "", False)}
 
 
 def test_a_round_places_the_largest_first_and_the_others_come_in_the_next_ones() -> None:
     loads = {job(n): Load(0.01 * (n + 1), 1e6, 1e3) for n in range(8)}
-    stray = "dispatch:of/nobody:nobody:0"  # nobody may run it, and that keeps nobody else waiting
+    stray = "dispatch:of/nobody:nobody:0"  # no worker may run it, and the other jobs do not wait for it
     assignments: dict[str, Assignment] = {}
     placed = []
     for _ in range(3):
@@ -308,7 +314,7 @@ def test_the_answer_does_not_depend_on_any_order(seed: int) -> None:
         dice.shuffle(order)
         names = dice.sample(members, len(members))
         wanted = dice.sample(sorted(loads), len(loads))
-        return plan(wanted, names, {one: held(one, owners[one]) for one in order}, loads)
+        return plan(wanted, names, {one: assignment_of(one, owners[one]) for one in order}, loads)
 
     assert shuffled() == shuffled()
 
@@ -340,7 +346,7 @@ def test_rules_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
 
 
 def test_job_counts_are_evened_only_on_request() -> None:
-    assignments = owned({job(n): "a" for n in range(20)})
+    assignments = assignments_of({job(n): "a" for n in range(20)})
     assert plan(assignments, fleet("ab"), assignments).decisions == []
     decided = plan(assignments, fleet("ab"), assignments, rules=COUNTED).decisions
     assert len(decided) == MOVES_PER_ROUND

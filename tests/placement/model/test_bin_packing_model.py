@@ -1,4 +1,4 @@
-"""Placement through random joins, deaths, drains, loads and wishes, against what must always hold."""
+"""Placement through random joins, deaths, drains, loads and wishes, checked against invariants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.controllog.events import Assignment
 from app.kernel.load import Load
 from app.placement.model.bin_packing import plan
 from app.placement.model.plan import Member, PlacementDecision, PlacementRules, RoundPlan
-from tests.placement.model.fleets import WORKER, carry_out, cpu, held, job
+from tests.placement.model.fleets import WORKER, assignment_of, carry_out, cpu, job
 
 names = st.sampled_from([f"w{n}" for n in range(6)])
 numbers = st.integers(0, 24)
@@ -18,7 +18,8 @@ RULES = PlacementRules(moves=3)
 
 
 class PlacementThroughTime(RuleBasedStateMachine):
-    """The region as a leader sees it; owners release in their own time, `planned` may be forgotten."""
+    """The region as a leader sees it. Owners release jobs later; a new leader does not know what was
+    `planned`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,33 +69,34 @@ class PlacementThroughTime(RuleBasedStateMachine):
 
     @rule()
     def forget(self) -> None:
-        """Another leader, who does not know what this one had in mind."""
+        """Another leader takes over, which does not know the plans of this one."""
         self.planned.clear()
 
     @rule(number=numbers)
     def let_go(self, number: int) -> None:
         found = self.assignments.get(job(number))
         if found is not None and found.release:
-            self.assignments[job(number)] = held(job(number), "")
+            self.assignments[job(number)] = assignment_of(job(number), "")
 
     @rule()
     def round(self) -> None:
-        self.carry(self.plan())
+        self.carry_out_round(self.plan())
 
-    def carry(self, decided: RoundPlan) -> None:
+    def carry_out_round(self, decided: RoundPlan) -> None:
         before = self.assignments
         self.check(decided)
         for decision in decided.decisions:
             worker = decision.worker
             self.assignments = {
-                **self.assignments, decision.job: held(decision.job, worker, release=decision.release)
+                **self.assignments,
+                decision.job: assignment_of(decision.job, worker, release=decision.release),
             }  # fmt: skip
             if decision.release:
                 self.planned[decision.job] = decision
         assert before.keys() <= self.assignments.keys()
 
     def check(self, decided: RoundPlan) -> None:
-        """What every single round promises."""
+        """Checks the rules that every single round must keep."""
         decisions = decided.decisions
         assert len({decision.job for decision in decisions}) == len(decisions), "one decision a job"
         moves = 0
@@ -103,12 +105,12 @@ class PlacementThroughTime(RuleBasedStateMachine):
             current = self.assignments.get(decision.job)
             owner = current.worker if current is not None else ""
             if not decision.release:
-                assert owner not in self.members, "a live owner is asked first"
+                assert owner not in self.members, "a live owner must release the job first"
                 assert not decision.worker or not self.members[decision.worker].draining
                 assert bool(decision.worker) == (decision.job in self.wanted)
                 continue
             assert current is not None
-            assert owner == decision.worker, "who is asked to release is the owner"
+            assert owner == decision.worker, "only the owner is asked to release a job"
             assert not current.release
             if decision.job not in self.wanted:
                 continue
@@ -116,12 +118,14 @@ class PlacementThroughTime(RuleBasedStateMachine):
             if self.members[owner].draining:
                 continue
             coming = {d.job for d in decisions if owner == (d.target if d.release else d.worker)}
-            assert self.level(owner, coming) > RULES.high or decision.job in self.wishes, "settled jobs stay"
+            assert self.level(owner, coming) > RULES.high or decision.job in self.wishes, (
+                "jobs of a worker that is not too full stay"
+            )
         on_their_way = sum(a.release and a.worker in self.members for a in self.assignments.values())
         assert not moves or moves + on_their_way <= RULES.moves
 
     def level(self, worker: str, coming: set[str]) -> float:
-        """With what is placed there now, and all that is on its way, wherever to."""
+        """The worker's level with its present jobs, and all jobs that are still on their way."""
         here = [
             self.loads[one].cpu_cores
             for one in self.wanted
@@ -138,15 +142,17 @@ class PlacementThroughTime(RuleBasedStateMachine):
                 self.wanted, self.members.values(), assignments, self.loads,
                 wishes=self.wishes, planned=planned, rules=RULES,
             )  # fmt: skip
-            let_go = {one: held(one, "") for one, a in assignments.items() if a.release}
-            if not decided.decisions and not let_go:
+            released = {one: assignment_of(one, "") for one, a in assignments.items() if a.release}
+            if not decided.decisions and not released:
                 break
             planned |= {d.job: d for d in decided.decisions if d.release}
-            assignments = carry_out({**assignments, **let_go}, decided.decisions)
+            assignments = carry_out({**assignments, **released}, decided.decisions)
         else:
             raise AssertionError(f"no rest: {decided.decisions}")
         able = {name for name, member in self.members.items() if not member.draining}
-        assert {one for one, a in assignments.items() if a.worker} == self.wanted, "none lost, none left over"
+        assert {one for one, a in assignments.items() if a.worker} == self.wanted, (
+            "all wanted jobs are placed, and no other"
+        )
         assert all(assignments[one].worker in able for one in self.wanted)
         assert all(
             assignments[one].worker == wish

@@ -1,5 +1,6 @@
-"""How near placement comes to the best there is: every assignment tried on small fleets; and each choice of a
-worker against a plain search of all."""
+"""How near placement comes to the optimum: small fleets against all assignments, and each choice of a worker
+against a full search.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from app.kernel.load import Load, Vector, vector
 from app.placement.model.bin_packing import plan
 from app.placement.model.fleet import MIN_CANDIDATES, WorkerBins, WorkerSlot
 from app.placement.model.plan import Member, PlacementRules
-from tests.placement.model.fleets import WORKER, carry_out, cpu, job, owned
+from tests.placement.model.fleets import WORKER, assignments_of, carry_out, cpu, job
 
 RULES = PlacementRules()
 CASES = 300
@@ -30,7 +31,8 @@ def levels(owners: Mapping[str, str], loads: Mapping[str, Load], workers: str) -
 
 
 def fewest_moves(owners: Mapping[str, str], loads: Mapping[str, Load], workers: str) -> int | None:
-    """Of all assignments in which nobody is above `high`, and who got something not above `fill`."""
+    """The fewest moves after which no worker is above `high`, and no receiving worker above `fill`. None:
+    impossible."""
     ordered = sorted(owners)
     best: int | None = None
     for chosen in itertools.product(workers, repeat=len(ordered)):
@@ -45,9 +47,9 @@ def fewest_moves(owners: Mapping[str, str], loads: Mapping[str, Load], workers: 
 
 
 def our_moves(owners: Mapping[str, str], loads: Mapping[str, Load], workers: str) -> tuple[int, float]:
-    """Moves until rest, and the highest level then."""
+    """Placement's moves until it rests, and the highest level after them."""
     members = [Member(name, capacity=WORKER) for name in workers]
-    assignments, moves = owned(owners), 0
+    assignments, moves = assignments_of(owners), 0
     planned = {}
     for _ in range(50):
         decisions = plan(owners, members, assignments, loads, planned=planned).decisions
@@ -73,7 +75,10 @@ def test_with_one_dimension_too_high_and_room_on_other_workers_moves_are_the_few
             break
         total, fewest = total + size / 100, fewest + 1
     roomy = [Member("a", capacity=WORKER), *(Member(f"b{n}", capacity=WORKER) for n in range(9))]
-    assert len(plan(owners, roomy, owned(owners), loads, rules=PlacementRules(moves=99)).decisions) == fewest
+    assert (
+        len(plan(owners, roomy, assignments_of(owners), loads, rules=PlacementRules(moves=99)).decisions)
+        == fewest
+    )
 
 
 def test_on_small_fleets_in_three_dimensions_moves_are_nearly_the_fewest() -> None:
@@ -93,7 +98,7 @@ def test_on_small_fleets_in_three_dimensions_moves_are_nearly_the_fewest() -> No
         solvable += 1
         moves, highest = our_moves(owners, loads, workers)
         if highest > RULES.high:
-            continue  # bin packing is NP-hard: a few are too tight for one look ahead
+            continue  # bin packing is NP-hard: a few cases are too tight for a greedy choice
         solved += 1
         ours, best, more = ours + moves, best + fewest, more + (moves > fewest)
         assert fewest <= moves <= fewest + 2

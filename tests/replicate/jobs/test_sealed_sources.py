@@ -22,7 +22,7 @@ from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from app.replicate.jobs import sealed_sources
 from app.replicate.jobs.sealed_sources import SealedSources
-from tests.controllog.test_seals import region, started, until
+from tests.controllog.test_seals import region, started_seals, until
 from tests.kafka import acls
 from tests.kafka.acls import Acls, spec_of
 from tests.kafka.conftest import ENOUGH_S
@@ -71,7 +71,7 @@ async def test_seals_are_those_that_the_region_has_now(
         assert await here.of("here", control) is None, "that is a copy"
         found = await here.of("there", control)
         assert found is not None
-        async with started(topics, options, client) as seals:
+        async with started_seals(topics, options, client) as seals:
             await seals.begin(client, "w")
             await until(lambda: (now := found()) and not now.missing)
         first = found()
@@ -88,7 +88,7 @@ async def test_seals_are_those_that_the_region_has_now(
         await recreate(client, topics, control)
         await ensure_topics(client, [TopicSpec(topics.seals.name, 1, 1, config=topics.seals.config)])
         await until(lambda: found() is not None)
-        async with started(topics, options, client) as seals:
+        async with started_seals(topics, options, client) as seals:
             await seals.begin(client, "w")
             await until(lambda: (now := found()) and not now.missing)
             second, sealed = found(), seals.headers(control, b"k", b"v")

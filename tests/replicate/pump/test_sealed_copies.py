@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from app.controllog.seals import Refused, Seals
 from app.kafka.append import encoder
 from app.kafka.client.cluster import ClusterClient
-from tests.controllog.test_seals import region, started, until
+from tests.controllog.test_seals import region, started_seals, until
 from tests.kafka.conftest import ENOUGH_S, create, producing
 from tests.kafka.odd_batches import append, batch
 from tests.kafka.records.batches import zigzag
@@ -62,7 +62,7 @@ async def topic(stand: ReplicaRig, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     (bootstrap,) = stand.source.spec.bootstrap
     async with (
         region(bootstrap, monkeypatch) as (client, topics, options),
-        started(topics, options, client) as seals,
+        started_seals(topics, options, client) as seals,
         producing(bootstrap) as producer,
     ):
         await create(stand.target, topics.trackers.name, topics.trackers.partitions)

@@ -1,4 +1,4 @@
-"""A consumer of a real broker that is killed and begins again, as `processes` does without one.
+"""A consumer of a real broker that is killed and restarted, as `processes` does it without a broker.
 
 python -m tests.sdk.audit.kafka_processes <bootstrap> <topic> <folder> <lives>
 """
@@ -23,7 +23,8 @@ RECORDS = 60_000
 async def consume(
     bootstrap: str, topic: str, folder: Path, chance: random.Random, life: int, many: int
 ) -> None:
-    """The last life consumes everything; those before come as far as their share, again and again."""
+    """Consumes the topic. Each earlier life reads only up to its share, over and over; the last one reads to
+    the end."""
     first, upto = (RECORDS * number // many for number in (life, life + 1))
     output = KafkaOutput(bootstrap, "east", topic=f"{topic}-audit")
     audit = Audit(origin="web", tier="consumer", cluster="east", wal=folder / processes.WAL, output=output,
@@ -57,7 +58,7 @@ def main(bootstrap: str, topic: str, folder: str, times: str) -> None:
             asyncio.run(consume(bootstrap, topic, Path(folder), own, life, many))
             os._exit(0)
         if life < many - 1:
-            processes.wait(child, chance, 0.6, 0.15)
+            processes.wait_random_time(child, chance, 0.6, 0.15)
             os.kill(child, signal.SIGKILL)
             killed += os.waitpid(child, 0)[1] == signal.SIGKILL
     assert os.waitpid(child, 0)[1] == 0, "the last life failed"

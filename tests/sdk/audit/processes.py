@@ -1,10 +1,10 @@
-"""Clients that are killed: lives of one process after the other, with one log, at random moments.
+"""Clients that are killed: one process after another works on the same log, and is killed at a random moment.
 
     python -m tests.sdk.audit.processes <mode> <folder> <seed> <lives>
 
-Each life is forked, so that hundreds of them cost seconds. It works until it is killed (SIGKILL), after a
-random while or once it has reported something; the last life ends by itself. All lives append their
-reports to `reports`, and what they know of to `known`.
+A life is one process. Each is forked, so that hundreds of them cost seconds. It works until it is killed
+(SIGKILL), after a random time or once it has reported something; the last life ends by itself. All lives
+append their reports to `reports`, and the batches that they send to `known`.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from switchyard.audit.model.reports import Report
 from switchyard.audit.outputs import Output, read_lines
 
 TOPIC, CLUSTER, WIDTH_MS = "orders", "east", 1_000
-RECORDS = 30_000  # of the partition that is consumed
-HURRIED = 60_000  # messages of the last life
+RECORDS = 30_000  # in the consumed partition
+HURRIED = 60_000  # messages that the last life sends
 BEGAN_MS = 1_700_000_000_000
 MOST_LIFE_S, MOST_CPU_S, MOST_REPORTED_BYTES = 0.1, 0.06, 3_000
 WAL, REPORTS, KNOWN, COMMITTED = "audit-wal", "reports", "known", "committed"
 
 
 def timestamp_ms(number: int) -> int:
-    """Of a record: ten windows, in turn, so that every report has several."""
+    """Returns a record's timestamp. Records take turns over ten windows, so every report has several
+    windows."""
     return BEGAN_MS + number * 137 % (10 * WIDTH_MS)
 
 
-def name(number: int) -> bytes:
+def record_id(number: int) -> bytes:
     return b"record %d" % number
 
 
-class Unsure(FileOutput):
-    """Delivers, or not, or says that it did not although it did."""
+class UnreliableOutput(FileOutput):
+    """Delivers reports, loses them, or delivers them and raises an error."""
 
     def __init__(self, path: Path, chance: random.Random) -> None:
         super().__init__(path)
@@ -67,16 +68,16 @@ def options(folder: Path, output: Output) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write(path: Path, data: bytes) -> None:
-    """At once, as a rename is."""
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes the file atomically, by a rename."""
     path.with_suffix(".new").write_bytes(data)
     path.with_suffix(".new").rename(path)
 
 
 def consume(folder: Path, chance: random.Random, is_last: bool) -> None:
-    """Consumes the partition from where it was committed; commits behind the log. A life that is to be killed
-    begins again at the end, so that it is at work then, however fast the machine is."""
-    with SyncAudit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
+    """Consumes the partition from the committed offset, and commits only what is in the log. A life that is
+    to be killed starts over at the end, so a fast machine does not end it early."""
+    with SyncAudit(**options(folder, UnreliableOutput(folder / REPORTS, chance))) as audit:
         committed = folder / COMMITTED
         at = int(committed.read_bytes()) if committed.exists() else 0
         while at < RECORDS:
@@ -84,52 +85,52 @@ def consume(folder: Path, chance: random.Random, is_last: bool) -> None:
             numbers = range(at, end)
             if chance.random() < 0.3:
                 for number in numbers:
-                    audit.handled(TOPIC, 0, number, timestamp_ms(number), 10, name(number))
+                    audit.handled(TOPIC, 0, number, timestamp_ms(number), 10, record_id(number))
             else:
                 times, names = (
                     [timestamp_ms(number) for number in numbers],
-                    [name(number) for number in numbers],
+                    [record_id(number) for number in numbers],
                 )
                 audit.handled_many(TOPIC, 0, numbers, times, [10] * len(numbers), names)
             at = end
             if chance.random() < 0.3:
                 assert audit.logged(60)
-                write(committed, b"%d" % at)
+                replace_file(committed, b"%d" % at)
             if at == RECORDS and not is_last:
                 at = 0
         assert audit.logged(60)
-        write(committed, b"%d" % at)
+        replace_file(committed, b"%d" % at)
         assert audit.close(60), audit.stats
 
 
 def produce(folder: Path, chance: random.Random, is_last: bool) -> None:
-    """Sends batches; tells `known` which it begins, and which it was told to be logged."""
+    """Sends batches. Writes to `known` which batches it sends, and which the audit confirmed as logged."""
     asyncio.run(_produce(folder, chance, is_last))
 
 
 async def _produce(folder: Path, chance: random.Random, is_last: bool) -> None:
     known = os.open(folder / KNOWN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    async with Audit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
-        begun = 0
-        while begun < 300 or not is_last:
+    async with Audit(**options(folder, UnreliableOutput(folder / REPORTS, chance))) as audit:
+        batches = 0
+        while batches < 300 or not is_last:
             first, many = chance.randrange(1 << 40), chance.choice([1, 20, 300])
             numbers = np.arange(first, first + many)
             times = BEGAN_MS + numbers * 137 % (10 * WIDTH_MS)
             os.write(known, json.dumps(["begun", audit.source, first, many]).encode() + b"\n")
-            audit.sent_many(TOPIC, times, 10, [name(number) for number in numbers.tolist()])
+            audit.sent_many(TOPIC, times, 10, [record_id(number) for number in numbers.tolist()])
             if await audit.logged(60):
                 os.write(known, json.dumps(["logged", audit.source, first, many]).encode() + b"\n")
-            begun += 1
+            batches += 1
         assert await audit.close(60), audit.stats
 
 
 def hurry(folder: Path, chance: random.Random, is_last: bool) -> None:
-    """Sends one by one in two threads' worth of topics, and asks for nothing."""
+    """Sends one message after the other, and never waits for the log."""
     known = os.open(folder / KNOWN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with SyncAudit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
+    with SyncAudit(**options(folder, UnreliableOutput(folder / REPORTS, chance))) as audit:
         os.write(known, json.dumps(["begun", audit.source, 0, 0]).encode() + b"\n")
         for number in range(HURRIED) if is_last else itertools.count():
-            audit.sent(TOPIC, timestamp_ms(number), 10, name(number))
+            audit.sent(TOPIC, timestamp_ms(number), 10, record_id(number))
             if number % 1_000 == 0:
                 time.sleep(0.001)
         assert audit.close(60), audit.stats
@@ -141,8 +142,11 @@ MODES: dict[str, Callable[[Path, random.Random, bool], None]] = {
 }  # fmt: skip
 
 
-def wait(child: int, chance: random.Random, life_s: float = MOST_LIFE_S, cpu_s: float = MOST_CPU_S) -> None:
-    """For a random while, of the clock's or of the time that the child works: other machines are busy."""
+def wait_random_time(
+    child: int, chance: random.Random, life_s: float = MOST_LIFE_S, cpu_s: float = MOST_CPU_S
+) -> None:
+    """Waits a random time, by the wall clock or by the child's CPU time (a busy machine gives the child
+    little)."""
     cpu_clock = ~child << 3 | 2  # as clock_getcpuclockid(3) makes it
     clock, most_s = chance.choice([(time.CLOCK_MONOTONIC, life_s), (cpu_clock, cpu_s)])
     until_s = time.clock_gettime(clock) + chance.uniform(0, most_s)
@@ -153,22 +157,22 @@ def wait(child: int, chance: random.Random, life_s: float = MOST_LIFE_S, cpu_s: 
 
 
 def wait_for_reports(child: int, reports: Path, more_than: int, former: set[str]) -> None:
-    """Until the file has more bytes, and a life that is none of the `former`, however long that takes on a
-    busy machine; or the child has ended."""
+    """Waits until `reports` is longer than `more_than` bytes and has a source that is not in `former`, or
+    until the child has ended."""
 
     def has_enough() -> bool:
-        return size(reports) > more_than and bool(sources(reports) - former)
+        return size_bytes(reports) > more_than and bool(reported_sources(reports) - former)
 
     while not has_enough() and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         time.sleep(0.0005)
 
 
-def size(file: Path) -> int:
+def size_bytes(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def sources(reports: Path) -> set[str]:
-    """Of the lives that the file has reports of."""
+def reported_sources(reports: Path) -> set[str]:
+    """The sources, one a life, that have reports in the file."""
     return {report.source for report in read_lines(reports.read_bytes())} if reports.exists() else set()
 
 
@@ -180,14 +184,14 @@ def main(mode: str, folder: str, seed: str, lives: str) -> None:
     for life in range(int(lives)):
         own, is_last = random.Random(chance.random()), life == int(lives) - 1
         reports = Path(folder) / REPORTS
-        reported, former = size(reports), sources(reports)
+        reported, former = size_bytes(reports), reported_sources(reports)
         child = os.fork()
         if not child:
             MODES[mode](Path(folder), own, is_last)
             os._exit(0)
         if not is_last:
             if life % 3:
-                wait(child, chance)
+                wait_random_time(child, chance)
             else:
                 wait_for_reports(child, reports, reported + chance.randrange(MOST_REPORTED_BYTES), former)
             os.kill(child, signal.SIGKILL)

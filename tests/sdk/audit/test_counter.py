@@ -1,4 +1,4 @@
-"""Counting: the same figures whichever way records are told, from any thread, and no input raises."""
+"""Counting: all calls that report records give the same figures, from any thread, and no input raises."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from switchyard.audit.model.totals import Totals
 TIER = Tier("consumer", "east", 100, "web@1", 1_000)
 
 
-def totals(counting_: Counting, topic: str = "orders") -> dict[int, Totals]:
-    """What would be reported of a topic."""
+def pending_totals(counting_: Counting, topic: str = "orders") -> dict[int, Totals]:
+    """The totals that the next report of a topic would have, by window."""
     counting_._reports(2_000_000_000_000)
     return {
         one.start_ms: one.totals
@@ -66,18 +66,18 @@ def test_every_way_of_counting_gives_the_same(
                 for offset, record in enumerate(records):
                     assert counted.handled("orders", 3, offset, *record)
             case _:
-                for _ in range(2):  # the second time all of them are known
+                for _ in range(2):  # the second call repeats known offsets
                     counted.handled_many("orders", 3, range(len(records)), times, sizes, names)  # type: ignore[arg-type]
     finally:
         patch.undo()
-    found = totals(counted)
+    found = pending_totals(counted)
     assert {start: one.count for start, one in found.items()} == Counter(
         window_of(time, 100) for time, _, _ in records
     )
     for start, one in found.items():
-        here = [record for record in records if window_of(record[0], 100) == start]
-        named = [name for _, _, name in here if name is not None]
-        assert one.nbytes == sum(size for _, size, _ in here)
+        in_window = [record for record in records if window_of(record[0], 100) == start]
+        named = [name for _, _, name in in_window if name is not None]
+        assert one.nbytes == sum(size for _, size, _ in in_window)
         assert (one.identified, one.ids) == (len(named), of_ids(ids_of(named)))
     assert not counted._problems.now
 
@@ -101,9 +101,9 @@ def test_no_argument_of_a_client_raises_and_valid_records_count(wrong: list[tupl
         counted.handled(topic, time, size, name, time)
         counted.handled_many("other", time, size, name, time)
     recovery.encode(counted._snapshot((), has_left=False))
-    found = totals(counted)
+    found = pending_totals(counted)
     assert sum(one.count for one in found.values()) == len(wrong)
-    for one in totals(counted, "mixed").values():
+    for one in pending_totals(counted, "mixed").values():
         assert one.count >= 0
         assert one.nbytes >= 0
 
@@ -114,7 +114,7 @@ def test_uncountable_records_are_reported_once(caplog: pytest.LogCaptureFixture)
         counted.sent("orders", "yesterday", 10)  # type: ignore[arg-type]
         counted.sent("orders", 5, 10)
         counted.sent("no/topic", 5, 10)
-    assert totals(counted)[0].count == 3_000
+    assert pending_totals(counted)[0].count == 3_000
     assert counted._books["orders"].uncounted == 3_000
     assert sorted(record.message.split(":")[1] for record in caplog.records) == [
         " records that cannot be counted", " topics that cannot be audited",
@@ -141,7 +141,7 @@ def test_threads_lose_no_record() -> None:
         thread.join()
     stopping.set()
     keeper.join()
-    assert sum(one.count for one in totals(counted).values()) == 80_000
+    assert sum(one.count for one in pending_totals(counted).values()) == 80_000
 
 
 def test_memory_is_bounded_by_topics_and_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +157,9 @@ def test_memory_is_bounded_by_topics_and_windows(monkeypatch: pytest.MonkeyPatch
     assert all(
         len(one.noted) < topic_counts.MOST_NOTED * topic_counts.FIELDS for one in counted._books.values()
     )
-    found = totals(counted, "topic-0")
+    found = pending_totals(counted, "topic-0")
     assert sum(one.count for one in found.values()) == 1_000
-    assert len(found) < 80  # what lies in further ones counts without a time
+    assert len(found) < 80  # records in more windows count without a time
     assert found[-1].count > 900
     assert topic_counts.UNTIMED in counted._problems.now
 
@@ -172,7 +172,7 @@ def test_while_a_report_waits_counts_add_up() -> None:
     (first,) = counted._pending()
     assert first.windows[0].totals.count == 1
     counted._books["orders"].acknowledged(first)
-    assert totals(counted)[0].count == 99
+    assert pending_totals(counted)[0].count == 99
 
 
 def test_latencies_are_from_the_record_to_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_latencies_are_from_the_record_to_the_call(monkeypatch: pytest.MonkeyPat
     for now_s in (10.0, 20.0, 30.0):
         counted._now_s = lambda now_s=now_s: now_s  # type: ignore[misc]
         counted.sent("orders", 9_990, 1)
-    assert totals(counted)[9_900].percentiles_ms(0.3, 0.6, 1.0) == pytest.approx(
+    assert pending_totals(counted)[9_900].percentiles_ms(0.3, 0.6, 1.0) == pytest.approx(
         [10, 10_010, 20_010], rel=0.02
     )
 
@@ -190,17 +190,17 @@ def test_lists_instead_of_numbers_are_left_out_and_reported(wrong: tuple[Any, An
     counted = Counting(TIER)
     for _ in range(3):
         counted.sent("orders", *wrong)
-    assert totals(counted) == {}
+    assert pending_totals(counted) == {}
     assert counted._books["orders"].uncounted == 3
     counted.sent("orders", *wrong)
     counted.sent("orders", 5, 1)
     counted._books["orders"].fold()
     counted._books["orders"].pending.clear()
-    assert sum(one.count for one in totals(counted).values()) == 1
+    assert sum(one.count for one in pending_totals(counted).values()) == 1
 
 
 def test_a_query_for_changes_during_a_fold_gets_them() -> None:
-    """Else `logged` is true for records that are in no frame."""
+    """Otherwise `logged` would return true for records that are in no frame."""
     counted = Counting(TIER)
     counted.sent("orders", 100, 10)
     one = counted._books["orders"]
@@ -212,13 +212,13 @@ def test_a_query_for_changes_during_a_fold_gets_them() -> None:
         def __delitem__(self, key: Any) -> None:
             super().__delitem__(key)
             asks.start()
-            asks.join(0.2)  # ends at once where it does not wait for the fold
+            asks.join(0.2)  # returns early if the query does not wait for the fold
 
     one.noted = Noted((100, 10, None, 1.0))
     one.fold()
     asks.join()
     assert found[0] is not None
-    assert sum(totals.count for totals in found[0][0].windows.values()) == 2
+    assert sum(pending_totals.count for pending_totals in found[0][0].windows.values()) == 2
 
 
 def test_positions_of_a_topic_that_is_opened_while_all_is_written_are_kept() -> None:

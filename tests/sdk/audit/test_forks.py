@@ -1,7 +1,7 @@
-"""Servers that fork: in C, without a word to Python (uWSGI, mod_wsgi), and as `os.fork` does (gunicorn).
+"""Servers that fork in C, unnoticed by Python (uWSGI, mod_wsgi), or with `os.fork` (gunicorn).
 
-`ctypes.PyDLL(None).fork()` is fork(2) itself: no hook of Python's runs, and all locks stay as they were, also
-the interpreter's. So the audit's thread must stand still (`quiet`) then, as it does in a server's master.
+`ctypes.PyDLL(None).fork()` is fork(2) itself: none of Python's hooks run, and all locks keep their state, the
+interpreter's included. So the audit's thread must be idle then (`quiet`), as it is in a server's master.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def end(is_well):  # as a server in C ends its workers: Python's own exit functi
 """
 
 
-def run(tmp_path: Path, fork: str, script: str) -> subprocess.CompletedProcess[str]:
+def run_script(tmp_path: Path, fork: str, script: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + script.replace("FORK", FORKS[fork]), str(tmp_path)],
         check=False, timeout=ENOUGH_S, capture_output=True, text=True,
@@ -55,7 +55,7 @@ def run(tmp_path: Path, fork: str, script: str) -> subprocess.CompletedProcess[s
     return done
 
 
-def counted(path: Path) -> int:
+def counted_records(path: Path) -> int:
     collector = Collector()
     for position, report in enumerate(read_lines(path.read_bytes())):
         collector.apply(report, position)
@@ -64,7 +64,7 @@ def counted(path: Path) -> int:
 
 @pytest.mark.parametrize("fork", FORKS)
 def test_a_child_never_touches_its_parents_log(tmp_path: Path, fork: str) -> None:
-    """A child counts, asks, and ends; then the parent is killed. All that was confirmed arrives."""
+    """A child counts, waits for the log and ends; then the parent is killed. All confirmed counts arrive."""
     script = """
 def fails(_):
     raise OSError("nobody there")
@@ -97,12 +97,12 @@ os.kill(os.getpid(), signal.SIGKILL)
     )  # fmt: skip
     assert (tmp_path / "confirmed").exists(), done.stderr
     assert done.stderr.count("a forked process: it counts nothing") == 3
-    again = """
+    next_process = """
 with SyncAudit(wal=folder / "wal", output=FileOutput(folder / "reports"), **options) as audit:
     assert audit.close(60)
 """
-    assert "damaged" not in run(tmp_path, fork, again).stderr
-    assert counted(tmp_path / "reports") == 301
+    assert "damaged" not in run_script(tmp_path, fork, next_process).stderr
+    assert counted_records(tmp_path / "reports") == 301
 
 
 @pytest.mark.parametrize("fork", FORKS)
@@ -124,15 +124,16 @@ with audit._books["orders"].lock, audit._writing, audit._books_lock:
 assert has_ended_well(child)
 assert audit.close(60)
 """
-    assert "a forked process" in run(tmp_path, fork, script).stderr
-    assert counted(tmp_path / "reports") == 1
+    assert "a forked process" in run_script(tmp_path, fork, script).stderr
+    assert counted_records(tmp_path / "reports") == 1
 
 
 @pytest.mark.parametrize("fork", FORKS)
 def test_an_audit_that_is_made_before_the_fork_and_started_behind_it_counts_in_every_child(
     tmp_path: Path, fork: str
 ) -> None:
-    """As gunicorn's --preload has it; each child is another source, and none counts what the parent has."""
+    """As with gunicorn's --preload: each child is a source of its own, and none counts the parent's
+    records."""
     script = """
 audit = SyncAudit(wal=FolderPerWorker(folder / "wal"), output=FileOutput(folder / "reports"), **options)
 audit.sent("orders", 5, 10)
@@ -148,9 +149,9 @@ for _ in range(4):
 for child in children:
     assert has_ended_well(child)
 """
-    run(tmp_path, fork, script)
+    run_script(tmp_path, fork, script)
     reports = list(read_lines((tmp_path / "reports").read_bytes()))
-    assert counted(tmp_path / "reports") == 40
+    assert counted_records(tmp_path / "reports") == 40
     assert len({report.source for report in reports}) == 4
 
 
@@ -169,4 +170,4 @@ if not child:
 assert has_ended_well(child)
 assert audit.close(60)
 """
-    run(tmp_path, "in C", script)
+    run_script(tmp_path, "in C", script)

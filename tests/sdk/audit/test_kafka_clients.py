@@ -1,4 +1,4 @@
-"""aiokafka's clients, audited, on a real broker; reports by Kafka."""
+"""aiokafka's clients with an audit, on a real broker; their reports go to Kafka."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from switchyard.audit.model.totals import NO_TOTALS, Totals
 from switchyard.audit.outputs import read_lines
 from tests.kafka.conftest import connected, create
 from tests.sdk.audit import kafka_processes
-from tests.sdk.audit.test_session import counted
+from tests.sdk.audit.test_session import counted_records
 
 ENOUGH_S = 60.0
 BEGAN_MS = 1_700_000_000_000
 LIVES = 12
 
 
-async def consumed(bootstrap: str, topic: str, **wanted: Any) -> list[Any]:
-    """All that a topic holds."""
+async def read_topic(bootstrap: str, topic: str, **wanted: Any) -> list[Any]:
+    """All records of a topic."""
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", **wanted)
     await consumer.start()
     try:
@@ -60,10 +60,10 @@ async def consumed(bootstrap: str, topic: str, **wanted: Any) -> list[Any]:
         await consumer.stop()
 
 
-async def told(bootstrap: str, reports_topic: str) -> dict[str, Totals]:
-    """What the collector has counted, by tier."""
+async def collected_totals(bootstrap: str, reports_topic: str) -> dict[str, Totals]:
+    """The totals that a collector counts from the reports, by tier."""
     collector = Collector()
-    for position, record in enumerate(await consumed(bootstrap, reports_topic)):
+    for position, record in enumerate(await read_topic(bootstrap, reports_topic)):
         (report,) = read_lines(record.value)
         assert record.key == report.topic.encode()
         collector.apply(report, position)
@@ -105,7 +105,7 @@ async def producing(bootstrap: str, audit: Audit, **options: Any) -> AsyncIterat
 def test_reports_go_where_switchyard_reads_them() -> None:
     assert audit_topic("east") == ControlTopics("east").audit.name
     partitions = list(range(AUDIT_PARTITIONS))
-    for topic in ("orders", "payments", "a", "b", "c"):  # producers choose one by the key
+    for topic in ("orders", "payments", "a", "b", "c"):  # producers choose a partition by the key
         assert DefaultPartitioner()(topic.encode(), partitions, partitions) == audit_partition(topic)
 
 
@@ -133,13 +133,13 @@ async def test_sent_and_consumed_records_are_reported_alike(
                 seen += [record.value for record in records]
         assert seen == names
         await consumer.commit()
-        assert consumer.assignment()  # what is aiokafka's goes there
+        assert consumer.assignment()  # calls of aiokafka's own API pass through
         await consumer.seek_to_beginning()
         await consumer.getmany(timeout_ms=5_000)
         assert handles.stats.redelivered
     assert await sends.close()
     assert await handles.close()
-    found = await told(bootstrap, f"{topic_name}-audit")
+    found = await collected_totals(bootstrap, f"{topic_name}-audit")
     for tier in ("proxy-client", "consumer"):
         one_tier = found[tier]
         assert (one_tier.count, one_tier.identified, one_tier.ids) == (300, 300, of_ids(ids_of(names)))
@@ -160,8 +160,10 @@ async def test_a_refused_record_does_not_count_and_one_that_no_caller_awaits_doe
         waiting.cancel()
         await producer.send_and_wait(topic_name, b"waited for")
     assert await audit.close()
-    in_topic = await consumed(bootstrap, topic_name)
-    assert (await told(bootstrap, f"{topic_name}-audit"))["proxy-client"].count == len(in_topic) == 2
+    in_topic = await read_topic(bootstrap, topic_name)
+    assert (
+        (await collected_totals(bootstrap, f"{topic_name}-audit"))["proxy-client"].count == len(in_topic) == 2
+    )
 
 
 async def test_batches_count_with_their_own_times(bootstrap: str, topic_name: str, make: Make) -> None:
@@ -175,7 +177,7 @@ async def test_batches_count_with_their_own_times(bootstrap: str, topic_name: st
         batch.close()
         await (await producer.send_batch(batch, topic_name, partition=0))
     assert await audit.close()
-    found = (await told(bootstrap, f"{topic_name}-audit"))["proxy-client"]
+    found = (await collected_totals(bootstrap, f"{topic_name}-audit"))["proxy-client"]
     assert (found.count, found.nbytes, found.identified) == (10, 10, 10)
     assert (found.first_ms, found.last_ms) == (BEGAN_MS, BEGAN_MS + 9)
 
@@ -203,9 +205,9 @@ async def test_transactions_count_once_they_are_committed(
         await producer.send(topic_name, b"aborted")
         await producer.abort_transaction()
     assert await audit.close()
-    seen = await consumed(bootstrap, topic_name, isolation_level="read_committed")
+    seen = await read_topic(bootstrap, topic_name, isolation_level="read_committed")
     assert [record.value for record in seen] == [b"one", b"two", b"three"]
-    assert (await told(bootstrap, f"{topic_name}-audit"))["proxy-client"].count == 3
+    assert (await collected_totals(bootstrap, f"{topic_name}-audit"))["proxy-client"].count == 3
 
 
 async def test_a_durable_send_returns_when_its_count_is_logged(
@@ -258,10 +260,10 @@ async def test_a_broker_that_is_away_is_reported_and_nothing_is_lost(tmp_path: P
                 await asyncio.sleep(0.01)
         assert "KafkaConnectionError" in audit.stats.wrong["the output"]
         assert not await audit.close(0.1)
-    came: list[Report] = []
-    async with Audit(origin="web", tier="consumer", wal=tmp_path, output=CallOutput(came.extend)):
+    arrived: list[Report] = []
+    async with Audit(origin="web", tier="consumer", wal=tmp_path, output=CallOutput(arrived.extend)):
         pass
-    assert counted(came) == 1  # by a collector: what closes while it sends may send it again
+    assert counted_records(arrived) == 1  # a client that closes while it sends may send a report twice
 
 
 async def test_a_consumer_that_is_killed_again_and_again_counts_every_record_once(
@@ -288,5 +290,5 @@ async def test_a_consumer_that_is_killed_again_and_again_counts_every_record_onc
     )
     assert done.returncode == 0, done.stderr[-3_000:]
     assert int(done.stdout) == LIVES - 1
-    found = (await told(bootstrap, f"{topic_name}-audit"))["consumer"]
+    found = (await collected_totals(bootstrap, f"{topic_name}-audit"))["consumer"]
     assert (found.count, found.ids) == (len(names), of_ids(ids_of(names)))

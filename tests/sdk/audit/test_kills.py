@@ -1,4 +1,5 @@
-"""kill -9 of a client at any moment, hundreds of times: what the collector has counted."""
+"""A client is killed with SIGKILL hundreds of times at any moment; the tests check what the collector
+counts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ LIVES = 30
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.deep(minutes=0.2)) for seed in range(1, 4))]
 
 
-def live(mode: str, folder: Path, seed: int) -> None:
+def run_lives(mode: str, folder: Path, seed: int) -> None:
     """Runs the lives; all but the last are killed."""
     command = [sys.executable, "-m", "tests.sdk.audit.processes", mode, str(folder), str(seed), str(LIVES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
@@ -28,8 +29,8 @@ def live(mode: str, folder: Path, seed: int) -> None:
     assert int(done.stdout) == LIVES - 1
 
 
-def collected(folder: Path, source: str = "") -> dict[int, Totals]:
-    """By window, of one life or of all; every report is there twice, in two orders."""
+def collected_windows(folder: Path, source: str = "") -> dict[int, Totals]:
+    """Totals by window, of one life or of all. The collector gets every report twice, in two orders."""
     reports = [
         report
         for report in read_lines((folder / processes.REPORTS).read_bytes())
@@ -41,7 +42,7 @@ def collected(folder: Path, source: str = "") -> dict[int, Totals]:
     return {key.start_ms: record.totals for key, record in collector.windows.items()}
 
 
-def summed(windows: dict[int, Totals]) -> Totals:
+def sum_of(windows: dict[int, Totals]) -> Totals:
     found = NO_TOTALS
     for totals in windows.values():
         found = found.plus(totals)
@@ -52,12 +53,12 @@ def summed(windows: dict[int, Totals]) -> Totals:
 def test_every_consumed_record_is_counted_exactly_once_whenever_the_process_is_killed(
     tmp_path: Path, seed: int
 ) -> None:
-    live("consume", tmp_path, seed)
+    run_lives("consume", tmp_path, seed)
     expected: dict[int, list[bytes]] = defaultdict(list)
     for number in range(processes.RECORDS):
         time_ms = processes.timestamp_ms(number)
-        expected[time_ms - time_ms % processes.WIDTH_MS].append(processes.name(number))
-    found = collected(tmp_path)
+        expected[time_ms - time_ms % processes.WIDTH_MS].append(processes.record_id(number))
+    found = collected_windows(tmp_path)
     counts = {start: totals.count for start, totals in found.items()}
     assert counts == {start: len(names) for start, names in expected.items()}
     assert {start: totals.nbytes for start, totals in found.items()} == {s: 10 * n for s, n in counts.items()}
@@ -67,7 +68,7 @@ def test_every_consumed_record_is_counted_exactly_once_whenever_the_process_is_k
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_logged_counts_count_exactly_once_and_others_at_most_once(tmp_path: Path, seed: int) -> None:
-    live("produce", tmp_path, seed)
+    run_lives("produce", tmp_path, seed)
     logged: dict[str, list[range]] = defaultdict(list)
     unsure: dict[str, range] = {}
     for word, source, first, many in map(json.loads, (tmp_path / processes.KNOWN).read_text().splitlines()):
@@ -77,13 +78,13 @@ def test_logged_counts_count_exactly_once_and_others_at_most_once(tmp_path: Path
             assert source not in unsure
             unsure[source] = range(first, first + many)
     assert sum(map(len, logged.values())) > 100
-    assert sum(summed(collected(tmp_path, source)).count for source in {*logged, *unsure}) == (
-        summed(collected(tmp_path)).count
+    assert sum(sum_of(collected_windows(tmp_path, source)).count for source in {*logged, *unsure}) == (
+        sum_of(collected_windows(tmp_path)).count
     )
     for source in {*logged, *unsure}:
-        names = [processes.name(number) for numbers in logged[source] for number in numbers]
-        more = [*names, *(processes.name(number) for number in unsure.get(source, ()))]
-        found = summed(collected(tmp_path, source))
+        names = [processes.record_id(number) for numbers in logged[source] for number in numbers]
+        more = [*names, *(processes.record_id(number) for number in unsure.get(source, ()))]
+        found = sum_of(collected_windows(tmp_path, source))
         assert found.count in {len(names), len(more)}
         assert found.ids == of_ids(ids_of(names if found.count == len(names) else more))
 
@@ -92,14 +93,14 @@ def test_logged_counts_count_exactly_once_and_others_at_most_once(tmp_path: Path
 def test_a_client_that_never_waits_loses_its_last_counts_at_most_and_nothing_counts_twice(
     tmp_path: Path, seed: int
 ) -> None:
-    live("hurry", tmp_path, seed)
+    run_lives("hurry", tmp_path, seed)
     lines = (tmp_path / processes.KNOWN).read_text().splitlines()
     sources: dict[str, int] = {source: many for _, source, _, many in map(json.loads, lines)}
     counts = []
     for source, least in sources.items():
-        found = summed(collected(tmp_path, source))
+        found = sum_of(collected_windows(tmp_path, source))
         counts.append(found.count)
         assert found.count >= least
-        assert found.ids == of_ids(ids_of([processes.name(number) for number in range(found.count)]))
-    assert sum(counts) == summed(collected(tmp_path)).count
+        assert found.ids == of_ids(ids_of([processes.record_id(number) for number in range(found.count)]))
+    assert sum(counts) == sum_of(collected_windows(tmp_path)).count
     assert sum(count > 0 for count in counts) > LIVES // 4, "only the last life was counted"

@@ -1,4 +1,4 @@
-"""Outputs: files, functions, HTTP against a real server."""
+"""Outputs: files, functions, and HTTP to a real server."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ async def test_a_file_continues_after_a_line_that_a_killed_process_left_unfinish
     await FileOutput(path).send(some[:1])
     with path.open("ab") as file:
         file.write(b'{"type":"rep')
-    again = FileOutput(path)
-    await again.send(some[1:2])
-    await again.send(some[2:])
+    reopened = FileOutput(path)
+    await reopened.send(some[1:2])
+    await reopened.send(some[2:])
     assert list(read_lines(path.read_bytes())) == some
 
 
@@ -111,14 +111,14 @@ async def test_a_file_continues_after_a_line_that_a_full_disk_cut(tmp_path: Path
 
 
 async def test_functions_are_called_with_and_without_await() -> None:
-    told: list[int] = []
+    batch_sizes: list[int] = []
 
     async def later(some: object) -> None:
-        told.append(len(some))  # type: ignore[arg-type]
+        batch_sizes.append(len(some))  # type: ignore[arg-type]
 
     await CallOutput(later).send(reports(2))
-    await CallOutput(lambda some: told.append(len(some))).send(reports(3))
-    assert told == [2, 3]
+    await CallOutput(lambda some: batch_sizes.append(len(some))).send(reports(3))
+    assert batch_sizes == [2, 3]
 
 
 def problem(status: int, kind: str = outputs.BAD_REPORT) -> web.Response:
@@ -127,17 +127,17 @@ def problem(status: int, kind: str = outputs.BAD_REPORT) -> web.Response:
 
 
 async def test_http_posts_json_lines(serve: Serve) -> None:
-    came: list[tuple[str, str, str, bytes]] = []
+    requests: list[tuple[str, str, str, bytes]] = []
 
     async def handler(request: web.Request) -> web.Response:
         headers = request.headers
-        came.append((request.method, request.path_qs, headers["Content-Type"], await request.read()))
+        requests.append((request.method, request.path_qs, headers["Content-Type"], await request.read()))
         assert headers["Authorization"] == "Bearer x"
         return web.json_response({"taken": 3})
 
     some = reports(3)
     await HttpOutput(await serve(handler) + "?region=east", {"Authorization": "Bearer x"}).send(some)
-    ((method, path, kind, body),) = came
+    ((method, path, kind, body),) = requests
     assert (method, path, kind) == ("POST", "/api/v1/audit/reports?region=east", outputs.NDJSON)
     assert list(read_lines(body)) == some
 
@@ -157,7 +157,7 @@ async def test_an_answer_that_may_change_is_no_refusal(serve: Serve, status: int
     "body", ["", "ok", "<html>Log in</html>", '{"taken": 2}', "[1]", '{"taken": "1"}', "[" * 5_000]
 )
 @pytest.mark.parametrize("status", [200, 202])
-async def test_only_switchyards_own_word_is_success(serve: Serve, status: int, body: str) -> None:
+async def test_only_switchyards_own_answer_is_success(serve: Serve, status: int, body: str) -> None:
     async def handler(_: web.Request) -> web.Response:
         return web.Response(status=status, text=body, content_type="text/html")
 

@@ -1,4 +1,4 @@
-"""What the write-ahead log says, and what the next process makes of it."""
+"""How frames of the write-ahead log are read, and how the next process continues from them."""
 
 from __future__ import annotations
 
@@ -18,55 +18,56 @@ from switchyard.audit.recovery import Position, WalChange, WalSnapshot, moved
 IDLE_MS = 1_000
 
 
-def client(topic: str, *times: int, source: str = "web@1") -> ClientAudit:
+def client_with(topic: str, *times: int, source: str = "web@1") -> ClientAudit:
     found = ClientAudit(Scope(topic, "consumer", "east", 100), source, IDLE_MS)
     found.add(RecordArrays(np.array(times, dtype=np.int64), np.full(len(times), 10)), 1_000)
     return found
 
 
-def counted(*reports: Report) -> int:
+def counted_records(*reports: Report) -> int:
     collector = Collector()
     for position, report in enumerate(reports):
         collector.apply(report, position)
     return sum(record.totals.count for record in collector.windows.values())
 
 
-def written(*frames: WalSnapshot | WalChange) -> list[bytes]:
+def encoded(*frames: WalSnapshot | WalChange) -> list[bytes]:
     return [recovery.encode(frame) for frame in frames]
 
 
 def test_later_frames_replace_what_earlier_ones_say() -> None:
-    one, other = client("a", 5), client("b", 5)
-    backlog = (*client("c", 7).reports(9), *client("d", 7).reports(9))
+    one, other = client_with("a", 5), client_with("b", 5)
+    backlog = (*client_with("c", 7).reports(9), *client_with("d", 7).reports(9))
     first = WalSnapshot((one.state(), other.state()), backlog, {"a": {0: (5, 1)}})
     one.add(RecordArrays(np.array([6]), np.array([10])), 1_000)
     second = WalChange((one.state(),), (backlog[0].id,), {"a": {1: (7, 1)}, "b": {0: (1, 1)}})
-    found = recovery.read(written(first, second))
+    found = recovery.read(encoded(first, second))
     assert found.clients == (one.state(), other.state())
     assert found.backlog == backlog[1:]
     assert found.positions == {"a": {0: (5, 1), 1: (7, 1)}, "b": {0: (1, 1)}}
 
 
-def test_nothing_left_is_nothing() -> None:
+def test_an_empty_log_gives_an_empty_snapshot() -> None:
     assert recovery.read([]) == WalSnapshot()
     assert recovery.resumed(WalSnapshot(), 1, IDLE_MS) == ((), {})
 
 
 def test_a_report_that_a_former_version_did_not_see_acknowledged_counts_once() -> None:
-    """It came to the audit in the only shard of then; what its log says is reported again by this one."""
-    one = client("a", 5, source="client-7@1")
+    """The older version reported into the only shard of its time; this version reports its logged counts
+    again."""
+    one = client_with("a", 5, source="client-7@1")
     tree = msgspec.msgpack.decode(recovery.encode(WalSnapshot((one.state(),))))
-    (state,) = (client for client in tree["clients"])
-    assert state.pop("shard"), "another than that of former versions"
+    (state,) = (client_with for client_with in tree["clients"])
+    assert state.pop("shard"), "the shard differs from that of older versions"
     (sent,) = one.reports(1_000)
     before = msgspec.structs.replace(sent, shard=0)
-    (again,), _ = recovery.resumed(recovery.read([msgspec.msgpack.encode(tree)]), 2_000, IDLE_MS)
-    assert again.id == before.id
-    assert counted(before, again) == 1
+    (repeated,), _ = recovery.resumed(recovery.read([msgspec.msgpack.encode(tree)]), 2_000, IDLE_MS)
+    assert repeated.id == before.id
+    assert counted_records(before, repeated) == 1
 
 
 def test_a_continued_client_reports_in_the_shard_of_its_earlier_reports() -> None:
-    one = client("a", 5, source="client-7@1")
+    one = client_with("a", 5, source="client-7@1")
     (sent,) = one.reports(1_000)
     (_, more) = ClientAudit.restored(one.state(), IDLE_MS).reports(2_000)
     assert sent.shard == more.shard != 0
@@ -78,7 +79,7 @@ def test_frames_of_another_version_are_reported() -> None:
 
 
 def test_the_earlier_incarnation_is_ended_with_its_logged_counts() -> None:
-    before = client("a", 5, 6)
+    before = client_with("a", 5, 6)
     (pending,) = before.reports(1_000)
     before.add(RecordArrays(np.array([7, 8, 150]), np.full(3, 10)), 1_000)
     resumed = recovery.resumed(WalSnapshot((before.state(),)), 2_000, IDLE_MS)
@@ -86,15 +87,16 @@ def test_the_earlier_incarnation_is_ended_with_its_logged_counts() -> None:
     assert [(report.source, report.part, report.leaves) for report in resumed.backlog] == [
         ("web@1", 0, False), ("web@1", 1, True),
     ]  # fmt: skip
-    assert counted(*resumed.backlog) == 5
+    assert counted_records(*resumed.backlog) == 5
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())
 def test_where_the_end_of_the_log_was_lost_nothing_is_counted_twice(
     adds: list[int], draw: st.DataObject
 ) -> None:
-    """Reports that the log has forgotten were sent: what is sent in their place has the same numbers."""
-    one, states, sent = client("a"), list[ClientState](), list[Report]()
+    """Reports that are missing from the log were sent, so the reports in their place carry the same
+    numbers."""
+    one, states, sent = client_with("a"), list[ClientState](), list[Report]()
     for many in adds:
         states.append(one.state())
         one.add(RecordArrays(np.full(many, 5), np.full(many, 10)), 1_000)
@@ -104,13 +106,13 @@ def test_where_the_end_of_the_log_was_lost_nothing_is_counted_twice(
     lost_from = draw.draw(st.integers(0, len(states) - 1))
     resumed = recovery.resumed(WalSnapshot((states[lost_from],)), 2_000, IDLE_MS)
     arrived = [*sent, *resumed.backlog]
-    assert counted(*draw.draw(st.permutations(arrived))) <= sum(adds)
-    assert counted(*arrived) == sum(adds)
+    assert counted_records(*draw.draw(st.permutations(arrived))) <= sum(adds)
+    assert counted_records(*arrived) == sum(adds)
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 12)), min_size=1, max_size=12))
 def test_a_record_counts_once_however_often_a_partition_is_read_again(reads: list[tuple[int, int]]) -> None:
-    """Each read begins at or below the end of what was read before, and goes on for a while."""
+    """Each read starts at or below the end of the reads before it."""
     position: Position | None = None
     seen: list[int] = []
     end = 0

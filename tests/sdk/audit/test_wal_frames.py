@@ -1,4 +1,4 @@
-"""The frames of the write-ahead log: torn, bent, cut and mixed up."""
+"""The frames of the write-ahead log: cut short, damaged, and mixed with older files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_flipped_bit_never_changes_what_is_read_and_is_damage_unless_it_is_in_
     bit = draw.draw(st.integers(0, 8 * len(data) - 1))
     data[bit // 8] ^= 1 << bit % 8
     ends = [len(written(payloads[:many])) for many in range(len(payloads) + 1)]
-    hit = sum(end <= bit // 8 for end in ends) - 1  # the frame in which it is; -1: what the file begins with
+    hit = sum(end <= bit // 8 for end in ends) - 1  # the frame that has the bit; -1: the file's header
     read = found(bytes(data))
     assert read.payloads == tuple(payloads[: max(0, hit)])
     assert read.is_damaged == (hit < len(payloads) - 1)
@@ -48,7 +48,7 @@ def test_a_flipped_bit_never_changes_what_is_read_and_is_damage_unless_it_is_in_
 def test_rubbish_behind_a_file_is_a_torn_tail(payloads: list[bytes], rubbish: bytes, zeros: int) -> None:
     tail = bytes(zeros) + rubbish
     data = written(payloads)
-    assume(not found(data + tail).payloads[len(payloads) :])  # it may be a frame, once in 2^96 times
+    assume(not found(data + tail).payloads[len(payloads) :])  # random bytes are a frame once in 2^96 cases
     assert found(data + tail) == (tuple(payloads), len(data), len(tail), False)
 
 

@@ -1,4 +1,4 @@
-"""A folder per worker: numbers are used again, and what ended processes have left is taken over."""
+"""A folder per worker: numbers are reused, and a worker takes over what ended processes left behind."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OPTIONS: dict[str, Any] = {"origin": "web", "tier": "consumer", "cluster": "east
                            "log_interval_s": 0.01}  # fmt: skip
 
 
-def auditing(folder: Path, **options: Any) -> SyncAudit:
+def audit_in(folder: Path, **options: Any) -> SyncAudit:
     output = FileOutput(folder.parent / "reports")
     return SyncAudit(**{**OPTIONS, "wal": FolderPerWorker(folder), "output": output, **options})
 
 
-def counted(folder: Path) -> int:
+def counted_records(folder: Path) -> int:
     collector = Collector()
     path = folder.parent / "reports"
     for position, report in enumerate(read_lines(path.read_bytes()) if path.exists() else ()):
@@ -35,8 +35,8 @@ def counted(folder: Path) -> int:
     return sum(record.totals.count for record in collector.windows.values())
 
 
-def killed(folder: str, script: str) -> None:
-    """A process that counts, is told that it is logged, and is killed; nobody took its reports."""
+def run_and_kill(folder: str, script: str) -> None:
+    """Runs a process that counts until its counts are logged, then kills it. Its output takes no report."""
     script = f"""
 import os, signal
 from switchyard.audit import *
@@ -54,28 +54,29 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-def names(folder: Path) -> set[str]:
+def entry_names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
 def test_workers_have_the_lowest_numbers_and_a_source_each(tmp_path: Path) -> None:
     folder = tmp_path / "audit"
     with ExitStack() as stack:
-        audits = [stack.enter_context(auditing(folder)) for _ in range(3)]
-        assert names(folder) == {"worker-0", "worker-1", "worker-2"}
+        audits = [stack.enter_context(audit_in(folder)) for _ in range(3)]
+        assert entry_names(folder) == {"worker-0", "worker-1", "worker-2"}
         clients = [audit.source.partition("@")[0] for audit in audits]
         assert [client.rpartition(".")[2] for client in clients] == ["worker-0", "worker-1", "worker-2"]
         assert audits[1].close(60)
-        again = stack.enter_context(auditing(folder))
-        assert ".worker-1@" in again.source
-    assert names(folder) == {"worker-0", "worker-1", "worker-2"}
+        restarted = stack.enter_context(audit_in(folder))
+        assert ".worker-1@" in restarted.source
+    assert entry_names(folder) == {"worker-0", "worker-1", "worker-2"}
 
 
 def test_one_worker_takes_over_the_folders_of_many(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Two numbered ones, at one time; two of process ids; and one from when there was one process."""
+    """Two numbered folders of processes that ran at one time; two named by process ids; and one of a time
+    with a single process."""
     folder = tmp_path / "audit"
     base = f"FolderPerWorker({str(folder)!r})"
-    killed(repr(str(folder)), "audit.sent('orders', 5, 10)")
+    run_and_kill(repr(str(folder)), "audit.sent('orders', 5, 10)")
     nested = f"""
 audit.sent("orders", 5, 10)
 if not os.fork():
@@ -87,26 +88,26 @@ if not os.fork():
 os.wait()
 """
     for process in ("4711", "815"):
-        killed(repr(str(folder / process)), "audit.handled('payments', 4, 9, 5, 10)")
+        run_and_kill(repr(str(folder / process)), "audit.handled('payments', 4, 9, 5, 10)")
     WriteAheadLog(folder / "815").keep_refused(b"{}")
-    # A worker that is made while another lives has the next number; both are killed.
-    killed(base, nested)
-    assert {"worker-0", "worker-1"} <= names(folder)
+    # A worker that starts while another runs gets the next number; both are killed.
+    run_and_kill(base, nested)
+    assert {"worker-0", "worker-1"} <= entry_names(folder)
     caplog.set_level(logging.WARNING)
-    with auditing(folder) as audit:
-        assert not audit.handled("payments", 4, 9, 5, 10)  # of a process id
-        assert not audit.handled("payments", 3, 7, 5, 10)  # of worker-1
+    with audit_in(folder) as audit:
+        assert not audit.handled("payments", 4, 9, 5, 10)  # from a folder named by a process id
+        assert not audit.handled("payments", 3, 7, 5, 10)  # from the folder worker-1
         audit.sent("orders", 5, 10)
         assert audit.close(60)
-    assert counted(folder) == 1 + 2 + 2 + 1
-    assert names(folder) == {"worker-0", "worker-1", "815", "lock"}
-    assert names(folder / "815") == {"lock", "refused"}
-    with auditing(folder) as first, auditing(folder) as second:
+    assert counted_records(folder) == 1 + 2 + 2 + 1
+    assert entry_names(folder) == {"worker-0", "worker-1", "815", "lock"}
+    assert entry_names(folder / "815") == {"lock", "refused"}
+    with audit_in(folder) as first, audit_in(folder) as second:
         assert not second.handled("payments", 3, 7, 5, 10)  # a numbered folder keeps its positions
         assert not first.handled("payments", 4, 9, 5, 10)
         assert first.close(60)
         assert second.close(60)
-    assert counted(folder) == 6
+    assert counted_records(folder) == 6
 
 
 def test_folders_of_live_processes_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,24 +120,24 @@ def test_folders_of_live_processes_are_left_alone(tmp_path: Path, caplog: pytest
     newer.lock_and_read()
     newer.start_file(b"\xc0")
     newer.release()
-    with auditing(folder) as audit:
+    with audit_in(folder) as audit:
         assert audit.close(60)
     assert (folder / "database" / "lock").read_text() == "4711"
     assert "newer: frame 0 of the log" in caplog.text
     assert "its counts are not taken over" in caplog.text
-    again = WriteAheadLog(folder / "newer")
-    assert again.lock_and_read().payloads == (b"\xc0",)
-    again.release()
+    reread = WriteAheadLog(folder / "newer")
+    assert reread.lock_and_read().payloads == (b"\xc0",)
+    reread.release()
 
 
 def test_a_folder_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "audit").write_text("a file")
     with pytest.raises(AuditError, match="audit/worker-0"):
-        auditing(tmp_path / "audit").start()
+        audit_in(tmp_path / "audit").start()
 
 
 def test_workers_that_are_killed_and_started_again_lose_nothing_that_was_confirmed(tmp_path: Path) -> None:
-    """Four at a time, of one preloaded application, killed at any moment, by a server that forks in C."""
+    """Four workers of one preloaded application are killed at any moment, by a server that forks in C."""
     script = f"""
 import ctypes, os, random, signal, sys, time
 from pathlib import Path
@@ -179,8 +180,8 @@ for worker in workers:
     )
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "audit"
-    with auditing(folder) as audit:
+    with audit_in(folder) as audit:
         assert audit.close(60)
     least, most = ((tmp_path / name).stat().st_size for name in ("confirmed", "begun"))
-    assert least <= counted(folder) <= most
-    assert len(names(folder)) <= 8
+    assert least <= counted_records(folder) <= most
+    assert len(entry_names(folder)) <= 8

@@ -1,4 +1,4 @@
-"""Two regions, and what the producer SDK did in them: helpers of its tests."""
+"""Two regions and a recording of what the producer SDK did: helpers for its tests."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from switchyard.producer import MESSAGE_ID, Delivered, Hooks, ProducerError, Reg
 from tests.kafka.conftest import connected, create, pumping
 
 HOME, AWAY = "east-regional", "east-aggregate"
-RETURNED = "home has been healthy again"  # why a move was made; all others are failures
+RETURNED = "home has been healthy again"  # the reason of a move home; all other moves follow failures
 ENOUGH_S = 90.0  # ends a test that would hang
 QUICK: dict[str, Any] = {"unhealthy_after_s": 4.0, "return_after_s": 1.0}
 
 
 class RecordingHooks(Hooks):
-    """Keeps what it is told."""
+    """Records deliveries, moves and failures. It raises at the first delivery of each region."""
 
     def __init__(self) -> None:
         self.moves: list[tuple[str, str, int]] = []
-        self.reasons: list[str] = []  # one a move
+        self.reasons: list[str] = []  # one for each move
         self.at: Counter[str] = Counter()
         self.failures: list[ProducerError] = []
 
@@ -31,7 +31,7 @@ class RecordingHooks(Hooks):
         assert waited_s >= 0
         self.at[delivered.region] += 1
         if self.at[delivered.region] == 1:
-            raise RuntimeError("what a hook raises is nobody's trouble")
+            raise RuntimeError("an error in a hook harms no message")
 
     def failed(self, topic: str, error: ProducerError) -> None:
         self.failures.append(error)
@@ -59,7 +59,7 @@ async def topics(yard: Yard, topic: str, **config: str) -> None:
 
 
 async def records(yard: Yard, name: str, topic: str) -> dict[int, list[Record]]:
-    """All there are, by partition."""
+    """All records of the topic's two partitions in a region, by partition."""
     async with connected(yard.bootstrap(name)) as client, pumping(client) as pump:
         ends = await client.end_offsets([(topic, 0), (topic, 1)])
         for partition in (0, 1):

@@ -1,4 +1,4 @@
-"""Leaders that move between two brokers of a region, one of which is killed, while a service writes."""
+"""A service writes while partition leaders move between two brokers of a region, one of which is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MORE = 500
 async def test_every_message_is_written_once_and_in_order_while_leaders_change(
     killable_yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
-    yard, told = killable_yard, RecordingHooks()
+    yard, hooks = killable_yard, RecordingHooks()
     waiting: list[list[asyncio.Future[Delivered]]] = [[], []]
     is_over = False
 
@@ -44,7 +44,7 @@ async def test_every_message_is_written_once_and_in_order_while_leaders_change(
         await second.assign(offsets)
         await create_on(client, one_each)
         stack.push_async_callback(delete, client, topic_name)
-        patient = RegionalProducer(regions(yard, AWAY), hooks=told, unhealthy_after_s=ENOUGH_S)
+        patient = RegionalProducer(regions(yard, AWAY), hooks=hooks, unhealthy_after_s=ENOUGH_S)
         async with patient as producer:
             writing = asyncio.create_task(write(producer))
             await flows()
@@ -58,14 +58,14 @@ async def test_every_message_is_written_once_and_in_order_while_leaders_change(
             await flows()
             await second.start()
             await second.until_in_sync(led)
-            for node in (SECOND, FIRST):  # the other has nothing of them left
+            for node in (SECOND, FIRST):  # the other broker drops its replicas
                 await second.assign({at: [node] for at in one_each})
                 await flows()
             is_over = True
             await writing
-        stands = await records(yard, AWAY, topic_name)
+        stored = await records(yard, AWAY, topic_name)
         for partition, futures in enumerate(waiting):
-            assert [int(record.value or b"") for record in stands[partition]] == list(range(len(futures)))
+            assert [int(record.value or b"") for record in stored[partition]] == list(range(len(futures)))
             assert [future.result().offset for future in futures] == list(range(len(futures)))
-    assert told.moves == []
-    assert told.failures == []
+    assert hooks.moves == []
+    assert hooks.failures == []

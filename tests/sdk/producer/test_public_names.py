@@ -1,5 +1,6 @@
-"""Services choose their versions of aiokafka, grpcio and the like, so the libraries for services use public
-names only."""
+"""Services choose their versions of aiokafka, grpcio and others, so libraries for services use only public
+names.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def is_private(name: str) -> bool:
 
 
 def own_objects(tree: ast.AST, classes: set[str]) -> Iterator[str]:
-    """Names of what is made by a class of this file, or annotated as such."""
+    """Names of objects that the file creates from its own classes, or annotates with them."""
     for node in ast.walk(tree):
         match node:
             case ast.arg(arg=name, annotation=ast.expr() as kind) if ast.unparse(kind) in classes:
@@ -30,7 +31,7 @@ def own_objects(tree: ast.AST, classes: set[str]) -> Iterator[str]:
 
 
 def private_names(source: str) -> Iterator[str]:
-    """Those of others: what no class or function of this file is called, asked of no object of this file."""
+    """Private names that the file defines nowhere, and does not use on an object of its own classes."""
     tree = ast.parse(source)
     classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -1,5 +1,6 @@
-"""A region's producer from its start to its end: what a message is told, what is kept, what is left behind.
-Real brokers."""
+"""A region's producer from start to end on real brokers: delivery reports, bounds, and what a stop leaves
+behind.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ async def test_each_message_of_a_batch_gets_its_own_offset_and_time(
             for n in range(200)
         ]
         places = [await future for future in waiting]
-    stands = (await records(yard, HOME, topic_name))[0]
+    stored = (await records(yard, HOME, topic_name))[0]
     assert [place.offset for place in places] == list(range(200))
-    assert [place.timestamp_ms for place in places] == [record.timestamp for record in stands]
+    assert [place.timestamp_ms for place in places] == [record.timestamp for record in stored]
     assert len({place.timestamp_ms for place in places}) > 100 or kind == "LogAppendTime"
 
 
@@ -64,14 +65,14 @@ async def test_room_is_given_in_order_and_returned_by_cancelled_calls() -> None:
     await asyncio.sleep(0)
     assert inside == ["larger than all"]
     room.leave(1_000)
-    tasks["large"].cancel()  # at the moment when it is let in
+    tasks["large"].cancel()  # just when it gets its room
     tasks["larger"].cancel()  # while it waits
     await asyncio.wait(tasks.values())
     assert inside == ["larger than all", "small", "smaller"]
     await enter("the rest", 94)
     late = asyncio.create_task(enter("late", 1))
     await asyncio.sleep(0)
-    assert not late.done(), "three are in"
+    assert not late.done(), "the room is full: three calls are in it"
     room.leave(1)
     await late
 
@@ -107,14 +108,14 @@ async def test_after_a_stop_sent_batches_are_answered_and_nothing_else_is_sent(
         assert link is not None
         outbox = link._outbox
         await asyncio.to_thread(yard.pause, HOME)
-        asked = await producer.send(topic_name, b"0", partition=0)
+        sent = await producer.send(topic_name, b"0", partition=0)
         await until(lambda: any(batch.is_sent for batch in outbox._tasks.values()))
         behind = [await producer.send(topic_name, b"%d" % n, partition=n % 2) for n in range(1, 50)]
         link.stop("because")
-        assert link.flying == 1, "all others are known never to have been sent"
+        assert link.flying == 1, "the other batches were never sent"
         await asyncio.to_thread(yard.resume, HOME)
         await link.settled()
-        assert isinstance(await asked, Delivered)
+        assert isinstance(await sent, Delivered)
         assert not any(future.done() for future in behind)
         assert [len(many) for many in (await records(yard, HOME, topic_name)).values()] == [1, 1]
 
@@ -129,9 +130,9 @@ async def test_metadata_is_refreshed_by_age_until_the_producer_ends(yard: Yard, 
         assert await producer.client.add_topic(topic_name)
         await until(lambda: len(updates) > 3)
         assert updates[-1] == {topic_name}
-        asked = producer.client.force_metadata_update()
+        pending_update = producer.client.force_metadata_update()
         await end_producer(producer, ENOUGH_S)
         ended = len(updates)
-        assert not await asked
-        assert not await producer.client.force_metadata_update(), "whoever waits for it goes on"
+        assert not await pending_update
+        assert not await producer.client.force_metadata_update(), "a caller that waits for it returns"
     assert len(updates) == ended

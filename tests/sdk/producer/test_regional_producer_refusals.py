@@ -1,5 +1,6 @@
-"""What no region takes, and what breaks on the way: one message fails, in the right words, and the others go
-on in their order. Real brokers; a link that fails at one message is the one thing that is made up."""
+"""Messages that no region accepts: each fails alone, with its reason, and the others arrive in order. The
+brokers are real; only the link that fails at one message is a fake.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +28,18 @@ from tests.sdk.producer.regions import (
     until,
 )
 
-ON_ITS_WAY_S = 0.2  # until a message has left for a broker
+ON_ITS_WAY_S = 0.2  # by then a message is on its way to a broker
 
 
-async def unlike(yard: Yard, topic: str, home: dict[str, Any], away: dict[str, Any]) -> None:
-    """The topic as it should not be: not the same in both regions."""
+async def create_unequal(yard: Yard, topic: str, home: dict[str, Any], away: dict[str, Any]) -> None:
+    """Creates the topic with different settings in the two regions."""
     for name, options in ((HOME, home), (AWAY, away)):
         async with connected(yard.bootstrap(name)) as client:
             await create(client, topic, **options)
 
 
-async def numbers(yard: Yard, topic: str) -> list[int]:
-    """What stands in the partition 0 at home, without what is there again."""
+async def stored_numbers(yard: Yard, topic: str) -> list[int]:
+    """The numbers in partition 0 at home, each once, in order."""
     return [
         int(value) for value in dict.fromkeys(r.value or b"" for r in (await records(yard, HOME, topic))[0])
     ]
@@ -48,17 +49,17 @@ async def test_a_message_without_a_partition_in_the_next_region_fails_alone(
     killable_yard: Yard, topic_name: str
 ) -> None:
     yard = killable_yard
-    await unlike(yard, topic_name, {"partitions": 2}, {"partitions": 1})
+    await create_unequal(yard, topic_name, {"partitions": 2}, {"partitions": 1})
     async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard), **QUICK) as producer:
         await producer.send_and_wait(topic_name, b"all is well", partition=1)
         await asyncio.to_thread(yard.pause, HOME)
-        asked = await producer.send(topic_name, b"on its way", partition=1)
+        on_its_way = await producer.send(topic_name, b"on its way", partition=1)
         await asyncio.sleep(ON_ITS_WAY_S)
         behind = await producer.send(topic_name, b"behind it", partition=1)
         other = [await producer.send(topic_name, b"%d" % n, partition=0) for n in range(10)]
         why = f"{AWAY}, topic {topic_name}: NoSuchPartition: there is no partition 1; the topic has 1 here"
         with pytest.raises(NotDelivered, match=f"{why}; these regions may have it: {HOME}"):
-            await asked
+            await on_its_way
         with pytest.raises(Refused, match=why):
             await behind
         assert {(await future).region for future in other} == {AWAY}
@@ -107,20 +108,20 @@ async def test_an_invalid_message_is_refused_and_delays_no_other(yard: Yard, top
         assert (await producer.send_and_wait(topic_name, b"a message")).region == HOME
 
 
-async def test_a_message_that_a_region_may_have_is_not_said_to_be_nowhere(
+async def test_the_error_names_regions_that_may_have_the_message(
     killable_yard: Yard, topic_name: str
 ) -> None:
     yard = killable_yard
-    await unlike(yard, topic_name, {"partitions": 1}, {"partitions": 1, "max_message_bytes": "2000"})
+    await create_unequal(yard, topic_name, {"partitions": 1}, {"partitions": 1, "max_message_bytes": "2000"})
     large = b"x" * 5_000
     async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard), **QUICK) as producer:
         await producer.send_and_wait(topic_name, large)
         await asyncio.to_thread(yard.pause, HOME)
-        asked = await producer.send(topic_name, large)
+        on_its_way = await producer.send(topic_name, large)
         with pytest.raises(
             NotDelivered, match=f"{AWAY}.*MessageSizeTooLargeError; these regions may have it: {HOME}"
         ):
-            await asked
+            await on_its_way
         with pytest.raises(Refused, match=f"{AWAY}.*MessageSizeTooLargeError"):
             await producer.send_and_wait(topic_name, large)
         assert (await producer.send_and_wait(topic_name, b"small")).region == AWAY
@@ -132,19 +133,19 @@ async def test_newer_messages_wait_until_older_ones_are_handed_to_a_link_that_wo
     await topics(yard, topic_name, max_message_bytes="2000")
     links: list[RegionLink] = []
     failed: list[RegionLink] = []
-    went_on: list[str] = []  # why the link of the time was broken, whenever messages went on
+    reasons_at_move: list[str] = []  # for each move, why the link of that time is broken
     send = RegionLink.send
 
     class Watching(Hooks):
         def moved(self, left: str, to: str, why: str, again: int) -> None:
-            went_on.append(links[-1].broken)
+            reasons_at_move.append(links[-1].broken)
 
     async def fails_once(link: RegionLink, message: PendingMessage) -> None:
         if link not in links:
             links.append(link)
         if message.value == b"3" and len(links) > 1 and not failed:
             failed.append(link)
-            raise KafkaConnectionError("it breaks while half of what waits is handed to it")
+            raise KafkaConnectionError("the link breaks after half of the waiting messages")
         await send(link, message)
 
     monkeypatch.setattr(RegionLink, "send", fails_once)
@@ -156,9 +157,9 @@ async def test_newer_messages_wait_until_older_ones_are_handed_to_a_link_that_wo
         waiting += [await producer.send(topic_name, b"%d" % n, partition=0) for n in range(10, 60)]
         for future in waiting:
             await future
-    assert await numbers(yard, topic_name) == list(range(60))
+    assert await stored_numbers(yard, topic_name) == list(range(60))
     assert failed
-    assert set(went_on) == {""}
+    assert set(reasons_at_move) == {""}
 
 
 async def test_later_batches_are_not_stored_before_the_messages_of_a_refused_one(
@@ -179,21 +180,21 @@ async def test_later_batches_are_not_stored_before_the_messages_of_a_refused_one
             await large
         for future in waiting:
             await future
-    assert await numbers(yard, topic_name) == list(range(10))
+    assert await stored_numbers(yard, topic_name) == list(range(10))
 
 
-async def test_a_record_that_a_broker_finds_invalid_does_not_drive_anybody_to_another_region(
+async def test_a_record_that_a_broker_finds_invalid_moves_no_producer_to_another_region(
     yard: Yard, topic_name: str
 ) -> None:
     await topics(yard, topic_name, cleanup_policy="compact")
-    told = RecordingHooks()
-    async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard), hooks=told) as producer:
+    hooks = RecordingHooks()
+    async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard), hooks=hooks) as producer:
         invalid = await producer.send(topic_name, b"compaction needs a key", partition=0)
         valid = [await producer.send(topic_name, b"%d" % n, key=b"k", partition=0) for n in range(20)]
         with pytest.raises(NotDelivered, match=f"{HOME}.*(Unknown|InvalidRecord)Error"):
             await invalid
         assert {(await future).region for future in valid} == {HOME}
-    assert {move[:2] for move in told.moves} == {(HOME, HOME)}
+    assert {move[:2] for move in hooks.moves} == {(HOME, HOME)}
 
 
 async def test_calls_that_waited_for_a_region_go_before_later_calls(yard: Yard, topic_name: str) -> None:
@@ -209,20 +210,20 @@ async def test_calls_that_waited_for_a_region_go_before_later_calls(yard: Yard, 
 
 
 @pytest.mark.deep(minutes=0.2)
-async def test_brokers_of_a_region_that_hang_do_not_speak_for_the_one_that_answers(
+async def test_a_region_with_one_answering_broker_is_healthy_while_others_hang(
     yard: Yard, topic_name: str
 ) -> None:
     await topics(yard, topic_name)
-    told = RecordingHooks()
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and says nothing
+    hooks = RecordingHooks()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and never answers
         hangs = f"127.0.0.1:{silent.getsockname()[1]}"
         east = Region(HOME, ",".join([*[hangs] * 8, yard.bootstrap(HOME)]))
-        producer = RegionalProducer([east, *regions(yard, AWAY)], hooks=told, **QUICK)
+        producer = RegionalProducer([east, *regions(yard, AWAY)], hooks=hooks, **QUICK)
         async with producer:
             assert (await producer.send_and_wait(topic_name, b"x")).region == HOME
             await asyncio.sleep(2 * QUICK["unhealthy_after_s"])
             assert (await producer.send_and_wait(topic_name, b"y")).region == HOME
-    assert told.moves == []
+    assert hooks.moves == []
 
 
 async def test_options_of_a_region_may_be_a_producers(yard: Yard, topic_name: str) -> None:

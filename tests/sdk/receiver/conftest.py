@@ -1,4 +1,4 @@
-"""Receivers of the SDK's, started, and both contracts' clients to them."""
+"""Started receivers of the SDK, and clients of both contracts for them."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ class Example:
     def __init__(self, program: Path, journal: Path) -> None:
         self._program = program
         self._journal = journal
-        self._journals: list[Path] = []  # one of each process, in order
+        self._journals: list[Path] = []  # one for each process, in order
         self._killed: set[Path] = set()
         self.port = 0
 
     async def start(self, *arguments: str) -> None:
-        """Starts it, again at the same port."""
+        """Starts the example, after the first time at the same port."""
         self._journals.append(self._journal.with_name(f"{len(self._journals)}-{self._journal.name}"))
         self.process = await asyncio.create_subprocess_exec(
             self._program, "-listen", f"127.0.0.1:{self.port}", "-journal", self._journals[-1], *arguments,
@@ -34,7 +34,7 @@ class Example:
         self.port = int(self.address.rpartition(":")[2])
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
-        """Its exit code."""
+        """Sends the signal; returns the exit code."""
         self.process.send_signal(number)
         if number == signal.SIGKILL:
             self._killed.add(self._journals[-1])
@@ -42,7 +42,7 @@ class Example:
             return await self.process.wait()
 
     def lines(self) -> list[dict[str, Any]]:
-        """The journals. A kill may come in the middle of a line: it stands behind no answer."""
+        """The lines of all journals. A kill may cut a line short; its message was not answered then."""
         found: list[dict[str, Any]] = []
         for journal in self._journals:
             *lines, torn = journal.read_text().split("\n")
@@ -51,5 +51,5 @@ class Example:
         return found
 
     def handled(self) -> Counter[tuple[str, str]]:
-        """Deliveries by id and outcome."""
+        """Counts deliveries by id and outcome."""
         return Counter((line["id"], line["outcome"]) for line in self.lines())

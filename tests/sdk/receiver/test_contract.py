@@ -1,4 +1,4 @@
-"""The published contract is what the code is generated from, and is written as buf wants it."""
+"""The committed code is generated from the published contract, and the contract passes buf."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_the_committed_code_is_generated_from_the_committed_contract(tmp_path: P
 
     for name in ("receiver_pb2.py", "receiver_pb2.pyi"):
         generated = (tmp_path / "switchyard/v1" / name).read_text()
-        assert (ROOT / "switchyard/v1" / name).read_text() == generated, f"generate {name} anew"
+        assert (ROOT / "switchyard/v1" / name).read_text() == generated, f"generate {name} again"
 
 
 @pytest.mark.skipif(not BUF.exists(), reason="buf is not installed")
 @pytest.mark.parametrize("command", [["lint"], ["format", "--diff", "--exit-code"]], ids=" ".join)
-def test_buf_has_nothing_to_say(command: list[str]) -> None:
+def test_the_contract_passes_buf(command: list[str]) -> None:
     done = subprocess.run([BUF, *command], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

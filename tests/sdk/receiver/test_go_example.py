@@ -1,4 +1,4 @@
-"""The example receiver in Go, built and run: the real clients deliver to it, every message is counted."""
+"""The example receiver in Go, built and run: real clients deliver to it, and every message is counted."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ PROTO = Path(switchyard.v1.__file__).parents[2]
 BUILD_S = 900.0  # ends a build that would hang; the first one, of gRPC and Go's library, takes minutes
 OK, CANCELLED, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 0, 1, 2, 8, 9
 UNIMPLEMENTED, UNAVAILABLE = 12, 14
-WINDOW = ("-window", "300")  # small, so that credit goes round
-TOLD = {
+WINDOW = ("-window", "300")  # small, so that credit is reused
+ANSWERS = {
     "ok": (OK, None), "slow": (OK, None), "skip": (OK, "Skip"), "retryable": (RESOURCE_EXHAUSTED, "Retry"),
     "poison": (FAILED_PRECONDITION, "Stash"), "crash": (UNKNOWN, None),
 }  # fmt: skip
-KINDS = list(TOLD)
+KINDS = list(ANSWERS)
 pytestmark = pytest.mark.timeout(BUILD_S + 300)
 
 
@@ -55,7 +55,7 @@ def go(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[
 
 @pytest.fixture(scope="session")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built example; what Go compiled once comes from its own cache the next time."""
+    """The folder of the built example; Go takes compiled packages from its cache the next time."""
     if shutil.which("go") is None:
         pytest.skip("go is not on PATH")
     pytest.importorskip("grpc_tools", reason="grpcio-tools, which has protoc, is not installed")
@@ -94,25 +94,27 @@ async def call(receiver: Example) -> AsyncIterator[CountingCaller]:
 
 
 def body(name: object, behaviour: str = "ok", ms: int = 1) -> bytes:
-    """A message that tells the example what to do."""
+    """A message that says how the example handles it."""
     return json.dumps({"id": str(name), "behaviour": behaviour, "ms": ms}).encode()
 
 
-def some(count: int, behaviour: str = "ok", ms: int = 1, start: int = 0) -> list[StreamRecord]:
-    """Records that all tell it the same."""
+def equal_records(count: int, behaviour: str = "ok", ms: int = 1, start: int = 0) -> list[StreamRecord]:
+    """Records that the example all handles alike."""
     return [StreamRecord(number, body(number, behaviour, ms)) for number in range(start, start + count)]
 
 
-def mixed(count: int) -> tuple[list[StreamRecord], list[tuple[int, str | None]], Counter[tuple[str, str]]]:
-    """Records of all kinds, the answers that they ask for, and what the journal has of them."""
+def mixed_records(
+    count: int,
+) -> tuple[list[StreamRecord], list[tuple[int, str | None]], Counter[tuple[str, str]]]:
+    """Records of all kinds, the answers expected for them, and their lines in the journal."""
     kinds = [KINDS[number % len(KINDS)] for number in range(count)]
     records = [StreamRecord(number, body(number, kind, 7)) for number, kind in enumerate(kinds)]
     journal = Counter((str(n), "ok" if kind == "slow" else kind) for n, kind in enumerate(kinds))
-    return records, [TOLD[kind] for kind in kinds], journal
+    return records, [ANSWERS[kind] for kind in kinds], journal
 
 
-def as_asked(results: Sequence[CallResult], answers: list[tuple[int, str | None]]) -> None:
-    """Asserts that they are, with what belongs to them."""
+def assert_answers(results: Sequence[CallResult], answers: list[tuple[int, str | None]]) -> None:
+    """Asserts that the results are the expected answers, with delay and details."""
     assert [(result.code, result.action) for result in results] == answers
     assert {result.retry_after_s for result in results if result.action == "Retry"} == {0.007}
     assert "the handler crashed" in results[KINDS.index("crash")].details
@@ -164,26 +166,28 @@ async def test_a_handler_knows_the_sending_regions_role_over_both_contracts(
     metadata = MetadataTemplate("orders", "billing", 0).build(0, None, [], 0, 0, 1)
     for number, role in enumerate([*roles, roles[0]]):
         sender.target.announce_role(role)
-        sender.send(some(2, start=number))
+        sender.send(equal_records(2, start=number))
         await sender.all_reported()
         await call(body(f"unary-{number}"), (*metadata, *(role.metadata() if role else ())))
-    told = {line["id"]: tuple(line.get(key) for key in SenderRole._fields) for line in receiver.lines()}
+    roles_by_id = {
+        line["id"]: tuple(line.get(key) for key in SenderRole._fields) for line in receiver.lines()
+    }
 
     wanted = [tuple(role or (None, None, None)) for role in [*roles, roles[0]]]
-    assert [told[f"unary-{number}"] for number in range(4)] == wanted
-    assert [told[str(number)] for number in range(4)] == wanted
+    assert [roles_by_id[f"unary-{number}"] for number in range(4)] == wanted
+    assert [roles_by_id[str(number)] for number in range(4)] == wanted
 
 
 async def test_every_one_of_two_thousand_calls_is_answered_as_it_asks(
     receiver: Example, call: CountingCaller
 ) -> None:
-    records, answers, journal = mixed(2_000)
+    records, answers, journal = mixed_records(2_000)
     template = MetadataTemplate("orders", "billing", 0)
     results = await asyncio.gather(
         *(call(row.value, template.build(row.offset, None, [], 0, 0, 1)) for row in records)
     )
 
-    as_asked(results, answers)
+    assert_answers(results, answers)
     assert call.answers == 2_000
     assert receiver.handled() == journal
     assert (await call(b"\xff no JSON")).action == "Stash"
@@ -195,12 +199,12 @@ async def test_every_one_of_two_thousand_calls_is_answered_as_it_asks(
 async def test_every_one_of_six_thousand_streamed_messages_is_answered_as_it_asks(
     receiver: Example, sender: RecordingSender
 ) -> None:
-    records, answers, journal = mixed(6_000)
-    for start in range(0, 6_000, 100):  # the window, 300, goes round twenty times
+    records, answers, journal = mixed_records(6_000)
+    for start in range(0, 6_000, 100):  # twenty times the window of 300
         sender.send(records[start : start + 100], partition=start % 7)
     await sender.all_reported()
 
-    as_asked([sender.results[number // 100, number % 100] for number in range(6_000)], answers)
+    assert_answers([sender.results[number // 100, number % 100] for number in range(6_000)], answers)
     assert receiver.handled() == journal
     assert not sender.lost
 
@@ -208,9 +212,9 @@ async def test_every_one_of_six_thousand_streamed_messages_is_answered_as_it_ask
 async def test_canceled_messages_are_stopped_and_their_credit_is_given_back(
     receiver: Example, sender: RecordingSender
 ) -> None:
-    stuck = sender.send(some(300, "slow", 60_000))
+    stuck = sender.send(equal_records(300, "slow", 60_000))
     await sender.until(lambda: sender.target.in_flight == 300)
-    sender.send(some(900, start=300))
+    sender.send(equal_records(900, start=300))
     sender.target.cancel(stuck, 0, 300)
     await sender.all_reported()
 
@@ -222,7 +226,7 @@ async def test_canceled_messages_are_stopped_and_their_credit_is_given_back(
 async def test_draining_gets_the_results_of_all_that_was_sent(
     receiver: Example, sender: RecordingSender
 ) -> None:
-    sender.send(some(500, "slow", 300))
+    sender.send(equal_records(500, "slow", 300))
     await sender.until(lambda: sender.target.in_flight == 300)
     async with asyncio.timeout(ENOUGH_S):
         await sender.target.drain()
@@ -236,23 +240,27 @@ async def test_a_receiver_killed_in_the_middle_of_a_stream_loses_no_message(
     receiver: Example, sender: RecordingSender
 ) -> None:
     acknowledged: Counter[int] = Counter()
-    left = some(3_000)
-    for row in left[::60]:
+    unacknowledged = equal_records(3_000)
+    for row in unacknowledged[::60]:
         row.value = body(row.offset, "slow", 60_000)  # in progress when it is killed
-    sender.send(left)
+    sender.send(unacknowledged)
     await sender.until(lambda: len(sender.reported) >= 1_000)
     assert await receiver.stop(signal.SIGKILL) == -signal.SIGKILL
     await sender.all_reported()
     assert set(sender.codes()[::60]) == {UNAVAILABLE}
     await receiver.start(*WINDOW)
-    while left and len(sender.batches) < 50:
+    while unacknowledged and len(sender.batches) < 50:
         await sender.all_reported()
         codes = sender.codes(len(sender.batches) - 1)
         assert set(codes) <= {OK, UNAVAILABLE}
-        acknowledged.update(row.offset for row, code in zip(left, codes, strict=True) if code == OK)
-        left = [StreamRecord(row.offset, body(row.offset)) for row in left if row.offset not in acknowledged]
-        if left:
-            sender.send(left)
+        acknowledged.update(row.offset for row, code in zip(unacknowledged, codes, strict=True) if code == OK)
+        unacknowledged = [
+            StreamRecord(row.offset, body(row.offset))
+            for row in unacknowledged
+            if row.offset not in acknowledged
+        ]
+        if unacknowledged:
+            sender.send(unacknowledged)
 
     assert acknowledged == dict.fromkeys(range(3_000), 1)
     assert {line["id"] for line in receiver.lines()} == set(map(str, range(3_000)))
@@ -271,9 +279,9 @@ async def test_a_receiver_killed_in_the_middle_of_calls_loses_no_message(
     async with asyncio.timeout(ENOUGH_S):
         while (await call(body("again"), metadata)).code != OK:  # noqa: ASYNC110 - it is asked each time
             await asyncio.sleep(0.05)
-    again = await asyncio.gather(*(call(body(number), metadata) for number in range(200)))
+    repeated = await asyncio.gather(*(call(body(number), metadata) for number in range(200)))
 
-    assert {result.code for result in again} == {OK}
+    assert {result.code for result in repeated} == {OK}
     finished = [name for name, outcome in receiver.handled().elements() if outcome == "ok"]
     assert sorted(finished) == sorted([*map(str, range(300)), "again"])
 
@@ -283,10 +291,12 @@ async def test_sigterm_lets_everything_in_progress_end_over_both_contracts(
 ) -> None:
     health = [await check(receiver.address, service) for service in ("", "switchyard.v1.Receiver")]
     assert health == [ReceiverHealth.SERVING] * 2
-    sender.send([*some(299, "slow", 1_000), *some(1, start=299)])
+    sender.send([*equal_records(299, "slow", 1_000), *equal_records(1, start=299)])
     single = asyncio.create_task(call(body("single", "slow", 1_000)))
-    await sender.until(lambda: sender.reported)  # the last is: all before it are being handled
-    assert (await call(body("last"))).code == OK  # likewise, on the same connection
+    await sender.until(
+        lambda: sender.reported
+    )  # the last message has its result, so all before it are in progress
+    assert (await call(body("last"))).code == OK  # likewise for the call on the same connection
     assert await receiver.stop() == 0
 
     assert (await single).code == OK
@@ -313,8 +323,8 @@ async def test_large_messages_are_taken_and_those_beyond_its_limit_harm_no_other
 
 
 @pytest.fixture
-async def wire(receiver: Example) -> AsyncIterator[Any]:
-    """One stream, to be spoken by hand."""
+async def stream(receiver: Example) -> AsyncIterator[Any]:
+    """One stream, for a test that writes the requests itself."""
     async with aio.insecure_channel(receiver.address) as channel:
         method: Any = channel.stream_stream(
             DELIVER, DeliverRequest.SerializeToString, DeliverResponse.FromString
@@ -322,10 +332,10 @@ async def wire(receiver: Example) -> AsyncIterator[Any]:
         yield method()
 
 
-async def heard(wire: Any) -> DeliverResponse | None:
-    """The next response; None at the end, however it ends."""
+async def next_response(stream: Any) -> DeliverResponse | None:
+    """The next response; None once the stream has ended, well or not."""
     with contextlib.suppress(aio.AioRpcError):
-        response: DeliverResponse = await asyncio.wait_for(wire.read(), ENOUGH_S)
+        response: DeliverResponse = await asyncio.wait_for(stream.read(), ENOUGH_S)
         return None if response is EOF else response
     return None
 
@@ -334,14 +344,16 @@ OPEN = Open(group="billing", topic="orders", worker="w", timeout_ms=20_000)
 
 
 def batch(first: int, count: int) -> dict[str, Any]:
-    """Messages with delivery numbers from `first` on: of every hundred, ten in a row are poison."""
+    """Messages with delivery numbers from `first`. Ten in a row of each hundred are poison."""
     kinds = {number: "poison" if number % 100 // 10 == 5 else "ok" for number in range(first, first + count)}
     return {"first_delivery": first, "messages": [{"value": body(n, kind)} for n, kind in kinds.items()]}
 
 
-async def test_results_come_in_ascending_ranges_that_do_not_touch_and_credit_never_shrinks(wire: Any) -> None:
-    await wire.write(DeliverRequest(open=OPEN))
-    first = await heard(wire)
+async def test_results_come_in_ascending_ranges_that_do_not_touch_and_credit_never_shrinks(
+    stream: Any,
+) -> None:
+    await stream.write(DeliverRequest(open=OPEN))
+    first = await next_response(stream)
     assert first is not None
     assert (first.accept.max_request_bytes, first.credit.deliveries) == (16 << 20, 300)
     credit, size = first.credit.deliveries, first.credit.bytes
@@ -350,9 +362,9 @@ async def test_results_come_in_ascending_ranges_that_do_not_touch_and_credit_nev
     while sum(seen.values()) < 3_000:
         while sent < 3_000 and sent + 100 <= credit:
             request = DeliverRequest(batches=[batch(sent, 100)])
-            await wire.write(request)
+            await stream.write(request)
             sent, sent_bytes = sent + 100, sent_bytes + request.ByteSize()
-        response = await heard(wire)
+        response = await next_response(stream)
         assert response is not None
         assert credit <= response.credit.deliveries
         assert size <= response.credit.bytes
@@ -360,15 +372,17 @@ async def test_results_come_in_ascending_ranges_that_do_not_touch_and_credit_nev
         stashed = [stash.deliveries for stash in response.results.stashed]
         for spans in (list(response.results.acknowledged), stashed):
             assert all(span.start < span.end for span in spans)
-            assert all(low.end < high.start for low, high in pairwise(spans)), "they could be one"
+            assert all(low.end < high.start for low, high in pairwise(spans)), (
+                "ranges that touch must be one range"
+            )
             seen.update(number for span in spans for number in range(span.start, span.end))
     assert seen == dict.fromkeys(range(3_000), 1)
 
-    await wire.write(DeliverRequest(drain=True))
-    while (response := await heard(wire)) is not None:
+    await stream.write(DeliverRequest(drain=True))
+    while (response := await next_response(stream)) is not None:
         credit, size = response.credit.deliveries, response.credit.bytes
     assert (credit, size) == (3_300, first.credit.bytes + sent_bytes)
-    assert await wire.code() is grpc.StatusCode.OK
+    assert await stream.code() is grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize(
@@ -381,11 +395,11 @@ async def test_results_come_in_ascending_ranges_that_do_not_touch_and_credit_nev
     ],
 )
 async def test_a_breach_of_the_contract_ends_the_stream_with_the_documented_status(
-    wire: Any, status: str, requests: list[DeliverRequest]
+    stream: Any, status: str, requests: list[DeliverRequest]
 ) -> None:
     for request in requests:
-        await wire.write(request)
-    while await heard(wire) is not None:
+        await stream.write(request)
+    while await next_response(stream) is not None:
         pass
 
-    assert await wire.code() is grpc.StatusCode[status]
+    assert await stream.code() is grpc.StatusCode[status]

@@ -21,7 +21,7 @@ TEMPLATE = MetadataTemplate("orders", "billing", 0)
 
 
 class Decrypt:
-    """Turns bytes round; what begins with an x is refused in one way or another."""
+    """Reverses the bytes; a value that begins with x is refused, each in another way."""
 
     def before(self, message: Message) -> Verdict:
         verdicts: dict[bytes, Any] = {
@@ -37,7 +37,7 @@ class Decrypt:
 
 
 class Watch:
-    """Notes what became of what."""
+    """Records the outcome of each message."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, str]] = []
@@ -48,7 +48,7 @@ class Watch:
 
 
 def register(receiver: Receiver, kind: str, seen: list[bytes]) -> None:
-    """A handler of that kind, which does as the value says once it can be read."""
+    """Registers a handler of this kind, which follows the decrypted value."""
 
     def take(message: Message) -> Any:
         seen.append(message.value)
@@ -113,7 +113,7 @@ async def test_a_message_is_changed_refused_and_watched_whatever_its_handler_and
     first, last = Watch(), Watch()
     receiver = Receiver(interceptors=[first, Decrypt()])
     register(receiver, kind, seen)
-    assert receiver.intercept(last) is last  # also behind handlers that there are
+    assert receiver.intercept(last) is last  # also after handlers were registered
     expected = {**REFUSED, **PASSED} if "batch" in kind else {**REFUSED, **PASSED, **FAILED}
     values = [*expected, *expected, b"ko"]
 
@@ -158,7 +158,7 @@ async def test_an_error_of_a_batch_handler_fails_only_its_messages(serve: Serve)
     assert [offset for offset, _ in sorted(watch.seen)] == list(range(8))
 
 
-async def test_the_row_goes_in_order_and_comes_back_in_reverse_until_one_ends_it() -> None:
+async def test_interceptors_run_in_order_and_finish_in_reverse_until_one_refuses() -> None:
     way: list[str] = []
 
     class Named:

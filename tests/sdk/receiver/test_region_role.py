@@ -1,4 +1,5 @@
-"""Receivers of workloads of several regions know, before each message, what the sending region is."""
+"""Receivers of a workload that runs in several regions learn the sending region's role before each
+message."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.dispatch.push.metadata import MetadataTemplate, SenderRole
 from switchyard.receiver import Message, Receiver
-from switchyard.receiver import RegionRole as Told
+from switchyard.receiver import RegionRole as ReceivedRole
 from switchyard.receiver.unary_service import read_message
 from switchyard.v1.receiver_pb2 import Role
 from tests.dispatch.push.conftest import Serve
@@ -23,7 +24,7 @@ def test_a_unary_call_has_the_regions_role(region: str, primary: bool, epoch: in
 
     message = read_message(b"v", (*metadata, *SenderRole(region, primary, epoch).metadata()))
 
-    assert message.role == Told(region, primary, epoch)
+    assert message.role == ReceivedRole(region, primary, epoch)
     assert read_message(b"v", metadata).role is None
 
 
@@ -33,19 +34,19 @@ def test_the_metadata_has_the_names_that_receivers_read() -> None:
     }  # fmt: skip
 
 
-async def test_a_stream_says_it_before_the_first_message_at_each_change_and_on_every_new_stream() -> None:
-    said: list[Role | int] = []
+async def test_a_stream_sends_the_role_before_the_first_message_and_at_each_change() -> None:
+    received: list[Role | int] = []
 
     async def note(stream: ReceiverStream) -> None:
         await stream.accept(1 << 40)
         while (request := await stream.request()) is not None:
             if request.HasField("role"):
-                said.append(request.role)
+                received.append(request.role)
             for batch in request.batches:
-                said.extend(batch.base_offset + message.offset_delta for message in batch.messages)
+                received.extend(batch.base_offset + message.offset_delta for message in batch.messages)
                 numbers = {"start": batch.first_delivery, "end": batch.first_delivery + len(batch.messages)}
                 await stream.say(results={"acknowledged": [numbers]})
-            if said[-1] == 3:
+            if received[-1] == 3:
                 return  # the stream is lost
 
     is_primary = Role(region="east", primary=True, epoch=64)
@@ -54,22 +55,22 @@ async def test_a_stream_says_it_before_the_first_message_at_each_change_and_on_e
         sender.target.announce_role(EAST)
         await sender.connected()
         sender.send([StreamRecord(0), StreamRecord(1)])
-        await sender.until(lambda: said == [is_primary, 0, 1])
-        sender.target.announce_role(EAST)  # nothing new
-        sender.target.announce_role(EAST_NO_MORE)  # told at once, though there is no message
-        await sender.until(lambda: said == [is_primary, 0, 1, was_primary])
+        await sender.until(lambda: received == [is_primary, 0, 1])
+        sender.target.announce_role(EAST)  # no change
+        sender.target.announce_role(EAST_NO_MORE)  # sent at once, without a message
+        await sender.until(lambda: received == [is_primary, 0, 1, was_primary])
         sender.send([StreamRecord(2)])
-        await sender.until(lambda: said == [is_primary, 0, 1, was_primary, 2])
+        await sender.until(lambda: received == [is_primary, 0, 1, was_primary, 2])
         sender.send([StreamRecord(3)])
-        await sender.until(lambda: said == [is_primary, 0, 1, was_primary, 2, 3])
+        await sender.until(lambda: received == [is_primary, 0, 1, was_primary, 2, 3])
         await sender.until(lambda: sender.lost)
         sender.send([StreamRecord(4)])
-        await sender.until(lambda: said == [is_primary, 0, 1, was_primary, 2, 3, was_primary, 4])
+        await sender.until(lambda: received == [is_primary, 0, 1, was_primary, 2, 3, was_primary, 4])
         sender.target.announce_role(None)
-        await sender.until(lambda: said == [is_primary, 0, 1, was_primary, 2, 3, was_primary, 4, Role()])
+        await sender.until(lambda: received == [is_primary, 0, 1, was_primary, 2, 3, was_primary, 4, Role()])
 
 
-async def test_a_message_that_travels_alone_comes_behind_it_too() -> None:
+async def test_a_message_that_travels_alone_follows_the_role_too() -> None:
     requests: list[tuple[bool, int]] = []
 
     async def note(stream: ReceiverStream) -> None:
@@ -91,7 +92,7 @@ async def test_a_message_that_travels_alone_comes_behind_it_too() -> None:
 
 async def test_a_handler_finds_the_role_on_its_message(serve: Serve) -> None:
     receiver = Receiver()
-    seen: list[Told | None] = []
+    seen: list[ReceivedRole | None] = []
 
     @receiver.on(topic="orders", group="billing")
     def take(message: Message) -> None:
@@ -103,5 +104,8 @@ async def test_a_handler_finds_the_role_on_its_message(serve: Serve) -> None:
         sender.send(rows(2))
         await sender.all_reported()
 
-    east, no_more = Told("east", primary=True, epoch=64), Told("east", primary=False, epoch=129)
+    east, no_more = (
+        ReceivedRole("east", primary=True, epoch=64),
+        ReceivedRole("east", primary=False, epoch=129),
+    )
     assert seen == [None, None, east, east, no_more, no_more, None, None]

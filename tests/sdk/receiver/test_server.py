@@ -41,7 +41,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture
 async def deliver(receiver: Receiver, call_to: CallTo) -> Deliver:
-    """Calls the receiver over the network; starts it with the first call."""
+    """Calls the receiver over the network, and starts it before the first call."""
 
     async def call(method: str = METHOD, value: bytes = b"v") -> CallResult:
         return await (await call_to(receiver, method, channels=1))(value, METADATA)
@@ -87,7 +87,7 @@ async def test_a_verdict_arrives_as_status_and_action(
 
 
 @pytest.mark.parametrize(
-    ("after_s", "told"),
+    ("after_s", "header"),
     [
         (None, None),
         (0, None),
@@ -98,8 +98,8 @@ async def test_a_verdict_arrives_as_status_and_action(
         (1e99, str(2**32 - 1)),
     ],
 )
-async def test_the_wish_for_a_delay_travels_in_milliseconds(
-    receiver: Receiver, after_s: float | None, told: str | None
+async def test_a_requested_delay_travels_in_milliseconds(
+    receiver: Receiver, after_s: float | None, header: str | None
 ) -> None:
     receiver.on(topic="orders", group="billing")(lambda message: Retry(after=after_s))
 
@@ -107,7 +107,7 @@ async def test_the_wish_for_a_delay_travels_in_milliseconds(
         call: Any = channel.unary_unary(METHOD, None, None)(b"", metadata=METADATA, timeout=ENOUGH_S)
         trailers = dict(await call.trailing_metadata())
 
-    assert (trailers["kafka-action"], trailers.get("kafka-retry-after-ms")) == ("Retry", told)
+    assert (trailers["kafka-action"], trailers.get("kafka-retry-after-ms")) == ("Retry", header)
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -26,7 +26,7 @@ TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def judge(message: Message) -> Any:
-    """A verdict, as the value says it."""
+    """Returns the verdict that the value names."""
     word = message.value.decode()
     if word == "raise":
         raise LookupError("no such order ü")
@@ -60,7 +60,7 @@ def as_tasks(receiver: Receiver) -> None:
 
 
 def undeclared(receiver: Receiver) -> None:
-    """Returns an awaitable now and then, and did not say that it would."""
+    """A sync handler that sometimes returns an awaitable."""
 
     async def later(message: Message) -> Any:
         return judge(message)
@@ -82,8 +82,8 @@ async def test_each_message_gets_its_own_handlers_verdict(
     sender.send([StreamRecord(offset, word.encode()) for offset, word in enumerate(words)])
     await sender.all_reported()
 
-    told = [sender.results[0, index] for index in range(len(words))]
-    assert [(each.code, each.action, each.details, each.retry_after_s) for each in told] == [
+    results = [sender.results[0, index] for index in range(len(words))]
+    assert [(each.code, each.action, each.details, each.retry_after_s) for each in results] == [
         EXPECTED[word] for word in words
     ]
 
@@ -303,7 +303,7 @@ async def test_a_receiver_that_stops_reports_it_first_and_then_finishes_its_deli
         while status == health_pb2.HealthCheckResponse.SERVING:
             status = (await stub.Check(health_pb2.HealthCheckRequest())).status
     assert status == health_pb2.HealthCheckResponse.NOT_SERVING
-    sender.send(rows(3))  # too late: never begun, delivered again elsewhere
+    sender.send(rows(3))  # too late: not handled here; the worker delivers them to another receiver
     assert not stopping.done()
     go.set()
     await sender.all_reported()
@@ -325,7 +325,7 @@ async def test_draining_finishes_running_deliveries(serve: Serve) -> None:
     sender.send(rows(3))
     await sender.until(began.is_set)
     draining = asyncio.create_task(sender.target.drain())
-    await asyncio.sleep(0.05)  # time to end too early
+    await asyncio.sleep(0.05)  # a drain that does not wait would end here
     assert not draining.done()
     go.set()
     async with asyncio.timeout(ENOUGH_S):
@@ -374,7 +374,7 @@ def test_impossible_limits_are_refused(limits: dict[str, Any]) -> None:
         Receiver(**limits)
 
 
-def test_acknowledgements_in_any_order_become_as_few_ranges_as_it_takes() -> None:
+def test_acknowledgements_in_any_order_become_the_fewest_ranges() -> None:
     outcomes = StreamOutcomes()
     for number in (5, 3, 4, 9, 0):
         outcomes.add(number, Ack())

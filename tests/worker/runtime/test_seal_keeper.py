@@ -14,7 +14,7 @@ from app.kafka.client.cluster import ClusterClient
 from app.kernel.clock import now_ms
 from app.worker.members.membership import STOPPED, Members
 from app.worker.runtime.seal_keeper import FORMER_S, REPORT_AFTER_S, SealKeeper
-from tests.controllog.test_seals import at, region, started, until
+from tests.controllog.test_seals import record_at, region, started_seals, until
 
 
 class Keeper:
@@ -44,7 +44,7 @@ async def test_seals_begin_once_no_worker_of_an_earlier_version_lives(
 ) -> None:
     async with (
         region(bootstrap, monkeypatch) as (client, topics, options),
-        started(topics, options, client) as seals,
+        started_seals(topics, options, client) as seals,
     ):
         keeper, start_s = Keeper(seals, client, topics), time.monotonic()
         for second in range(int(REPORT_AFTER_S) + 10):
@@ -74,14 +74,14 @@ async def test_only_the_leader_reports_topics_that_all_workers_read(
 ) -> None:
     async with (
         region(bootstrap, monkeypatch) as (client, topics, options),
-        started(topics, options, client) as seals,
+        started_seals(topics, options, client) as seals,
     ):
         keeper = Keeper(seals, client, topics)
         seals.begins |= {(topic.name, 0): 0 for topic in topics.sealed}
         for leads in (False, True):
             keeper.leads = leads
             for topic in (topics.heartbeats, topics.trackers):
-                assert seals.refuses(at(topic.name, 5))
+                assert seals.refuses(record_at(topic.name, 5))
             keeper.made.report(0.0)
         assert [subject for _, subject, *_ in keeper.reported] == [
             topics.trackers.name,

@@ -1,4 +1,4 @@
-"""A client's audit with a write-ahead log, killed at any step: every record it had kept is counted once."""
+"""A client's audit with a write-ahead log, killed at any step: every record in the log is counted once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ClientAgainstModel(RuleBasedStateMachine):
         self.now_ms = 1_000
         self.client = ClientAudit(SCOPE, "web@1", IDLE_MS)
         self.kept = self.encoded()
-        self.counted: list[tuple[int, bytes]] = []  # what the log knows
+        self.counted: list[tuple[int, bytes]] = []  # records in the log
         self.unkept: list[tuple[int, bytes]] = []
         self.collector, self.position = Collector(), 0
         self.names = 0
@@ -63,7 +63,7 @@ class ClientAgainstModel(RuleBasedStateMachine):
         self.unkept += zip(times, names, strict=True)
 
     @rule()
-    def write_ahead(self) -> None:
+    def write_log(self) -> None:
         self.keep()
 
     @rule(fate=st.randoms(use_true_random=False))
@@ -89,8 +89,8 @@ class ClientAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Every report arrives."""
-        for _ in range(2):  # a report more, where so many wait that none was made
+        """All reports arrive and are acknowledged."""
+        for _ in range(2):  # again, as a client with too many waiting reports makes no new one
             for report in self.client.reports(self.now_ms):
                 self.arrives(report)
                 self.client.acknowledged(report)
@@ -133,16 +133,16 @@ def test_a_record_with_a_time_in_the_future_makes_nothing_late() -> None:
     assert (report.late_ms, report.watermark_ms) == (0, 950)
 
 
-@pytest.mark.parametrize("ahead_ms", [SKEW_MS + 1, 1 << 50, None])
+@pytest.mark.parametrize("clock_skew_ms", [SKEW_MS + 1, 1 << 50, None])
 def test_a_client_that_counts_only_records_without_progress_holds_no_window_open(
-    ahead_ms: int | None,
+    clock_skew_ms: int | None,
 ) -> None:
-    """Its clock is wrong, or its producers'; None: its records have no timestamp."""
+    """The client's clock, or its producers' clock, is wrong. None: its records have no timestamp."""
     bounds = PlanBounds(lateness_ms=100, most_lateness_ms=100, silence_ms=200, give_up_ms=1 << 40)
     clients = [ClientAudit(SCOPE, name, IDLE_MS) for name in ("web@1", "app@1")]
     collector, position, closed = Collector(), 0, list[int]()
     for now_ms in range(10_000, 12_000, 100):
-        for client, off_ms in zip(clients, (ahead_ms, -50), strict=True):
+        for client, off_ms in zip(clients, (clock_skew_ms, -50), strict=True):
             timestamp_ms = -1 if off_ms is None else now_ms + off_ms
             client.add(RecordArrays(np.array([timestamp_ms]), np.array([10])), now_ms)
             for report in client.reports(now_ms):

@@ -1,3 +1,5 @@
+"""Fingerprints of ids: they add up in any order, and reveal lost, doubled and replaced ids."""
+
 from __future__ import annotations
 
 import itertools

@@ -1,3 +1,5 @@
+"""Histograms of latencies: their accuracy, their bytes and their sums."""
+
 from __future__ import annotations
 
 import math
@@ -21,10 +23,10 @@ def histogram(many: list[int]) -> Latencies:
 
 @given(latencies.filter(bool), st.floats(0, 1))
 def test_a_percentile_is_within_one_percent_of_the_true_one(many: list[int], rank: float) -> None:
-    (told,) = histogram(many).quantiles_ms([rank])
+    (estimated_ms,) = histogram(many).quantiles_ms([rank])
     bounded = sorted(min(max(0, one), LONGEST_MS) for one in many)
-    true = bounded[max(1, math.ceil(rank * len(many))) - 1]
-    assert abs(told - true) <= ACCURACY * true * 1.000001
+    true_ms = bounded[max(1, math.ceil(rank * len(many))) - 1]
+    assert abs(estimated_ms - true_ms) <= ACCURACY * true_ms * 1.000001
 
 
 @given(latencies, st.lists(st.floats(0, 1), max_size=4), st.sampled_from([1, 200, 40_000, 1 << 40]))
@@ -86,8 +88,8 @@ def test_large_counts_survive_their_bytes(counts: int) -> None:
     assert again.counts.tolist() == found.counts.tolist()
 
 
-def test_of_however_many_the_sums_are_sound() -> None:
-    """A client says what it likes: no sum of what it said may be what cannot be read again."""
+def test_sums_of_any_counts_can_be_read_again() -> None:
+    """Clients choose their counts freely, yet the bytes of any sum can be read again."""
     found, one = Latencies(), Latencies()
     one.add(np.arange(1 << 14), np.full(1 << 14, MOST_OF_BIN >> 12))
     one.merge(one)

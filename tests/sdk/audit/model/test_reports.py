@@ -1,3 +1,7 @@
+"""Reports: each counts once however often and in whatever order it arrives, and an impossible one is
+refused.
+"""
+
 from __future__ import annotations
 
 import json
@@ -35,8 +39,8 @@ def report(part: int, since: int, upto: int, *, final: bool = False, source: str
     return Report(found, *SCOPE, source, 5, part=part, since=since, upto=upto, final=final)
 
 
-def of(since: int, upto: int) -> Totals:
-    """As if every offset held one record of a byte."""
+def totals_of(since: int, upto: int) -> Totals:
+    """The totals if every offset held one record of one byte."""
     return Totals(upto - since, upto - since)
 
 
@@ -48,29 +52,29 @@ def of(since: int, upto: int) -> Totals:
 def test_the_widest_report_of_a_part_counts_whatever_the_order(
     cuts: list[int], order: list[int], finishes: bool
 ) -> None:
-    """A part read by several owners, their reports lost, repeated and reordered."""
+    """Several owners read a part; their reports are lost, repeated and reordered."""
     reports = [report(3, 0, upto) for upto in cuts]
     if finishes:
         reports[-1] = report(3, 0, cuts[-1], final=True)
-    told, counted, delivered = Totals(), NOTHING_COUNTED, set()
+    total, counted, delivered = Totals(), NOTHING_COUNTED, set()
     for at in order:
         one = reports[at % len(reports)]
         delivered.add(one.upto)
-        counted, added, _ = count_report(counted, one, of(0, one.upto))
-        told = told.plus(added)
-        assert told == of(0, max(delivered))
+        counted, added, _ = count_report(counted, one, totals_of(0, one.upto))
+        total = total.plus(added)
+        assert total == totals_of(0, max(delivered))
     assert len(counted.growing) <= 1
 
 
 @given(st.lists(st.integers(0, 30), max_size=60), st.randoms(use_true_random=False))
 def test_every_sequence_number_of_a_client_counts_once(sequences: list[int], shuffle: random.Random) -> None:
-    counted, told = NOTHING_COUNTED, 0
+    counted, total = NOTHING_COUNTED, 0
     for sequence in sequences:
         one = client_report(SCOPE, "web@1", sequence, {0: Totals(1)}, at_ms=1, watermark_ms=1)
         counted, added, verdict = count_report(counted, one, Totals(1))
         assert (verdict is ReportOutcome.COUNTED) == bool(added.count)
-        told += added.count
-    assert told == len(set(sequences))
+        total += added.count
+    assert total == len(set(sequences))
     assert len(counted.done) <= len(set(sequences))
 
 
@@ -82,41 +86,49 @@ def test_a_sequence_without_gaps_is_one_range() -> None:
 
 
 def test_a_final_report_of_known_counts_ends_the_part() -> None:
-    counted, _, _ = count_report(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
-    counted, added, verdict = count_report(counted, report(0, 0, 9, final=True), of(0, 9))
+    counted, _, _ = count_report(NOTHING_COUNTED, report(0, 0, 9), totals_of(0, 9))
+    counted, added, verdict = count_report(counted, report(0, 0, 9, final=True), totals_of(0, 9))
     assert (added.count, verdict, counted) == (0, ReportOutcome.COUNTED, Counted(done=((0, 1),)))
-    assert count_report(counted, report(0, 0, 9), of(0, 9))[2] is ReportOutcome.REPEATED
+    assert count_report(counted, report(0, 0, 9), totals_of(0, 9))[2] is ReportOutcome.REPEATED
 
 
 def test_a_part_whose_start_left_the_log_is_counted_from_where_its_reader_began() -> None:
-    counted, _, _ = count_report(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
-    counted, added, _ = count_report(counted, report(0, 20, 25), of(20, 25))
-    assert added == of(20, 25)
-    counted, added, _ = count_report(counted, report(0, 20, 30, final=True), of(20, 30))
-    assert added == of(25, 30)
+    counted, _, _ = count_report(NOTHING_COUNTED, report(0, 0, 9), totals_of(0, 9))
+    counted, added, _ = count_report(counted, report(0, 20, 25), totals_of(20, 25))
+    assert added == totals_of(20, 25)
+    counted, added, _ = count_report(counted, report(0, 20, 30, final=True), totals_of(20, 30))
+    assert added == totals_of(25, 30)
     assert counted == Counted(done=((0, 1),))
 
 
 def test_a_report_that_overlaps_is_refused_and_one_that_says_less_too() -> None:
-    counted, _, _ = count_report(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
-    assert count_report(counted, report(0, 5, 12), of(5, 12)) == (counted, Totals(), ReportOutcome.OVERLAPS)
-    assert count_report(counted, report(0, 0, 12), of(0, 8)) == (counted, Totals(), ReportOutcome.OVERLAPS)
-    assert count_report(counted, report(0, 3, 7), of(3, 7))[2] is ReportOutcome.REPEATED
+    counted, _, _ = count_report(NOTHING_COUNTED, report(0, 0, 9), totals_of(0, 9))
+    assert count_report(counted, report(0, 5, 12), totals_of(5, 12)) == (
+        counted,
+        Totals(),
+        ReportOutcome.OVERLAPS,
+    )
+    assert count_report(counted, report(0, 0, 12), totals_of(0, 8)) == (
+        counted,
+        Totals(),
+        ReportOutcome.OVERLAPS,
+    )
+    assert count_report(counted, report(0, 3, 7), totals_of(3, 7))[2] is ReportOutcome.REPEATED
 
 
 def test_reports_without_a_sequence_are_known_by_their_uuid() -> None:
-    counted, told = NOTHING_COUNTED, 0
+    counted, total = NOTHING_COUNTED, 0
     ids = [str(uuid.UUID(int=number)) for number in (1, 2, 1, 3, 2)]
     for name in ids:
         counted, added, _ = count_report(counted, Report(name, *SCOPE, "http", 5), Totals(1))
-        told += added.count
-    assert told == 3
+        total += added.count
+    assert total == 3
     full = Counted(ids=tuple(str(uuid.UUID(int=number)) for number in range(MOST_IDS)))
     new = str(uuid.UUID(int=MOST_IDS))
     assert count_report(full, Report(new, *SCOPE, "http", 5), Totals(1))[2] is ReportOutcome.TOO_MANY
 
 
-def test_the_same_report_has_the_same_uuid_whoever_makes_it() -> None:
+def test_equal_reports_have_the_same_uuid() -> None:
     assert report(1, 0, 5).id == report(1, 0, 5).id
     ids = {
         report(1, 0, 5).id,
@@ -200,7 +212,7 @@ def test_a_source_is_taken_where_its_maker_puts_it_or_former_versions_did() -> N
 
 def test_many_clients_make_no_large_value_and_are_added_up() -> None:
     collector, clients = Collector(), 400
-    for position in range(2 * clients):  # each is repeated
+    for position in range(2 * clients):  # each report comes twice
         name = f"client-{position % clients}@0"
         collector.apply(client_report(SCOPE, name, 0, {0: Totals(1)}, at_ms=9, watermark_ms=9), position)
     sizes = [len(msgspec.json.encode(record)) for record in collector.windows.values()]
@@ -210,7 +222,7 @@ def test_many_clients_make_no_large_value_and_are_added_up() -> None:
 
 
 def test_a_client_that_continues_in_another_table_value_counts_once_and_holds_no_window_open() -> None:
-    """Its former version told of it in the first one: what it kept of that is sent as it is."""
+    """An older version of the client reported into the first value; its kept reports are sent unchanged."""
     bounds, collector, source = PlanBounds(lateness_ms=0, silence_ms=10_000), Collector(), "client-7@1"
     made = [
         client_report(
@@ -219,7 +231,7 @@ def test_a_client_that_continues_in_another_table_value_counts_once_and_holds_no
         for number in range(4)
     ]
     old = [msgspec.structs.replace(one, shard=0) for one in made[:2]]
-    assert made[0].shard, "another than that of former versions"
+    assert made[0].shard, "the shard differs from that of older versions"
     for position, one in enumerate([*old, *made[2:], *old, *made[2:]]):
         collector.apply(one, position, recorded_ms=24_000)
     assert sum(record.totals.count for record in collector.windows.values()) == 4

@@ -1,4 +1,4 @@
-"""Spans of offsets, as reports tell them and tables keep them: exact, whichever reports come, how often."""
+"""Spans of offsets in reports and tables: exact, whichever reports arrive and how often."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.audit.counts.logs import Log
 WIDTH_MS = 1_000
 SOURCE = FingerprintSource("c", "t", 0)
 SCOPE = Scope("orders", "regional", "home", WIDTH_MS)
-FAR = PART_OFFSETS - 20  # a log that begins here comes to the next part soon
+FAR = PART_OFFSETS - 20  # a log that starts here soon reaches the next part
 
 narrow = st.builds(
     lambda start, more: [start + one for one in more],
@@ -33,8 +33,8 @@ times = st.lists(narrow | st.lists(st.integers(-1, 9_999), min_size=1, max_size=
 moves = st.lists(st.sampled_from(["read", "tell", "lose", "repeat", "die"]), min_size=1, max_size=40)
 
 
-def exact(log: Log, upto: int) -> dict[int, Range]:
-    """Window -> from the least to the largest offset, by looking at every record."""
+def exact_spans(log: Log, upto: int) -> dict[int, Range]:
+    """Maps each window to its span, by reading every record."""
     found: dict[int, Range] = {}
     for offset, timestamp_ms in log.records(end=upto):
         start = UNTIMED if timestamp_ms < 0 else timestamp_ms - timestamp_ms % WIDTH_MS
@@ -42,7 +42,7 @@ def exact(log: Log, upto: int) -> dict[int, Range]:
     return found
 
 
-def told(collector: Collector) -> dict[int, Range]:
+def collected_spans(collector: Collector) -> dict[int, Range]:
     spans: dict[int, Range] = {}
     for key, record in collector.windows.items():
         for counted in record.counted.values():
@@ -56,35 +56,35 @@ def test_spans_are_those_of_the_records_whatever_becomes_of_reports_and_readers(
 ) -> None:
     log, collector, position = Log(next_offset=base), Collector(), 0
     for timestamps in batches:
-        timed = [max(0, timestamps[0]), *timestamps[1:]]  # aiokafka's builder knows no first one without
+        timed = [max(0, timestamps[0]), *timestamps[1:]]  # aiokafka's batch builder needs a first timestamp
         log.append(timed if by_records else sorted(max(0, at_ms) for at_ms in timed))
     how = CountingSpec(records_of, SOURCE, disorder_ms=0, by_value=by_records)
     reader = PartitionReader(SCOPE, SOURCE, how, base)
-    begin, heard = base, list[Report]()
+    begin, delivered = base, list[Report]()
 
-    def tell(reports: list[Report], *, is_acknowledged: bool) -> None:
+    def deliver(reports: list[Report], *, is_acknowledged: bool) -> None:
         nonlocal position
         for report in reports:
             collector.apply(report, position)
             position += 1
-            heard.append(report)
+            delivered.append(report)
             if is_acknowledged:
                 reader.acknowledged(report)
 
     for move in [*story, *["read"] * len(batches), "tell"]:
         if move == "read":
-            data, following = log.fetch(reader.next_offset, 1 + len(heard) % 3)
+            data, following = log.fetch(reader.next_offset, 1 + len(delivered) % 3)
             reader.fetched(data, following, at_ms=5)
         elif move == "lose":
             reader.reports(5)
-        elif move == "repeat" and heard:
-            tell(heard[-2:], is_acknowledged=False)
+        elif move == "repeat" and delivered:
+            deliver(delivered[-2:], is_acknowledged=False)
         elif move == "die":
             begin = max(begin, reader.state()[0].since)
             reader = PartitionReader(SCOPE, SOURCE, how, begin)
         elif move == "tell":
-            tell(reader.reports(5), is_acknowledged=len(heard) % 3 != 0)
-    assert told(collector) == exact(log, log.next_offset)
+            deliver(reader.reports(5), is_acknowledged=len(delivered) % 3 != 0)
+    assert collected_spans(collector) == exact_spans(log, log.next_offset)
 
 
 def report(part: int, since: int, upto: int, *, final: bool) -> Report:
@@ -110,10 +110,10 @@ def test_reports_of_older_versions_make_spans_wider_never_wrong() -> None:
 
 
 def test_reports_with_and_without_spans_are_read_by_each_other() -> None:
-    told_with = msgspec.json.encode(Increment(0, Totals(1), (7, 9)))
-    assert msgspec.json.decode(told_with, type=Increment).span == (7, 9)
-    without = b'[0,{"count":1}]'
-    assert msgspec.json.decode(without, type=Increment) == Increment(0, Totals(1))
+    with_span = msgspec.json.encode(Increment(0, Totals(1), (7, 9)))
+    assert msgspec.json.decode(with_span, type=Increment).span == (7, 9)
+    without_span = b'[0,{"count":1}]'
+    assert msgspec.json.decode(without_span, type=Increment) == Increment(0, Totals(1))
 
 
 def test_a_time_lies_in_the_windows_that_it_touches() -> None:
