@@ -56,7 +56,7 @@ class Region:
     async def _nowhere(self, _: Any) -> None: ...
 
     def restart(self) -> None:
-        """Another leader, who knows nothing yet."""
+        """Replaces the leader by one that has no state yet."""
         log: Any = SimpleNamespace(view=self.view, append=self.append)
         self.catalog = Catalog(log, self.clusters, lambda *trouble: self.reported.append(trouble[2]))
 
@@ -113,7 +113,7 @@ class Region:
 
 
 async def until(look: Callable[[], Awaitable[Any]], wanted: Any) -> None:
-    """Looks until it finds what is wanted."""
+    """Asks the catalog until it finds these jobs."""
     async with asyncio.timeout(ENOUGH_S):
         while await look() != wanted:  # noqa: ASYNC110 - brokers change it
             await asyncio.sleep(0.05)
@@ -198,7 +198,7 @@ async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_
     while region.topic not in (found := await region.jobs()):  # noqa: ASYNC110  nobody tells
         await asyncio.sleep(0.05)
     assert found[region.topic] == {0, 1}
-    assert [begun.ends for begun in region.view.start_parts_of(key)] == [[0, 4]]
+    assert [start.ends for start in region.view.start_parts_of(key)] == [[0, 4]]
     # A changed definition, another leader, more messages and more partitions change nothing of it.
     await region.send(region.topic, 1, count=4)
     admin = AIOKafkaAdminClient(**region.options)
@@ -209,16 +209,16 @@ async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_
     region.restart()
     while len((await region.jobs())[region.topic]) < 4:
         pass
-    begun = region.view.start_of(key)
-    assert isinstance(begun, StartRecorded)
-    assert begun.ends == [0, 4]
-    assert begun.topic_id == (await (await region.client()).topic_ids([region.topic]))[region.topic]
-    # Another deployment begins anew.
+    start = region.view.start_of(key)
+    assert isinstance(start, StartRecorded)
+    assert start.ends == [0, 4]
+    assert start.topic_id == (await (await region.client()).topic_ids([region.topic]))[region.topic]
+    # After a deletion, a deployment records a new start.
     await region.append(WorkloadDeleted(at_ms=0, key=key, actor="me"))
     await region.jobs()
     await region.deploy(start="latest")
     await region.jobs()
-    assert [begun.ends for begun in region.view.start_parts_of(key)] == [[0, 8, 0, 0]]
+    assert [start.ends for start in region.view.start_parts_of(key)] == [[0, 8, 0, 0]]
     assert region.reported == []
 
 
@@ -272,8 +272,8 @@ async def test_a_lagging_broker_removes_no_jobs(region: Region, monkeypatch: pyt
     assert await region.jobs() == {region.topic: {0, 1}}
     actual = module._sizes
 
-    async def fewer(*asked: Any) -> dict[str, int]:
-        return dict.fromkeys(await actual(*asked), 1)
+    async def fewer(*arguments: Any) -> dict[str, int]:
+        return dict.fromkeys(await actual(*arguments), 1)
 
     monkeypatch.setattr(module, "_sizes", fewer)
     assert await region.jobs() == {region.topic: {0, 1}}
@@ -354,7 +354,9 @@ async def test_a_topic_that_the_cluster_refuses_is_reported_with_its_error_until
     assert (refused.code, await client.partitions(tier)) == (INVALID_NAME, None)
     await region.append(put(workload.to_wire()))
     jobs = {region.topic: {0, 1}, tier: {0, 1}}
-    assert await region.jobs() == await region.jobs() == jobs, "they flow, and what can be made is made"
+    assert await region.jobs() == await region.jobs() == jobs, (
+        "they flow, and all topics that can be created are"
+    )
     (reported,) = region.reported
     assert reported == str(refused)
     assert reported.startswith(f"cluster east does not create topic {dlq}: ")

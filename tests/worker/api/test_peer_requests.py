@@ -36,9 +36,9 @@ def test_a_worker_whose_address_leads_back_to_the_caller_is_unreachable(
         assert answer.status == 502, answer.text
         assert "worker-a answers" in answer.json["detail"]
         assert "web.advertise" in answer.json["detail"]
-    (told,) = asyncio.run(console.fed.alerts.auditor.ask("/api/v1/audit/share?topic=orders"))
-    assert isinstance(told, NotKnown)
-    assert "web.advertise" in str(told)
+    (share_answer,) = asyncio.run(console.fed.alerts.auditor.ask("/api/v1/audit/share?topic=orders"))
+    assert isinstance(share_answer, NotKnown)
+    assert "web.advertise" in str(share_answer)
 
 
 def test_a_third_worker_at_that_address_gives_no_answer_for_it(console: Console) -> None:

@@ -1,4 +1,4 @@
-"""What is known of a cluster's topics: growth at once, loss only after a while, unread settings as unread."""
+"""The inventory of a cluster's topics takes growth at once, loss later; unread settings stay unknown."""
 
 from __future__ import annotations
 

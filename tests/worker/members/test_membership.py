@@ -1,4 +1,4 @@
-"""A worker that lay still acts again only when it has read what was given to others meanwhile."""
+"""A worker that was suspended acts again only when it has read the assignments made meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's process that ended is noticed at once; what may mean anything else is not believed."""
+"""The end of a worker's process is noticed at once; ambiguous signs do not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skip, stash and pause on a pump whose receiver is real; what a range may name, for all of them."""
+"""Skip, stash and pause on a pump with a real receiver, and the ranges that all of them accept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ME = "w1"
 
 
 class Hangs:
-    """A handler that does not come back for some messages until told to."""
+    """A handler that does not return for some messages until `go` is set."""
 
     def __init__(self, *values: int) -> None:
         self.values = {str(value).encode() for value in values}
@@ -277,8 +277,8 @@ async def test_many_offsets_do_not_hold_the_loop(monkeypatch: Any) -> None:
         task = asyncio.create_task(others())
         ended = await office.operators.skip(office.job, [(0, 2_000)], "ann")
         task.cancel()
-        told = count(ended.ended) + count(ended.pending) + sum(map(count, ended.refused.values()))
-        assert (told, set(ended.refused) <= {NOT_READ}) == (2_000, True)
+        answered_offsets = count(ended.ended) + count(ended.pending) + sum(map(count, ended.refused.values()))
+        assert (answered_offsets, set(ended.refused) <= {NOT_READ}) == (2_000, True)
         assert turns >= 2_000 // module.OFFSETS_PER_TURN
 
 

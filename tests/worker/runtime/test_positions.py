@@ -66,7 +66,7 @@ class Case:
         wait_until(lambda: not missing(), ENOUGH_S, lambda: f"{len(missing())} missing\n{self.worker.tail()}")
 
     def wait_state(self, *states: str) -> None:
-        """Until each job of it is in one of these states."""
+        """Waits until each of its jobs is in one of these states."""
 
         def found() -> set[str]:
             return {partition["state"] for partition in http("GET", self.url)[1]["partitions"]}

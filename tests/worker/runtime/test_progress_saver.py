@@ -27,12 +27,12 @@ class Slow:
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
-        self.asked = 0
+        self.calls = 0
         self.sent: list[int] = []
 
     async def send_snapshots(self, items: Iterable[SnapshotItem]) -> list[asyncio.Future[Any]]:
-        self.asked += 1
-        if self.asked == 1:
+        self.calls += 1
+        if self.calls == 1:
             await self.go.wait()
         self.sent += [Snapshot.from_bytes(item.snapshot).base for item in items]
         return []
@@ -69,7 +69,7 @@ async def test_without_a_lease_snapshots_are_saved_and_nothing_is_committed() ->
 
 
 class Half:
-    """The way to the tracker topic, one partition of which takes nothing; what goes there is `stuck`."""
+    """A sender to the tracker topic, one partition of which takes nothing; `stuck` are the records for it."""
 
     def __init__(self, takes_nothing: int) -> None:
         self.takes_nothing = takes_nothing
@@ -113,7 +113,7 @@ async def test_a_stuck_tracker_partition_delays_only_its_own_jobs(
     assert all(trackers.sent.count(job) == 1 + (job not in held_up) for job in jobs), "one at a time"
     stuck, trackers.takes_nothing = trackers.takes_nothing, -1
     trackers.stuck[0].set_result(None)
-    assert not await checkpoints._round(0.0), "what was finished since that was sent is not saved"
+    assert not await checkpoints._round(0.0), "offsets finished after the send are not saved"
     assert {pumps[job].snapshot_version for job in held_up} == {3}
     assert await checkpoints._round(0.0)
     assert {pump.snapshot_version for pump in pumps.values()} == {4}

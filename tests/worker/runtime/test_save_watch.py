@@ -1,4 +1,4 @@
-"""A worker that saves nothing ends if a restart or another worker helps; else it says so and goes on."""
+"""A worker that saves nothing ends if a restart or another worker helps; else it reports and continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STUCK = ProbeFailure(3, "[Error 19] NotEnoughReplicasError", is_refusal=False)
 
 
 class Stand:
-    """A watch over a partition that takes nothing since `ago_s`; `words` are the incidents and "ended"."""
+    """A watch over a partition with no write since `ago_s`; `words` are the incidents and "ended"."""
 
     def __init__(self, met: ProbeFailure | None, *, ago_s: float = 31.0, others_save: bool = True) -> None:
         self.words: list[str] = []
@@ -26,7 +26,7 @@ class Stand:
         self.holds = True
         self.heals_meanwhile = False
         self.watch = SaveWatch(
-            "trackers", self.writes, lambda: self.holds, self._probe, lambda: others_save, self._tell,
+            "trackers", self.writes, lambda: self.holds, self._probe, lambda: others_save, self._report,
             lambda: self.words.append("ended"),
         )  # fmt: skip
 
@@ -35,7 +35,7 @@ class Stand:
             self.writes.ended(3, time.monotonic())
         return self.met
 
-    async def _tell(self, kind: str, message: str, remedy: str) -> None:
+    async def _report(self, kind: str, message: str, remedy: str) -> None:
         self.words.append(f"{kind}: {message}; {remedy}")
 
 
@@ -47,10 +47,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_worker_ends_when_only_a_new_connection_can_write() -> None:
     stand = Stand(None, others_save=False)
     await stand.watch.look()
-    told, ended = stand.words
+    incident, ended = stand.words
     assert ended == "ended"
-    assert told.startswith("worker-ended: ")
-    assert "partition 3 of trackers" in told
+    assert incident.startswith("worker-ended: ")
+    assert "partition 3 of trackers" in incident
 
 
 async def test_a_worker_continues_when_its_topic_heals_during_the_probe() -> None:
@@ -63,8 +63,8 @@ async def test_a_worker_continues_when_its_topic_heals_during_the_probe() -> Non
 async def test_a_refused_worker_ends_when_other_workers_can_save() -> None:
     stand = Stand(REFUSED)
     await stand.watch.look()
-    told, ended = stand.words
-    assert (ended, "MessageSizeTooLarge" in told, "max.message.bytes of trackers" in told) == (
+    incident, ended = stand.words
+    assert (ended, "MessageSizeTooLarge" in incident, "max.message.bytes of trackers" in incident) == (
         "ended",
         True,
         True,
@@ -78,15 +78,15 @@ async def test_a_worker_that_no_restart_helps_reports_once_and_continues(
     stand = Stand(met, others_save=others_save)
     await stand.watch.look()
     await stand.watch.look()
-    (told,) = stand.words
-    assert told.startswith("unsaved: ")
-    assert met.why in told
+    (incident,) = stand.words
+    assert incident.startswith("unsaved: ")
+    assert met.why in incident
     stand.writes.ended(3, time.monotonic())
     await stand.watch.look()
     assert stand.watch.unsaved(time.monotonic()) is None
     stand.writes.began(3, time.monotonic() - 31.0)
     await stand.watch.look()
-    assert len(stand.words) == 2, "the next time is told again"
+    assert len(stand.words) == 2, "the next failure is reported again"
 
 
 async def test_short_troubles_and_outages_of_the_cluster_are_not_reported() -> None:
