@@ -78,7 +78,7 @@ def test_a_mode_that_cannot_be_is_refused(edits: dict[str, str], field: str, sai
     assert said in text_of(document, layout=regions)
 
 
-def test_a_mode_on_a_regional_cluster_is_told_to_read_other_messages_in_each_region() -> None:
+def test_a_mode_on_a_regional_cluster_warns_that_each_region_has_different_messages() -> None:
     document = changed("spec/mode", "active-active", base=changed("metadata/cluster", "east-regional"))
     _, warnings = parse_definition(document, layout=REGIONS)
 
@@ -176,7 +176,7 @@ def test_what_is_no_definition_at_all_is_refused_in_the_one_form(document: Any) 
         parse_definition(document)
 
 
-def test_every_mistake_in_a_body_is_told_without_a_file() -> None:
+def test_every_mistake_in_a_body_is_reported_without_a_file() -> None:
     document = changed("metadata/group", "a b")
     document["spec"]["target"]["address"] = "nowhere"
     document["spec"]["tracker"] = {"capacity": 0}
@@ -291,7 +291,7 @@ def test_a_folder_is_read_whole_yaml_and_json(tmp_path: Path) -> None:
     assert warnings == []
 
 
-def test_a_definition_that_comes_twice_is_told_with_both_places(tmp_path: Path) -> None:
+def test_a_repeated_definition_is_reported_with_both_places(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(json.dumps(SMALL, indent=1))
     (tmp_path / "b.yaml").write_text("# a line\n" + json.dumps(SMALL, indent=1))
 
@@ -304,7 +304,7 @@ def test_a_definition_that_comes_twice_is_told_with_both_places(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_definition_that_comes_twice_is_told_even_when_one_of_them_is_wrong(
+def test_a_repeated_definition_is_reported_even_if_one_of_them_is_invalid(
     tmp_path: Path, broken: int
 ) -> None:
     documents = [SMALL, SMALL]
@@ -316,12 +316,12 @@ def test_a_definition_that_comes_twice_is_told_even_when_one_of_them_is_wrong(
     with pytest.raises(InvalidConfiguration) as caught:
         load_definitions([tmp_path])
 
-    told = {(Path(problem.file).name, problem.field) for problem in caught.value.problems}
-    assert told == {("b.yaml", "metadata.topic"), (f"{'ab'[broken]}.yaml", "spec.start"), ("c.yaml", "")}
+    found = {(Path(problem.file).name, problem.field) for problem in caught.value.problems}
+    assert found == {("b.yaml", "metadata.topic"), (f"{'ab'[broken]}.yaml", "spec.start"), ("c.yaml", "")}
     assert "a.yaml:4" in str(caught.value)
 
 
-def test_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+def test_mistakes_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a: b: c\n")
     (tmp_path / "b.yaml").write_text(json.dumps(changed("spec/start", "middle")))
 
@@ -331,7 +331,7 @@ def test_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
     assert [Path(problem.file).name for problem in caught.value.problems] == ["a.yaml", "b.yaml", "gone.yaml"]
 
 
-def test_a_folder_without_definitions_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_definitions_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match=r"has no \.yaml"):
         load_definitions([tmp_path])
 

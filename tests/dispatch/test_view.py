@@ -1,4 +1,4 @@
-"""Why a workload stands still is told truly: real pumps and receivers brought into each state, and read."""
+"""The console names the true reason why a workload stands still: real pumps and receivers in each state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 
 
 def seen(stand: DispatchRig) -> WorkloadFlow:
-    """What a console shows, after the way through a heartbeat."""
+    """The console's view of the workload, encoded into a heartbeat and decoded."""
     runtime = stand.runtime
     key = runtime.workload.key
     (event,) = heartbeat_events(
@@ -29,12 +29,12 @@ def seen(stand: DispatchRig) -> WorkloadFlow:
         )
     )  # fmt: skip
     beat = heartbeat(event)
-    told = [("w1", beat.workloads[0], beat.jobs)]
-    return workload_flow(runtime.workload.to_wire(), told, 0, len(beat.jobs), now_ms())
+    beats = [("w1", beat.workloads[0], beat.jobs)]
+    return workload_flow(runtime.workload.to_wire(), beats, 0, len(beat.jobs), now_ms())
 
 
 class Stuck:
-    """A handler that does not answer, for what `is_stuck` says, until it is told to."""
+    """A handler that answers no message for which `is_stuck` is true until `go` is set."""
 
     def __init__(self, is_stuck: Any = lambda _: True) -> None:
         self.go = asyncio.Event()
@@ -45,7 +45,7 @@ class Stuck:
             await self.go.wait()
 
 
-async def test_a_receiver_that_is_full_is_told_with_what_is_in_flight() -> None:
+async def test_a_full_receiver_is_the_reason_with_the_messages_in_flight() -> None:
     handler = Stuck()
     async with dispatch_rig(handler, flow={"max_inflight": 3}) as stand:
         stand.feed(stand.pump(), numbers(20))
@@ -61,7 +61,7 @@ async def test_a_receiver_that_is_full_is_told_with_what_is_in_flight() -> None:
         assert seen(stand).bound == "none"
 
 
-async def test_a_receiver_that_is_away_is_told_with_the_reason_and_the_next_probe() -> None:
+async def test_an_unreachable_receiver_is_shown_with_the_reason_and_the_next_probe() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         await stand.receiver.stop(0)
         stand.feed(stand.pump(), numbers(20))
@@ -78,7 +78,7 @@ async def test_a_receiver_that_is_away_is_told_with_the_reason_and_the_next_prob
         assert receiver.held
 
 
-async def test_a_rate_is_told_with_what_is_short_of_it() -> None:
+async def test_a_rate_limit_is_the_reason_with_the_missing_permits() -> None:
     async with dispatch_rig(lambda _: None, flow={"messages_per_second": 0.5}) as stand:
         stand.runtime.shared(ALL)
         stand.feed(stand.pump(), numbers(20))
@@ -89,7 +89,7 @@ async def test_a_rate_is_told_with_what_is_short_of_it() -> None:
         assert flow.workers[0].messages_short
 
 
-async def test_a_delay_is_told_with_the_time_until_the_first_is_due() -> None:
+async def test_a_delay_is_the_reason_with_the_time_until_the_first_message_is_due() -> None:
     async with dispatch_rig(lambda _: None, delay="1h") as stand:
         stand.feed(stand.pump(), numbers(20))
         flow = seen(stand)
@@ -98,7 +98,7 @@ async def test_a_delay_is_told_with_the_time_until_the_first_is_due() -> None:
         assert 3000 < (flow.workers[0].due_in_s or 0) <= 3600
 
 
-async def test_messages_with_a_time_of_their_own_are_told_too() -> None:
+async def test_messages_with_a_not_before_time_count_as_delayed() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         later = str(now_ms() + 3_600_000).encode()
         stand.feed(stand.pump(), numbers(5), headers=[("not-before", later)])
@@ -106,7 +106,7 @@ async def test_messages_with_a_time_of_their_own_are_told_too() -> None:
         assert (flow.bound, flow.workers[0].postponed) == ("delay", 5)
 
 
-async def test_what_waits_behind_its_key_is_told_as_the_order() -> None:
+async def test_messages_that_wait_behind_their_key_are_held_by_the_order() -> None:
     async with dispatch_rig(Stuck(), ordering="key") as stand:
         stand.feed(stand.pump(), numbers(20, keys=1))
         await stand.until(lambda: stand.runtime.in_flight == 1)
@@ -114,7 +114,7 @@ async def test_what_waits_behind_its_key_is_told_as_the_order() -> None:
         assert (flow.bound, flow.workers[0].behind) == ("order", 19)
 
 
-async def test_a_pause_is_told_and_so_is_a_lease_that_is_over() -> None:
+async def test_a_pause_is_the_reason_and_so_is_an_expired_lease() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         pump.pause(True)
@@ -124,7 +124,7 @@ async def test_a_pause_is_told_and_so_is_a_lease_that_is_over() -> None:
         assert (seen(stand).bound, seen(stand).workers[0].blocked) == ("lease", "lease")
 
 
-async def test_what_rests_by_no_operator_s_pause_says_why() -> None:
+async def test_a_workload_that_no_operator_paused_says_why_it_rests() -> None:
     async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         pump.pause(True)
@@ -138,7 +138,7 @@ async def test_what_rests_by_no_operator_s_pause_says_why() -> None:
         assert "operator" not in seen(stand).why, "that is not known"
 
 
-async def test_a_stream_tells_its_credit_and_each_receiver_is_told_apart() -> None:
+async def test_a_stream_shows_its_credit_and_each_receiver_has_its_own_state() -> None:
     async with dispatch_rig(Stuck(), target={"contract": "stream"}) as stand:
         stand.feed(stand.pump(), numbers(5))
         await stand.until(lambda: stand.runtime.in_flight == 5)
@@ -180,9 +180,9 @@ async def test_a_message_that_blocks_is_a_candidate_with_its_numbers_and_then_a_
         await stand.until(lambda: free_head(pump, time.monotonic() + 3600.0) is not None)
         handler.go.set()
         await stand.idle()
-        told = seen(stand).head_of_line
-        assert (told.stashed, told.candidates) == (1, [])
-        (decision,) = told.decisions
+        head_of_line = seen(stand).head_of_line
+        assert (head_of_line.stashed, head_of_line.candidates) == (1, [])
+        (decision,) = head_of_line.decisions
         assert (decision.offset, decision.rule) == (0, "age")
         assert "of the tracker in use" in decision.reason or "not finished after" in decision.reason
         assert abs(decision.at_ms - now_ms()) < 60_000
@@ -197,7 +197,7 @@ async def test_a_head_that_may_not_be_stashed_says_so() -> None:
         assert "dlq.enabled is false" in seen(stand).head_of_line.candidates[0].why_not
 
 
-async def test_a_tracker_smaller_than_what_the_receiver_takes_is_told() -> None:
+async def test_a_tracker_smaller_than_the_receivers_limit_is_the_reason() -> None:
     async with dispatch_rig(Stuck()) as stand:
         pump = stand.pump(capacity=10)
         stand.feed(pump, numbers(100))
@@ -236,6 +236,6 @@ async def test_what_is_as_usual_takes_no_room_in_a_heartbeat() -> None:
         ]
         assert [name for name in unusual if f'"{name}"'.encode() in event] == []
         (status,) = job_statuses([pump], {}, {})
-        told = encode(status)
+        encoded = encode(status)
         unusual = ["ready", "behind", "postponed", "backoff", "due_ms", "used", "capacity", "buffered_bytes"]
-        assert [name for name in unusual if f'"{name}"'.encode() in told] == []
+        assert [name for name in unusual if f'"{name}"'.encode() in encoded] == []

@@ -67,10 +67,10 @@ def test_a_merge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     done = place("dlq", "merge", place.name, "--code", "DATA_LOSS", "--execute", "--yes", "-o", "json")
     assert (done.returncode, json.loads(done.stdout)["counts"]["merged"]) == (0, 10), done.stderr
     assert place.merged() == list(range(20, 30))
-    told = json.loads(done.stdout)["operation"]
-    resumed = place("dlq", "merge", place.name, "--resume", told, "--execute", "--yes")
+    operation = json.loads(done.stdout)["operation"]
+    resumed = place("dlq", "merge", place.name, "--resume", operation, "--execute", "--yes")
     assert resumed.returncode == 0, resumed.stderr
-    assert "done" in place("dlq", "operation", told).stdout
+    assert "done" in place("dlq", "operation", operation).stdout
     assert place("dlq", "merge", place.name, "--execute", "--yes").returncode == 0
     again = place("dlq", "merge", place.name, "--execute", "--yes")
     assert (again.returncode, "nothing to merge" in again.stderr) == (0, True)
@@ -100,8 +100,8 @@ def test_a_purge_by_query_counts_by_reason_asks_and_goes_on(place: Place) -> Non
     assert (done.returncode, json.loads(done.stdout)["counts"]["purged"]) == (0, 10), done.stderr
     listed = place.json("dlq", "list", place.name)
     assert [item["value"]["text"] for item in listed] == [str(n) for n in range(19, -1, -1)]
-    told = json.loads(done.stdout)["operation"]
-    resumed = place("dlq", "purge", place.name, "--resume", told, "--execute", "--yes")
+    operation = json.loads(done.stdout)["operation"]
+    resumed = place("dlq", "purge", place.name, "--resume", operation, "--execute", "--yes")
     assert resumed.returncode == 0, resumed.stderr
     again = place(*chosen, "--execute", "--yes")
     assert (again.returncode, "nothing to purge" in again.stderr) == (0, True)
@@ -164,11 +164,11 @@ def test_exit_codes_say_what_went_wrong(place: Place) -> None:
         assert ended.exception is None or isinstance(ended.exception, SystemExit), arguments
 
 
-def test_a_worker_that_dies_under_a_merge_is_told_with_the_way_to_go_on(place: Place) -> None:
+def test_a_worker_that_dies_during_a_merge_is_an_error_that_says_how_to_resume(place: Place) -> None:
     from app.cli.client import Client, CommandFailure
     from app.cli.operations import watch
 
-    begun = {"id": "merge-1", "kind": "merge", "state": "running"}
+    running = {"id": "merge-1", "kind": "merge", "state": "running"}
     with pytest.raises(CommandFailure, match=r"Changes so far stay; resume it") as failure:
-        watch(Client("http://127.0.0.1:1"), begun, "resume it")
+        watch(Client("http://127.0.0.1:1"), running, "resume it")
     assert failure.value.code == 7

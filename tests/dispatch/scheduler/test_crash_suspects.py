@@ -201,7 +201,7 @@ async def test_a_receiver_that_answers_unavailable_to_all_for_a_while_loses_noth
     await server.stop(None)
 
 
-async def test_suspects_are_told_among_what_is_held_and_an_operator_can_conclude_them() -> None:
+async def test_suspects_count_among_held_messages_and_an_operator_can_conclude_them() -> None:
     async with rig_with_crashing_receiver("unary") as (stand, mortal):
         pump = stand.pump()
         stand.feed(pump, some_killers(1, 0))

@@ -37,7 +37,7 @@ def withholding(stand: DispatchRig) -> WithheldDeadLetters:
 
 
 async def settled(stand: DispatchRig, letters: int) -> None:
-    """What may be dead-lettered was, and the breaker has opened: only probes go out."""
+    """Waits for this many dead letters and an open breaker, which lets only probes out."""
     await stand.until(lambda: stand.runtime.link.breaker.failed and len(stand.copied.records) == letters)
 
 

@@ -18,7 +18,7 @@ FLOW = {"max_inflight": 50}
 
 
 async def isolated(stand: DispatchRig, contract: str) -> tuple[Workload, list[Message]]:
-    """The definition with isolation and a target for staging; what that one sees."""
+    """The definition with isolation and a target for staging, and the messages at that target."""
     address, staged, _ = await stand.another_receiver(lambda _: None)
     targets = [{"environment": "staging", "address": address}]
     isolation = {"environment": "env", "targets": targets}

@@ -97,14 +97,14 @@ async def test_a_zone_that_is_away_for_some_time_has_its_messages_go_to_its_fall
     None
 ):
     async with dispatch_rig(lambda _: None) as stand:
-        (away, seen, receiver), (other, elsewhere, _) = await zones(stand, "b", "c")
+        (away, seen, receiver), (other, at_fallback, _) = await zones(stand, "b", "c")
         port = int(away["address"].rpartition(":")[2])
         await receiver.stop(0)
         await stand.runtime.close()
         stand.run(isolation=zoned({**away, "fallback": "c"}, other, fallbackAfter="300ms"))
         pump = stand.pump(capacity=200)
         stand.feed(pump, numbers(1_000), headers=ZONE)
-        await stand.until(lambda: len(elsewhere) >= 900)
+        await stand.until(lambda: len(at_fallback) >= 900)
         assert not seen
 
         back = stand._receiver(seen, lambda _: None, port)
@@ -113,25 +113,25 @@ async def test_a_zone_that_is_away_for_some_time_has_its_messages_go_to_its_fall
         stand.feed(pump, numbers(1, 1_000), headers=ZONE)  # a probe
         await stand.until(lambda: stand.runtime.links[away["address"]].breaker.closed)
         await stand.idle()
-        before = len(elsewhere)
+        before = len(at_fallback)
         stand.feed(pump, numbers(300, 1_001), headers=ZONE)
         await stand.idle()
-        assert len(elsewhere) == before
-        assert sorted(int(one.value or b"") for one in [*seen, *elsewhere]) == list(range(1_301))
+        assert len(at_fallback) == before
+        assert sorted(int(one.value or b"") for one in [*seen, *at_fallback]) == list(range(1_301))
         assert not stand.copied.records
         await back.stop(0)
 
 
 async def test_one_message_alone_goes_to_the_fallback_too() -> None:
     async with dispatch_rig(lambda _: None) as stand:
-        (away, seen, receiver), (other, elsewhere, _) = await zones(stand, "b", "c")
+        (away, seen, receiver), (other, at_fallback, _) = await zones(stand, "b", "c")
         await receiver.stop(0)
         await stand.runtime.close()
         stand.run(isolation=zoned({**away, "fallback": "c"}, other, fallbackAfter="100ms"))
         pump = stand.pump()
         stand.feed(pump, numbers(1), headers=ZONE)
         await stand.idle()
-        assert (len(seen), len(elsewhere), stand.copied.records) == (0, 1, [])
+        assert (len(seen), len(at_fallback), stand.copied.records) == (0, 1, [])
 
 
 async def test_a_zone_whose_fallback_is_away_too_waits() -> None:
