@@ -119,7 +119,7 @@ async def test_a_long_tail_is_read_near_its_end_and_an_uncopied_one_is_not_read(
         assert await known(stand) == {f"{own}/r3": 3, f"{own}/r4": 4}
         await send_barriers(stand, own, *(event(at, route=f"r{at}") for at in range(5, 9)))
         assert set(await known(stand)) == {f"{own}/r{at}" for at in (3, 4, 7, 8)}, (
-            "it is read anew, near its end"
+            "it is read again, from near its end"
         )
         await stand.make(THERE, stand.topic(other), **COMPACTED)
         await stand.send(THERE, stand.topic(other), {b"x/orders/0": line(20)})

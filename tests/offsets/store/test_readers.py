@@ -81,7 +81,7 @@ async def test_a_consumer_is_kept_between_readings_and_fetches_nothing_meanwhile
             assert again in (first, beside)
             assert await values(again, place, 1, 2) == [b"b", b"c"]
         async with readers.consumer_of(place._replace(topic_id="another")) as other:
-            assert other not in (first, beside), "the topic was made anew"
+            assert other not in (first, beside), "the topic was recreated"
 
 
 @pytest.mark.deep(minutes=1.0)

@@ -183,7 +183,7 @@ def test_offset_syncs_of_the_tail_are_part_of_their_line_until_the_table_differs
     assert keys(store) == {("east", "r", place, 20)}, "where it leads now is for the table to say"
     assert keys(store, "e") == set()
     store.reset(CHECKPOINTS, "east", ORIGIN)
-    assert store.origin(BARRIERS, "east") is None, "both are read anew"
+    assert store.origin(BARRIERS, "east") is None, "both are read again"
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line(end=3)}, ORIGIN)
     assert keys(store) == {("east", "r", place, 3)}
 

@@ -225,7 +225,10 @@ async def test_between_aggregates_the_source_furthest_behind_decides(
     (row,) = [row for row in made.rows if row.answer.partition == 0]
     assert (made.state, row.answer.next_offset) == ("refused", 12), "it stays where it is, further than that"
     assert row.answer.least == CopiedPartition("west", "orders", 0)
-    assert {told.source.cluster_id: told.x for told in row.answer.sources} == {"east": 30, "west": 12}
+    assert {reading.source.cluster_id: reading.x for reading in row.answer.sources} == {
+        "east": 30,
+        "west": 12,
+    }
     assert [row.answer.why for row in made.rows if row.answer.partition == 1] == [NOTHING_HERE]
     assert (await case.there())[0] == 30
 

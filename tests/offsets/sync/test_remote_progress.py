@@ -82,12 +82,12 @@ class Carrying:
     async def trackers(self, region: str, *records: TrackerRecord | None) -> None:
         """Writes the copy of the region's tracker table, by partition."""
         topic = ControlTopics(region).changelog(TRACKERS, 0).name
-        told = {
+        rows = {
             str(self.job(at)).encode(): codec.encode(record)
             for at, record in enumerate(records)
             if record is not None
         }
-        await self.stand.send(HERE, topic, told | {b"replicate:r:t:0": b"{}"})
+        await self.stand.send(HERE, topic, rows | {b"replicate:r:t:0": b"{}"})
 
     async def line(self, region: str, name: str, line: bytes, partition: int = 0) -> None:
         key = f"{name}/{self.topic}/{partition}".encode()
@@ -227,16 +227,16 @@ async def test_jobs_that_begin_together_share_readings(
 
 def test_a_reader_has_the_positions_of_records_of_the_newest_log() -> None:
     jobs = [str(JobId(Kind.DISPATCH, "g/t", "t", at)) for at in range(4)]
-    anew = LogId("lost-cluster", "anew")
+    recreated = LogId("lost-cluster", "anew")
     records = [
-        a_record(10, anew, at_ms=5, note=FinishedOffsets(8, 8).to_bytes()),
+        a_record(10, recreated, at_ms=5, note=FinishedOffsets(8, 8).to_bytes()),
         a_record(99, LOST, at_ms=4),
         a_record(20, LogId("lost-cluster", ""), at_ms=1, note=b"\x00 no note"),
         TrackerRecord(epoch=1, worker="w", cluster_id="lost-cluster"),
     ]
     found = reader_of(zip(jobs, records, strict=True))
     assert found is not None
-    assert found.log == anew
+    assert found.log == recreated
     assert found.next_offsets == {0: 10, 2: 20}
     assert found.progress == {0: FinishedOffsets(8, 8), 2: FinishedOffsets(20)}
     beyond = a_record(10, note=FinishedOffsets(11).to_bytes())

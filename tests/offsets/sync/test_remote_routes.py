@@ -45,11 +45,11 @@ def test_a_route_that_would_loop_with_one_of_another_region_is_refused_by_the_ap
         assert plan()[0] == 10
         back = a_route("back", THERE, HERE, topic)
         asyncio.run(at.stand.send(HERE, log, {b"route/back": put_of(back), b"route/bad": b"{"}))
-        told = client.ask("GET", "/api/v1/routes-elsewhere").json()
-        assert [(one["region"], one["definition"]["metadata"]["name"]) for one in told["routes"]] == [
+        answer = client.ask("GET", "/api/v1/routes-elsewhere").json()
+        assert [(one["region"], one["definition"]["metadata"]["name"]) for one in answer["routes"]] == [
             (at.stand.other, "back")
         ]
-        assert {name: bool(found) for name, found in told["clusters"].items()} == {
+        assert {name: bool(found) for name, found in answer["clusters"].items()} == {
             HERE: True, THERE: True, "nowhere": False,
         }  # fmt: skip
         loop = f"{topic}: {THERE} -> {HERE} (route back of region {at.stand.other}) -> {THERE} (route there)"
