@@ -345,8 +345,8 @@ async def _ready(lane: AppendLane) -> None:
 
 
 async def _jumped(side: FakeAppender, code: int) -> tuple[AppendLane, list[asyncio.Future[int]]]:
-    """A lane that has appended "a", and behind it "c", which was taken while "b" was answered with `code`:
-    the broker forgets producers of old records when it likes. "d" to "f" wait."""
+    """A lane that has appended "a" and then "c", while the broker answered "b" with `code`. The broker may
+    forget a producer with old records at any time, so it took "c". "d" to "f" wait."""
     partition = side.partition
     lane = AppendLane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
     futures = [await lane.append(bytes([97 + n]), 2) for n in range(6)]

@@ -1,4 +1,4 @@
-"""Fetches and leader epochs. What a truncation looks like: tests/replicate/pump/test_truncation.py."""
+"""Fetches and leader epochs. tests/replicate/pump/test_truncation.py covers truncated logs."""
 
 from __future__ import annotations
 

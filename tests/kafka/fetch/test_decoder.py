@@ -236,8 +236,8 @@ async def test_damaged_batch_with_an_unknown_end_is_an_incident_until_a_batch_fo
     assert part.max_bytes > PARTITION_MAX_BYTES  # what follows may not have been within the limit
 
     await service._deliver_data(part, damaged + make_batch(8, ROWS), [])
-    (told,) = delivered
-    _, (error,) = read_all(RecordReader(told))
+    (delivery,) = delivered
+    _, (error,) = read_all(RecordReader(delivery))
     assert (error.start, error.end, part.next_offset, part.failures) == (4, 8, 8, 0)
 
 

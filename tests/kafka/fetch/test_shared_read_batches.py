@@ -48,7 +48,7 @@ def counter(next_offset: int = 0) -> PartitionReader:
 
 
 def every(headers: BatchHeaderArrays) -> int:
-    """All of them tell all."""
+    """Counts every batch by its headers."""
     return len(headers.base_offset)
 
 
@@ -351,7 +351,7 @@ def reports(reader: PartitionReader) -> list[Report]:
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=as_profile(100), deadline=None)
-def test_every_record_is_counted_once_whoever_delivers_it(seed: int) -> None:
+def test_every_record_is_counted_once_from_either_delivery(seed: int) -> None:
     short = patch.multiple(followers_module, HEADERS_WAIT_S=0.001, WHOLE_S=0.002, MOST_TRAIL=8, MOST_HEADS=6)
     with short, capture_logs():
         asyncio.run(_story(random.Random(seed)))
@@ -359,13 +359,13 @@ def test_every_record_is_counted_once_whoever_delivers_it(seed: int) -> None:
 
 async def _story(chance: random.Random) -> None:
     stand, log = Stand(chance.choice([0.0, 0.001])), Whole(chance)
-    share = chance.choice([0.0, 0.9, 1.0])  # how often headers do
+    share = chance.choice([0.0, 0.9, 1.0])  # how often headers are enough
 
-    def tell(headers: BatchHeaderArrays) -> int:
-        told = stand.reader.countable_from_headers(headers)
-        return told if chance.random() < share else chance.randrange(told + 1)
+    def count_some(headers: BatchHeaderArrays) -> int:
+        countable = stand.reader.countable_from_headers(headers)
+        return countable if chance.random() < share else chance.randrange(countable + 1)
 
-    stand.follower.counts = tell if share else lambda _: 0
+    stand.follower.counts = count_some if share else lambda _: 0
     leaders = [stand.leader, stand.another("second"), stand.another("third")][: chance.randrange(1, 4)]
     follower, polled_at, start = stand.follower, -1, chance.choice([0, 0, 7, 64, 70])  # maybe within a batch
     follower.next_offset, stand.reader = start, counter(start)

@@ -94,8 +94,8 @@ class World:
             for _ in range(1 + (self.chance.random() < 0.03)):
                 base = self.end
                 self.log.append(Batch(base, base + length, f"{start}", self.epoch))
-            told = -1 if self.chance.random() < 0.03 else base
-            self.acknowledgements.append((start, told, told + length))
+            answered_base = -1 if self.chance.random() < 0.03 else base
+            self.acknowledgements.append((start, answered_base, answered_base + length))
 
     def others(self) -> None:
         length = self.chance.choice(LENGTHS)

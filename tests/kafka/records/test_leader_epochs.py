@@ -111,9 +111,9 @@ def test_reader_stays_in_its_epoch_and_begins_a_new_one_where_it_reads_it() -> N
 
 
 def test_former_report_holds_up_to_where_the_successors_history_differs() -> None:
-    told = epochs((1, 0), (3, 50), (5, 71))
-    assert joined_epochs(told, told) == (told, ENDLESS)
-    assert joined_epochs(told, epochs((1, 0), (3, 50), (7, 72))) == (epochs((1, 0), (3, 50), (7, 71)), 71)
-    assert joined_epochs(told, epochs((6, 80))) == (epochs((6, 80)), NOWHERE)
-    assert joined_epochs((), told) == (told, ENDLESS)
-    assert joined_epochs(told, ()) == ((), ENDLESS)
+    reported = epochs((1, 0), (3, 50), (5, 71))
+    assert joined_epochs(reported, reported) == (reported, ENDLESS)
+    assert joined_epochs(reported, epochs((1, 0), (3, 50), (7, 72))) == (epochs((1, 0), (3, 50), (7, 71)), 71)
+    assert joined_epochs(reported, epochs((6, 80))) == (epochs((6, 80)), NOWHERE)
+    assert joined_epochs((), reported) == (reported, ENDLESS)
+    assert joined_epochs(reported, ()) == ((), ENDLESS)
