@@ -23,12 +23,12 @@ LIMIT_S = 60.0  # ends a test that would hang; nothing is measured with it
 
 
 def some_killers(count: int, *at: int) -> list[Row]:
-    """Numbers, with messages at these offsets that kill."""
+    """Rows of numbers; those at the given offsets kill the receiver."""
     return [(None, b"kill %d" % i if i in at else b"%d" % i) for i in range(count)]
 
 
 def look(stand: DispatchRig) -> None:
-    """As the worker's timer does."""
+    """Checks the heads of all pumps, as the worker's timer does."""
     for pump in stand.pumps:
         free_head(pump, time.monotonic())
 
@@ -44,21 +44,21 @@ def look(stand: DispatchRig) -> None:
 async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_delivered(
     contract: str, capacity: int
 ) -> None:
-    async with rig_with_crashing_receiver(contract, headOfLine={"after": "1m"}) as (stand, mortal):
+    async with rig_with_crashing_receiver(contract, headOfLine={"after": "1m"}) as (stand, receiver):
         pump = stand.pump(capacity=capacity)
         stand.feed(pump, some_killers(400, 5, 70))
         await until(lambda: pump.tracker.base == 400, lambda: look(stand), LIMIT_S)
 
         assert sorted(stand.copied.values("dlq")) == [b"kill 5", b"kill 70"]
         assert pump.delivered == 398
-        assert mortal.deaths <= 16
+        assert receiver.deaths <= 16
         for *_, headers in stand.copied.records:
             reason = headers["switchyard-reason"] or b""
             assert b"times while it had this message" in reason or b"head of line" in reason
 
 
 def waits_for_its_turn(pump: DispatchPump) -> None:
-    """However long that takes."""
+    """Asserts that a message that is not at the receiver is never moved as the head."""
     assert free_head(pump, time.monotonic() + pump.head.patience_s) is None
     assert "not with the receiver" in pump.head.why_not
 
@@ -110,7 +110,7 @@ async def test_many_that_were_lost_beside_a_killer_are_acquitted_many_at_a_time(
         at_first(link, delivery, code)
 
     monkeypatch.setattr(ReceiverLink, "suspect_answered", answered)
-    async with rig_with_crashing_receiver("stream", flow={"max_inflight": 1_000}) as (stand, mortal):
+    async with rig_with_crashing_receiver("stream", flow={"max_inflight": 1_000}) as (stand, receiver):
         pump = stand.pump()
         rows = some_killers(2_000, 5)  # and with it some that are surely lost when it kills
         stand.feed(pump, [(None, b"slow %d" % i) if i < 60 and i != 5 else row for i, row in enumerate(rows)])
@@ -119,7 +119,7 @@ async def test_many_that_were_lost_beside_a_killer_are_acquitted_many_at_a_time(
         assert stand.copied.values("dlq") == [b"kill 5"]
         assert pump.delivered == 1_999
         assert max(together) > 1
-        assert mortal.deaths <= 8
+        assert receiver.deaths <= 8
 
 
 async def test_a_killer_that_all_wait_behind_in_strict_order_is_given_up() -> None:
@@ -142,10 +142,10 @@ async def test_a_killer_goes_to_the_retry_topic_first_when_there_is_one() -> Non
 
 @pytest.mark.deep(minutes=0.1)
 async def test_a_receiver_that_dies_of_every_message_has_no_topic_flushed_into_the_dlq() -> None:
-    async with rig_with_crashing_receiver("unary") as (stand, mortal):
+    async with rig_with_crashing_receiver("unary") as (stand, receiver):
         pump = stand.pump()
         stand.feed(pump, some_killers(100, *range(100)))
-        await until(lambda: mortal.deaths >= 6, lambda: look(stand), LIMIT_S)
+        await until(lambda: receiver.deaths >= 6, lambda: look(stand), LIMIT_S)
 
         assert not stand.copied.records
         assert pump.tracker.base == 0
@@ -173,7 +173,7 @@ async def test_what_is_always_answered_unavailable_does_not_stop_the_others(refu
 
 
 async def test_a_receiver_that_answers_unavailable_to_all_for_a_while_loses_nothing() -> None:
-    """Beginning in the middle of a full tracker, with all kinds of messages with it."""
+    """It begins in the middle of a full tracker, with messages of all kinds in flight."""
     away, seen = False, 0
 
     async def handle(_: bytes, context: Any) -> bytes:
@@ -202,10 +202,10 @@ async def test_a_receiver_that_answers_unavailable_to_all_for_a_while_loses_noth
 
 
 async def test_suspects_count_among_held_messages_and_an_operator_can_conclude_them() -> None:
-    async with rig_with_crashing_receiver("unary") as (stand, mortal):
+    async with rig_with_crashing_receiver("unary") as (stand, receiver):
         pump = stand.pump()
         stand.feed(pump, some_killers(1, 0))
-        await until(lambda: mortal.deaths >= 2, lambda: None, LIMIT_S)
+        await until(lambda: receiver.deaths >= 2, lambda: None, LIMIT_S)
         link = stand.runtime.link
         await stand.until(lambda: bool(link.suspects))
         assert link.status(time.monotonic()).held == 1

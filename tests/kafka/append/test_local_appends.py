@@ -21,11 +21,11 @@ from app.kafka.records.verbatim_copy import VerbatimCopy
 from tests.kafka.records.batches import make_batch
 
 EPOCH = 3
-TOPICS = {"orders": 1, "payments": 2, "refunds": 2}  # and the brokers that lead them
+TOPICS = {"orders": 1, "payments": 2, "refunds": 2}  # topic -> the broker that leads it
 
 
 class Brokers(ClusterClient):
-    """Leaders whose answers are made by hand: `ends` of logs, `before` of a broker's answer."""
+    """Leaders with answers set by the test: `ends` of logs; `before` runs before a broker's answer."""
 
     def __init__(self) -> None:
         super().__init__(ClusterSpec("none", ("h:1",)))
@@ -49,7 +49,7 @@ class Brokers(ClusterClient):
 
 
 class Stand:
-    """A follower and a writer of each topic; rounds are made by hand."""
+    """A follower and a writer of each topic; the test starts each round."""
 
     def __init__(self) -> None:
         self.brokers = Brokers()
@@ -75,7 +75,7 @@ class Stand:
         item.release()
 
     def append(self, topic: str, *, log_time_ms: int = -1) -> None:
-        """It sends a batch of ten, and has its acknowledgement."""
+        """Sends a batch of ten records, which the leader acknowledges."""
         start = self.sent[topic]
         copy = VerbatimCopy(make_batch(start, [(b"k", b"v")] * 10), 10, start, start + 10)
         self.sent[topic] = self.brokers.ends[topic] = start + 10
@@ -85,7 +85,7 @@ class Stand:
         self.writers[topic].acknowledged(pending.future.result(), copy)
 
     async def round(self) -> None:
-        """And all of it is given."""
+        """Runs a round, until the followers have all of its batches."""
         await self.appended._round(1.0)
         while any(self.part(topic).is_given for topic in TOPICS):  # noqa: ASYNC110 - a task of its own
             await asyncio.sleep(0)
@@ -139,7 +139,7 @@ async def test_round_ends_with_its_last_answer_even_if_another_fails() -> None:
         await requested.wait()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert not a_round.done(), "the next one would take this one's answer for its own"
+        assert not a_round.done(), "otherwise the next round would take this round's answer"
         answers.set()
         await a_round
     await stand.round()
@@ -157,14 +157,14 @@ async def test_failing_lane_is_fetched_and_the_others_are_given() -> None:
         await stand.round()
         for number in range(1, 8):
             payments = stand.part("payments")
-            payments.next_offset = stand.sent["payments"]  # it was fetched
+            payments.next_offset = stand.sent["payments"]  # as if a fetch had brought the records
             for topic in TOPICS:
                 stand.append(topic)
             await stand.round()
             assert stand.spans("orders")[-1] == (10 * number - 10, 10 * number)
             assert stand.spans("refunds") == stand.spans("orders")
     assert stand.spans("payments") == []
-    assert len([one for one in logs if one["log_level"] == "error"]) == 1, "not in every round"
+    assert len([one for one in logs if one["log_level"] == "error"]) == 1, "one error, not one in every round"
 
 
 async def test_leaders_log_end_is_not_a_high_watermark() -> None:
@@ -172,9 +172,11 @@ async def test_leaders_log_end_is_not_a_high_watermark() -> None:
     await stand.round()
     part = stand.part("orders")
     stand.append("orders")
-    stand.brokers.ends["orders"] = 25  # 15 more, which are not acknowledged
+    stand.brokers.ends["orders"] = 25  # 15 records more, not acknowledged
     await stand.round()
-    assert (part.high_watermark, part.seen_at_s) == (10, 0.0), "that is looked for"
+    assert (part.high_watermark, part.seen_at_s) == (10, 0.0), (
+        "the high watermark comes from acknowledgements"
+    )
     assert stand.got["orders"][-1].high_watermark == 10
     stand.brokers.ends["orders"] = 10
     stand.append("orders")
@@ -193,7 +195,7 @@ async def test_batches_with_the_logs_timestamps_are_fetched() -> None:
     assert not stand.part("orders").waits
     stand.append("orders")
     await stand.round()
-    assert stand.spans("orders") == [], "it has to fetch what is before it"
+    assert stand.spans("orders") == [], "the batches before it are not fetched yet"
 
 
 def test_acknowledgements_show_the_logs_timestamps() -> None:

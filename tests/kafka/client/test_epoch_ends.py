@@ -91,7 +91,7 @@ async def test_reader_at_the_log_end_knows_its_epoch_before_the_first_record(
 async def test_answer_of_a_former_leader_is_dropped_until_the_logs_are_compared(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one has cut the log off below the position."""
+    """The next leader has cut the log off below the position."""
     await create(client, topic_name)
     await write(bootstrap, topic_name, [b"v"] * 10)
     await client.topic_ids([topic_name])

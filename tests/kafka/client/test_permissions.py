@@ -101,7 +101,7 @@ async def manager(administered: Secured, source_user: str) -> AsyncIterator[Repl
 
 
 def remedy_for(manager: ReplicaManagerRig, text: str) -> str | None:
-    """The remedy of the first incident that says so."""
+    """The remedy of the first incident whose message has this text."""
     found = zip(manager.incidents, manager.remedies, strict=True)
     return next((remedy for (_, message), remedy in found if text in message), None)
 
@@ -124,9 +124,7 @@ async def test_read_permission_suffices_for_the_source_of_a_route(
     await manager.until(lambda: remedy_for(manager, denied))
     assert "--group switchyard-r" in (remedy_for(manager, denied) or "")
     assert {kind for kind, _ in manager.incidents} == {"commit-refused"}
-    assert manager.jobs.progress_saver.unanswered == {}, (
-        "the cluster answers: nobody ends the worker for that"
-    )
+    assert manager.jobs.progress_saver.unanswered == {}, "the cluster answers, so the worker does not end"
     await administered.acls(HOME).allow(READER, GROUP, "switchyard-r", READ)
     pump = await manager.copied(3)
     await manager.until(lambda: not pump.trouble)

@@ -1,4 +1,4 @@
-"""The data that followers get (in order, joined, within memory), and when they are fetched instead."""
+"""Followers get the data of other readers in order, joined and within memory; otherwise they fetch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Nowhere(ClusterClient):
 
 
 class Stand:
-    """Readers of a log, of which one follows and is counted; nothing is fetched but by hand."""
+    """Two readers of a log, one of which follows the other; the test makes the answers to fetches."""
 
     def __init__(
         self, lingers_s: float = 0.0, capacity_bytes: int = 1 << 24, counts: Counts = lambda _: 0
@@ -73,7 +73,7 @@ class Stand:
         self.passed_over = 0
         self.refuses: set[str] = set()
         self.holds = False
-        self.slow: dict[str, asyncio.Event] = {}  # who takes nothing until it is set
+        self.slow: dict[str, asyncio.Event] = {}  # reader -> the event that it waits for before it takes data
         self.budget = ByteBudget(capacity_bytes)
         self.service = FetchService(Nowhere(ClusterSpec("none", ("h:1",))), self._deliver, self.budget)
         self.service.add(LEADER, "orders", 0, 0, "id")
@@ -81,7 +81,7 @@ class Stand:
         self.leader, self.follower = self.part(LEADER), self.part(FOLLOWER)
 
     def another(self, key: str) -> PartitionFetch:
-        """One more that is followed."""
+        """Adds another reader that can be followed."""
         self.service.add(key, "orders", 0, 0, "id")
         return self.part(key)
 
@@ -99,7 +99,7 @@ class Stand:
         if item.key == FOLLOWER:
             self.passed_over += item.start_offset > self.reader.next_offset
             if isinstance(item, FetchedHeaders):
-                assert item.start_offset == self.reader.next_offset, "no header is taken twice"
+                assert item.start_offset == self.reader.next_offset, "every header is taken once"
                 seen_at_ms = item.seen_at_ms
                 self.reader.add_headers(item.headers, item.next_offset, at_ms=9, seen_at_ms=seen_at_ms)
             else:
@@ -110,11 +110,11 @@ class Stand:
             item.data = data
 
     async def answer(self, part: PartitionFetch, *batches: bytes, aborted: Any = ()) -> None:
-        """Its own fetch brings these."""
+        """Answers a fetch of this reader with these batches."""
         await self.service._answered(part, [0, 1_000, [*aborted], b"".join(batches)])
 
     async def settle(self) -> None:
-        """Until nothing is being given."""
+        """Waits until the follower has taken all that it is given."""
         while self.follower.is_given:  # noqa: ASYNC110 - a task of its own
             await asyncio.sleep(0.001)
 
@@ -149,12 +149,12 @@ async def test_follower_fetches_missed_data_and_then_follows_again() -> None:
     await stand.answer(stand.follower, batch(0), batch(10), batch(20, 3))
     await stand.answer(stand.leader, batch(30))
     await stand.settle()
-    assert stand.spans(FOLLOWER) == [(0, 23)], "it is behind what came"
+    assert stand.spans(FOLLOWER) == [(0, 23)], "the follower is behind this data"
     await stand.answer(stand.follower, batch(23, 7), batch(30))
     stand.leader.next_offset = 30
     await stand.answer(stand.leader, batch(30), batch(40))
     await stand.settle()
-    assert stand.spans(FOLLOWER)[-1] == (40, 50), "what it has of it is not taken again"
+    assert stand.spans(FOLLOWER)[-1] == (40, 50), "it takes only the batches that it lacks"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ async def test_slow_follower_does_not_delay_the_reader() -> None:
     assert stand.leader.next_offset == 400
     held = sum(one.nbytes for one in stand.got[FOLLOWER])
     assert 2 * 1024 * 1024 <= held < 3 * 1024 * 1024
-    assert not stand.waits, "it fetches, once it has room"
+    assert not stand.waits, "it fetches once it has room"
 
 
 async def test_refused_data_is_fetched_again() -> None:
@@ -229,12 +229,12 @@ async def test_refused_data_is_fetched_again() -> None:
 
 async def test_follower_that_gets_data_during_scheduling_is_not_fetched() -> None:
     stand = Stand()
-    stand.service.add("gone", "no such topic", 0, 0, "id")  # scheduled last; its trouble is reported
+    stand.service.add("gone", "no such topic", 0, 0, "id")  # scheduled last, and reports an incident
     gone = stand.part("gone")
     gone.failures, stand.leader.polling = 1, True
     stand.slow = {"gone": asyncio.Event(), FOLLOWER: asyncio.Event()}
     looking = asyncio.ensure_future(stand.service._schedule())
-    while not (gone.incident or looking.done()):  # noqa: ASYNC110 - it is being told
+    while not (gone.incident or looking.done()):  # noqa: ASYNC110 - the incident is being reported
         await asyncio.sleep(0)
     await stand.answer(stand.leader, batch(0))
     assert stand.follower.is_given
@@ -267,7 +267,7 @@ async def test_no_bytes_are_held_while_headers_suffice() -> None:
 
 
 async def test_follower_is_fetched_and_gets_whole_batches_when_headers_do_not_suffice() -> None:
-    counts = [2, 1, 1]  # of those that are looked at: the first trusts them, then two are put together
+    counts = [2, 1, 1]  # countable batches of each look: all, then one of two joined batches
     stand = Stand(counts=lambda _: counts.pop(0))
     await stand.answer(stand.leader, batch(0), batch(10))
     await stand.answer(stand.leader, batch(20))
@@ -284,11 +284,11 @@ async def test_follower_catches_up_by_remembered_headers() -> None:
     stand = Stand(counts=every)
     stand.leader.next_offset = 20
     await stand.answer(stand.leader, batch(20), batch(30))
-    assert not stand.waits, "nobody has what is before it"
+    assert not stand.waits, "no reader has the batches before it"
     stand.follower.polling = True
     await stand.answer(stand.follower, batch(0), batch(10), batch(20))
     await stand.answer(stand.leader, batch(40))
-    assert not stand.follower.is_given, "it is being fetched still"
+    assert not stand.follower.is_given, "its own fetch is not answered yet"
     assert (stand.spans(FOLLOWER), stand.waits) == ([(0, 30)], True)
     stand.follower.polling = False
     await stand.answer(stand.leader, batch(50))
@@ -341,7 +341,7 @@ class Whole:
             self.batches.append((self.end, data))
 
     def fetch(self, position: int, most: int) -> list[bytes]:
-        """From the batch on that the position is in."""
+        """At most `most` batches, from the batch that holds the position."""
         return [data for end, data in self.batches if end > position][:most]
 
 
@@ -376,13 +376,15 @@ async def _story(chance: random.Random) -> None:
         elif chance.random() < 0.2 and polled_at < 0 and not follower.polling:
             follower.polling, polled_at = True, follower.next_offset
         elif polled_at >= 0 and chance.random() < 0.4:
-            assert (follower.next_offset, follower.is_given) == (polled_at, False), "it is fetched itself"
+            assert (follower.next_offset, follower.is_given) == (polled_at, False), (
+                "nothing is given during its own fetch"
+            )
             with contextlib.suppress(ValueError):
                 await stand.answer(follower, *log.fetch(polled_at, chance.randrange(5)))
             follower.polling, polled_at = False, -1
         else:
             leader = chance.choice(leaders)
-            if chance.random() < 0.2:  # moved to another offset
+            if chance.random() < 0.2:  # the leader moves to another offset
                 leader.next_offset = chance.randrange(log.end)
             hidden = [(7, leader.next_offset)] if chance.random() < 0.05 else []
             with contextlib.suppress(ValueError):

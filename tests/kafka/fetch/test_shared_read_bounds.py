@@ -22,7 +22,7 @@ async def test_answer_with_too_many_batches_is_not_remembered() -> None:
 
 
 async def test_headers_that_cannot_be_counted_are_not_skipped() -> None:
-    """Headers that were being looked at were gone then: what came behind them was counted, they were not."""
+    """The fault: headers were dropped when counting them failed, and later ones were counted without them."""
     looks = 0
 
     def stumbles(headers: BatchHeaderArrays) -> int:

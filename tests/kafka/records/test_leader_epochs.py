@@ -33,7 +33,7 @@ class Reader:
     saved: tuple[int, Epochs] = (0, ())
 
     def fetch(self, log: list[tuple[int, int]], count: int) -> None:
-        """Unless what was read is not there any more: that is noticed."""
+        """Reads on, unless the log has lost read records, which the reader then notices."""
         start = len(self.read)
         if log[:start] == self.read and (more := log[start : start + count]):
             self.epochs = read_in(self.epochs, more[-1][0], start)
@@ -54,7 +54,7 @@ def same(one: list[tuple[int, int]], other: list[tuple[int, int]], below: int) -
 
 @given(st.integers(0, 1 << 32))
 def test_records_below_the_agreed_offset_are_the_same(seed: int) -> None:
-    """Also of a reader and its successor, and of those with others."""
+    """Also for a reader and its successor, and for readers of different logs."""
     chance = random.Random(seed)
     log: list[tuple[int, int]] = []
     epoch = number = 0
