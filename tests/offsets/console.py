@@ -23,7 +23,7 @@ BARRIERS = [(n, n + 10) for n in range(0, 101, 10)]
 
 
 class Clusters(DataClusters):
-    """They run in the server's loop, and are stopped there."""
+    """Clusters that run in the server's loop, and are stopped there."""
 
     loop: asyncio.AbstractEventLoop | None = None
 
@@ -34,7 +34,7 @@ class Clusters(DataClusters):
 
 @dataclass
 class Served:
-    """The group is at 55 of the only partition, of which the copy lies ten offsets further on."""
+    """A console. The group is at 55 of the only partition; the copy lies ten offsets further on."""
 
     url: str
     fed: FakeRuntime
@@ -45,7 +45,7 @@ class Served:
 
 @contextmanager
 def served(yard: Yard, path: Path, topic: str) -> Iterator[Served]:
-    """See `Served`; route `mirror` keeps groups in step, and workload p/t is passive, as the leader says."""
+    """Serves the console. Route `mirror` syncs groups, and workload p/t is passive."""
     group = f"g-{topic}"
 
     async def prepare() -> Any:
@@ -54,7 +54,9 @@ def served(yard: Yard, path: Path, topic: str) -> Iterator[Served]:
                 await stand.make(cluster, topic, 1)
                 await stand.values(cluster, topic, 0, *(b"%d" % n for n in range(count)))
             ids = [await stand.log_id(cluster, topic) for cluster in (HERE, THERE)]
-            await stand.make(HERE, ControlTopics(stand.other).control.name, 1)  # the copy of theirs
+            await stand.make(
+                HERE, ControlTopics(stand.other).control.name, 1
+            )  # the copy of the other region's control log
             line = a_line(*ids, topic, 0, *BARRIERS)
             await stand.send(HERE, stand.topic(stand.own), {f"mirror/{topic}/0".encode(): line})
             committer = (await stand.clusters.get(HERE)).committer

@@ -26,7 +26,7 @@ class GroupCase:
     busy: dict[str, str]
 
     async def map(self, *barriers: tuple[int, int]) -> None:
-        """The offset map as it is now."""
+        """Writes the offset map."""
         source, target = [await self.stand.log_id(c, self.topic) for c in (HERE, THERE)]
         lines = {
             f"r/{self.topic}/{p}".encode(): a_line(source, target, self.topic, p, *barriers) for p in (0, 1)
@@ -38,7 +38,7 @@ class GroupCase:
         return found
 
     async def at(self, *offsets: int, group: str = "", cluster: str = HERE) -> None:
-        """Where the group is, by partition."""
+        """Commits the group's positions, by partition."""
         committed = {(self.topic, p): offset for p, offset in enumerate(offsets)}
         assert await (await self.committer(cluster)).commit(group or self.group, committed) == {}
 
@@ -51,7 +51,7 @@ class GroupCase:
         return GroupSyncer(mapper, self.stand.clusters, self.is_busy, is_active, clock)
 
     def is_busy(self, group: str, _: str, topic: str | None) -> str:
-        """As `busy` says of a group, or, of one of its topics, of the workload."""
+        """The value of `busy` for a group or, with a topic, for the workload."""
         return self.busy.get(group if topic is None else f"{group}/{topic}", "")
 
     async def sync(self, *, execute: bool = True) -> GroupOutcome:
@@ -61,7 +61,7 @@ class GroupCase:
 
 
 async def until(condition: Any) -> None:
-    """Waits for a condition that gives no notice."""
+    """Waits for a condition that has no event."""
     async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Which jobs there should be, on a real cluster: nothing that waits anywhere is without a job."""
+"""The jobs that there should be, on a real cluster: no waiting message is without a job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ENOUGH_S = 120.0  # ends a test that would hang; nothing is measured with it
 
 
 class Region:
-    """A control log by hand, a real data cluster, and the leader's catalog of them."""
+    """A fake control log, a real data cluster, and the leader's catalog of them."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.topic = topic
@@ -69,7 +69,7 @@ class Region:
         await self.append(put(definition("billing", self.topic, **spec)))
 
     async def jobs(self) -> dict[str, set[int]]:
-        """Topic -> partitions of the jobs."""
+        """The partitions of the jobs, by topic."""
         found: dict[str, set[int]] = {}
         for name in await self.catalog.jobs():
             _, _, topic, partition = name.split(":")
@@ -143,7 +143,7 @@ async def test_a_removed_retry_tier_is_pumped_until_it_is_empty(region: Region) 
     assert tier in await region.jobs()
     await region.commit(tier, 1, 3)
     assert await region.jobs() == {region.topic: {0, 1}}
-    await region.send(tier, partition=1)  # a copy that was still on its way
+    await region.send(tier, partition=1)  # a copy that was still in flight
     assert (await region.jobs())[tier] == {1}
 
 
@@ -199,7 +199,7 @@ async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_
         await asyncio.sleep(0.05)
     assert found[region.topic] == {0, 1}
     assert [start.ends for start in region.view.start_parts_of(key)] == [[0, 4]]
-    # A changed definition, another leader, more messages and more partitions change nothing of it.
+    # A changed definition, another leader, more messages and more partitions do not change the start.
     await region.send(region.topic, 1, count=4)
     admin = AIOKafkaAdminClient(**region.options)
     await admin.start()
@@ -411,7 +411,7 @@ async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_
     await region.make(merged, 2, cleanup_policy="compact")
     await region.make(delayed, 2, max_message_bytes="1000")
     await region.deploy(retry=[{"delay": "1s"}])
-    assert (await region.jobs())[tier] == {0, 1}, "it runs"
+    assert (await region.jobs())[tier] == {0, 1}, "its jobs run"
     await region.jobs()
 
     compacted = (
@@ -419,13 +419,13 @@ async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_
     )
     small = "max.message.bytes is {}, but must be {} or more (otherwise larger records do not fit)"
     short = f"retention.ms is 1000, but must be {7 * DAY_MS} or more (otherwise waiting records expire)"
-    enough = 1_048_588 + COPY_HEADERS_BYTES  # what its topic takes, and headers
+    enough = 1_048_588 + COPY_HEADERS_BYTES  # the topic's limit, and headers
     tiny = small.format(1000, enough)
     assert region.reported == [  # once each
         f"topic {delayed} in east: {tiny}",
         f"topic {dlq} in east: {compacted.format('compact,delete')}, {tiny}, {short}",
         f"topic {merged} in east: {compacted.format('compact')}, {small.format(1048588, enough)}",
-        f"topic {tier} in east: {compacted.format('compact,delete')}",  # its limits were raised
+        f"topic {tier} in east: {compacted.format('compact,delete')}",  # the catalog has raised its limits
     ]
     command = (
         f"kafka-configs.sh --bootstrap-server {region.options['bootstrap_servers']} --alter --topic {delayed}"
@@ -435,7 +435,7 @@ async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_
         "incidents topic-settings name 3 more of its topics"
     )
     found = await region.settings(dlq)
-    assert {name: found[name.replace("_", ".")] for name in bad} == bad, "it is somebody's"
+    assert {name: found[name.replace("_", ".")] for name in bad} == bad, "a foreign topic keeps its settings"
     assert int((await region.settings(tier))["max.message.bytes"]) == COPY_MAX_BYTES
 
     good = {"cleanup.policy": "delete", "max.message.bytes": str(COPY_MAX_BYTES), "retention.ms": "-1"}

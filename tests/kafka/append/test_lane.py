@@ -90,7 +90,7 @@ Request = tuple[PendingBatch, tuple[bytes, int, int, int]]
 
 
 async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets: bool = False) -> None:
-    """Plays random events. `forgets`: the partition may forget the producer, and late batches never arrive."""
+    """Plays random events. `forgets`: the partition may forget the producer; late batches never arrive."""
     partition = Partition()
     side = FakeAppender(partition)
     lane = AppendLane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]

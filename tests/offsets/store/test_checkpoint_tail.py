@@ -41,7 +41,7 @@ async def send_barriers(
 
 
 async def known(stand: Regions) -> dict[str, int]:
-    """Region/route -> the last source end, of all lines into `TOPIC`."""
+    """The last source end of all lines into `TOPIC`, by region/route."""
     await stand.tables.read(30.0)
     found = await stand.tables.lines_into("d", TOPIC)
     return {f"{c.region}/{c.route}": c.line.barriers[-1].source_end for c in found}
@@ -55,7 +55,7 @@ async def test_offset_syncs_missing_in_a_table_come_from_the_tail_of_its_topic_o
         await stand.send(HERE, stand.topic(own), {b"r/orders/0": line(10)})
         await stand.make(HERE, stand.topic(other), **COMPACTED)
         await stand.send(HERE, stand.topic(other), {b"x/orders/0": line(20)})
-        assert await known(stand) == {f"{own}/r": 10, f"{other}/x": 20}, "of regions without one"
+        assert await known(stand) == {f"{own}/r": 10, f"{other}/x": 20}, "regions without such a topic"
         (needed,) = codec.needed_events("w", 1, [NeedItem("r", TOPIC, 0, TARGET, PinnedOffsets([1]))])
         for region, route, end in ((own, "r", 12), (other, "x", 25)):
             await stand.make(HERE, ControlTopics(region).checkpoints.name)

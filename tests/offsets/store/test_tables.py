@@ -20,7 +20,7 @@ TOPIC = "orders"
 
 
 async def known(stand: Regions) -> dict[str, int]:
-    """Region/route -> the last source end, of all lines into `TOPIC`."""
+    """The last source end of all lines into `TOPIC`, by region/route."""
     await stand.tables.read(30.0)
     found = await stand.tables.lines_into("d", TOPIC)
     return {f"{c.region}/{c.route}": c.line.barriers[-1].source_end for c in found}
@@ -90,7 +90,7 @@ async def test_a_recreated_changelog_and_a_damaged_store_are_read_again(
         assert await known(stand) == {
             f"{stand.own}/{name}": end for name, end in (("r", 5), ("s", 6), ("t", 7))
         }
-        assert known_then == [False], "while only some of it is there, nobody takes it for all there is"
+        assert known_then == [False], "a table that is read in part does not count as known"
         await stand.send(HERE, own, {b"s/orders/0": None})
         assert f"{stand.own}/s" not in await known(stand)
         stand.tables._store._db.put(f"i\0{stand.own}\0r/orders/0".encode(), b"rubbish")
@@ -117,7 +117,7 @@ async def test_records_of_a_lost_region_stay_and_a_region_never_read_is_unknown(
         stand.tables = stand.opened(RegionAtlas(stand.own, control, {HERE: stand.own}))
         assert (await known(stand))[f"{stand.other}/x"] == 2
         without = stand.tables.regions["without"]
-        assert (without.state, without.is_known) == ("away", True), "it has none, as was seen before"
+        assert (without.state, without.is_known) == ("away", True), "it is known to have no table"
         lost, unheard = stand.tables.regions[stand.other], stand.tables.regions["unheard"]
         assert (lost.state, lost.is_known) == ("away", True)
         assert (unheard.state, unheard.is_known) == ("away", False)
@@ -135,7 +135,7 @@ async def test_the_id_of_an_unreachable_cluster_is_its_last_one_or_comes_from_ro
         await stand.tables.read(30.0)
         with pytest.raises(NotJoined, match="its id is not known here"):
             await mapper.cluster_id(NOWHERE)
-        # As lines and definitions that another region left say.
+        # Lines and definitions of another region name the id.
         log = ControlTopics(stand.own).control.name
         await stand.make(HERE, log, 1, **COMPACTED)
         route = a_route("to-nowhere", HERE, NOWHERE, TOPIC)

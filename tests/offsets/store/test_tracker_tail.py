@@ -22,7 +22,7 @@ from app.offsets.sync import remote_progress as carry_module
 from tests.offsets.clusters import HERE
 from tests.offsets.sync.test_remote_progress import LOST, OTHER, Carrying, a_note, a_record, carrying
 
-OLD_S = 2 * module.MARGIN_MS / 1000  # ago: what was written then is before the end that is read
+OLD_S = 2 * module.MARGIN_MS / 1000  # events of this age are before the end that is read
 
 
 def saved(stand: Carrying, base: int, *, worker: str = "w", epoch: int = 3) -> Snapshots:
@@ -59,7 +59,7 @@ async def test_positions_missing_in_the_table_come_from_its_events_and_zombies_a
 ) -> None:
     async with carrying(yard, tmp_path, topic_name) as stand:
         await stand.trackers(stand.other, a_record(110))
-        assert await base(stand) == 110, "of a region whose events are not copied here"
+        assert await base(stand) == 110, "the table alone counts if the events are not copied here"
         await make(stand)
         await send_events(stand, saved(stand, 105), ago_s=OLD_S)
         await send_events(stand, saved(stand, 120), b"no event", saved(stand, 130))
@@ -71,17 +71,17 @@ async def test_positions_missing_in_the_table_come_from_its_events_and_zombies_a
         await send_events(
             stand, saved(stand, 150, worker="z", epoch=2), takeover(stand, 4, "x"), saved(stand, 160)
         )
-        assert await base(stand) == 130, "of an owner who was deposed before, and of one who was not by then"
+        assert await base(stand) == 130, "saves of deposed owners do not count"
         await send_events(stand, saved(stand, 140, worker="x", epoch=4))
         assert await base(stand) == 140
-        # Another process continues there.
+        # Another process continues from here.
         await stand.stand.tables.close()
         await send_events(stand, saved(stand, 141, worker="x", epoch=4))
         assert await base(stand) == 141
         origin = await stand.stand.tables.ask(lambda store: store.origin(ENDS, stand.other))
         assert origin is not None
         assert origin.next_offsets == {0: 9, 1: 0}
-        # The table comes, further than the events that have come; a former record is no step back.
+        # The table arrives, further than the copied events; an older record is no step back.
         await stand.trackers(stand.other, replace(a_record(145, at_ms=200), epoch=4, worker="x"))
         assert await base(stand) == 145
         await send_events(stand, saved(stand, 142, worker="x", epoch=4))
@@ -94,13 +94,13 @@ async def test_a_tail_above_the_table_counts_only_for_takeovers_within_it(
     async with carrying(yard, tmp_path, topic_name) as stand:
         await stand.trackers(stand.other, a_record(110))
         await make(stand)
-        await send_events(stand, saved(stand, 120))  # the first there is: what was before is not known
+        await send_events(stand, saved(stand, 120))  # the first event: earlier ones are not known
         assert await base(stand) == 110
         await send_events(
             stand, takeover(stand, 4, "x"), saved(stand, 130), saved(stand, 140, worker="x", epoch=4)
         )
         assert await base(stand) == 140
-        # So it is of one that is longer than what is read of it.
+        # The same holds for a topic that is longer than the part that is read.
         monkeypatch.setattr(module, "MAX_EVENTS", 2)
         await stand.trackers(stand.third, a_record(110))
         await make(stand, stand.third)
@@ -109,10 +109,10 @@ async def test_a_tail_above_the_table_counts_only_for_takeovers_within_it(
         assert await base(stand, stand.third) == 110
         origin = await stand.stand.tables.ask(lambda store: store.origin(ENDS, stand.third))
         assert origin is not None
-        # Once the table's copy has come past it, it counts, whichever of the two is read first.
+        # Once the table's copy is past the tail's start, the tail counts, whichever is read first.
         monkeypatch.setattr(module, "MARGIN_MS", 0)
         await stand.trackers(stand.third, a_record(113))
-        assert await base(stand, stand.third) == 114, "what came before it had"
+        assert await base(stand, stand.third) == 114, "the table has all earlier events"
         await send_events(stand, saved(stand, 120), region=stand.third)
         assert await base(stand, stand.third) == 120
 
@@ -125,7 +125,7 @@ async def test_a_table_and_its_tail_may_be_read_in_either_order(
         await stand.trackers(stand.other, a_record(110))
         await make(stand)
         await send_events(stand, saved(stand, 111))
-        assert await base(stand) == 110, "of who was deposed before that, for all that is known"
+        assert await base(stand) == 110, "its owner may have been deposed before"
         monkeypatch.setattr(module, "MARGIN_MS", 0)
         await stand.trackers(stand.other, a_record(113))
         await send_events(stand, saved(stand, 120))
@@ -142,7 +142,7 @@ async def test_a_tail_far_behind_begins_again_after_its_table(
         await make(stand)
         await send_events(stand, saved(stand, 105), ago_s=OLD_S)
         assert await base(stand) == 110
-        # No reading happens for a long time. The region is lost, and its table is not to come any further.
+        # No reading happens for a long time. The region is lost, and its table does not grow.
         monkeypatch.setattr(module, "MAX_EVENTS", 2)
         monkeypatch.setattr(module, "MARGIN_MS", 0)
         await send_events(stand, *(saved(stand, at) for at in range(111, 118)))
@@ -172,7 +172,7 @@ async def test_a_recreated_topic_is_read_again(yard: Yard, tmp_path: Path, topic
             await send_events(stand, saved(stand, at))
             assert await base(stand) == at
         await stand.stand.delete(HERE, ControlTopics(stand.other).trackers.name)
-        assert await base(stand) == 115, "what was read of it stays"
+        assert await base(stand) == 115, "positions that were read stay"
 
 
 async def test_a_patient_caller_waits_until_positions_can_be_read(
@@ -195,5 +195,5 @@ async def test_a_patient_caller_waits_until_positions_can_be_read(
         assert (found.next_offset, found.why) == (20, "")
         left = 10**9
         found = await stand.carrier.imported_progress(stand.job(), stand.workload, 0.1)
-        assert found.next_offset == 20, "then by what was read before"
+        assert found.next_offset == 20, "then the former reading counts"
         assert found.why.endswith("; check that the control cluster answers")

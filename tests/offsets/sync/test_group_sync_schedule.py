@@ -51,7 +51,7 @@ async def test_a_route_syncs_its_groups_and_a_failing_one_is_reported_once_and_d
     await service.start()
     try:
         await asyncio.sleep(0.5)
-        assert not service.routes, "who does not lead does nothing"
+        assert not service.routes, "a worker that does not lead syncs nothing"
         acting[0] = True
         await until(lambda: service.routes and service.routes["r"].rounds >= 2)
         assert {name: one.state for name, one in service.routes["r"].outcomes.items()} == {

@@ -142,10 +142,10 @@ async def test_a_client_that_commits_without_being_a_member_is_left_alone_until_
     await commits(21, "")  # a consumer that assigns partitions to itself
     assert (await sync(QUIET_GROUP_S)).state == "live"
     assert await case.there() == {0: 21}
-    assert (await sync(QUIET_GROUP_S)).state == "synced", "nobody moves it any more"
+    assert (await sync(QUIET_GROUP_S)).state == "synced", "no client moves it any more"
     assert await case.there() == {0: 60, 1: 60}
     await case.at(70, 70)
-    assert (await sync(1)).state == "synced", "what is ours is no sign of anybody"
+    assert (await sync(1)).state == "synced", "own commits are no sign of another client"
 
     # Another client commits between the two readings of the positions.
     await case.at(90, 90)
@@ -189,7 +189,7 @@ async def test_a_group_of_another_regions_workload_is_left_alone_even_while_it_s
     live = await sync()
     assert (live.state, live.why) == ("live", f"workload {key} of region {stand.other} consumes it there")
     await defines(HERE)
-    assert (await sync()).state == "synced", "it reads the cluster that the group is mapped from"
+    assert (await sync()).state == "synced", "it consumes the cluster that the group is mapped from"
     await defines(HERE, mode="active-active")
     assert (await sync()).state == "live", "with a mode each region reads its own"
     await defines(HERE, mode="active-passive")
@@ -201,7 +201,7 @@ async def test_a_group_of_another_regions_workload_is_left_alone_even_while_it_s
     assert (await sync()).state == "synced"
     await defines(THERE, "another-topic")
     assert (await sync()).state == "live"
-    assert (await sync(case.topic)).state == "synced", "of this topic nobody consumes there"
+    assert (await sync(case.topic)).state == "synced", "no workload consumes this topic there"
 
 
 async def test_between_aggregates_the_source_furthest_behind_decides(
@@ -223,7 +223,9 @@ async def test_between_aggregates_the_source_furthest_behind_decides(
     await copied("west", THERE, (0, 10), (2, 12), (4, 90))
     made = await case.sync()
     (row,) = [row for row in made.rows if row.answer.partition == 0]
-    assert (made.state, row.answer.next_offset) == ("refused", 12), "it stays where it is, further than that"
+    assert (made.state, row.answer.next_offset) == ("refused", 12), (
+        "the position is further than the mapped one, and stays"
+    )
     assert row.answer.least == CopiedPartition("west", "orders", 0)
     assert {reading.source.cluster_id: reading.x for reading in row.answer.sources} == {
         "east": 30,
@@ -243,7 +245,7 @@ async def test_a_job_without_a_line_is_an_unknown_source(case: GroupCase) -> Non
     await mapper.read(30.0)
     (joined,) = await mapper.join(HERE, case.topic, THERE)
     assert [(place.topic, partition) for place, partition in joined.unknown] == [("more", 0)]
-    assert joined.resume({0: 50, 1: 50}).next_offsets == {0: 60, 1: 60}, "none of theirs was ever read"
+    assert joined.resume({0: 50, 1: 50}).next_offsets == {0: 60, 1: 60}, "their positions were never read"
 
 
 async def test_a_time_is_found_in_every_cluster_and_times_outside_the_log_are_noted(

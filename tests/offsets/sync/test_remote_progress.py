@@ -57,7 +57,7 @@ def stamped(topic: str, log: LogId, pid: int, *barriers: At, partition: int = 0)
 
 
 class Carrying:
-    """A region that has copies of what others leave behind, none of which answers."""
+    """A region with copies of other regions' control topics; no other region answers."""
 
     def __init__(self, stand: Regions, topic: str) -> None:
         self.stand, self.topic = stand, topic
@@ -115,7 +115,7 @@ async def test_the_copies_of_a_lost_region_say_where_to_continue_and_which_recor
     monkeypatch.setattr(tables_module, "REACH_TIMEOUT_S", 1.0)
     async with carrying(yard, tmp_path, topic_name) as stand:
         nobody = await stand.carried()
-        assert (nobody, nobody.was_read) == (ImportedProgress(), False), "nobody has read it elsewhere"
+        assert (nobody, nobody.was_read) == (ImportedProgress(), False), "no other region has read it"
         await stand.trackers(stand.other, a_record(130, note=a_note(130, (150, 160))))
         assert list(await stand.carrier.positions(stand.workload, stand.other)) == []
         found = await stand.carried()
@@ -123,9 +123,9 @@ async def test_the_copies_of_a_lost_region_say_where_to_continue_and_which_recor
         assert found.log == await stand.stand.log_id(HERE, topic_name)
         assert found.over is not None
         assert found.over.ranges(20, 60, OTHER, 0, 0) == [(20, 45)]
-        assert found.over.lags, "1,045 to 1,055 is finished, and has no barrier here yet"
+        assert found.over.lags, "1,045 to 1,055 are finished, but have no barrier here yet"
         assert found.over.may_grow(60, 80, OTHER, 0)
-        # Once it has one, a look later.
+        # The next look, once they have one.
         ours = await stand.stand.log_id(HERE, topic_name)
         line = stamped(topic_name, ours, OTHER, (1_000, 20, 0), (1_040, 60, 40), (1_060, 85, 60))
         await stand.line(stand.stand.own, "in", line)
@@ -143,7 +143,7 @@ async def test_the_copies_of_a_lost_region_say_where_to_continue_and_which_recor
         kept = await stand.stand.tables.ask(lambda store: list(store.records(TRACKERS, stand.other)))
         assert [job for job, _ in kept] == [str(stand.job())]
         none = await stand.stand.tables.ask(lambda store: store.origin(TRACKERS, stand.stand.own))
-        assert none is None, "its own table answers takeovers, and is not read"
+        assert none is None, "the own region's table is not read"
 
 
 async def test_the_furthest_region_counts_and_the_finished_ranges_of_each(
@@ -166,7 +166,7 @@ async def test_the_furthest_region_counts_and_the_finished_ranges_of_each(
         found = await stand.carried()
         assert found.next_offset == 80
         assert found.over is not None
-        assert found.over.ranges(20, 80, OTHER, 0, 0) == [(20, 80)], "by its base alone, without a note"
+        assert found.over.ranges(20, 80, OTHER, 0, 0) == [(20, 80)], "the base alone counts, without a note"
 
 
 async def test_missing_knowledge_is_named_and_never_counts_as_finished(
@@ -184,7 +184,7 @@ async def test_missing_knowledge_is_named_and_never_counts_as_finished(
         stand.shared.pop()
         del control[unheard]
         stand.stand.tables.regions.pop(unheard)
-        # A partition of which no line is known here; and a copy that is joined with ours by nothing.
+        # A partition without a known line, and a copy that no offset sync relates to ours.
         await stand.trackers(stand.other, a_record(130), a_record(5))
         of_one = await stand.carried(1)
         assert (of_one.next_offset, of_one.was_read) == (None, True)
@@ -221,7 +221,7 @@ async def test_jobs_that_begin_together_share_readings(
         await asyncio.sleep(0)
         found = await asyncio.gather(first, *(stand.carried(at % 2) for at in range(20)))
         assert {one.next_offset for one in found} == {20, None}
-        assert reads == 4, "one that was under way, and one for all who came meanwhile, of two tables each"
+        assert reads == 4, "two readings of two tables: the first job's, and one for all later jobs"
         assert joins <= 2
 
 

@@ -109,5 +109,5 @@ def test_a_placement_is_shown_with_its_reason_and_when_the_job_last_moved(shell:
     moved = Assignment(at_ms=moved_ms, job=job(1), worker="worker-b", epoch=2, term=0, reason="drained")
     shell.fed.apply(moved)
     assert shown("--why")[1] == (job(1), "2", "2023-11-14T22:13:20.000+00:00", "drained")
-    assert shown("--why")[0][2] == began, "what did not move"
+    assert shown("--why")[0][2] == began, "the start of an unchanged partition"
     assert shown()[1] == (job(1), "2", "", "")

@@ -123,7 +123,7 @@ def test_the_leaders_trouble_of_a_workload_says_why_it_has_no_job() -> None:
     state = state_of(job(0))
     workload = seen(state, running).workload(state.workloads[KEY])
     assert workload["troubles"] == [why, "no copy"]
-    assert workload["why"] != why, "it has a job, of which more is known"
+    assert workload["why"] != why, "its job has a more exact reason"
 
 
 def test_only_the_first_troubles_are_listed() -> None:

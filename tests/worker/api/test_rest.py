@@ -263,7 +263,7 @@ def test_a_partition_that_cannot_be_reset_is_named_and_not_counted(log_of_50: An
     assert "sends no heartbeats" in forecast["partitions"][0]["why"]
 
 
-# -- who, and the buttons --------------------------------------------------------------------------
+# -- actors and buttons ----------------------------------------------------------------------------
 
 
 def test_any_actor_can_be_recorded() -> None:

@@ -218,7 +218,7 @@ async def test_progress_of_other_regions_is_joined_and_latest_skips_nothing_unfi
     )
     assert (await place.begin(carried=seven)).snapshot.base == 7
     found = await place.begin(5, log=present, carried=seven)
-    assert (found.snapshot.base, found.known) == (7, False), "the table is to learn that it was looked up"
+    assert (found.snapshot.base, found.known) == (7, False), "the table learns that the import was looked up"
     found = await place.begin(9, log=present, carried=seven)
     assert (found.snapshot.base, found.known) == (9, False)
     assert (await place.begin(9, log=present, carried=unknown)).snapshot.base == 9

@@ -1,4 +1,6 @@
-"""A batch that breaks its job again and again is moved away as it is, and all around it is delivered."""
+"""A batch that breaks its job repeatedly is dead-lettered as it is, and all messages around it are
+delivered.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Log:
 
 
 class Away:
-    """Clusters of which none can be reached; `tries` counts."""
+    """Clusters that cannot be reached; `tries` counts the attempts."""
 
     def __init__(self, *names: str) -> None:
         self.specs = dict.fromkeys(names)
@@ -124,7 +124,7 @@ async def test_a_job_with_an_unreadable_definition_is_tried_each_second_and_says
         jobs._catalog.workload = counted  # type: ignore[method-assign]
         log.apply(assigned())
         began_s = time.monotonic()
-        for _ in range(100):  # every change of the log makes it look again
+        for _ in range(100):  # every change of the log makes the manager look again
             log.apply()
             await asyncio.sleep(0.005)
         await until(lambda: reported)
@@ -148,7 +148,7 @@ async def test_a_job_that_cannot_start_is_released_when_the_leader_asks() -> Non
 @pytest.mark.parametrize(
     ("timestamp", "message"),
     [
-        ({"source": "json", "field": 'x"ts'}, "a key holds a quote"),  # earlier versions took it
+        ({"source": "json", "field": 'x"ts'}, "a key holds a quote"),  # earlier versions accepted it
         ({"source": "avro", "field": "ts", "schema": "gone.avsc"}, "gone.avsc"),
         ({"source": "protobuf", "field": "ts", "descriptor": "gone.binpb", "message": "a.B"}, "gone.binpb"),
     ],
@@ -228,5 +228,5 @@ async def test_a_moved_job_is_closed_when_the_assignment_is_read() -> None:
         pump: Any = SimpleNamespace(job=JobId.parse(JOB), epoch=1, close=lambda: closed.append(JOB))
         jobs.pumps[JOB] = pump
         log.apply(msgspec.structs.replace(assigned(), worker="other", epoch=2))
-        assert closed == [JOB], "nothing else has had its turn in between"
+        assert closed == [JOB], "no other task has had a turn in between"
         assert jobs.pumps == {}

@@ -54,7 +54,7 @@ class Hangs:
 
 
 class Office:
-    """An operator of the stand's first pump."""
+    """An operator of the rig's first pump."""
 
     def __init__(self, stand: DispatchRig) -> None:
         self.stand, self.log = stand, FakeControlLog()
@@ -76,7 +76,7 @@ class Office:
 
 
 async def stuck_at(stand: DispatchRig, offset: int, total: int = 30) -> Office:
-    """All but `offset` is delivered; its call does not come back."""
+    """Delivers all messages but the one at `offset`, whose call does not return."""
     pump = stand.pump()
     stand.feed(pump, numbers(total))
     await stand.until(lambda: pump.tracker.unfinished == 1 and offset in pump.calls)
@@ -115,7 +115,7 @@ async def test_offsets_that_cannot_end_are_named_with_the_reason_and_stay() -> N
         look = office.operators.foresee(office.job, ranges)
         assert (look.ended, look.pending) == (((7, 9),), ())
         assert look.refused == {FINISHED: ((6, 7),), NOT_READ: ((1_000, 1_002),)}
-        assert (pump.tracker.base, office.log.appended) == (7, []), "a look changes nothing"
+        assert (pump.tracker.base, office.log.appended) == (7, []), "a dry run changes nothing"
         assert await office.operators.skip(office.job, ranges, "ann") == look
         await stand.idle()
         assert b"8" not in stand.values()
@@ -131,14 +131,14 @@ async def test_a_message_waiting_for_its_turn_ends_at_once_and_the_next_ones_sta
     async with dispatch_rig(stuck, ordering=ordering, target={"contract": contract}) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(30, keys=keys))
-        waiting = 30 // keys if keys else 30  # behind the first one: those of other keys are done
+        waiting = 30 // keys if keys else 30  # behind the first message; messages of other keys are finished
         await stand.until(lambda: pump.tracker.unfinished == waiting and b"0" in stand.values())
         assert pump.in_flight == 1
         office = Office(stand)
         ended = await getattr(office.operators, verb)(office.job, [(4, 5), (8, 11), (20, 21)], "ann")
         gone = {4, 8, 10, 20} | ({9} if ordering == "partition" else set())
         assert {offset for span in ended.ended for offset in range(*span)} == gone
-        assert pump.tracker.base == 0, "the one before them is still out"
+        assert pump.tracker.base == 0, "the message before them is still in flight"
         assert stand.copied.values("__dlq") == [str(n).encode() for n in sorted(gone) if verb == "stash"]
         stuck.go.set()
         await stand.idle()
@@ -207,7 +207,7 @@ async def test_only_the_owner_ends_offsets_under_its_epoch_and_lease() -> None:
         for act in acts:
             with pytest.raises(NotHere, match="belongs to w2"):
                 await act(office.job, [(7, 8)], "ann")
-        office.assign(ME, 3)  # its pump is of an epoch that is over
+        office.assign(ME, 3)  # its pump belongs to a former epoch
         for act in acts:
             with pytest.raises(NotHere, match="starting or stopping"):
                 await act(office.job, [(7, 8)], "ann")

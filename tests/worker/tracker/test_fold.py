@@ -34,7 +34,7 @@ Table = dict[str, TrackerRecord]
 
 @dataclass
 class Owner:
-    """A worker that was granted a job, and may not know yet that it has lost it: a zombie is one too."""
+    """A worker that was granted a job; a zombie does not know yet that it has lost it."""
 
     job: str
     worker: str
@@ -75,7 +75,7 @@ def finished(packed: bytes) -> set[int]:
 
 
 def truth_after(before: Table, event: TrackerEvent, offset: int) -> Table:
-    """Every event is folded in, one after the other, by the rules of `app.kernel.fencing`."""
+    """The table after an event, by the rules of `app.kernel.fencing`."""
     table = dict(before)
     if isinstance(event, Takeover):
         table[event.job] = replace(on_takeover(table.get(event.job), event)[0], offset=offset)
@@ -264,7 +264,7 @@ def test_of_rows_without_offsets_the_furthest_counts() -> None:
     old = TrackerRecord(epoch=1, worker="a", base=1_000_000)
     after_reset = TrackerRecord(epoch=1, worker="a", base=500, lineage=1)
     now = TrackerRecord(epoch=2, worker="b", base=900, lineage=1)
-    late = TrackerRecord(epoch=1, worker="a", base=1_000_000, offset=70)  # of a writer that was paused
+    late = TrackerRecord(epoch=1, worker="a", base=1_000_000, offset=70)  # from a writer that was paused
     for records in ([old, after_reset, now, late], [late, now, after_reset, old]):
         fold = TrackerFold()
         for record in records:

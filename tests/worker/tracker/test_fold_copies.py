@@ -32,7 +32,7 @@ class Copies(RuleBasedStateMachine):
         self.truth: list[Table] = [{}]
         self.owners: list[Owner] = []
         self.takeovers = 0
-        self.start = before  # of the copied end
+        self.start = before  # the first event of the copied end
         self.read = 0  # events that were copied, or precede the copied end
         self.table: Table = {}
         self.table_at = dict.fromkeys(JOBS, 0)
@@ -185,7 +185,7 @@ def saved(worker: str, epoch: int, base: int, job: str = JOBS[0]) -> Snapshots:
 def test_before_the_copies_overlap_only_takeovers_within_the_end_count() -> None:
     known = TrackerRecord(epoch=1, worker="a", base=3, snapshot=Snapshot(3).to_bytes(), offset=10**9)
     later = saved("a", 1, 7)
-    assert fold(later, joined=False, known=known) == {}, "b may have taken it over before the end begins"
+    assert fold(later, joined=False, known=known) == {}, "b may have taken the job over before the copied end"
     assert fold(later, joined=True, known=known)[JOBS[0]].base == 7
     granted = Takeover(job=JOBS[0], epoch=2, worker="b", nonce="", at_ms=0)
     refused = Takeover(job=JOBS[0], epoch=1, worker="b", nonce="", at_ms=0)
@@ -204,7 +204,7 @@ def test_an_early_snapshot_counts_once_the_table_knows_its_owner() -> None:
         assert fold.records() == {}
         early |= fold.early()
     assert (early[job].epoch, early[job].worker, early[job].base) == (2, "b", 5), (
-        "all former ones are deposed"
+        "all former owners are deposed"
     )
     for epoch, worker, base in ((2, "b", 5), (1, "a", 3), (3, "c", 3), (2, "c", 3)):
         table = TrackerRecord(epoch=epoch, worker=worker, base=3, snapshot=Snapshot(3).to_bytes())

@@ -36,7 +36,7 @@ async def client(bootstrap: str) -> AsyncIterator[ClusterClient]:
 
 @pytest.fixture
 async def topics(client: ClusterClient, topic_name: str) -> ControlTopics:
-    """The control topics of a region of the test's own, all of them empty."""
+    """The empty control topics of a region of the test's own."""
     made = ControlTopics(topic_name)
     changelog = made.changelog("trackers", TRACKER_PARTITIONS)
     await ensure_topics(client, [TopicSpec(one.name, one.partitions) for one in (*made.all(), changelog)])
@@ -66,7 +66,7 @@ async def followed(client: ClusterClient, topics: ControlTopics) -> AsyncIterato
 
 
 async def taken(client: TrackerClient, epoch: int) -> TakeoverAnswer:
-    """The answer, within a time that nothing is measured with."""
+    """The answer to a takeover; the timeout only ends a test that hangs."""
     async with asyncio.timeout(ENOUGH_S):
         return await client.takeover(JOB, epoch)
 
