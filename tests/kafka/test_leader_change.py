@@ -104,7 +104,7 @@ class Scene:
         await self.commits_are_kept()
 
     async def commits_are_kept(self) -> None:
-        """Asserts that the last commit can be read, and the next one made and read, also by a new committer."""
+        """Asserts that the last commit can be read, and the next one made and read, by two committers."""
         at, group = (self.topic, 0), f"group-{self.topic}"
         for committer in (self.committer, OffsetCommitter(self.client)):
             if self.next_commit:

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from app.audit.counts import handover as note
 from app.audit.pump import partition as pumps
 from tests.audit.jobs.test_start_position import begin
-from tests.audit.pump.test_partition import WIDTH_MS, Stand
+from tests.audit.pump.test_partition import WIDTH_MS, Rig
 from tests.audit.query.test_view import audit_plan
 from tests.examples import as_profile
 
 PART = 16  # offsets, so that many parts are begun and ended
 
 
-class Region(Stand):
+class Region(Rig):
     """A log that begins at `first`, and the tracker table's record of its owners."""
 
     def __init__(self, chance: random.Random) -> None:

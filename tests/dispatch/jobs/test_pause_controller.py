@@ -61,34 +61,34 @@ async def test_a_suspended_worker_sends_nothing_by_a_renewed_lease_before_it_rea
 ) -> None:
     worker = runtime()
     role = RolePut(at_ms=1, key=KEY, region="east", epoch=0, state=ACTIVE)
-    async with dispatch_rig(lambda _: None, mode="active-passive", target={"contract": contract}) as stand:
-        stand.runtime.lease = worker.lease
-        event = put(stand.runtime.workload.to_wire())
+    async with dispatch_rig(lambda _: None, mode="active-passive", target={"contract": contract}) as rig:
+        rig.runtime.lease = worker.lease
+        event = put(rig.runtime.workload.to_wire())
         renew(worker)
         for control_event in (failover(), event, role, pulse(worker)):
             worker.control.view.apply(control_event)
-        pump = worker.jobs.pumps[JOB] = stand.pump()
+        pump = worker.jobs.pumps[JOB] = rig.pump()
         renew(worker)
-        stand.feed(pump, numbers(3))
-        await stand.idle()
+        rig.feed(pump, numbers(3))
+        await rig.idle()
 
         worker.lease.expires_at_s = time.monotonic() - STILL_S
-        stand.feed(pump, numbers(3))
+        rig.feed(pump, numbers(3))
         assert pump.in_flight == 0, "its lease has lapsed"
         renew(worker)
-        stand.runtime.send()
+        rig.runtime.send()
         assert (pump.in_flight, pump.state) == (0, "paused")
 
         worker.control.view.apply(pulse(worker))
         renew(worker)
-        await stand.idle()
-    assert len(stand.seen) == 6
+        await rig.idle()
+    assert len(rig.seen) == 6
 
 
 async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another_one_acts() -> None:
     log = Log()
     async with (
-        dispatch_rig(lambda _: None, mode="active-passive") as stand,
+        dispatch_rig(lambda _: None, mode="active-passive") as rig,
         managed(log, Away("east")) as (jobs, _),
     ):
         runs: bool | None = True
@@ -98,10 +98,10 @@ async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another
 
         jobs._catalog.runs_here = runs_here
         jobs._catalog.sender_role = lambda _: SenderRole("east", False, 1)
-        pump = jobs.pumps[JOB] = stand.pump()
+        pump = jobs.pumps[JOB] = rig.pump()
         log.apply(put(definition("h:1", mode="active-passive").to_wire()), assigned())
-        stand.feed(pump, numbers(3))
-        await stand.idle()
+        rig.feed(pump, numbers(3))
+        await rig.idle()
         runs = False
         log.apply()
         assert pump.paused, "nothing else has had its turn in between"
@@ -128,9 +128,9 @@ async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another
 
 async def test_a_workload_whose_state_is_unknown_pauses_with_one_incident_and_heartbeats_continue() -> None:
     worker = runtime()
-    async with dispatch_rig(lambda _: None) as stand:
-        worker.control.view.apply(put(stand.runtime.workload.to_wire()))
-        well, ill = stand.pump(), stand.pump()
+    async with dispatch_rig(lambda _: None) as rig:
+        worker.control.view.apply(put(rig.runtime.workload.to_wire()))
+        well, ill = rig.pump(), rig.pump()
         ill.job = JobId(ill.job.kind, "billing/other", "other", 0)
         worker.jobs.pumps |= {str(ill.job): ill, JOB: well}
         known, fails = worker.catalog.workload, True

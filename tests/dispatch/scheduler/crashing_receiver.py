@@ -74,17 +74,17 @@ async def rig_with_crashing_receiver(
     contract: str, **spec: Any
 ) -> AsyncIterator[tuple[DispatchRig, CrashingReceiver]]:
     """A rig whose receiver can be killed by messages."""
-    receiver, stand = CrashingReceiver(), DispatchRig(lambda _: None)
+    receiver, rig = CrashingReceiver(), DispatchRig(lambda _: None)
     life = asyncio.create_task(receiver.live(contract))
-    stand.port = receiver.port
+    rig.port = receiver.port
     async with asyncio.timeout(ENOUGH_S):
         while receiver.deaths < 0:  # noqa: ASYNC110 - a task changes it
             await asyncio.sleep(0.01)
-    stand.run(target={"contract": contract}, **spec)
+    rig.run(target={"contract": contract}, **spec)
     try:
-        yield stand, receiver
+        yield rig, receiver
     finally:
-        await stand.close()
+        await rig.close()
         life.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await life

@@ -43,10 +43,14 @@ async def test_a_route_syncs_its_groups_and_a_failing_one_is_reported_once_and_d
             raise ArithmeticError("of no kind that anybody thought of")
         return ""
 
-    syncer = GroupSyncer(case.syncer().mapper, case.stand.clusters, busy)
+    syncer = GroupSyncer(case.syncer().mapper, case.regions.clusters, busy)
     routes = {"r": (definition, definition.route())}
     service = GroupSyncSchedule(
-        syncer, case.stand.clusters, lambda: routes, lambda: acting[0], lambda *words: incidents.append(words)
+        syncer,
+        case.regions.clusters,
+        lambda: routes,
+        lambda: acting[0],
+        lambda *words: incidents.append(words),
     )
     await service.start()
     try:
@@ -79,7 +83,7 @@ class Following:
         self.passive: Sequence[PassiveWorkload] = [self.of(HERE)]
         self.troubles: list[tuple[str, ...]] = []
         self.service = GroupSyncSchedule(
-            case.syncer(), case.stand.clusters, dict, lambda: True,
+            case.syncer(), case.regions.clusters, dict, lambda: True,
             lambda *words: self.troubles.append(words), lambda: self.passive,
         )  # fmt: skip
 
@@ -134,7 +138,7 @@ async def test_a_passive_workloads_group_follows_the_active_one_forward_and_back
         case.busy[follows.key] = "workload of this region consumes it there"
         assert (await follows.until("live")).why == case.busy.pop(follows.key)
         async with AIOKafkaConsumer(
-            case.topic, bootstrap_servers=case.stand.bootstraps[THERE], group_id=case.group,
+            case.topic, bootstrap_servers=case.regions.bootstraps[THERE], group_id=case.group,
             client_id="reader", enable_auto_commit=False,
         ) as consumer:  # fmt: skip
             async with asyncio.timeout(120):
@@ -152,14 +156,14 @@ async def test_a_passive_workloads_group_follows_the_active_one_forward_and_back
 
 async def test_other_topics_of_a_passive_workloads_group_do_not_count(case: GroupCase) -> None:
     """Another workload of the group is active in that region; and retry topics are each region's own."""
-    stand, retry = case.stand, f"{case.topic}__{case.group}__retry_1"
+    rig, retry = case.regions, f"{case.topic}__{case.group}__retry_1"
     there = await case.committer(THERE)
     another = f"{case.topic}-another"
-    await stand.make(THERE, another, 1)
+    await rig.make(THERE, another, 1)
     for cluster in (HERE, THERE):
-        await stand.make(cluster, retry, 1)
-    line = a_line(await stand.log_id(HERE, retry), await stand.log_id(THERE, retry), retry, 0, (0, 0))
-    await stand.send(HERE, stand.topic(stand.own), {f"r/{retry}/0".encode(): line})
+        await rig.make(cluster, retry, 1)
+    line = a_line(await rig.log_id(HERE, retry), await rig.log_id(THERE, retry), retry, 0, (0, 0))
+    await rig.send(HERE, rig.topic(rig.own), {f"r/{retry}/0".encode(): line})
     await (await case.committer(HERE)).commit(case.group, {(retry, 0): 0})
     assert await there.commit(case.group, {(another, 0): 0}, {(another, 0): stamped("west-1", 1)}) == {}
     case.busy[case.group] = "another workload of the group is active there"

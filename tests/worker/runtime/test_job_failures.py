@@ -49,20 +49,20 @@ async def test_unforeseen_batches_affect_no_other_batch(
     )
     taken, started, log = list[bytes | None](), list[DispatchPump](), Log()
     async with (
-        dispatch_rig(lambda one: taken.append(one.value)) as stand,
+        dispatch_rig(lambda one: taken.append(one.value)) as rig,
         managed(log, Away("east")) as (jobs, reported),
     ):
-        stand.run(dlq={"enabled": has_queue})
+        rig.run(dlq={"enabled": has_queue})
 
         async def begin(job: str, _: Any) -> Any:
             snapshot = started[-1].snapshot() if started else Snapshot(0)
             pump = DispatchPump(
-                JobId.parse(job), 1, stand.runtime, tier=None, next_offset=0, snapshot=snapshot,
+                JobId.parse(job), 1, rig.runtime, tier=None, next_offset=0, snapshot=snapshot,
                 capacity=100, group=GROUP, lineage=0,
             )  # fmt: skip
             started.append(pump)
-            stand.pumps.append(pump)
-            part = PartitionFetch(stand._service, (job, 1), "orders", 0, 0)
+            rig.pumps.append(pump)
+            part = PartitionFetch(rig._service, (job, 1), "orders", 0, 0)
             fetched = FetchedBatches(part, len(response), response, end, [], end)
             start = SimpleNamespace(log=LogId(), known=True, snapshot=snapshot, gap=None)
             loop = asyncio.get_running_loop()
@@ -83,6 +83,6 @@ async def test_unforeseen_batches_affect_no_other_batch(
             await until(lambda: started[-1].snapshot() == Snapshot(BEFORE, ((BEFORE + 3, end),)))
             return
         await until(lambda: started[-1].snapshot() == Snapshot(end))
-        letters = {headers[RAW_BATCH]: raw for topic, _, raw, headers in stand.copied.records}
+        letters = {headers[RAW_BATCH]: raw for topic, _, raw, headers in rig.copied.records}
         assert letters.keys() == {b"%d-%d" % (BEFORE, BEFORE + 2), b"%d-%d" % (BEFORE + 2, BEFORE + 3)}
         assert all(any(one in (raw or b"") for one in POISON) for raw in letters.values())

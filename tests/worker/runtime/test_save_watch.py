@@ -15,7 +15,7 @@ REFUSED = ProbeFailure(3, "[Error 10] MessageSizeTooLargeError", is_refusal=True
 STUCK = ProbeFailure(3, "[Error 19] NotEnoughReplicasError", is_refusal=False)
 
 
-class Stand:
+class Rig:
     """A watch over a partition with no write since `ago_s`; `words` are the incidents and "ended"."""
 
     def __init__(self, met: ProbeFailure | None, *, ago_s: float = 31.0, others_save: bool = True) -> None:
@@ -45,25 +45,25 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_worker_ends_when_only_a_new_connection_can_write() -> None:
-    stand = Stand(None, others_save=False)
-    await stand.watch.look()
-    incident, ended = stand.words
+    rig = Rig(None, others_save=False)
+    await rig.watch.look()
+    incident, ended = rig.words
     assert ended == "ended"
     assert incident.startswith("worker-ended: ")
     assert "partition 3 of trackers" in incident
 
 
 async def test_a_worker_continues_when_its_topic_heals_during_the_probe() -> None:
-    stand = Stand(None)
-    stand.heals_meanwhile = True
-    await stand.watch.look()
-    assert stand.words == []
+    rig = Rig(None)
+    rig.heals_meanwhile = True
+    await rig.watch.look()
+    assert rig.words == []
 
 
 async def test_a_refused_worker_ends_when_other_workers_can_save() -> None:
-    stand = Stand(REFUSED)
-    await stand.watch.look()
-    incident, ended = stand.words
+    rig = Rig(REFUSED)
+    await rig.watch.look()
+    incident, ended = rig.words
     assert (ended, "MessageSizeTooLarge" in incident, "max.message.bytes of trackers" in incident) == (
         "ended",
         True,
@@ -75,24 +75,24 @@ async def test_a_refused_worker_ends_when_other_workers_can_save() -> None:
 async def test_a_worker_that_no_restart_helps_reports_once_and_continues(
     met: ProbeFailure, others_save: bool
 ) -> None:
-    stand = Stand(met, others_save=others_save)
-    await stand.watch.look()
-    await stand.watch.look()
-    (incident,) = stand.words
+    rig = Rig(met, others_save=others_save)
+    await rig.watch.look()
+    await rig.watch.look()
+    (incident,) = rig.words
     assert incident.startswith("unsaved: ")
     assert met.why in incident
-    stand.writes.ended(3, time.monotonic())
-    await stand.watch.look()
-    assert stand.watch.unsaved(time.monotonic()) is None
-    stand.writes.began(3, time.monotonic() - 31.0)
-    await stand.watch.look()
-    assert len(stand.words) == 2, "the next failure is reported again"
+    rig.writes.ended(3, time.monotonic())
+    await rig.watch.look()
+    assert rig.watch.unsaved(time.monotonic()) is None
+    rig.writes.began(3, time.monotonic() - 31.0)
+    await rig.watch.look()
+    assert len(rig.words) == 2, "the next failure is reported again"
 
 
 async def test_short_troubles_and_outages_of_the_cluster_are_not_reported() -> None:
-    short = Stand(REFUSED, ago_s=20.0)
+    short = Rig(REFUSED, ago_s=20.0)
     await short.watch.look()
-    away = Stand(REFUSED)
+    away = Rig(REFUSED)
     away.writes.ended(3, time.monotonic(), MessageSizeTooLargeError())
     away.holds = False
     await away.watch.look()
