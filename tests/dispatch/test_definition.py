@@ -85,7 +85,7 @@ def test_a_mode_on_a_regional_cluster_warns_that_each_region_has_different_messa
     assert ["there each region has different messages" in warning.message for warning in warnings] == [True]
 
 
-def test_an_unknown_kind_is_answered_with_what_was_meant() -> None:
+def test_an_unknown_kind_is_answered_with_a_similar_one() -> None:
     assert "did you mean Workload?" in text_of(changed("kind", "Worklod"))
 
 
@@ -125,7 +125,7 @@ def test_a_retry_tier_may_wait_not_at_all_and_thirty_days() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "ö", ".", "..", "x" * 201, 7, None, ["a"], "a\n"])
 @pytest.mark.parametrize("field", ["group", "topic"])
-def test_what_is_no_name_is_refused(field: str, name: Any) -> None:
+def test_an_invalid_name_is_refused(field: str, name: Any) -> None:
     assert f"metadata.{field}" in fields(changed(f"metadata/{field}", name))
 
 
@@ -157,11 +157,11 @@ def test_other_addresses_are_refused(address: Any) -> None:
 @pytest.mark.parametrize(
     "method", ["Take", "acme.Billing/Take", "/acme.Billing", "/acme.Billing/", "/a/b/c", 7]
 )
-def test_what_is_no_grpc_method_is_refused(method: Any) -> None:
+def test_an_invalid_grpc_method_is_refused(method: Any) -> None:
     assert fields(changed("spec/target/method", method)) == ["spec.target.method"]
 
 
-def test_an_unknown_cluster_is_answered_with_what_was_meant() -> None:
+def test_an_unknown_cluster_is_answered_with_a_similar_one() -> None:
     known = ["east-regional", "east-aggregate"]
 
     parse_definition(SMALL, clusters=known)
@@ -171,7 +171,7 @@ def test_an_unknown_cluster_is_answered_with_what_was_meant() -> None:
 
 
 @pytest.mark.parametrize("document", [None, [], "Workload", 7, {}])
-def test_what_is_no_definition_at_all_is_refused_in_the_one_form(document: Any) -> None:
+def test_a_document_that_is_no_definition_is_refused_like_an_invalid_one(document: Any) -> None:
     with pytest.raises(InvalidConfiguration):
         parse_definition(document)
 
@@ -252,7 +252,7 @@ def test_a_definition_comes_back_from_the_wire_as_it_was(document: dict[str, Any
 
 
 @given(definitions)
-def test_what_is_on_the_wire_is_a_definition_that_can_be_deployed_again(document: dict[str, Any]) -> None:
+def test_a_definition_from_the_wire_can_be_deployed_again(document: dict[str, Any]) -> None:
     workload, _ = parse_definition(document)
 
     assert parse_definition(workload.to_wire())[0].etag() == workload.etag()

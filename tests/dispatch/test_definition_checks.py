@@ -112,7 +112,7 @@ def test_the_defaults_are_the_safe_ones() -> None:
     assert full.dlq.max_merges == 3
 
 
-def test_what_is_added_with_its_default_changes_no_etag_of_what_was_deployed_before() -> None:
+def test_a_new_field_at_its_default_does_not_change_the_etag() -> None:
     before = changed("spec/headOfLine", {"after": "5m", "stash": "dlq"}, base=protobuf())
     before["spec"]["isolation"] = {"zone": "x-zone"}
     written_out = changed(
@@ -140,7 +140,7 @@ def test_what_is_added_with_its_default_changes_no_etag_of_what_was_deployed_bef
      ("spec/payload/protobuf", {"descriptor": "d", "message": "a.B", "framing": "confluent",
                                 "deliver": "json", "invalid": "dlq"})],
 )  # fmt: skip
-def test_what_differs_from_the_default_comes_back_from_the_wire(path: str, value: dict[str, Any]) -> None:
+def test_a_value_other_than_the_default_comes_back_from_the_wire(path: str, value: dict[str, Any]) -> None:
     workload = model(changed(path, value))
 
     assert Workload.from_wire(workload.to_wire()) == workload

@@ -205,7 +205,7 @@ async def test_a_tracker_smaller_than_the_receivers_limit_is_the_reason() -> Non
         assert seen(rig).bound == "tracker"
 
 
-async def test_what_is_as_usual_takes_no_room_in_a_heartbeat() -> None:
+async def test_ordinary_values_take_no_room_in_a_heartbeat() -> None:
     async with dispatch_rig(lambda _: None) as rig:
         pump = rig.pump()
         rig.feed(pump, numbers(100))

@@ -56,7 +56,7 @@ def test_letters_are_listed_by_query_shown_and_counted(place: Place) -> None:
     ]  # fmt: skip
 
 
-def test_a_merge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
+def test_a_merge_is_a_dry_run_until_it_is_confirmed(place: Place) -> None:
     dry = place("dlq", "merge", place.name, "--code", "DATA_LOSS", "-o", "json")
     assert (dry.returncode, json.loads(dry.stdout)["counts"]["merged"]) == (0, 10)
     assert "10 letters" in dry.stderr
@@ -77,7 +77,7 @@ def test_a_merge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     assert place.merged() == list(range(30))
 
 
-def test_a_purge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
+def test_a_purge_is_a_dry_run_until_it_is_confirmed(place: Place) -> None:
     dry = place("dlq", "purge", place.name, "--range", "0:-12")
     assert (dry.returncode, "12 offsets" in dry.stderr) == (0, True)
     assert place.json("dlq", "list")[0]["messages"] == 30
@@ -86,7 +86,7 @@ def test_a_purge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     assert place.json("dlq", "list")[0]["messages"] == 18
 
 
-def test_a_purge_by_query_counts_by_reason_asks_and_goes_on(place: Place) -> None:
+def test_a_purge_by_query_counts_by_reason_asks_and_can_be_resumed(place: Place) -> None:
     chosen = ("dlq", "purge", place.name, "--code", "DATA_LOSS", "--since", "2020-01-01")
     dry = place(*chosen)
     assert (dry.returncode, "10 letters" in dry.stderr, "dry run" in dry.stderr) == (0, True, True), (

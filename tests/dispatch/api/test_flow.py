@@ -66,7 +66,7 @@ def test_openapi_describes_the_shape_of_the_answer(console: Console) -> None:
     msgspec.convert(body["flow"], WorkloadFlow)  # raises when a type is another than described
 
 
-def test_partitions_that_nobody_runs_are_why_a_workload_stands_still(console: Console) -> None:
+def test_partitions_without_a_worker_are_the_reason_why_a_workload_stands_still(console: Console) -> None:
     console.fed.apply(put(definition()), assigned(job(0), "gone"))
     flow = console.ask("GET", PATH).json["flow"]
     assert (flow["bound"], flow["worker"]) == ("worker", None)

@@ -116,7 +116,9 @@ def test_a_merge_looks_first_and_merges_only_what_it_saw(queue: QueueConsole) ->
     assert queue.ask("POST", "/merge", {}).json["counts"]["merged"] == 30
 
 
-def test_a_canceled_merge_goes_on_under_its_id_and_twice_at_once_is_refused(queue: QueueConsole) -> None:
+def test_a_canceled_merge_continues_under_its_id_and_a_second_run_at_once_is_refused(
+    queue: QueueConsole,
+) -> None:
     slow = {"rate": 10, "execute": True, "operation": "mine"}
     answer = queue.ask("POST", "/merge", slow)
     place = answer.headers["Location"]
@@ -214,7 +216,7 @@ def test_any_worker_knows_the_operations_of_the_others(queue: QueueConsole) -> N
         ("POST", "/purge", {"ranges": {"0": {"end": 10**9}}, "execute": False, "nonsense": 1}),
     ],
 )
-def test_what_cannot_be_meant_is_a_problem_and_nothing_happens(
+def test_an_invalid_request_is_a_problem_and_changes_nothing(
     untouched: QueueConsole, method: str, path: str, body: Any
 ) -> None:
     answer = untouched.ask(method, path, body)
@@ -223,7 +225,7 @@ def test_what_cannot_be_meant_is_a_problem_and_nothing_happens(
     assert untouched.merged() == []
 
 
-def test_a_queue_that_is_not_there_is_not_found(queue: QueueConsole) -> None:
+def test_a_missing_queue_is_not_found(queue: QueueConsole) -> None:
     queue.console.fed.apply(put(definition(topic="nothing-died")))
     for method, path in (("GET", "/stats"), ("POST", "/merge"), ("POST", "/purge"), ("GET", "/export")):
         answer = queue.console.ask(method, f"/api/v1/dlq/billing/nothing-died{path}")

@@ -85,7 +85,7 @@ async def test_a_suspended_worker_sends_nothing_by_a_renewed_lease_before_it_rea
     assert len(rig.seen) == 6
 
 
-async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another_one_acts() -> None:
+async def test_a_worker_pauses_a_job_as_soon_as_it_reads_that_another_region_is_active() -> None:
     log = Log()
     async with (
         dispatch_rig(lambda _: None, mode="active-passive") as rig,

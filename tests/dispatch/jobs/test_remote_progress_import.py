@@ -146,7 +146,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_it_is_looked_up_once_under_each_role_and_not_for_what_an_operator_reset() -> None:
+async def test_progress_is_looked_up_once_under_each_role_and_not_after_a_reset() -> None:
     side, note = Side(), FinishedOffsets(5, 5, [], 66).to_bytes()
     assert await side.begin(Pump()) == ImportedProgress()
     assert await side.begin(Pump(), note=FinishedOffsets(5, 5, [], 2).to_bytes()) == ImportedProgress()
@@ -243,7 +243,7 @@ async def test_messages_that_another_region_may_have_read_are_not_skipped_while_
     assert await side.begin(Pump()) == ImportedProgress(why=why, was_read=counts)
 
 
-async def test_while_this_copy_lags_what_becomes_known_goes_to_the_pump_until_nothing_is_missing(
+async def test_while_this_copy_lags_new_progress_goes_to_the_pump_until_nothing_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)
@@ -264,7 +264,7 @@ async def test_while_this_copy_lags_what_becomes_known_goes_to_the_pump_until_no
     assert side.incidents == []
 
 
-async def test_it_is_not_looked_for_for_ever_nor_for_a_pump_that_is_gone(
+async def test_the_search_for_progress_ends_after_a_time_and_with_its_pump(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)
@@ -282,7 +282,7 @@ async def test_it_is_not_looked_for_for_ever_nor_for_a_pump_that_is_gone(
         assert len(gone.overs) == 1
 
 
-async def test_where_a_role_was_handed_over_in_order_it_is_waited_for_as_long_as_more_becomes_known(
+async def test_after_an_orderly_handover_a_pump_waits_as_long_as_more_progress_arrives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)

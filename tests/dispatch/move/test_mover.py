@@ -201,7 +201,7 @@ async def test_a_plan_is_read_first_and_changes_nothing(stage: Stage) -> None:
     assert stage.retry not in await (await stage.clusters.get(WEST)).client.topics()
 
 
-async def test_a_move_begins_behind_nothing_unfinished_and_takes_along_what_waits_as_it_is(
+async def test_a_move_passes_over_no_unfinished_message_and_copies_waiting_ones_unchanged(
     stage: Stage,
 ) -> None:
     await traffic(stage)
@@ -255,7 +255,7 @@ async def test_with_another_number_of_partitions_all_begin_at_the_least_time(sta
     assert (await stage.begin(stage.topic, 2)).snapshot.base == 1
 
 
-async def test_what_cannot_work_is_refused_before_anything_is_paused(stage: Stage) -> None:
+async def test_an_impossible_move_is_refused_before_anything_is_paused(stage: Stage) -> None:
     await stage.make(EAST, stage.topic)
     await stage.deploy()
     await stage.own({(stage.topic, 0): 0, (stage.topic, 1): 0})
@@ -301,7 +301,7 @@ async def test_a_group_that_others_consume_there_refuses_the_move_before_anythin
     assert not stage.log.view.moves
 
 
-async def test_a_job_that_is_not_at_rest_ends_the_move_and_the_workload_goes_on_where_it_is(
+async def test_a_job_that_is_not_at_rest_ends_the_move_and_the_workload_continues_in_place(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.dispatch.move.mover.SETTLE_TIMEOUT_S", 1.0)
@@ -341,7 +341,7 @@ async def test_a_killed_move_leaves_the_workload_where_it_was_and_can_be_request
     assert fresh == [b"r-2", b"r-3", b"r-4"], (first, there)
 
 
-async def test_resuming_undoes_a_move_and_what_comes_late_of_it_counts_for_nothing(stage: Stage) -> None:
+async def test_resuming_undoes_a_move_and_its_late_writes_do_not_count(stage: Stage) -> None:
     await traffic(stage)
     operators = OperatorActions(None, stage.log)  # type: ignore[arg-type]
 
@@ -369,7 +369,7 @@ async def test_resuming_undoes_a_move_and_what_comes_late_of_it_counts_for_nothi
     assert isinstance(refused, WorkloadPut), "the leader writes the definition that counts again"
 
 
-async def test_letters_that_were_merged_are_not_copied_and_what_was_merged_is(stage: Stage) -> None:
+async def test_merged_letters_are_not_copied_and_the_messages_of_the_merge_are(stage: Stage) -> None:
     await traffic(stage)
     east = (await stage.clusters.get(EAST)).client
     workload = Workload.from_wire(stage.definition())

@@ -153,7 +153,9 @@ async def test_a_receiver_that_dies_of_every_message_has_no_topic_flushed_into_t
 
 @pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize("refused", [{5}, {3, 5, 40}])
-async def test_what_is_always_answered_unavailable_does_not_stop_the_others(refused: set[int]) -> None:
+async def test_messages_that_are_always_answered_unavailable_do_not_stop_the_others(
+    refused: set[int],
+) -> None:
     async def handle(value: bytes, context: Any) -> bytes:
         if int(value) in refused:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "never")

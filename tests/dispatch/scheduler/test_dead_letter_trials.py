@@ -119,7 +119,7 @@ async def test_bad_messages_among_good_ones_go_to_the_dead_letter_queue_without_
         assert rig.runtime.link.breaker.closed
 
 
-async def test_what_was_withheld_beside_a_flow_goes_once_the_flow_has_earned_it() -> None:
+async def test_letters_withheld_beside_a_flow_are_written_once_its_successes_allow_them() -> None:
     def handle(message: Message) -> None:
         if int(message.value or b"0") < 50:
             raise ValueError("a poison pill")
@@ -146,7 +146,7 @@ async def test_the_last_attempt_of_a_retry_topic_needs_the_same_right() -> None:
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_what_the_receiver_or_an_operator_stashes_is_free(contract: str) -> None:
+async def test_letters_that_the_receiver_or_an_operator_stashes_are_free(contract: str) -> None:
     stash = [True]
 
     def handle(_: Message) -> Any:

@@ -28,7 +28,7 @@ async def isolated(rig: DispatchRig, contract: str) -> tuple[Workload, list[Mess
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 @pytest.mark.parametrize("when", ["in flight", "held"])
-async def test_what_had_no_answer_when_isolation_came_into_force_is_tried_again_on_its_own_target_only(
+async def test_messages_without_an_answer_when_isolation_starts_are_retried_on_their_own_target_only(
     contract: str, when: str
 ) -> None:
     is_back = False
@@ -63,7 +63,7 @@ async def test_what_had_no_answer_when_isolation_came_into_force_is_tried_again_
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_what_waits_for_its_next_attempt_when_isolation_comes_into_force_is_routed_by_it(
+async def test_messages_that_wait_for_an_attempt_when_isolation_starts_are_routed_by_it(
     contract: str,
 ) -> None:
     async with dispatch_rig(lambda _: Retry(), target={"contract": contract}) as rig:

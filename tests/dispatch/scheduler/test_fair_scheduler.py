@@ -39,7 +39,7 @@ async def test_a_partition_whose_messages_hang_leaves_room_for_its_sibling(
         assert hung.delivered == 0
 
 
-async def test_what_hangs_at_one_receiver_takes_nothing_from_the_partitions_share_of_another() -> None:
+async def test_hanging_calls_at_one_receiver_take_nothing_from_the_partitions_share_of_another() -> None:
     async def hang(_: Message) -> None:
         await asyncio.sleep(3_600)
 

@@ -34,7 +34,7 @@ async def zones(rig: DispatchRig, *names: str) -> list[tuple[dict[str, Any], lis
 
 
 @pytest.mark.deep(minutes=0.2)
-async def test_what_waits_for_a_slow_target_is_few_messages_however_large_the_tracker() -> None:
+async def test_few_messages_wait_for_a_slow_target_however_large_the_tracker() -> None:
     gate = asyncio.Event()
 
     async def wait(_: Message) -> None:
@@ -54,7 +54,7 @@ async def test_what_waits_for_a_slow_target_is_few_messages_however_large_the_tr
         assert len(rig.seen) == 9_000
 
 
-async def test_what_waits_for_a_zone_that_is_away_counts_in_the_budget_and_none_is_dead_lettered() -> None:
+async def test_messages_for_a_zone_that_is_away_count_in_the_budget_and_none_is_dead_lettered() -> None:
     async with dispatch_rig(lambda _: None, limits={"budget": 1024 * KIB}) as rig:
         ((target, seen, receiver),) = await zones(rig, "b")
         port = int(target["address"].rpartition(":")[2])

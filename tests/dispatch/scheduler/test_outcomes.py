@@ -74,7 +74,7 @@ async def test_a_receiver_that_goes_and_comes_back_misses_nothing_and_nothing_le
 
 
 @pytest.mark.parametrize("lapses", [False, True])
-async def test_a_copy_that_cannot_be_made_now_holds_up_nobody_who_lets_the_job_go(lapses: bool) -> None:
+async def test_a_copy_that_cannot_be_made_now_delays_no_release_of_the_job(lapses: bool) -> None:
     rigs: list[DispatchRig] = []
 
     def never(_: Message) -> Stash:
@@ -165,7 +165,7 @@ async def test_a_pump_that_drains_ends_with_nothing_in_flight_and_a_closed_one_f
         assert (other.tracker.base, other.delivered) == (0, 0)
 
 
-async def test_a_pump_that_drains_does_not_wait_for_what_the_receiver_has_given_no_credit_for() -> None:
+async def test_a_draining_pump_does_not_wait_for_messages_without_credit() -> None:
     gate = asyncio.Event()
 
     async def wait(_: Message) -> None:

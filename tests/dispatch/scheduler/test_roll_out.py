@@ -56,7 +56,7 @@ async def test_with_contract_stream_messages_wait_for_the_stream_and_none_goes_b
 
 
 @pytest.mark.parametrize("refusals", [1, 4])
-async def test_with_contract_auto_unary_calls_go_on_and_the_stream_is_found_once_it_is_there(
+async def test_with_contract_auto_unary_calls_continue_until_the_stream_is_available(
     refusals: int,
 ) -> None:
     ingress = Ingress()

@@ -75,7 +75,7 @@ def test_a_definition_without_hibernation_never_sleeps() -> None:
     assert not look(sleepers, 1.0, backlog(0, 5, 5))
 
 
-def test_what_cannot_be_read_neither_wakes_nor_lulls() -> None:
+def test_unreadable_positions_neither_wake_a_workload_nor_let_it_sleep() -> None:
     sleepers, hibernate = HibernationTracker(), {"after": "1m"}
     assert look(sleepers, 0.0, ConsumerLag(), hibernate=hibernate)
     assert not look(sleepers, 1.0, backlog(0, 6, 5), hibernate=hibernate)

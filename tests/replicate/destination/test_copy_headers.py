@@ -26,7 +26,7 @@ GIVEN = [("id", b"1"), ("secret", b"2"), ("x-a", None), ("id", b""), ("", b"3")]
         ({"drop": ["id", "x-.*"]}, [("secret", b"2"), ("", b"3")]),
     ],
 )
-def test_what_is_named_is_kept_and_what_is_not_is_dropped(headers: dict[str, Any], left: list[Any]) -> None:
+def test_named_headers_are_kept_and_others_are_dropped(headers: dict[str, Any], left: list[Any]) -> None:
     keeps = definition("a", "b", "t", headers=headers).keeps_header()
     plain, marked = (HeaderEdit("r", "a/t", 0, "b/t", keeps, provenance=origin) for origin in (False, True))
     record: Any = SimpleNamespace(offset=7, headers=GIVEN)

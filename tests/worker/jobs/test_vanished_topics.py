@@ -62,7 +62,7 @@ async def end(two: TwoClusters, job: str) -> None:
     await two.append(Released(at_ms=0, job=job, worker="worker-a", epoch=1, reason=reason))
 
 
-async def test_a_topic_of_a_pattern_that_is_deleted_is_an_incident_until_it_is_there_again(
+async def test_a_deleted_topic_of_a_pattern_is_an_incident_until_it_is_back(
     two: TwoClusters,
 ) -> None:
     for topic in ("orders", "refunds"):

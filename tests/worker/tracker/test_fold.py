@@ -260,7 +260,7 @@ def test_partitions_are_spread_over_the_workers() -> None:
     assert min(counts.values()) > 0.3 * 64 * FOLLOWERS / len(workers)
 
 
-def test_of_rows_without_offsets_the_furthest_counts() -> None:
+def test_the_furthest_row_counts_among_rows_without_offsets() -> None:
     old = TrackerRecord(epoch=1, worker="a", base=1_000_000)
     after_reset = TrackerRecord(epoch=1, worker="a", base=500, lineage=1)
     now = TrackerRecord(epoch=2, worker="b", base=900, lineage=1)
