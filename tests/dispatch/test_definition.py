@@ -1,4 +1,4 @@
-"""Workload definitions: the whole shape is checked, all at once, and what is not in force is said so."""
+"""Workload definitions: all fields are checked at once, and fields that are not in force are reported."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ MODE: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("edits", "field", "said"), MODE)
-def test_a_mode_that_cannot_be_is_refused(edits: dict[str, str], field: str, said: str) -> None:
+@pytest.mark.parametrize(("edits", "field", "message"), MODE)
+def test_a_mode_that_cannot_be_is_refused(edits: dict[str, str], field: str, message: str) -> None:
     document = SMALL
     for path, value in edits.items():
         document = changed(path, value, base=document)
@@ -75,7 +75,7 @@ def test_a_mode_that_cannot_be_is_refused(edits: dict[str, str], field: str, sai
     regions = Layout("west", two, "west-regional") if "north" in str(edits) else REGIONS
 
     assert fields(document, layout=regions) == [field]
-    assert said in text_of(document, layout=regions)
+    assert message in text_of(document, layout=regions)
 
 
 def test_a_mode_on_a_regional_cluster_warns_that_each_region_has_different_messages() -> None:

@@ -195,7 +195,7 @@ async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_
     monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 0.0)
     assert region.topic not in await region.jobs()
     monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 30.0)
-    while region.topic not in (found := await region.jobs()):  # noqa: ASYNC110  nobody tells
+    while region.topic not in (found := await region.jobs()):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.05)
     assert found[region.topic] == {0, 1}
     assert [start.ends for start in region.view.start_parts_of(key)] == [[0, 4]]

@@ -193,7 +193,7 @@ async def _written_by_workers_and_others(chance: random.Random) -> None:
     key, secret = SealKey(cluster, "control"), key_of(PURPOSE, "home-id", "control-id")
     alone, beside = Rig(Topic(), key=key), Rig(Topic(), again=6, key=key)
     upto: Counter[str] = Counter()
-    seals, refused, said = {b"": b"", b"none": b"x" * 32}, 0, 0
+    seals, refused, sent = {b"": b"", b"none": b"x" * 32}, 0, 0
     for offset in range(40):
         event, is_workers = _any_event(chance, upto), chance.random() < 0.5
         value = codec.encode(event)
@@ -202,7 +202,7 @@ async def _written_by_workers_and_others(chance: random.Random) -> None:
             await alone.event(offset, value, seal=seals[value])
             await beside.event(offset, value, seal=seals[value])
             continue
-        said += 1
+        sent += 1
         try:
             of_others = [seal for sealed, seal in seals.items() if sealed != value]
             await beside.event(offset, value, seal=chance.choice(of_others))
@@ -212,7 +212,7 @@ async def _written_by_workers_and_others(chance: random.Random) -> None:
             beside.books.forget(5)  # and is read again, with the last events
     await beside.event(40, codec.encode(CollectorTick(0)))
     assert (beside.windows, beside.tiers) == (alone.windows, alone.tiers)
-    assert refused == said
+    assert refused == sent
 
 
 async def test_a_client_counts_in_a_tier_of_its_own_without_a_seal() -> None:

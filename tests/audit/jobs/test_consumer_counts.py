@@ -52,9 +52,9 @@ class Region:
         self, base: int, note: bytes, job: JobId = JOB, **changed: Any
     ) -> CountsFrom | None:
         cluster: Any = self
-        said: Mapping[str, Any] = {"lineage": 0, "log": LOG, **changed}
+        fields: Mapping[str, Any] = {"lineage": 0, "log": LOG, **changed}
         answer = TakeoverAnswer(
-            job=str(job), epoch=2, worker="me", nonce="", granted=True, known_epoch=2, note=note, **said
+            job=str(job), epoch=2, worker="me", nonce="", granted=True, known_epoch=2, note=note, **fields
         )
         beginning = StartPosition(Snapshot(base), 0, LOG, known=True)
         return await self.consumers.counts_from(job, definition("h:1"), cluster, answer, beginning)

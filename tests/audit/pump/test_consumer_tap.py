@@ -29,7 +29,7 @@ SCOPE = Scope("orders", "consumer", place_of("east", "billing"), WIDTH_MS)
 
 
 def audited(pump: DispatchPump, next_offset: int = 0) -> ConsumerTap:
-    """Its audit from now on."""
+    """Audits the pump from this offset on."""
     audit = ConsumerTap(
         pump,
         audit_plan(),
@@ -46,7 +46,7 @@ def audited(pump: DispatchPump, next_offset: int = 0) -> ConsumerTap:
 
 
 def reported_counts(pump: DispatchPump) -> dict[int, int]:
-    """Records by window, in reports that all arrive, once the table has what the pump notes."""
+    """Records by window, from reports that all arrive, once the table has the pump's note."""
     assert pump.audit is not None
     for _ in range(2):
         assert pump.note, "as a snapshot has it"

@@ -150,7 +150,7 @@ async def test_a_successor_reports_from_the_start_of_its_predecessors_part() -> 
     rig.feed()
 
     note = saved(rig)
-    assert (note.counting, note.is_cut) == (rig.plan.counting, True), "no report has said that it is cut"
+    assert (note.counting, note.is_cut) == (rig.plan.counting, True), "no report has marked it as cut"
     await rig.report(rig.pump)
     note = saved(rig)
     assert (note.is_cut, note.next_offset, note.state[0].since) == (False, 30_010, 30_000)

@@ -139,7 +139,7 @@ class Stage:
         return str(self.log.view.workloads[self.key].definition["metadata"]["cluster"])
 
     async def begin(self, topic: str, partition: int, answer: TakeoverAnswer | None = None) -> StartPosition:
-        """Where whoever takes the job over now begins."""
+        """The start position of the next owner of the job."""
         workload = Workload.from_wire(self.log.view.workloads[self.key].definition)
         job = JobId(Kind.DISPATCH, self.key, topic, partition)
         answer = answer or TakeoverAnswer(

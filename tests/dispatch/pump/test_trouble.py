@@ -441,7 +441,7 @@ async def test_interceptors_change_reject_and_skip_and_one_that_fails_harms_its_
         assert sorted(rig.copied.values("dlq")) == [b"2", b"4"]  # as it was read
         reasons = [headers["switchyard-reason"] or b"" for *_, headers in rig.copied.records]
         assert not any(b"secret" in reason for reason in reasons)
-        assert b"interceptor odd: two is not allowed" in reasons  # said once
+        assert b"interceptor odd: two is not allowed" in reasons  # reported once
         assert pump.delivered == 7  # what is skipped is not
         assert rig.runtime.link.breaker.closed
 

@@ -57,7 +57,7 @@ def batch_of(*values: bytes) -> tuple[bytes, int]:
 async def until(condition: Callable[[], Any]) -> None:
     """Waits until the condition holds."""
     async with asyncio.timeout(2 * ENOUGH_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+        while not condition():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.02)
 
 

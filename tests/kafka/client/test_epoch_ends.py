@@ -59,7 +59,7 @@ async def test_leader_reports_epoch_ends_and_later_positions_are_of_another_log(
     assert end == EpochEnd(0, 0, 10)
     assert not end.diverges_at(10)
     assert end.diverges_at(11)
-    assert not EpochEnd(0, NOT_KNOWN, NOT_KNOWN).diverges_at(11), "nobody knows"
+    assert not EpochEnd(0, NOT_KNOWN, NOT_KNOWN).diverges_at(11), "the end is unknown"
     pump = await start()
     pump.service.add("k", topic_name, 0, 4, last_epoch=0)
     await pump.until(lambda: pump.offsets("k") == list(range(4, 10)))

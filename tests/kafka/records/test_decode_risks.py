@@ -1,4 +1,4 @@
-"""A batch that killed two owners is not decoded by a third; all others are, whoever is killed when."""
+"""A batch that killed two owners is not decoded by a third. All others are, whenever owners are killed."""
 
 from __future__ import annotations
 

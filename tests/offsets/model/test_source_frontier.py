@@ -102,7 +102,7 @@ def test_random_histories_lose_nothing_and_pass_over_most() -> None:
 
 
 def one_more(progress: FinishedOffsets) -> FinishedOffsets:
-    """One record more of each producer is said to be finished."""
+    """The progress with one record too many of each producer."""
     return msgspec.structs.replace(
         progress,
         producers=[
@@ -325,7 +325,7 @@ def test_a_line_with_all_finished_records_waits_for_nothing() -> None:
     assert lags.lags
     assert [lags.may_grow(*span, PID, 0) for span in ((110, 120), (115, 125))] == [False, True]
     assert [lags.may_grow(start, start + 9, PID, 1) for start in (110, 120)] == [False, True]
-    assert not lags.may_grow(120, 129, -1, -1), "nobody's lane"
+    assert not lags.may_grow(120, 129, -1, -1), "a batch of no lane"
     has_all = PassOver(done, [LineSource("s", line((1_000, 100, 0), (1_030, 130, 30)))], 0)
     assert not has_all.lags
     assert not has_all.may_grow(130, 140, PID, 0)

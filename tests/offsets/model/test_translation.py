@@ -69,7 +69,7 @@ def played(acts: list[Act], shape: tuple[int, int, int], *, spread: bool = False
 
 
 def again_of(resumed: ResumePlan, logs: list[Records], read: set[Record | None]) -> None:
-    """No more of any source is read again in a partition than was said."""
+    """Asserts that no source has more re-reads in a partition than the answer's `reread_messages`."""
     for partition, answer in resumed.answers.items():
         seen = {record for record in logs[partition].records[answer.next_offset :] if record in read}
         for reading in answer.sources:
@@ -281,7 +281,7 @@ def test_a_deleted_route_holds_back_no_reader_that_read_all_its_copies() -> None
     assert (answer.next_offset, answer.reread_messages) == (1_100, 0)
     for at in (0, 60, 99):
         answer = resume(TopicRelation.COPY, READ, TO, {0: at}, [], [old, new], log).answers[0]
-        assert answer.next_offset == 0, "what was not read lies there"
+        assert answer.next_offset == 0, "the unread copies lie there"
 
 
 def test_copies_behind_a_deleted_routes_last_offset_sync_are_not_passed_over() -> None:

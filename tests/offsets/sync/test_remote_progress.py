@@ -114,8 +114,8 @@ async def test_the_copies_of_a_lost_region_say_where_to_continue_and_which_recor
 ) -> None:
     monkeypatch.setattr(tables_module, "REACH_TIMEOUT_S", 1.0)
     async with carrying(yard, tmp_path, topic_name) as rig:
-        nobody = await rig.carried()
-        assert (nobody, nobody.was_read) == (ImportedProgress(), False), "no other region has read it"
+        unread = await rig.carried()
+        assert (unread, unread.was_read) == (ImportedProgress(), False), "no other region has read it"
         await rig.trackers(rig.other, a_record(130, note=a_note(130, (150, 160))))
         assert list(await rig.carrier.positions(rig.workload, rig.other)) == []
         found = await rig.carried()

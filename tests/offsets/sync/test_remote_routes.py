@@ -56,8 +56,8 @@ def test_a_route_that_would_loop_with_one_of_another_region_is_refused_by_the_ap
             f"{topic}: {THERE} -> {HERE} (route back of region {at.regions.other}) -> {THERE} (route there)"
         )
         assert f"would loop: {loop}" in put(409)
-        code, said = plan()
-        assert (code, f"would loop: {loop}" in said) == (5, True), said
+        code, output = plan()
+        assert (code, f"would loop: {loop}" in output) == (5, True), output
         gone = RouteDeleted(at_ms=1, key="back", actor="me")
         asyncio.run(at.regions.send(HERE, log, {b"route/back": codec.encode(gone)}))
         put(200)

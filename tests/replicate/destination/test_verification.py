@@ -57,7 +57,7 @@ def test_copies_that_were_encoded_again_or_sent_unchanged_are_equal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ((1_003, b"other", b"v", [("h", b"3")]), "record at 43 has other contents"),
         ((1_003, b"k3", None, [("h", b"3")]), "record at 43 has other contents"),
@@ -65,11 +65,11 @@ def test_copies_that_were_encoded_again_or_sent_unchanged_are_equal() -> None:
         ((9, b"k3", b"v", [("h", b"3")]), "record at 43 has timestamp 9, not 1003"),
     ],
 )
-def test_a_fault_in_encoding_again_is_found(changed: Any, said: str) -> None:
+def test_a_fault_in_encoding_again_is_found(changed: Any, message: str) -> None:
     """The fault: the encoded bytes were compared with themselves."""
     wrong = as_logged(40, rows_of([*ROWS[:3], changed, *ROWS[4:]]))
     copy = joined_copy()._replace(data=as_logged(0, rows_of([*ROWS[:3], changed, *ROWS[4:]])))
-    assert said in compare(waiting_copy(copy), [the_batch(wrong)])
+    assert message in compare(waiting_copy(copy), [the_batch(wrong)])
 
 
 def test_in_a_compacted_destination_only_the_records_that_are_left_are_compared() -> None:

@@ -80,7 +80,7 @@ async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[JobManager, l
     reported: list[str] = []
     fake_log: Any = log
     fake: Any = clusters
-    nobody: Any = None
+    unused: Any = None
 
     def report(_kind: str, _subject: str, message: str, _remedy: str) -> None:
         reported.append(message)
@@ -91,7 +91,7 @@ async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[JobManager, l
         fake_log,
         catalog,
         fake,
-        nobody,
+        unused,
         Lease(2.0),
         report,
         grace_s=1.0,
