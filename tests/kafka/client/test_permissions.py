@@ -195,7 +195,7 @@ async def test_withdrawn_permission_is_named_and_delivery_resumes_without_loss_o
 
 @pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize(
-    ("cluster", "operation", "lack"),
+    ("cluster", "operation", "incident_text"),
     [
         (HOME, READ, "lacks Describe on topic"),
         (AWAY, WRITE, "lacks Write on topic"),
@@ -209,7 +209,7 @@ async def test_route_without_a_permission_names_it_and_begins_once_granted(
     monkeypatch: pytest.MonkeyPatch,
     cluster: str,
     operation: int,
-    lack: str,
+    incident_text: str,
 ) -> None:
     monkeypatch.setattr(verification, "UNREAD_S", 1.0)
     topic = administered.topic
@@ -223,7 +223,7 @@ async def test_route_without_a_permission_names_it_and_begins_once_granted(
     await administered.write("a", "b")
     manager.put(verify="all")
     manager.assign()
-    await manager.until(lambda: remedy_for(manager, f"User:{USER} {lack}"))
+    await manager.until(lambda: remedy_for(manager, f"User:{USER} {incident_text}"))
     await administered.acls(cluster).allow(USER, TOPIC, topic, operation)
     await manager.copied(2)
     assert await administered.rows(AWAY) == await administered.rows(HOME)
@@ -244,9 +244,11 @@ async def test_each_permission_missing_for_a_destination_is_named_with_its_grant
     async def lacks(operation: int, cluster: str = "west") -> None:
         """Runs the leader until it reports the missing permission, then grants it."""
         name, acls = OPERATIONS[operation], here if cluster == "east" else there
-        lack = f"User:{USER} lacks {name} on topic {orders} in {cluster}"
-        await two.rounds(lambda _: any(lack in message for _, _, message, _ in two.incidents), lack)
-        (remedy,) = {remedy for _, _, message, remedy in two.incidents if lack in message}
+        incident_text = f"User:{USER} lacks {name} on topic {orders} in {cluster}"
+        await two.rounds(
+            lambda _: any(incident_text in message for _, _, message, _ in two.incidents), incident_text
+        )
+        (remedy,) = {remedy for _, _, message, remedy in two.incidents if incident_text in message}
         assert f"--operation {name}" in remedy
         assert f"--topic {orders}" in remedy
         await acls.allow(USER, TOPIC, orders, operation)
