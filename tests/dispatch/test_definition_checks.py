@@ -58,7 +58,7 @@ def test_a_target_may_leave_the_contract_to_the_receiver() -> None:
         (None, "19s", 19, True),
     ],
 )  # fmt: skip
-def test_a_head_of_line_has_twice_the_timeout_at_least_unless_the_definition_says_less_and_is_warned(
+def test_a_head_of_line_below_twice_the_timeout_is_in_force_only_if_defined_and_with_a_warning(
     timeout: str | None, after: str | None, in_force_s: float, warns: bool
 ) -> None:
     document = changed("spec/headOfLine", {"stash": "dlq"} if after is None else {"after": after}, base=SMALL)

@@ -183,7 +183,7 @@ class Refusing:
         return SimpleNamespace(topics=[(topic, [(partition, NOT_AUTHORISED, *rest[:-1], b"")])])
 
 
-async def test_copies_that_may_not_be_read_back_are_given_up_and_reported_once_with_the_missing_permission(
+async def test_copies_that_may_not_be_read_back_are_given_up_with_one_report_of_the_missing_permission(
     rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault: the verifier tried them for ever without a report."""

@@ -43,7 +43,7 @@ async def test_records_from_the_future_that_a_newer_broker_refuses_wait_alone_an
     assert pump.status().trouble == ""
 
 
-async def test_a_route_that_copies_batches_as_they_are_waits_at_one_that_does_not_fit_until_it_may_divide_it(
+async def test_a_verbatim_route_waits_at_a_batch_that_does_not_fit_until_it_may_divide_it(
     rig: ReplicaRig, topic_name: str
 ) -> None:
     await create(rig.source, topic_name, 1)

@@ -140,7 +140,7 @@ async def reading(client: ClusterClient, topic: str, pump: DispatchPump) -> Asyn
         await service.stop()
 
 
-async def test_a_group_that_fails_over_gets_every_message_once_though_the_copies_are_interleaved_otherwise(
+async def test_a_group_that_fails_over_gets_every_message_once_from_differently_interleaved_copies(
     yard2: Yard, topic_name: str
 ) -> None:
     answered: list[bytes] = []

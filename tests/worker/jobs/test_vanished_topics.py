@@ -123,7 +123,7 @@ async def test_a_topic_removed_from_its_route_is_no_incident_when_it_is_deleted(
 
 
 @pytest.mark.deep(minutes=0.2)
-async def test_a_topic_that_may_not_be_described_any_more_keeps_its_jobs_and_is_an_incident_with_the_remedy(
+async def test_a_topic_without_describe_permission_keeps_its_jobs_and_is_an_incident_with_the_remedy(
     secured: Yard, topic_name: str
 ) -> None:
     specs = {
