@@ -34,7 +34,7 @@ def edited(path: str, value: Any) -> dict[str, Any]:
     return changed(path, value, base=PLAN)
 
 
-def said(document: dict[str, Any]) -> dict[str, str]:
+def problems_by_field(document: dict[str, Any]) -> dict[str, str]:
     with pytest.raises(InvalidConfiguration) as caught:
         parse_audit(document, layout=REGIONS)
     errors = [problem for problem in caught.value.problems if problem.severity == "error"]
@@ -89,7 +89,7 @@ TIMESTAMP = "spec/timestamp"
     ],
 )  # fmt: skip
 def test_invalid_fields_are_refused_with_their_paths(path: str, value: Any, field: str, words: str) -> None:
-    problems = said(edited(path, value))
+    problems = problems_by_field(edited(path, value))
 
     assert list(problems) == [field]
     assert words in problems[field]

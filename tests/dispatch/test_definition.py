@@ -1,4 +1,4 @@
-"""Workload definitions: the whole shape is checked, all at once, and what is not in force is said so."""
+"""Workload definitions: all fields are checked at once, and fields that are not in force are reported."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ MODE: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("edits", "field", "said"), MODE)
-def test_a_mode_that_cannot_be_is_refused(edits: dict[str, str], field: str, said: str) -> None:
+@pytest.mark.parametrize(("edits", "field", "message"), MODE)
+def test_a_mode_that_cannot_be_is_refused(edits: dict[str, str], field: str, message: str) -> None:
     document = SMALL
     for path, value in edits.items():
         document = changed(path, value, base=document)
@@ -75,17 +75,17 @@ def test_a_mode_that_cannot_be_is_refused(edits: dict[str, str], field: str, sai
     regions = Layout("west", two, "west-regional") if "north" in str(edits) else REGIONS
 
     assert fields(document, layout=regions) == [field]
-    assert said in text_of(document, layout=regions)
+    assert message in text_of(document, layout=regions)
 
 
-def test_a_mode_on_a_regional_cluster_is_told_to_read_other_messages_in_each_region() -> None:
+def test_a_mode_on_a_regional_cluster_warns_that_each_region_has_different_messages() -> None:
     document = changed("spec/mode", "active-active", base=changed("metadata/cluster", "east-regional"))
     _, warnings = parse_definition(document, layout=REGIONS)
 
     assert ["there each region has different messages" in warning.message for warning in warnings] == [True]
 
 
-def test_an_unknown_kind_is_answered_with_what_was_meant() -> None:
+def test_an_unknown_kind_is_answered_with_a_similar_one() -> None:
     assert "did you mean Workload?" in text_of(changed("kind", "Worklod"))
 
 
@@ -125,7 +125,7 @@ def test_a_retry_tier_may_wait_not_at_all_and_thirty_days() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "ö", ".", "..", "x" * 201, 7, None, ["a"], "a\n"])
 @pytest.mark.parametrize("field", ["group", "topic"])
-def test_what_is_no_name_is_refused(field: str, name: Any) -> None:
+def test_an_invalid_name_is_refused(field: str, name: Any) -> None:
     assert f"metadata.{field}" in fields(changed(f"metadata/{field}", name))
 
 
@@ -157,11 +157,11 @@ def test_other_addresses_are_refused(address: Any) -> None:
 @pytest.mark.parametrize(
     "method", ["Take", "acme.Billing/Take", "/acme.Billing", "/acme.Billing/", "/a/b/c", 7]
 )
-def test_what_is_no_grpc_method_is_refused(method: Any) -> None:
+def test_an_invalid_grpc_method_is_refused(method: Any) -> None:
     assert fields(changed("spec/target/method", method)) == ["spec.target.method"]
 
 
-def test_an_unknown_cluster_is_answered_with_what_was_meant() -> None:
+def test_an_unknown_cluster_is_answered_with_a_similar_one() -> None:
     known = ["east-regional", "east-aggregate"]
 
     parse_definition(SMALL, clusters=known)
@@ -171,12 +171,12 @@ def test_an_unknown_cluster_is_answered_with_what_was_meant() -> None:
 
 
 @pytest.mark.parametrize("document", [None, [], "Workload", 7, {}])
-def test_what_is_no_definition_at_all_is_refused_in_the_one_form(document: Any) -> None:
+def test_a_document_that_is_no_definition_is_refused_like_an_invalid_one(document: Any) -> None:
     with pytest.raises(InvalidConfiguration):
         parse_definition(document)
 
 
-def test_every_mistake_in_a_body_is_told_without_a_file() -> None:
+def test_every_mistake_in_a_body_is_reported_without_a_file() -> None:
     document = changed("metadata/group", "a b")
     document["spec"]["target"]["address"] = "nowhere"
     document["spec"]["tracker"] = {"capacity": 0}
@@ -252,7 +252,7 @@ def test_a_definition_comes_back_from_the_wire_as_it_was(document: dict[str, Any
 
 
 @given(definitions)
-def test_what_is_on_the_wire_is_a_definition_that_can_be_deployed_again(document: dict[str, Any]) -> None:
+def test_a_definition_from_the_wire_can_be_deployed_again(document: dict[str, Any]) -> None:
     workload, _ = parse_definition(document)
 
     assert parse_definition(workload.to_wire())[0].etag() == workload.etag()
@@ -291,7 +291,7 @@ def test_a_folder_is_read_whole_yaml_and_json(tmp_path: Path) -> None:
     assert warnings == []
 
 
-def test_a_definition_that_comes_twice_is_told_with_both_places(tmp_path: Path) -> None:
+def test_a_repeated_definition_is_reported_with_both_places(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(json.dumps(SMALL, indent=1))
     (tmp_path / "b.yaml").write_text("# a line\n" + json.dumps(SMALL, indent=1))
 
@@ -304,7 +304,7 @@ def test_a_definition_that_comes_twice_is_told_with_both_places(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_definition_that_comes_twice_is_told_even_when_one_of_them_is_wrong(
+def test_a_repeated_definition_is_reported_even_if_one_of_them_is_invalid(
     tmp_path: Path, broken: int
 ) -> None:
     documents = [SMALL, SMALL]
@@ -316,12 +316,12 @@ def test_a_definition_that_comes_twice_is_told_even_when_one_of_them_is_wrong(
     with pytest.raises(InvalidConfiguration) as caught:
         load_definitions([tmp_path])
 
-    told = {(Path(problem.file).name, problem.field) for problem in caught.value.problems}
-    assert told == {("b.yaml", "metadata.topic"), (f"{'ab'[broken]}.yaml", "spec.start"), ("c.yaml", "")}
+    found = {(Path(problem.file).name, problem.field) for problem in caught.value.problems}
+    assert found == {("b.yaml", "metadata.topic"), (f"{'ab'[broken]}.yaml", "spec.start"), ("c.yaml", "")}
     assert "a.yaml:4" in str(caught.value)
 
 
-def test_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+def test_mistakes_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a: b: c\n")
     (tmp_path / "b.yaml").write_text(json.dumps(changed("spec/start", "middle")))
 
@@ -331,7 +331,7 @@ def test_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
     assert [Path(problem.file).name for problem in caught.value.problems] == ["a.yaml", "b.yaml", "gone.yaml"]
 
 
-def test_a_folder_without_definitions_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_definitions_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match=r"has no \.yaml"):
         load_definitions([tmp_path])
 

@@ -15,12 +15,12 @@ from tests.config.examples import FULL, ISOLATION, SMALL, changed
 
 
 def model(document: dict[str, Any]) -> Workload:
-    """As it is read back from the control log, where what is not in force yet may stand."""
+    """The workload as it is read from the control log, which may hold a definition not yet in force."""
     return Workload.from_wire(document)
 
 
-def told(document: dict[str, Any]) -> list[ConfigProblem]:
-    """What is wrong."""
+def errors(document: dict[str, Any]) -> list[ConfigProblem]:
+    """The errors in the document."""
     try:
         parse_definition(document)
     except InvalidConfiguration as error:
@@ -58,7 +58,7 @@ def test_a_target_may_leave_the_contract_to_the_receiver() -> None:
         (None, "19s", 19, True),
     ],
 )  # fmt: skip
-def test_a_head_of_line_has_twice_the_timeout_at_least_unless_the_definition_says_less_and_is_warned(
+def test_a_head_of_line_below_twice_the_timeout_is_in_force_only_if_defined_and_with_a_warning(
     timeout: str | None, after: str | None, in_force_s: float, warns: bool
 ) -> None:
     document = changed("spec/headOfLine", {"stash": "dlq"} if after is None else {"after": after}, base=SMALL)
@@ -112,7 +112,7 @@ def test_the_defaults_are_the_safe_ones() -> None:
     assert full.dlq.max_merges == 3
 
 
-def test_what_is_added_with_its_default_changes_no_etag_of_what_was_deployed_before() -> None:
+def test_a_new_field_at_its_default_does_not_change_the_etag() -> None:
     before = changed("spec/headOfLine", {"after": "5m", "stash": "dlq"}, base=protobuf())
     before["spec"]["isolation"] = {"zone": "x-zone"}
     written_out = changed(
@@ -140,7 +140,7 @@ def test_what_is_added_with_its_default_changes_no_etag_of_what_was_deployed_bef
      ("spec/payload/protobuf", {"descriptor": "d", "message": "a.B", "framing": "confluent",
                                 "deliver": "json", "invalid": "dlq"})],
 )  # fmt: skip
-def test_what_differs_from_the_default_comes_back_from_the_wire(path: str, value: dict[str, Any]) -> None:
+def test_a_value_other_than_the_default_comes_back_from_the_wire(path: str, value: dict[str, Any]) -> None:
     workload = model(changed(path, value))
 
     assert Workload.from_wire(workload.to_wire()) == workload
@@ -201,10 +201,10 @@ def test_what_differs_from_the_default_comes_back_from_the_wire(path: str, value
         (protobuf(invalid="drop"), "spec.payload.protobuf.invalid", "must be one of dlq, deliver", "'drop'"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_field_its_value_and_a_remedy(
+def test_a_mistake_is_reported_with_its_field_its_value_and_a_remedy(
     document: dict[str, Any], field: str, message: str, value: str
 ) -> None:
-    problem = next(problem for problem in told(document) if problem.field == field)
+    problem = next(problem for problem in errors(document) if problem.field == field)
 
     assert message in problem.message
     assert problem.value == value
@@ -222,11 +222,11 @@ def test_a_mistake_is_told_with_its_field_its_value_and_a_remedy(
 )  # fmt: skip
 def test_without_a_dlq_nothing_can_be_sent_there(path: str, value: dict[str, Any], field: str) -> None:
     document = changed(path, value)
-    assert told(document) == []
+    assert errors(document) == []
 
     document["spec"]["dlq"] = {"enabled": False}
 
-    assert [problem.field for problem in told(document)] == [field]
+    assert [problem.field for problem in errors(document)] == [field]
 
 
 def test_without_a_dlq_there_may_be_other_places() -> None:
@@ -234,7 +234,7 @@ def test_without_a_dlq_there_may_be_other_places() -> None:
     document["spec"] |= {"headOfLine": {"stash": "retry"}, "retry": [{"delay": "1m"}]}
     document["spec"]["isolation"] = {"zone": "x-zone"}
 
-    assert told(document) == []
+    assert errors(document) == []
 
 
 labels = st.none() | st.sampled_from(["a", "b", "c"])
@@ -242,7 +242,7 @@ pairs = st.lists(st.tuples(labels, labels).filter(any), max_size=6)
 
 
 @given(pairs)
-def test_two_targets_of_the_same_environment_and_zone_are_told_and_others_are_not(
+def test_only_targets_that_repeat_an_environment_and_zone_are_reported(
     wanted: list[tuple[str | None, str | None]],
 ) -> None:
     targets = [
@@ -252,7 +252,7 @@ def test_two_targets_of_the_same_environment_and_zone_are_told_and_others_are_no
     ]
     repeated = [f"spec.isolation.targets.{i}" for i, pair in enumerate(wanted) if pair in wanted[:i]]
 
-    assert [problem.field for problem in told(isolation(targets=targets))] == repeated
+    assert [problem.field for problem in errors(isolation(targets=targets))] == repeated
 
 
 # -- the JSON Schema -------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_the_json_schema_knows_every_new_field_by_its_name_on_the_wire() -> None
 
 
 def test_the_example_of_everything_deployable_is_deployable() -> None:
-    assert told(FULL) == []
+    assert errors(FULL) == []
 
 
 @pytest.mark.parametrize(
@@ -293,5 +293,5 @@ def test_a_fallback_is_another_zone_of_the_same_environment_that_has_a_target(
     target: dict[str, Any], field: str | None
 ) -> None:
     targets = [{"zone": "c", "address": "c:1"}, target]
-    problems = told(changed("spec/isolation", {"zone": "z", "environment": "e", "targets": targets}))
+    problems = errors(changed("spec/isolation", {"zone": "z", "environment": "e", "targets": targets}))
     assert [problem.field for problem in problems] == ([] if field is None else [field])

@@ -1,4 +1,4 @@
-"""Why a workload stands still is told truly: real pumps and receivers brought into each state, and read."""
+"""The console names the true reason why a workload stands still: real pumps and receivers in each state."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 
 
-def seen(stand: DispatchRig) -> WorkloadFlow:
-    """What a console shows, after the way through a heartbeat."""
-    runtime = stand.runtime
+def seen(rig: DispatchRig) -> WorkloadFlow:
+    """The console's view of the workload, encoded into a heartbeat and decoded."""
+    runtime = rig.runtime
     key = runtime.workload.key
     (event,) = heartbeat_events(
         Heartbeat(
             worker="w1", at_ms=1, started_ms=1, url="http://h:1", state="running", term=0,
-            jobs=job_statuses(stand.pumps, {}, {}),
-            workloads=workload_statuses({key: runtime}, stand.pumps, stand.budget),
+            jobs=job_statuses(rig.pumps, {}, {}),
+            workloads=workload_statuses({key: runtime}, rig.pumps, rig.budget),
         )
     )  # fmt: skip
     beat = heartbeat(event)
-    told = [("w1", beat.workloads[0], beat.jobs)]
-    return workload_flow(runtime.workload.to_wire(), told, 0, len(beat.jobs), now_ms())
+    beats = [("w1", beat.workloads[0], beat.jobs)]
+    return workload_flow(runtime.workload.to_wire(), beats, 0, len(beat.jobs), now_ms())
 
 
 class Stuck:
-    """A handler that does not answer, for what `is_stuck` says, until it is told to."""
+    """A handler that answers no message for which `is_stuck` is true until `go` is set."""
 
     def __init__(self, is_stuck: Any = lambda _: True) -> None:
         self.go = asyncio.Event()
@@ -45,28 +45,28 @@ class Stuck:
             await self.go.wait()
 
 
-async def test_a_receiver_that_is_full_is_told_with_what_is_in_flight() -> None:
+async def test_a_full_receiver_is_the_reason_with_the_messages_in_flight() -> None:
     handler = Stuck()
-    async with dispatch_rig(handler, flow={"max_inflight": 3}) as stand:
-        stand.feed(stand.pump(), numbers(20))
-        await stand.until(lambda: stand.runtime.in_flight == 3)
-        flow = seen(stand)
+    async with dispatch_rig(handler, flow={"max_inflight": 3}) as rig:
+        rig.feed(rig.pump(), numbers(20))
+        await rig.until(lambda: rig.runtime.in_flight == 3)
+        flow = seen(rig)
         assert flow.bound == "limit"
         assert "3 of 3 are in flight" in flow.why
         (receiver,) = flow.receivers
         assert (receiver.in_flight, receiver.limit, receiver.ceiling) == (3, 3, None)
         assert flow.workers[0].ready == 17
         handler.go.set()
-        await stand.idle()
-        assert seen(stand).bound == "none"
+        await rig.idle()
+        assert seen(rig).bound == "none"
 
 
-async def test_a_receiver_that_is_away_is_told_with_the_reason_and_the_next_probe() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        await stand.receiver.stop(0)
-        stand.feed(stand.pump(), numbers(20))
-        await stand.until(lambda: not stand.runtime.link.breaker.closed and bool(stand.runtime.link.held))
-        flow = seen(stand)
+async def test_an_unreachable_receiver_is_shown_with_the_reason_and_the_next_probe() -> None:
+    async with dispatch_rig(lambda _: None) as rig:
+        await rig.receiver.stop(0)
+        rig.feed(rig.pump(), numbers(20))
+        await rig.until(lambda: not rig.runtime.link.breaker.closed and bool(rig.runtime.link.held))
+        flow = seen(rig)
         assert flow.bound == "breaker"
         (receiver,) = flow.receivers
         assert receiver.breaker in {"open", "half-open"}
@@ -78,82 +78,82 @@ async def test_a_receiver_that_is_away_is_told_with_the_reason_and_the_next_prob
         assert receiver.held
 
 
-async def test_a_rate_is_told_with_what_is_short_of_it() -> None:
-    async with dispatch_rig(lambda _: None, flow={"messages_per_second": 0.5}) as stand:
-        stand.runtime.shared(ALL)
-        stand.feed(stand.pump(), numbers(20))
-        await stand.until(lambda: len(stand.seen) == 1)
-        flow = seen(stand)
+async def test_a_rate_limit_is_the_reason_with_the_missing_permits() -> None:
+    async with dispatch_rig(lambda _: None, flow={"messages_per_second": 0.5}) as rig:
+        rig.runtime.shared(ALL)
+        rig.feed(rig.pump(), numbers(20))
+        await rig.until(lambda: len(rig.seen) == 1)
+        flow = seen(rig)
         assert flow.bound == "rate"
         assert flow.workers[0].messages_per_s == 0.5
         assert flow.workers[0].messages_short
 
 
-async def test_a_delay_is_told_with_the_time_until_the_first_is_due() -> None:
-    async with dispatch_rig(lambda _: None, delay="1h") as stand:
-        stand.feed(stand.pump(), numbers(20))
-        flow = seen(stand)
+async def test_a_delay_is_the_reason_with_the_time_until_the_first_message_is_due() -> None:
+    async with dispatch_rig(lambda _: None, delay="1h") as rig:
+        rig.feed(rig.pump(), numbers(20))
+        flow = seen(rig)
         assert flow.bound == "delay"
         assert flow.workers[0].postponed == 20
         assert 3000 < (flow.workers[0].due_in_s or 0) <= 3600
 
 
-async def test_messages_with_a_time_of_their_own_are_told_too() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
+async def test_messages_with_a_not_before_time_count_as_delayed() -> None:
+    async with dispatch_rig(lambda _: None) as rig:
         later = str(now_ms() + 3_600_000).encode()
-        stand.feed(stand.pump(), numbers(5), headers=[("not-before", later)])
-        flow = seen(stand)
+        rig.feed(rig.pump(), numbers(5), headers=[("not-before", later)])
+        flow = seen(rig)
         assert (flow.bound, flow.workers[0].postponed) == ("delay", 5)
 
 
-async def test_what_waits_behind_its_key_is_told_as_the_order() -> None:
-    async with dispatch_rig(Stuck(), ordering="key") as stand:
-        stand.feed(stand.pump(), numbers(20, keys=1))
-        await stand.until(lambda: stand.runtime.in_flight == 1)
-        flow = seen(stand)
+async def test_messages_that_wait_behind_their_key_are_held_by_the_order() -> None:
+    async with dispatch_rig(Stuck(), ordering="key") as rig:
+        rig.feed(rig.pump(), numbers(20, keys=1))
+        await rig.until(lambda: rig.runtime.in_flight == 1)
+        flow = seen(rig)
         assert (flow.bound, flow.workers[0].behind) == ("order", 19)
 
 
-async def test_a_pause_is_told_and_so_is_a_lease_that_is_over() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
+async def test_a_pause_is_the_reason_and_so_is_an_expired_lease() -> None:
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
         pump.pause(True)
-        stand.feed(pump, numbers(5))
-        assert (seen(stand).bound, seen(stand).workers[0].paused) == ("paused", 1)
-        stand.lease.expires_at_s = time.monotonic() - 1
-        assert (seen(stand).bound, seen(stand).workers[0].blocked) == ("lease", "lease")
+        rig.feed(pump, numbers(5))
+        assert (seen(rig).bound, seen(rig).workers[0].paused) == ("paused", 1)
+        rig.lease.expires_at_s = time.monotonic() - 1
+        assert (seen(rig).bound, seen(rig).workers[0].blocked) == ("lease", "lease")
 
 
-async def test_what_rests_by_no_operator_s_pause_says_why() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
+async def test_a_workload_that_no_operator_paused_says_why_it_rests() -> None:
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
         pump.pause(True)
-        assert "paused by an operator" in seen(stand).why
+        assert "paused by an operator" in seen(rig).why
         pump.trouble = f"{RESTS}region west has it"
-        flow = seen(stand)
+        flow = seen(rig)
         assert (flow.bound, "region west has it" in flow.why, "operator resume" in flow.why) == (
             "paused", True, False,
         )  # fmt: skip
         pump.trouble = "commit: east does not answer"
-        assert "operator" not in seen(stand).why, "that is not known"
+        assert "operator" not in seen(rig).why, "that is not known"
 
 
-async def test_a_stream_tells_its_credit_and_each_receiver_is_told_apart() -> None:
-    async with dispatch_rig(Stuck(), target={"contract": "stream"}) as stand:
-        stand.feed(stand.pump(), numbers(5))
-        await stand.until(lambda: stand.runtime.in_flight == 5)
-        (receiver,) = seen(stand).receivers
+async def test_a_stream_shows_its_credit_and_each_receiver_has_its_own_state() -> None:
+    async with dispatch_rig(Stuck(), target={"contract": "stream"}) as rig:
+        rig.feed(rig.pump(), numbers(5))
+        await rig.until(lambda: rig.runtime.in_flight == 5)
+        (receiver,) = seen(rig).receivers
         assert receiver.contract == "stream"
         assert receiver.credit
-    async with dispatch_rig(lambda _: None) as stand:
-        address, _, other = await stand.another_receiver(Stuck())
+    async with dispatch_rig(lambda _: None) as rig:
+        address, _, other = await rig.another_receiver(Stuck())
         await other.stop(0)
-        stand.run(
+        rig.run(
             isolation={"environment": "env", "targets": [{"environment": "test", "address": address}]},
         )
-        stand.feed(stand.pump(), numbers(10), headers=[("env", b"test")])
-        await stand.until(lambda: not stand.runtime.links[address].breaker.closed)
-        flow = seen(stand)
+        rig.feed(rig.pump(), numbers(10), headers=[("env", b"test")])
+        await rig.until(lambda: not rig.runtime.links[address].breaker.closed)
+        flow = seen(rig)
         assert [(r.address == address, r.breaker == "closed") for r in flow.receivers] == [
             (False, True),
             (True, False),
@@ -163,13 +163,13 @@ async def test_a_stream_tells_its_credit_and_each_receiver_is_told_apart() -> No
 
 async def test_a_message_that_blocks_is_a_candidate_with_its_numbers_and_then_a_decision() -> None:
     handler = Stuck(lambda message: message.value == b"0")
-    async with dispatch_rig(handler, headOfLine={"after": "1h"}) as stand:
-        pump = stand.pump(capacity=50)
+    async with dispatch_rig(handler, headOfLine={"after": "1h"}) as rig:
+        pump = rig.pump(capacity=50)
         pump.head.patience_s = 3_600.0  # a slow machine lets no acknowledgement free it
-        stand.feed(pump, numbers(200))
-        await stand.until(lambda: pump.tracker.room == 0 and pump.tracker.unfinished == 1)
+        rig.feed(pump, numbers(200))
+        await rig.until(lambda: pump.tracker.room == 0 and pump.tracker.unfinished == 1)
         assert free_head(pump, time.monotonic()) is None
-        flow = seen(stand)
+        flow = seen(rig)
         assert flow.bound == "head-of-line"
         assert "orders-0 at offset 0" in flow.why
         (head,) = flow.head_of_line.candidates
@@ -177,12 +177,12 @@ async def test_a_message_that_blocks_is_a_candidate_with_its_numbers_and_then_a_
         assert (head.tracker_used, head.unfinished_share) == (1.0, 0.02)
         assert "has been out for" in head.why_not
         assert flow.head_of_line.after_s == 3600.0
-        await stand.until(lambda: free_head(pump, time.monotonic() + 3600.0) is not None)
+        await rig.until(lambda: free_head(pump, time.monotonic() + 3600.0) is not None)
         handler.go.set()
-        await stand.idle()
-        told = seen(stand).head_of_line
-        assert (told.stashed, told.candidates) == (1, [])
-        (decision,) = told.decisions
+        await rig.idle()
+        head_of_line = seen(rig).head_of_line
+        assert (head_of_line.stashed, head_of_line.candidates) == (1, [])
+        (decision,) = head_of_line.decisions
         assert (decision.offset, decision.rule) == (0, "age")
         assert "of the tracker in use" in decision.reason or "not finished after" in decision.reason
         assert abs(decision.at_ms - now_ms()) < 60_000
@@ -190,28 +190,28 @@ async def test_a_message_that_blocks_is_a_candidate_with_its_numbers_and_then_a_
 
 async def test_a_head_that_may_not_be_stashed_says_so() -> None:
     handler = Stuck(lambda message: message.value == b"0")
-    async with dispatch_rig(handler, dlq={"enabled": False}) as stand:
-        pump = stand.pump(capacity=10)
-        stand.feed(pump, numbers(100))
-        await stand.until(lambda: pump.tracker.room == 0)
-        assert "dlq.enabled is false" in seen(stand).head_of_line.candidates[0].why_not
+    async with dispatch_rig(handler, dlq={"enabled": False}) as rig:
+        pump = rig.pump(capacity=10)
+        rig.feed(pump, numbers(100))
+        await rig.until(lambda: pump.tracker.room == 0)
+        assert "dlq.enabled is false" in seen(rig).head_of_line.candidates[0].why_not
 
 
-async def test_a_tracker_smaller_than_what_the_receiver_takes_is_told() -> None:
-    async with dispatch_rig(Stuck()) as stand:
-        pump = stand.pump(capacity=10)
-        stand.feed(pump, numbers(100))
-        await stand.until(lambda: stand.runtime.in_flight == 10)
-        assert seen(stand).bound == "tracker"
+async def test_a_tracker_smaller_than_the_receivers_limit_is_the_reason() -> None:
+    async with dispatch_rig(Stuck()) as rig:
+        pump = rig.pump(capacity=10)
+        rig.feed(pump, numbers(100))
+        await rig.until(lambda: rig.runtime.in_flight == 10)
+        assert seen(rig).bound == "tracker"
 
 
-async def test_what_is_as_usual_takes_no_room_in_a_heartbeat() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(100))
-        await stand.idle()
+async def test_ordinary_values_take_no_room_in_a_heartbeat() -> None:
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(100))
+        await rig.idle()
         statuses = workload_statuses(
-            {f"group/topic-{n}": stand.runtime for n in range(300)}, [pump], stand.budget
+            {f"group/topic-{n}": rig.runtime for n in range(300)}, [pump], rig.budget
         )
         (event,) = heartbeat_events(
             Heartbeat(worker="w1", at_ms=1, started_ms=1, url="http://h:1", state="running", term=0,
@@ -236,6 +236,6 @@ async def test_what_is_as_usual_takes_no_room_in_a_heartbeat() -> None:
         ]
         assert [name for name in unusual if f'"{name}"'.encode() in event] == []
         (status,) = job_statuses([pump], {}, {})
-        told = encode(status)
+        encoded = encode(status)
         unusual = ["ready", "behind", "postponed", "backoff", "due_ms", "used", "capacity", "buffered_bytes"]
-        assert [name for name in unusual if f'"{name}"'.encode() in told] == []
+        assert [name for name in unusual if f'"{name}"'.encode() in encoded] == []

@@ -44,7 +44,7 @@ class _Delete(Request[DeleteAclsRequest_v1]):
 
 
 def spec_of(yard: Yard, cluster: str, user: str, name: str = "") -> ClusterSpec:
-    """How a user of a secured yard reaches a cluster of it, there known as `name`."""
+    """The settings with which a user reaches a cluster of a secured yard; `name` is its local name."""
     assert yard.security is not None
     return ClusterSpec(
         name or cluster, (yard.bootstrap(cluster),), protocol="SASL_PLAINTEXT", mechanism="PLAIN",
@@ -53,7 +53,7 @@ def spec_of(yard: Yard, cluster: str, user: str, name: str = "") -> ClusterSpec:
 
 
 class Acls:
-    """See the module. `client` is logged in as who may do everything."""
+    """Grants and withdraws permissions. `client` is logged in as an administrator."""
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
@@ -61,7 +61,7 @@ class Acls:
     async def allow(
         self, user: str, resource: int, name: str, *operations: int, pattern: int = LITERAL
     ) -> None:
-        """Lets a user do these with a resource."""
+        """Grants a user these operations on a resource."""
         rows = [(resource, name, pattern, f"User:{user}", "*", one, _ALLOW) for one in operations]
         found = await self._ask(_Create(rows))
         assert all(not code for code, *_ in found.creation_responses), found
@@ -69,7 +69,7 @@ class Acls:
     async def withdraw(
         self, user: str, resource: int, name: str, *operations: int, pattern: int = LITERAL
     ) -> None:
-        """Takes back what was allowed."""
+        """Withdraws a grant."""
         rows = [(resource, name, pattern, f"User:{user}", "*", one, _ALLOW) for one in operations]
         found = await self._ask(_Delete(rows))
         assert all(not code and matching for code, _, matching in found.filter_responses), found

@@ -25,7 +25,7 @@ BUDGET_BYTES = 64 * 1024 * 1024
 
 
 class Pump:
-    """A fetch service and all it delivered; releases what it has read unless `holding` names its key."""
+    """A fetch service and its deliveries, which it releases unless `holding` names their key."""
 
     def __init__(self, client: ClusterClient, budget_bytes: int = BUDGET_BYTES) -> None:
         self.budget = ByteBudget(budget_bytes)
@@ -145,14 +145,14 @@ async def create(client: ClusterClient, name: str, partitions: int = 1, **config
 
 
 async def bound(client: ClusterClient, most_bytes: int | None, *topics: str) -> None:
-    """From now on these topics take batches of so many bytes; None: what they take by default."""
+    """Sets the topics' largest batch size; None: the default."""
     value = None if most_bytes is None else str(most_bytes)
     failed = await alter(client, {topic: {"max.message.bytes": value} for topic in topics})
     assert not failed
 
 
 async def delete_before(client: ClusterClient, topic: str, offset: int, partition: int = 0) -> None:
-    """As retention does; -1: all."""
+    """Deletes the records below an offset, as retention does; -1: all."""
     admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
     await admin.start()
     try:

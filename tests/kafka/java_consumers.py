@@ -14,10 +14,8 @@ from app.dev.yard.java import find_java
 def consuming(
     bootstrap: str, topic: str, group: str, client_id: str = "", *, shares: bool = False
 ) -> Iterator[None]:
-    """A member of the group begins to consume the topic; it has joined some time later.
-
-    By KIP-848's protocol, or a share group's.
-    """
+    """Starts a member of the group that consumes the topic, by KIP-848's protocol or as a share group. It
+    joins some time later."""
     tool, option = (
         ("ConsoleShareConsumer", ()) if shares else ("ConsoleConsumer", ("group.protocol=consumer",))
     )

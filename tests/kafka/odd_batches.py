@@ -43,7 +43,7 @@ def batch(records: Sequence[bytes], codec: int = 0, timestamp_ms: int | None = N
 
 
 def sealed(found: bytearray) -> bytearray:
-    """With its length and checksum."""
+    """The batch with its length and checksum set."""
     struct.pack_into(">i", found, LENGTH_AT, len(found) - 12)
     struct.pack_into(">i", found, 12, -1)
     struct.pack_into(">I", found, 17, crc32c(bytes(found[21:])))
@@ -51,7 +51,7 @@ def sealed(found: bytearray) -> bytearray:
 
 
 def lying(deltas: Sequence[int], value: bytes = b"odd", key: bytes | None = None) -> bytearray:
-    """An uncompressed batch whose records say these offset deltas."""
+    """An uncompressed batch whose records have these offset deltas."""
     return batch([record(delta, value, key=key) for delta in deltas])
 
 
@@ -106,7 +106,7 @@ def odd(chance: random.Random, value: bytes = b"odd", *, in_time: bool = True) -
 
 
 async def append(client: ClusterClient, topic: str, partition: int, data: bytearray) -> AppendAnswer:
-    """Sends the bytes as they are; what the broker says."""
+    """Sends the bytes unchanged; returns the broker's answer."""
     async with asyncio.timeout(60):  # a topic that was made a moment ago may have none yet
         while (node := await client.leader(topic, partition)) is None:  # noqa: ASYNC110 - the cluster's news
             await asyncio.sleep(0.05)

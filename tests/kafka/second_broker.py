@@ -152,8 +152,8 @@ class SecondBroker:
             "org.apache.kafka.tools.ClusterTool", "unregister", "-b", bootstrap, "--id", str(self.node)
         )
         tool = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-        said, _ = await tool.communicate()
-        assert "no longer registered" in said.decode(), said
+        output, _ = await tool.communicate()
+        assert "no longer registered" in output.decode(), output
 
     def freeze(self) -> None:
         """SIGSTOP: its connections stay open and nothing answers."""

@@ -22,7 +22,7 @@ async def nowhere(_: Any) -> None: ...
 
 @pytest.fixture
 def clients(monkeypatch: pytest.MonkeyPatch) -> list[AIOKafkaClient]:
-    """All clients that are made, and closed ones taken out."""
+    """All created clients that are not closed yet."""
     made: list[AIOKafkaClient] = []
     begin, close = AIOKafkaClient.bootstrap, AIOKafkaClient.close
 

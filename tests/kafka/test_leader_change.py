@@ -35,16 +35,16 @@ LATE = b"written while a leader is frozen"
 
 
 class Load:
-    """Writers of numbered records, each of which waits until its last is taken; none may be refused."""
+    """Writers of numbered records; each waits until its last record is written, and none may be refused."""
 
     def __init__(self, producer: Producer, topic: str) -> None:
         self._producer, self._topic = producer, topic
         self._ending = False
-        self.taken: dict[tuple[int, int], int] = {}  # partition, writer -> how many
+        self.taken: dict[tuple[int, int], int] = {}  # partition, writer -> acknowledged records
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Writes until the block ends, and then until all is taken."""
+        """Writes until the block ends, and then until all records are acknowledged."""
         async with asyncio.TaskGroup() as group:
             for partition in range(PARTITIONS):
                 for writer in range(WRITERS):
@@ -62,7 +62,7 @@ class Load:
             self.taken[partition, writer] = number
 
     def total(self, partition: int) -> int:
-        """How many records of a partition are taken."""
+        """How many records of a partition are acknowledged."""
         return sum(self.taken.get((partition, writer), 0) for writer in range(WRITERS))
 
 
@@ -83,7 +83,7 @@ def _everything_came_once_and_in_order(pump: Pump, load: Load) -> None:
 
 @dataclass(slots=True)
 class Scene:
-    """Two brokers, half of the partitions led by each, and what writes, fetches and commits there."""
+    """Two brokers that each lead half of the partitions, with writers, a reader and a committer."""
 
     topic: str
     client: ClusterClient
@@ -98,13 +98,13 @@ class Scene:
         return [(self.topic, partition) for partition in range(PARTITIONS)]
 
     async def flows(self) -> None:
-        """Every partition brings more than was written before, and commits are kept."""
+        """Waits until every partition delivers new records, and checks the commits."""
         written = {partition: self.load.total(partition) for partition in range(PARTITIONS)}
         await self.pump.until(lambda: all(self.pump.count(at) >= written[at] + MORE for at in written))
         await self.commits_are_kept()
 
     async def commits_are_kept(self) -> None:
-        """The last commit can be read, the next one is taken and read; by a new committer, too."""
+        """Asserts that the last commit can be read, and the next one made and read, by two committers."""
         at, group = (self.topic, 0), f"group-{self.topic}"
         for committer in (self.committer, OffsetCommitter(self.client)):
             if self.next_commit:
@@ -114,7 +114,7 @@ class Scene:
             assert await committer.committed(group, [at]) == {at: self.next_commit}
 
     async def all_is_fetched(self) -> None:
-        """All that is in the log has come, also what might be in it twice."""
+        """Waits until all records of the logs are fetched, also those that may be there twice."""
         await self.pump.until(
             lambda: all(self.pump.count(at) >= self.load.total(at) for at in range(PARTITIONS))
         )

@@ -28,7 +28,7 @@ from app.offsets.store.tables import RegionAtlas, RegionTables
 from app.replicate.definition import RouteDefinition
 
 HERE, THERE, NOWHERE = "here", "there", "nowhere"  # clusters: two that answer, and one that does not
-PARTITIONS = 2  # of a changelog
+PARTITIONS = 2  # partitions of a changelog
 COMPACTED = {"cleanup.policy": "compact", "max.message.bytes": "2097152"}
 
 
@@ -37,7 +37,7 @@ async def deliver(_: Any) -> None: ...
 
 @dataclass
 class Regions:
-    """`own` has its control topics in `here`, `other` in `there`."""
+    """Two regions: `own` has its control topics in `here`, `other` in `there`."""
 
     bootstraps: Mapping[str, str]
     path: Path
@@ -53,7 +53,7 @@ class Regions:
         self.tables = self.opened()
 
     def opened(self, atlas: RegionAtlas | None = None) -> RegionTables:
-        """The tables as another process would find them."""
+        """The tables, opened as by another process."""
         return RegionTables(atlas or self.atlas, self.clusters, self.path / "regions")
 
     def topic(self, region: str) -> str:
@@ -71,7 +71,7 @@ class Regions:
         await ensure_topics(client, [TopicSpec(topic, partitions, config=config)])
 
     async def delete(self, cluster: str, topic: str) -> None:
-        """A topic that is there."""
+        """Deletes an existing topic."""
         client = await self.client(cluster)
         admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
         await admin.start()
@@ -84,7 +84,7 @@ class Regions:
     async def send(
         self, cluster: str, topic: str, records: Mapping[bytes, bytes | None], partition: int = 0
     ) -> None:
-        """Records by key."""
+        """Writes records by key."""
         async with AIOKafkaProducer(
             bootstrap_servers=self.bootstraps[cluster], max_request_size=2_000_000
         ) as producer:
@@ -92,7 +92,7 @@ class Regions:
                 await producer.send_and_wait(topic, value, key=key, partition=partition)
 
     async def values(self, cluster: str, topic: str, partition: int, *values: bytes, **at: int) -> None:
-        """Records without keys."""
+        """Writes records without keys."""
         async with AIOKafkaProducer(bootstrap_servers=self.bootstraps[cluster], linger_ms=5) as producer:
             sent = [await producer.send(topic, one, partition=partition, **at) for one in values]  # type: ignore[arg-type]
             await asyncio.gather(*sent)
@@ -123,7 +123,7 @@ def a_route(name: str, source: str, target: str, *topics: str, **spec: Any) -> R
 
 
 def put_of(route: RouteDefinition) -> bytes:
-    """The control log's record of it."""
+    """The route's record in the control log."""
     return codec.encode(
         RoutePut(at_ms=1, key=route.key, definition=route.to_wire(), etag=route.etag(), actor="test")
     )
@@ -131,7 +131,7 @@ def put_of(route: RouteDefinition) -> bytes:
 
 @contextlib.asynccontextmanager
 async def regions(yard: Yard, path: Path) -> AsyncIterator[Regions]:
-    """On two brokers of the yard, with the changelog of this region."""
+    """Two regions on two brokers of the yard, with this region's changelog."""
     bootstraps = {
         HERE: yard.bootstrap("east-regional"),
         THERE: yard.bootstrap("east-aggregate"),

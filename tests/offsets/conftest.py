@@ -15,10 +15,10 @@ from tests.offsets.group_case import COUNT, GroupCase
 
 @pytest.fixture
 async def case(yard: Yard, tmp_path: Path, topic_name: str) -> AsyncIterator[GroupCase]:
-    async with regions(yard, tmp_path) as stand:
+    async with regions(yard, tmp_path) as rig:
         for cluster, before in ((HERE, 0), (THERE, 10)):
-            await stand.make(cluster, topic_name)
+            await rig.make(cluster, topic_name)
             for partition in (0, 1):
                 values = [b"x"] * before + [b"%d" % n for n in range(COUNT)]
-                await stand.values(cluster, topic_name, partition, *values)
-        yield GroupCase(stand, topic_name, f"g-{uuid.uuid4().hex[:8]}", {})
+                await rig.values(cluster, topic_name, partition, *values)
+        yield GroupCase(rig, topic_name, f"g-{uuid.uuid4().hex[:8]}", {})

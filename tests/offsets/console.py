@@ -16,14 +16,14 @@ from app.offsets.sync.group_sync_schedule import PassiveWorkload, SyncedGroups
 from app.offsets.sync.group_syncer import GroupOutcome
 from app.offsets.sync.regions import Regions
 from tests.offsets.clusters import HERE, THERE, a_line, regions
-from tests.offsets.clusters import Regions as Stand
+from tests.offsets.clusters import Regions as TwoRegions
 from tests.web.runtime_fake import FakeRuntime, put_route, route, serving
 
 BARRIERS = [(n, n + 10) for n in range(0, 101, 10)]
 
 
 class Clusters(DataClusters):
-    """They run in the server's loop, and are stopped there."""
+    """Clusters that run in the server's loop, and are stopped there."""
 
     loop: asyncio.AbstractEventLoop | None = None
 
@@ -34,40 +34,42 @@ class Clusters(DataClusters):
 
 @dataclass
 class Served:
-    """The group is at 55 of the only partition, of which the copy lies ten offsets further on."""
+    """A console. The group is at 55 of the only partition; the copy lies ten offsets further on."""
 
     url: str
     fed: FakeRuntime
     topic: str
     group: str
-    stand: Stand
+    regions: TwoRegions
 
 
 @contextmanager
 def served(yard: Yard, path: Path, topic: str) -> Iterator[Served]:
-    """See `Served`; route `mirror` keeps groups in step, and workload p/t is passive, as the leader says."""
+    """Serves the console. Route `mirror` syncs groups, and workload p/t is passive."""
     group = f"g-{topic}"
 
     async def prepare() -> Any:
-        async with regions(yard, path) as stand:
+        async with regions(yard, path) as rig:
             for cluster, count in ((HERE, 100), (THERE, 110)):
-                await stand.make(cluster, topic, 1)
-                await stand.values(cluster, topic, 0, *(b"%d" % n for n in range(count)))
-            ids = [await stand.log_id(cluster, topic) for cluster in (HERE, THERE)]
-            await stand.make(HERE, ControlTopics(stand.other).control.name, 1)  # the copy of theirs
+                await rig.make(cluster, topic, 1)
+                await rig.values(cluster, topic, 0, *(b"%d" % n for n in range(count)))
+            ids = [await rig.log_id(cluster, topic) for cluster in (HERE, THERE)]
+            await rig.make(
+                HERE, ControlTopics(rig.other).control.name, 1
+            )  # the copy of the other region's control log
             line = a_line(*ids, topic, 0, *BARRIERS)
-            await stand.send(HERE, stand.topic(stand.own), {f"mirror/{topic}/0".encode(): line})
-            committer = (await stand.clusters.get(HERE)).committer
+            await rig.send(HERE, rig.topic(rig.own), {f"mirror/{topic}/0".encode(): line})
+            committer = (await rig.clusters.get(HERE)).committer
             assert await committer.commit(group, {(topic, 0): 55}) == {}
-            return stand
+            return rig
 
-    stand = asyncio.run(prepare())
+    rig = asyncio.run(prepare())
     fed = FakeRuntime()
-    clusters = Clusters(stand.clusters.specs, stand.clusters._deliver, stand.clusters.budget)
+    clusters = Clusters(rig.clusters.specs, rig.clusters._deliver, rig.clusters.budget)
     fed.clusters = clusters  # type: ignore[assignment]
     fed.apply(put_route(route("mirror", HERE, THERE, topic)))
     fed.regions = Regions(
-        stand.atlas, clusters, path, routes=dict, jobs=list, busy=lambda *_: "", may_act=lambda: False,
+        rig.atlas, clusters, path, routes=dict, jobs=list, busy=lambda *_: "", may_act=lambda: False,
         report_incident=lambda *_: None,
     )  # fmt: skip
     kept = SyncedGroups("mirror", HERE, THERE, good_ms={"a": 5}, took_s=0.5, rounds=3)
@@ -81,7 +83,7 @@ def served(yard: Yard, path: Path, topic: str) -> Iterator[Served]:
     )
     with serving(fed) as url:
         try:
-            yield Served(url, fed, topic, group, stand)
+            yield Served(url, fed, topic, group, rig)
         finally:
             if clusters.loop is not None:
                 for closing in (fed.regions.tables.close(), clusters.stop()):

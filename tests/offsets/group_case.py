@@ -20,25 +20,25 @@ EVERY = [(n, n + 10) for n in range(0, COUNT + 1, 10)]  # ten markers lie before
 class GroupCase:
     """`topic` of two partitions in `here`, and its copy in `there`, ten offsets further on."""
 
-    stand: Regions
+    regions: Regions
     topic: str
     group: str
     busy: dict[str, str]
 
     async def map(self, *barriers: tuple[int, int]) -> None:
-        """The offset map as it is now."""
-        source, target = [await self.stand.log_id(c, self.topic) for c in (HERE, THERE)]
+        """Writes the offset map."""
+        source, target = [await self.regions.log_id(c, self.topic) for c in (HERE, THERE)]
         lines = {
             f"r/{self.topic}/{p}".encode(): a_line(source, target, self.topic, p, *barriers) for p in (0, 1)
         }
-        await self.stand.send(HERE, self.stand.topic(self.stand.own), lines)
+        await self.regions.send(HERE, self.regions.topic(self.regions.own), lines)
 
     async def committer(self, cluster: str) -> OffsetCommitter:
-        found: OffsetCommitter = (await self.stand.clusters.get(cluster)).committer
+        found: OffsetCommitter = (await self.regions.clusters.get(cluster)).committer
         return found
 
     async def at(self, *offsets: int, group: str = "", cluster: str = HERE) -> None:
-        """Where the group is, by partition."""
+        """Commits the group's positions, by partition."""
         committed = {(self.topic, p): offset for p, offset in enumerate(offsets)}
         assert await (await self.committer(cluster)).commit(group or self.group, committed) == {}
 
@@ -47,11 +47,11 @@ class GroupCase:
         return {partition: at.next_offset for (_, partition), at in sorted(found.items())}
 
     def syncer(self, is_active: IsActive = lambda *_: True, clock: Any = lambda: 0.0) -> GroupSyncer:
-        mapper = OffsetMapper(self.stand.tables, self.stand.clusters, dict, list)
-        return GroupSyncer(mapper, self.stand.clusters, self.is_busy, is_active, clock)
+        mapper = OffsetMapper(self.regions.tables, self.regions.clusters, dict, list)
+        return GroupSyncer(mapper, self.regions.clusters, self.is_busy, is_active, clock)
 
     def is_busy(self, group: str, _: str, topic: str | None) -> str:
-        """As `busy` says of a group, or, of one of its topics, of the workload."""
+        """The value of `busy` for a group or, with a topic, for the workload."""
         return self.busy.get(group if topic is None else f"{group}/{topic}", "")
 
     async def sync(self, *, execute: bool = True) -> GroupOutcome:
@@ -61,7 +61,7 @@ class GroupCase:
 
 
 async def until(condition: Any) -> None:
-    """Waits for a condition that gives no notice."""
+    """Waits for a condition that has no event."""
     async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -12,7 +12,7 @@ from tests.replicate.rig import ReplicaRig, replica_rig
 
 
 @pytest.fixture
-async def stand(yard: Yard) -> AsyncIterator[ReplicaRig]:
+async def rig(yard: Yard) -> AsyncIterator[ReplicaRig]:
     """Replicas between brokers that all tests share, so the test must not stop these."""
     async with replica_rig(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as made:
         yield made

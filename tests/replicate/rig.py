@@ -203,18 +203,18 @@ async def replica_rig(home: str, away: str) -> AsyncIterator[ReplicaRig]:
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(connected(home, "east-regional"))
         target = await stack.enter_async_context(connected(away, "east-aggregate"))
-        stand = ReplicaRig(source, target)
-        await stand.appender.start()
-        await stand.fetch.start()
-        saving = asyncio.create_task(stand.save_for_ever())
+        rig = ReplicaRig(source, target)
+        await rig.appender.start()
+        await rig.fetch.start()
+        saving = asyncio.create_task(rig.save_for_ever())
         try:
-            yield stand
+            yield rig
         finally:
             saving.cancel()
-            await stand.close()
-            await stand.fetch.stop()
-            await stand.appender.stop()
-            assert stand.budget.used_bytes == 0
+            await rig.close()
+            await rig.fetch.stop()
+            await rig.appender.stop()
+            assert rig.budget.used_bytes == 0
 
 
 async def rows(client: ClusterClient, topic: str, partition: int = 0) -> list[Row]:

@@ -18,15 +18,15 @@ from tests.kafka.second_broker import delete
 from tests.replicate.rig import ReplicaRig, Row, rows
 
 
-async def create_on_both_sides(stand: ReplicaRig, topic: str, **config: str) -> None:
+async def create_on_both_sides(rig: ReplicaRig, topic: str, **config: str) -> None:
     """Creates the topic on both sides."""
-    await create(stand.source, topic, 1, **config)
-    await create(stand.target, topic, 1, **config)
+    await create(rig.source, topic, 1, **config)
+    await create(rig.target, topic, 1, **config)
 
 
-async def write(stand: ReplicaRig, topic: str, count: int, name: str = "v", **options: Any) -> None:
+async def write(rig: ReplicaRig, topic: str, count: int, name: str = "v", **options: Any) -> None:
     """Writes numbered records with keys, headers, tombstones and unordered timestamps."""
-    (bootstrap,) = stand.source.spec.bootstrap
+    (bootstrap,) = rig.source.spec.bootstrap
     async with producing(bootstrap, **{"max_batch_size": 2_000, **options}) as producer:
         sent = [
             await producer.send(
@@ -42,12 +42,12 @@ async def write(stand: ReplicaRig, topic: str, count: int, name: str = "v", **op
         await asyncio.gather(*sent)
 
 
-async def start_copying(stand: ReplicaRig, topic: str, count: int = 100, **options: Any) -> ReplicaPump:
+async def start_copying(rig: ReplicaRig, topic: str, count: int = 100, **options: Any) -> ReplicaPump:
     """Starts a replica of a new topic that has copied `count` records."""
-    await create_on_both_sides(stand, topic)
-    await write(stand, topic, count, **options)
-    pump = await stand.start_pump(topic)
-    await stand.copied([pump])
+    await create_on_both_sides(rig, topic)
+    await write(rig, topic, count, **options)
+    pump = await rig.start_pump(topic)
+    await rig.copied([pump])
     return pump
 
 
@@ -59,9 +59,9 @@ async def recreate(client: ClusterClient, topic: str) -> None:
     await create(client, topic, 1)
 
 
-async def assert_same(stand: ReplicaRig, topic: str) -> int:
+async def assert_same(rig: ReplicaRig, topic: str) -> int:
     """Checks that the copy equals the source, record by record; returns their number."""
-    here, there = await rows(stand.source, topic), await rows(stand.target, topic)
+    here, there = await rows(rig.source, topic), await rows(rig.target, topic)
     assert there == here
     return len(here)
 

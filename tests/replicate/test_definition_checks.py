@@ -44,7 +44,7 @@ def test_clusters_are_known_by_their_ids_and_else_by_their_names(
     )
 
 
-def test_what_cannot_be_read_is_left_out() -> None:
+def test_unreadable_routes_are_left_out() -> None:
     bad: list[dict[str, Any]] = [{}, {"spec": {}}, route("bad", "a", "b", "(")]
     assert beside_of(IDS, [RemoteRoute("west", one) for one in bad]).routes == ()
 

@@ -1,4 +1,4 @@
-"""Which jobs there should be, on a real cluster: nothing that waits anywhere is without a job."""
+"""The jobs that there should be, on a real cluster: no waiting message is without a job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ENOUGH_S = 120.0  # ends a test that would hang; nothing is measured with it
 
 
 class Region:
-    """A control log by hand, a real data cluster, and the leader's catalog of them."""
+    """A fake control log, a real data cluster, and the leader's catalog of them."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.topic = topic
@@ -56,7 +56,7 @@ class Region:
     async def _nowhere(self, _: Any) -> None: ...
 
     def restart(self) -> None:
-        """Another leader, who knows nothing yet."""
+        """Replaces the leader by one that has no state yet."""
         log: Any = SimpleNamespace(view=self.view, append=self.append)
         self.catalog = Catalog(log, self.clusters, lambda *trouble: self.reported.append(trouble[2]))
 
@@ -69,7 +69,7 @@ class Region:
         await self.append(put(definition("billing", self.topic, **spec)))
 
     async def jobs(self) -> dict[str, set[int]]:
-        """Topic -> partitions of the jobs."""
+        """The partitions of the jobs, by topic."""
         found: dict[str, set[int]] = {}
         for name in await self.catalog.jobs():
             _, _, topic, partition = name.split(":")
@@ -113,7 +113,7 @@ class Region:
 
 
 async def until(look: Callable[[], Awaitable[Any]], wanted: Any) -> None:
-    """Looks until it finds what is wanted."""
+    """Asks the catalog until it finds these jobs."""
     async with asyncio.timeout(ENOUGH_S):
         while await look() != wanted:  # noqa: ASYNC110 - brokers change it
             await asyncio.sleep(0.05)
@@ -143,7 +143,7 @@ async def test_a_removed_retry_tier_is_pumped_until_it_is_empty(region: Region) 
     assert tier in await region.jobs()
     await region.commit(tier, 1, 3)
     assert await region.jobs() == {region.topic: {0, 1}}
-    await region.send(tier, partition=1)  # a copy that was still on its way
+    await region.send(tier, partition=1)  # a copy that was still in flight
     assert (await region.jobs())[tier] == {1}
 
 
@@ -195,11 +195,11 @@ async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_
     monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 0.0)
     assert region.topic not in await region.jobs()
     monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 30.0)
-    while region.topic not in (found := await region.jobs()):  # noqa: ASYNC110  nobody tells
+    while region.topic not in (found := await region.jobs()):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.05)
     assert found[region.topic] == {0, 1}
-    assert [begun.ends for begun in region.view.start_parts_of(key)] == [[0, 4]]
-    # A changed definition, another leader, more messages and more partitions change nothing of it.
+    assert [start.ends for start in region.view.start_parts_of(key)] == [[0, 4]]
+    # A changed definition, another leader, more messages and more partitions do not change the start.
     await region.send(region.topic, 1, count=4)
     admin = AIOKafkaAdminClient(**region.options)
     await admin.start()
@@ -209,16 +209,16 @@ async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_
     region.restart()
     while len((await region.jobs())[region.topic]) < 4:
         pass
-    begun = region.view.start_of(key)
-    assert isinstance(begun, StartRecorded)
-    assert begun.ends == [0, 4]
-    assert begun.topic_id == (await (await region.client()).topic_ids([region.topic]))[region.topic]
-    # Another deployment begins anew.
+    start = region.view.start_of(key)
+    assert isinstance(start, StartRecorded)
+    assert start.ends == [0, 4]
+    assert start.topic_id == (await (await region.client()).topic_ids([region.topic]))[region.topic]
+    # After a deletion, a deployment records a new start.
     await region.append(WorkloadDeleted(at_ms=0, key=key, actor="me"))
     await region.jobs()
     await region.deploy(start="latest")
     await region.jobs()
-    assert [begun.ends for begun in region.view.start_parts_of(key)] == [[0, 8, 0, 0]]
+    assert [start.ends for start in region.view.start_parts_of(key)] == [[0, 8, 0, 0]]
     assert region.reported == []
 
 
@@ -272,8 +272,8 @@ async def test_a_lagging_broker_removes_no_jobs(region: Region, monkeypatch: pyt
     assert await region.jobs() == {region.topic: {0, 1}}
     actual = module._sizes
 
-    async def fewer(*asked: Any) -> dict[str, int]:
-        return dict.fromkeys(await actual(*asked), 1)
+    async def fewer(*arguments: Any) -> dict[str, int]:
+        return dict.fromkeys(await actual(*arguments), 1)
 
     monkeypatch.setattr(module, "_sizes", fewer)
     assert await region.jobs() == {region.topic: {0, 1}}
@@ -354,7 +354,9 @@ async def test_a_topic_that_the_cluster_refuses_is_reported_with_its_error_until
     assert (refused.code, await client.partitions(tier)) == (INVALID_NAME, None)
     await region.append(put(workload.to_wire()))
     jobs = {region.topic: {0, 1}, tier: {0, 1}}
-    assert await region.jobs() == await region.jobs() == jobs, "they flow, and what can be made is made"
+    assert await region.jobs() == await region.jobs() == jobs, (
+        "they flow, and all topics that can be created are"
+    )
     (reported,) = region.reported
     assert reported == str(refused)
     assert reported.startswith(f"cluster east does not create topic {dlq}: ")
@@ -409,7 +411,7 @@ async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_
     await region.make(merged, 2, cleanup_policy="compact")
     await region.make(delayed, 2, max_message_bytes="1000")
     await region.deploy(retry=[{"delay": "1s"}])
-    assert (await region.jobs())[tier] == {0, 1}, "it runs"
+    assert (await region.jobs())[tier] == {0, 1}, "its jobs run"
     await region.jobs()
 
     compacted = (
@@ -417,13 +419,13 @@ async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_
     )
     small = "max.message.bytes is {}, but must be {} or more (otherwise larger records do not fit)"
     short = f"retention.ms is 1000, but must be {7 * DAY_MS} or more (otherwise waiting records expire)"
-    enough = 1_048_588 + COPY_HEADERS_BYTES  # what its topic takes, and headers
+    enough = 1_048_588 + COPY_HEADERS_BYTES  # the topic's limit, and headers
     tiny = small.format(1000, enough)
     assert region.reported == [  # once each
         f"topic {delayed} in east: {tiny}",
         f"topic {dlq} in east: {compacted.format('compact,delete')}, {tiny}, {short}",
         f"topic {merged} in east: {compacted.format('compact')}, {small.format(1048588, enough)}",
-        f"topic {tier} in east: {compacted.format('compact,delete')}",  # its limits were raised
+        f"topic {tier} in east: {compacted.format('compact,delete')}",  # the catalog has raised its limits
     ]
     command = (
         f"kafka-configs.sh --bootstrap-server {region.options['bootstrap_servers']} --alter --topic {delayed}"
@@ -433,7 +435,7 @@ async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_
         "incidents topic-settings name 3 more of its topics"
     )
     found = await region.settings(dlq)
-    assert {name: found[name.replace("_", ".")] for name in bad} == bad, "it is somebody's"
+    assert {name: found[name.replace("_", ".")] for name in bad} == bad, "a foreign topic keeps its settings"
     assert int((await region.settings(tier))["max.message.bytes"]) == COPY_MAX_BYTES
 
     good = {"cleanup.policy": "delete", "max.message.bytes": str(COPY_MAX_BYTES), "retention.ms": "-1"}

@@ -1,4 +1,4 @@
-"""Which jobs a workload of several regions has here: by mode and role, on the region's own cluster."""
+"""The jobs of a workload of several regions: by mode and role, on the region's own cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOBS = {f"dispatch:{KEY}:orders:{partition}" for partition in range(2)}
 
 
 def catalog_of(region: FakeRegion) -> Catalog:
-    """The leader's catalog, which has seen the topic; its clusters are away since."""
+    """The leader's catalog, which has seen the topic; its clusters do not answer since."""
     clusters: Any = Away(*SITES)
     layout = region.failovers.layout
     catalog = Catalog(region.log, clusters, lambda *trouble: region.incidents.append(trouble[2]), layout)
@@ -36,11 +36,11 @@ async def test_an_active_passive_workload_has_jobs_where_it_is_active_and_on_tha
     found = catalog.workload(KEY)
     assert found is not None
     assert found.metadata.cluster == "west-aggregate"
-    assert await catalog.jobs() == set(), "not known yet where it is active"
+    assert await catalog.jobs() == set(), "the active region is not known yet"
     west.log.apply(role("east", 0))
     assert await catalog.jobs() == set()
     west.log.apply(role("west", 1, MOVING))
-    assert await catalog.jobs() == set(), "not before the other region has let go"
+    assert await catalog.jobs() == set(), "not before the other region has released its jobs"
     west.log.apply(role("west", 1))
     assert await catalog.jobs() == JOBS
     west.log.apply(role("east", 64))

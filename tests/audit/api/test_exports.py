@@ -140,16 +140,16 @@ def test_watch_prints_changes_and_exits_by_the_last_states(
     watch = ("audit", "watch", "--every", "0.1")
     lost = shell(*watch, "--topic", "orders", "--from", "24h", "--until-ok", "0", "-o", "json")
     assert lost.returncode == 8
-    told = [json.loads(line) for line in lost.stdout.splitlines()]
-    assert sorted(one["state"] for one in told) == ["corrupted", "duplicated", "late", "lossy", "lossy"]
-    assert {one["before"] for one in told} == {None}
+    changes = [json.loads(line) for line in lost.stdout.splitlines()]
+    assert sorted(one["state"] for one in changes) == ["corrupted", "duplicated", "late", "lossy", "lossy"]
+    assert {one["before"] for one in changes} == {None}
     assert "the time is over: of " in lost.stderr
     assert "1 corrupted, 1 duplicated, 1 late, 2 lossy" in lost.stderr
     file = shell(*watch, "--topic", "orders", "--from", "24h", "--until-ok", "0", "--csv")
     rows = list(csv.DictReader(io.StringIO(file.stdout)))
     assert (file.returncode, tuple(rows[0])) == (8, cli_watch.COLUMNS)
     assert [(one["state"], one["start"], one["before"]) for one in rows] == [
-        (one["state"], one["start"], "") for one in told
+        (one["state"], one["start"], "") for one in changes
     ]
     for tier in (HOME, AWAY):
         audited.count("payments", tier, 5, range(10))

@@ -168,10 +168,10 @@ def test_firing_alerts_are_shown(audited: AuditedTopics, browse: Any, console: C
 
 def test_missing_records_are_named_on_request(audited: AuditedTopics, browse: Any) -> None:
     page = browse(f"/audit/orders?window={audited.start_ms(5)}")
-    said: list[str] = []
+    dialogs: list[str] = []
 
     def heard(dialog: Any) -> None:
-        said.append(dialog.message)
+        dialogs.append(dialog.message)
         dialog.accept()
 
     page.on("dialog", heard)
@@ -193,7 +193,7 @@ def test_missing_records_are_named_on_request(audited: AuditedTopics, browse: An
     name = page.get_by_role("button", name="Name them")
     with page.expect_event("dialog", timeout=ENOUGH_MS):
         name.click()
-    assert said == ["Not done: this worker cannot name them"]
+    assert dialogs == ["Not done: this worker cannot name them"]
     name.click()
     page.get_by_text("east/orders-1 @ 17").wait_for(timeout=ENOUGH_MS)
     assert f"from_tier=regional&to_tier=aggregate&start={audited.start_ms(5)}" in requested_urls[0]

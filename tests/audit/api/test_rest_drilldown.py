@@ -55,7 +55,7 @@ def counted(console: Console) -> Console:
 
 
 @pytest.mark.parametrize(
-    ("changed", "status", "said"),
+    ("changed", "status", "detail"),
     [
         ({"topic": None}, 400, "topic: say which"),
         ({"start": None}, 400, "start: say which"),
@@ -68,10 +68,10 @@ def counted(console: Console) -> Console:
     ],
 )  # fmt: skip
 def test_a_question_that_no_log_answers_is_refused_at_once(
-    counted: Console, changed: dict[str, Any], status: int, said: str
+    counted: Console, changed: dict[str, Any], status: int, detail: str
 ) -> None:
     answer = ask(counted, **changed)
-    assert (answer.status, said in answer.json["detail"]) == (status, True), answer.text
+    assert (answer.status, detail in answer.json["detail"]) == (status, True), answer.text
 
 
 def test_an_unreadable_cluster_is_reported(counted: Console) -> None:

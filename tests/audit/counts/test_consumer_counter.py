@@ -38,7 +38,7 @@ def consumer(next_offset: int = 0, *, disorder_ms: int = ANY_DISORDER) -> Consum
 
 
 def test_a_consumer_that_never_reaches_the_end_of_a_log_with_future_times_holds_no_window_open() -> None:
-    """Ten records a second, all of them ahead of the clock; it is three of them behind."""
+    """Ten records a second, all with future times; the consumer is three records behind."""
     one, log, lag = consumer(), Log(), 3
     for number in range(100):
         now_ms = BEGAN_MS + 100 * number
@@ -75,8 +75,10 @@ def test_the_end_of_a_log_counts_once_it_is_finished_and_as_of_the_time_it_was_f
     one.ended(9, 4, BEGAN_MS + 500)
     assert one.reader.watermark_ms(BEGAN_MS + 500) == BEGAN_MS - IDLE_MS
     one.ended(9, 9, BEGAN_MS + 600)
-    assert one.reader.watermark_ms(BEGAN_MS + 600) == BEGAN_MS - IDLE_MS, "no reader brought what is finished"
-    one.ended(4, 9, BEGAN_MS + 700)  # it lost its end
+    assert one.reader.watermark_ms(BEGAN_MS + 600) == BEGAN_MS - IDLE_MS, (
+        "no reader brought the finished records"
+    )
+    one.ended(4, 9, BEGAN_MS + 700)  # the log lost its end
     assert one.reader.watermark_ms(BEGAN_MS + 700) == BEGAN_MS + 700 - IDLE_MS
 
 
@@ -115,7 +117,7 @@ def test_chunks_counted_together_give_the_same_reports_as_single_ones(seed: int)
         if position < log.next_offset:
             data, end = log.fetch(position, chance.randrange(1, 6))
             known = chance.choice([[], [], aborted])
-            if chance.random() < 0.9:  # otherwise no reader brings it
+            if chance.random() < 0.9:  # otherwise no reader brings the batches
                 with patch.object(consumer_counter, "MOST_HEADS", most_heads):
                     together.fetched(data, position, end, known)
                 with patch.object(PartitionReader, "heads_of", lambda *_: None):

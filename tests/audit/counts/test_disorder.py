@@ -25,11 +25,11 @@ from tests.audit.query.test_view import audit_plan
 from tests.kafka.records.batches import make_batch, make_marker, patched
 
 WIDTH_MS = 60_000
-NOW_MS = 1_700_000_040_000  # a window begins
+NOW_MS = 1_700_000_040_000  # the start of a window
 SCOPE, SOURCE = Scope("orders", "regional", "east", WIDTH_MS), FingerprintSource("cluster", "id", 0)
 HOW = how_of(audit_plan(), SOURCE)
 
-# Around a few windows, hours before them, and times that are none.
+# Times in a few windows, hours before them, and invalid ones.
 time = st.one_of(
     st.integers(NOW_MS - 3 * WIDTH_MS, NOW_MS + 3 * WIDTH_MS),
     st.integers(NOW_MS - 10_000_000, NOW_MS),
@@ -41,7 +41,7 @@ cuts = st.tuples(st.integers(0, 1 << 32), st.sampled_from([1, 2, 7, 60]))
 
 
 def cut(times: Sequence[int], seed: int, most: int) -> Log:
-    """A log of these records, in batches of at most so many, of any codec."""
+    """A log of these records, in batches of at most `most`, of any codec."""
     chance, log, at = random.Random(seed), Log(), 0
     while at < len(times):
         some = chance.randint(1, most)
@@ -73,7 +73,7 @@ def by_fetching(log: Log, chance: random.Random) -> PartitionReader:
 
 
 def by_heads(log: Log, chance: random.Random) -> PartitionReader:
-    """As a follower: what headers tell by these, and the rest by its bytes."""
+    """Counts like a follower: by headers if they suffice, otherwise by the bytes."""
     reader = PartitionReader(SCOPE, SOURCE, HOW, 0)
     while reader.next_offset < log.next_offset:
         data, end = log.fetch(reader.next_offset, chance.randint(1, 5))
@@ -113,7 +113,7 @@ def test_source_and_copy_agree_however_their_batches_are_cut(
 
 
 def test_only_a_broken_promise_of_order_moves_records_to_other_windows() -> None:
-    """A record of a minute ago, in a batch that begins far behind the window's start."""
+    """The second record is 70 s older than the first of its batch."""
     times = [NOW_MS + 30_000, NOW_MS - 40_000]
     by_promise = CountingSpec(records_of, SOURCE, disorder_ms=5_000)
     for how, moved in ((by_promise, True), (HOW, False)):
@@ -135,7 +135,9 @@ def test_records_in_one_window_are_not_decoded_whatever_their_order() -> None:
     count_chunk(tally, log.fetch(0, 9)[0], 0, how)
     sums = tally.windows[NOW_MS]
     assert (sums.count, tally.from_headers) == (15, 5)
-    assert (sums.first_ms, sums.last_ms) == (NOW_MS, NOW_MS + 59_999), "not the first record's"
+    assert (sums.first_ms, sums.last_ms) == (NOW_MS, NOW_MS + 59_999), (
+        "the lowest time, not the first record's"
+    )
 
 
 def test_hidden_compacted_and_damaged_batches_count_the_same_as_without_headers() -> None:
@@ -152,13 +154,15 @@ def test_hidden_compacted_and_damaged_batches_count_the_same_as_without_headers(
     for tally, how in zip(tallies, (HOW, HOW._replace(lowest=None)), strict=True):
         count_chunk(tally, data, 0, how, committed=ReadCommittedFilter([(7, 0)]))
     assert tallies[0].totals() == tallies[1].totals()
-    assert tallies[0].windows[NOW_MS].count == 2 + 2 + 2, "what cannot be read is counted where it begins"
+    assert tallies[0].windows[NOW_MS].count == 2 + 2 + 2, (
+        "an unreadable batch is counted at its first timestamp"
+    )
     assert (tallies[0].decoded, tallies[0].undecodable) == (2, 1)
 
 
 @pytest.mark.parametrize("magic", [0, 1, 3])
 def test_a_lowest_time_in_a_header_from_a_log_is_not_trusted(magic: int) -> None:
-    """Its format is only our own: what a log has of it tells nothing."""
+    """The format is internal, so a log with such a value proves nothing."""
     data = patched(make_batch(0, [(b"a", b"1")] * 2, timestamp_ms=NOW_MS), 16, "b", magic)
     assert heads_of(data) is None
     assert PartitionReader(SCOPE, SOURCE, HOW, 0).heads_of(data) is None

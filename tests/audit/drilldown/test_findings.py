@@ -87,7 +87,7 @@ def test_exact_origins_name_every_difference_and_nothing_else(source: Fated) -> 
     assert all(one.one_of == 1 for one in findings)
     shown = [(one.copy.origin.lowest, one.source.offset) for one in findings
              if one.copy is not None and one.copy.origin is not None and one.source is not None]  # fmt: skip
-    assert all(origin == offset for origin, offset in shown), "a copy is told with its own record"
+    assert all(origin == offset for origin, offset in shown), "a copy is reported with its own record"
 
 
 @given(fated)

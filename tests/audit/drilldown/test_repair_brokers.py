@@ -38,7 +38,7 @@ MANY = 10
 DAY_MS = 24 * 3_600_000
 
 
-class Stand:
+class Rig:
     """A topic, and its copy, which lacks all records. The first records also lack a timestamp or headers."""
 
     def __init__(self, client: ClusterClient, bootstrap: str, topic: str) -> None:
@@ -95,12 +95,12 @@ class Stand:
         )
 
     async def copy(self, answer: SearchResult) -> CopiedAgain:
-        stand = self
+        rig = self
 
         class Leader:
             @property
             def leads(self) -> bool:
-                return stand.leads()
+                return rig.leads()
 
         async def get(name: str) -> Any:
             return SimpleNamespace(client=self.client)
@@ -122,11 +122,11 @@ class Stand:
 
 
 @pytest.fixture
-async def stand(bootstrap: str, topic_name: str) -> AsyncIterator[Stand]:
+async def rig(bootstrap: str, topic_name: str) -> AsyncIterator[Rig]:
     async with connected(bootstrap) as client:
         for name in (topic_name, f"{topic_name}-copy"):
             await create(client, name, retention_ms="-1")
-        made = Stand(client, bootstrap, topic_name)
+        made = Rig(client, bootstrap, topic_name)
         async with producing(bootstrap) as producer:
             for number in range(MANY):
                 await producer.send_and_wait(
@@ -137,67 +137,67 @@ async def stand(bootstrap: str, topic_name: str) -> AsyncIterator[Stand]:
         yield made
 
 
-async def test_a_second_repair_with_an_old_answer_copies_nothing(stand: Stand) -> None:
-    answer = await stand.answer()
-    assert await stand.copy(answer) == CopiedAgain(MANY, 0, 0, 0, ())
-    at = stand.away.topic, stand.away.partition
-    assert (await stand.client.offsets([at], LATEST, READ_COMMITTED))[at] > MANY, "all can be read now"
-    assert await stand.is_whole()
-    assert await stand.copy(answer) == CopiedAgain(0, MANY, 0, 0, ())
-    assert await stand.is_whole()
+async def test_a_second_repair_with_an_old_answer_copies_nothing(rig: Rig) -> None:
+    answer = await rig.answer()
+    assert await rig.copy(answer) == CopiedAgain(MANY, 0, 0, 0, ())
+    at = rig.away.topic, rig.away.partition
+    assert (await rig.client.offsets([at], LATEST, READ_COMMITTED))[at] > MANY, "all can be read now"
+    assert await rig.is_whole()
+    assert await rig.copy(answer) == CopiedAgain(0, MANY, 0, 0, ())
+    assert await rig.is_whole()
 
 
 async def test_a_former_leader_stops_and_its_successor_copies_the_rest(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repair, "RECORDS_PER_TRANSACTION", 1)
-    answer = await stand.answer()
+    answer = await rig.answer()
     turns = iter([True, True, True])
-    stand.leads = lambda: next(turns, False)
+    rig.leads = lambda: next(turns, False)
     with pytest.raises(NotLeading, match="3 of 10 records were copied"):
-        await stand.copy(answer)
-    stand.leads = lambda: True
-    assert await stand.copy(answer) == CopiedAgain(MANY - 3, 3, 0, 0, ())
-    assert await stand.is_whole()
+        await rig.copy(answer)
+    rig.leads = lambda: True
+    assert await rig.copy(answer) == CopiedAgain(MANY - 3, 3, 0, 0, ())
+    assert await rig.is_whole()
 
 
-async def test_records_that_a_predecessor_has_sent_are_not_committed(stand: Stand) -> None:
+async def test_records_that_a_predecessor_has_sent_are_not_committed(rig: Rig) -> None:
     """The predecessor has sent all records without a commit. It continues once its successor is done."""
-    answer = await stand.answer()
-    records = [(record, record.headers) for record in await stand.records(stand.home)]
+    answer = await rig.answer()
+    records = [(record, record.headers) for record in await rig.records(rig.home)]
 
     async def copy_within_open_transaction() -> None:
-        async with stand.zombie() as producer, one_transaction(producer):
+        async with rig.zombie() as producer, one_transaction(producer):
             for batch in batches_of(records, 0, 1_000_000):
-                await (await producer.send_batch(batch, stand.away.topic, partition=0))
-            assert (await stand.copy(answer)).copied == MANY
+                await (await producer.send_batch(batch, rig.away.topic, partition=0))
+            assert (await rig.copy(answer)).copied == MANY
 
     with pytest.raises(KafkaError):
         await copy_within_open_transaction()
-    assert await stand.is_whole()
+    assert await rig.is_whole()
 
 
 async def test_a_worker_that_still_believes_to_lead_is_fenced_and_reports_it(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two workers do not take turns. Each finds no copy before the other has copied."""
     monkeypatch.setattr(repair, "RECORDS_PER_TRANSACTION", 1)
     monkeypatch.setattr(partition_repair, "_lock_of", lambda _: asyncio.Lock())
-    answer, other = await stand.answer(), list[Any]()
+    answer, other = await rig.answer(), list[Any]()
 
     def overtaken() -> bool:
         if not other and len(checks) == 4:
-            other.append(asyncio.ensure_future(stand.copy(answer)))
+            other.append(asyncio.ensure_future(rig.copy(answer)))
         checks.append(None)
         return True
 
     checks: list[None] = []
-    stand.leads = overtaken
+    rig.leads = overtaken
     monkeypatch.setattr(partition_repair, "_append", _after_the_other(partition_repair._append, other))
     with pytest.raises(NotLeading, match=r"another worker copies .* 4 of 10 records were copied"):
-        await stand.copy(answer)
+        await rig.copy(answer)
     assert await other[0] == CopiedAgain(MANY - 4, 4, 0, 0, ())
-    assert await stand.is_whole()
+    assert await rig.is_whole()
 
 
 def _after_the_other(append: Any, other: list[Any]) -> Any:
@@ -214,26 +214,26 @@ def _after_the_other(append: Any, other: list[Any]) -> Any:
     return appended
 
 
-async def test_two_repairs_of_one_worker_take_turns(stand: Stand) -> None:
-    answer = await stand.answer()
-    both = await asyncio.gather(stand.copy(answer), stand.copy(answer))
+async def test_two_repairs_of_one_worker_take_turns(rig: Rig) -> None:
+    answer = await rig.answer()
+    both = await asyncio.gather(rig.copy(answer), rig.copy(answer))
     assert sorted(done.copied for done in both) == [0, MANY]
-    assert await stand.is_whole()
+    assert await rig.is_whole()
 
 
 async def test_nothing_is_copied_while_another_transaction_hides_the_log_end(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = await stand.answer()
-    other = transactional(stand.client, stand.away.topic, max_request_bytes=1_000_000)
+    answer = await rig.answer()
+    other = transactional(rig.client, rig.away.topic, max_request_bytes=1_000_000)
     async with other as producer, one_transaction(producer):
-        await producer.send_and_wait(stand.away.topic, b"other", partition=0)
+        await producer.send_and_wait(rig.away.topic, b"other", partition=0)
         with monkeypatch.context() as patch:
             patch.setattr(partition_repair, "OPEN_TRANSACTION_TIMEOUT_S", 1.0)
             with pytest.raises(TimeoutError, match="open transaction"):
-                await stand.copy(answer)
-    assert [record.value for record in await stand.records(stand.away)] == [b"other"]
-    assert (await stand.copy(answer)).copied == MANY
+                await rig.copy(answer)
+    assert [record.value for record in await rig.records(rig.away)] == [b"other"]
+    assert (await rig.copy(answer)).copied == MANY
 
 
 # -- what the destination refuses --------------------------------------------------------------------------
@@ -242,12 +242,12 @@ async def test_nothing_is_copied_while_another_transaction_hides_the_log_end(
 @contextlib.asynccontextmanager
 async def refusing(
     bootstrap: str, topic: str, records: list[tuple[int, bytes]], **limits: str
-) -> AsyncIterator[Stand]:
+) -> AsyncIterator[Rig]:
     """A topic with these (timestamp, value), and a copy with `limits` that lacks them all."""
     async with connected(bootstrap) as client:
         await create(client, topic, retention_ms="-1")
         await create(client, f"{topic}-copy", retention_ms="-1", **limits)
-        made = Stand(client, bootstrap, topic)
+        made = Rig(client, bootstrap, topic)
         made.window = EventTimeWindow(0, 2 * now_ms())
         async with producing(bootstrap) as producer:
             for timestamp_ms, value in records:
@@ -255,8 +255,8 @@ async def refusing(
         yield made
 
 
-async def values(stand: Stand) -> list[bytes | None]:
-    return [one.value for one in await stand.records(stand.away)]
+async def values(rig: Rig) -> list[bytes | None]:
+    return [one.value for one in await rig.records(rig.away)]
 
 
 def offsets_of(done: CopiedAgain) -> list[int]:
@@ -269,18 +269,18 @@ async def test_refused_records_are_named_and_the_others_copied(bootstrap: str, t
     tried[3] = tried[7] = bytes(5_000)
     records = [(now - DAY_MS if number == 5 else now, value) for number, value in enumerate(tried)]
     limits = {"max_message_bytes": "3000", "message_timestamp_before_max_ms": "3600000"}
-    async with refusing(bootstrap, topic_name, records, **limits) as stand:
-        answer = await stand.answer()
-        done = await stand.copy(answer)
+    async with refusing(bootstrap, topic_name, records, **limits) as rig:
+        answer = await rig.answer()
+        done = await rig.copy(answer)
         assert done[:4] == (MANY - 3, 0, 0, 3)
         assert offsets_of(done) == [3, 5, 7]
         large, old, _ = sorted(done.refused_records, key=lambda one: one.offset)
-        assert large.place == stand.home
+        assert large.place == rig.home
         assert large.why.startswith("error 10 (MESSAGE_SIZE_TOO_LARGE): ")
         assert large.why.endswith("; raise max.message.bytes of the destination topic")
         assert old.why.startswith("error 32 (INVALID_TIMESTAMP): The timestamp of the message is out of")
         assert "raise message.timestamp.before.max.ms" in old.why
-        assert sorted(await values(stand)) == sorted(set(tried) - {tried[3], b"5"})  # type: ignore[type-var]
+        assert sorted(await values(rig)) == sorted(set(tried) - {tried[3], b"5"})  # type: ignore[type-var]
         assert done.to_json()["refused_records"][0].keys() == {
             "cluster",
             "topic",
@@ -289,8 +289,8 @@ async def test_refused_records_are_named_and_the_others_copied(bootstrap: str, t
             "why",
         }
 
-        await bound(stand.client, None, stand.away.topic)
-        done = await stand.copy(answer)
+        await bound(rig.client, None, rig.away.topic)
+        done = await rig.copy(answer)
         assert done[:4] == (2, MANY - 3, 0, 1), "with the limit raised, what is still missing is copied once"
 
 
@@ -300,17 +300,17 @@ async def test_a_batch_refused_for_its_size_is_divided_until_all_records_are_cop
     """The limit is lowered after the repair has read it."""
     append, lowered = partition_repair._append, list[None]()
 
-    async with refusing(bootstrap, topic_name, [(now_ms(), bytes(500))] * MANY) as stand:
+    async with refusing(bootstrap, topic_name, [(now_ms(), bytes(500))] * MANY) as rig:
 
         async def lowering(*arguments: Any) -> Any:
             if not lowered:
                 lowered.append(None)
-                await bound(stand.client, 2_000, stand.away.topic)
+                await bound(rig.client, 2_000, rig.away.topic)
             return await append(*arguments)
 
         monkeypatch.setattr(partition_repair, "_append", lowering)
-        assert await stand.copy(await stand.answer()) == CopiedAgain(MANY, 0, 0, 0, ())
-        assert await stand.is_whole()
+        assert await rig.copy(await rig.answer()) == CopiedAgain(MANY, 0, 0, 0, ())
+        assert await rig.is_whole()
 
 
 async def test_a_window_that_is_too_old_for_its_topic_costs_few_tries(
@@ -327,11 +327,11 @@ async def test_a_window_that_is_too_old_for_its_topic_costs_few_tries(
     now, half = now_ms(), 200
     records = [(now - DAY_MS + number, b"old%d" % number) for number in range(half)]
     records += [(now - half + number, b"new%d" % number) for number in range(half)]
-    async with refusing(bootstrap, topic_name, records, message_timestamp_before_max_ms="3600000") as stand:
-        done = await stand.copy(await stand.answer())
+    async with refusing(bootstrap, topic_name, records, message_timestamp_before_max_ms="3600000") as rig:
+        done = await rig.copy(await rig.answer())
         assert done[:4] == (half, 0, 0, half)
         assert len(done.refused_records) == partition_repair.NAMED_REFUSED
-        assert await values(stand) == [b"new%d" % number for number in range(half)], "in order"
+        assert await values(rig) == [b"new%d" % number for number in range(half)], "in order"
     assert len(tries) <= 2 * half.bit_length()
 
 
@@ -342,8 +342,8 @@ async def test_after_a_refusal_a_repair_skips_records_that_another_copied_meanwh
     append, others = partition_repair._append, list[Any]()
     now = now_ms()
     records = [(now - DAY_MS if number == 2 else now + number, b"v") for number in range(MANY)]
-    async with refusing(bootstrap, topic_name, records, message_timestamp_before_max_ms="3600000") as stand:
-        rows = [(record, record.headers) for record in (await stand.records(stand.home))[5:]]
+    async with refusing(bootstrap, topic_name, records, message_timestamp_before_max_ms="3600000") as rig:
+        rows = [(record, record.headers) for record in (await rig.records(rig.home))[5:]]
 
         async def overtaken(*arguments: Any) -> Any:
             try:
@@ -351,15 +351,15 @@ async def test_after_a_refusal_a_repair_skips_records_that_another_copied_meanwh
             except partition_repair._BatchRefused:
                 if not others:  # its transaction is aborted, and it has not begun again
                     others.append(None)
-                    async with stand.zombie() as other:
-                        await append(other, stand.away, batches_of(rows, 0, 1_000_000))
+                    async with rig.zombie() as other:
+                        await append(other, rig.away, batches_of(rows, 0, 1_000_000))
                 raise
 
         monkeypatch.setattr(partition_repair, "_append", overtaken)
-        done = await stand.copy(await stand.answer())
+        done = await rig.copy(await rig.answer())
         assert (done[:4], offsets_of(done)) == ((4, 5, 0, 1), [2])
         expected = Counter(timestamp for timestamp, _ in records if timestamp >= now)
-        assert Counter(record.timestamp for record in await stand.records(stand.away)) == expected
+        assert Counter(record.timestamp for record in await rig.records(rig.away)) == expected
 
 
 def test_a_copy_stands_for_the_record_at_its_origin() -> None:

@@ -47,7 +47,7 @@ class Kind(Enum):
     SLOW = "slow"  # some come late, but in time
     STALL = "stall"  # nothing comes for a while, then all
     SILENCE = "silence"  # one source of the tier's audit dies after a report
-    DEATH = "death"  # all of them do, or were never there
+    DEATH = "death"  # all of its sources die, or never existed
     FAST_CLOCK = "ahead"  # the clock of the tier's audit is fast
     BEHIND = "behind"  # … is slow, by less than the silence that is borne
     BEFORE = "before"  # … by more than that
@@ -61,7 +61,7 @@ OFF_MS = {Kind.FAST_CLOCK: 300_000, Kind.BEHIND: -20_000, Kind.BEFORE: -300_000}
 @dataclass(frozen=True)
 class Fault:
     kind: Kind
-    tier: int = 1  # that the messages reach so, or whose audit it is
+    tier: int = 1  # the tier that the faulty messages reach, or whose audit is faulty
     window: int = 0
     messages: int = 0
     at_ms: int = 0
@@ -107,7 +107,7 @@ class Pipeline:
         )
 
     def _arrivals(self) -> list[list[tuple[int, Message]]]:
-        """By tier, when each message comes there."""
+        """By tier, the messages with their times of arrival."""
         here: list[tuple[int, Message]] = []
         for _ in range(self.random.randrange(40, 120)):
             event_ms = self.random.randrange(WINDOWS * WIDTH_MS)
@@ -119,7 +119,7 @@ class Pipeline:
                 here = self._faulty(here, fault)
         found = [here]
         for tier in range(1, len(TIERS)):
-            # A message comes to the next tier the sooner, the sooner it came to this one, or nearly so.
+            # Messages arrive at the next tier in nearly the same order as at this one.
             here = [(at_ms + self.random.randrange(1, 2_000), message) for at_ms, message in here]
             for fault in self.faults:
                 if tier == fault.tier and fault.kind is not Kind.OFFLINE:

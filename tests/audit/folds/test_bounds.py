@@ -75,10 +75,10 @@ def test_no_report_makes_windows_of_the_future_incomplete() -> None:
 
 
 def test_future_times_in_old_records_close_nothing_early() -> None:
-    """A topic whose records have the time of those who wrote them."""
+    """A topic whose records have their producers' timestamps."""
     collector = Collector()
     collector.apply(report("wrong", FAR_MS, watermark_ms=FAR_MS), 0)
-    assert collector.due(5_000, BOUNDS) == [], "nobody was heard"
+    assert collector.due(5_000, BOUNDS) == [], "no usable report has arrived"
     collector.apply(report("right", 5_000, watermark_ms=5_000), 1)
     (close,) = collector.due(5_000, BOUNDS)
     assert isinstance(close, CloseWindows)

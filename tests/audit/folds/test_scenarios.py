@@ -120,7 +120,7 @@ def lates(run: Pipeline, pair: int, window: int) -> list[int]:
 
 
 def came_in_time(run: Pipeline, pair: int, window: int, verdict: WindowVerdict) -> bool:
-    """Whether what was to come late found the window still open there, as a report was delayed: it is ok."""
+    """Whether late records found the window still open, because a report was delayed: that is ok."""
     fault = named_at(run.faults, pair, window)
     if fault is None or fault.kind is not Kind.LATE or verdict.state is not WindowState.OK:
         return False

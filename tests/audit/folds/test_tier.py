@@ -219,7 +219,7 @@ def test_a_closing_gives_up_as_many_silent_sources_as_an_event_may_name(name: st
         assert isinstance(close, CloseWindows)
         check(close)
         assert len(codec.encode(close)) < codec.MAX_EVENT_BYTES
-        assert close.given_up, "the next one goes on"
+        assert close.given_up, "the next event gives up further sources"
         given_up |= set(close.given_up)
 
 

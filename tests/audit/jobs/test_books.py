@@ -76,7 +76,7 @@ class Last:
         yield found[max(0, len(found) - self.many) :]
 
 
-class Stand:
+class Rig:
     """Books, and the tables of partition 5 that they write."""
 
     def __init__(self, topic: Topic, again: int = 0, key: SealKey | None = None) -> None:
@@ -115,7 +115,7 @@ class Stand:
 
 async def test_a_book_is_restored_when_another_worker_has_written_meanwhile() -> None:
     topic = Topic()
-    mine, other = Stand(topic), Stand(topic)
+    mine, other = Rig(topic), Rig(topic)
     await mine.event(0, codec.encode(report(1, 1)))
     other.windows, other.tiers = mine.windows, mine.tiers
     await other.event(1, codec.encode(report(2, 2)))
@@ -142,12 +142,12 @@ def test_values_that_never_arrived_are_rebuilt_from_the_last_events(seed: int) -
 
 async def _written_by_killed_ones(chance: random.Random) -> None:
     """Writers that are killed: each leaves tables that lack some results of the last events."""
-    whole, mine = Stand(topic := Topic()), Stand(topic, again=6)
+    whole, mine = Rig(topic := Topic()), Rig(topic, again=6)
     upto: Counter[str] = Counter()
     for offset in range(40):
         event = _any_event(chance, upto)
-        for stand in (whole, mine):
-            await stand.event(offset, codec.encode(event))
+        for rig in (whole, mine):
+            await rig.event(offset, codec.encode(event))
         if chance.random() < 0.3:
             mine = await _after_a_kill(mine, chance)
     await mine.event(40, codec.encode(CollectorTick(0)))
@@ -191,9 +191,9 @@ async def _written_by_workers_and_others(chance: random.Random) -> None:
     """Clients send workers' events without a seal, or with a seal of other bytes."""
     cluster: Any = Cluster()
     key, secret = SealKey(cluster, "control"), key_of(PURPOSE, "home-id", "control-id")
-    alone, beside = Stand(Topic(), key=key), Stand(Topic(), again=6, key=key)
+    alone, beside = Rig(Topic(), key=key), Rig(Topic(), again=6, key=key)
     upto: Counter[str] = Counter()
-    seals, refused, said = {b"": b"", b"none": b"x" * 32}, 0, 0
+    seals, refused, sent = {b"": b"", b"none": b"x" * 32}, 0, 0
     for offset in range(40):
         event, is_workers = _any_event(chance, upto), chance.random() < 0.5
         value = codec.encode(event)
@@ -202,7 +202,7 @@ async def _written_by_workers_and_others(chance: random.Random) -> None:
             await alone.event(offset, value, seal=seals[value])
             await beside.event(offset, value, seal=seals[value])
             continue
-        said += 1
+        sent += 1
         try:
             of_others = [seal for sealed, seal in seals.items() if sealed != value]
             await beside.event(offset, value, seal=chance.choice(of_others))
@@ -212,27 +212,27 @@ async def _written_by_workers_and_others(chance: random.Random) -> None:
             beside.books.forget(5)  # and is read again, with the last events
     await beside.event(40, codec.encode(CollectorTick(0)))
     assert (beside.windows, beside.tiers) == (alone.windows, alone.tiers)
-    assert refused == said
+    assert refused == sent
 
 
 async def test_a_client_counts_in_a_tier_of_its_own_without_a_seal() -> None:
     cluster: Any = Cluster()
-    stand = Stand(Topic(), key=SealKey(cluster, "control"))
+    rig = Rig(Topic(), key=SealKey(cluster, "control"))
     one = msgspec.structs.replace(report(5, 5), tier="proxy-client", source="web@1")
-    await stand.event(0, codec.encode(one))
-    assert stand.count == 5
+    await rig.event(0, codec.encode(one))
+    assert rig.count == 5
     with pytest.raises(BadReport, match="tier 'regional' of cluster 'home' is counted by workers"):
-        await stand.event(1, codec.encode(report(5, 5)))
+        await rig.event(1, codec.encode(report(5, 5)))
     group = msgspec.structs.replace(one, tier="consumer", cluster="home:billing")
     with pytest.raises(BadReport, match="is counted by workers"):
-        await stand.event(2, codec.encode(group))
+        await rig.event(2, codec.encode(group))
 
 
-async def _after_a_kill(before: Stand, chance: random.Random) -> Stand:
+async def _after_a_kill(before: Rig, chance: random.Random) -> Rig:
     """Another worker, which finds some of the last values, or older ones."""
-    after = Stand(before.topic, again=6)
+    after = Rig(before.topic, again=6)
     events = before.last.events
-    old = Stand(Topic())
+    old = Rig(Topic())
     for offset, value, *_ in events[: len(events) - 5]:
         await old.event(offset, value or b"")
     for mine, newest, oldest in (
@@ -247,66 +247,66 @@ async def _after_a_kill(before: Stand, chance: random.Random) -> Stand:
 
 
 async def test_an_unusable_event_is_passed_over_and_the_next_one_counts() -> None:
-    stand = Stand(Topic())
+    rig = Rig(Topic())
     with pytest.raises(codec.BadEvent):
-        await stand.event(0, b"no event")
+        await rig.event(0, b"no event")
     with pytest.raises(BadReport):
-        await stand.event(1, codec.encode(report(1, -1)))
-    await stand.event(2, codec.encode(report(1, 1)))
-    assert stand.count == 1
+        await rig.event(1, codec.encode(report(1, -1)))
+    await rig.event(2, codec.encode(report(1, 1)))
+    assert rig.count == 1
 
 
 async def test_a_report_with_smaller_counts_is_refused_and_reported_once() -> None:
-    stand = Stand(Topic())
-    await stand.event(0, codec.encode(report(5, 5)))
-    await stand.event(1, codec.encode(report(6, 4)))
-    await stand.event(2, codec.encode(report(7, 3)))
-    assert (stand.count, [incident[0] for incident in stand.incidents]) == (5, ["audit-report-refused"])
+    rig = Rig(Topic())
+    await rig.event(0, codec.encode(report(5, 5)))
+    await rig.event(1, codec.encode(report(6, 4)))
+    await rig.event(2, codec.encode(report(7, 3)))
+    assert (rig.count, [incident[0] for incident in rig.incidents]) == (5, ["audit-report-refused"])
 
 
 async def test_only_a_book_at_the_topics_end_closes_windows() -> None:
-    stand = Stand(topic := Topic())
-    await stand.event(0, codec.encode(report(1, 1, watermark_ms=600_000)))
-    await stand.books._sweep()
+    rig = Rig(topic := Topic())
+    await rig.event(0, codec.encode(report(1, 1, watermark_ms=600_000)))
+    await rig.books._sweep()
     assert topic.sent == [], "the end of the topic is not known yet"
     topic.end = 9
-    await stand.books._sweep()  # the end it knows is from before the first event
+    await rig.books._sweep()  # the end it knows is from before the first event
     assert [type(event) for event in topic.sent] == [CloseWindows]
-    await stand.books._sweep()
+    await rig.books._sweep()
     assert len(topic.sent) == 1, "another worker has written events that it does not know"
 
 
 @pytest.mark.parametrize("error", [MessageSizeTooLargeError("too large"), ZeroDivisionError()])
 async def test_a_due_event_that_cannot_be_sent_holds_up_no_other_topic(error: Exception) -> None:
-    stand = Stand(topic := Topic())
+    rig = Rig(topic := Topic())
     for offset, name in enumerate(("a", "b", "c")):
         one = msgspec.structs.replace(report(1, 1, watermark_ms=600_000), topic=name)
-        await stand.event(offset, codec.encode(one))
+        await rig.event(offset, codec.encode(one))
     topic.refuses = {"a": error, "b": error}
     topic.end = 3
-    await stand.books._sweep()
-    await stand.books._sweep()
+    await rig.books._sweep()
+    await rig.books._sweep()
     assert {event.topic for event in topic.sent} == {"c"}
     assert topic.ticks == 1
 
 
 async def test_an_event_without_a_time_is_the_same_whenever_it_is_read() -> None:
-    stand = Stand(topic := Topic())
-    await stand.event(0, codec.encode(report(1, 1, watermark_ms=1 << 40)), recorded_ms=-1)
-    other = Stand(topic, again=6)
-    other.last.events = list(stand.last.events)
+    rig = Rig(topic := Topic())
+    await rig.event(0, codec.encode(report(1, 1, watermark_ms=1 << 40)), recorded_ms=-1)
+    other = Rig(topic, again=6)
+    other.last.events = list(rig.last.events)
     await other.event(1, codec.encode(CollectorTick(0)))
-    assert other.books.books[5].collector.tiers == stand.books.books[5].collector.tiers
+    assert other.books.books[5].collector.tiers == rig.books.books[5].collector.tiers
 
 
 async def test_partitions_without_a_book_are_missing_unless_they_are_empty() -> None:
-    stand = Stand(topic := Topic())
-    assert await stand.books.missing_partitions([]) == []
+    rig = Rig(topic := Topic())
+    assert await rig.books.missing_partitions([]) == []
     topic.end = 3
-    assert await stand.books.missing_partitions([]) == [5]
-    assert await stand.books.missing_partitions(range(AUDIT_PARTITIONS)) == []
-    await stand.books._sweep()
-    await stand.books._sweep()
+    assert await rig.books.missing_partitions([]) == [5]
+    assert await rig.books.missing_partitions(range(AUDIT_PARTITIONS)) == []
+    await rig.books._sweep()
+    await rig.books._sweep()
     assert topic.ticks == 1, "a worker that gets one reads the tables"
 
 
@@ -320,30 +320,30 @@ async def test_a_deviating_client_and_full_memory_are_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(collector, "MOST_WINDOWS", 1)
-    stand = Stand(Topic())
-    stand.books._oddity_of = lambda scope: f"windows of {scope.width_ms} ms"
-    await stand.event(0, codec.encode(report(5, 5)))
+    rig = Rig(Topic())
+    rig.books._oddity_of = lambda scope: f"windows of {scope.width_ms} ms"
+    await rig.event(0, codec.encode(report(5, 5)))
     for upto in (6, 7):
         start = Increment(60_000 * upto, Totals(1))
         one = msgspec.structs.replace(report(upto, upto), windows=(start,), part=upto, since=upto - 1)
-        await stand.event(upto, codec.encode(one))
-    assert [incident[0] for incident in stand.incidents] == ["audit-not-as-planned", "audit-report-refused"]
-    assert "windows of 60000 ms" in stand.incidents[0][2]
+        await rig.event(upto, codec.encode(one))
+    assert [incident[0] for incident in rig.incidents] == ["audit-not-as-planned", "audit-report-refused"]
+    assert "windows of 60000 ms" in rig.incidents[0][2]
 
 
 async def test_the_times_of_a_report_are_bounded_by_its_records_time_also_in_a_replay() -> None:
-    stand = Stand(topic := Topic())
-    await stand.event(0, codec.encode(report(1, 1, watermark_ms=1 << 41)), recorded_ms=200_000)
-    other = Stand(topic, again=6)
-    other.last.events = list(stand.last.events)
+    rig = Rig(topic := Topic())
+    await rig.event(0, codec.encode(report(1, 1, watermark_ms=1 << 41)), recorded_ms=200_000)
+    other = Rig(topic, again=6)
+    other.last.events = list(rig.last.events)
     await other.event(1, codec.encode(CollectorTick(0)))
-    for one in (stand, other):
+    for one in (rig, other):
         (record,) = one.books.books[5].collector.tiers.values()
         assert record.sources == {"t/0": SourceStatus(200_000, 200_000)}
 
 
 async def test_tables_of_a_recreated_topic_count_on() -> None:
-    before, after = Stand(Topic()), Stand(Topic())
+    before, after = Rig(Topic()), Rig(Topic())
     await before.event(900, codec.encode(report(1, 1)))
     after.windows, after.tiers = before.windows, before.tiers
     await after.event(0, codec.encode(report(4, 7)))
@@ -351,14 +351,14 @@ async def test_tables_of_a_recreated_topic_count_on() -> None:
 
 
 async def test_a_topic_truncated_while_it_was_read_is_read_again() -> None:
-    stand = Stand(topic := Topic())
+    rig = Rig(topic := Topic())
     for offset in range(5):
-        await stand.event(offset, codec.encode(report(offset + 1, offset + 1)))
-    await stand.books._sweep()
-    assert 5 in stand.books.books
+        await rig.event(offset, codec.encode(report(offset + 1, offset + 1)))
+    await rig.books._sweep()
+    assert 5 in rig.books.books
 
     topic.end = 2  # a leader without the last events was elected, or the topic was recreated
-    await stand.books._sweep()
-    stand.last.events = stand.last.events[:2]
-    await stand.event(2, codec.encode(report(9, 9)))
-    assert (stand.count, [incident[0] for incident in stand.incidents]) == (9, ["audit-topic-shorter"])
+    await rig.books._sweep()
+    rig.last.events = rig.last.events[:2]
+    await rig.event(2, codec.encode(report(9, 9)))
+    assert (rig.count, [incident[0] for incident in rig.incidents]) == (9, ["audit-topic-shorter"])

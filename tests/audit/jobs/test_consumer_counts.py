@@ -52,9 +52,9 @@ class Region:
         self, base: int, note: bytes, job: JobId = JOB, **changed: Any
     ) -> CountsFrom | None:
         cluster: Any = self
-        said: Mapping[str, Any] = {"lineage": 0, "log": LOG, **changed}
+        fields: Mapping[str, Any] = {"lineage": 0, "log": LOG, **changed}
         answer = TakeoverAnswer(
-            job=str(job), epoch=2, worker="me", nonce="", granted=True, known_epoch=2, note=note, **said
+            job=str(job), epoch=2, worker="me", nonce="", granted=True, known_epoch=2, note=note, **fields
         )
         beginning = StartPosition(Snapshot(base), 0, LOG, known=True)
         return await self.consumers.counts_from(job, definition("h:1"), cluster, answer, beginning)
@@ -108,22 +108,22 @@ async def test_retry_topics_and_jobs_without_a_plan_are_not_counted() -> None:
     assert await Region(audit_plan()).counts_from(0, b"", retry) is None
 
 
-def flowing(stand: DispatchRig, region: Region) -> DispatchPump:
+def flowing(rig: DispatchRig, region: Region) -> DispatchPump:
     """A pump that has begun without a plan."""
-    pump = stand.pump()
+    pump = rig.pump()
     region.pumps[str(pump.job)] = pump
     region.consumers.attach(pump, StartPosition(Snapshot(0), 0, LOG, known=True), None)
     return pump
 
 
 async def test_plans_come_change_and_go_while_a_job_flows() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as rig:
         region = Region()
-        pump = flowing(stand, region)
+        pump = flowing(rig, region)
         region.consumers.reconcile()
         assert pump.audit is None
 
-        stand.feed(pump, numbers(100))
+        rig.feed(pump, numbers(100))
         region.plan = audit_plan()
         region.consumers.reconcile()
         first = pump.audit
@@ -142,13 +142,13 @@ async def test_plans_come_change_and_go_while_a_job_flows() -> None:
 
 
 async def test_a_broken_audit_begins_again_and_an_unusable_plan_is_reported_once() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as rig:
         region = Region(audit_plan())
-        pump = flowing(stand, region)
+        pump = flowing(rig, region)
         region.consumers.reconcile()
         broken = pump.audit
         assert broken is not None
-        stand.feed_bytes(pump, bytes(100), 5)
+        rig.feed_bytes(pump, bytes(100), 5)
         region.consumers.reconcile()
         assert pump.audit not in (None, broken)
         assert len(region.incidents) == 1

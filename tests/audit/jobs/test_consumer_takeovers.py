@@ -81,19 +81,20 @@ class Known:
 
 
 class Region:
-    """A log that begins at `first`; what the tracker table knows; owners, of which the former are zombies."""
+    """A log that begins at `first`, the tracker table's record of it, and its owners; former ones are
+    zombies."""
 
     def __init__(self, chance: random.Random, plan: Any = PLAN) -> None:
         self.chance, self.plan, self.log = chance, plan, Log()
         self.first = self.log.next_offset = chance.choice([0, 0, 40, 100])
         self.collector, self.position = Collector(), 0
         self.saved: tuple[Snapshot, bytes] | None = None
-        self.finished: set[int] = set()  # by anybody
+        self.finished: set[int] = set()  # by any owner
         self.verdicts: Counter[ReportOutcome] = Counter()
         self.owners: list[Owner] = []
 
     async def start(self) -> None:
-        """Another owner, by what is saved."""
+        """Starts another owner from the saved state."""
         snapshot, note = self.saved or (Snapshot(self.first), b"")
         answer = TakeoverAnswer(
             job=str(JOB), epoch=2, worker="me", nonce="", granted=True, known_epoch=2,
@@ -130,7 +131,7 @@ class Region:
         self.log.append([self.chance.randrange(4 * WIDTH_MS) for _ in range(count)])
 
     def feed(self, owner: Owner, batches: int) -> None:
-        """A response: counted, and shown to the tracker."""
+        """Counts a response, and shows it to the tracker."""
         data, end = self.log.fetch(owner.reads_from, batches)
         owner.audit._count(data, owner.reads_from, end, [])
         assert not owner.audit.broken
@@ -227,7 +228,7 @@ async def _story(chance: random.Random) -> None:
                 region.save(owner)
             case _:
                 await region.start()
-        assert sum(region.counts.values()) <= len(region.finished), "what nobody has finished is not counted"
+        assert sum(region.counts.values()) <= len(region.finished), "unfinished records are not counted"
     await _to_the_end(region)
     assert region.counts == region.expected()
     assert not region.verdicts[ReportOutcome.OVERLAPS]

@@ -38,7 +38,7 @@ async def test_reading_does_not_wait_for_events_that_are_gone(
     assert [(one.offset, one.value) for one in found] == [(4, b"4"), (5, b"5"), (6, b"6")]
     assert all(one.recorded_ms < CLIENT_MS for one in found), "the broker's clock counts"
     whole = [(one.offset, one.value) for one in await before(bootstrap, topic_name, 12)]
-    assert whole == [(9, b"9")], "it was made anew, and is shorter"
+    assert whole == [(9, b"9")], "the topic was recreated, and is shorter"
     assert await before(bootstrap, topic_name, 1_000) == []
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()

@@ -76,7 +76,7 @@ PLACES = [
     # the log's start, what is counted up to which offset -> where it begins, what is finished
     (0, BASE + 50, BASE + 50, BASE),
     (0, BASE, BASE, BASE),
-    (SINCE, SINCE, SINCE, BASE),  # what was counted is not said
+    (SINCE, SINCE, SINCE, BASE),  # the note does not say what was counted
     (SINCE + 10, SINCE, BASE, BASE),  # that has gone
     (BASE + 5, SINCE, BASE + 5, BASE + 5),
     (BASE + 5, BASE + 50, BASE + 50, BASE),
@@ -96,7 +96,7 @@ async def test_a_successor_continues_where_its_predecessor_had_come_if_the_log_h
     found, incidents = await begin(first, BASE, left(upto).to_bytes())
     assert (found.next_offset, found.start.snapshot.base, incidents) == (starts, finished, [])
     assert (found.former, found.start.known) == (left(upto), starts == upto)
-    assert found.is_cut == (first > max(BASE, upto)), "what nobody had counted has gone"
+    assert found.is_cut == (first > max(BASE, upto)), "uncounted records are gone"
     assert found.start.lineage == 4
 
 

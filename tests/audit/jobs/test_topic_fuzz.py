@@ -23,7 +23,7 @@ from switchyard.audit.model.fingerprint import Fingerprint
 from switchyard.audit.model.latencies import Latencies
 from switchyard.audit.model.reports import BadReport, Increment, Report, client_report
 from switchyard.audit.model.totals import Totals
-from tests.audit.jobs.test_books import BOUNDS, SCOPE, Stand, Topic, report
+from tests.audit.jobs.test_books import BOUNDS, SCOPE, Rig, Topic, report
 
 NOW_MS = 1_700_000_000_000
 BEFORE, AFTER = 3, 5  # what is counted by the good report before, and by the one behind all
@@ -110,31 +110,31 @@ def test_bad_events_are_passed_over_and_those_around_them_count(many: list[bytes
 
 
 async def _passed_over_and_reported(many: list[bytes]) -> None:
-    stand = Stand(Topic())
-    await stand.event(0, codec.encode(report(1, BEFORE)), NOW_MS)
+    rig = Rig(Topic())
+    await rig.event(0, codec.encode(report(1, BEFORE)), NOW_MS)
     for offset, data in enumerate(many, 1):
         try:
-            await stand.event(offset, data, NOW_MS)
+            await rig.event(offset, data, NOW_MS)
         except (codec.BadEvent, BadReport) as error:
-            stand.books.pass_over(5, offset, error)
+            rig.books.pass_over(5, offset, error)
     later = "later"  # none of the others can have forgotten, or filled it
     last = msgspec.structs.replace(report(2, AFTER), topic=later)
-    await stand.event(len(many) + 1, codec.encode(last), NOW_MS)
-    collector = stand.books.books[5].collector
+    await rig.event(len(many) + 1, codec.encode(last), NOW_MS)
+    collector = rig.books.books[5].collector
     assert [one.totals.count for key, one in collector.windows.items() if key.topic == later] == [AFTER]
     # They cannot have closed or dropped a window of the same tier that is not over, either.
     goes_on = Report(
         report(3, 1).id, *SCOPE, "goes-on/0", NOW_MS, (Increment(NOW_MS // 60_000 * 60_000, Totals(AFTER)),),
         part=0, upto=3,
     )  # fmt: skip
-    await stand.event(len(many) + 2, codec.encode(goes_on), NOW_MS)
+    await rig.event(len(many) + 2, codec.encode(goes_on), NOW_MS)
     of_now = [one.totals for key, one in collector.windows.items()
               if key.start_ms == goes_on.windows[0].start_ms and key.scope == SCOPE]  # fmt: skip
     assert [totals.count for totals in of_now] == [AFTER]
-    assert ("audit-event-passed-over" in {incident[0] for incident in stand.incidents}) == bool(
-        stand.books.passed_over
+    assert ("audit-event-passed-over" in {incident[0] for incident in rig.incidents}) == bool(
+        rig.books.passed_over
     )
-    values = [json.loads(value) for value in (*stand.windows.values(), *stand.tiers.values())]
+    values = [json.loads(value) for value in (*rig.windows.values(), *rig.tiers.values())]
     assert all(-(2**63) <= number < 2**64 for value in values for number in _numbers(value)), "as others read"
     collector.due(NOW_MS, BOUNDS)
     shares = msgspec.json.encode(share_of({5: (9, collector)}, WindowQuery()))
@@ -142,8 +142,8 @@ async def _passed_over_and_reported(many: list[bytes]) -> None:
     window_rows(known, NOW_MS, lambda *_: BOUNDS)
     verdict_rows(known, NOW_MS, lambda *_: None, lambda _: [])
     # A successor reads the same, with the bad ones among the last events.
-    other = Stand(stand.topic, again=99)
-    other.windows, other.tiers, other.last.events = stand.windows, stand.tiers, stand.last.events
+    other = Rig(rig.topic, again=99)
+    other.windows, other.tiers, other.last.events = rig.windows, rig.tiers, rig.last.events
     await other.event(len(many) + 3, codec.encode(CollectorTick(1)))
     assert other.books.books[5].collector.windows == collector.windows
     assert other.books.books[5].collector.tiers == collector.tiers
@@ -161,20 +161,20 @@ async def test_an_event_that_breaks_the_fold_does_not_hinder_a_takeover(
         return apply(self, event, *args)
 
     monkeypatch.setattr(folds_collector.Collector, "apply", breaks)
-    stand = Stand(Topic(), again=9)
-    stand.last.events = [
+    rig = Rig(Topic(), again=9)
+    rig.last.events = [
         Recorded(0, codec.encode(report(1, 1)), 1, b""),
         Recorded(1, codec.encode(CollectorTick(666)), 1, b""),
     ]
-    await stand.event(2, codec.encode(report(2, 2)))
-    assert stand.count == 2
+    await rig.event(2, codec.encode(report(2, 2)))
+    assert rig.count == 2
 
 
 async def test_few_of_many_bad_events_are_reported() -> None:
-    stand = Stand(Topic())
+    rig = Rig(Topic())
     for offset in range(1_234):
-        stand.books.pass_over(5, offset, ValueError("why"))
-    assert [incident[2].split(" ")[0] for incident in stand.incidents] == ["1", "10", "100", "1000"]
+        rig.books.pass_over(5, offset, ValueError("why"))
+    assert [incident[2].split(" ")[0] for incident in rig.incidents] == ["1", "10", "100", "1000"]
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ async def test_few_of_many_bad_events_are_reported() -> None:
 async def test_the_incident_of_a_broken_fold_does_not_call_the_event_uncounted(
     error: Exception, words: str
 ) -> None:
-    stand = Stand(Topic())
-    stand.books.pass_over(5, 7, error)
-    ((kind, subject, message, remedy),) = stand.incidents
+    rig = Rig(Topic())
+    rig.books.pass_over(5, 7, error)
+    ((kind, subject, message, remedy),) = rig.incidents
     assert (kind, subject) == ("audit-event-passed-over", "audit/5")
     assert "at offset 7: " in message
     assert "why" in message

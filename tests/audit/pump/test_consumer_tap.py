@@ -29,7 +29,7 @@ SCOPE = Scope("orders", "consumer", place_of("east", "billing"), WIDTH_MS)
 
 
 def audited(pump: DispatchPump, next_offset: int = 0) -> ConsumerTap:
-    """Its audit from now on."""
+    """Audits the pump from this offset on."""
     audit = ConsumerTap(
         pump,
         audit_plan(),
@@ -46,7 +46,7 @@ def audited(pump: DispatchPump, next_offset: int = 0) -> ConsumerTap:
 
 
 def reported_counts(pump: DispatchPump) -> dict[int, int]:
-    """Records by window, in reports that all arrive, once the table has what the pump notes."""
+    """Records by window, from reports that all arrive, once the table has the pump's note."""
     assert pump.audit is not None
     for _ in range(2):
         assert pump.note, "as a snapshot has it"
@@ -65,12 +65,12 @@ async def test_acknowledged_messages_and_dead_letters_count_once(contract: str) 
     def handle(message: Message) -> Any:
         return Stash("no") if int(message.value) % 50 == 7 else None
 
-    async with dispatch_rig(handle, target={"contract": contract}) as stand:
-        pump = stand.pump()
+    async with dispatch_rig(handle, target={"contract": contract}) as rig:
+        pump = rig.pump()
         audited(pump)
-        stand.feed(pump, numbers(300), timestamp_ms=1_000)
-        stand.feed(pump, numbers(100, 300), timestamp_ms=WIDTH_MS)
-        await stand.idle()
+        rig.feed(pump, numbers(300), timestamp_ms=1_000)
+        rig.feed(pump, numbers(100, 300), timestamp_ms=WIDTH_MS)
+        await rig.idle()
         assert reported_counts(pump) == {0: 300, WIDTH_MS: 100}
         assert pump.dead_lettered == 8
         note = AuditNote.from_bytes(audit_of(pump.note))
@@ -85,31 +85,29 @@ async def test_an_unfinished_message_holds_back_only_its_chunk() -> None:
         if int(message.value) == 150:
             await gate.wait()
 
-    async with dispatch_rig(handle) as stand:
-        pump = stand.pump()
+    async with dispatch_rig(handle) as rig:
+        pump = rig.pump()
         audited(pump)
-        stand.feed(pump, numbers(400), timestamp_ms=1_000)
-        await stand.until(lambda: pump.tracker.unfinished == 1)
+        rig.feed(pump, numbers(400), timestamp_ms=1_000)
+        await rig.until(lambda: pump.tracker.unfinished == 1)
         assert reported_counts(pump) == {0: 100}, "of chunks of 100"
         gate.set()
-        await stand.idle()
+        await rig.idle()
         assert reported_counts(pump) == {0: 400}
 
 
 async def test_backlog_and_new_messages_are_counted_in_the_order_of_the_log() -> None:
-    async with dispatch_rig(lambda _: None, catchUp={"lag": 100, "rate": 1e6}) as stand:
-        stand.runtime.shared(ALL)
-        backlog = stand.pump()
+    async with dispatch_rig(lambda _: None, catchUp={"lag": 100, "rate": 1e6}) as rig:
+        rig.runtime.shared(ALL)
+        backlog = rig.pump()
         audited(backlog)
-        stand.feed(backlog, numbers(300), timestamp_ms=1_000)
-        main = stand.split(backlog, 600)
-        stand.feed(main, numbers(200, 600), timestamp_ms=1_000)
-        await stand.until(lambda: main.tracker.base == 800 and backlog.tracker.base == 300)
+        rig.feed(backlog, numbers(300), timestamp_ms=1_000)
+        main = rig.split(backlog, 600)
+        rig.feed(main, numbers(200, 600), timestamp_ms=1_000)
+        await rig.until(lambda: main.tracker.base == 800 and backlog.tracker.base == 300)
         assert reported_counts(main) == {0: 300}
-        stand.feed(
-            backlog, numbers(400, 300), timestamp_ms=1_000
-        )  # beyond the split, which are the main one's
-        await stand.until(lambda: main.base == 800)
+        rig.feed(backlog, numbers(400, 300), timestamp_ms=1_000)  # beyond the split, which are the main one's
+        await rig.until(lambda: main.base == 800)
         assert reported_counts(main) == {0: 800}
         version = main.version
         main.retire()
@@ -117,14 +115,14 @@ async def test_backlog_and_new_messages_are_counted_in_the_order_of_the_log() ->
 
 
 async def test_a_new_plan_counts_what_a_running_job_fetches_next() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(200), timestamp_ms=1_000)
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(200), timestamp_ms=1_000)
         version = pump.version
         audited(pump, pump.fetched_to)
         assert pump.version > version, "the table is to know it"
-        stand.feed(pump, numbers(100, 200), timestamp_ms=2_000)
-        await stand.idle()
+        rig.feed(pump, numbers(100, 200), timestamp_ms=2_000)
+        await rig.idle()
         assert reported_counts(pump) == {0: 100}
         assert pump.audit is not None
         version = pump.version
@@ -133,28 +131,28 @@ async def test_a_new_plan_counts_what_a_running_job_fetches_next() -> None:
 
 
 async def test_lost_offsets_are_not_counted_and_later_ones_are() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
         audited(pump)
-        stand.feed(pump, numbers(100), timestamp_ms=1_000)
+        rig.feed(pump, numbers(100), timestamp_ms=1_000)
         pump.skip(LogGap("k", "orders", 0, 100, 250, "retention"))
-        _move(stand, pump, 250)
-        stand.feed(pump, numbers(100, 250), timestamp_ms=1_000)
-        await stand.idle()
+        _move(rig, pump, 250)
+        rig.feed(pump, numbers(100, 250), timestamp_ms=1_000)
+        await rig.idle()
         assert reported_counts(pump) == {0: 200}
 
 
 async def test_uncountable_batches_end_the_audit_and_delivery_continues() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
         audit = audited(pump)
-        stand.feed_bytes(pump, bytes(100), 5)
-        stand.feed(pump, numbers(100), timestamp_ms=1_000)
-        await stand.idle()
-        assert (len(stand.seen), pump.dead_lettered) == (100, 1)
+        rig.feed_bytes(pump, bytes(100), 5)
+        rig.feed(pump, numbers(100), timestamp_ms=1_000)
+        await rig.idle()
+        assert (len(rig.seen), pump.dead_lettered) == (100, 1)
         assert "CorruptBatch" in audit.broken
         assert (reported_counts(pump), audit_of(pump.note)) == ({}, b"")
 
 
-def _move(stand: DispatchRig, pump: DispatchPump, offset: int) -> None:
-    stand._parts[id(pump)].next_offset = offset
+def _move(rig: DispatchRig, pump: DispatchPump, offset: int) -> None:
+    rig._parts[id(pump)].next_offset = offset

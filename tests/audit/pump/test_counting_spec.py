@@ -41,7 +41,7 @@ def totals(some: list[Row], how: dict[str, Any], **headers: bytes) -> Totals:
     return tally.totals()[0]
 
 
-def said(before: Totals, after: Totals) -> tuple[WindowState, ComparedBy]:
+def verdict_of(before: Totals, after: Totals) -> tuple[WindowState, ComparedBy]:
     first, second = (
         TierSide(name, one, NO_TOTALS, WindowPhase.CLOSED, 4_000, is_heard=True)
         for name, one in (("regional", before), ("aggregate", after))
@@ -56,9 +56,14 @@ def test_a_value_that_was_altered_under_the_same_id_shows(some: list[Row], data:
     name, value = some[at]
     other = data.draw((st.none() | st.binary(max_size=3)).filter(lambda drawn: drawn != value))
     altered = [*some[:at], (name, other), *some[at + 1 :]]
-    assert said(totals(some, VALUES), totals(altered, VALUES)) == (WindowState.CORRUPTED, ComparedBy.VALUES)
+    assert verdict_of(totals(some, VALUES), totals(altered, VALUES)) == (
+        WindowState.CORRUPTED,
+        ComparedBy.VALUES,
+    )
     by_ids = {"header": "id"}
-    assert said(totals(some, by_ids), totals(altered, by_ids))[0] is WindowState.OK, "what ids alone say"
+    assert verdict_of(totals(some, by_ids), totals(altered, by_ids))[0] is WindowState.OK, (
+        "what ids alone say"
+    )
 
 
 @given(rows, st.randoms())
@@ -69,21 +74,21 @@ def test_the_same_in_another_order_and_with_other_headers_is_no_difference(
     shuffled = list(some)
     chance.shuffle(shuffled)
     copied = totals(shuffled, VALUES, **{"switchyard-route": b"r"})
-    assert said(totals(some, VALUES), copied) == (WindowState.OK, ComparedBy.VALUES)
+    assert verdict_of(totals(some, VALUES), copied) == (WindowState.OK, ComparedBy.VALUES)
 
 
 def test_swapped_values_show() -> None:
-    assert said(totals([(1, b"a"), (2, b"b")], VALUES), totals([(1, b"b"), (2, b"a")], VALUES)) == (
+    assert verdict_of(totals([(1, b"a"), (2, b"b")], VALUES), totals([(1, b"b"), (2, b"a")], VALUES)) == (
         WindowState.CORRUPTED, ComparedBy.VALUES,
     )  # fmt: skip
 
 
 def test_sources_with_ids_alone_are_compared_by_ids() -> None:
-    """Clients; and a window that was begun before the plan said so."""
+    """Clients count so, and windows from before the plan had values."""
     some: list[Row] = [(1, b"a"), (2, b"b")]
     mixed = totals(some[:1], {"header": "id"}).plus(totals(some[1:], VALUES))
     for other in (totals(some, {"header": "id"}), mixed):
-        assert said(totals(some, VALUES), other) == (WindowState.OK, ComparedBy.IDS)
+        assert verdict_of(totals(some, VALUES), other) == (WindowState.OK, ComparedBy.IDS)
 
 
 def test_records_without_an_id_have_no_content_either() -> None:

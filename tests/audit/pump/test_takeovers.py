@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from app.audit.counts import handover as note
 from app.audit.pump import partition as pumps
 from tests.audit.jobs.test_start_position import begin
-from tests.audit.pump.test_partition import WIDTH_MS, Stand
+from tests.audit.pump.test_partition import WIDTH_MS, Rig
 from tests.audit.query.test_view import audit_plan
 from tests.examples import as_profile
 
 PART = 16  # offsets, so that many parts are begun and ended
 
 
-class Region(Stand):
+class Region(Rig):
     """A log that begins at `first`, and the tracker table's record of its owners."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -31,7 +31,7 @@ class Region(Stand):
         self.saved: tuple[int, bytes] | None = None
 
     async def start(self) -> None:
-        """Another owner, by what is saved."""
+        """Starts another owner from the saved state."""
         base, note = self.saved or (None, b"")
         found, _ = await begin(self.first, base, note, counting=self.plan.counting)
         self.begin(found.next_offset, found.start.snapshot.base, found.former, is_cut=found.is_cut)
@@ -45,13 +45,13 @@ class Region(Stand):
         self.log.append([self.chance.randrange(4 * WIDTH_MS) for _ in range(count)])
 
     async def unheard(self) -> None:
-        """The topic takes some reports; the owner does not hear of it."""
+        """The topic takes some reports, but the owner gets no acknowledgement."""
         for report in self.pump.reports(1, 1.0):
             if self.chance.random() < 0.7:
                 self.apply(report)
 
     async def cut_off(self) -> None:
-        """The topic takes the first of the reports, and no more; that is saved, and the owner killed."""
+        """The topic takes only the first reports. The owner saves that and is killed."""
         made = self.pump.reports(1, 1.0)
         for report in made[: self.chance.randrange(len(made) + 1)]:
             self.apply(report)

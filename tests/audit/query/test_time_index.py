@@ -161,7 +161,7 @@ def test_deleted_offsets_are_read_from_the_archive_and_only_the_rest_is_lost() -
     unknown = _with_archive(SearchRange(0, 20, 500, "log"), 20, ((3, 15),), is_known=False)
     assert (unknown.gone, unknown.archived, unknown.lost) == ((3, 20), ((3, 15),), 5)
     assert _with_archive(SearchRange(0, 20, 500, "log"), 20, (), is_known=False).lost == 0, (
-        "nobody knows of any"
+        "no lost records are known"
     )
 
 

@@ -115,7 +115,7 @@ def test_control_topics_are_counted_only_by_name(region: ByHand) -> None:
 
 def test_deviations_of_clients_from_the_plan_are_described(region: ByHand) -> None:
     region.put("all", "orders", window="1m", lateness="9s", clusters=["home"])
-    said = {
+    descriptions = {
         scope: region.catalog.oddity_of(scope)
         for scope in (
             Scope("orders", "consumer", "home", 60_000),
@@ -127,7 +127,7 @@ def test_deviations_of_clients_from_the_plan_are_described(region: ByHand) -> No
             Scope("payments", "regional", "home", 60_000),
         )
     }
-    as_planned, nowhere, width, misspelt, other, unplanned, ours = said.values()
+    as_planned, nowhere, width, misspelt, other, unplanned, ours = descriptions.values()
     assert as_planned == nowhere == ours == ""
     assert "client needs window_ms=60000" in width
     assert "cluster hom is not one of away, home, other" in misspelt

@@ -56,7 +56,7 @@ def test_letters_are_listed_by_query_shown_and_counted(place: Place) -> None:
     ]  # fmt: skip
 
 
-def test_a_merge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
+def test_a_merge_is_a_dry_run_until_it_is_confirmed(place: Place) -> None:
     dry = place("dlq", "merge", place.name, "--code", "DATA_LOSS", "-o", "json")
     assert (dry.returncode, json.loads(dry.stdout)["counts"]["merged"]) == (0, 10)
     assert "10 letters" in dry.stderr
@@ -67,17 +67,17 @@ def test_a_merge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     done = place("dlq", "merge", place.name, "--code", "DATA_LOSS", "--execute", "--yes", "-o", "json")
     assert (done.returncode, json.loads(done.stdout)["counts"]["merged"]) == (0, 10), done.stderr
     assert place.merged() == list(range(20, 30))
-    told = json.loads(done.stdout)["operation"]
-    resumed = place("dlq", "merge", place.name, "--resume", told, "--execute", "--yes")
+    operation = json.loads(done.stdout)["operation"]
+    resumed = place("dlq", "merge", place.name, "--resume", operation, "--execute", "--yes")
     assert resumed.returncode == 0, resumed.stderr
-    assert "done" in place("dlq", "operation", told).stdout
+    assert "done" in place("dlq", "operation", operation).stdout
     assert place("dlq", "merge", place.name, "--execute", "--yes").returncode == 0
     again = place("dlq", "merge", place.name, "--execute", "--yes")
     assert (again.returncode, "nothing to merge" in again.stderr) == (0, True)
     assert place.merged() == list(range(30))
 
 
-def test_a_purge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
+def test_a_purge_is_a_dry_run_until_it_is_confirmed(place: Place) -> None:
     dry = place("dlq", "purge", place.name, "--range", "0:-12")
     assert (dry.returncode, "12 offsets" in dry.stderr) == (0, True)
     assert place.json("dlq", "list")[0]["messages"] == 30
@@ -86,7 +86,7 @@ def test_a_purge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     assert place.json("dlq", "list")[0]["messages"] == 18
 
 
-def test_a_purge_by_query_counts_by_reason_asks_and_goes_on(place: Place) -> None:
+def test_a_purge_by_query_counts_by_reason_asks_and_can_be_resumed(place: Place) -> None:
     chosen = ("dlq", "purge", place.name, "--code", "DATA_LOSS", "--since", "2020-01-01")
     dry = place(*chosen)
     assert (dry.returncode, "10 letters" in dry.stderr, "dry run" in dry.stderr) == (0, True, True), (
@@ -100,8 +100,8 @@ def test_a_purge_by_query_counts_by_reason_asks_and_goes_on(place: Place) -> Non
     assert (done.returncode, json.loads(done.stdout)["counts"]["purged"]) == (0, 10), done.stderr
     listed = place.json("dlq", "list", place.name)
     assert [item["value"]["text"] for item in listed] == [str(n) for n in range(19, -1, -1)]
-    told = json.loads(done.stdout)["operation"]
-    resumed = place("dlq", "purge", place.name, "--resume", told, "--execute", "--yes")
+    operation = json.loads(done.stdout)["operation"]
+    resumed = place("dlq", "purge", place.name, "--resume", operation, "--execute", "--yes")
     assert resumed.returncode == 0, resumed.stderr
     again = place(*chosen, "--execute", "--yes")
     assert (again.returncode, "nothing to purge" in again.stderr) == (0, True)
@@ -164,11 +164,11 @@ def test_exit_codes_say_what_went_wrong(place: Place) -> None:
         assert ended.exception is None or isinstance(ended.exception, SystemExit), arguments
 
 
-def test_a_worker_that_dies_under_a_merge_is_told_with_the_way_to_go_on(place: Place) -> None:
+def test_a_worker_that_dies_during_a_merge_is_an_error_that_says_how_to_resume(place: Place) -> None:
     from app.cli.client import Client, CommandFailure
     from app.cli.operations import watch
 
-    begun = {"id": "merge-1", "kind": "merge", "state": "running"}
+    running = {"id": "merge-1", "kind": "merge", "state": "running"}
     with pytest.raises(CommandFailure, match=r"Changes so far stay; resume it") as failure:
-        watch(Client("http://127.0.0.1:1"), begun, "resume it")
+        watch(Client("http://127.0.0.1:1"), running, "resume it")
     assert failure.value.code == 7

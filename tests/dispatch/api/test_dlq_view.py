@@ -60,7 +60,7 @@ async def test_pages_show_every_dead_letter_once_though_timestamps_go_backwards(
     assert sorted(shown, key=int) == [str(number) for number in range(60)]
 
 
-async def test_a_dead_letter_tells_its_origin_and_is_cut_to_what_a_page_can_bear(
+async def test_a_dead_letter_is_shown_with_its_origin_and_cut_to_the_size_of_a_page(
     queue: DeadLetterQueue,
 ) -> None:
     await queue.create(1, **{"max.message.bytes": str(16 << 20)})

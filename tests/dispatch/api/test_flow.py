@@ -23,11 +23,11 @@ def in_trouble_at(console: Console, text: str = "") -> None:
 
 
 def describe(console: Console, *options: str) -> str:
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         switchyard, ["workload", "describe", "billing/orders", *options], env={"SWITCHYARD_URL": console.url}
     )
-    assert told.exit_code == 0, told.output
-    return told.output
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def test_the_answer_for_a_workload_has_every_figure_with_its_unit(console: Console) -> None:
@@ -50,7 +50,7 @@ def test_the_answer_for_a_workload_has_every_figure_with_its_unit(console: Conso
     assert [p["tracker_used"] for p in body["partitions"]] == [20, 10_000]
 
 
-def test_openapi_tells_the_shape_that_is_answered(console: Console) -> None:
+def test_openapi_describes_the_shape_of_the_answer(console: Console) -> None:
     in_trouble_at(console)
     described = console.ask("GET", "/api/v1/openapi.json").json
     answer = described["paths"]["/api/v1/workloads/{group}/{topic}"]["get"]["responses"]["200"]
@@ -66,7 +66,7 @@ def test_openapi_tells_the_shape_that_is_answered(console: Console) -> None:
     msgspec.convert(body["flow"], WorkloadFlow)  # raises when a type is another than described
 
 
-def test_partitions_that_nobody_runs_are_why_a_workload_stands_still(console: Console) -> None:
+def test_partitions_without_a_worker_are_the_reason_why_a_workload_stands_still(console: Console) -> None:
     console.fed.apply(put(definition()), assigned(job(0), "gone"))
     flow = console.ask("GET", PATH).json["flow"]
     assert (flow["bound"], flow["worker"]) == ("worker", None)
@@ -81,16 +81,16 @@ def metrics(console: Console) -> dict[str, float]:
 
 def test_metrics_have_the_same_figures_by_job_target_and_workload(console: Console) -> None:
     in_trouble_at(console)
-    told = metrics(console)
+    figures = metrics(console)
     labels = 'workload="billing/orders"'
     away, main = f'{{target="billing-test:443",{labels}}}', f'{{target="billing:443",{labels}}}'
     one = f'{{partition="1",topic="orders",{labels}}}'
 
     def value(name: str, where: str = f"{{{labels}}}") -> float | None:
-        return told.get(f"switchyard_{name}{_sorted(where)}")
+        return figures.get(f"switchyard_{name}{_sorted(where)}")
 
-    told = {f"{name.split('{')[0]}{_sorted(name[name.find('{'):])}" if "{" in name else name: v
-            for name, v in told.items()}  # fmt: skip
+    figures = {f"{name.split('{')[0]}{_sorted(name[name.find('{'):])}" if "{" in name else name: v
+            for name, v in figures.items()}  # fmt: skip
     assert value("receiver_limit_messages", away) == 8
     assert value("receiver_allowed_messages", away) == 4
     assert value("receiver_in_flight_messages", main) == 3

@@ -17,7 +17,7 @@ from tests.web.client import Answer, Console
 from tests.web.runtime_fake import FakeRuntime, beat, definition, flowing, job, put, serving
 
 
-class Asked:
+class QueueConsole:
     """A console, and a workload whose queue holds 0..99 in two partitions, the last 20 lost data."""
 
     def __init__(self, console: Console, queue: DeadLetterQueue) -> None:
@@ -35,14 +35,14 @@ class Asked:
         place = answer.headers["Location"]
         until_s = time.monotonic() + 60
         while time.monotonic() < until_s:
-            told = self.console.ask("GET", place).json
-            if told["state"] != "running":
-                return told
+            operation = self.console.ask("GET", place).json
+            if operation["state"] != "running":
+                return operation
             time.sleep(0.05)
-        raise AssertionError(f"{place} does not end: {told}")
+        raise AssertionError(f"{place} does not end: {operation}")
 
-    def fill(self, numbers: range, **told: Any) -> None:
-        asyncio.run(self._queue.fill(numbers, **told))
+    def fill(self, numbers: range, **fields: Any) -> None:
+        asyncio.run(self._queue.fill(numbers, **fields))
 
     def merged(self) -> list[int]:
         return asyncio.run(self._queue.numbers())
@@ -53,20 +53,20 @@ class Asked:
 
 
 @pytest.fixture
-def queue(bootstrap: str, topic_name: str) -> Iterator[Asked]:
+def queue(bootstrap: str, topic_name: str) -> Iterator[QueueConsole]:
     with served(bootstrap, topic_name, 2, 100, 20, "gone") as (url, fed, queue):
-        yield Asked(Console(url, fed), queue)
+        yield QueueConsole(Console(url, fed), queue)
 
 
 @pytest.fixture(scope="module")
-def untouched(bootstrap: str) -> Iterator[Asked]:
-    """One for all that change nothing of it."""
+def untouched(bootstrap: str) -> Iterator[QueueConsole]:
+    """A queue that tests share, because they only read it."""
     topic = f"test-{uuid.uuid4().hex[:12]}"
     with served(bootstrap, topic, 2, 100, 20, "gone") as (url, fed, queue):
-        yield Asked(Console(url, fed), queue)
+        yield QueueConsole(Console(url, fed), queue)
 
 
-def test_letters_are_found_by_query_page_by_page(untouched: Asked) -> None:
+def test_letters_are_found_by_query_page_by_page(untouched: QueueConsole) -> None:
     items: list[Any] = []
     cursor = ""
     while cursor is not None:
@@ -81,7 +81,7 @@ def test_letters_are_found_by_query_page_by_page(untouched: Asked) -> None:
     assert untouched.ask("GET", "/messages?since=1h").json["items"] == []
 
 
-def test_one_letter_is_shown_decoded(untouched: Asked) -> None:
+def test_one_letter_is_shown_decoded(untouched: QueueConsole) -> None:
     letter = untouched.ask("GET", "/messages/1/3").json
     assert (letter["value"]["as"], letter["value"]["shown"]) == ("text", "7")
     assert letter["origin"]["topic"] == "orders"
@@ -90,29 +90,35 @@ def test_one_letter_is_shown_decoded(untouched: Asked) -> None:
     assert untouched.ask("GET", "/messages/1/x").status == 400
 
 
-def test_figures_and_an_export_are_of_what_is_asked_for(untouched: Asked) -> None:
+def test_figures_and_an_export_cover_the_queried_letters(untouched: QueueConsole) -> None:
     assert untouched.ask("GET", "/stats").json["codes"] == {"INTERNAL": 80, "DATA_LOSS": 20}
     answer = untouched.ask("GET", "/export?code=data_loss")
     assert answer.headers["X-Switchyard-Offsets"] == "100"
-    told = [json.loads(line) for line in answer.text.splitlines()]
-    assert sorted(int(line["value"]["text"]) for line in told) == list(range(80, 100))
+    exported = [json.loads(line) for line in answer.text.splitlines()]
+    assert sorted(int(line["value"]["text"]) for line in exported) == list(range(80, 100))
 
 
-def test_a_merge_looks_first_and_merges_only_what_it_saw(queue: Asked) -> None:
+def test_a_merge_looks_first_and_merges_only_what_it_saw(queue: QueueConsole) -> None:
     look = queue.ask("POST", "/merge", {"query": {"code": ["INTERNAL"]}}).json
     assert (look["counts"]["merged"], look["complete"]) == (80, True)
     assert queue.merged() == [], "a look changes nothing"
     queue.fill(range(200, 210))  # after the look
-    asked = {"query": {"code": ["INTERNAL"]}, "ranges": look["partitions"], "rate": 1e5, "execute": True}
-    told = queue.ended(queue.ask("POST", "/merge", asked))
-    assert (told["state"], told["kind"], told["progress"]["counts"]["merged"]) == ("done", "merge", 80)
+    request = {"query": {"code": ["INTERNAL"]}, "ranges": look["partitions"], "rate": 1e5, "execute": True}
+    operation = queue.ended(queue.ask("POST", "/merge", request))
+    assert (operation["state"], operation["kind"], operation["progress"]["counts"]["merged"]) == (
+        "done",
+        "merge",
+        80,
+    )
     assert queue.merged() == list(range(80))
     remembered = queue.ask("GET", "/merges").json["items"]
-    assert [(merge["operation"], merge["done"]) for merge in remembered] == [(told["id"], True)]
+    assert [(merge["operation"], merge["done"]) for merge in remembered] == [(operation["id"], True)]
     assert queue.ask("POST", "/merge", {}).json["counts"]["merged"] == 30
 
 
-def test_a_canceled_merge_goes_on_under_its_id_and_twice_at_once_is_refused(queue: Asked) -> None:
+def test_a_canceled_merge_continues_under_its_id_and_a_second_run_at_once_is_refused(
+    queue: QueueConsole,
+) -> None:
     slow = {"rate": 10, "execute": True, "operation": "mine"}
     answer = queue.ask("POST", "/merge", slow)
     place = answer.headers["Location"]
@@ -130,7 +136,7 @@ def test_a_canceled_merge_goes_on_under_its_id_and_twice_at_once_is_refused(queu
     assert queue.ask("POST", "/merge", again | {"operation": "other"}).status == 404
 
 
-def test_the_workload_says_how_often_a_letter_is_merged_unless_the_merge_does(queue: Asked) -> None:
+def test_the_workload_says_how_often_a_letter_is_merged_unless_the_merge_does(queue: QueueConsole) -> None:
     queue.fill(range(300, 304), merges=1)
     topic = queue.workload.metadata.topic
     queue.console.fed.apply(put(definition(topic=topic, dlq={"maxMerges": 1})))
@@ -138,25 +144,25 @@ def test_the_workload_says_how_often_a_letter_is_merged_unless_the_merge_does(qu
     assert queue.ask("POST", "/merge", {"max_merges": 2}).json["counts"]["quarantined"] == 0
 
 
-def test_a_purge_looks_first_and_deletes_only_what_it_saw(queue: Asked) -> None:
+def test_a_purge_looks_first_and_deletes_only_what_it_saw(queue: QueueConsole) -> None:
     look = queue.ask("POST", "/purge", {"ranges": {"0": {"end": 10}}}).json
     assert (look["offsets"], list(look["partitions"])) == (10, ["0"])
     assert queue.ask("POST", "/purge", {"before": "30d"}).json["offsets"] == 0
     assert queue.ask("GET", "").json["messages"] == 100
     assert queue.ask("POST", "/purge", {"execute": True}).status == 400
-    told = queue.ended(queue.ask("POST", "/purge", {"ranges": look["partitions"], "execute": True}))
-    assert told["progress"] == {"partitions": {"0": {"first": 10}}}
+    operation = queue.ended(queue.ask("POST", "/purge", {"ranges": look["partitions"], "execute": True}))
+    assert operation["progress"] == {"partitions": {"0": {"first": 10}}}
     assert queue.ask("GET", "").json["messages"] == 90
 
 
-def test_a_purge_by_query_looks_first_and_hides_only_what_it_saw(queue: Asked) -> None:
+def test_a_purge_by_query_looks_first_and_hides_only_what_it_saw(queue: QueueConsole) -> None:
     look = queue.ask("POST", "/purge", {"query": {"reason": "gone"}}).json
     assert (look["counts"]["purged"], look["reasons"], look["complete"]) == (20, {"gone": 20}, True)
     assert queue.found("/messages?limit=200") == list(range(100)), "a look changes nothing"
     queue.fill(range(200, 203), reason="gone")  # after the look
-    asked = {"query": {"reason": "gone"}, "ranges": look["partitions"], "execute": True}
-    told = queue.ended(queue.ask("POST", "/purge", asked))
-    assert (told["state"], told["progress"]["counts"]["purged"]) == ("done", 20), told
+    request = {"query": {"reason": "gone"}, "ranges": look["partitions"], "execute": True}
+    operation = queue.ended(queue.ask("POST", "/purge", request))
+    assert (operation["state"], operation["progress"]["counts"]["purged"]) == ("done", 20), operation
     left = [*range(80), *range(200, 203)]
     assert queue.found("/messages?limit=200") == left
     exported = [json.loads(line) for line in queue.ask("GET", "/export").text.splitlines()]
@@ -166,21 +172,21 @@ def test_a_purge_by_query_looks_first_and_hides_only_what_it_saw(queue: Asked) -
     assert queue.ask("GET", "/messages/1/42").status == 404, "85 was purged"
     assert queue.ask("POST", "/merge", {}).json["counts"]["gone"] == 20
     kinds = {(merge["operation"], merge["kind"]) for merge in queue.ask("GET", "/merges").json["items"]}
-    assert kinds == {(told["id"], "purge")}
-    again = {"operation": told["id"], "resume": True, "execute": True}
-    assert queue.ended(queue.ask("POST", "/purge", again))["progress"] == told["progress"]
-    assert queue.ask("POST", "/merge", again).status == 409, "a purge is not gone on with as a merge"
+    assert kinds == {(operation["id"], "purge")}
+    again = {"operation": operation["id"], "resume": True, "execute": True}
+    assert queue.ended(queue.ask("POST", "/purge", again))["progress"] == operation["progress"]
+    assert queue.ask("POST", "/merge", again).status == 409, "a merge does not continue a purge"
     assert queue.ask("POST", "/purge", again | {"operation": "other"}).status == 404
 
 
-def test_any_worker_knows_the_operations_of_the_others(queue: Asked) -> None:
-    told = queue.ended(queue.ask("POST", "/merge", {"execute": True, "rate": 1e5}))
+def test_any_worker_knows_the_operations_of_the_others(queue: QueueConsole) -> None:
+    operation = queue.ended(queue.ask("POST", "/merge", {"execute": True, "rate": 1e5}))
     other = FakeRuntime()
     other.worker = "worker-b"
     other.observe(beat(flowing(job(0)), url=queue.console.url))
     with serving(other) as url:
         console = Console(url, other)
-        assert console.ask("GET", f"/api/v1/operations/{told['id']}").json == told
+        assert console.ask("GET", f"/api/v1/operations/{operation['id']}").json == operation
         missing = console.ask("GET", "/api/v1/operations/none")
         assert (missing.status, missing.json["title"]) == (404, "No such operation")
 
@@ -210,8 +216,8 @@ def test_any_worker_knows_the_operations_of_the_others(queue: Asked) -> None:
         ("POST", "/purge", {"ranges": {"0": {"end": 10**9}}, "execute": False, "nonsense": 1}),
     ],
 )
-def test_what_cannot_be_meant_is_a_problem_and_nothing_happens(
-    untouched: Asked, method: str, path: str, body: Any
+def test_an_invalid_request_is_a_problem_and_changes_nothing(
+    untouched: QueueConsole, method: str, path: str, body: Any
 ) -> None:
     answer = untouched.ask(method, path, body)
     assert (answer.status, answer.json["title"]) == (400, "Bad query"), answer.text
@@ -219,7 +225,7 @@ def test_what_cannot_be_meant_is_a_problem_and_nothing_happens(
     assert untouched.merged() == []
 
 
-def test_a_queue_that_is_not_there_is_not_found(queue: Asked) -> None:
+def test_a_missing_queue_is_not_found(queue: QueueConsole) -> None:
     queue.console.fed.apply(put(definition(topic="nothing-died")))
     for method, path in (("GET", "/stats"), ("POST", "/merge"), ("POST", "/purge"), ("GET", "/export")):
         answer = queue.console.ask(method, f"/api/v1/dlq/billing/nothing-died{path}")

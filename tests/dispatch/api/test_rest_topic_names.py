@@ -12,7 +12,7 @@ from tests.web.client import Console
 from tests.web.runtime_fake import FakeRuntime, definition, serving
 
 
-def test_a_workload_whose_topic_kafka_takes_for_one_that_is_there_is_refused(
+def test_a_workload_whose_topic_name_collides_with_an_existing_topic_is_refused(
     bootstrap: str, topic_name: str, tmp_path: Path
 ) -> None:
     there = f"{topic_name}__pay_eu__dlq"

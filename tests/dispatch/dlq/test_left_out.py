@@ -34,7 +34,7 @@ async def send(queue: DeadLetterQueue, *record: Any) -> None:
     await producer.stop()
 
 
-async def stand(queue: DeadLetterQueue, value: bytes | None, key: bytes | None = b"k") -> str:
+async def put_original(queue: DeadLetterQueue, value: bytes | None, key: bytes | None = b"k") -> str:
     """The message in the workload's topic, at offset 0; the topic's id."""
     await create(queue.bootstrap, queue.topic, 1)
     await send(queue, queue.topic, key, value, OWN, 0, ZSTD)
@@ -75,7 +75,7 @@ async def counted(queue: DeadLetterQueue, operation: str, **terms: Any) -> dict[
 async def test_a_value_that_no_topic_took_is_merged_from_its_record(
     queue: DeadLetterQueue, key: bytes | None
 ) -> None:
-    topic_id = await stand(queue, LARGE)
+    topic_id = await put_original(queue, LARGE)
     lacks_key = b"k" if key is None else None
     await put(queue, left_out_headers(LARGE, queue.topic, 0, 0, topic_id, lacks_key), key)
     assert (await counted(queue, "op"))["merged"] == 3
@@ -114,7 +114,7 @@ async def test_a_letter_of_more_than_a_request_takes_is_merged_and_moved_compres
 async def test_a_letter_of_an_earlier_version_is_merged_from_its_original_record(
     queue: DeadLetterQueue,
 ) -> None:
-    await stand(queue, b"v" * 100)
+    await put_original(queue, b"v" * 100)
     origin = [(names.ORIGIN_TOPIC, queue.topic.encode()), (names.ORIGIN_PARTITION, b"0"),
               (names.ORIGIN_OFFSET, b"0")]  # fmt: skip
     await queue.create()
@@ -129,7 +129,7 @@ async def test_another_message_at_the_place_of_an_earlier_letters_is_not_taken_f
     queue: DeadLetterQueue, is_later: bool, merged: int
 ) -> None:
     """The other has the same key and length, in a recreated topic; earlier versions wrote no topic id."""
-    await stand(queue, b"another")
+    await put_original(queue, b"another")
     (there,) = [one async for found, _ in scan(queue.client, queue.topic, {0: (0, 1)}) for one in found]
     written_ms = there.timestamp_ms - is_later
     origin = [(names.ORIGIN_TOPIC, queue.topic.encode()), (names.ORIGIN_PARTITION, b"0"),
@@ -148,7 +148,7 @@ async def test_a_copy_with_the_same_origin_in_the_workloads_topics_is_read(
     """Also of a tier that the definition no longer has. Where the copy is gone, the first message is read."""
     name = topic.format(queue.topic)
     await create(queue.bootstrap, name, 1)
-    topic_id = await stand(queue, b"value")
+    topic_id = await put_original(queue, b"value")
     origin = [(names.ORIGIN_TOPIC, queue.topic.encode()), (names.ORIGIN_PARTITION, b"0"),
               (names.ORIGIN_OFFSET, b"0")]  # fmt: skip
     of_another = [(one, b"7") if one == names.ORIGIN_OFFSET else (one, copied) for one, copied in origin]
@@ -198,7 +198,7 @@ asyncio.run(main())
 
 
 async def test_a_tombstone_whose_headers_no_topic_took_is_merged_whole(queue: DeadLetterQueue) -> None:
-    topic_id = await stand(queue, None)
+    topic_id = await put_original(queue, None)
     await put(queue, left_out_headers(None, queue.topic, 0, 0, topic_id), b"k")
     assert (await counted(queue, "op"))["merged"] == 3
     _, tombstone, _ = await queue.merged()
@@ -223,7 +223,7 @@ Place = Callable[[str, str], tuple[bytes | None, str, int, int, str]]
 async def test_a_missing_value_is_counted_and_never_sent(
     queue: DeadLetterQueue, why: str, place: Place
 ) -> None:
-    topic_id = await stand(queue, b"v")
+    topic_id = await put_original(queue, b"v")
     await create(queue.bootstrap, f"{queue.topic}-secrets", 1)
     await queue.put(b"v", topic=f"{queue.topic}-secrets", key=b"k")
     await put(queue, left_out_headers(*place(queue.topic, topic_id)), b"k")
@@ -236,7 +236,7 @@ async def test_a_missing_value_is_counted_and_never_sent(
 async def test_an_expired_value_differs_from_null_wherever_letters_are_shown(
     queue: DeadLetterQueue,
 ) -> None:
-    topic_id = await stand(queue, b"v")
+    topic_id = await put_original(queue, b"v")
     await delete_all(queue)
     await put(queue, left_out_headers(b"v", queue.topic, 0, 0, topic_id), b"k")
     await queue.put(None, key=b"gone", headers=headers(6))

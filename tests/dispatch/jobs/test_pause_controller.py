@@ -1,4 +1,4 @@
-"""What rests here without being given back, and from when on."""
+"""A worker pauses jobs whose role another region has, or whose region may be lost, and keeps them."""
 
 from __future__ import annotations
 
@@ -44,51 +44,51 @@ def runtime() -> Runtime:
 
 
 def renew(worker: Runtime) -> None:
-    """A heartbeat came through, and the log was read since."""
+    """Renews the lease, as after a heartbeat and a read of the control log."""
     worker._compose()
     worker.lease.renewed(time.monotonic())
     worker.lease.saved(time.monotonic(), 1e9)
 
 
 def pulse(worker: Runtime) -> RegionPulse:
-    """The region goes on, and this worker lives in it."""
+    """The region's leader is alive and counts this worker as alive."""
     return RegionPulse(at_ms=1, region="east", leader="v/0", workers=["v/0", worker.presence.name])
 
 
 @pytest.mark.parametrize("contract", ["unary", "stream"])
-async def test_who_lay_still_sends_nothing_by_a_renewed_lease_before_it_knows_that_its_region_goes_on(
+async def test_a_suspended_worker_sends_nothing_by_a_renewed_lease_before_it_reads_its_regions_pulse(
     contract: str,
 ) -> None:
     worker = runtime()
     role = RolePut(at_ms=1, key=KEY, region="east", epoch=0, state=ACTIVE)
-    async with dispatch_rig(lambda _: None, mode="active-passive", target={"contract": contract}) as stand:
-        stand.runtime.lease = worker.lease
-        event = put(stand.runtime.workload.to_wire())
+    async with dispatch_rig(lambda _: None, mode="active-passive", target={"contract": contract}) as rig:
+        rig.runtime.lease = worker.lease
+        event = put(rig.runtime.workload.to_wire())
         renew(worker)
-        for told in (failover(), event, role, pulse(worker)):
-            worker.control.view.apply(told)
-        pump = worker.jobs.pumps[JOB] = stand.pump()
+        for control_event in (failover(), event, role, pulse(worker)):
+            worker.control.view.apply(control_event)
+        pump = worker.jobs.pumps[JOB] = rig.pump()
         renew(worker)
-        stand.feed(pump, numbers(3))
-        await stand.idle()
+        rig.feed(pump, numbers(3))
+        await rig.idle()
 
         worker.lease.expires_at_s = time.monotonic() - STILL_S
-        stand.feed(pump, numbers(3))
+        rig.feed(pump, numbers(3))
         assert pump.in_flight == 0, "its lease has lapsed"
         renew(worker)
-        stand.runtime.send()
+        rig.runtime.send()
         assert (pump.in_flight, pump.state) == (0, "paused")
 
         worker.control.view.apply(pulse(worker))
         renew(worker)
-        await stand.idle()
-    assert len(stand.seen) == 6
+        await rig.idle()
+    assert len(rig.seen) == 6
 
 
-async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another_one_acts() -> None:
+async def test_a_worker_pauses_a_job_as_soon_as_it_reads_that_another_region_is_active() -> None:
     log = Log()
     async with (
-        dispatch_rig(lambda _: None, mode="active-passive") as stand,
+        dispatch_rig(lambda _: None, mode="active-passive") as rig,
         managed(log, Away("east")) as (jobs, _),
     ):
         runs: bool | None = True
@@ -98,10 +98,10 @@ async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another
 
         jobs._catalog.runs_here = runs_here
         jobs._catalog.sender_role = lambda _: SenderRole("east", False, 1)
-        pump = jobs.pumps[JOB] = stand.pump()
+        pump = jobs.pumps[JOB] = rig.pump()
         log.apply(put(definition("h:1", mode="active-passive").to_wire()), assigned())
-        stand.feed(pump, numbers(3))
-        await stand.idle()
+        rig.feed(pump, numbers(3))
+        await rig.idle()
         runs = False
         log.apply()
         assert pump.paused, "nothing else has had its turn in between"
@@ -119,18 +119,18 @@ async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another
         assert pump.trouble == west
         runs = None
         log.apply()
-        assert not pump.paused, "that is not known: it stays as it is"
+        assert not pump.paused, "the role is unknown: the job keeps its state"
         assert pump.trouble == ""
         log.apply(Paused(at_ms=1, key=KEY, partition=0, paused=True, actor="me"))
-        assert (pump.paused, pump.trouble) == (True, ""), "that is an operator's"
+        assert (pump.paused, pump.trouble) == (True, ""), "an operator paused it"
         del jobs.pumps[JOB]
 
 
-async def test_of_what_cannot_be_found_out_a_workload_rests_and_is_told_once_and_heartbeats_go_on() -> None:
+async def test_a_workload_whose_state_is_unknown_pauses_with_one_incident_and_heartbeats_continue() -> None:
     worker = runtime()
-    async with dispatch_rig(lambda _: None) as stand:
-        worker.control.view.apply(put(stand.runtime.workload.to_wire()))
-        well, ill = stand.pump(), stand.pump()
+    async with dispatch_rig(lambda _: None) as rig:
+        worker.control.view.apply(put(rig.runtime.workload.to_wire()))
+        well, ill = rig.pump(), rig.pump()
         ill.job = JobId(ill.job.kind, "billing/other", "other", 0)
         worker.jobs.pumps |= {str(ill.job): ill, JOB: well}
         known, fails = worker.catalog.workload, True
@@ -147,8 +147,8 @@ async def test_of_what_cannot_be_found_out_a_workload_rests_and_is_told_once_and
             for _ in range(3):
                 worker._compose()
                 assert (ill.paused, well.paused) == (True, False)
-        told = [line["subject"] for line in logs if line.get("incident") == "workload-trouble"]
-        assert told == ["billing/other"]
+        subjects = [line["subject"] for line in logs if line.get("incident") == "workload-trouble"]
+        assert subjects == ["billing/other"]
         fails = False
         worker._compose()
         assert not ill.paused

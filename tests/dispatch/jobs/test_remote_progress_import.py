@@ -34,7 +34,7 @@ def over(*, lags: bool, reached: int = 0) -> Any:
 
 
 class Pump:
-    """Notes what it is told."""
+    """A pump that records its calls."""
 
     def __init__(self, *, holds: bool = False) -> None:
         self.job, self.epoch, self.closed, self.holds = JOB, 3, False, holds
@@ -58,22 +58,26 @@ class Pump:
 
 
 class Side:
-    """A region "west" whose carrier says what a test likes."""
+    """Region west with a `RemoteProgressImport` whose source returns `found`."""
 
     def __init__(self) -> None:
         self.log: Any = Log()
         self.definition = Workload.from_wire(workload().definition)
         self.pumps: dict[str, Any] = {}
         self.replicas: dict[str, Any] = {}
-        self.told: list[str] = []
+        self.incidents: list[str] = []
         self.found = ImportedProgress()
-        self.asked = 0
-        self.looking: asyncio.Event | None = None  # it takes until this is set
+        self.lookups = 0
+        self.looking: asyncio.Event | None = None  # a lookup lasts until this is set
         self.patience: list[tuple[float, ...]] = []
         self.shared = ["east"]
         catalog: Any = SimpleNamespace(workload=lambda _: self.definition)
         self.carrying = RemoteProgressImport(
-            self.log, catalog, self.pumps, self.replicas, lambda *words: self.told.append("; ".join(words))
+            self.log,
+            catalog,
+            self.pumps,
+            self.replicas,
+            lambda *words: self.incidents.append("; ".join(words)),
         )
         carrier: Any = SimpleNamespace(
             region="west", others=lambda _: self.shared, imported_progress=self._carried
@@ -82,7 +86,7 @@ class Side:
         self.role(66)
 
     async def _carried(self, _job: JobId, _workload: Workload, *patience_s: float) -> ImportedProgress:
-        self.asked += 1
+        self.lookups += 1
         self.patience.append(patience_s)
         if self.looking is not None:
             await self.looking.wait()
@@ -115,7 +119,7 @@ class Side:
         lineage: int = 0,
         log: LogId = LOG,
     ) -> ImportedProgress | None:
-        """As the job manager does it."""
+        """Starts a job with this pump, as the job manager does."""
         answer = TakeoverAnswer(
             job=str(JOB), epoch=3, worker="w", nonce="n", granted=True, known_epoch=3, log=LOG, note=note,
         )  # fmt: skip
@@ -142,11 +146,11 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_it_is_looked_up_once_under_each_role_and_not_for_what_an_operator_reset() -> None:
+async def test_progress_is_looked_up_once_under_each_role_and_not_after_a_reset() -> None:
     side, note = Side(), FinishedOffsets(5, 5, [], 66).to_bytes()
     assert await side.begin(Pump()) == ImportedProgress()
     assert await side.begin(Pump(), note=FinishedOffsets(5, 5, [], 2).to_bytes()) == ImportedProgress()
-    assert side.asked == 2
+    assert side.lookups == 2
     for words in ({"note": note}, {"reset": LineageReset(3, 1, 0), "lineage": 1}):
         pump = Pump()
         assert await side.begin(pump, **words) is None  # type: ignore[arg-type]
@@ -157,11 +161,13 @@ async def test_it_is_looked_up_once_under_each_role_and_not_for_what_an_operator
         await side.begin(Pump(), note=note, reset=LineageReset(3, 1, 0, "made anew"), lineage=1)
         == ImportedProgress()
     )
-    assert side.asked == 4
+    assert side.lookups == 4
     side.shared = []
     pump = Pump()
     assert await side.begin(pump) is None
-    assert (side.asked, pump.remembered) == (4, []), "what no other region may take over remembers nothing"
+    assert (side.lookups, pump.remembered) == (4, []), (
+        "a job that no other region may take over remembers nothing"
+    )
 
 
 async def test_a_former_owner_s_note_counts_in_its_own_log_and_lineage_only() -> None:
@@ -175,7 +181,7 @@ async def test_a_former_owner_s_note_counts_in_its_own_log_and_lineage_only() ->
         assert pump.remembered == [(kept, 66)]
 
 
-async def test_what_is_not_known_is_told_once_with_its_remedy() -> None:
+async def test_unknown_progress_is_one_incident_with_its_remedy() -> None:
     side = Side()
     for why in (
         "how far east is, is not known; copy it",
@@ -184,12 +190,12 @@ async def test_what_is_not_known_is_told_once_with_its_remedy() -> None:
     ):
         side.found = ImportedProgress(why=why)
         await side.begin(Pump())
-    assert len(side.told) == 2
-    assert side.told[0].endswith("known in part: how far east is, is not known; copy it")
-    assert "known in part: no words; expect" in side.told[1]
+    assert len(side.incidents) == 2
+    assert side.incidents[0].endswith("known in part: how far east is, is not known; copy it")
+    assert "known in part: no words; expect" in side.incidents[1]
 
 
-async def test_where_a_role_came_from_another_region_its_positions_are_waited_for_longer_and_that_is_told(
+async def test_a_role_from_another_region_waits_longer_for_its_positions_and_reports_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAP_READ_TIMEOUT_S", 0.05)
@@ -197,20 +203,23 @@ async def test_where_a_role_came_from_another_region_its_positions_are_waited_fo
     side.looking = asyncio.Event()
     side.role(130, previous="east")
     beginning = [asyncio.create_task(side.begin(Pump())) for _ in range(2)]
-    await until(lambda: side.told)
+    await until(lambda: side.incidents)
     assert not any(one.done() for one in beginning), "it is waited for"
-    assert "the positions of region east cannot be read yet under epoch 130; jobs here begin" in side.told[0]
+    assert (
+        "the positions of region east cannot be read yet under epoch 130; jobs here begin"
+        in side.incidents[0]
+    )
     side.looking.set()
     assert await asyncio.gather(*beginning) == [ImportedProgress()] * 2
-    assert (side.patience, len(side.told)) == ([(module.FAILOVER_READ_TIMEOUT_S,)] * 2, 1)
+    assert (side.patience, len(side.incidents)) == ([(module.FAILOVER_READ_TIMEOUT_S,)] * 2, 1)
     side.role(194, previous="west")  # to another failover of this region: it was here all the time
     await side.begin(Pump())
     assert side.patience[2:] == [()]
-    # Who gives up the job gives up looking.
+    # A start that is canceled ends its lookup.
     side.looking.clear()
     side.role(258, previous="east")
     given_up = asyncio.create_task(side.begin(Pump()))
-    await until(lambda: len(side.told) == 2)
+    await until(lambda: len(side.incidents) == 2)
     given_up.cancel()
     await asyncio.wait([given_up])
     assert given_up.cancelled()
@@ -225,7 +234,7 @@ async def test_where_a_role_came_from_another_region_its_positions_are_waited_fo
         ("east", "", False),
     ],
 )
-async def test_what_another_region_may_have_read_is_not_passed_over_where_that_is_not_known(
+async def test_messages_that_another_region_may_have_read_are_not_skipped_while_its_progress_is_unknown(
     previous: str, why: str, counts: bool
 ) -> None:
     side = Side()
@@ -234,7 +243,7 @@ async def test_what_another_region_may_have_read_is_not_passed_over_where_that_i
     assert await side.begin(Pump()) == ImportedProgress(why=why, was_read=counts)
 
 
-async def test_while_this_copy_lags_what_becomes_known_goes_to_the_pump_until_nothing_is_missing(
+async def test_while_this_copy_lags_new_progress_goes_to_the_pump_until_nothing_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)
@@ -249,13 +258,13 @@ async def test_while_this_copy_lags_what_becomes_known_goes_to_the_pump_until_no
         side.found = ImportedProgress(over=over(lags=False))
         await until(lambda: pump.overs[-1][0] is side.found.over)
         await until(lambda: not side.carrying._lagging)
-        count = side.asked
+        count = side.lookups
         await asyncio.sleep(0.1)
-        assert side.asked == count
-    assert side.told == []
+        assert side.lookups == count
+    assert side.incidents == []
 
 
-async def test_it_is_not_looked_for_for_ever_nor_for_a_pump_that_is_gone(
+async def test_the_search_for_progress_ends_after_a_time_and_with_its_pump(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)
@@ -264,7 +273,7 @@ async def test_it_is_not_looked_for_for_ever_nor_for_a_pump_that_is_gone(
     side.found = ImportedProgress(over=over(lags=True))
     async with looking(side):
         await side.begin(Pump(holds=True))
-        await until(lambda: side.asked > 2)
+        await until(lambda: side.lookups > 2)
         await until(lambda: not side.carrying._lagging)
         gone = Pump()
         await side.begin(gone)
@@ -273,7 +282,7 @@ async def test_it_is_not_looked_for_for_ever_nor_for_a_pump_that_is_gone(
         assert len(gone.overs) == 1
 
 
-async def test_where_a_role_was_handed_over_in_order_it_is_waited_for_as_long_as_more_becomes_known(
+async def test_after_an_orderly_handover_a_pump_waits_as_long_as_more_progress_arrives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)
@@ -293,9 +302,9 @@ async def test_where_a_role_was_handed_over_in_order_it_is_waited_for_as_long_as
         pump.undecided = 7
         await until(lambda: not side.carrying._lagging)
         assert time.monotonic() >= pump.longer[-1]
-    (told,) = side.told
-    assert told.startswith(f"read-again; {JOB}; up to 7 messages so far")
-    assert "region east may have finished them" in told
+    (incident,) = side.incidents
+    assert incident.startswith(f"read-again; {JOB}; up to 7 messages so far")
+    assert "region east may have finished them" in incident
 
 
 async def test_a_forced_failover_holds_nothing_back_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,12 +317,12 @@ async def test_a_forced_failover_holds_nothing_back_for_longer(monkeypatch: pyte
     pump.undecided = 7
     async with looking(side):
         while side.carrying._lagging:
-            side.found = ImportedProgress(over=over(lags=True, reached=side.asked))
+            side.found = ImportedProgress(over=over(lags=True, reached=side.lookups))
             await asyncio.sleep(0.01)
-    assert (pump.longer, side.told) == ([], [])
+    assert (pump.longer, side.incidents) == ([], [])
 
 
-async def test_what_was_finished_says_nothing_of_a_topic_that_was_made_anew_since() -> None:
+async def test_progress_of_a_topic_does_not_count_once_it_was_recreated() -> None:
     side, pump = Side(), Pump()
     side.found = ImportedProgress(over=over(lags=True), log=LOG)
     await side.begin(pump, log=LogId("c", "anew"))
@@ -322,44 +331,46 @@ async def test_what_was_finished_says_nothing_of_a_topic_that_was_made_anew_sinc
     assert len(pump.overs) == 1
 
 
-async def test_when_a_role_comes_here_the_replicas_that_lead_into_its_topic_tell_barriers_at_once(
+async def test_replicas_into_the_topic_of_an_arriving_role_emit_offset_syncs_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(module, "BARRIER_INTERVAL_S", 0.01)
-    side, told = Side(), list[str]()
+    side, emitted = Side(), list[str]()
 
     def replica(name: str, cluster: str, topic: str) -> Any:
         definition = SimpleNamespace(spec=SimpleNamespace(target=cluster))
         return SimpleNamespace(
             runtime=SimpleNamespace(definition=definition), target=(topic, 0), high_watermark=9, base=9,
-            emit_offset_sync=lambda now_s: told.append(name) if now_s <= time.monotonic() else None,
+            emit_offset_sync=lambda now_s: emitted.append(name) if now_s <= time.monotonic() else None,
         )  # fmt: skip
 
     here = side.definition.metadata.cluster
     side.replicas.update(
         right=replica("right", here, "orders"), other=replica("other", here, "payments"),
-        elsewhere=replica("elsewhere", "north", "orders"),
+        north=replica("north", "north", "orders"),
     )  # fmt: skip
     side.role(128, "east")
     async with looking(side):
         await asyncio.sleep(0.1)
-        assert told == [], "it is another region's"
+        assert emitted == [], "the role is another region's"
         monkeypatch.setattr(module, "FAILOVER_POLL_WINDOW_S", 0.5)
         side.role(130, state="moving")
-        await until(lambda: len(told) > 1)
+        await until(lambda: len(emitted) > 1)
         await until(lambda: not side.carrying._taken_s)
-        told.clear()
+        emitted.clear()
         side.role(130)
-        await until(lambda: told)
-        assert set(told) == {"right"}
+        await until(lambda: emitted)
+        assert set(emitted) == {"right"}
         await until(lambda: not side.carrying._taken_s)
         pump = side.pumps[str(JOB)] = Pump()
         await until(lambda: pump.remembered)
-        assert pump.remembered[0] == (None, 130), "what flowed before it was shared remembers from now on"
+        assert pump.remembered[0] == (None, 130), (
+            "a pump from before the group was shared remembers from now on"
+        )
 
 
-async def test_replicas_that_are_behind_tell_barriers_until_they_are_where_their_sources_ended(
+async def test_lagging_replicas_emit_offset_syncs_until_they_reach_the_ends_of_their_sources(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in {
@@ -368,20 +379,20 @@ async def test_replicas_that_are_behind_tell_barriers_until_they_are_where_their
         "FAILOVER_POLL_WINDOW_S": 0.2,
     }.items():
         monkeypatch.setattr(module, name, value)
-    side, told = Side(), list[float]()
+    side, emitted_s = Side(), list[float]()
     definition = SimpleNamespace(spec=SimpleNamespace(target=side.definition.metadata.cluster))
     replica = SimpleNamespace(
         runtime=SimpleNamespace(definition=definition), target=("orders", 0), high_watermark=50, base=9,
-        emit_offset_sync=told.append,
+        emit_offset_sync=emitted_s.append,
     )  # fmt: skip
     side.replicas["it"] = replica
     async with looking(side):
-        await until(lambda: told and not side.carrying._taken_s)
-        replica.high_watermark = 90  # what is written from now on was finished nowhere
-        told.clear()
-        await until(lambda: len(told) > 5)
+        await until(lambda: emitted_s and not side.carrying._taken_s)
+        replica.high_watermark = 90  # no region has finished records that are written from now on
+        emitted_s.clear()
+        await until(lambda: len(emitted_s) > 5)
         replica.base = 50
         await until(lambda: not side.carrying._behind)
-        told.clear()
+        emitted_s.clear()
         await asyncio.sleep(0.1)
-        assert told == []
+        assert emitted_s == []

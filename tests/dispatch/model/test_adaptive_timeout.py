@@ -84,7 +84,7 @@ steps = st.tuples(st.sampled_from(["answer", "answers", "timeout", "reset"]), st
 
 
 @given(st.floats(0.001, 3600), st.floats(1, 10), st.lists(steps, max_size=80))
-def test_whatever_happens_it_stays_between_base_and_maximum(
+def test_the_timeout_always_stays_between_base_and_maximum(
     base_s: float, factor: float, events: list[tuple[str, float, float, int]]
 ) -> None:
     timeout, now_s = AdaptiveTimeout(base_s, base_s * factor), NOW_S

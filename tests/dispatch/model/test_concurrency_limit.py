@@ -186,7 +186,7 @@ samples = st.tuples(
 
 
 @given(st.integers(1, 10), st.integers(0, 50), st.integers(0, 5000), st.lists(samples, max_size=80))
-def test_whatever_happens_the_limit_stays_within_its_bounds(
+def test_the_limit_always_stays_within_its_bounds(
     minimum: int, more: int, most: int, steps: list[tuple[float, int, float, int, int, str]]
 ) -> None:
     limit = AdaptiveLimit(minimum + more, minimum, minimum + more + most)

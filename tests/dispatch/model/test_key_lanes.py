@@ -36,7 +36,7 @@ def test_a_partition_in_order_is_one_lane_keyed_or_not() -> None:
     assert [lanes.finished(key) for key in (None, b"a", None)] == [2, 3, None]
 
 
-def test_finishing_what_is_not_out_is_an_error_and_not_a_broken_order() -> None:
+def test_finishing_a_message_that_is_not_out_is_an_error_and_not_a_broken_order() -> None:
     lanes: KeyLanes[int] = KeyLanes()
     with pytest.raises(LaneError, match="none is out"):
         lanes.finished(b"a")

@@ -66,7 +66,7 @@ def test_ok_and_already_exists_acknowledge(code: int, breaker_open: bool) -> Non
 
 @pytest.mark.parametrize("code", NEVER)
 @pytest.mark.parametrize("tier", [None, 0, 1])
-def test_what_no_retry_will_help_goes_to_the_dlq_at_once(code: int, tier: int | None) -> None:
+def test_a_message_that_no_retry_helps_goes_to_the_dlq_at_once(code: int, tier: int | None) -> None:
     decision = answer(code, tier=tier, breaker_open=True)
     assert decision.action is Action.DLQ
     assert code_name(code) in decision.reason
@@ -112,12 +112,12 @@ def test_a_receiver_that_refuses_everything_burns_no_attempt_once_the_breaker_is
 
 
 @pytest.mark.parametrize("code", FAILED)
-def test_an_open_breaker_does_not_hold_what_says_nothing_of_the_receiver(code: int) -> None:
+def test_an_open_breaker_holds_no_message_whose_failure_is_its_own(code: int) -> None:
     assert answer(code, breaker_open=True).action is Action.RETRY_IN_MEMORY
 
 
 @pytest.mark.parametrize("code", FAILED)
-def test_what_a_receiver_answers_that_fails_everything_burns_no_attempt(code: int) -> None:
+def test_an_answer_of_a_receiver_that_fails_everything_costs_no_attempt(code: int) -> None:
     assert answer(code, breaker_open=True, fails_all=True, attempts_in_memory=3).action is Action.HOLD
 
 
@@ -219,7 +219,7 @@ def test_without_a_dlq_nothing_is_dropped(code: int) -> None:
 
 
 @given(policies, st.integers(1, 100))
-def test_what_can_never_be_delivered_takes_the_way_of_invalid_argument(policy: RetryPolicy, n: int) -> None:
+def test_an_undeliverable_message_is_handled_like_invalid_argument(policy: RetryPolicy, n: int) -> None:
     ours = stash("too large", attempts_in_memory=n, policy=policy)
     theirs = answer(3, attempts_in_memory=n, policy=policy)
     assert (ours.action, ours.tier, ours.delay_s) == (theirs.action, theirs.tier, theirs.delay_s)

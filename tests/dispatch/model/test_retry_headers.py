@@ -46,7 +46,7 @@ def read(headers: list[Header], tier: int | None) -> MessageOrigin:
 
 
 @given(origins, st.integers(0, 9), st.lists(foreign, max_size=5))
-def test_what_is_written_into_a_retry_topic_is_read_back(
+def test_an_origin_written_into_a_retry_topic_is_read_back(
     origin: MessageOrigin, tier: int, headers: list[Header]
 ) -> None:
     back = read(move(headers, origin, tier), tier)
@@ -144,7 +144,7 @@ def test_an_origin_that_is_no_topic_counts_as_absent(topic: bytes) -> None:
      (retry_headers.ORIGIN_TIMESTAMP, 2**63 - 1), (retry_headers.ATTEMPT, 2**31 - 1),
      (retry_headers.RETRY_COUNT, 2**31 - 1), (retry_headers.MERGES, 2**31 - 1)],
 )  # fmt: skip
-def test_a_number_beyond_what_kafka_and_the_contracts_hold_counts_as_absent(header: str, most: int) -> None:
+def test_a_number_too_large_for_kafka_and_the_contracts_counts_as_absent(header: str, most: int) -> None:
     def with_number(number: int) -> MessageOrigin:
         return read([(retry_headers.ORIGIN_TOPIC, b"orders"), (header, str(number).encode())], 0)
 

@@ -59,7 +59,7 @@ class Stage:
         self.members = Members(dead_after_s=1e9)
         self.committed: dict[tuple[str, int], int] = {}
         self.state = "paused"
-        self.told: list[str] = []
+        self.incidents: list[str] = []
 
     @property
     def retry(self) -> str:
@@ -127,10 +127,10 @@ class Stage:
     def mover(self, to: str = WEST, margin_ms: int = 0, **rest: Any) -> Mover:
         return Mover(MoveRequest(self.key, to, margin_ms, **rest), self.log, self.clusters, self.members)
 
-    async def run(self, mover: Mover, name: str = "m1", tell: Any = None) -> dict[str, Any]:
+    async def run(self, mover: Mover, name: str = "m1", on_progress: Any = None) -> dict[str, Any]:
         beating = asyncio.create_task(self.beat_for_ever())
         try:
-            return await mover.run(name, "ann", tell or (lambda _: None))
+            return await mover.run(name, "ann", on_progress or (lambda _: None))
         finally:
             beating.cancel()
 
@@ -139,7 +139,7 @@ class Stage:
         return str(self.log.view.workloads[self.key].definition["metadata"]["cluster"])
 
     async def begin(self, topic: str, partition: int, answer: TakeoverAnswer | None = None) -> StartPosition:
-        """Where whoever takes the job over now begins."""
+        """The start position of the next owner of the job."""
         workload = Workload.from_wire(self.log.view.workloads[self.key].definition)
         job = JobId(Kind.DISPATCH, self.key, topic, partition)
         answer = answer or TakeoverAnswer(
@@ -152,7 +152,7 @@ class Stage:
             answer,
             recorded=self.log.view.start_of(self.key),
             reset=None,
-            report_incident=lambda kind, *_: self.told.append(kind),
+            report_incident=lambda kind, *_: self.incidents.append(kind),
         )
 
 
@@ -201,19 +201,19 @@ async def test_a_plan_is_read_first_and_changes_nothing(stage: Stage) -> None:
     assert stage.retry not in await (await stage.clusters.get(WEST)).client.topics()
 
 
-async def test_a_move_begins_behind_nothing_unfinished_and_takes_along_what_waits_as_it_is(
+async def test_a_move_passes_over_no_unfinished_message_and_copies_waiting_ones_unchanged(
     stage: Stage,
 ) -> None:
     await traffic(stage)
     await stage.make(WEST, stage.retry)
     await stage.fill(WEST, stage.retry, 1, [("old", T0)])
     west = await stage.clusters.get(WEST)
-    # Of an earlier life there: one far ahead, one far behind.
+    # Commits left from an earlier time on that cluster: one too far, one too low.
     stale = {(stage.topic, 0): 10, (stage.topic, 1): 0, (stage.retry, 1): 0}
     assert await west.committer.commit(GROUP, stale) == {}
-    told = await stage.run(stage.mover())
-    assert (stage.cluster, told["copied"], told["letters"]) == (WEST, 3, 2)
-    assert told["left_there"] == {stage.retry: 1}
+    result = await stage.run(stage.mover())
+    assert (stage.cluster, result["copied"], result["letters"]) == (WEST, 3, 2)
+    assert result["left_there"] == {stage.retry: 1}
     assert not stage.log.view.is_paused(stage.key, 0)
     for topic, partition, at in (
         (stage.topic, 0, 5),
@@ -225,7 +225,7 @@ async def test_a_move_begins_behind_nothing_unfinished_and_takes_along_what_wait
             found = await stage.begin(topic, partition)
             assert (found.snapshot.base, found.lineage, found.known) == (at, 1, False), (topic, partition)
         assert (await west.committer.committed(GROUP, [(topic, partition)]))[topic, partition] == at
-    assert stage.told == [], "a move that was asked for is no incident"
+    assert stage.incidents == [], "a move that was asked for is no incident"
     for topic, start in ((stage.retry, 2), (stage.dlq, 0)):
         here, there = await stage.records(EAST, topic), await stage.records(WEST, topic)
         assert [(r.partition, r.key, r.value, r.headers, r.timestamp) for r in here[start:]] == [
@@ -250,12 +250,12 @@ async def test_with_another_number_of_partitions_all_begin_at_the_least_time(sta
         while await other.partitions(stage.topic) != 3:  # noqa: ASYNC110 - a broker hears late of it
             await asyncio.sleep(0.05)
     await stage.fill(WEST, stage.topic, 2, [("2-5", T0 + 5_000), ("2-7", T0 + 7_000)])
-    told = await stage.run(stage.mover())
-    assert [row["to"] for row in told["partitions"]] == [5, 5, 1]
+    result = await stage.run(stage.mover())
+    assert [row["to"] for row in result["partitions"]] == [5, 5, 1]
     assert (await stage.begin(stage.topic, 2)).snapshot.base == 1
 
 
-async def test_what_cannot_work_is_refused_before_anything_is_paused(stage: Stage) -> None:
+async def test_an_impossible_move_is_refused_before_anything_is_paused(stage: Stage) -> None:
     await stage.make(EAST, stage.topic)
     await stage.deploy()
     await stage.own({(stage.topic, 0): 0, (stage.topic, 1): 0})
@@ -301,7 +301,7 @@ async def test_a_group_that_others_consume_there_refuses_the_move_before_anythin
     assert not stage.log.view.moves
 
 
-async def test_a_job_that_is_not_at_rest_ends_the_move_and_the_workload_goes_on_where_it_is(
+async def test_a_job_that_is_not_at_rest_ends_the_move_and_the_workload_continues_in_place(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.dispatch.move.mover.SETTLE_TIMEOUT_S", 1.0)
@@ -313,7 +313,7 @@ async def test_a_job_that_is_not_at_rest_ends_the_move_and_the_workload_goes_on_
 
 
 @pytest.mark.parametrize("step", ["map", "copy", "switch"])
-async def test_a_move_that_is_killed_leaves_the_workload_where_it_was_and_is_asked_for_again(
+async def test_a_killed_move_leaves_the_workload_where_it_was_and_can_be_requested_again(
     stage: Stage, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await traffic(stage)
@@ -321,27 +321,27 @@ async def test_a_move_that_is_killed_leaves_the_workload_where_it_was_and_is_ask
     class Killed(BaseException):
         pass
 
-    def die(told: dict[str, Any]) -> None:
-        if told["step"] == step:
+    def die(progress: dict[str, Any]) -> None:
+        if progress["step"] == step:
             raise Killed
 
     async def nothing(*_: Any) -> None: ...
 
     with monkeypatch.context() as dead:
-        dead.setattr(Mover, "_give_up", nothing)  # who was killed gives nothing up
+        dead.setattr(Mover, "_give_up", nothing)  # a killed process cleans nothing up
         with contextlib.suppress(Killed):
             await stage.run(stage.mover(), "m1", die)
     assert (stage.cluster, stage.log.view.is_paused(stage.key, 0)) == (EAST, True)
     assert (await stage.begin(stage.topic, 0)).lineage == 0
-    told = await stage.run(stage.mover(), "m2")
-    assert (stage.cluster, told["copied"], told["letters"]) == (WEST, 3, 2)
+    result = await stage.run(stage.mover(), "m2")
+    assert (stage.cluster, result["copied"], result["letters"]) == (WEST, 3, 2)
     first = (await stage.begin(stage.retry, 1)).snapshot.base
     there = await stage.records(WEST, stage.retry)
     fresh = [record.value for record in there if record.offset >= first]
     assert fresh == [b"r-2", b"r-3", b"r-4"], (first, there)
 
 
-async def test_resuming_undoes_a_move_and_what_comes_late_of_it_counts_for_nothing(stage: Stage) -> None:
+async def test_resuming_undoes_a_move_and_its_late_writes_do_not_count(stage: Stage) -> None:
     await traffic(stage)
     operators = OperatorActions(None, stage.log)  # type: ignore[arg-type]
 
@@ -350,8 +350,8 @@ async def test_resuming_undoes_a_move_and_what_comes_late_of_it_counts_for_nothi
 
     resumed: list[asyncio.Task[None]] = []
 
-    def interfere(told: dict[str, Any]) -> None:
-        if told["step"] == "copy" and not resumed:
+    def interfere(progress: dict[str, Any]) -> None:
+        if progress["step"] == "copy" and not resumed:
             resumed.append(asyncio.create_task(resume()))
 
     mover = stage.mover()
@@ -363,27 +363,27 @@ async def test_resuming_undoes_a_move_and_what_comes_late_of_it_counts_for_nothi
 
     mover._commit = after_the_resume  # type: ignore[method-assign]
     with pytest.raises(OperationRefused, match="meanwhile"):
-        await stage.run(mover, tell=interfere)
+        await stage.run(mover, on_progress=interfere)
     assert (stage.cluster, stage.log.view.is_paused(stage.key, 0)) == (EAST, False)
     (refused,) = stage.log.take_refused()
     assert isinstance(refused, WorkloadPut), "the leader writes the definition that counts again"
 
 
-async def test_letters_that_were_merged_are_not_copied_and_what_was_merged_is(stage: Stage) -> None:
+async def test_merged_letters_are_not_copied_and_the_messages_of_the_merge_are(stage: Stage) -> None:
     await traffic(stage)
     east = (await stage.clusters.get(EAST)).client
     workload = Workload.from_wire(stage.definition())
     await Merger(east, workload, "once").run(
         OperationTerms(LetterQuery(key="k-d-0")), await queue_ends(east, stage.dlq)
     )
-    told = await stage.run(stage.mover())
-    assert (told["copied"], told["letters"]) == (4, 1)
+    result = await stage.run(stage.mover())
+    assert (result["copied"], result["letters"]) == (4, 1)
     assert [r.value for r in await stage.records(WEST, workload.merge_topic())] == [b"d-0"]
     assert [r.value for r in await stage.records(WEST, stage.dlq)] == [b"d-1"]
 
 
-async def test_letters_whose_values_are_not_in_them_are_counted_and_told(stage: Stage) -> None:
-    """Not those that were merged before, from where their values stand, nor those of a null."""
+async def test_letters_that_lack_their_values_are_counted_and_reported(stage: Stage) -> None:
+    """Letters that were merged already are not counted, nor those whose value is null."""
     await traffic(stage)
     merged, lacking = (left_out_headers(b"0-3", stage.topic, 0, offset, "") for offset in (3, 99))
     first = [*headers(3), (names.ORIGIN_TOPIC, stage.topic.encode())]
@@ -395,11 +395,13 @@ async def test_letters_whose_values_are_not_in_them_are_counted_and_told(stage: 
     terms = OperationTerms(LetterQuery(key="k-0-3"))
     merger = Merger(east, Workload.from_wire(stage.definition()), "once")
     assert (await merger.run(terms, await queue_ends(east, stage.dlq))).counts()["merged"] == 1
-    told = await stage.run(stage.mover())
-    assert (told["letters"], told["left_out"]) == (4, 1)
-    there = {r.key: (r.value, dict(r.headers)) for r in await stage.records(WEST, stage.dlq)}
-    assert [there[key][0] for key in (b"k-lacking", b"k-null")] == [None, None]
-    assert dict(lacking).items() <= there[b"k-lacking"][1].items(), "it still says what it lacks, and where"
+    result = await stage.run(stage.mover())
+    assert (result["letters"], result["left_out"]) == (4, 1)
+    copied = {r.key: (r.value, dict(r.headers)) for r in await stage.records(WEST, stage.dlq)}
+    assert [copied[key][0] for key in (b"k-lacking", b"k-null")] == [None, None]
+    assert dict(lacking).items() <= copied[b"k-lacking"][1].items(), (
+        "its headers still name the missing value and its place"
+    )
     (act,) = [e for e in stage.log.recent if e["event"] == "operator-act"]
     where = f"4 dead letters, of which 1 lack their values, which are only in {EAST}"
     assert act["detail"].endswith(where)
@@ -413,7 +415,7 @@ async def test_dead_letters_stay_when_they_are_to(stage: Stage) -> None:
 
 @pytest.mark.parametrize("setting", ["size", "time", "no key"])
 async def test_a_record_that_is_refused_there_ends_the_move_and_is_named(stage: Stage, setting: str) -> None:
-    """What stands in its batch, and behind it, fails with it, and is not named."""
+    """The other records of its batch, and later ones, fail with it and are not named."""
     await traffic(stage)
     west = (await stage.clusters.get(WEST)).client
     config, why = {
@@ -447,8 +449,8 @@ async def test_a_record_that_is_refused_there_ends_the_move_and_is_named(stage: 
     assert (stage.cluster, stage.log.view.is_paused(stage.key, 0)) == (EAST, False)
     mended = {"max.message.bytes": None, BEFORE_MAX: None, "cleanup.policy": None}
     assert not await alter(west, {stage.dlq: {name: mended[name] for name in config}})
-    told = await stage.run(stage.mover(), "m2")
-    assert (stage.cluster, told["letters"]) == (WEST, 400)
+    result = await stage.run(stage.mover(), "m2")
+    assert (stage.cluster, result["letters"]) == (WEST, 400)
     there = {record.value for record in await stage.records(WEST, stage.dlq)}
     assert there == {record.value for record in await stage.records(EAST, stage.dlq)}
 
@@ -470,11 +472,15 @@ async def test_there_and_back_again(stage: Stage) -> None:
     await traffic(stage)
     await stage.run(stage.mover(), "m1")
     stage.committed = {(stage.topic, 0): 11, (stage.topic, 1): 11, (stage.retry, 0): 0, (stage.retry, 1): 3}
-    told = await stage.run(stage.mover(EAST), "m2")
-    assert (stage.cluster, told["copied"], [row["to"] for row in told["partitions"]]) == (EAST, 0, [10, 10])
-    begun = stage.log.view.start_of(stage.key)
-    assert begun is not None
-    assert (begun.ends, begun.others[stage.retry].offsets) == ([10, 10], [0, 5])
+    result = await stage.run(stage.mover(EAST), "m2")
+    assert (stage.cluster, result["copied"], [row["to"] for row in result["partitions"]]) == (
+        EAST,
+        0,
+        [10, 10],
+    )
+    start = stage.log.view.start_of(stage.key)
+    assert start is not None
+    assert (start.ends, start.others[stage.retry].offsets) == ([10, 10], [0, 5])
     assert [e["action"] for e in stage.log.recent if e["event"] == OperatorAct.__struct_config__.tag] == [
         "move"
     ] * 2

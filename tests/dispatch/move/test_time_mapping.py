@@ -26,12 +26,12 @@ def test_without_a_record_or_a_timestamp_a_partition_begins_at_its_start() -> No
     assert times([seen(0, 0), seen(1, 0, -1), seen(2, 1, 5)], 3) == [None, None, 5]
 
 
-def test_records_from_the_future_do_not_put_the_time_behind_what_came_since() -> None:
+def test_records_from_the_future_do_not_set_the_time_beyond_later_records() -> None:
     assert times([seen(0, 2, 10, 900, 9_999)], 1) == [900]
     assert times([seen(0, 0, 9_999)], 1) == [None]
 
 
-def test_with_unequal_counts_the_least_time_counts_for_all_and_what_is_finished_for_ever_for_none() -> None:
+def test_with_unequal_counts_the_least_time_counts_for_all_and_finished_partitions_do_not_count() -> None:
     assert times([seen(0, 0, 50), seen(1, 1, 40), seen(2, 0)], 2) == [40, 40]
     assert times([seen(0, 0, 50), seen(1, 0, -1)], 1) == [None]
     assert times([seen(0, 0)], 2) == [None, None]
@@ -41,7 +41,7 @@ logs = st.lists(st.tuples(st.integers(-1, NOW + 500), st.booleans()), max_size=1
 
 
 @given(st.lists(logs, min_size=1, max_size=4), st.integers(1, 4))
-def test_no_unfinished_message_lies_before_where_its_copy_is_looked_for(
+def test_the_copy_of_an_unfinished_message_is_never_before_the_mapped_time(
     partitions: list[list[tuple[int, bool]]], there: int
 ) -> None:
     sources = []

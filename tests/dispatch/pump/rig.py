@@ -223,13 +223,13 @@ async def dispatch_rig(
 
     `copies` go to the rig's recorder unless another producer is given.
     """
-    stand = DispatchRig(handler, copies=copies, **limits)
-    await stand.start_receiver()
-    stand.run(chain, **spec)
+    rig = DispatchRig(handler, copies=copies, **limits)
+    await rig.start_receiver()
+    rig.run(chain, **spec)
     try:
-        yield stand
+        yield rig
     finally:
-        await stand.close()
+        await rig.close()
 
 
 def numbers(count: int, start: int = 0, keys: int = 0) -> list[Row]:

@@ -33,16 +33,16 @@ async def test_new_messages_are_delivered_at_once_and_the_backlog_completely(con
                 last.wait()
             )  # however slow the machine, the backlog does not end before the latest have come
 
-    async with dispatch_rig(handle, **spec) as stand:
-        stand.runtime.shared(ALL)
-        backlog = stand.pump()
-        stand.feed(backlog, numbers(300))
-        await stand.until(lambda: backlog.in_flight == 50)
-        main = stand.split(backlog, 600)
-        stand.feed(backlog, numbers(450, 300))  # reaches beyond the split: that part is the main pump's
-        stand.feed(main, numbers(400, 600))
+    async with dispatch_rig(handle, **spec) as rig:
+        rig.runtime.shared(ALL)
+        backlog = rig.pump()
+        rig.feed(backlog, numbers(300))
+        await rig.until(lambda: backlog.in_flight == 50)
+        main = rig.split(backlog, 600)
+        rig.feed(backlog, numbers(450, 300))  # reaches beyond the split: that part is the main pump's
+        rig.feed(main, numbers(400, 600))
         gate.set()
-        await stand.until(lambda: main.tracker.base == 1_000)
+        await rig.until(lambda: main.tracker.base == 1_000)
         assert main.base == backlog.tracker.base < 600
         snapshot = main.snapshot()
         heir = Tracker(main.base, 10_000, snapshot)
@@ -50,26 +50,26 @@ async def test_new_messages_are_delivered_at_once_and_the_backlog_completely(con
         assert shown == [offset for offset in range(600) if not backlog.tracker.is_finished(offset)]
 
         last.set()
-        await stand.until(lambda: main.base == 1_000)
+        await rig.until(lambda: main.base == 1_000)
         assert backlog.has_ended
         assert main.snapshot().base == 1_000
-        assert stand.values() == dict.fromkeys((str(number).encode() for number in range(1_000)), 1)
-        assert stand.budget.used_bytes == 0
+        assert rig.values() == dict.fromkeys((str(number).encode() for number in range(1_000)), 1)
+        assert rig.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_a_drained_split_pump_leaves_a_snapshot_that_repeats_and_loses_no_message(
     contract: str,
 ) -> None:
-    async with dispatch_rig(lambda _: None, target={"contract": contract}, catchUp=CATCH_UP) as stand:
-        stand.runtime.shared(ALL)
-        backlog = stand.pump()
-        stand.feed(backlog, numbers(400))
-        main = stand.split(backlog, 400)
-        stand.feed(main, numbers(200, 400))
-        await stand.until(lambda: main.tracker.base == 600)
+    async with dispatch_rig(lambda _: None, target={"contract": contract}, catchUp=CATCH_UP) as rig:
+        rig.runtime.shared(ALL)
+        backlog = rig.pump()
+        rig.feed(backlog, numbers(400))
+        main = rig.split(backlog, 400)
+        rig.feed(main, numbers(200, 400))
+        await rig.until(lambda: main.tracker.base == 600)
         assert await main.drain(60)
-        delivered = {int(message.value) for message in stand.seen}
+        delivered = {int(message.value) for message in rig.seen}
         heir = Tracker(main.base, 10_000, main.snapshot())
         shown = {offset for start, end in heir.fetched(heir.end, 600) for offset in range(start, end)}
 

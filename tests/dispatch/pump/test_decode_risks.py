@@ -20,13 +20,13 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "RISKY_BYTES", 20_000)
 
 
-def fed(stand: DispatchRig, note: bytes = b"") -> DispatchPump:
+def fed(rig: DispatchRig, note: bytes = b"") -> DispatchPump:
     """A pump that inherits the note and gets the batch between others."""
-    pump = stand.pump()
+    pump = rig.pump()
     pump.inherit_risks(note)
-    stand.feed(pump, numbers(10))
-    stand.feed_bytes(pump, LARGE, 5)
-    stand.feed(pump, numbers(10, 15))
+    rig.feed(pump, numbers(10))
+    rig.feed_bytes(pump, LARGE, 5)
+    rig.feed(pump, numbers(10, 15))
     return pump
 
 
@@ -38,33 +38,33 @@ def save(pump: DispatchPump) -> bytes:
 
 
 async def test_a_batch_that_becomes_large_is_decoded_once_its_note_is_saved_and_then_forgotten() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = fed(stand)
-        await stand.until(lambda: pump.tracker.base == 10)
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = fed(rig)
+        await rig.until(lambda: pump.tracker.base == 10)
         assert risks_of(pump.note) == ((10, 1),)
         assert pump.version != pump.snapshot_version, "there is something to save"
 
         save(pump)
-        await stand.idle()
+        await rig.idle()
 
         assert pump.delivered == 25
         assert risks_of(pump.note) == ()
         assert pump.version != pump.snapshot_version
-        assert not stand.copied.records
+        assert not rig.copied.records
 
 
 async def test_the_third_owner_dead_letters_a_batch_that_killed_two_owners_without_decoding_it() -> None:
     note = b""
     for _ in range(MOST_OWNERS):
-        async with dispatch_rig(lambda _: None) as stand:
-            pump = fed(stand, note)
-            await stand.until(lambda pump=pump: pump.tracker.base == 10)  # type: ignore[misc]
+        async with dispatch_rig(lambda _: None) as rig:
+            pump = fed(rig, note)
+            await rig.until(lambda pump=pump: pump.tracker.base == 10)  # type: ignore[misc]
             note = pump.note  # and it was killed
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = fed(stand, note)
-        await stand.idle()
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = fed(rig, note)
+        await rig.idle()
 
-        ((_, _, value, headers),) = stand.copied.records
+        ((_, _, value, headers),) = rig.copied.records
         assert (value, headers[CODE], headers[RAW_BATCH]) == (LARGE, b"UNDECODABLE", b"10-15")
         assert b"2 workers died while they decoded this batch" in (headers[REASON] or b"")
         assert (pump.delivered, pump.dead_lettered) == (20, 1)
@@ -74,28 +74,28 @@ async def test_the_third_owner_dead_letters_a_batch_that_killed_two_owners_witho
 async def test_owners_that_are_killed_behind_the_batch_or_hand_over_before_it_condemn_no_batch() -> None:
     note = b""
     for number in range(6):
-        async with dispatch_rig(lambda _: None) as stand:
-            pump = fed(stand, note)
-            await stand.until(lambda pump=pump: pump.tracker.base == 10)  # type: ignore[misc]
+        async with dispatch_rig(lambda _: None) as rig:
+            pump = fed(rig, note)
+            await rig.until(lambda pump=pump: pump.tracker.base == 10)  # type: ignore[misc]
             if number % 2:
                 pump.stop_intake()
             else:
                 save(pump)
-                await stand.idle()
+                await rig.idle()
             note = pump.note
             assert risks_of(note) == ()
-            assert not stand.copied.records
+            assert not rig.copied.records
 
 
 async def test_a_backlog_decodes_its_batch_once_the_whole_jobs_note_is_saved() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        backlog = stand.pump()
-        main = stand.split(backlog, 20)
-        stand.feed(backlog, numbers(10))
-        stand.feed_bytes(backlog, LARGE, 5)
-        stand.feed(backlog, numbers(5, 15))
-        await stand.until(lambda: backlog.tracker.base == 10)
+    async with dispatch_rig(lambda _: None) as rig:
+        backlog = rig.pump()
+        main = rig.split(backlog, 20)
+        rig.feed(backlog, numbers(10))
+        rig.feed_bytes(backlog, LARGE, 5)
+        rig.feed(backlog, numbers(5, 15))
+        await rig.until(lambda: backlog.tracker.base == 10)
         assert risks_of(main.note) == ((10, 1),)
         save(main)
-        await stand.until(lambda: backlog.tracker.base == 20)
-        assert not stand.copied.records
+        await rig.until(lambda: backlog.tracker.base == 20)
+        assert not rig.copied.records

@@ -28,53 +28,53 @@ async def test_many_bytes_that_are_due_within_seconds_are_examined_once(
         return not_before_ms(*args)
 
     monkeypatch.setattr("app.dispatch.pump.ready_queue.not_before_ms", look)
-    async with dispatch_rig(lambda _: None, target={"contract": "unary"}) as stand:
-        pump = stand.pump()
+    async with dispatch_rig(lambda _: None, target={"contract": "unary"}) as rig:
+        pump = rig.pump()
         for _ in range(4):
-            stand.feed(pump, [(None, bytes(500_000))] * 10, headers=not_before(now_ms() + 8_000))
-        stand.feed(pump, numbers(200))
-        await stand.until(lambda: pump.delivered >= 200)
+            rig.feed(pump, [(None, bytes(500_000))] * 10, headers=not_before(now_ms() + 8_000))
+        rig.feed(pump, numbers(200))
+        await rig.until(lambda: pump.delivered >= 200)
         assert len(pump._queue.delayed) == 40
-        await stand.idle()
+        await rig.idle()
 
         assert looks == 40
-        assert not stand.copied.records
+        assert not rig.copied.records
 
 
 async def test_a_message_that_no_topic_takes_does_not_keep_others_from_being_copied() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        stand.copied.most_bytes = 1_000
-        pump = stand.pump(capacity=100)
+    async with dispatch_rig(lambda _: None) as rig:
+        rig.copied.most_bytes = 1_000
+        pump = rig.pump(capacity=100)
         headers = not_before(now_ms() + HOUR_MS)
-        stand.feed(pump, [(None, bytes(2_000))] * 5, headers=headers)
-        stand.feed(pump, numbers(300, 5), headers=headers)
-        stand.feed(pump, numbers(400, 305))
-        await stand.until(lambda: pump.delivered == 400)
+        rig.feed(pump, [(None, bytes(2_000))] * 5, headers=headers)
+        rig.feed(pump, numbers(300, 5), headers=headers)
+        rig.feed(pump, numbers(400, 305))
+        await rig.until(lambda: pump.delivered == 400)
 
-        assert len(stand.seen) == 400
+        assert len(rig.seen) == 400
         assert pump.trouble == ""
         assert pump.tracker.base == 0
         assert pump.tracker.unfinished <= 100
-        assert len(stand.copied.records) >= 205
+        assert len(rig.copied.records) >= 205
 
 
 async def test_a_delayed_topic_that_takes_no_copies_stops_no_other_message_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.dispatch.pump.delayed_messages.COPY_RETRY_MS", 2_000)
-    async with dispatch_rig(lambda _: None) as stand:
-        stand.copied.refuse = True
-        pump = stand.pump(capacity=100)
-        stand.feed(pump, numbers(2), headers=not_before(now_ms() + 2 * HOUR_MS))
-        stand.feed(pump, numbers(400, 2))
-        await stand.until(lambda: pump.delivered == 400)
+    async with dispatch_rig(lambda _: None) as rig:
+        rig.copied.refuse = True
+        pump = rig.pump(capacity=100)
+        rig.feed(pump, numbers(2), headers=not_before(now_ms() + 2 * HOUR_MS))
+        rig.feed(pump, numbers(400, 2))
+        await rig.until(lambda: pump.delivered == 400)
 
         assert pump.tracker.base == 0
         assert pump.finish_by_operator(0, DeliveryDecision(Action.ACK, None, 0.0, ""))
-        stand.copied.refuse = False
-        stand.feed(pump, numbers(90, 402), headers=not_before(now_ms() + 2 * HOUR_MS))
-        await stand.until(lambda: pump.tracker.base == 492)
-        assert len(stand.copied.records) == 91
+        rig.copied.refuse = False
+        rig.feed(pump, numbers(90, 402), headers=not_before(now_ms() + 2 * HOUR_MS))
+        await rig.until(lambda: pump.tracker.base == 492)
+        assert len(rig.copied.records) == 91
 
 
 async def test_an_internal_fault_while_copying_is_reported_and_leaves_only_its_message_unfinished(
@@ -88,113 +88,113 @@ async def test_an_internal_fault_while_copying_is_reported_and_leaves_only_its_m
         return real(*args)
 
     monkeypatch.setattr("app.dispatch.pump.retry_publisher.level_of", level)
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump(capacity=20)
-        stand.feed(pump, numbers(1), headers=not_before(now_ms() + DAY_MS + 60_000))
-        await stand.until(lambda: "a fault of Switchyard's own" in pump.trouble)
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump(capacity=20)
+        rig.feed(pump, numbers(1), headers=not_before(now_ms() + DAY_MS + 60_000))
+        await rig.until(lambda: "a fault of Switchyard's own" in pump.trouble)
         assert pump.tracker.base == 0
         faulty = False
-        stand.feed(pump, numbers(1, 1), headers=not_before(now_ms() + DAY_MS + 60_000))
-        stand.feed(pump, numbers(50, 2))
-        await stand.until(lambda: len(stand.seen) == 50)
+        rig.feed(pump, numbers(1, 1), headers=not_before(now_ms() + DAY_MS + 60_000))
+        rig.feed(pump, numbers(50, 2))
+        await rig.until(lambda: len(rig.seen) == 50)
 
-        assert stand.copied.values("delayed") == [b"1"]
+        assert rig.copied.values("delayed") == [b"1"]
         assert pump.finish_by_operator(0, DeliveryDecision(Action.ACK, None, 0.0, "an operator skips it"))
-        await stand.idle()
+        await rig.idle()
 
 
 async def test_with_an_order_the_bytes_of_waiting_messages_are_bounded_and_the_trouble_is_reported() -> None:
-    async with dispatch_rig(lambda _: None, ordering="key") as stand:
-        pump = stand.pump()
+    async with dispatch_rig(lambda _: None, ordering="key") as rig:
+        pump = rig.pump()
         headers = not_before(now_ms() + HOUR_MS)
         for _ in range(15):
-            stand.feed(pump, [(b"k%d" % (at % 3), bytes(500_000)) for at in range(10)], headers=headers)
-        stand.feed(pump, numbers(10))
-        await stand.until(lambda: "fills memory" in pump.trouble)
+            rig.feed(pump, [(b"k%d" % (at % 3), bytes(500_000)) for at in range(10)], headers=headers)
+        rig.feed(pump, numbers(10))
+        await rig.until(lambda: "fills memory" in pump.trouble)
         await asyncio.sleep(0.1)
         assert pump._intake.held_bytes < 40_000_000
-        assert not stand.seen
+        assert not rig.seen
 
         for number in range(150):
-            await stand.until(
+            await rig.until(
                 lambda at=number: pump.finish_by_operator(at, DeliveryDecision(Action.ACK, None, 0, ""))  # type: ignore[misc]
             )
-        await stand.idle()
-        assert len(stand.seen) == 10
+        await rig.idle()
+        assert len(rig.seen) == 10
         assert (pump.trouble, pump._intake.held_bytes) == ("", 0)
 
 
 async def test_waiting_messages_of_all_partitions_share_a_bound_and_no_partition_stops_another() -> None:
-    stand = DispatchRig(lambda _: None, budget=4 * MIB)
-    await stand.start_receiver()
-    stand.run(ordering="key")
-    pumps, other = [stand.pump(partition) for partition in range(3)], stand.pump(3)
+    rig = DispatchRig(lambda _: None, budget=4 * MIB)
+    await rig.start_receiver()
+    rig.run(ordering="key")
+    pumps, other = [rig.pump(partition) for partition in range(3)], rig.pump(3)
     headers = not_before(now_ms() + HOUR_MS)
     for pump in pumps:
         for _ in range(15):
-            stand.feed(pump, [(b"k", bytes(10_000))] * 10, headers=headers)
-    await stand.until(lambda: all(pump._intake.is_held_up for pump in pumps))
-    assert stand.budget.held_bytes == sum(pump._intake.held_bytes for pump in pumps)
-    assert stand.budget.held_bytes < 4 * MIB  # half of it, and what is decoded at once
+            rig.feed(pump, [(b"k", bytes(10_000))] * 10, headers=headers)
+    await rig.until(lambda: all(pump._intake.is_held_up for pump in pumps))
+    assert rig.budget.held_bytes == sum(pump._intake.held_bytes for pump in pumps)
+    assert rig.budget.held_bytes < 4 * MIB  # half of it, and what is decoded at once
     assert sum(pump.tracker.end for pump in pumps) < 450
-    stand.feed(other, numbers(1_000, keys=3))
-    await stand.until(lambda: other.delivered == 1_000)
+    rig.feed(other, numbers(1_000, keys=3))
+    await rig.until(lambda: other.delivered == 1_000)
 
     for number in range(150):
         for pump in pumps[:2]:
-            await stand.until(
+            await rig.until(
                 lambda pump=pump, at=number: pump.finish_by_operator(  # type: ignore[misc]
                     at, DeliveryDecision(Action.ACK, None, 0, "")
                 )
             )
-    await stand.until(lambda: pumps[2].tracker.end == 150)
-    await stand.close()
-    assert (stand.budget.held_bytes, stand.budget.used_bytes) == (0, 0)
+    await rig.until(lambda: pumps[2].tracker.end == 150)
+    await rig.close()
+    assert (rig.budget.held_bytes, rig.budget.used_bytes) == (0, 0)
 
 
 async def test_the_main_pump_has_the_defined_capacity_however_wide_the_backlogs_window_is() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        stand.copied.most_bytes = 1
-        pump = stand.pump(capacity=100)
-        stand.feed(pump, [(None, b"large")], headers=not_before(now_ms() + HOUR_MS))
-        stand.feed(pump, numbers(400, 1))
-        await stand.until(lambda: len(stand.seen) == 400)
+    async with dispatch_rig(lambda _: None) as rig:
+        rig.copied.most_bytes = 1
+        pump = rig.pump(capacity=100)
+        rig.feed(pump, [(None, b"large")], headers=not_before(now_ms() + HOUR_MS))
+        rig.feed(pump, numbers(400, 1))
+        await rig.until(lambda: len(rig.seen) == 400)
 
         assert pump.tracker.capacity > 100
-        assert stand.split(pump, 401).tracker.capacity == 100
+        assert rig.split(pump, 401).tracker.capacity == 100
 
 
 # -- what the topic keeps ------------------------------------------------------------------------------
 
 
 async def test_a_message_waits_in_its_topic_for_at_most_half_of_its_retention() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(1), headers=not_before(now_ms() + 40 * 60_000))
-        stand.feed(pump, numbers(1, 1), headers=not_before(now_ms() + 20 * 60_000))
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(1), headers=not_before(now_ms() + 40 * 60_000))
+        rig.feed(pump, numbers(1, 1), headers=not_before(now_ms() + 20 * 60_000))
         old_ms = now_ms() - 20 * 60_000
-        stand.feed(pump, numbers(1, 2), headers=not_before(now_ms() + 20 * 60_000), timestamp_ms=old_ms)
+        rig.feed(pump, numbers(1, 2), headers=not_before(now_ms() + 20 * 60_000), timestamp_ms=old_ms)
         assert len(pump._queue.delayed) == 3
-        stand.keeps(pump, HOUR_MS)  # as is found a moment later
-        await stand.until(lambda: len(stand.copied.records) == 2)
-        assert sorted(value or b"" for value in stand.copied.values("delayed")) == [b"0", b"2"]
+        rig.keeps(pump, HOUR_MS)  # as is found a moment later
+        await rig.until(lambda: len(rig.copied.records) == 2)
+        assert sorted(value or b"" for value in rig.copied.values("delayed")) == [b"0", b"2"]
 
-        stand.feed(pump, numbers(1, 3), headers=not_before(now_ms() + 31 * 60_000))
-        await stand.until(lambda: b"3" in stand.copied.values("delayed"))
+        rig.feed(pump, numbers(1, 3), headers=not_before(now_ms() + 31 * 60_000))
+        await rig.until(lambda: b"3" in rig.copied.values("delayed"))
         assert pump.status().postponed == 1
 
 
 async def test_a_message_that_cannot_be_copied_away_and_may_be_lost_is_reported() -> None:
-    async with dispatch_rig(lambda _: None, ordering="key") as stand:
-        pump = stand.pump()
-        stand.keeps(pump, HOUR_MS)
-        stand.feed(pump, numbers(1), headers=not_before(now_ms() + 2 * HOUR_MS))
-        await stand.until(lambda: "raise the topic's retention.ms" in pump.status().trouble)
-        stand.keeps(pump, 3 * HOUR_MS)
+    async with dispatch_rig(lambda _: None, ordering="key") as rig:
+        pump = rig.pump()
+        rig.keeps(pump, HOUR_MS)
+        rig.feed(pump, numbers(1), headers=not_before(now_ms() + 2 * HOUR_MS))
+        await rig.until(lambda: "raise the topic's retention.ms" in pump.status().trouble)
+        rig.keeps(pump, 3 * HOUR_MS)
         assert pump.status().trouble == ""
 
-    async with dispatch_rig(lambda _: None, delay="2h") as stand:
-        pump = stand.pump()
-        stand.keeps(pump, HOUR_MS)
-        stand.feed(pump, numbers(1))
+    async with dispatch_rig(lambda _: None, delay="2h") as rig:
+        pump = rig.pump()
+        rig.keeps(pump, HOUR_MS)
+        rig.feed(pump, numbers(1))
         assert "raise its retention.ms above the delay" in pump.status().trouble

@@ -22,12 +22,12 @@ HEADERS = [("X-Zone", b"east"), ("secret", b"s"), ("x-internal", b"i"), ("no nam
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_a_receiver_gets_the_headers_that_the_definition_allows(contract: str) -> None:
     headers = {"allow": ["x-*"], "deny": ["X-Internal"]}
-    async with dispatch_rig(lambda _: None, target={"contract": contract}, headers=headers) as stand:
-        stand.feed(stand.pump(), [(b"k", b"1")], headers=HEADERS)
-        await stand.idle()
+    async with dispatch_rig(lambda _: None, target={"contract": contract}, headers=headers) as rig:
+        rig.feed(rig.pump(), [(b"k", b"1")], headers=HEADERS)
+        await rig.idle()
 
-    assert [message.headers for message in stand.seen] == [[("x-zone", b"east")]]
-    assert stand.copied.records == []  # a header that gRPC cannot carry, and that is not sent, does no harm
+    assert [message.headers for message in rig.seen] == [[("x-zone", b"east")]]
+    assert rig.copied.records == []  # a header that gRPC cannot carry, and that is not sent, does no harm
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -36,12 +36,12 @@ async def test_copies_keep_the_headers_that_the_receiver_does_not_get(contract: 
         return Retry()
 
     spec = {"headers": {"allow": []}, "retry": [{"delay": "1m", "attempts": 1}]}
-    async with dispatch_rig(handle, target={"contract": contract}, **spec) as stand:
-        stand.feed(stand.pump(), [(b"k", b"1")], headers=HEADERS)
-        await stand.idle()
+    async with dispatch_rig(handle, target={"contract": contract}, **spec) as rig:
+        rig.feed(rig.pump(), [(b"k", b"1")], headers=HEADERS)
+        await rig.idle()
 
-    assert stand.seen[0].headers == []
-    ((*_, kept),) = stand.copied.records
+    assert rig.seen[0].headers == []
+    ((*_, kept),) = rig.copied.records
     assert dict(HEADERS).items() <= kept.items()
 
 
@@ -53,31 +53,31 @@ async def test_a_message_has_one_trace_over_all_attempts_and_retry_tiers(contrac
         return Retry() if not message.retry_count else None
 
     spec = {"retry": [{"delay": "0s", "attempts": 1}]}
-    async with dispatch_rig(handle, target={"contract": contract}, **spec) as stand:
-        stand.feed(stand.pump(), [(b"k", b"1")])
-        await stand.idle()
-        ((_, key, value, headers),) = stand.copied.records
+    async with dispatch_rig(handle, target={"contract": contract}, **spec) as rig:
+        rig.feed(rig.pump(), [(b"k", b"1")])
+        await rig.idle()
+        ((_, key, value, headers),) = rig.copied.records
         kept = [(name, content or b"") for name, content in headers.items()]
-        stand.feed(stand.pump(tier=0), [(key, value)], headers=kept)
-        await stand.idle()
+        rig.feed(rig.pump(tier=0), [(key, value)], headers=kept)
+        await rig.idle()
 
-    assert [message.attempt for message in stand.seen] == [1, 2, 3, 4]
-    assert len({message.traceparent for message in stand.seen}) == 1
-    assert len(stand.seen[0].traceparent) == 55
+    assert [message.attempt for message in rig.seen] == [1, 2, 3, 4]
+    assert len({message.traceparent for message in rig.seen}) == 1
+    assert len(rig.seen[0].traceparent) == 55
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_a_not_before_in_seconds_delays_and_an_ignored_one_does_not(contract: str) -> None:
     in_an_hour = str(int(time.time()) + 3_600).encode()
     for heeded in ("header", "ignore"):
-        async with dispatch_rig(lambda _: None, target={"contract": contract}, notBefore=heeded) as stand:
-            pump = stand.pump()
-            stand.feed(pump, [(None, b"later")], headers=[("not-before", in_an_hour)])
-            stand.feed(pump, [(None, b"now")])
-            await stand.until(lambda: b"now" in stand.values())
+        async with dispatch_rig(lambda _: None, target={"contract": contract}, notBefore=heeded) as rig:
+            pump = rig.pump()
+            rig.feed(pump, [(None, b"later")], headers=[("not-before", in_an_hour)])
+            rig.feed(pump, [(None, b"now")])
+            await rig.until(lambda: b"now" in rig.values())
             if heeded == "ignore":
-                await stand.idle()
-            assert (b"later" in stand.values()) is (heeded == "ignore")
+                await rig.idle()
+            assert (b"later" in rig.values()) is (heeded == "ignore")
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -99,11 +99,11 @@ async def test_a_receiver_gets_the_message_without_its_frame_unless_it_asks_for_
         "target": {"contract": contract},
     }  # fmt: skip
     chain = await make_chain(definition("127.0.0.1:1", **spec), [], SchemaLoader(tmp_path.parent))
-    async with dispatch_rig(lambda _: None, chain, **spec) as stand:
-        stand.feed(stand.pump(), [(None, record), (None, None), (None, b"no frame")])
-        await asyncio.wait_for(stand.idle(), 60)
+    async with dispatch_rig(lambda _: None, chain, **spec) as rig:
+        rig.feed(rig.pump(), [(None, record), (None, None), (None, b"no frame")])
+        await asyncio.wait_for(rig.idle(), 60)
 
     unframed = deliver == "bytes"
     wanted = {body if unframed else record, b""} | ({b"no frame"} if invalid == "deliver" else set())
-    assert {message.value for message in stand.seen} == wanted
-    assert stand.copied.values("dlq") == ([b"no frame"] if invalid == "dlq" else [])
+    assert {message.value for message in rig.seen} == wanted
+    assert rig.copied.values("dlq") == ([b"no frame"] if invalid == "dlq" else [])

@@ -46,17 +46,17 @@ def numbers_of(messages: list[Message]) -> list[int]:
     return [int((message.value or b"").split(b":")[0]) for message in messages]
 
 
-def waiting(stand: DispatchRig) -> int:
+def waiting(rig: DispatchRig) -> int:
     """Messages in the stream's book that were not sent."""
-    stream = stand.runtime.link.stream
+    stream = rig.runtime.link.stream
     assert stream is not None
     return sum(link.load[0] for link in stream._links)
 
 
-def untouched(stand: DispatchRig, pump: DispatchPump) -> bool:
+def untouched(rig: DispatchRig, pump: DispatchPump) -> bool:
     """Whether no attempt was counted and no message was moved."""
-    firsts = {message.attempt for message in stand.seen} == {1}
-    return firsts and not stand.copied.records and not pump._queue.waiting
+    firsts = {message.attempt for message in rig.seen} == {1}
+    return firsts and not rig.copied.records and not pump._queue.waiting
 
 
 @asynccontextmanager
@@ -71,39 +71,39 @@ async def short_of_credit(
     async def wait(_: Message) -> None:
         await gate.wait()
 
-    async with dispatch_rig(wait, chain, LIMITS, target={"contract": "stream"}) as stand:
-        pump = stand.pump()
-        stand.feed(pump, large(count))
-        await stand.until(lambda: len(stand.seen) == 3 and waiting(stand) > 0)
-        yield stand, pump, gate
+    async with dispatch_rig(wait, chain, LIMITS, target={"contract": "stream"}) as rig:
+        pump = rig.pump()
+        rig.feed(pump, large(count))
+        await rig.until(lambda: len(rig.seen) == 3 and waiting(rig) > 0)
+        yield rig, pump, gate
 
 
 @pytest.mark.parametrize("chain", CHAINS)
 async def test_a_lapsed_lease_stops_messages_that_wait_for_credit_until_it_is_renewed(chain: Any) -> None:
-    async with short_of_credit(20, chain) as (stand, pump, gate):
-        stand.lease.expires_at_s = time.monotonic()
+    async with short_of_credit(20, chain) as (rig, pump, gate):
+        rig.lease.expires_at_s = time.monotonic()
         gate.set()  # and credit comes
-        await stand.until(lambda: pump.delivered == 3 and not waiting(stand))
-        assert (len(stand.seen), pump.in_flight, pump.tracker.base) == (3, 0, 3)
-        stand.lease.renewed(time.monotonic())
-        await stand.idle()
+        await rig.until(lambda: pump.delivered == 3 and not waiting(rig))
+        assert (len(rig.seen), pump.in_flight, pump.tracker.base) == (3, 0, 3)
+        rig.lease.renewed(time.monotonic())
+        await rig.idle()
 
-        assert numbers_of(stand.seen) == list(range(20))
-        assert untouched(stand, pump)
+        assert numbers_of(rig.seen) == list(range(20))
+        assert untouched(rig, pump)
 
 
 async def test_no_waiting_message_is_sent_while_snapshots_are_late() -> None:
-    async with short_of_credit(10) as (stand, pump, gate):
-        late: Lease = stand.lease
+    async with short_of_credit(10) as (rig, pump, gate):
+        late: Lease = rig.lease
         late.save_by_s = time.monotonic()
         gate.set()
-        await stand.until(lambda: pump.delivered == 3 and not waiting(stand))
-        assert len(stand.seen) == 3
+        await rig.until(lambda: pump.delivered == 3 and not waiting(rig))
+        assert len(rig.seen) == 3
         late.saved(time.monotonic(), 1e9)
-        await stand.idle()
+        await rig.idle()
 
-        assert numbers_of(stand.seen) == list(range(10))
-        assert untouched(stand, pump)
+        assert numbers_of(rig.seen) == list(range(10))
+        assert untouched(rig, pump)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -116,30 +116,30 @@ async def test_pauses_take_back_messages_that_wait_for_credit_and_another_partit
         if message.partition == 0:
             await gate.wait()
 
-    async with dispatch_rig(wait, chain, LIMITS, target={"contract": "stream", "timeout": "1h"}) as stand:
-        pump, sibling = stand.pump(0), stand.pump(1)
+    async with dispatch_rig(wait, chain, LIMITS, target={"contract": "stream", "timeout": "1h"}) as rig:
+        pump, sibling = rig.pump(0), rig.pump(1)
         for again in (4, 3, 2, 1, 0):  # more often than a message is tried in memory
-            if not stand.seen:
-                stand.feed(pump, large(20))
-            await stand.until(lambda: len(stand.seen) == 3 and waiting(stand) > 0)
+            if not rig.seen:
+                rig.feed(pump, large(20))
+            await rig.until(lambda: len(rig.seen) == 3 and waiting(rig) > 0)
             pump.pause(True)
-            await stand.until(lambda: pump.in_flight == 3 and not waiting(stand))
+            await rig.until(lambda: pump.in_flight == 3 and not waiting(rig))
             fed = sibling.tracker.end
-            stand.feed(sibling, [(None, b"%d:" % number) for number in range(1_000, 1_020)])
-            await stand.until(lambda fed=fed: sibling.delivered == fed + 20)  # type: ignore[misc]
-            del stand.seen[3:]
+            rig.feed(sibling, [(None, b"%d:" % number) for number in range(1_000, 1_020)])
+            await rig.until(lambda fed=fed: sibling.delivered == fed + 20)  # type: ignore[misc]
+            del rig.seen[3:]
             if again:
                 pump.pause(False)
         gate.set()
-        await stand.until(lambda: pump.delivered == 3)
-        stand.feed(sibling, large(5, 2_000))
-        await stand.until(lambda: sibling.delivered == 105)
-        assert (len(stand.seen), pump.tracker.base) == (8, 3)
+        await rig.until(lambda: pump.delivered == 3)
+        rig.feed(sibling, large(5, 2_000))
+        await rig.until(lambda: sibling.delivered == 105)
+        assert (len(rig.seen), pump.tracker.base) == (8, 3)
         pump.pause(False)
-        await stand.idle()
+        await rig.idle()
 
-        assert [number for number in numbers_of(stand.seen) if number < 1_000] == list(range(20))
-        assert untouched(stand, pump)
+        assert [number for number in numbers_of(rig.seen) if number < 1_000] == list(range(20))
+        assert untouched(rig, pump)
 
 
 @pytest.mark.parametrize("ordering", ["key", "partition"])
@@ -147,50 +147,50 @@ async def test_pauses_while_credit_is_short_change_no_order(ordering: str) -> No
     async def take(_: Message) -> None:
         await asyncio.sleep(0.001)
 
-    async with dispatch_rig(take, limits=LIMITS, target={"contract": "stream"}, ordering=ordering) as stand:
-        pump, rows = stand.pump(), large(120, keys=12)
-        stand.feed(pump, rows)
+    async with dispatch_rig(take, limits=LIMITS, target={"contract": "stream"}, ordering=ordering) as rig:
+        pump, rows = rig.pump(), large(120, keys=12)
+        rig.feed(pump, rows)
         for step in range(1, 12):
-            await stand.until(lambda step=step: pump.delivered >= 10 * step)  # type: ignore[misc]
+            await rig.until(lambda step=step: pump.delivered >= 10 * step)  # type: ignore[misc]
             pump.pause(True)
-            await stand.until(lambda: not waiting(stand))
+            await rig.until(lambda: not waiting(rig))
             pump.pause(False)
-        await stand.idle()
+        await rig.idle()
 
         by_key: dict[bytes | None, list[int]] = defaultdict(list)
-        for message, number in zip(stand.seen, numbers_of(stand.seen), strict=True):
+        for message, number in zip(rig.seen, numbers_of(rig.seen), strict=True):
             by_key[message.key if ordering == "key" else b""].append(number)
         assert all(came == sorted(came) for came in by_key.values())
-        assert sorted(numbers_of(stand.seen)) == list(range(120))
-        assert untouched(stand, pump)
+        assert sorted(numbers_of(rig.seen)) == list(range(120))
+        assert untouched(rig, pump)
 
 
 async def test_a_message_that_an_operator_ends_while_it_is_taken_back_ends_as_decided() -> None:
-    async with short_of_credit(10) as (stand, pump, gate):
+    async with short_of_credit(10) as (rig, pump, gate):
         pump.pause(True)
         # its result has not arrived yet
         assert pump.finish_by_operator(7, DeliveryDecision(Action.DLQ, None, 0.0, "an operator says so"))
-        await stand.until(lambda: pump.tracker.is_finished(7))
+        await rig.until(lambda: pump.tracker.is_finished(7))
         gate.set()
         pump.pause(False)
-        await stand.idle()
+        await rig.idle()
 
-        assert numbers_of(stand.seen) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
-        assert len(stand.copied.values("dlq")) == 1
+        assert numbers_of(rig.seen) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+        assert len(rig.copied.values("dlq")) == 1
 
 
 @pytest.mark.parametrize("chain", CHAINS)
 async def test_a_pump_that_stops_leaves_messages_that_wait_for_credit_to_the_next_owner(chain: Any) -> None:
-    async with short_of_credit(20, chain) as (stand, pump, gate):
-        sibling = stand.pump(1)
+    async with short_of_credit(20, chain) as (rig, pump, gate):
+        sibling = rig.pump(1)
         pump.stop_intake()
-        await stand.until(lambda: pump.in_flight == 3)
+        await rig.until(lambda: pump.in_flight == 3)
         gate.set()
         assert await pump.drain(ENOUGH_S)
         assert pump.tracker.base == pump.delivered == 3
-        assert untouched(stand, pump)
+        assert untouched(rig, pump)
 
-        stand.feed(sibling, large(5))
-        await stand.until(lambda: sibling.delivered == 5)
+        rig.feed(sibling, large(5))
+        await rig.until(lambda: sibling.delivered == 5)
         pump.close()
-        stand.pumps.remove(pump)
+        rig.pumps.remove(pump)

@@ -36,8 +36,8 @@ class Copy:
     A source's chunks follow each other, under the producer id of its own lane.
     """
 
-    def __init__(self, stand: DispatchRig, ids: int) -> None:
-        self.stand, self.pump = stand, stand.pump()
+    def __init__(self, rig: DispatchRig, ids: int) -> None:
+        self.rig, self.pump = rig, rig.pump()
         self._ids = ids
         self._end = 0
         self._batches: list[tuple[bytes, int]] = []
@@ -69,7 +69,7 @@ class Copy:
     def feed(self) -> None:
         """Feeds the log to the pump."""
         for batch, count in self._batches:
-            self.stand.feed_bytes(self.pump, batch, count)
+            self.rig.feed_bytes(self.pump, batch, count)
         self._batches.clear()
 
     def lines(self) -> list[LineSource]:
@@ -103,8 +103,8 @@ async def copies(unanswered: Sequence[bytes] = (), **spec: Any) -> AsyncIterator
             await asyncio.Event().wait()
 
     async with dispatch_rig(handle, **spec) as at_a, dispatch_rig(lambda _: None, **spec) as at_d:
-        for stand in (at_a, at_d):
-            stand.runtime.shared(ALL)
+        for rig in (at_a, at_d):
+            rig.runtime.shared(ALL)
         a, d = Copy(at_a, 10), Copy(at_d, 70)
         a.pump.remember(b"")
         yield a, d
@@ -116,17 +116,17 @@ async def test_only_messages_that_were_not_finished_in_the_other_copy_are_delive
     async with copies(unanswered, target={"contract": contract, "timeout": "10m"}) as (a, d):
         a.copy((0, 0, 40), (1, 0, 40), (0, 40, 60), (1, 40, 60))
         a.feed()
-        await a.stand.until(lambda: a.pump.delivered == 196)
+        await a.rig.until(lambda: a.pump.delivered == 196)
         assert a.pump.base == 30
         d.copy((1, 0, 25), (0, 0, 100), (1, 25, 75), (0, 100, 20), (1, 100, 5))
         d.pump.pass_over(d.over(a))
         d.feed()
-        await d.stand.until(lambda: d.pump.base == 225)
+        await d.rig.until(lambda: d.pump.base == 225)
         new = values(0, *range(100, 120)) + values(1, *range(100, 105))
-        assert d.stand.values() == dict.fromkeys(unanswered + new, 1)
+        assert d.rig.values() == dict.fromkeys(unanswered + new, 1)
         assert d.pump.status().passed_over == 196
         assert d.pump.tracker.snapshot() == Snapshot(225)
-        assert d.stand.budget.used_bytes == 0
+        assert d.rig.budget.used_bytes == 0
 
 
 async def test_a_batch_that_another_copy_finished_is_not_decoded_and_the_filter_ends_behind_the_last() -> (
@@ -135,18 +135,18 @@ async def test_a_batch_that_another_copy_finished_is_not_decoded_and_the_filter_
     async with copies() as (a, d):
         a.copy((0, 0, 50))
         a.feed()
-        await a.stand.until(lambda: a.pump.base == 50)
+        await a.rig.until(lambda: a.pump.base == 50)
         d.copy((0, 0, 40), garbage=True)
         d.copy((0, 40, 20))
         d.pump.pass_over(d.over(a))
         d.feed()
-        await d.stand.until(lambda: d.pump.base == 60)
-        assert d.stand.values() == dict.fromkeys(values(0, *range(50, 60)), 1)
-        assert d.stand.copied.records == [], "nothing went to the DLQ"
+        await d.rig.until(lambda: d.pump.base == 60)
+        assert d.rig.values() == dict.fromkeys(values(0, *range(50, 60)), 1)
+        assert d.rig.copied.records == [], "nothing went to the DLQ"
         assert d.pump._intake.remote_progress.over is not None
         d.copy((0, 60, 10), (0, 70, 10))
         d.feed()
-        await d.stand.until(lambda: d.pump.base == 80)
+        await d.rig.until(lambda: d.pump.base == 80)
         assert d.pump._intake.remote_progress.over is None
         assert d.pump.status().passed_over == 50
 
@@ -156,14 +156,14 @@ async def test_progress_of_the_other_copy_that_is_known_later_is_passed_over_too
     async with copies() as (a, d):
         a.copy((0, 0, 50))
         a.feed()
-        await a.stand.until(lambda: a.pump.base == 50)
+        await a.rig.until(lambda: a.pump.base == 50)
         d.copy((0, 0, 10))
         d.pump.pass_over(d.over(a))
         d.feed()
         d.copy((0, 10, 40), (0, 50, 5))
         d.pump.pass_over(d.over(a))
         d.feed()
-        await d.stand.until(lambda: d.pump.base == 55)
+        await d.rig.until(lambda: d.pump.base == 55)
         assert d.pump.status().passed_over == 50
 
 
@@ -171,17 +171,17 @@ async def test_a_batch_that_another_copy_may_have_finished_waits_for_its_offset_
     async with copies(values(0, 45)) as (a, d):
         a.copy((0, 0, 50), (1, 0, 30))
         a.feed()
-        await a.stand.until(lambda: a.pump.delivered == 79)
+        await a.rig.until(lambda: a.pump.delivered == 79)
         d.copy((0, 0, 20), (1, 0, 30))
         d.copy((1, 30, 5), (0, 20, 30), (1, 35, 5), synced=False)
         d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 1e6)
         d.feed()
-        await d.stand.until(lambda: d.pump.resume_held() and d.pump.base == 55)
-        assert d.stand.values() == dict.fromkeys(values(1, *range(30, 35)), 1)
+        await d.rig.until(lambda: d.pump.resume_held() and d.pump.base == 55)
+        assert d.rig.values() == dict.fromkeys(values(1, *range(30, 35)), 1)
         d.sync_late(0, 50, 85)
         d.pump.pass_over(d.over(a))
-        await d.stand.until(lambda: d.pump.base == 90)
-        assert d.stand.values() == dict.fromkeys(values(1, *range(30, 40)) + values(0, 45), 1)
+        await d.rig.until(lambda: d.pump.base == 90)
+        assert d.rig.values() == dict.fromkeys(values(1, *range(30, 40)) + values(0, 45), 1)
         assert d.pump.status().passed_over == 79
         assert not d.pump.resume_held()
 
@@ -193,7 +193,7 @@ async def test_a_batch_that_waited_too_long_is_delivered_and_ends_all_holding(
     async with copies() as (a, d):
         a.copy((0, 0, 50))
         a.feed()
-        await a.stand.until(lambda: a.pump.base == 50)
+        await a.rig.until(lambda: a.pump.base == 50)
         d.copy((0, 0, 20))
         d.copy((0, 20, 10), (0, 30, 10), synced=False)
         d.pump.remember(b"", 7)
@@ -201,15 +201,15 @@ async def test_a_batch_that_waited_too_long_is_delivered_and_ends_all_holding(
         d.feed()
         assert d.pump.resume_held()
         assert FinishedOffsets.from_bytes(d.pump.note).carried == -1
-        await d.stand.until(lambda: not d.pump.resume_held() and d.pump.base == 40)
-        assert d.stand.values() == dict.fromkeys(values(0, *range(20, 40)), 1)
+        await d.rig.until(lambda: not d.pump.resume_held() and d.pump.base == 40)
+        assert d.rig.values() == dict.fromkeys(values(0, *range(20, 40)), 1)
         assert FinishedOffsets.from_bytes(d.pump.note).carried == 7, "its successors need not look again"
         # Progress that becomes known later still counts.
         d.copy((0, 40, 10))
         d.pump.pass_over(d.over(a))
         assert FinishedOffsets.from_bytes(d.pump.note).carried == -1
         d.feed()
-        await d.stand.until(lambda: d.pump.base == 50)
+        await d.rig.until(lambda: d.pump.base == 50)
         assert d.pump.delivered == 20
 
 
@@ -220,7 +220,7 @@ async def test_holding_is_extended_while_more_becomes_known_and_undecided_offset
     async with copies() as (a, d):
         a.copy((0, 0, 50))
         a.feed()
-        await a.stand.until(lambda: a.pump.base == 50)
+        await a.rig.until(lambda: a.pump.base == 50)
         d.copy((0, 0, 20))
         d.copy((0, 20, 10), (0, 30, 10), synced=False)
         (progress_filter,) = d.pump.remote_progress_filters
@@ -231,20 +231,20 @@ async def test_holding_is_extended_while_more_becomes_known_and_undecided_offset
         progress_filter.hold_longer(time.monotonic() + 1e6, 1e6)
         d.feed()
         until_s = time.monotonic() + 1.0
-        await d.stand.until(lambda: time.monotonic() > until_s)
+        await d.rig.until(lambda: time.monotonic() > until_s)
         assert d.pump.resume_held(), "it waits beyond both bounds"
         assert progress_filter.undecided == 0
         d.sync_late(0, 30, 30)
         d.pump.pass_over(d.over(a))
-        await d.stand.until(lambda: d.pump.base == 30)
+        await d.rig.until(lambda: d.pump.base == 30)
         assert d.pump.delivered == 0
         d.pump.pass_over(d.over(a), hold_until_s=0.0)
-        await d.stand.until(lambda: d.pump.base == 40)
+        await d.rig.until(lambda: d.pump.base == 40)
         assert (d.pump.delivered, progress_filter.undecided) == (10, 10)
         progress_filter.hold_longer(time.monotonic() + 1e6, 1e6)
         d.copy((0, 40, 10), synced=False)
         d.feed()
-        await d.stand.until(lambda: d.pump.base == 50)
+        await d.rig.until(lambda: d.pump.base == 50)
         assert d.pump.delivered == 20, "once is enough"
 
 
@@ -252,16 +252,16 @@ async def test_a_pump_that_holds_a_batch_back_frees_all_memory_when_it_closes() 
     async with copies() as (a, d):
         a.copy((0, 0, 50))
         a.feed()
-        await a.stand.until(lambda: a.pump.base == 50)
+        await a.rig.until(lambda: a.pump.base == 50)
         d.copy((0, 0, 1))
         d.copy((0, 1, 20), synced=False)
         d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 1e6)
         d.feed()
         assert d.pump.resume_held()
-        assert d.stand.budget.used_bytes > 0
+        assert d.rig.budget.used_bytes > 0
         assert await d.pump.drain(60)
         d.pump.close()
-        assert d.stand.budget.used_bytes == 0
+        assert d.rig.budget.used_bytes == 0
         assert d.pump.base == 1
 
 
@@ -270,20 +270,20 @@ async def test_a_note_is_true_during_catch_up_and_no_finished_message_is_repeate
     async with copies(values(0, 3), **spec) as (a, d):
         a.copy((1, 0, 2), (0, 0, 48))
         a.feed()
-        await a.stand.until(lambda: a.pump.delivered == 49)
-        a.pump = a.stand.split(a.pump, 100)
+        await a.rig.until(lambda: a.pump.delivered == 49)
+        a.pump = a.rig.split(a.pump, 100)
         a.copy((1, 2, 50))
         a._batches.clear()  # they are still unread when later messages are finished
         a.copy((1, 52, 30))
         a.feed()
-        await a.stand.until(lambda: a.pump.delivered == 30)
+        await a.rig.until(lambda: a.pump.delivered == 30)
         assert a.pump.base == 5
         d.copy((0, 0, 50), (1, 0, 60), (1, 60, 30))
         d.pump.pass_over(d.over(a))
         d.feed()
-        await d.stand.until(lambda: d.pump.base == 140)
+        await d.rig.until(lambda: d.pump.base == 140)
         expected = values(0, 3, 48, 49) + values(1, *range(2, 52), *range(82, 90))
-        assert d.stand.values() == dict.fromkeys(expected, 1)
+        assert d.rig.values() == dict.fromkeys(expected, 1)
 
 
 async def test_the_next_owner_continues_the_note_and_without_remember_there_is_none() -> None:
@@ -291,9 +291,9 @@ async def test_the_next_owner_continues_the_note_and_without_remember_there_is_n
         assert d.pump.note == b""
         a.copy((0, 0, 50), (1, 0, 20))
         a.feed()
-        await a.stand.until(lambda: a.pump.base == 70)
+        await a.rig.until(lambda: a.pump.base == 70)
         note = a.pump.note
-        next_owner = Copy(a.stand, 10)
+        next_owner = Copy(a.rig, 10)
         next_owner.pump.tracker = a.pump.tracker
         next_owner.pump.remember(note)
         assert FinishedOffsets.from_bytes(next_owner.pump.note) == FinishedOffsets.from_bytes(note)
@@ -306,25 +306,25 @@ async def test_a_batch_that_could_not_be_read_does_not_count_as_finished() -> No
     async with copies() as (a, d):
         a.copy((0, 0, 10))
         a.feed()
-        await a.stand.until(lambda: a.pump.base == 10)
-        a.stand.copied.refuse = True
+        await a.rig.until(lambda: a.pump.base == 10)
+        a.rig.copied.refuse = True
         a.copy((0, 10, 10))
         ((damaged, _),) = a._batches
         a._batches.clear()
-        part = a.stand._parts[id(a.pump)]
+        part = a.rig._parts[id(a.pump)]
         fetched = FetchedBatches(
             part, len(damaged), damaged, 20, [], 20, damage="its checksum does not match"
         )
         part.unreleased_bytes += len(damaged)
-        a.stand.budget.used_bytes += len(damaged)
+        a.rig.budget.used_bytes += len(damaged)
         part.next_offset = 20
         a.pump.accept(fetched)
         a.copy((0, 20, 10))
         a.feed()
-        await a.stand.until(lambda: a.pump.delivered == 20)
+        await a.rig.until(lambda: a.pump.delivered == 20)
         assert a.pump.base == 10, "the damaged batch cannot go to the DLQ"
         d.copy((0, 0, 30))
         d.pump.pass_over(d.over(a))
         d.feed()
-        await d.stand.until(lambda: d.pump.base == 30)
-        assert set(values(0, *range(10, 20))) <= set(d.stand.values())
+        await d.rig.until(lambda: d.pump.base == 30)
+        assert set(values(0, *range(10, 20))) <= set(d.rig.values())

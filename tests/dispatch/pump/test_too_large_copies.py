@@ -37,35 +37,35 @@ async def test_a_message_that_no_retry_topic_takes_gets_its_attempts_in_place_an
     def fails(message: Message) -> Retry | None:
         return Retry() if message.value == LARGE else None
 
-    async with dispatch_rig(fails, retry=TIERS) as stand:
-        stand.copied.most_bytes = 1_000
-        pump = stand.pump()
+    async with dispatch_rig(fails, retry=TIERS) as rig:
+        rig.copied.most_bytes = 1_000
+        pump = rig.pump()
         pump.topic_id = "an-id"
-        stand.feed(pump, [(b"k", LARGE)], headers=[("own", b"kept")], codec=ZSTD)
-        stand.feed(pump, numbers(50))
-        await stand.idle()
+        rig.feed(pump, [(b"k", LARGE)], headers=[("own", b"kept")], codec=ZSTD)
+        rig.feed(pump, numbers(50))
+        await rig.idle()
 
     # One attempt in the topic, two and one of the tiers, each with its own retry count.
-    assert stand.values()[LARGE] == 4
-    retry_counts = [message.retry_count for message in stand.seen if message.value == LARGE]
+    assert rig.values()[LARGE] == 4
+    retry_counts = [message.retry_count for message in rig.seen if message.value == LARGE]
     assert retry_counts == [0, 1, 2, 3]
-    assert all(count == 1 for value, count in stand.values().items() if value != LARGE)
-    assert Counter(stand.copied.refused).keys() == {
-        *stand.runtime.retry_topics, stand.runtime.dlq_topic
+    assert all(count == 1 for value, count in rig.values().items() if value != LARGE)
+    assert Counter(rig.copied.refused).keys() == {
+        *rig.runtime.retry_topics, rig.runtime.dlq_topic
     }  # fmt: skip
-    ((topic, key, value, headers),) = stand.copied.records
-    assert (topic, key, value) == (stand.runtime.dlq_topic, b"k", None)
+    ((topic, key, value, headers),) = rig.copied.records
+    assert (topic, key, value) == (rig.runtime.dlq_topic, b"k", None)
     assert headers["own"] == b"kept"
     assert headers[names.VALUE_BYTES] == b"2000"
     assert headers[names.VALUE_AT] == f"{TOPIC}/0/0/an-id".encode()
     assert headers[names.ATTEMPT] == b"4"
-    assert stand.copied.codecs == [ZSTD]
+    assert rig.copied.codecs == [ZSTD]
 
 
-def in_place(stand: DispatchRig) -> tuple[int, list[int]]:
+def in_place(rig: DispatchRig) -> tuple[int, list[int]]:
     """How often `LARGE` was delivered, and each retry count; every other message was delivered once."""
-    assert all(count == 1 for value, count in stand.values().items() if value != LARGE)
-    return stand.values()[LARGE], [message.retry_count for message in stand.seen if message.value == LARGE]
+    assert all(count == 1 for value, count in rig.values().items() if value != LARGE)
+    return rig.values()[LARGE], [message.retry_count for message in rig.seen if message.value == LARGE]
 
 
 @pytest.mark.parametrize("refusal", [RecordTooLarge, InvalidRecordError, CorruptRecordException])
@@ -77,14 +77,14 @@ async def test_a_message_that_a_retry_topic_refuses_for_any_reason_gets_its_atte
     def fails(message: Message) -> Retry | None:
         return Retry() if message.value == LARGE else None
 
-    async with dispatch_rig(fails, retry=TIERS) as stand:
-        stand.copied.keyless = dict.fromkeys(stand.runtime.retry_topics, refusal("not as a copy"))
-        stand.feed(stand.pump(), [(None, LARGE), *numbers(50)])
-        await stand.idle()
+    async with dispatch_rig(fails, retry=TIERS) as rig:
+        rig.copied.keyless = dict.fromkeys(rig.runtime.retry_topics, refusal("not as a copy"))
+        rig.feed(rig.pump(), [(None, LARGE), *numbers(50)])
+        await rig.idle()
 
-    assert in_place(stand) == (4, [0, 1, 2, 3])
-    ((topic, _, value, headers),) = stand.copied.records
-    assert (topic, value, headers[names.ATTEMPT]) == (stand.runtime.dlq_topic, LARGE, b"4")
+    assert in_place(rig) == (4, [0, 1, 2, 3])
+    ((topic, _, value, headers),) = rig.copied.records
+    assert (topic, value, headers[names.ATTEMPT]) == (rig.runtime.dlq_topic, LARGE, b"4")
 
 
 class PrefixedCopies:
@@ -110,15 +110,15 @@ async def test_on_a_real_broker_a_message_that_a_compacted_retry_topic_refuses_i
     async with connected(bootstrap) as client:
         producer = Producer(client.spec)
         await producer.start()
-        async with dispatch_rig(fails, copies=PrefixedCopies(producer, topic_name), retry=TIERS) as stand:
-            for topic in stand.runtime.retry_topics:
+        async with dispatch_rig(fails, copies=PrefixedCopies(producer, topic_name), retry=TIERS) as rig:
+            for topic in rig.runtime.retry_topics:
                 await create(client, f"{topic_name}-{topic}", cleanup_policy="compact")
-            letters = await create(client, f"{topic_name}-{stand.runtime.dlq_topic}")
-            stand.feed(stand.pump(), [(None, LARGE), *numbers(50)])
-            await stand.idle()
+            letters = await create(client, f"{topic_name}-{rig.runtime.dlq_topic}")
+            rig.feed(rig.pump(), [(None, LARGE), *numbers(50)])
+            await rig.idle()
         await producer.stop()
 
-    assert in_place(stand) == (4, [0, 1, 2, 3])
+    assert in_place(rig) == (4, [0, 1, 2, 3])
     (letter,) = await read_all(bootstrap, letters)
     assert (letter.value, dict(letter.headers)[names.ATTEMPT]) == (LARGE, b"4")
 
@@ -130,13 +130,13 @@ async def test_on_a_real_broker_a_message_that_a_compacted_retry_topic_refuses_i
 async def test_a_dead_letter_leaves_out_no_more_than_it_must(
     key: bytes, own: list[tuple[str, bytes | None]], lacks_key: bool
 ) -> None:
-    async with dispatch_rig(refuse) as stand:
-        stand.copied.most_bytes = 2_000
-        pump = stand.pump()
-        stand.feed(pump, [(key, LARGE)], headers=own)
-        await stand.idle()
+    async with dispatch_rig(refuse) as rig:
+        rig.copied.most_bytes = 2_000
+        pump = rig.pump()
+        rig.feed(pump, [(key, LARGE)], headers=own)
+        await rig.idle()
 
-    ((_, found, value, headers),) = stand.copied.records
+    ((_, found, value, headers),) = rig.copied.records
     assert (value, headers[names.VALUE_BYTES]) == (None, b"2000")
     assert found == (None if lacks_key else key)
     assert headers.get(names.KEY_BYTES) == (str(len(key)).encode() if lacks_key else None)
@@ -152,19 +152,19 @@ async def test_a_blocked_head_that_no_retry_topic_takes_makes_room(stash: str) -
         return Retry() if message.value == LARGE else None
 
     spec: dict[str, Any] = {"retry": [{"delay": "1h", "attempts": 3}], "headOfLine": {"stash": stash}}
-    async with dispatch_rig(handle, **spec) as stand:
-        stand.copied.most_bytes = 1_000
-        pump = stand.pump(capacity=20)
-        stand.feed(pump, [(b"k", LARGE)])
-        await stand.until(lambda: stand.copied.refused != [])
-        stand.feed(pump, numbers(100, 1))
+    async with dispatch_rig(handle, **spec) as rig:
+        rig.copied.most_bytes = 1_000
+        pump = rig.pump(capacity=20)
+        rig.feed(pump, [(b"k", LARGE)])
+        await rig.until(lambda: rig.copied.refused != [])
+        rig.feed(pump, numbers(100, 1))
         async with asyncio.timeout(ENOUGH_S):
             while pump.tracker.base < 101:
                 free_head(pump, time.monotonic())
                 await asyncio.sleep(0.02)
 
-    ((topic, _, value, headers),) = stand.copied.records
-    assert (topic, value) == (stand.runtime.dlq_topic, None)
+    ((topic, _, value, headers),) = rig.copied.records
+    assert (topic, value) == (rig.runtime.dlq_topic, None)
     assert b"head of line" in (headers[names.REASON] or b"")
 
 
@@ -173,20 +173,20 @@ async def test_a_message_that_waits_for_an_attempt_in_place_is_no_blocked_head_w
         return Retry() if message.value == LARGE else None
 
     spec: dict[str, Any] = {"retry": [{"delay": "1s", "attempts": 2}], "headOfLine": {"after": "300ms"}}
-    async with dispatch_rig(fails, **spec) as stand:
-        stand.copied.most_bytes = 1_000
-        pump = stand.pump(capacity=10_000)
-        stand.feed(pump, [(b"k", LARGE)])
+    async with dispatch_rig(fails, **spec) as rig:
+        rig.copied.most_bytes = 1_000
+        pump = rig.pump(capacity=10_000)
+        rig.feed(pump, [(b"k", LARGE)])
         number = 0
         while pump.tracker.base == 0:
             number += 1
-            stand.feed(pump, numbers(1, number))
+            rig.feed(pump, numbers(1, number))
             free_head(pump, time.monotonic())
             await asyncio.sleep(0.02)
-        await stand.idle()
+        await rig.idle()
 
-    assert stand.values()[LARGE] == 3
-    assert stand.copied.records[0][3][names.ATTEMPT] == b"3"
+    assert rig.values()[LARGE] == 3
+    assert rig.copied.records[0][3][names.ATTEMPT] == b"3"
 
 
 async def test_messages_that_wait_in_place_leave_room_to_read_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,12 +195,12 @@ async def test_messages_that_wait_in_place_leave_room_to_read_others(monkeypatch
     def fails(message: Message) -> Retry | None:
         return Retry() if message.value == LARGE else None
 
-    async with dispatch_rig(fails, retry=[{"delay": "1h", "attempts": 1}]) as stand:
-        stand.copied.most_bytes = 1_000
-        pump = stand.pump()
-        stand.feed(pump, [(None, LARGE)] * 5 + numbers(50))
-        await stand.until(lambda: pump.delivered == 50 and len(stand.copied.records) == 3)
-        assert {topic for topic, *_ in stand.copied.records} == {stand.runtime.dlq_topic}
+    async with dispatch_rig(fails, retry=[{"delay": "1h", "attempts": 1}]) as rig:
+        rig.copied.most_bytes = 1_000
+        pump = rig.pump()
+        rig.feed(pump, [(None, LARGE)] * 5 + numbers(50))
+        await rig.until(lambda: pump.delivered == 50 and len(rig.copied.records) == 3)
+        assert {topic for topic, *_ in rig.copied.records} == {rig.runtime.dlq_topic}
         assert pump.tracker.unfinished == 2
 
 
@@ -211,21 +211,21 @@ async def test_without_a_dlq_a_message_that_no_retry_topic_takes_is_tried_for_ev
         answers.append(time.monotonic())
         return Retry() if len(answers) < 9 else None
 
-    async with dispatch_rig(fails_at_first, retry=TIERS, dlq={"enabled": False}) as stand:
-        stand.copied.most_bytes = 1_000
-        pump = stand.pump()
-        stand.feed(pump, [(None, LARGE)])
-        await stand.idle()
+    async with dispatch_rig(fails_at_first, retry=TIERS, dlq={"enabled": False}) as rig:
+        rig.copied.most_bytes = 1_000
+        pump = rig.pump()
+        rig.feed(pump, [(None, LARGE)])
+        await rig.idle()
 
     assert len(answers) == 9
-    assert stand.copied.records == []
+    assert rig.copied.records == []
 
 
 @pytest.mark.parametrize("codec", [0, 1, ZSTD])
 async def test_copies_are_compressed_like_their_source(codec: int) -> None:
-    async with dispatch_rig(refuse) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(20), codec=codec)
-        await stand.idle()
+    async with dispatch_rig(refuse) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(20), codec=codec)
+        await rig.idle()
 
-    assert stand.copied.codecs == [codec] * 20
+    assert rig.copied.codecs == [codec] * 20

@@ -51,14 +51,14 @@ async def test_a_message_that_is_never_acknowledged_delays_no_other() -> None:
         return b""
 
     server, port = await start_server(handle)
-    async with dispatch_rig(lambda _: None) as stand:
-        stand.port = port
-        stand.run()
-        pump = stand.pump()
-        stand.feed(pump, numbers(1))
-        await stand.until(lambda: not stand.runtime.link.breaker.closed)
-        stand.feed(pump, numbers(500, 1))
-        await stand.until(lambda: pump.delivered == 500)
+    async with dispatch_rig(lambda _: None) as rig:
+        rig.port = port
+        rig.run()
+        pump = rig.pump()
+        rig.feed(pump, numbers(1))
+        await rig.until(lambda: not rig.runtime.link.breaker.closed)
+        rig.feed(pump, numbers(500, 1))
+        await rig.until(lambda: pump.delivered == 500)
         assert pump.tracker.base == 0
     await server.stop(None)
 
@@ -72,19 +72,19 @@ async def test_a_message_that_blocks_its_partition_goes_to_the_dlq_with_the_numb
             await asyncio.sleep(3_600)
 
     spec: dict[str, Any] = {"headOfLine": {"after": "1s"}, "flow": {"max_inflight": 10}}
-    async with dispatch_rig(handle, target={"contract": contract, "timeout": "1h"}, **spec) as stand:
-        pump, other = stand.pump(0, capacity=100), stand.pump(1)
-        stand.feed(pump, numbers(1_000))
-        stand.feed(other, numbers(1_000, 1_000))
-        await stand.until(lambda: other.tracker.base == 1_000)
+    async with dispatch_rig(handle, target={"contract": contract, "timeout": "1h"}, **spec) as rig:
+        pump, other = rig.pump(0, capacity=100), rig.pump(1)
+        rig.feed(pump, numbers(1_000))
+        rig.feed(other, numbers(1_000, 1_000))
+        await rig.until(lambda: other.tracker.base == 1_000)
         while pump.tracker.base < 1_000:
             free_head(pump, time.monotonic())
             await asyncio.sleep(0.02)
 
-        ((topic, _, value, headers),) = stand.copied.records
+        ((topic, _, value, headers),) = rig.copied.records
         assert (topic, value) == ("orders__billing__dlq", b"3")
         assert b"head of line" in (headers["switchyard-reason"] or b"")
-        await stand.until(lambda: stand.runtime.in_flight == 0)  # its call ends a moment later
+        await rig.until(lambda: rig.runtime.in_flight == 0)  # its call ends a moment later
 
 
 @pytest.mark.parametrize(("timeout", "after_s"), [("10m", 1_200), ("10s", 300)])
@@ -95,16 +95,16 @@ async def test_by_default_a_handler_that_is_within_its_timeout_does_not_block_it
         if message.value == b"3":
             await asyncio.sleep(3_600)
 
-    async with dispatch_rig(handle, target={"timeout": timeout}) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(100))
-        await stand.until(lambda: pump.tracker.unfinished == 1)
+    async with dispatch_rig(handle, target={"timeout": timeout}) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(100))
+        await rig.until(lambda: pump.tracker.unfinished == 1)
         sent_s = pump.open[3].first_sent_s
         assert free_head(pump, sent_s + after_s - 1) is None
         verdict = free_head(pump, sent_s + after_s + 1)
         assert verdict is not None
         assert verdict.offset == 3
-        await stand.until(lambda: stand.runtime.in_flight == 0)
+        await rig.until(lambda: rig.runtime.in_flight == 0)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -120,26 +120,26 @@ async def test_an_acknowledgement_that_leaves_the_tracker_full_checks_the_head_w
             await release.wait()
 
     target = {"contract": contract, "timeout": "1h"}
-    async with dispatch_rig(handle, target=target, flow={"max_inflight": 20}) as stand:
-        pump = stand.pump(capacity=10)
-        stand.feed(pump, numbers(30))
-        await stand.until(lambda: len(stand.seen) == 10 and pump.tracker.unfinished == 2)
-        await stand.until(lambda: not pump.head_due)  # the last acknowledgement's check is over
-        address, head = stand.runtime.link.address, {"after": "1ms"}
-        stand.runtime.change(
+    async with dispatch_rig(handle, target=target, flow={"max_inflight": 20}) as rig:
+        pump = rig.pump(capacity=10)
+        rig.feed(pump, numbers(30))
+        await rig.until(lambda: len(rig.seen) == 10 and pump.tracker.unfinished == 2)
+        await rig.until(lambda: not pump.head_due)  # the last acknowledgement's check is over
+        address, head = rig.runtime.link.address, {"after": "1ms"}
+        rig.runtime.change(
             definition(address, target=target, flow={"max_inflight": 20}, headOfLine=head), None
         )
         await asyncio.sleep(0.1)
-        assert not stand.copied.records  # no check has run
+        assert not rig.copied.records  # no check has run
         release.set()
-        await stand.idle()
+        await rig.idle()
 
-        assert stand.copied.values("dlq") == [b"0"]
+        assert rig.copied.values("dlq") == [b"0"]
         verdict = free_head(pump, time.monotonic())  # the timer reports it
         assert verdict is not None
         assert verdict.offset == 0
         assert free_head(pump, time.monotonic()) is None
-        assert stand.runtime.decisions.count == 1
+        assert rig.runtime.decisions.count == 1
 
 
 async def test_an_answer_that_is_too_large_fails_only_its_message_and_is_reported_with_its_receiver() -> None:
@@ -147,73 +147,71 @@ async def test_an_answer_that_is_too_large_fails_only_its_message_and_is_reporte
         return bytes(MAX_UNARY_BYTES + 1) if value == b"3" else b""
 
     server, port = await start_server(handle)
-    async with dispatch_rig(lambda _: None) as stand:
-        stand.port = port
-        stand.run(target={"contract": "unary"})
-        pump = stand.pump()
-        stand.feed(pump, numbers(10))
-        await stand.until(lambda: pump.delivered == 9)
-        await stand.until(lambda: stand.runtime.link.unread.count)
+    async with dispatch_rig(lambda _: None) as rig:
+        rig.port = port
+        rig.run(target={"contract": "unary"})
+        pump = rig.pump()
+        rig.feed(pump, numbers(10))
+        await rig.until(lambda: pump.delivered == 9)
+        await rig.until(lambda: rig.runtime.link.unread.count)
 
-        assert stand.runtime.link.breaker.closed
+        assert rig.runtime.link.breaker.closed
         incidents = list[str]()
         HeadOfLineMonitor(
             {"j": pump}, lambda kind, _, message, __: incidents.append(f"{kind}: {message}")
         ).look(time.monotonic())
         (message,) = incidents
-        assert message.startswith(
-            f"answer-too-large: 1 answers of {stand.runtime.link.address} were too large"
-        )
+        assert message.startswith(f"answer-too-large: 1 answers of {rig.runtime.link.address} were too large")
     await server.stop(None)
 
 
 async def test_a_message_of_millions_of_headers_goes_to_the_dlq_undecoded_and_no_other_does() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
         rows = [packed_record(0, b"0"), packed_record(1, headers=4_000_000), packed_record(2, b"2")]
         poison = batch_of_packed(0, rows, CODECS["zstd"])
-        stand.feed_bytes(pump, poison, 3)
-        stand.feed(pump, numbers(2, 3))
-        await stand.idle()
+        rig.feed_bytes(pump, poison, 3)
+        rig.feed(pump, numbers(2, 3))
+        await rig.idle()
 
-        ((topic, key, value, headers),) = stand.copied.records
+        ((topic, key, value, headers),) = rig.copied.records
         assert (topic, key, value) == ("orders__billing__dlq", None, poison)
         assert (headers[CODE], headers[RAW_BATCH]) == (b"UNDECODABLE", b"1-2")
         assert (pump.delivered, pump.dead_lettered, pump.tracker.base) == (4, 1, 5)
-        assert (stand.budget.used_bytes, stand.budget.held_bytes) == (0, 0)
+        assert (rig.budget.used_bytes, rig.budget.held_bytes) == (0, 0)
 
 
 async def test_a_batch_that_cannot_be_decoded_goes_to_the_dlq_as_raw_bytes_with_the_reason() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(10))
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(10))
         broken = patched(make_batch(10, numbers(5)), ATTRIBUTES_AT, ">h", CODECS["zstd"])
-        stand.feed_bytes(pump, broken, 5)
-        stand.feed(pump, numbers(10, 15))
-        await stand.idle()
+        rig.feed_bytes(pump, broken, 5)
+        rig.feed(pump, numbers(10, 15))
+        await rig.idle()
 
-        ((topic, key, value, headers),) = stand.copied.records
+        ((topic, key, value, headers),) = rig.copied.records
         assert (topic, key, value) == ("orders__billing__dlq", None, broken)
         assert (headers[CODE], headers[RAW_BATCH]) == (b"UNDECODABLE", b"10-15")
         assert (headers[REASON] or b"").startswith(b"offsets [10, 15): ")
-        assert (pump.delivered, pump.dead_lettered, stand.budget.used_bytes) == (20, 1, 0)
+        assert (pump.delivered, pump.dead_lettered, rig.budget.used_bytes) == (20, 1, 0)
 
 
 async def test_a_header_name_that_grpc_cannot_carry_takes_its_message_to_the_dlq_with_the_reason() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(10))
-        stand.feed(pump, numbers(1, 10), headers=[("na\u00efve name", b"x")])
-        stand.feed(pump, numbers(10, 11))
-        await stand.idle()
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(10))
+        rig.feed(pump, numbers(1, 10), headers=[("na\u00efve name", b"x")])
+        rig.feed(pump, numbers(10, 11))
+        await rig.idle()
 
-        ((topic, _, value, headers),) = stand.copied.records
+        ((topic, _, value, headers),) = rig.copied.records
         assert (topic, value, headers[CODE]) == ("orders__billing__dlq", b"10", b"REJECTED")
         assert "'na\u00efve name' cannot be gRPC metadata; name headers with".encode() in (
             headers[REASON] or b""
         )
         assert headers["na\u00efve name"] == b"x"
-        assert (pump.delivered, stand.runtime.link.breaker.closed) == (20, True)
+        assert (pump.delivered, rig.runtime.link.breaker.closed) == (20, True)
 
 
 async def test_a_receiver_that_hangs_completely_flushes_no_message_into_the_dlq() -> None:
@@ -221,9 +219,9 @@ async def test_a_receiver_that_hangs_completely_flushes_no_message_into_the_dlq(
         await asyncio.sleep(3_600)
 
     spec: dict[str, Any] = {"headOfLine": {"after": "100ms"}, "flow": {"max_inflight": 10}}
-    async with dispatch_rig(hang, target={"timeout": "1h"}, **spec) as stand:
-        pump = stand.pump(capacity=100)
-        stand.feed(pump, numbers(1_000))
+    async with dispatch_rig(hang, target={"timeout": "1h"}, **spec) as rig:
+        pump = rig.pump(capacity=100)
+        rig.feed(pump, numbers(1_000))
         for _ in range(30):
             assert free_head(pump, time.monotonic()) is None
             await asyncio.sleep(0.02)
@@ -234,19 +232,19 @@ async def test_a_receiver_that_hangs_completely_flushes_no_message_into_the_dlq(
 async def test_messages_too_large_for_the_receiver_go_to_the_dlq_and_slow_down_no_other(
     contract: str,
 ) -> None:
-    async with dispatch_rig(lambda _: None, target={"contract": contract}) as stand:
-        pump = stand.pump()
+    async with dispatch_rig(lambda _: None, target={"contract": contract}) as rig:
+        pump = rig.pump()
         large = [(None, bytes(MAX_MESSAGE_BYTES + MIB))]
         for number in range(4):
-            stand.feed(pump, large, codec=4)
-            stand.feed(pump, numbers(10, 10 * number))
-        await stand.idle()
+            rig.feed(pump, large, codec=4)
+            rig.feed(pump, numbers(10, 10 * number))
+        await rig.idle()
 
-        assert len(stand.copied.values("dlq")) == 4
-        for *_, headers in stand.copied.records:
+        assert len(rig.copied.values("dlq")) == 4
+        for *_, headers in rig.copied.records:
             assert b"too large" in (headers["switchyard-reason"] or b"")
-        assert len(stand.seen) == 40
-        assert stand.runtime.link.breaker.closed
+        assert len(rig.seen) == 40
+        assert rig.runtime.link.breaker.closed
 
 
 async def test_messages_that_a_java_receiver_finds_too_large_open_no_breaker() -> None:
@@ -257,20 +255,20 @@ async def test_messages_that_a_java_receiver_finds_too_large_open_no_breaker() -
         return b""
 
     server, port = await start_server(java)
-    async with dispatch_rig(lambda _: None) as stand:
-        stand.port = port
-        stand.run(target={"contract": "unary"}, dlq={"share": 1})
-        pump = stand.pump()
-        stand.feed(pump, [(None, bytes(2_000))] * 40, codec=4)
-        stand.feed(pump, numbers(10))
-        await stand.until(lambda: pump.tracker.base == 50)
+    async with dispatch_rig(lambda _: None) as rig:
+        rig.port = port
+        rig.run(target={"contract": "unary"}, dlq={"share": 1})
+        pump = rig.pump()
+        rig.feed(pump, [(None, bytes(2_000))] * 40, codec=4)
+        rig.feed(pump, numbers(10))
+        await rig.until(lambda: pump.tracker.base == 50)
 
-        assert len(stand.copied.values("dlq")) == 40
-        for *_, headers in stand.copied.records:
+        assert len(rig.copied.values("dlq")) == 40
+        for *_, headers in rig.copied.records:
             assert b"too large for the receiver: gRPC message exceeds" in (
                 headers["switchyard-reason"] or b""
             )
-        link = stand.runtime.link
+        link = rig.runtime.link
         assert link.breaker.closed
         assert link.breaker.recent(time.monotonic())[1] == 0
     await server.stop(None)
@@ -282,46 +280,46 @@ async def test_large_records_are_decoded_a_few_at_a_time() -> None:
     async def wait(_: Message) -> None:
         await gate.wait()
 
-    async with dispatch_rig(wait, flow={"max_inflight": 1}) as stand:
-        pump = stand.pump()
+    async with dispatch_rig(wait, flow={"max_inflight": 1}) as rig:
+        pump = rig.pump()
         for _ in range(40):
-            stand.feed(pump, [(None, bytes(MIB))], codec=4)
-        await stand.until(lambda: pump.in_flight == 1)
+            rig.feed(pump, [(None, bytes(MIB))], codec=4)
+        await rig.until(lambda: pump.in_flight == 1)
         assert len(pump._intake.ready) <= 8
         gate.set()
-        await stand.idle()
+        await rig.idle()
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_rates_hold_even_if_the_receiver_could_take_more(contract: str) -> None:
     async with dispatch_rig(
         lambda _: None, target={"contract": contract}, flow={"messages_per_second": 200}
-    ) as stand:
-        stand.runtime.shared(ALL)
-        pump = stand.pump()
+    ) as rig:
+        rig.runtime.shared(ALL)
+        pump = rig.pump()
         began_s = time.monotonic()
-        stand.feed(pump, numbers(150))
-        await stand.idle()
+        rig.feed(pump, numbers(150))
+        await rig.idle()
 
         passed_s = time.monotonic() - began_s
-        assert len(stand.seen) <= 200 * passed_s + 20 + 1  # the burst is a tenth of a second's worth
+        assert len(rig.seen) <= 200 * passed_s + 20 + 1  # the burst is a tenth of a second's worth
         assert passed_s > (150 - 21) / 200
 
 
 async def test_changed_definitions_leave_no_connection_behind() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
-        workload = stand.runtime.workload
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
+        workload = rig.runtime.workload
         for number in range(1, 30):
-            other = {"address": f"localhost:{stand.port}"} if number % 2 else {"timeout": float(number)}
+            other = {"address": f"localhost:{rig.port}"} if number % 2 else {"timeout": float(number)}
             target = workload.spec.target.model_copy(update=other)
             spec = workload.spec.model_copy(update={"target": target})
-            stand.runtime.change(workload.model_copy(update={"spec": spec}), None)
-            stand.feed(pump, numbers(10, 10 * number))
-        await stand.idle()
-        await stand.until(lambda: not stand.runtime._old_links)
+            rig.runtime.change(workload.model_copy(update={"spec": spec}), None)
+            rig.feed(pump, numbers(10, 10 * number))
+        await rig.idle()
+        await rig.until(lambda: not rig.runtime._old_links)
 
-        assert len(stand.seen) == 290
+        assert len(rig.seen) == 290
 
 
 ISOLATION = {"zone": "zone", "environment": "env"}
@@ -331,70 +329,70 @@ ISOLATION = {"zone": "zone", "environment": "env"}
 async def test_a_test_message_never_reaches_production_and_an_absent_test_receiver_never_stops_it(
     contract: str,
 ) -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        address, staged, staging = await stand.another_receiver(lambda _: None)
+    async with dispatch_rig(lambda _: None) as rig:
+        address, staged, staging = await rig.another_receiver(lambda _: None)
         isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
-        await stand.runtime.close()
-        stand.run(target={"contract": contract}, isolation=isolation)
-        pump = stand.pump(capacity=500)
-        stand.feed(pump, numbers(100), headers=[("env", b"staging")])
-        stand.feed(pump, numbers(100, 100), headers=[("env", b"production")])
-        stand.feed(pump, numbers(10, 200), headers=[("env", b"qa")])
-        stand.feed(pump, numbers(100, 210))
-        await stand.idle()
+        await rig.runtime.close()
+        rig.run(target={"contract": contract}, isolation=isolation)
+        pump = rig.pump(capacity=500)
+        rig.feed(pump, numbers(100), headers=[("env", b"staging")])
+        rig.feed(pump, numbers(100, 100), headers=[("env", b"production")])
+        rig.feed(pump, numbers(10, 200), headers=[("env", b"qa")])
+        rig.feed(pump, numbers(100, 210))
+        await rig.idle()
         assert sorted(int(message.value) for message in staged) == list(range(100))
-        assert sorted(int(message.value) for message in stand.seen) == [*range(100, 200), *range(210, 310)]
-        assert len(stand.copied.values("dlq")) == 10
+        assert sorted(int(message.value) for message in rig.seen) == [*range(100, 200), *range(210, 310)]
+        assert len(rig.copied.values("dlq")) == 10
 
         await staging.stop(0)
-        stand.feed(pump, numbers(2_000, 1_000), headers=[("env", b"staging")])
-        stand.feed(pump, numbers(2_000, 5_000))
-        await stand.until(lambda: len(stand.seen) == 2_200)
-        assert all(not 1_000 <= int(message.value) < 3_000 for message in stand.seen)
+        rig.feed(pump, numbers(2_000, 1_000), headers=[("env", b"staging")])
+        rig.feed(pump, numbers(2_000, 5_000))
+        await rig.until(lambda: len(rig.seen) == 2_200)
+        assert all(not 1_000 <= int(message.value) < 3_000 for message in rig.seen)
 
 
 @pytest.mark.parametrize("tiers", [[], [{"delay": "1h", "attempts": 1}]])
 async def test_one_message_for_an_absent_test_receiver_does_not_stop_production_behind_it(tiers: Any) -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        address, staged, staging = await stand.another_receiver(lambda _: None)
+    async with dispatch_rig(lambda _: None) as rig:
+        address, staged, staging = await rig.another_receiver(lambda _: None)
         isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
-        await stand.runtime.close()
-        stand.run(isolation=isolation, retry=tiers)
-        pump = stand.pump(capacity=100)
-        stand.feed(pump, numbers(50), headers=[("env", b"staging")])
-        await stand.idle()
+        await rig.runtime.close()
+        rig.run(isolation=isolation, retry=tiers)
+        pump = rig.pump(capacity=100)
+        rig.feed(pump, numbers(50), headers=[("env", b"staging")])
+        await rig.idle()
         assert len(staged) == 50
         await staging.stop(0)
-        stand.feed(pump, numbers(1, 777), headers=[("env", b"staging")])
-        stand.feed(pump, numbers(40, 1_000))
-        await stand.until(lambda: len(stand.seen) == 40)
-        assert not stand.copied.records  # it waits while it blocks no other
-        stand.feed(pump, numbers(1_000, 2_000))
-        await stand.idle()
+        rig.feed(pump, numbers(1, 777), headers=[("env", b"staging")])
+        rig.feed(pump, numbers(40, 1_000))
+        await rig.until(lambda: len(rig.seen) == 40)
+        assert not rig.copied.records  # it waits while it blocks no other
+        rig.feed(pump, numbers(1_000, 2_000))
+        await rig.idle()
 
-        assert len(stand.seen) == 1_040
-        assert stand.copied.values("retry_1" if tiers else "dlq") == [b"777"]
-        assert b"half a tracker" in (stand.copied.records[0][3]["switchyard-reason"] or b"")
+        assert len(rig.seen) == 1_040
+        assert rig.copied.values("retry_1" if tiers else "dlq") == [b"777"]
+        assert b"half a tracker" in (rig.copied.records[0][3]["switchyard-reason"] or b"")
 
 
 async def test_a_message_circles_in_its_tier_while_its_receiver_is_away_and_loses_no_attempt() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        address, _, staging = await stand.another_receiver(lambda _: None)
+    async with dispatch_rig(lambda _: None) as rig:
+        address, _, staging = await rig.another_receiver(lambda _: None)
         await staging.stop(0)
         isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
-        await stand.runtime.close()
+        await rig.runtime.close()
         tiers = [{"delay": "1s", "attempts": 2}, {"delay": "2s", "attempts": 3}]
-        stand.run(isolation=isolation, retry=tiers)
-        pump = stand.pump(tier=1, capacity=50)
+        rig.run(isolation=isolation, retry=tiers)
+        pump = rig.pump(tier=1, capacity=50)
         origin_headers = {
             ORIGIN_TOPIC: TOPIC, ORIGIN_PARTITION: 0, ORIGIN_OFFSET: 5, ATTEMPT: 4, TIER: 1, TIER_ATTEMPT: 1,
         }  # fmt: skip
         headers = [(name, str(value).encode()) for name, value in origin_headers.items()]
-        stand.feed(pump, numbers(1), headers=[("env", b"staging"), *headers], timestamp_ms=1_000)
-        stand.feed(pump, numbers(100, 1), timestamp_ms=1_000)
-        await stand.until(lambda: bool(stand.copied.records))
+        rig.feed(pump, numbers(1), headers=[("env", b"staging"), *headers], timestamp_ms=1_000)
+        rig.feed(pump, numbers(100, 1), timestamp_ms=1_000)
+        await rig.until(lambda: bool(rig.copied.records))
 
-        topic, _, value, kept = stand.copied.records[0]
+        topic, _, value, kept = rig.copied.records[0]
         assert (topic.endswith("retry_2"), value) == (True, b"0")
         assert (kept[TIER], kept[TIER_ATTEMPT], kept[ATTEMPT]) == (b"1", b"1", b"4")
 
@@ -403,15 +401,15 @@ async def test_a_burst_for_a_slow_test_receiver_is_delivered_to_it() -> None:
     async def slowly(_: Message) -> None:
         await asyncio.sleep(0.005)
 
-    async with dispatch_rig(lambda _: None) as stand:
-        address, staged, _ = await stand.another_receiver(slowly)
+    async with dispatch_rig(lambda _: None) as rig:
+        address, staged, _ = await rig.another_receiver(slowly)
         isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
-        await stand.runtime.close()
-        stand.run(isolation=isolation, flow={"max_inflight": 20})
-        pump = stand.pump(capacity=100)
-        stand.feed(pump, numbers(400), headers=[("env", b"staging")])
-        await stand.idle()
-        assert (len(staged), stand.copied.records) == (400, [])
+        await rig.runtime.close()
+        rig.run(isolation=isolation, flow={"max_inflight": 20})
+        pump = rig.pump(capacity=100)
+        rig.feed(pump, numbers(400), headers=[("env", b"staging")])
+        await rig.idle()
+        assert (len(staged), rig.copied.records) == (400, [])
 
 
 class Odd:
@@ -434,30 +432,30 @@ async def test_interceptors_change_reject_and_skip_and_one_that_fails_harms_its_
 ) -> None:
     async with dispatch_rig(
         lambda _: None, InterceptorChain([("odd", Odd())]), target={"contract": contract}
-    ) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(10))
-        await stand.idle()
+    ) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(10))
+        await rig.idle()
 
-        assert set(stand.values()) == {b"0", b"ten", *(str(number).encode() for number in range(5, 10))}
-        assert sorted(stand.copied.values("dlq")) == [b"2", b"4"]  # as it was read
-        reasons = [headers["switchyard-reason"] or b"" for *_, headers in stand.copied.records]
+        assert set(rig.values()) == {b"0", b"ten", *(str(number).encode() for number in range(5, 10))}
+        assert sorted(rig.copied.values("dlq")) == [b"2", b"4"]  # as it was read
+        reasons = [headers["switchyard-reason"] or b"" for *_, headers in rig.copied.records]
         assert not any(b"secret" in reason for reason in reasons)
-        assert b"interceptor odd: two is not allowed" in reasons  # said once
+        assert b"interceptor odd: two is not allowed" in reasons  # reported once
         assert pump.delivered == 7  # what is skipped is not
-        assert stand.runtime.link.breaker.closed
+        assert rig.runtime.link.breaker.closed
 
 
 async def test_a_receiver_that_is_not_serving_gets_no_messages_until_it_is() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        servicer = stand.receiver._health
+    async with dispatch_rig(lambda _: None) as rig:
+        servicer = rig.receiver._health
         await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-        await stand.until(lambda: not stand.runtime.link.health.serving)
-        pump = stand.pump()
-        stand.feed(pump, numbers(100))
+        await rig.until(lambda: not rig.runtime.link.health.serving)
+        pump = rig.pump()
+        rig.feed(pump, numbers(100))
         await asyncio.sleep(0.3)
-        assert (stand.seen, stand.runtime.link.breaker.closed) == ([], True)
+        assert (rig.seen, rig.runtime.link.breaker.closed) == ([], True)
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
-        await stand.idle()
+        await rig.idle()
 
-        assert len(stand.seen) == 100
+        assert len(rig.seen) == 100

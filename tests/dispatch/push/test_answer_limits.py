@@ -109,13 +109,13 @@ def test_the_sdks_responses_are_bounded_and_contain_all_results() -> None:
         outcomes.add(3 * number, Stash("\U0001f4a3" * 600))
         outcomes.add(3 * number + 1, Retry(1.0))
         outcomes.add(3 * number + 2, Skip())
-    said: set[int] = set()
+    offsets: set[int] = set()
     while outcomes.count:
         response = DeliverResponse()
         outcomes.take_into(response)
         assert 0 < response.ByteSize() <= 2.5 * MIB
         results = response.results
-        said |= {one.deliveries.start for one in results.stashed}
-        said |= {one.deliveries.start for one in results.retried}
-        said |= {one.start for one in results.skipped}
-    assert said == set(range(3 * (2 * MOST_OTHERS + 1)))
+        offsets |= {one.deliveries.start for one in results.stashed}
+        offsets |= {one.deliveries.start for one in results.retried}
+        offsets |= {one.start for one in results.skipped}
+    assert offsets == set(range(3 * (2 * MOST_OTHERS + 1)))

@@ -115,7 +115,7 @@ async def test_a_receiver_that_stops_and_comes_back_is_found_again_by_all_channe
                 answered = answered + 1 if (await call()).code == 0 else 0
 
 
-async def test_a_receiver_that_dies_answers_what_is_in_flight_once_as_unavailable() -> None:
+async def test_calls_in_flight_at_a_dying_receiver_end_once_as_unavailable() -> None:
     waiting = asyncio.Semaphore(0)
 
     async def wait(_: bytes, __: Any) -> bytes:
@@ -134,7 +134,7 @@ async def test_a_receiver_that_dies_answers_what_is_in_flight_once_as_unavailabl
         assert call.answers == 50
 
 
-async def test_closing_answers_what_is_in_flight_once_as_canceled() -> None:
+async def test_closing_ends_each_call_in_flight_once_as_canceled() -> None:
     waiting = asyncio.Semaphore(0)
 
     async def wait(_: bytes, __: Any) -> bytes:

@@ -23,7 +23,7 @@ numbers = st.integers(0, 2**63 - 1)
 
 
 @given(headers, keys, numbers, numbers, st.integers(0, 10_000), st.integers(1, 10_000))
-def test_a_receiver_reads_back_what_the_record_was(
+def test_a_receiver_reads_back_the_record_from_its_metadata(
     own: Headers, key: bytes | None, offset: int, timestamp_ms: int, retry_count: int, attempt: int
 ) -> None:
     metadata = template.build(offset, key, own, timestamp_ms, retry_count, attempt)

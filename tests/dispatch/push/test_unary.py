@@ -1,4 +1,4 @@
-"""A call is answered exactly once, with what the receiver said, whatever happens on the way."""
+"""A call is answered exactly once, with the receiver's answer, whatever happens in between."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ async def _serve(port: int, contract: str) -> None:
 
 
 def _supervise(port: int, contract: str) -> None:
-    """Forks receivers, one after another, and tells of each; ends with its standard input."""
+    """Forks receivers, one after another, and writes a line for each; ends with its standard input."""
     while True:
         child = os.fork()
         if not child:
@@ -45,7 +45,7 @@ def _supervise(port: int, contract: str) -> None:
 
 
 class CrashingReceiver:
-    """See the module. `deaths`: how often it was started again."""
+    """The receiver's process. `deaths`: how often it was started again."""
 
     def __init__(self) -> None:
         with socket.socket() as free:
@@ -54,7 +54,7 @@ class CrashingReceiver:
         self.deaths = -1
 
     async def live(self, contract: str) -> None:
-        """Until canceled."""
+        """Runs the receiver until canceled."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.dispatch.scheduler.crashing_receiver", str(self.port), contract,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -73,25 +73,25 @@ class CrashingReceiver:
 async def rig_with_crashing_receiver(
     contract: str, **spec: Any
 ) -> AsyncIterator[tuple[DispatchRig, CrashingReceiver]]:
-    """A stand whose receiver is mortal."""
-    mortal, stand = CrashingReceiver(), DispatchRig(lambda _: None)
-    life = asyncio.create_task(mortal.live(contract))
-    stand.port = mortal.port
+    """A rig whose receiver can be killed by messages."""
+    receiver, rig = CrashingReceiver(), DispatchRig(lambda _: None)
+    life = asyncio.create_task(receiver.live(contract))
+    rig.port = receiver.port
     async with asyncio.timeout(ENOUGH_S):
-        while mortal.deaths < 0:  # noqa: ASYNC110 - a task changes it
+        while receiver.deaths < 0:  # noqa: ASYNC110 - a task changes it
             await asyncio.sleep(0.01)
-    stand.run(target={"contract": contract}, **spec)
+    rig.run(target={"contract": contract}, **spec)
     try:
-        yield stand, mortal
+        yield rig, receiver
     finally:
-        await stand.close()
+        await rig.close()
         life.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await life
 
 
 async def until(condition: Callable[[], bool], each: Callable[[], object], limit_s: float) -> None:
-    """Waits until it holds, and does `each` ten times a second meanwhile."""
+    """Waits until the condition holds, and runs `each` ten times a second."""
     async with asyncio.timeout(limit_s):
         while not condition():
             each()

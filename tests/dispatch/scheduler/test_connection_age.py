@@ -48,27 +48,25 @@ async def test_a_connection_that_ends_by_its_age_costs_no_attempt_and_opens_no_b
 
     opened: list[str] = []
     target = {"contract": contract}
-    async with dispatch_rig(
-        handle, limits={"options": age}, target=target, flow={"max_inflight": 20}
-    ) as stand:
-        breaker = stand.runtime.link.breaker
+    async with dispatch_rig(handle, limits={"options": age}, target=target, flow={"max_inflight": 20}) as rig:
+        breaker = rig.runtime.link.breaker
         monkeypatch.setattr(type(breaker), "_open", lambda _, __, reason: opened.append(reason))
-        pump = stand.pump()
-        stand.feed(pump, numbers(COUNT))
-        await stand.idle()
+        pump = rig.pump()
+        rig.feed(pump, numbers(COUNT))
+        await rig.idle()
 
         planned = sum(count for words, count in lost.items() if is_planned_end(words))
         assert planned > lost.total() / 2, f"connections did not end under way, or otherwise: {lost}"
         if planned == lost.total():
             assert opened == []
-            assert stand.runtime.link.suspects_sent == 0
+            assert rig.runtime.link.suspects_sent == 0
         else:  # on a machine that stalls, the reset of a connection overtakes its GOAWAY: it cannot be known
             assert {read_loss(words) for words in lost if not is_planned_end(words)} == {Loss.DIED}, lost
         assert pump.delivered == COUNT
-        assert stand.copied.records == []
-        assert set(stand.values()) == {value for _, value in numbers(COUNT)}
-        assert {message.attempt for message in stand.seen} == {1}
-        assert stand.values().total() <= COUNT + lost.total()
+        assert rig.copied.records == []
+        assert set(rig.values()) == {value for _, value in numbers(COUNT)}
+        assert {message.attempt for message in rig.seen} == {1}
+        assert rig.values().total() <= COUNT + lost.total()
 
 
 @pytest.mark.deep(minutes=1.1)
@@ -82,17 +80,17 @@ async def test_a_go_receiver_with_a_maximum_connection_age_loses_no_message_and_
     lost = _count_losses(monkeypatch)
     made = Example(example / "bin" / "receiver", tmp_path / "journal.jsonl")
     await made.start("-max-connection-age", f"{AGE_MS}ms", "-max-connection-age-grace", f"{GRACE_MS}ms")
-    async with dispatch_rig(lambda _: None) as stand:
-        stand.port = made.port
-        stand.run(target={"contract": contract}, flow={"max_inflight": 20})
-        pump = stand.pump()
-        stand.feed(pump, [(None, body(number, "slow", 100)) for number in range(COUNT)])
-        await stand.until(lambda: pump.tracker.base == COUNT)
+    async with dispatch_rig(lambda _: None) as rig:
+        rig.port = made.port
+        rig.run(target={"contract": contract}, flow={"max_inflight": 20})
+        pump = rig.pump()
+        rig.feed(pump, [(None, body(number, "slow", 100)) for number in range(COUNT)])
+        await rig.until(lambda: pump.tracker.base == COUNT)
 
         assert lost, "no connection ended under way"
-        assert stand.runtime.link.suspects_sent == 0
-        assert stand.copied.records == []
-        assert stand.runtime.link.breaker.closed
+        assert rig.runtime.link.suspects_sent == 0
+        assert rig.copied.records == []
+        assert rig.runtime.link.breaker.closed
     await made.stop()
     lines = made.lines()
     assert {line["id"] for line in lines if line["outcome"] == "ok"} == {str(n) for n in range(COUNT)}

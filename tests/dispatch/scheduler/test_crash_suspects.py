@@ -23,13 +23,13 @@ LIMIT_S = 60.0  # ends a test that would hang; nothing is measured with it
 
 
 def some_killers(count: int, *at: int) -> list[Row]:
-    """Numbers, with messages at these offsets that kill."""
+    """Rows of numbers; those at the given offsets kill the receiver."""
     return [(None, b"kill %d" % i if i in at else b"%d" % i) for i in range(count)]
 
 
-def look(stand: DispatchRig) -> None:
-    """As the worker's timer does."""
-    for pump in stand.pumps:
+def look(rig: DispatchRig) -> None:
+    """Checks the heads of all pumps, as the worker's timer does."""
+    for pump in rig.pumps:
         free_head(pump, time.monotonic())
 
 
@@ -44,21 +44,21 @@ def look(stand: DispatchRig) -> None:
 async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_delivered(
     contract: str, capacity: int
 ) -> None:
-    async with rig_with_crashing_receiver(contract, headOfLine={"after": "1m"}) as (stand, mortal):
-        pump = stand.pump(capacity=capacity)
-        stand.feed(pump, some_killers(400, 5, 70))
-        await until(lambda: pump.tracker.base == 400, lambda: look(stand), LIMIT_S)
+    async with rig_with_crashing_receiver(contract, headOfLine={"after": "1m"}) as (rig, receiver):
+        pump = rig.pump(capacity=capacity)
+        rig.feed(pump, some_killers(400, 5, 70))
+        await until(lambda: pump.tracker.base == 400, lambda: look(rig), LIMIT_S)
 
-        assert sorted(stand.copied.values("dlq")) == [b"kill 5", b"kill 70"]
+        assert sorted(rig.copied.values("dlq")) == [b"kill 5", b"kill 70"]
         assert pump.delivered == 398
-        assert mortal.deaths <= 16
-        for *_, headers in stand.copied.records:
+        assert receiver.deaths <= 16
+        for *_, headers in rig.copied.records:
             reason = headers["switchyard-reason"] or b""
             assert b"times while it had this message" in reason or b"head of line" in reason
 
 
 def waits_for_its_turn(pump: DispatchPump) -> None:
-    """However long that takes."""
+    """Asserts that a message that is not at the receiver is never moved as the head."""
     assert free_head(pump, time.monotonic() + pump.head.patience_s) is None
     assert "not with the receiver" in pump.head.why_not
 
@@ -73,14 +73,14 @@ async def test_a_suspect_that_waits_for_its_turn_is_not_moved_away_as_the_head()
         return b""
 
     server, port = await start_server(handle)
-    async with dispatch_rig(lambda _: None) as stand:
-        stand.port = port
-        stand.run(target={"contract": "unary"})
-        pump = stand.pump(capacity=10)
+    async with dispatch_rig(lambda _: None) as rig:
+        rig.port = port
+        rig.run(target={"contract": "unary"})
+        pump = rig.pump(capacity=10)
         pump.head.patience_s = 60.0  # a slow machine lets no acknowledgement free it
-        stand.feed(pump, numbers(10))
-        await stand.until(lambda: pump.delivered == 9)
-        head, link = pump.open[0], stand.runtime.link
+        rig.feed(pump, numbers(10))
+        await rig.until(lambda: pump.delivered == 9)
+        head, link = pump.open[0], rig.runtime.link
         head.suspicion = CrashSuspicion()
         head.suspicion.deaths = SUSPECT_AFTER
         link.suspects_out.add(Delivery(pump, head.record, None))  # another is out
@@ -94,7 +94,7 @@ async def test_a_suspect_that_waits_for_its_turn_is_not_moved_away_as_the_head()
         verdict = free_head(pump, time.monotonic() + pump.head.patience_s)
         assert verdict is not None
         assert verdict.offset == 0
-        await stand.until(lambda: pump.tracker.base == 10)
+        await rig.until(lambda: pump.tracker.base == 10)
     await server.stop(None)
 
 
@@ -110,70 +110,72 @@ async def test_many_that_were_lost_beside_a_killer_are_acquitted_many_at_a_time(
         at_first(link, delivery, code)
 
     monkeypatch.setattr(ReceiverLink, "suspect_answered", answered)
-    async with rig_with_crashing_receiver("stream", flow={"max_inflight": 1_000}) as (stand, mortal):
-        pump = stand.pump()
+    async with rig_with_crashing_receiver("stream", flow={"max_inflight": 1_000}) as (rig, receiver):
+        pump = rig.pump()
         rows = some_killers(2_000, 5)  # and with it some that are surely lost when it kills
-        stand.feed(pump, [(None, b"slow %d" % i) if i < 60 and i != 5 else row for i, row in enumerate(rows)])
-        await until(lambda: pump.tracker.base == 2_000, lambda: look(stand), LIMIT_S)
+        rig.feed(pump, [(None, b"slow %d" % i) if i < 60 and i != 5 else row for i, row in enumerate(rows)])
+        await until(lambda: pump.tracker.base == 2_000, lambda: look(rig), LIMIT_S)
 
-        assert stand.copied.values("dlq") == [b"kill 5"]
+        assert rig.copied.values("dlq") == [b"kill 5"]
         assert pump.delivered == 1_999
         assert max(together) > 1
-        assert mortal.deaths <= 8
+        assert receiver.deaths <= 8
 
 
 async def test_a_killer_that_all_wait_behind_in_strict_order_is_given_up() -> None:
-    async with rig_with_crashing_receiver("unary", ordering="partition") as (stand, _):
-        pump = stand.pump()
-        stand.feed(pump, some_killers(10, 3))
-        await until(lambda: pump.tracker.base == 10, lambda: look(stand), LIMIT_S)
+    async with rig_with_crashing_receiver("unary", ordering="partition") as (rig, _):
+        pump = rig.pump()
+        rig.feed(pump, some_killers(10, 3))
+        await until(lambda: pump.tracker.base == 10, lambda: look(rig), LIMIT_S)
 
-        assert stand.copied.values("dlq") == [b"kill 3"]
+        assert rig.copied.values("dlq") == [b"kill 3"]
 
 
 async def test_a_killer_goes_to_the_retry_topic_first_when_there_is_one() -> None:
-    async with rig_with_crashing_receiver("unary", retry=[{"delay": "1h", "attempts": 1}]) as (stand, _):
-        pump = stand.pump()
-        stand.feed(pump, some_killers(50, 3))
-        await until(lambda: pump.tracker.base == 50, lambda: look(stand), LIMIT_S)
+    async with rig_with_crashing_receiver("unary", retry=[{"delay": "1h", "attempts": 1}]) as (rig, _):
+        pump = rig.pump()
+        rig.feed(pump, some_killers(50, 3))
+        await until(lambda: pump.tracker.base == 50, lambda: look(rig), LIMIT_S)
 
-        assert (stand.copied.values("retry_1"), stand.copied.values("dlq")) == ([b"kill 3"], [])
+        assert (rig.copied.values("retry_1"), rig.copied.values("dlq")) == ([b"kill 3"], [])
 
 
 @pytest.mark.deep(minutes=0.1)
 async def test_a_receiver_that_dies_of_every_message_has_no_topic_flushed_into_the_dlq() -> None:
-    async with rig_with_crashing_receiver("unary") as (stand, mortal):
-        pump = stand.pump()
-        stand.feed(pump, some_killers(100, *range(100)))
-        await until(lambda: mortal.deaths >= 6, lambda: look(stand), LIMIT_S)
+    async with rig_with_crashing_receiver("unary") as (rig, receiver):
+        pump = rig.pump()
+        rig.feed(pump, some_killers(100, *range(100)))
+        await until(lambda: receiver.deaths >= 6, lambda: look(rig), LIMIT_S)
 
-        assert not stand.copied.records
+        assert not rig.copied.records
         assert pump.tracker.base == 0
 
 
 @pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize("refused", [{5}, {3, 5, 40}])
-async def test_what_is_always_answered_unavailable_does_not_stop_the_others(refused: set[int]) -> None:
+async def test_messages_that_are_always_answered_unavailable_do_not_stop_the_others(
+    refused: set[int],
+) -> None:
     async def handle(value: bytes, context: Any) -> bytes:
         if int(value) in refused:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "never")
         return b""
 
     server, port = await start_server(handle)
-    async with dispatch_rig(lambda _: None) as stand:
-        stand.port = port
-        stand.run(target={"contract": "unary"}, headOfLine={"after": "4s"})
-        pump = stand.pump(capacity=100)
-        stand.feed(pump, numbers(401))
-        await until(lambda: pump.tracker.base == 401, lambda: look(stand), LIMIT_S)
+    async with dispatch_rig(lambda _: None) as rig:
+        rig.port = port
+        rig.run(target={"contract": "unary"}, headOfLine={"after": "4s"})
+        pump = rig.pump(capacity=100)
+        rig.feed(pump, numbers(401))
+        await until(lambda: pump.tracker.base == 401, lambda: look(rig), LIMIT_S)
 
-        assert {int(value or b"") for value in stand.copied.values("dlq")} == refused
+        assert {int(value or b"") for value in rig.copied.values("dlq")} == refused
         assert pump.delivered == 401 - len(refused)
     await server.stop(None)
 
 
 async def test_a_receiver_that_answers_unavailable_to_all_for_a_while_loses_nothing() -> None:
-    """Beginning in the middle of a full tracker, with all kinds of messages with it."""
+    """It begins in the middle of a full tracker, with messages of all kinds in flight."""
     away, seen = False, 0
 
     async def handle(_: bytes, context: Any) -> bytes:
@@ -184,31 +186,31 @@ async def test_a_receiver_that_answers_unavailable_to_all_for_a_while_loses_noth
         return b""
 
     server, port = await start_server(handle)
-    async with dispatch_rig(lambda _: None) as stand:
-        stand.port = port
-        stand.run(target={"contract": "unary"}, headOfLine={"after": "5s"}, flow={"max_inflight": 20})
-        pump = stand.pump(capacity=100)
-        stand.feed(pump, numbers(300))
-        await stand.until(lambda: pump.delivered > 100)
+    async with dispatch_rig(lambda _: None) as rig:
+        rig.port = port
+        rig.run(target={"contract": "unary"}, headOfLine={"after": "5s"}, flow={"max_inflight": 20})
+        pump = rig.pump(capacity=100)
+        rig.feed(pump, numbers(300))
+        await rig.until(lambda: pump.delivered > 100)
         away, seen = True, 0
-        stand.feed(pump, numbers(300, 300))
-        await until(lambda: seen >= 30, lambda: look(stand), LIMIT_S)  # at most ten probes a second
+        rig.feed(pump, numbers(300, 300))
+        await until(lambda: seen >= 30, lambda: look(rig), LIMIT_S)  # at most ten probes a second
         away = False
-        await until(lambda: pump.tracker.base == 600, lambda: look(stand), LIMIT_S)
+        await until(lambda: pump.tracker.base == 600, lambda: look(rig), LIMIT_S)
 
-        assert [headers["switchyard-reason"] for *_, headers in stand.copied.records] == []
+        assert [headers["switchyard-reason"] for *_, headers in rig.copied.records] == []
         assert pump.delivered == 600
     await server.stop(None)
 
 
-async def test_suspects_are_told_among_what_is_held_and_an_operator_can_conclude_them() -> None:
-    async with rig_with_crashing_receiver("unary") as (stand, mortal):
-        pump = stand.pump()
-        stand.feed(pump, some_killers(1, 0))
-        await until(lambda: mortal.deaths >= 2, lambda: None, LIMIT_S)
-        link = stand.runtime.link
-        await stand.until(lambda: bool(link.suspects))
+async def test_suspects_count_among_held_messages_and_an_operator_can_conclude_them() -> None:
+    async with rig_with_crashing_receiver("unary") as (rig, receiver):
+        pump = rig.pump()
+        rig.feed(pump, some_killers(1, 0))
+        await until(lambda: receiver.deaths >= 2, lambda: None, LIMIT_S)
+        link = rig.runtime.link
+        await rig.until(lambda: bool(link.suspects))
         assert link.status(time.monotonic()).held == 1
         assert pump.finish_by_operator(0, DeliveryDecision(Action.ACK, None, 0.0, "an operator says so"))
-        await stand.until(lambda: pump.tracker.base == 1)
+        await rig.until(lambda: pump.tracker.base == 1)
         assert pump.delivered == 0

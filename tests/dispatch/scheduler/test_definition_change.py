@@ -17,18 +17,18 @@ STAGING = [("env", b"staging")]
 FLOW = {"max_inflight": 50}
 
 
-async def isolated(stand: DispatchRig, contract: str) -> tuple[Workload, list[Message]]:
-    """The definition with isolation and a target for staging; what that one sees."""
-    address, staged, _ = await stand.another_receiver(lambda _: None)
+async def isolated(rig: DispatchRig, contract: str) -> tuple[Workload, list[Message]]:
+    """The definition with isolation and a target for staging, and the messages at that target."""
+    address, staged, _ = await rig.another_receiver(lambda _: None)
     targets = [{"environment": "staging", "address": address}]
     isolation = {"environment": "env", "targets": targets}
     spec: dict[str, Any] = {"flow": FLOW, "isolation": isolation}
-    return definition(stand.runtime.link.address, target={"contract": contract}, **spec), staged
+    return definition(rig.runtime.link.address, target={"contract": contract}, **spec), staged
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 @pytest.mark.parametrize("when", ["in flight", "held"])
-async def test_what_had_no_answer_when_isolation_came_into_force_is_tried_again_on_its_own_target_only(
+async def test_messages_without_an_answer_when_isolation_starts_are_retried_on_their_own_target_only(
     contract: str, when: str
 ) -> None:
     is_back = False
@@ -37,51 +37,51 @@ async def test_what_had_no_answer_when_isolation_came_into_force_is_tried_again_
         if not is_back:
             await asyncio.sleep(3_600)
 
-    async with dispatch_rig(hang_at_first, target={"contract": contract}, flow=FLOW) as stand:
-        pump, link = stand.pump(), stand.runtime.link
-        stand.feed(pump, numbers(1, 99))
-        await stand.until(lambda: len(stand.seen) == 1)
+    async with dispatch_rig(hang_at_first, target={"contract": contract}, flow=FLOW) as rig:
+        pump, link = rig.pump(), rig.runtime.link
+        rig.feed(pump, numbers(1, 99))
+        await rig.until(lambda: len(rig.seen) == 1)
         for at in range(0, 20, 2):  # in batches of their own: each is lost by itself
-            stand.feed(pump, numbers(2, at), headers=STAGING)
-            stand.feed(pump, numbers(2, 100 + at))
-        await stand.until(lambda: len(stand.seen) == 41)
-        changed, staged = await isolated(stand, contract)
+            rig.feed(pump, numbers(2, at), headers=STAGING)
+            rig.feed(pump, numbers(2, 100 + at))
+        await rig.until(lambda: len(rig.seen) == 41)
+        changed, staged = await isolated(rig, contract)
         if when == "in flight":
-            stand.runtime.change(changed, None)
-        await stand.receiver.stop(0)
-        await stand.until(lambda: not link.breaker.closed and not stand.runtime.in_flight)
+            rig.runtime.change(changed, None)
+        await rig.receiver.stop(0)
+        await rig.until(lambda: not link.breaker.closed and not rig.runtime.in_flight)
         if when == "held":
-            await stand.until(lambda: len(link.held) > 20 and not stand.runtime.in_flight)
-            stand.runtime.change(changed, None)
-        is_back, before = True, len(stand.seen)
-        await stand.start_receiver()
-        await stand.idle()
+            await rig.until(lambda: len(link.held) > 20 and not rig.runtime.in_flight)
+            rig.runtime.change(changed, None)
+        is_back, before = True, len(rig.seen)
+        await rig.start_receiver()
+        await rig.idle()
 
         assert sorted(int(message.value or b"") for message in staged) == list(range(20))
-        assert sorted(int(message.value or b"") for message in stand.seen[before:]) == list(range(99, 120))
-        assert not stand.copied.records
+        assert sorted(int(message.value or b"") for message in rig.seen[before:]) == list(range(99, 120))
+        assert not rig.copied.records
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-async def test_what_waits_for_its_next_attempt_when_isolation_comes_into_force_is_routed_by_it(
+async def test_messages_that_wait_for_an_attempt_when_isolation_starts_are_routed_by_it(
     contract: str,
 ) -> None:
-    async with dispatch_rig(lambda _: Retry(), target={"contract": contract}) as stand:
-        pump, (changed, staged) = stand.pump(), await isolated(stand, contract)
-        stand.feed(pump, numbers(1), headers=STAGING)
-        await stand.until(lambda: bool(pump._queue.waiting))
-        stand.runtime.change(changed, None)
-        before = len(stand.seen)
-        await stand.idle()
+    async with dispatch_rig(lambda _: Retry(), target={"contract": contract}) as rig:
+        pump, (changed, staged) = rig.pump(), await isolated(rig, contract)
+        rig.feed(pump, numbers(1), headers=STAGING)
+        await rig.until(lambda: bool(pump._queue.waiting))
+        rig.runtime.change(changed, None)
+        before = len(rig.seen)
+        await rig.idle()
 
         assert len(staged) == 1
-        assert len(stand.seen) == before
-        assert not stand.copied.records
+        assert len(rig.seen) == before
+        assert not rig.copied.records
 
 
 async def test_tokens_for_moving_heads_away_outlast_a_change_and_a_worker_has_its_share_of_them() -> None:
-    async with dispatch_rig(lambda _: None, headOfLine={"perMinute": 1}) as stand:
-        runtime = stand.runtime
+    async with dispatch_rig(lambda _: None, headOfLine={"perMinute": 1}) as rig:
+        runtime = rig.runtime
         runtime.head_tokens.take(runtime.clock())
         for timeout in ("5s", "6s"):
             runtime.change(

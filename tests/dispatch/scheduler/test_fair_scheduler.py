@@ -29,17 +29,17 @@ async def test_a_partition_whose_messages_hang_leaves_room_for_its_sibling(
     spec: dict[str, Any] = {"flow": {"max_inflight": inflight}}
     if isolation is not None:
         spec["isolation"] = {**isolation, "targets": []}
-    async with dispatch_rig(handle, target={"contract": contract, "timeout": "1h"}, **spec) as stand:
-        hung, sibling = stand.pump(0), stand.pump(1)
-        stand.feed(hung, numbers(1_000))
-        await stand.until(lambda: hung.in_flight > 0)
+    async with dispatch_rig(handle, target={"contract": contract, "timeout": "1h"}, **spec) as rig:
+        hung, sibling = rig.pump(0), rig.pump(1)
+        rig.feed(hung, numbers(1_000))
+        await rig.until(lambda: hung.in_flight > 0)
         for number in range(20):
-            stand.feed(sibling, numbers(5, 10_000 + 5 * number))
-            await stand.until(lambda fed=5 * number + 5: sibling.delivered == fed)  # type: ignore[misc]
+            rig.feed(sibling, numbers(5, 10_000 + 5 * number))
+            await rig.until(lambda fed=5 * number + 5: sibling.delivered == fed)  # type: ignore[misc]
         assert hung.delivered == 0
 
 
-async def test_what_hangs_at_one_receiver_takes_nothing_from_the_partitions_share_of_another() -> None:
+async def test_hanging_calls_at_one_receiver_take_nothing_from_the_partitions_share_of_another() -> None:
     async def hang(_: Message) -> None:
         await asyncio.sleep(3_600)
 
@@ -47,19 +47,19 @@ async def test_what_hangs_at_one_receiver_takes_nothing_from_the_partitions_shar
         if message.partition == 1:
             await asyncio.sleep(3_600)
 
-    async with dispatch_rig(hang_of_sibling) as stand:
-        address, staged, _ = await stand.another_receiver(hang)
+    async with dispatch_rig(hang_of_sibling) as rig:
+        address, staged, _ = await rig.another_receiver(hang)
         isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
-        await stand.runtime.close()
-        stand.run(target={"timeout": "1h"}, isolation=isolation, flow={"max_inflight": 50})
-        pump, sibling = stand.pump(0), stand.pump(1)
-        stand.feed(pump, numbers(60), headers=[("env", b"staging")])
-        await stand.until(lambda: len(staged) >= 45)
-        stand.feed(sibling, numbers(60))
-        await stand.until(lambda: sibling.in_flight >= 45)
+        await rig.runtime.close()
+        rig.run(target={"timeout": "1h"}, isolation=isolation, flow={"max_inflight": 50})
+        pump, sibling = rig.pump(0), rig.pump(1)
+        rig.feed(pump, numbers(60), headers=[("env", b"staging")])
+        await rig.until(lambda: len(staged) >= 45)
+        rig.feed(sibling, numbers(60))
+        await rig.until(lambda: sibling.in_flight >= 45)
         for number in range(10):
-            stand.feed(pump, numbers(5, 100 + 5 * number))
-            await stand.until(lambda fed=5 * number + 5: pump.delivered == fed)  # type: ignore[misc]
+            rig.feed(pump, numbers(5, 100 + 5 * number))
+            await rig.until(lambda fed=5 * number + 5: pump.delivered == fed)  # type: ignore[misc]
 
 
 @given(st.integers(1, 2_000), st.integers(1, 50), st.integers(1, 600))

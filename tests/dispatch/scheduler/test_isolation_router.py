@@ -24,9 +24,9 @@ def rows(count: int, size: int) -> list[tuple[None, bytes]]:
     return [(None, bytes(size))] * count
 
 
-async def zones(stand: DispatchRig, *names: str) -> list[tuple[dict[str, Any], list[Message], Any]]:
+async def zones(rig: DispatchRig, *names: str) -> list[tuple[dict[str, Any], list[Message], Any]]:
     """A receiver for each zone: its target, what it sees, itself."""
-    made = [await stand.another_receiver(lambda _: None) for _ in names]
+    made = [await rig.another_receiver(lambda _: None) for _ in names]
     return [
         ({"zone": name, "address": address}, seen, receiver)
         for name, (address, seen, receiver) in zip(names, made, strict=True)
@@ -34,120 +34,118 @@ async def zones(stand: DispatchRig, *names: str) -> list[tuple[dict[str, Any], l
 
 
 @pytest.mark.deep(minutes=0.2)
-async def test_what_waits_for_a_slow_target_is_few_messages_however_large_the_tracker() -> None:
+async def test_few_messages_wait_for_a_slow_target_however_large_the_tracker() -> None:
     gate = asyncio.Event()
 
     async def wait(_: Message) -> None:
         await gate.wait()
 
-    async with dispatch_rig(wait) as stand:
-        ((target, _, _),) = await zones(stand, "b")
-        await stand.runtime.close()
-        stand.run(target={"timeout": "1h"}, isolation=zoned(target), flow={"max_inflight": 10})
-        pump = stand.pump()
-        stand.feed(pump, numbers(9_000))
-        await stand.until(lambda: pump.in_flight == 10)
+    async with dispatch_rig(wait) as rig:
+        ((target, _, _),) = await zones(rig, "b")
+        await rig.runtime.close()
+        rig.run(target={"timeout": "1h"}, isolation=zoned(target), flow={"max_inflight": 10})
+        pump = rig.pump()
+        rig.feed(pump, numbers(9_000))
+        await rig.until(lambda: pump.in_flight == 10)
         await asyncio.sleep(0.3)
-        assert len(stand.runtime.link.held) <= MOST_WAITING
+        assert len(rig.runtime.link.held) <= MOST_WAITING
         gate.set()
-        await stand.idle()
-        assert len(stand.seen) == 9_000
+        await rig.idle()
+        assert len(rig.seen) == 9_000
 
 
-async def test_what_waits_for_a_zone_that_is_away_counts_in_the_budget_and_none_is_dead_lettered() -> None:
-    async with dispatch_rig(lambda _: None, limits={"budget": 1024 * KIB}) as stand:
-        ((target, seen, receiver),) = await zones(stand, "b")
+async def test_messages_for_a_zone_that_is_away_count_in_the_budget_and_none_is_dead_lettered() -> None:
+    async with dispatch_rig(lambda _: None, limits={"budget": 1024 * KIB}) as rig:
+        ((target, seen, receiver),) = await zones(rig, "b")
         port = int(target["address"].rpartition(":")[2])
         await receiver.stop(0)
-        await stand.runtime.close()
-        stand.run(isolation=zoned(target))
-        pumps = [stand.pump(partition) for partition in range(3)]
+        await rig.runtime.close()
+        rig.run(isolation=zoned(target))
+        pumps = [rig.pump(partition) for partition in range(3)]
         for pump in pumps:
-            stand.feed(pump, rows(2_000, KIB), headers=ZONE)
-        held = stand.budget
-        await stand.until(lambda: held.holds_much)
+            rig.feed(pump, rows(2_000, KIB), headers=ZONE)
+        held = rig.budget
+        await rig.until(lambda: held.holds_much)
         await asyncio.sleep(0.5)
         assert held.held_bytes <= held.capacity_bytes // 2 + len(pumps) * (HELD_LEAST_BYTES + 256 * 2 * KIB)
         assert held.held_bytes >= sum(pump.tracker.unfinished for pump in pumps) * KIB * 0.8
-        assert not stand.copied.records
+        assert not rig.copied.records
 
-        again = stand._receiver(seen, lambda _: None, port)
+        again = rig._receiver(seen, lambda _: None, port)
         await again.start()
-        await stand.idle()
+        await rig.idle()
         assert len(seen) == 6_000
-        assert (held.held_bytes, stand.copied.records) == (0, [])
+        assert (held.held_bytes, rig.copied.records) == (0, [])
         await again.stop(0)
 
 
 async def test_production_flows_on_beside_a_zone_that_is_away() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        ((target, _, receiver),) = await zones(stand, "b")
+    async with dispatch_rig(lambda _: None) as rig:
+        ((target, _, receiver),) = await zones(rig, "b")
         await receiver.stop(0)
-        await stand.runtime.close()
-        stand.run(isolation=zoned(target))
-        pump = stand.pump()
+        await rig.runtime.close()
+        rig.run(isolation=zoned(target))
+        pump = rig.pump()
         for number in range(10):
-            stand.feed(pump, numbers(100, 100 * number), headers=ZONE)
-            stand.feed(pump, numbers(100, 10_000 + 100 * number))
-        await stand.until(lambda: len(stand.seen) == 1_000)
-        assert not stand.copied.records
+            rig.feed(pump, numbers(100, 100 * number), headers=ZONE)
+            rig.feed(pump, numbers(100, 10_000 + 100 * number))
+        await rig.until(lambda: len(rig.seen) == 1_000)
+        assert not rig.copied.records
 
 
 async def test_a_zone_that_is_away_for_some_time_has_its_messages_go_to_its_fallback_until_it_is_back() -> (
     None
 ):
-    async with dispatch_rig(lambda _: None) as stand:
-        (away, seen, receiver), (other, elsewhere, _) = await zones(stand, "b", "c")
+    async with dispatch_rig(lambda _: None) as rig:
+        (away, seen, receiver), (other, at_fallback, _) = await zones(rig, "b", "c")
         port = int(away["address"].rpartition(":")[2])
         await receiver.stop(0)
-        await stand.runtime.close()
-        stand.run(isolation=zoned({**away, "fallback": "c"}, other, fallbackAfter="300ms"))
-        pump = stand.pump(capacity=200)
-        stand.feed(pump, numbers(1_000), headers=ZONE)
-        await stand.until(lambda: len(elsewhere) >= 900)
+        await rig.runtime.close()
+        rig.run(isolation=zoned({**away, "fallback": "c"}, other, fallbackAfter="300ms"))
+        pump = rig.pump(capacity=200)
+        rig.feed(pump, numbers(1_000), headers=ZONE)
+        await rig.until(lambda: len(at_fallback) >= 900)
         assert not seen
 
-        back = stand._receiver(seen, lambda _: None, port)
+        back = rig._receiver(seen, lambda _: None, port)
         await back.start()
-        await stand.idle()
-        stand.feed(pump, numbers(1, 1_000), headers=ZONE)  # a probe
-        await stand.until(lambda: stand.runtime.links[away["address"]].breaker.closed)
-        await stand.idle()
-        before = len(elsewhere)
-        stand.feed(pump, numbers(300, 1_001), headers=ZONE)
-        await stand.idle()
-        assert len(elsewhere) == before
-        assert sorted(int(one.value or b"") for one in [*seen, *elsewhere]) == list(range(1_301))
-        assert not stand.copied.records
+        await rig.idle()
+        rig.feed(pump, numbers(1, 1_000), headers=ZONE)  # a probe
+        await rig.until(lambda: rig.runtime.links[away["address"]].breaker.closed)
+        await rig.idle()
+        before = len(at_fallback)
+        rig.feed(pump, numbers(300, 1_001), headers=ZONE)
+        await rig.idle()
+        assert len(at_fallback) == before
+        assert sorted(int(one.value or b"") for one in [*seen, *at_fallback]) == list(range(1_301))
+        assert not rig.copied.records
         await back.stop(0)
 
 
 async def test_one_message_alone_goes_to_the_fallback_too() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        (away, seen, receiver), (other, elsewhere, _) = await zones(stand, "b", "c")
+    async with dispatch_rig(lambda _: None) as rig:
+        (away, seen, receiver), (other, at_fallback, _) = await zones(rig, "b", "c")
         await receiver.stop(0)
-        await stand.runtime.close()
-        stand.run(isolation=zoned({**away, "fallback": "c"}, other, fallbackAfter="100ms"))
-        pump = stand.pump()
-        stand.feed(pump, numbers(1), headers=ZONE)
-        await stand.idle()
-        assert (len(seen), len(elsewhere), stand.copied.records) == (0, 1, [])
+        await rig.runtime.close()
+        rig.run(isolation=zoned({**away, "fallback": "c"}, other, fallbackAfter="100ms"))
+        pump = rig.pump()
+        rig.feed(pump, numbers(1), headers=ZONE)
+        await rig.idle()
+        assert (len(seen), len(at_fallback), rig.copied.records) == (0, 1, [])
 
 
 async def test_a_zone_whose_fallback_is_away_too_waits() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        (one, _, first), (other, _, second) = await zones(stand, "b", "c")
+    async with dispatch_rig(lambda _: None) as rig:
+        (one, _, first), (other, _, second) = await zones(rig, "b", "c")
         await first.stop(0)
         await second.stop(0)
-        await stand.runtime.close()
-        stand.run(
-            isolation=zoned({**one, "fallback": "c"}, {**other, "fallback": "b"}, fallbackAfter="100ms")
-        )
-        pump = stand.pump()
-        stand.feed(pump, numbers(100), headers=ZONE)
-        stand.feed(pump, numbers(100, 100), headers=[("zone", b"c")])
-        stand.feed(pump, numbers(100, 200))
-        await stand.until(lambda: len(stand.seen) == 100)
+        await rig.runtime.close()
+        rig.run(isolation=zoned({**one, "fallback": "c"}, {**other, "fallback": "b"}, fallbackAfter="100ms"))
+        pump = rig.pump()
+        rig.feed(pump, numbers(100), headers=ZONE)
+        rig.feed(pump, numbers(100, 100), headers=[("zone", b"c")])
+        rig.feed(pump, numbers(100, 200))
+        await rig.until(lambda: len(rig.seen) == 100)
         await asyncio.sleep(0.5)
         assert pump.tracker.unfinished == 200
-        assert not stand.copied.records
+        assert not rig.copied.records

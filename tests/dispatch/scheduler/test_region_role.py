@@ -1,11 +1,11 @@
-"""What this region is reaches receivers with each message, over either contract, and may change."""
+"""Each message carries the region's role to its receiver, over both contracts, also after a change."""
 
 from __future__ import annotations
 
 import pytest
 
 from app.dispatch.push.metadata import SenderRole
-from switchyard.receiver import RegionRole as Told
+from switchyard.receiver import RegionRole as ReceivedRole
 from tests.dispatch.pump.rig import dispatch_rig, numbers
 
 EAST = SenderRole("east", primary=True, epoch=0)
@@ -14,30 +14,28 @@ MOVED = SenderRole("east", primary=False, epoch=65)
 
 @pytest.mark.parametrize("contract", ["unary", "stream"])
 async def test_messages_carry_what_the_region_is_now(contract: str) -> None:
-    async with dispatch_rig(lambda _: None, target={"contract": contract}) as stand:
-        pump = stand.pump()
+    async with dispatch_rig(lambda _: None, target={"contract": contract}) as rig:
+        pump = rig.pump()
         for role in (None, EAST, MOVED, None):
-            stand.runtime.announce_role(role)
-            stand.feed(pump, numbers(3))
-            await stand.idle()
-        seen = [message.role for message in stand.seen]
+            rig.runtime.announce_role(role)
+            rig.feed(pump, numbers(3))
+            await rig.idle()
+        seen = [message.role for message in rig.seen]
 
-    east, moved = Told("east", primary=True, epoch=0), Told("east", primary=False, epoch=65)
+    east, moved = ReceivedRole("east", primary=True, epoch=0), ReceivedRole("east", primary=False, epoch=65)
     assert seen == [*[None] * 3, *[east] * 3, *[moved] * 3, *[None] * 3]
 
 
 @pytest.mark.parametrize("contract", ["unary", "stream"])
-async def test_a_receiver_that_is_named_later_is_told_too(contract: str) -> None:
-    async with dispatch_rig(lambda _: None, target={"contract": contract}) as stand:
-        stand.runtime.announce_role(EAST)
-        address, seen, _ = await stand.another_receiver(lambda _: None)
-        spec = stand.runtime.workload.spec
+async def test_a_receiver_that_is_named_later_gets_the_role_too(contract: str) -> None:
+    async with dispatch_rig(lambda _: None, target={"contract": contract}) as rig:
+        rig.runtime.announce_role(EAST)
+        address, seen, _ = await rig.another_receiver(lambda _: None)
+        spec = rig.runtime.workload.spec
         target = spec.target.model_copy(update={"address": address})
-        changed = stand.runtime.workload.model_copy(
-            update={"spec": spec.model_copy(update={"target": target})}
-        )
-        stand.runtime.change(changed, None)
-        stand.feed(stand.pump(), numbers(3))
-        await stand.idle()
+        changed = rig.runtime.workload.model_copy(update={"spec": spec.model_copy(update={"target": target})})
+        rig.runtime.change(changed, None)
+        rig.feed(rig.pump(), numbers(3))
+        await rig.idle()
 
-    assert [message.role for message in seen] == [Told("east", primary=True, epoch=0)] * 3
+    assert [message.role for message in seen] == [ReceivedRole("east", primary=True, epoch=0)] * 3

@@ -37,52 +37,52 @@ class Ingress:
 
 async def test_with_contract_stream_messages_wait_for_the_stream_and_none_goes_by_a_unary_call() -> None:
     ingress = Ingress()
-    async with dispatch_rig(lambda _: None) as stand:
-        await stand.receiver.stop(0)
-        stand.port = await ingress.begin()
-        stand.run(target={"contract": "stream"})
-        pump, link = stand.pump(), stand.runtime.link
-        stand.feed(pump, numbers(500))
-        await stand.until(lambda: not link.breaker.closed)  # it was refused many times
+    async with dispatch_rig(lambda _: None) as rig:
+        await rig.receiver.stop(0)
+        rig.port = await ingress.begin()
+        rig.run(target={"contract": "stream"})
+        pump, link = rig.pump(), rig.runtime.link
+        rig.feed(pump, numbers(500))
+        await rig.until(lambda: not link.breaker.closed)  # it was refused many times
         assert link.status(time.monotonic()).contract == "stream"
         await ingress.end()
-        await stand.start_receiver()
-        await stand.idle()
+        await rig.start_receiver()
+        await rig.idle()
 
         assert not ingress.seen
-        assert not stand.copied.records
-        assert stand.values() == Counter(str(number).encode() for number in range(500))
-        assert {message.attempt for message in stand.seen} == {1}
+        assert not rig.copied.records
+        assert rig.values() == Counter(str(number).encode() for number in range(500))
+        assert {message.attempt for message in rig.seen} == {1}
 
 
 @pytest.mark.parametrize("refusals", [1, 4])
-async def test_with_contract_auto_unary_calls_go_on_and_the_stream_is_found_once_it_is_there(
+async def test_with_contract_auto_unary_calls_continue_until_the_stream_is_available(
     refusals: int,
 ) -> None:
     ingress = Ingress()
-    async with dispatch_rig(lambda _: None) as stand:
-        await stand.receiver.stop(0)
-        stand.port = await ingress.begin()
-        stand.run(target={"contract": "auto"})
-        pump, link = stand.pump(), stand.runtime.link
+    async with dispatch_rig(lambda _: None) as rig:
+        await rig.receiver.stop(0)
+        rig.port = await ingress.begin()
+        rig.run(target={"contract": "auto"})
+        pump, link = rig.pump(), rig.runtime.link
         stream = link.stream
         assert stream is not None
         stream.retry_s = RETRY_S
-        stand.feed(pump, numbers(200))
-        await stand.idle()
-        await stand.until(lambda: stream.retry_s >= RETRY_S * 2**refusals)  # it was refused again and again
-        stand.feed(pump, numbers(200, 200))
-        await stand.idle()
+        rig.feed(pump, numbers(200))
+        await rig.idle()
+        await rig.until(lambda: stream.retry_s >= RETRY_S * 2**refusals)  # it was refused again and again
+        rig.feed(pump, numbers(200, 200))
+        await rig.idle()
         assert (link.stream, link.breaker.closed, link.breaker.recent(time.monotonic())[1]) == (None, True, 0)
         assert ingress.seen == Counter(str(number).encode() for number in range(400))
         await ingress.end()
-        await stand.start_receiver()
-        await stand.until(lambda: link.stream is stream)
-        stand.feed(pump, numbers(200, 400))
-        await stand.idle()
+        await rig.start_receiver()
+        await rig.until(lambda: link.stream is stream)
+        rig.feed(pump, numbers(200, 400))
+        await rig.idle()
 
-        assert stand.values() == Counter(str(number).encode() for number in range(400, 600))
+        assert rig.values() == Counter(str(number).encode() for number in range(400, 600))
         assert link.status(time.monotonic()).contract == "stream"
-        assert not stand.copied.records
+        assert not rig.copied.records
         await asyncio.sleep(4 * RETRY_S)
         assert link.breaker.closed

@@ -40,7 +40,7 @@ async def test_a_workload_sleeps_once_it_was_idle_and_wakes_when_something_waits
             await producer.send_and_wait(topic_name, b"1", partition=0)
 
             assert not await asleep_at(0)
-            assert not await asleep_at(100)  # the message waits: nobody has committed it
+            assert not await asleep_at(100)  # the message waits: the group has not committed it
 
             await cluster.committer.commit("billing", {at[0]: 1})
             assert not await asleep_at(101)
@@ -75,7 +75,7 @@ def test_a_definition_without_hibernation_never_sleeps() -> None:
     assert not look(sleepers, 1.0, backlog(0, 5, 5))
 
 
-def test_what_cannot_be_read_neither_wakes_nor_lulls() -> None:
+def test_unreadable_positions_neither_wake_a_workload_nor_let_it_sleep() -> None:
     sleepers, hibernate = HibernationTracker(), {"after": "1m"}
     assert look(sleepers, 0.0, ConsumerLag(), hibernate=hibernate)
     assert not look(sleepers, 1.0, backlog(0, 6, 5), hibernate=hibernate)
@@ -83,7 +83,7 @@ def test_what_cannot_be_read_neither_wakes_nor_lulls() -> None:
     assert not look(sleepers, 200.0, ConsumerLag(), hibernate=hibernate)
 
 
-def test_a_topic_made_anew_under_a_sleeper_wakes_it() -> None:
+def test_a_topic_recreated_under_a_sleeping_workload_wakes_it() -> None:
     sleepers, hibernate = HibernationTracker(), {"after": "1m"}
     assert look(sleepers, 0.0, backlog(0, 90, 90), hibernate=hibernate)
     assert not look(sleepers, 1.0, backlog(0, 3, 90), hibernate=hibernate)

@@ -37,7 +37,7 @@ LIMIT = 1_000_000
 
 @asynccontextmanager
 async def appending(client: ClusterClient) -> AsyncIterator[tuple[Appender, list[AppendIncident]]]:
-    """A started appender, and what it tells."""
+    """A started appender and its incidents."""
     incidents: list[AppendIncident] = []
     appender = Appender(client, incidents.append)
     await appender.start()
@@ -55,9 +55,9 @@ def batch_of(*values: bytes) -> tuple[bytes, int]:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Looks until it holds."""
+    """Waits until the condition holds."""
     async with asyncio.timeout(2 * ENOUGH_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+        while not condition():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.02)
 
 
@@ -251,7 +251,7 @@ async def test_successor_learns_the_written_end_and_fences_its_predecessor(
         monkeypatch.setattr(history, "FETCH_BYTES", 200)  # a batch or two at once
         monkeypatch.setattr(history, "_log_end", log_end)
         headers, found = await written(client, topic_name, former.producer.id, 5)
-        assert lookups == 2, "where the log ends is lookups for twice, not for every fetch"
+        assert lookups == 2, "two lookups of the log's end, not one for each fetch"
         assert [(header.base_offset, header.record_count) for header in headers] == [
             (n, 5) for n in range(5, 25, 5)
         ]
@@ -278,7 +278,7 @@ async def test_successor_learns_the_written_end_and_fences_its_predecessor(
 
         headers, _ = await written(client, topic_name, former.producer.id, 25)
         epochs = [header.producer_epoch for header in headers]
-        assert epochs == [0, 1], "nothing else is in the log"
+        assert epochs == [0, 1], "the log has no other batches"
     assert await values_of(await start(), topic_name, 28) == [*values, b"still", b"mine", b"too"]
 
 

@@ -29,7 +29,7 @@ from app.kafka.records.verbatim_copy import SEQUENCES, next_sequence
 
 OUT_OF_ORDER, OLD_EPOCH, TOO_LARGE, TOO_FEW, TOO_FEW_AFTER_APPEND, NOT_LEADER = 45, 47, 10, 19, 20, 6
 ENOUGH_S = 60.0
-LARGE = 100  # a batch of so many records is refused
+LARGE = 100  # a batch of this many records is refused
 TAKEN_BEFORE = "a batch was appended before the one in front of it; none is lost"
 
 
@@ -44,7 +44,7 @@ class Partition:
         self.remembered: deque[tuple[int, int, int]] = deque(maxlen=IN_FLIGHT)  # first, count, offset
 
     def append(self, data: bytes, count: int, epoch: int, first: int) -> tuple[int, int]:
-        """Error code and base offset."""
+        """Returns the error code and the base offset."""
         if count >= LARGE:
             return TOO_LARGE, -1
         if epoch < self.epoch:
@@ -53,7 +53,7 @@ class Partition:
             if (sequence, found, epoch) == (first, count, self.epoch):
                 return 0, offset
         if epoch != self.epoch:
-            if first != 0 and self.epoch != -1:  # of whom it knows nothing, it takes any
+            if first != 0 and self.epoch != -1:  # an unknown producer may begin with any number
                 return OUT_OF_ORDER, -1
             self.remembered.clear()
         elif first != (self.last_sequence + 1) % SEQUENCES:
@@ -90,7 +90,7 @@ Request = tuple[PendingBatch, tuple[bytes, int, int, int]]
 
 
 async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets: bool = False) -> None:
-    """`forgets`: the partition forgets the producer at any time, and what comes late never comes."""
+    """Plays random events. `forgets`: the partition may forget the producer; late batches never arrive."""
     partition = Partition()
     side = FakeAppender(partition)
     lane = AppendLane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets:
         waiting.append((b"%d" % number, count, await lane.append(b"%d" % number, count)))
         expected += [b"%d" % number] if count < LARGE else [b"%d a" % number, b"%d b" % number]
     flying: deque[Request] = deque()  # on the connection, in order
-    late: list[Request] = []  # given up, and maybe on its way
+    late: list[Request] = []  # given up by the lane, maybe still in flight
     troubles = 12
     while waiting:
         await asyncio.sleep(0)  # timers
@@ -124,7 +124,9 @@ async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets:
         acts = ["send"] * lane.is_ready + ["answer"] * bool(flying)
         if troubles:
             acts += ["fail", "fail after append", "lose"] * bool(flying) + ["late"] * bool(late)
-            acts += ["restart"] * bool(flying)  # unnoticed it would be harmless only for what is not old
+            acts += ["restart"] * bool(
+                flying
+            )  # a restart that the lane does not notice is harmless only for recent batches
             acts += ["forget"] * (forgets and bool(flying))
         if not acts:
             continue
@@ -145,7 +147,7 @@ async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets:
             pending, request = flying.popleft()
             code, offset = partition.append(*request)
             lane.answered(pending, code or choose([TOO_FEW_AFTER_APPEND, NOT_LEADER]), offset, "")
-        elif act == "lose":  # the connection: of what was on it the broker works off any part, now or later
+        elif act == "lose":  # the connection: the broker handles any part of its requests, now or later
             for _ in range(choose(list(range(len(flying) + 1)))):
                 partition.append(*flying[0][1])
                 late.append(flying.popleft())
@@ -177,13 +179,14 @@ async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets:
     assert partition.log == expected
     known = [offset for offset in offsets.values() if offset >= 0]
     assert known == sorted(set(known))
-    assert not side.incidents  # nothing that was acknowledged got lost
+    assert not side.incidents  # no acknowledged batch was lost
 
 
 def _every_place_parts_the_log(
     partition: Partition, expected: list[bytes], offsets: dict[bytes, int]
 ) -> None:
-    """Every batch is there once. Earlier batches lie below a known offset, later ones above (barriers)."""
+    """Asserts that every batch is there once, and that known offsets are barriers: earlier batches lie below,
+    later ones above."""
     assert sorted(partition.log) == sorted(expected)
     ends = {
         data: header.base_offset + header.record_count
@@ -203,7 +206,8 @@ def _every_place_parts_the_log(
 def test_every_batch_is_in_the_log_once_and_in_order_after_any_failure(
     counts: list[int], first_sequence: int, data: st.DataObject
 ) -> None:
-    """uReplicator reordered by retries: several requests were under way, and one that failed came later."""
+    """uReplicator's retries reordered records: of several requests in flight, a failed one was sent again
+    later."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
         asyncio.run(_play(counts, lambda options: data.draw(st.sampled_from(options)), first_sequence))
@@ -249,14 +253,15 @@ async def test_full_lane_makes_its_sender_wait_and_closing_releases_it() -> None
 
 
 async def test_next_large_batch_is_queued_before_the_previous_one_is_acknowledged() -> None:
-    """It came only then: the lane lay idle for a whole way to the broker and back, batch by batch."""
+    """The fault: the lane accepted it after the acknowledgement, so it idled for a round trip with each
+    batch."""
     lane = AppendLane(FakeAppender(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
     large = bytes(append_lane.LANE_BYTES * 3 // 4)
     futures = [await lane.append(large, 1) for _ in range(2)]
     for n in range(2, 5):
         waiting = asyncio.create_task(lane.append(large, 1))
         await asyncio.sleep(0)
-        assert not waiting.done(), "two are enough"
+        assert not waiting.done(), "the lane holds two large batches"
         pending = lane.take()
         assert pending is not None
         lane.answered(pending, 0, n, "")
@@ -266,13 +271,14 @@ async def test_next_large_batch_is_queued_before_the_previous_one_is_acknowledge
 
 
 async def test_nothing_is_sent_in_a_new_epoch_until_the_sender_has_saved_it() -> None:
-    """Or a successor takes an epoch that was used: 16 were left to it, whoever needed more was not fenced."""
+    """Otherwise a successor could take a used epoch: it skips 16 epochs, so an owner with more was not
+    fenced."""
     bumped: list[ProducerId] = []
     side: Any = FakeAppender(Partition())
     lane = AppendLane(side, "t", 0, ProducerId(9), 0, on_epoch_bump=lambda lane: bumped.append(lane.producer))
     await lane.append(b"a", LARGE)
     await lane.append(b"b", 1)
-    for code in (NO_ANSWER, TOO_LARGE):  # refused, while it may be under way
+    for code in (NO_ANSWER, TOO_LARGE):  # refused, while the first attempt may be in flight
         pending = lane.take()
         assert pending is not None
         lane.answered(pending, code, -1, "")
@@ -289,8 +295,8 @@ async def test_nothing_is_sent_in_a_new_epoch_until_the_sender_has_saved_it() ->
 async def test_batch_that_a_deposed_leader_may_have_appended_keeps_its_sequence_number(
     takes: bool,
 ) -> None:
-    """Another batch had it next, in the same epoch: a broker takes that for the one it has. Batches in the
-    log would be sent again, under other numbers."""
+    """The fault: another batch got its number in the same epoch, and a broker took that for a duplicate.
+    Batches in the log would have been sent again under other numbers."""
     partition = Partition()
     side = FakeAppender(partition)
     lane = AppendLane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
@@ -345,8 +351,8 @@ async def _ready(lane: AppendLane) -> None:
 
 
 async def _jumped(side: FakeAppender, code: int) -> tuple[AppendLane, list[asyncio.Future[int]]]:
-    """A lane that has appended "a", and behind it "c", which was taken while "b" was answered with `code`:
-    the broker forgets producers of old records when it likes. "d" to "f" wait."""
+    """A lane that has appended "a" and then "c", while the broker answered "b" with `code`. The broker may
+    forget a producer with old records at any time, so it took "c". "d" to "f" wait."""
     partition = side.partition
     lane = AppendLane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
     futures = [await lane.append(bytes([97 + n]), 2) for n in range(6)]
@@ -373,7 +379,7 @@ async def _played_out(lane: AppendLane, partition: Partition, futures: list[asyn
 async def test_batches_after_a_reordered_pair_keep_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once both were acknowledged the last of those that waited was sent first."""
+    """The fault: after both acknowledgements, the last of the waiting batches was sent first."""
     monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
     side = FakeAppender(Partition())
     lane, futures = await _jumped(side, TOO_FEW)
@@ -388,8 +394,8 @@ async def test_batches_after_a_reordered_pair_keep_their_order(
 async def test_reordered_batches_get_no_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The offset made the log seem to have lost its end, and a barrier would say that no later batch lies
-    below it."""
+    """The fault: with its offset the log seemed to have lost its end, and a barrier would have denied later
+    batches below it."""
     monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
     side = FakeAppender(Partition())
     lane, futures = await _jumped(side, TOO_FEW)
@@ -414,21 +420,21 @@ async def test_batches_in_an_unknown_order_get_no_offset(
 
 
 async def test_appended_batch_is_acknowledged_when_its_refused_predecessor_is_dropped() -> None:
-    """It was not before the next one was: an idle source's position stood still."""
+    """The fault: it was acknowledged only with the next batch, so an idle source's position did not move."""
     side = FakeAppender(Partition())
     lane, futures = await _jumped(side, TOO_LARGE)
     assert isinstance(futures[1].exception(), BatchRefused)
     assert lane.replace_refused([]) == []
     assert futures[2].done()
     _sent(lane)
-    assert not lane.is_ready, "alone: nobody has acknowledged the one right before it"
+    assert not lane.is_ready, "it goes alone: its predecessor is not acknowledged"
     lane.close()
     lane, futures = await _jumped(side := FakeAppender(Partition()), TOO_LARGE)
     lane.replace_refused([])
     await _played_out(lane, side.partition, futures)
     assert side.partition.log == [b"a", b"c", b"d", b"e", b"f"]
     assert [future.result() for future in (futures[0], *futures[2:])] == [0, 2, 4, 6, 8]
-    assert side.incidents == [], "nothing is in another order"
+    assert side.incidents == [], "no batch changed its place"
     lane.close()
 
 
@@ -436,8 +442,8 @@ async def test_appended_batch_is_acknowledged_when_its_refused_predecessor_is_dr
 async def test_doubtful_batches_are_found_in_a_log_that_has_lost_its_end(
     monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
-    """It was looked for behind the former end, where nothing lay any more. With others' records behind it
-    it is not found the first time; what comes then is looked for behind the end of that day."""
+    """The fault: the lookup began at the former end, where nothing lay any more. If other producers' records
+    lie there, the first lookup finds nothing, and later ones begin at the end of that time."""
     log: list[Any] = []
     end, lookups = 60, list[int]()
 

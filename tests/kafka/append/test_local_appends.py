@@ -21,11 +21,11 @@ from app.kafka.records.verbatim_copy import VerbatimCopy
 from tests.kafka.records.batches import make_batch
 
 EPOCH = 3
-TOPICS = {"orders": 1, "payments": 2, "refunds": 2}  # and the brokers that lead them
+TOPICS = {"orders": 1, "payments": 2, "refunds": 2}  # topic -> the broker that leads it
 
 
 class Brokers(ClusterClient):
-    """Leaders whose answers are made by hand: `ends` of logs, `before` of a broker's answer."""
+    """Leaders with answers set by the test: `ends` of logs; `before` runs before a broker's answer."""
 
     def __init__(self) -> None:
         super().__init__(ClusterSpec("none", ("h:1",)))
@@ -48,8 +48,8 @@ class Brokers(ClusterClient):
         )
 
 
-class Stand:
-    """A follower and a writer of each topic; rounds are made by hand."""
+class Rig:
+    """A follower and a writer of each topic; the test starts each round."""
 
     def __init__(self) -> None:
         self.brokers = Brokers()
@@ -75,7 +75,7 @@ class Stand:
         item.release()
 
     def append(self, topic: str, *, log_time_ms: int = -1) -> None:
-        """It sends a batch of ten, and has its acknowledgement."""
+        """Sends a batch of ten records, which the leader acknowledges."""
         start = self.sent[topic]
         copy = VerbatimCopy(make_batch(start, [(b"k", b"v")] * 10), 10, start, start + 10)
         self.sent[topic] = self.brokers.ends[topic] = start + 10
@@ -85,7 +85,7 @@ class Stand:
         self.writers[topic].acknowledged(pending.future.result(), copy)
 
     async def round(self) -> None:
-        """And all of it is given."""
+        """Runs a round, until the followers have all of its batches."""
         await self.appended._round(1.0)
         while any(self.part(topic).is_given for topic in TOPICS):  # noqa: ASYNC110 - a task of its own
             await asyncio.sleep(0)
@@ -96,33 +96,33 @@ class Stand:
 
 
 async def test_batches_sent_and_acknowledged_between_two_answers_are_given() -> None:
-    stand = Stand()
-    await stand.round()
-    stand.append("orders")
-    await stand.round()
-    assert (stand.spans("orders"), stand.spans("payments")) == ([(0, 10)], [])
+    rig = Rig()
+    await rig.round()
+    rig.append("orders")
+    await rig.round()
+    assert (rig.spans("orders"), rig.spans("payments")) == ([(0, 10)], [])
 
 
 async def test_lane_of_a_waiting_follower_joins_few_rounds_unless_many_batches_wait() -> None:
-    stand = Stand()
-    await stand.round()
-    stand.append("orders")
-    await stand.round()
-    assert stand.part("orders").waits
+    rig = Rig()
+    await rig.round()
+    rig.append("orders")
+    await rig.round()
+    assert rig.part("orders").waits
     for most_rows, spans in ((8_192, [(0, 10)]), (1, [(0, 10), (10, 20)])):
-        stand.writers["orders"].batches._most_rows = most_rows
+        rig.writers["orders"].batches._most_rows = most_rows
         if most_rows == 8_192:
-            stand.append("orders")
-        await stand.appended._round(1.0, all_lanes=False)
-        while stand.part("orders").is_given:  # noqa: ASYNC110 - a task of its own
+            rig.append("orders")
+        await rig.appended._round(1.0, all_lanes=False)
+        while rig.part("orders").is_given:  # noqa: ASYNC110 - a task of its own
             await asyncio.sleep(0)
-        assert stand.spans("orders") == spans
+        assert rig.spans("orders") == spans
 
 
 async def test_round_ends_with_its_last_answer_even_if_another_fails() -> None:
-    stand = Stand()
-    await stand.round()
-    stand.append("orders")
+    rig = Rig()
+    await rig.round()
+    rig.append("orders")
     requested, answers = asyncio.Event(), asyncio.Event()
 
     async def late() -> None:
@@ -133,67 +133,69 @@ async def test_round_ends_with_its_last_answer_even_if_another_fails() -> None:
         await requested.wait()
         raise LookupError("nobody thought of it")
 
-    stand.brokers.before = {1: late, 2: breaks}
+    rig.brokers.before = {1: late, 2: breaks}
     with capture_logs():
-        a_round = asyncio.ensure_future(stand.appended._round(1.0))
+        a_round = asyncio.ensure_future(rig.appended._round(1.0))
         await requested.wait()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert not a_round.done(), "the next one would take this one's answer for its own"
+        assert not a_round.done(), "otherwise the next round would take this round's answer"
         answers.set()
         await a_round
-    await stand.round()
-    assert stand.spans("orders") == [(0, 10)]
+    await rig.round()
+    assert rig.spans("orders") == [(0, 10)]
 
 
 async def test_failing_lane_is_fetched_and_the_others_are_given() -> None:
-    stand = Stand()
+    rig = Rig()
 
     def breaks(_: Any) -> int:
         raise LookupError("nobody thought of it")
 
-    stand.part("payments").counts = breaks
+    rig.part("payments").counts = breaks
     with capture_logs() as logs:
-        await stand.round()
+        await rig.round()
         for number in range(1, 8):
-            payments = stand.part("payments")
-            payments.next_offset = stand.sent["payments"]  # it was fetched
+            payments = rig.part("payments")
+            payments.next_offset = rig.sent["payments"]  # as if a fetch had brought the records
             for topic in TOPICS:
-                stand.append(topic)
-            await stand.round()
-            assert stand.spans("orders")[-1] == (10 * number - 10, 10 * number)
-            assert stand.spans("refunds") == stand.spans("orders")
-    assert stand.spans("payments") == []
-    assert len([one for one in logs if one["log_level"] == "error"]) == 1, "not in every round"
+                rig.append(topic)
+            await rig.round()
+            assert rig.spans("orders")[-1] == (10 * number - 10, 10 * number)
+            assert rig.spans("refunds") == rig.spans("orders")
+    assert rig.spans("payments") == []
+    assert len([one for one in logs if one["log_level"] == "error"]) == 1, "one error, not one in every round"
 
 
 async def test_leaders_log_end_is_not_a_high_watermark() -> None:
-    stand = Stand()
-    await stand.round()
-    part = stand.part("orders")
-    stand.append("orders")
-    stand.brokers.ends["orders"] = 25  # 15 more, which are not acknowledged
-    await stand.round()
-    assert (part.high_watermark, part.seen_at_s) == (10, 0.0), "that is looked for"
-    assert stand.got["orders"][-1].high_watermark == 10
-    stand.brokers.ends["orders"] = 10
-    stand.append("orders")
-    await stand.round()
+    rig = Rig()
+    await rig.round()
+    part = rig.part("orders")
+    rig.append("orders")
+    rig.brokers.ends["orders"] = 25  # 15 records more, not acknowledged
+    await rig.round()
+    assert (part.high_watermark, part.seen_at_s) == (10, 0.0), (
+        "the high watermark comes from acknowledgements"
+    )
+    assert rig.got["orders"][-1].high_watermark == 10
+    rig.brokers.ends["orders"] = 10
+    rig.append("orders")
+    await rig.round()
     assert part.high_watermark == 20
     assert part.seen_at_s > 0
 
 
 async def test_batches_with_the_logs_timestamps_are_fetched() -> None:
-    stand = Stand()
-    await stand.round()
-    stand.append("orders")
-    stand.append("orders", log_time_ms=1_700_000_000_000)
-    await stand.round()
-    assert stand.spans("orders") == []
-    assert not stand.part("orders").waits
-    stand.append("orders")
-    await stand.round()
-    assert stand.spans("orders") == [], "it has to fetch what is before it"
+    rig = Rig()
+    await rig.round()
+    rig.append("orders")
+    rig.append("orders", log_time_ms=1_700_000_000_000)
+    await rig.round()
+    assert rig.spans("orders") == []
+    assert not rig.part("orders").waits
+    rig.append("orders")
+    await rig.round()
+    assert rig.spans("orders") == [], "the batches before it are not fetched yet"
 
 
 def test_acknowledgements_show_the_logs_timestamps() -> None:

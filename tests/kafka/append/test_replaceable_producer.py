@@ -29,7 +29,7 @@ async def started(client: ClusterClient, **settings: Any) -> AsyncIterator[Repla
 
 
 async def be_refused(producer: ReplaceableProducer, topic: str) -> None:
-    """Sends what the topic does not take."""
+    """Sends a record that is too large for the topic."""
     with pytest.raises(MessageSizeTooLargeError):
         await producer.send_and_wait(topic, bytes(2 * SMALL_BYTES), partition=0)
 
@@ -57,7 +57,7 @@ async def test_records_sent_after_a_refusal_are_written(
 async def test_records_around_a_refusal_keep_their_order_and_none_is_lost(
     client: ClusterClient, start: Start, topic_name: str
 ) -> None:
-    """As senders do that send again, with what they had, all that they were not told to be written."""
+    """The sender repeats all records that were not acknowledged, as Switchyard's senders do."""
     await create(client, topic_name, max_message_bytes=str(SMALL_BYTES))
     written = list[int]()
     async with started(client) as producer:

@@ -16,7 +16,7 @@ from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_ids import UNKNOWN_ID, TopicIdsRequest
 
 CLUSTER = "east-aggregate"  # not the one other tests use at the same time
-TURNS = 6  # of the loop, until a connection has heard of its end
+TURNS = 6  # turns of the loop until a connection knows that it was closed
 
 
 async def _sent_meanwhile(bootstrap: str) -> list[str]:
@@ -54,7 +54,7 @@ async def _send_to_an_old_broker(bootstrap: str) -> None:
     try:
         await client.metadata([])
         (connection,) = client.client._conns.values()
-        connection._versions = {TopicIdsRequest.API_KEY: (0, 9)}  # as one before Kafka 2.8 says
+        connection._versions = {TopicIdsRequest.API_KEY: (0, 9)}  # as a broker before Kafka 2.8 reports
         with pytest.raises(NotImplementedError):
             connection.send(TopicIdsRequest([]))
         assert await client.topic_ids(["orders"]) == {"orders": UNKNOWN_ID}

@@ -1,4 +1,4 @@
-"""Fetches and leader epochs. What a truncation looks like: tests/replicate/pump/test_truncation.py."""
+"""Fetches and leader epochs. tests/replicate/pump/test_truncation.py covers truncated logs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_leader_reports_epoch_ends_and_later_positions_are_of_another_log(
     assert end == EpochEnd(0, 0, 10)
     assert not end.diverges_at(10)
     assert end.diverges_at(11)
-    assert not EpochEnd(0, NOT_KNOWN, NOT_KNOWN).diverges_at(11), "nobody knows"
+    assert not EpochEnd(0, NOT_KNOWN, NOT_KNOWN).diverges_at(11), "the end is unknown"
     pump = await start()
     pump.service.add("k", topic_name, 0, 4, last_epoch=0)
     await pump.until(lambda: pump.offsets("k") == list(range(4, 10)))
@@ -91,7 +91,7 @@ async def test_reader_at_the_log_end_knows_its_epoch_before_the_first_record(
 async def test_answer_of_a_former_leader_is_dropped_until_the_logs_are_compared(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one has cut the log off below the position."""
+    """The next leader has cut the log off below the position."""
     await create(client, topic_name)
     await write(bootstrap, topic_name, [b"v"] * 10)
     await client.topic_ids([topic_name])

@@ -34,7 +34,7 @@ async def seen(committer: OffsetCommitter, group: str) -> GroupMembers:
 async def test_members_of_the_consumer_protocol_are_found_and_named(
     client: ClusterClient, bootstrap: str, topic_name: str
 ) -> None:
-    """`config deploy` went through beside them, and both processed everything."""
+    """The fault: `config deploy` passed although they consumed, so both processed every message."""
     await create(client, topic_name, 2)
     committer, group = OffsetCommitter(client), f"group-{topic_name}"
     assert await committer.members(group) == GroupMembers()
@@ -74,7 +74,7 @@ async def test_members_of_the_streams_protocol_are_found(client: ClusterClient, 
 
 
 class StreamsHeartbeatResponse(Response):
-    """As far as it is read."""
+    """The fields that the test reads."""
 
     API_KEY = 88
     API_VERSION = 0

@@ -15,7 +15,7 @@ def test_only_partition_is_returned() -> None:
 
 
 def test_answer_emptied_by_a_quota_raises_a_retriable_error() -> None:
-    """It ended a job of Spark by ValueError, for all topics."""
+    """The fault: a ValueError ended a Spark job for all topics."""
     with pytest.raises(RequestTimedOutError, match="quota delays the answer by 900 ms") as met:
         only_partition(SimpleNamespace(topics=[], throttle_time_ms=900))
     assert met.value.retriable

@@ -101,7 +101,7 @@ async def manager(administered: Secured, source_user: str) -> AsyncIterator[Repl
 
 
 def remedy_for(manager: ReplicaManagerRig, text: str) -> str | None:
-    """The remedy of the first incident that says so."""
+    """The remedy of the first incident whose message has this text."""
     found = zip(manager.incidents, manager.remedies, strict=True)
     return next((remedy for (_, message), remedy in found if text in message), None)
 
@@ -124,9 +124,7 @@ async def test_read_permission_suffices_for_the_source_of_a_route(
     await manager.until(lambda: remedy_for(manager, denied))
     assert "--group switchyard-r" in (remedy_for(manager, denied) or "")
     assert {kind for kind, _ in manager.incidents} == {"commit-refused"}
-    assert manager.jobs.progress_saver.unanswered == {}, (
-        "the cluster answers: nobody ends the worker for that"
-    )
+    assert manager.jobs.progress_saver.unanswered == {}, "the cluster answers, so the worker does not end"
     await administered.acls(HOME).allow(READER, GROUP, "switchyard-r", READ)
     pump = await manager.copied(3)
     await manager.until(lambda: not pump.trouble)
@@ -197,7 +195,7 @@ async def test_withdrawn_permission_is_named_and_delivery_resumes_without_loss_o
 
 @pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize(
-    ("cluster", "operation", "said"),
+    ("cluster", "operation", "incident_text"),
     [
         (HOME, READ, "lacks Describe on topic"),
         (AWAY, WRITE, "lacks Write on topic"),
@@ -211,7 +209,7 @@ async def test_route_without_a_permission_names_it_and_begins_once_granted(
     monkeypatch: pytest.MonkeyPatch,
     cluster: str,
     operation: int,
-    said: str,
+    incident_text: str,
 ) -> None:
     monkeypatch.setattr(verification, "UNREAD_S", 1.0)
     topic = administered.topic
@@ -225,7 +223,7 @@ async def test_route_without_a_permission_names_it_and_begins_once_granted(
     await administered.write("a", "b")
     manager.put(verify="all")
     manager.assign()
-    await manager.until(lambda: remedy_for(manager, f"User:{USER} {said}"))
+    await manager.until(lambda: remedy_for(manager, f"User:{USER} {incident_text}"))
     await administered.acls(cluster).allow(USER, TOPIC, topic, operation)
     await manager.copied(2)
     assert await administered.rows(AWAY) == await administered.rows(HOME)
@@ -246,9 +244,11 @@ async def test_each_permission_missing_for_a_destination_is_named_with_its_grant
     async def lacks(operation: int, cluster: str = "west") -> None:
         """Runs the leader until it reports the missing permission, then grants it."""
         name, acls = OPERATIONS[operation], here if cluster == "east" else there
-        said = f"User:{USER} lacks {name} on topic {orders} in {cluster}"
-        await two.rounds(lambda _: any(said in message for _, _, message, _ in two.incidents), said)
-        (remedy,) = {remedy for _, _, message, remedy in two.incidents if said in message}
+        incident_text = f"User:{USER} lacks {name} on topic {orders} in {cluster}"
+        await two.rounds(
+            lambda _: any(incident_text in message for _, _, message, _ in two.incidents), incident_text
+        )
+        (remedy,) = {remedy for _, _, message, remedy in two.incidents if incident_text in message}
         assert f"--operation {name}" in remedy
         assert f"--topic {orders}" in remedy
         await acls.allow(USER, TOPIC, orders, operation)
@@ -281,7 +281,7 @@ async def test_each_permission_missing_for_a_destination_is_named_with_its_grant
 async def test_destination_without_alter_permission_is_copied_to_unless_the_route_says_block(
     administered: Secured, monkeypatch: pytest.MonkeyPatch, smaller: str | None
 ) -> None:
-    """As managed clusters are, or Kafka 4 behind Kafka 3, whose topics take records of the future."""
+    """Like managed clusters, or Kafka 4 copied from Kafka 3, whose topics take records of the future."""
     monkeypatch.setattr(topics_catalog, "REFRESH_INTERVAL_S", 0.0)
     monkeypatch.setattr(topic_inventory, "SETTINGS_INTERVAL_S", 0.0)
     yard = administered.yard
@@ -297,11 +297,11 @@ async def test_destination_without_alter_permission_is_copied_to_unless_the_rout
         await administered.acls(AWAY).allow(USER, TOPIC, orders, READ, WRITE, DESCRIBE_CONFIGS)
         await two.deploy(**({"sync": {"onSmallerLimits": smaller}} if smaller else {}))
         kind = "route-blocked" if smaller else "route-topic"
-        said = {"max.message.bytes is 3000: larger", f"{NEWEST} is 3600000: records from the future"}
+        texts = {"max.message.bytes is 3000: larger", f"{NEWEST} is 3600000: records from the future"}
 
         def are_reported(jobs: dict[str, set[int]]) -> bool:
-            messages = [message for told, _, message, _ in two.incidents if told == kind]
-            return all(any(one in message for message in messages) for one in said) and bool(jobs) == (
+            messages = [message for reported_kind, _, message, _ in two.incidents if reported_kind == kind]
+            return all(any(one in message for message in messages) for one in texts) and bool(jobs) == (
                 smaller is None
             )
 
@@ -327,20 +327,22 @@ async def test_each_permission_missing_for_a_workload_is_named_and_it_begins_onc
     key = f"billing/{orders}"
     job = f"dispatch:{key}:{orders}:0"
 
-    async def told(said: str) -> str:
-        """Rounds of the leader until it is; the remedy."""
-        while not (found := [one[3] for one in two.incidents if f"User:{READER} lacks {said}" in one[2]]):
+    async def remedy_for(permission: str) -> str:
+        """Runs rounds of the leader until an incident names the missing permission; its remedy."""
+        while not (
+            found := [one[3] for one in two.incidents if f"User:{READER} lacks {permission}" in one[2]]
+        ):
             assert job not in await two.catalog.jobs()
         return found[0]
 
     try:
         await ensure_topics(administered.clients[HOME], [TopicSpec(orders, 1, 1)])
         await two.append(put(definition("billing", orders)))
-        assert "--operation Describe" in await told(f"Describe on topic {orders} in east")
+        assert "--operation Describe" in await remedy_for(f"Describe on topic {orders} in east")
         await acls.allow(READER, TOPIC, orders, READ)
         workload = two.catalog.workload(key)
         assert workload is not None
-        assert "--operation Create" in await told("Create on topic")
+        assert "--operation Create" in await remedy_for("Create on topic")
         for topic in (*workload.retry_topics(), workload.dlq_topic()):
             await acls.allow(READER, TOPIC, topic, CREATE, DESCRIBE, DESCRIBE_CONFIGS)
         while job not in await two.catalog.jobs():
@@ -377,10 +379,10 @@ async def test_worker_without_alter_permission_on_control_topics_starts_and_name
     try:
         for lacked, granted in (("DescribeConfigs", DESCRIBE_CONFIGS), ("AlterConfigs", ALTER_CONFIGS)):
             await use_brokers_time(client, topics)
-            told = capsys.readouterr().out
-            assert "control topics may keep their writers' timestamps" in told
-            assert lacked in told
-            assert "kafka-configs.sh" in told
+            output = capsys.readouterr().out
+            assert "control topics may keep their writers' timestamps" in output
+            assert lacked in output
+            assert "kafka-configs.sh" in output
             for topic in topics.all():
                 await acls.allow(USER, TOPIC, topic.name, granted)
 
@@ -388,7 +390,7 @@ async def test_worker_without_alter_permission_on_control_topics_starts_and_name
                 await use_brokers_time(client, topics)
                 return f"lacks {lacked}" not in capsys.readouterr().out
 
-            async with asyncio.timeout(ENOUGH_S):  # a broker hears of it a moment later
+            async with asyncio.timeout(ENOUGH_S):  # brokers apply a grant a moment later
                 while not await is_granted():  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.1)
         await use_brokers_time(client, topics)

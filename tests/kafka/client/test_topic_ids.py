@@ -47,7 +47,7 @@ async def test_old_broker_gives_no_topic_ids(
     send = AIOKafkaConnection.send
 
     def as_to_kafka_2_7(self: Any, request: Any, expect_response: bool = True) -> Any:
-        if 3 in self._versions:  # not before the broker told which versions it knows
+        if 3 in self._versions:  # only once the broker's versions are known
             low, high = self._versions[3]
             self._versions = {**self._versions, 3: (low, min(high, 9))}
         return send(self, request, expect_response)  # type: ignore[no-untyped-call]  # aiokafka has no types

@@ -59,7 +59,7 @@ def test_every_record_is_read_with_its_key_value_headers_and_time(codec: int) ->
 
 @pytest.mark.parametrize("codec", sorted(set(CODECS.values()) - {0}))
 def test_batch_that_decompresses_too_large_is_skipped_and_logged_without_memory(codec: int) -> None:
-    """8 kB became 798 MB."""
+    """The fault: 8 kB became 798 MB."""
     data = batch_of_packed(0, [packed_record(0, bytes(200 * MIB))], codec) + make_batch(1)
 
     with at_most(64 * MIB), capture_logs() as logs:
@@ -91,7 +91,7 @@ def test_old_messages_are_skipped_and_logged_and_later_records_are_read(magic: i
 
 
 def test_skipped_span_is_known_before_later_records_are_returned() -> None:
-    """The control log took it for compaction, and read everything again for each of them."""
+    """The fault: the control log took the span for compaction, and read the whole log again for each one."""
     bad = {1, 700}
     rows = [packed_record(at, headers=20_000 if at in bad else 0) for at in range(1_500)]
     taken, _ = result(batch_of_packed(0, rows, CODECS["zstd"]))
@@ -119,7 +119,7 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def result(data: bytes, start: int = 0) -> tuple[Any, Any]:
-    """A response as a consumer that stands at `start` has it, and its position there."""
+    """A response for a consumer at `start`, and the consumer's next position."""
     state = SimpleNamespace(paused=False, position=start)
     state.consumed_to = lambda position: setattr(state, "position", position)
     assignment = SimpleNamespace(active=True, state_value=lambda _: state)
@@ -176,7 +176,7 @@ def test_open_batches_together_stay_within_the_limit_and_are_read_to_their_end(
 async def test_readers_that_always_find_records_leave_time_for_other_tasks(
     client: ClusterClient, topic_name: str
 ) -> None:
-    """Each time one of them takes some, everything else in the loop has its turn."""
+    """Whenever one of them takes records, all other tasks of the loop get a turn."""
     await ensure_topics(client, [TopicSpec(topic_name, 2)])
     count, turns = 20_000, 0
     data = batch_of_packed(0, [packed_record(at) for at in range(count)], CODECS["zstd"])

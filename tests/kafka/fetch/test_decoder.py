@@ -35,7 +35,7 @@ def fetched(
 
 
 def read_all(reader: RecordReader, limit: int = 1000) -> tuple[list[Record], list[UndecodableBatch]]:
-    """Everything, and what could not be read; a reader that never ends fails."""
+    """All records and errors of a reader; fails if the reader never ends."""
     records: list[Record] = []
     bad: list[UndecodableBatch] = []
     for _ in range(10_000):
@@ -208,7 +208,7 @@ async def test_batch_with_a_damaged_header_costs_its_own_offsets_and_its_neighbo
 
     await service._deliver_data(part, make_batch(0, ROWS) + damaged + behind, [])
     assert part.next_offset == 8
-    await service._deliver_data(part, damaged + behind, [])  # as brokers do that believe the header
+    await service._deliver_data(part, damaged + behind, [])  # like brokers that trust the header
     records, bad = [], []
     for reader in readers:
         found = read_all(reader)
@@ -233,11 +233,11 @@ async def test_damaged_batch_with_an_unknown_end_is_an_incident_until_a_batch_fo
 
     await service._deliver_data(part, damaged, [])
     assert (delivered, part.next_offset, part.failures) == ([], 4, 1)
-    assert part.max_bytes > PARTITION_MAX_BYTES  # what follows may not have been within the limit
+    assert part.max_bytes > PARTITION_MAX_BYTES  # the next batch may have been beyond the limit
 
     await service._deliver_data(part, damaged + make_batch(8, ROWS), [])
-    (told,) = delivered
-    _, (error,) = read_all(RecordReader(told))
+    (delivery,) = delivered
+    _, (error,) = read_all(RecordReader(delivery))
     assert (error.start, error.end, part.next_offset, part.failures) == (4, 8, 8, 0)
 
 

@@ -32,7 +32,7 @@ COMPRESSED = sorted(set(CODECS.values()) - {0})
 
 @contextmanager
 def at_most(nbytes: int) -> Iterator[None]:
-    """No more is allocated at once."""
+    """Asserts that the block never allocates more than this at once."""
     tracemalloc.start(1)
     try:
         yield
@@ -43,7 +43,7 @@ def at_most(nbytes: int) -> Iterator[None]:
 
 
 def test_four_million_empty_headers_are_never_objects_and_their_neighbours_are_read() -> None:
-    """279 bytes of them cost 294 MB."""
+    """The fault: 279 bytes of them cost 294 MB."""
     poison = packed_record(1, headers=MANY)
     data = batch_of_packed(0, [packed_record(0), poison, packed_record(2)], CODECS["zstd"])
     assert len(data) < 1_000
@@ -82,7 +82,7 @@ def test_record_with_exactly_the_most_headers_is_read() -> None:
 
 
 def test_short_records_of_headers_only_are_decoded_in_portions_with_their_cost() -> None:
-    """One chunk of so many records would be 150 MB."""
+    """One chunk of this many records would take 150 MB."""
     data = batch_of_packed(0, [packed_record(number, headers=900) for number in range(1_000)])
     (batch,) = iter_batches(data)
     opened, costs, read = OpenBatch(batch), list[int](), 0
@@ -134,7 +134,7 @@ def unheard(error: UndecodableBatch, _: Any) -> None:
 
 
 def test_decompressed_bytes_of_many_partitions_stay_within_the_budget_and_all_are_read() -> None:
-    """Thirty to one on a hundred partitions were 3 GB beside a budget of 256 MB."""
+    """The fault: a hundred partitions at a ratio of 30 to 1 took 3 GB, with a budget of 256 MB."""
     count, partitions = 2_000, 50
     data = make_batch(0, [(b"k" * 100, b"v" * 1_000)] * count, codec=CODECS["zstd"])
     budget = ByteBudget(16 * MIB)

@@ -124,7 +124,7 @@ async def test_partition_added_during_a_poll_does_not_wait_for_it(
 async def test_partition_of_a_new_topic_flows_at_once(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "WATERMARKS_S", 1e6)  # whoever waited for that timer would wait for ever
+    monkeypatch.setattr(service, "WATERMARKS_S", 1e6)  # nothing may wait for this timer
     pump = await start()
     for number in range(5):
         topic = await create(client, f"{topic_name}-{number}")

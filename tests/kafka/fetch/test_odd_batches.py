@@ -154,7 +154,7 @@ async def test_every_good_record_around_any_accepted_batch_is_read(
 ) -> None:
     await create(client, topic_name, message_timestamp_type=("CreateTime", "LogAppendTime")[seed])
     good, end, taken = await written(client, topic_name, random.Random(seed))
-    assert taken > len(ODD), "Kafka looks at no offset within an uncompressed batch"
+    assert taken > len(ODD), "brokers check no offsets within an uncompressed batch"
     found, bad = dict[int, bytes | None](), list[UndecodableBatch]()
     ended = asyncio.Event()
 
@@ -176,7 +176,7 @@ async def test_every_good_record_around_any_accepted_batch_is_read(
     lost = Counter(offset for one in bad for offset in range(one.start, one.end))
     assert set(lost.values()) == {1}
     assert not lost.keys() & found.keys()
-    assert sorted([*lost, *found]) == list(range(end)), "each offset is read, or told"
+    assert sorted([*lost, *found]) == list(range(end)), "each offset is read, or reported"
 
 
 async def test_bounded_consumer_skips_records_with_wrong_offsets(

@@ -102,14 +102,14 @@ async def test_waiting_for_a_cluster_is_logged_repeatedly_and_never_given_up(
     ):
         monkeypatch.setattr(cluster, name, seconds)
     client = ClusterClient(ClusterSpec("early", ("127.0.0.1:1", "no-such-host.invalid:9092")))
-    with capture_logs() as told:
+    with capture_logs() as logs:
         starting = asyncio.create_task(client.start_patiently())
         async with asyncio.timeout(ENOUGH_S):
-            while len(told) < 3:
+            while len(logs) < 3:
                 assert not starting.done()
                 await asyncio.sleep(0.02)
     for part in ("nothing listens at 127.0.0.1:1", "no-such-host.invalid does not resolve", "bootstrap and"):
-        assert part in told[-1]["why"]
+        assert part in logs[-1]["why"]
     client.spec = ClusterSpec("early", (yard.bootstrap(CLUSTER),))  # it is there now
     async with asyncio.timeout(ENOUGH_S):
         await starting

@@ -1,4 +1,4 @@
-"""The data that followers get (in order, joined, within memory), and when they are fetched instead."""
+"""Followers get the data of other readers in order, joined and within memory; otherwise they fetch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def counter(next_offset: int = 0) -> PartitionReader:
 
 
 def every(headers: BatchHeaderArrays) -> int:
-    """All of them tell all."""
+    """Counts every batch by its headers."""
     return len(headers.base_offset)
 
 
@@ -62,8 +62,8 @@ class Nowhere(ClusterClient):
         return NO_LEADER, "nobody leads"
 
 
-class Stand:
-    """Readers of a log, of which one follows and is counted; nothing is fetched but by hand."""
+class Rig:
+    """Two readers of a log, one of which follows the other; the test makes the answers to fetches."""
 
     def __init__(
         self, lingers_s: float = 0.0, capacity_bytes: int = 1 << 24, counts: Counts = lambda _: 0
@@ -73,7 +73,7 @@ class Stand:
         self.passed_over = 0
         self.refuses: set[str] = set()
         self.holds = False
-        self.slow: dict[str, asyncio.Event] = {}  # who takes nothing until it is set
+        self.slow: dict[str, asyncio.Event] = {}  # reader -> the event that it waits for before it takes data
         self.budget = ByteBudget(capacity_bytes)
         self.service = FetchService(Nowhere(ClusterSpec("none", ("h:1",))), self._deliver, self.budget)
         self.service.add(LEADER, "orders", 0, 0, "id")
@@ -81,7 +81,7 @@ class Stand:
         self.leader, self.follower = self.part(LEADER), self.part(FOLLOWER)
 
     def another(self, key: str) -> PartitionFetch:
-        """One more that is followed."""
+        """Adds another reader that can be followed."""
         self.service.add(key, "orders", 0, 0, "id")
         return self.part(key)
 
@@ -99,7 +99,7 @@ class Stand:
         if item.key == FOLLOWER:
             self.passed_over += item.start_offset > self.reader.next_offset
             if isinstance(item, FetchedHeaders):
-                assert item.start_offset == self.reader.next_offset, "no header is taken twice"
+                assert item.start_offset == self.reader.next_offset, "every header is taken once"
                 seen_at_ms = item.seen_at_ms
                 self.reader.add_headers(item.headers, item.next_offset, at_ms=9, seen_at_ms=seen_at_ms)
             else:
@@ -110,11 +110,11 @@ class Stand:
             item.data = data
 
     async def answer(self, part: PartitionFetch, *batches: bytes, aborted: Any = ()) -> None:
-        """Its own fetch brings these."""
+        """Answers a fetch of this reader with these batches."""
         await self.service._answered(part, [0, 1_000, [*aborted], b"".join(batches)])
 
     async def settle(self) -> None:
-        """Until nothing is being given."""
+        """Waits until the follower has taken all that it is given."""
         while self.follower.is_given:  # noqa: ASYNC110 - a task of its own
             await asyncio.sleep(0.001)
 
@@ -131,202 +131,202 @@ def batch(base_offset: int, records: int = 10, size: int = 1) -> bytes:
 
 
 async def test_follower_at_the_readers_position_waits_and_takes_its_data() -> None:
-    stand = Stand()
-    await stand.answer(stand.leader)
-    assert stand.waits
-    await stand.answer(stand.leader, batch(0), batch(10))
-    await stand.settle()
-    assert stand.spans(FOLLOWER) == stand.spans(LEADER) == [(0, 20)]
-    assert stand.got[FOLLOWER][0].data == stand.got[LEADER][0].data
-    assert (stand.follower.next_offset, stand.follower.high_watermark, stand.waits) == (20, 1_000, True)
+    rig = Rig()
+    await rig.answer(rig.leader)
+    assert rig.waits
+    await rig.answer(rig.leader, batch(0), batch(10))
+    await rig.settle()
+    assert rig.spans(FOLLOWER) == rig.spans(LEADER) == [(0, 20)]
+    assert rig.got[FOLLOWER][0].data == rig.got[LEADER][0].data
+    assert (rig.follower.next_offset, rig.follower.high_watermark, rig.waits) == (20, 1_000, True)
 
 
 async def test_follower_fetches_missed_data_and_then_follows_again() -> None:
-    stand = Stand()
-    stand.leader.next_offset = 20
-    await stand.answer(stand.leader, batch(20))
-    assert (stand.spans(FOLLOWER), stand.waits) == ([], False)
-    await stand.answer(stand.follower, batch(0), batch(10), batch(20, 3))
-    await stand.answer(stand.leader, batch(30))
-    await stand.settle()
-    assert stand.spans(FOLLOWER) == [(0, 23)], "it is behind what came"
-    await stand.answer(stand.follower, batch(23, 7), batch(30))
-    stand.leader.next_offset = 30
-    await stand.answer(stand.leader, batch(30), batch(40))
-    await stand.settle()
-    assert stand.spans(FOLLOWER)[-1] == (40, 50), "what it has of it is not taken again"
+    rig = Rig()
+    rig.leader.next_offset = 20
+    await rig.answer(rig.leader, batch(20))
+    assert (rig.spans(FOLLOWER), rig.waits) == ([], False)
+    await rig.answer(rig.follower, batch(0), batch(10), batch(20, 3))
+    await rig.answer(rig.leader, batch(30))
+    await rig.settle()
+    assert rig.spans(FOLLOWER) == [(0, 23)], "the follower is behind this data"
+    await rig.answer(rig.follower, batch(23, 7), batch(30))
+    rig.leader.next_offset = 30
+    await rig.answer(rig.leader, batch(30), batch(40))
+    await rig.settle()
+    assert rig.spans(FOLLOWER)[-1] == (40, 50), "it takes only the batches that it lacks"
 
 
 @pytest.mark.parametrize(
     "other", [{"topic_id": "another"}, {"topic_id": ""}, {"epoch": 3}, {"doubted": True}, {"unsure": True}]
 )
 async def test_follower_takes_nothing_that_may_be_from_another_log(other: dict[str, Any]) -> None:
-    stand = Stand()
+    rig = Rig()
     for name, value in other.items():
-        setattr(stand.follower, name, value)
-    await stand.answer(stand.leader, batch(0))
-    assert (stand.spans(LEADER), stand.spans(FOLLOWER), stand.waits) == ([(0, 10)], [], False)
+        setattr(rig.follower, name, value)
+    await rig.answer(rig.leader, batch(0))
+    assert (rig.spans(LEADER), rig.spans(FOLLOWER), rig.waits) == ([(0, 10)], [], False)
 
 
 async def test_follower_under_fetch_gets_the_data_from_its_own_answer() -> None:
-    stand = Stand()
-    stand.follower.polling = True
-    await stand.answer(stand.leader, batch(0))
-    assert (stand.spans(FOLLOWER), stand.waits) == ([], True)
-    await stand.answer(stand.follower, batch(0))
-    stand.follower.polling = False
-    await stand.answer(stand.leader, batch(10))
-    await stand.settle()
-    assert stand.spans(FOLLOWER) == [(0, 10), (10, 20)]
+    rig = Rig()
+    rig.follower.polling = True
+    await rig.answer(rig.leader, batch(0))
+    assert (rig.spans(FOLLOWER), rig.waits) == ([], True)
+    await rig.answer(rig.follower, batch(0))
+    rig.follower.polling = False
+    await rig.answer(rig.leader, batch(10))
+    await rig.settle()
+    assert rig.spans(FOLLOWER) == [(0, 10), (10, 20)]
 
 
 @pytest.mark.parametrize("counts", [lambda _: 0, every])
 async def test_data_with_aborted_transactions_is_taken_only_from_its_beginning(counts: Counts) -> None:
-    stand = Stand(counts=counts)
-    stand.follower.next_offset = 10
-    await stand.answer(stand.leader, batch(0), batch(10), aborted=[(7, 5)])
-    assert stand.spans(FOLLOWER) == []
-    stand.follower.next_offset = 20
-    await stand.answer(stand.leader, batch(20), aborted=[(7, 21)])
-    await stand.settle()
-    assert [one.aborted for one in stand.got[FOLLOWER]] == [[(7, 21)]]
+    rig = Rig(counts=counts)
+    rig.follower.next_offset = 10
+    await rig.answer(rig.leader, batch(0), batch(10), aborted=[(7, 5)])
+    assert rig.spans(FOLLOWER) == []
+    rig.follower.next_offset = 20
+    await rig.answer(rig.leader, batch(20), aborted=[(7, 21)])
+    await rig.settle()
+    assert [one.aborted for one in rig.got[FOLLOWER]] == [[(7, 21)]]
 
 
 async def test_small_pieces_are_given_together() -> None:
-    stand = Stand(lingers_s=0.2)
+    rig = Rig(lingers_s=0.2)
     for number in range(5):
-        await stand.answer(stand.leader, batch(10 * number))
-    await stand.settle()
-    assert stand.spans(LEADER) == [(10 * number, 10 * number + 10) for number in range(5)]
-    assert stand.reader.records == 50
-    assert len(stand.got[FOLLOWER]) < 5
-    assert b"".join(one.data for one in stand.got[FOLLOWER]) == b"".join(batch(10 * n) for n in range(5))
-    assert stand.budget.used_bytes == stand.follower.unreleased_bytes == 0
+        await rig.answer(rig.leader, batch(10 * number))
+    await rig.settle()
+    assert rig.spans(LEADER) == [(10 * number, 10 * number + 10) for number in range(5)]
+    assert rig.reader.records == 50
+    assert len(rig.got[FOLLOWER]) < 5
+    assert b"".join(one.data for one in rig.got[FOLLOWER]) == b"".join(batch(10 * n) for n in range(5))
+    assert rig.budget.used_bytes == rig.follower.unreleased_bytes == 0
 
 
 async def test_slow_follower_does_not_delay_the_reader() -> None:
-    stand = Stand(capacity_bytes=1 << 30)
-    stand.holds = True
+    rig = Rig(capacity_bytes=1 << 30)
+    rig.holds = True
     big = [batch(10 * number, 10, 40_000) for number in range(40)]
     for one in big:
-        await stand.answer(stand.leader, one)
-        await stand.settle()
-    assert stand.leader.next_offset == 400
-    held = sum(one.nbytes for one in stand.got[FOLLOWER])
+        await rig.answer(rig.leader, one)
+        await rig.settle()
+    assert rig.leader.next_offset == 400
+    held = sum(one.nbytes for one in rig.got[FOLLOWER])
     assert 2 * 1024 * 1024 <= held < 3 * 1024 * 1024
-    assert not stand.waits, "it fetches, once it has room"
+    assert not rig.waits, "it fetches once it has room"
 
 
 async def test_refused_data_is_fetched_again() -> None:
-    stand = Stand()
-    await stand.answer(stand.leader, batch(0))
-    await stand.settle()
-    stand.refuses = {FOLLOWER}
-    await stand.answer(stand.leader, batch(10))
-    await stand.settle()
-    assert (stand.follower.next_offset, stand.waits, stand.budget.used_bytes) == (10, False, 0)
+    rig = Rig()
+    await rig.answer(rig.leader, batch(0))
+    await rig.settle()
+    rig.refuses = {FOLLOWER}
+    await rig.answer(rig.leader, batch(10))
+    await rig.settle()
+    assert (rig.follower.next_offset, rig.waits, rig.budget.used_bytes) == (10, False, 0)
 
 
 async def test_follower_that_gets_data_during_scheduling_is_not_fetched() -> None:
-    stand = Stand()
-    stand.service.add("gone", "no such topic", 0, 0, "id")  # scheduled last; its trouble is reported
-    gone = stand.part("gone")
-    gone.failures, stand.leader.polling = 1, True
-    stand.slow = {"gone": asyncio.Event(), FOLLOWER: asyncio.Event()}
-    looking = asyncio.ensure_future(stand.service._schedule())
-    while not (gone.incident or looking.done()):  # noqa: ASYNC110 - it is being told
+    rig = Rig()
+    rig.service.add("gone", "no such topic", 0, 0, "id")  # scheduled last, and reports an incident
+    gone = rig.part("gone")
+    gone.failures, rig.leader.polling = 1, True
+    rig.slow = {"gone": asyncio.Event(), FOLLOWER: asyncio.Event()}
+    looking = asyncio.ensure_future(rig.service._schedule())
+    while not (gone.incident or looking.done()):  # noqa: ASYNC110 - the incident is being reported
         await asyncio.sleep(0)
-    await stand.answer(stand.leader, batch(0))
-    assert stand.follower.is_given
-    stand.slow["gone"].set()
+    await rig.answer(rig.leader, batch(0))
+    assert rig.follower.is_given
+    rig.slow["gone"].set()
     await looking
-    assert not stand.service._polls
-    stand.slow[FOLLOWER].set()
-    await stand.settle()
-    assert stand.spans(FOLLOWER) == [(0, 10)]
+    assert not rig.service._polls
+    rig.slow[FOLLOWER].set()
+    await rig.settle()
+    assert rig.spans(FOLLOWER) == [(0, 10)]
 
 
 async def test_repeated_data_of_another_reader_is_counted_once() -> None:
-    stand = Stand()
+    rig = Rig()
     log = [batch(base) for base in range(0, 150, 10)]
-    other = stand.another("other")
+    other = rig.another("other")
     other.next_offset = 50
-    await stand.answer(stand.leader, *log[:10])
-    await stand.answer(other, *log[5:])
-    await stand.settle()
-    assert (stand.reader.records, stand.reader.next_offset) == (150, 150)
+    await rig.answer(rig.leader, *log[:10])
+    await rig.answer(other, *log[5:])
+    await rig.settle()
+    assert (rig.reader.records, rig.reader.next_offset) == (150, 150)
 
 
 async def test_no_bytes_are_held_while_headers_suffice() -> None:
-    stand = Stand(counts=every)
-    await stand.answer(stand.leader, batch(0), batch(10))
-    assert stand.follower.unreleased_bytes == 2 * HEADED_BYTES
-    await stand.settle()
-    assert [type(one) for one in stand.got[FOLLOWER]] == [FetchedHeaders]
-    assert (stand.reader.records, stand.budget.used_bytes) == (20, 0)
+    rig = Rig(counts=every)
+    await rig.answer(rig.leader, batch(0), batch(10))
+    assert rig.follower.unreleased_bytes == 2 * HEADED_BYTES
+    await rig.settle()
+    assert [type(one) for one in rig.got[FOLLOWER]] == [FetchedHeaders]
+    assert (rig.reader.records, rig.budget.used_bytes) == (20, 0)
 
 
 async def test_follower_is_fetched_and_gets_whole_batches_when_headers_do_not_suffice() -> None:
-    counts = [2, 1, 1]  # of those that are looked at: the first trusts them, then two are put together
-    stand = Stand(counts=lambda _: counts.pop(0))
-    await stand.answer(stand.leader, batch(0), batch(10))
-    await stand.answer(stand.leader, batch(20))
-    await stand.settle()
-    assert (stand.spans(FOLLOWER), stand.follower.next_offset, stand.waits) == ([], 0, False)
-    await stand.answer(stand.follower, batch(0), batch(10), batch(20))
-    await stand.answer(stand.leader, batch(30))
-    await stand.settle()
-    assert [type(one) for one in stand.got[FOLLOWER]] == [FetchedBatches, FetchedBatches]
-    assert (stand.reader.records, stand.reader.next_offset) == (40, 40)
+    counts = [2, 1, 1]  # countable batches of each look: all, then one of two joined batches
+    rig = Rig(counts=lambda _: counts.pop(0))
+    await rig.answer(rig.leader, batch(0), batch(10))
+    await rig.answer(rig.leader, batch(20))
+    await rig.settle()
+    assert (rig.spans(FOLLOWER), rig.follower.next_offset, rig.waits) == ([], 0, False)
+    await rig.answer(rig.follower, batch(0), batch(10), batch(20))
+    await rig.answer(rig.leader, batch(30))
+    await rig.settle()
+    assert [type(one) for one in rig.got[FOLLOWER]] == [FetchedBatches, FetchedBatches]
+    assert (rig.reader.records, rig.reader.next_offset) == (40, 40)
 
 
 async def test_follower_catches_up_by_remembered_headers() -> None:
-    stand = Stand(counts=every)
-    stand.leader.next_offset = 20
-    await stand.answer(stand.leader, batch(20), batch(30))
-    assert not stand.waits, "nobody has what is before it"
-    stand.follower.polling = True
-    await stand.answer(stand.follower, batch(0), batch(10), batch(20))
-    await stand.answer(stand.leader, batch(40))
-    assert not stand.follower.is_given, "it is being fetched still"
-    assert (stand.spans(FOLLOWER), stand.waits) == ([(0, 30)], True)
-    stand.follower.polling = False
-    await stand.answer(stand.leader, batch(50))
-    await stand.settle()
-    assert stand.spans(FOLLOWER) == [(0, 30), (30, 60)]
-    assert (stand.reader.records, stand.reader.next_offset) == (60, 60)
+    rig = Rig(counts=every)
+    rig.leader.next_offset = 20
+    await rig.answer(rig.leader, batch(20), batch(30))
+    assert not rig.waits, "no reader has the batches before it"
+    rig.follower.polling = True
+    await rig.answer(rig.follower, batch(0), batch(10), batch(20))
+    await rig.answer(rig.leader, batch(40))
+    assert not rig.follower.is_given, "its own fetch is not answered yet"
+    assert (rig.spans(FOLLOWER), rig.waits) == ([(0, 30)], True)
+    rig.follower.polling = False
+    await rig.answer(rig.leader, batch(50))
+    await rig.settle()
+    assert rig.spans(FOLLOWER) == [(0, 30), (30, 60)]
+    assert (rig.reader.records, rig.reader.next_offset) == (60, 60)
 
 
 async def test_follower_within_a_batch_does_not_catch_up_by_headers() -> None:
-    stand = Stand(counts=every)
-    stand.leader.next_offset = 20
-    await stand.answer(stand.leader, batch(20), batch(30))
-    stand.follower.next_offset = 25
-    await stand.answer(stand.leader, batch(40))
-    await stand.settle()
-    assert (stand.spans(FOLLOWER), stand.follower.next_offset, stand.waits) == ([], 25, False)
+    rig = Rig(counts=every)
+    rig.leader.next_offset = 20
+    await rig.answer(rig.leader, batch(20), batch(30))
+    rig.follower.next_offset = 25
+    await rig.answer(rig.leader, batch(40))
+    await rig.settle()
+    assert (rig.spans(FOLLOWER), rig.follower.next_offset, rig.waits) == ([], 25, False)
 
 
 @pytest.mark.parametrize("change", [{"topic_id": "other"}, {"epoch": 5}])
 async def test_headers_of_another_log_are_forgotten(change: dict[str, Any]) -> None:
-    stand = Stand(counts=every)
-    stand.leader.next_offset = 20
-    await stand.answer(stand.leader, batch(20), batch(30))
-    for part in (stand.leader, stand.follower):
+    rig = Rig(counts=every)
+    rig.leader.next_offset = 20
+    await rig.answer(rig.leader, batch(20), batch(30))
+    for part in (rig.leader, rig.follower):
         for name, value in change.items():
             setattr(part, name, value)
-    stand.follower.next_offset = 30
-    await stand.answer(stand.leader, batch(40))
-    await stand.settle()
-    assert stand.spans(FOLLOWER) == []
+    rig.follower.next_offset = 30
+    await rig.answer(rig.leader, batch(40))
+    await rig.settle()
+    assert rig.spans(FOLLOWER) == []
 
 
 @pytest.mark.parametrize(("next_offset", "waits"), [(30, True), (100, True), (101, False)])
 async def test_follower_waits_for_a_reader_close_behind(next_offset: int, waits: bool) -> None:
-    stand = Stand()
-    stand.follower.next_offset = next_offset
-    await stand.answer(stand.leader, batch(0), batch(10))
-    assert stand.waits is waits
+    rig = Rig()
+    rig.follower.next_offset = next_offset
+    await rig.answer(rig.leader, batch(0), batch(10))
+    assert rig.waits is waits
 
 
 class Whole:
@@ -341,7 +341,7 @@ class Whole:
             self.batches.append((self.end, data))
 
     def fetch(self, position: int, most: int) -> list[bytes]:
-        """From the batch on that the position is in."""
+        """At most `most` batches, from the batch that holds the position."""
         return [data for end, data in self.batches if end > position][:most]
 
 
@@ -351,49 +351,51 @@ def reports(reader: PartitionReader) -> list[Report]:
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=as_profile(100), deadline=None)
-def test_every_record_is_counted_once_whoever_delivers_it(seed: int) -> None:
+def test_every_record_is_counted_once_from_either_delivery(seed: int) -> None:
     short = patch.multiple(followers_module, HEADERS_WAIT_S=0.001, WHOLE_S=0.002, MOST_TRAIL=8, MOST_HEADS=6)
     with short, capture_logs():
         asyncio.run(_story(random.Random(seed)))
 
 
 async def _story(chance: random.Random) -> None:
-    stand, log = Stand(chance.choice([0.0, 0.001])), Whole(chance)
-    share = chance.choice([0.0, 0.9, 1.0])  # how often headers do
+    rig, log = Rig(chance.choice([0.0, 0.001])), Whole(chance)
+    share = chance.choice([0.0, 0.9, 1.0])  # how often headers are enough
 
-    def tell(headers: BatchHeaderArrays) -> int:
-        told = stand.reader.countable_from_headers(headers)
-        return told if chance.random() < share else chance.randrange(told + 1)
+    def count_some(headers: BatchHeaderArrays) -> int:
+        countable = rig.reader.countable_from_headers(headers)
+        return countable if chance.random() < share else chance.randrange(countable + 1)
 
-    stand.follower.counts = tell if share else lambda _: 0
-    leaders = [stand.leader, stand.another("second"), stand.another("third")][: chance.randrange(1, 4)]
-    follower, polled_at, start = stand.follower, -1, chance.choice([0, 0, 7, 64, 70])  # maybe within a batch
-    follower.next_offset, stand.reader = start, counter(start)
+    rig.follower.counts = count_some if share else lambda _: 0
+    leaders = [rig.leader, rig.another("second"), rig.another("third")][: chance.randrange(1, 4)]
+    follower, polled_at, start = rig.follower, -1, chance.choice([0, 0, 7, 64, 70])  # maybe within a batch
+    follower.next_offset, rig.reader = start, counter(start)
     for _ in range(80):
-        stand.refuses = {key for key in (LEADER, FOLLOWER) if chance.random() < 0.05}
+        rig.refuses = {key for key in (LEADER, FOLLOWER) if chance.random() < 0.05}
         if chance.random() < 0.3:
             await asyncio.sleep(0.002 * (chance.random() < 0.3))
         elif chance.random() < 0.2 and polled_at < 0 and not follower.polling:
             follower.polling, polled_at = True, follower.next_offset
         elif polled_at >= 0 and chance.random() < 0.4:
-            assert (follower.next_offset, follower.is_given) == (polled_at, False), "it is fetched itself"
+            assert (follower.next_offset, follower.is_given) == (polled_at, False), (
+                "nothing is given during its own fetch"
+            )
             with contextlib.suppress(ValueError):
-                await stand.answer(follower, *log.fetch(polled_at, chance.randrange(5)))
+                await rig.answer(follower, *log.fetch(polled_at, chance.randrange(5)))
             follower.polling, polled_at = False, -1
         else:
             leader = chance.choice(leaders)
-            if chance.random() < 0.2:  # moved to another offset
+            if chance.random() < 0.2:  # the leader moves to another offset
                 leader.next_offset = chance.randrange(log.end)
             hidden = [(7, leader.next_offset)] if chance.random() < 0.05 else []
             with contextlib.suppress(ValueError):
                 some = log.fetch(leader.next_offset, chance.randrange(8))
-                await stand.answer(leader, *some, aborted=hidden)
-    await stand.settle()
+                await rig.answer(leader, *some, aborted=hidden)
+    await rig.settle()
     plain = counter(start)
-    upto = stand.reader.next_offset
+    upto = rig.reader.next_offset
     plain.fetched(b"".join(data for end, data in log.batches if end <= upto), upto, at_ms=9)
-    assert (stand.reader.records, upto) == (plain.records, follower.next_offset)
+    assert (rig.reader.records, upto) == (plain.records, follower.next_offset)
     assert start or plain.records == upto
-    assert reports(stand.reader) == reports(plain)
-    assert not stand.passed_over
-    assert stand.budget.used_bytes == 0
+    assert reports(rig.reader) == reports(plain)
+    assert not rig.passed_over
+    assert rig.budget.used_bytes == 0

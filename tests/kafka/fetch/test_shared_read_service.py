@@ -15,7 +15,7 @@ LEADER, FOLLOWER = "leader", "follower"
 
 
 async def follow(pump: Pump, client: ClusterClient, topic: str, at: int = 0) -> SharedReadService:
-    """Two readers of a partition, of which one follows from `at` on."""
+    """Starts two readers of a partition, one of which follows the other from offset `at` on."""
     ids = await client.topic_ids([topic])
     pump.service.add(LEADER, topic, 0, 0, ids[topic])
     pump.service.add(FOLLOWER, topic, 0, at, ids[topic], counts=lambda _: 0)
@@ -23,7 +23,7 @@ async def follow(pump: Pump, client: ClusterClient, topic: str, at: int = 0) -> 
 
 
 async def both(pump: Pump, count: int, at: int = 0) -> None:
-    """Both have read all there is."""
+    """Waits until both have read `count` records, and asserts that they read the same."""
     await pump.until(lambda: (pump.count(LEADER), pump.count(FOLLOWER)) == (count, count - at))
     assert pump.values(FOLLOWER) == pump.values(LEADER)[at:]
     assert pump.offsets(FOLLOWER) == list(range(at, count))

@@ -88,14 +88,14 @@ class World:
         self.sent += length
 
     def append(self) -> None:
-        """The leader takes our next batch; now and then twice, as of a producer that it forgot."""
+        """The leader appends our next batch; now and then twice, as if it had forgotten the producer."""
         if self.queue:
             start, length = self.queue.popleft()
             for _ in range(1 + (self.chance.random() < 0.03)):
                 base = self.end
                 self.log.append(Batch(base, base + length, f"{start}", self.epoch))
-            told = -1 if self.chance.random() < 0.03 else base
-            self.acknowledgements.append((start, told, told + length))
+            answered_base = -1 if self.chance.random() < 0.03 else base
+            self.acknowledgements.append((start, answered_base, answered_base + length))
 
     def others(self) -> None:
         length = self.chance.choice(LENGTHS)
@@ -107,7 +107,8 @@ class World:
             self.line.acknowledged(start, AppendedBatch(base, end, b"%d" % start, 0))
 
     def elect(self) -> None:
-        """Another leader, which may lack the end of the log; acknowledgements of that may be under way."""
+        """Elects another leader, which may lack the log's end; acknowledgements of lost batches may be in
+        flight."""
         self.epoch += 1
         if self.chance.random() < 0.6:
             del self.log[self.chance.randrange(len(self.log) + 1) :]
@@ -115,7 +116,7 @@ class World:
                 self.others()
 
     def fetch(self) -> None:
-        """Its own: in a new epoch it compares first, and what the log has lost it never had."""
+        """The follower's own fetch: in a new epoch it first drops what the log has lost."""
         if self.known_epoch != self.epoch:
             self.known_epoch = self.epoch
             common = 0
@@ -149,7 +150,7 @@ class World:
         assert [(row.base_offset, row.next_offset, row.head) for row in rows] == [
             (batch.base, batch.end, batch.name.encode()) for batch in here
         ]
-        assert {batch.epoch for batch in here} == {epoch}, "else the next leader seems to have lost it"
+        assert {batch.epoch for batch in here} == {epoch}, "otherwise the next leader seems to have lost them"
         self.counted += here
         self.given += len(here)
 
@@ -170,8 +171,8 @@ def story(seed: int) -> World:
     world = World(random.Random(seed))
     for _ in range(150):
         world.anything()
-    world.fetch()  # it compares, if there is something to compare
-    assert world.counted == world.log[: len(world.counted)], "each batch that the log has, once"
+    world.fetch()  # in a new epoch this compares the logs
+    assert world.counted == world.log[: len(world.counted)], "each batch of the log was counted once"
     return world
 
 

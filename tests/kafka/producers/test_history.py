@@ -1,4 +1,4 @@
-"""What a producer wrote is found among what others wrote, without reading all of that."""
+"""A producer's batches are found in a shared log without reading all batches of other producers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_producers_last_batch_is_found_without_reading_what_others_wrote
             [],
             OwnBatches(end, 3, behind),
         )
-        assert fetched == [], "all that it wrote is known"
+        assert fetched == [], "all its batches are known"
 
 
 @pytest.mark.parametrize("deleted_before", [5, -1])
@@ -71,7 +71,7 @@ async def test_an_unanswered_append_is_not_repeated_where_the_log_has_lost_its_b
     yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch, deleted_before: int
 ) -> None:
     """5: the batch is still there, behind the new beginning; -1: it is deleted, the leader remembers it."""
-    async with connected(yard.bootstrap(CLUSTER)) as client, appending(client) as (appender, told):
+    async with connected(yard.bootstrap(CLUSTER)) as client, appending(client) as (appender, incidents):
         await create(client, topic_name)
         lane = await appender.lane(topic_name, 0)
         assert await gathered(await lane.append(*batch_of(b"first"))) == [0]
@@ -94,12 +94,12 @@ async def test_an_unanswered_append_is_not_repeated_where_the_log_has_lost_its_b
         assert lost
         assert offset == (10 if deleted_before > 0 else -1)
         assert behind == 11
-        assert told == []
+        assert incidents == []
         headers, _ = await written(client, topic_name, lane.producer.id, 1)
         assert [header.base_offset for header in headers] == ([10, 11] if deleted_before > 0 else [11])
 
 
-async def test_what_a_log_without_its_beginning_cannot_tell_is_asked_of_nobody_else(
+async def test_a_log_without_its_beginning_gives_its_batches_and_the_first_read_offset(
     yard: Yard, topic_name: str
 ) -> None:
     async with connected(yard.bootstrap(CLUSTER)) as client, appending(client) as (appender, _):
@@ -111,4 +111,6 @@ async def test_what_a_log_without_its_beginning_cannot_tell_is_asked_of_nobody_e
             client, topic_name, lane.producer.id, 2, ProducerStamp(*lane.producer, 2)
         )
         assert [header.base_offset for header in headers] == [4, 5]
-        assert found == OwnBatches(6, 4, ProducerStamp(*lane.producer, 6)), "it says from where it was read"
+        assert found == OwnBatches(6, 4, ProducerStamp(*lane.producer, 6)), (
+            "the result has the offset from which the log was read"
+        )

@@ -67,13 +67,13 @@ def patched(batch: bytes, at: int, form: str, value: int) -> bytes:
 
 
 def packed_record(offset_delta: int, value: bytes = b"v", headers: int = 0) -> bytes:
-    """A record of format v2 with so many headers that are all empty."""
+    """A record of format v2 with this many empty headers."""
     body = b"\x00\x00" + zigzag(offset_delta) + zigzag(-1) + zigzag(len(value)) + value + zigzag(headers)
     return zigzag(len(body) + 2 * headers) + body + bytes(2 * headers)
 
 
 def zigzag(value: int) -> bytes:
-    """A varint of Kafka's."""
+    """An integer as Kafka's varint."""
     value, found = (value << 1) ^ (value >> 63), bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -82,7 +82,7 @@ def zigzag(value: int) -> bytes:
 
 
 def batch_of_packed(base_offset: int, records: Sequence[bytes], codec: int = 0) -> bytes:
-    """A batch of records as they are written, with its checksum."""
+    """A batch of records that are encoded already, with its checksum."""
     head = bytearray(make_batch(base_offset)[:61])
     content = b"".join(records)
     packed = content if not codec else bytes(ENCODERS[codec](content))

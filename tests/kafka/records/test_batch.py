@@ -124,7 +124,7 @@ steps = st.lists(
 
 
 def write_log(story: list[tuple[str, int]]) -> tuple[list[bytes], set[int], list[tuple[int, int, int]]]:
-    """What transactional producers wrote: batches, base offsets to be seen, aborted (id, first, marker)."""
+    """A log of transactional producers: batches, visible base offsets, aborted (id, first, marker)."""
     log: list[bytes] = []
     open_at: dict[int, list[int]] = {}
     seen: set[int] = set()

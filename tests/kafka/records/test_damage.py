@@ -18,7 +18,7 @@ FIRST, SECOND, THIRD = (make_batch(base, ROWS) for base in (0, 10, 20))
 
 
 def read_on(log: list[tuple[int, bytes]], end: int) -> tuple[list[tuple[int, int, bytes, str]], str]:
-    """Fetches until the end or trouble, from a broker that knows where each batch lies."""
+    """Fetches until the end or an error, from a broker that knows the place of each batch."""
     taken: list[tuple[int, int, bytes, str]] = []
     position = 0
     while position < end:

@@ -1,4 +1,4 @@
-"""A batch that killed two owners is not decoded by a third; all others are, whoever is killed when."""
+"""A batch that killed two owners is not decoded by a third. All others are, whenever owners are killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAVED = 1
 
 
 def new_owner(noted: tuple[tuple[int, int], ...], offset: int) -> DecodeRisks:
-    """An owner that inherited this, and has met the batch at `offset`."""
+    """An owner that inherited the note, and has met the batch at `offset`."""
     risks = DecodeRisks()
     risks.inherit(noted)
     assert risks.verdict(offset) is DecodeVerdict.WAIT

@@ -33,7 +33,7 @@ class Reader:
     saved: tuple[int, Epochs] = (0, ())
 
     def fetch(self, log: list[tuple[int, int]], count: int) -> None:
-        """Unless what was read is not there any more: that is noticed."""
+        """Reads on, unless the log has lost read records, which the reader then notices."""
         start = len(self.read)
         if log[:start] == self.read and (more := log[start : start + count]):
             self.epochs = read_in(self.epochs, more[-1][0], start)
@@ -54,7 +54,7 @@ def same(one: list[tuple[int, int]], other: list[tuple[int, int]], below: int) -
 
 @given(st.integers(0, 1 << 32))
 def test_records_below_the_agreed_offset_are_the_same(seed: int) -> None:
-    """Also of a reader and its successor, and of those with others."""
+    """Also for a reader and its successor, and for readers of different logs."""
     chance = random.Random(seed)
     log: list[tuple[int, int]] = []
     epoch = number = 0
@@ -111,9 +111,9 @@ def test_reader_stays_in_its_epoch_and_begins_a_new_one_where_it_reads_it() -> N
 
 
 def test_former_report_holds_up_to_where_the_successors_history_differs() -> None:
-    told = epochs((1, 0), (3, 50), (5, 71))
-    assert joined_epochs(told, told) == (told, ENDLESS)
-    assert joined_epochs(told, epochs((1, 0), (3, 50), (7, 72))) == (epochs((1, 0), (3, 50), (7, 71)), 71)
-    assert joined_epochs(told, epochs((6, 80))) == (epochs((6, 80)), NOWHERE)
-    assert joined_epochs((), told) == (told, ENDLESS)
-    assert joined_epochs(told, ()) == ((), ENDLESS)
+    reported = epochs((1, 0), (3, 50), (5, 71))
+    assert joined_epochs(reported, reported) == (reported, ENDLESS)
+    assert joined_epochs(reported, epochs((1, 0), (3, 50), (7, 72))) == (epochs((1, 0), (3, 50), (7, 71)), 71)
+    assert joined_epochs(reported, epochs((6, 80))) == (epochs((6, 80)), NOWHERE)
+    assert joined_epochs((), reported) == (reported, ENDLESS)
+    assert joined_epochs(reported, ()) == ((), ENDLESS)

@@ -30,8 +30,8 @@ def test_a_group_is_mapped_and_synced_and_the_result_is_printed(
         assert "0:55" in explained
         foreseen = run("offsets", "sync", at.group, *BETWEEN)
         assert (foreseen.returncode, "1 partitions; dry run" in foreseen.stderr) == (0, True), foreseen.stderr
-        asked = run("offsets", "sync", at.group, *BETWEEN, "--execute")
-        assert (asked.returncode, "add --yes" in asked.stderr) == (5, True)
+        unconfirmed = run("offsets", "sync", at.group, *BETWEEN, "--execute")
+        assert (unconfirmed.returncode, "add --yes" in unconfirmed.stderr) == (5, True)
         done = run("offsets", "sync", at.group, *BETWEEN, "--execute", "--yes", "-o", "json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["done"]

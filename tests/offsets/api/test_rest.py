@@ -22,8 +22,8 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
 ) -> None:
     with served(yard, tmp_path, topic_name) as at:
         client = Client(at.url)
-        told = client.ask("GET", MAP, query={**BETWEEN, "group": at.group}).json()
-        (topic,) = told["topics"]
+        mapped = client.ask("GET", MAP, query={**BETWEEN, "group": at.group}).json()
+        (topic,) = mapped["topics"]
         (partition,) = topic["partitions"]
         (source,) = partition["sources"]
         assert (topic["road"], topic["topic"], topic["elsewhere"]) == ("copy", topic_name, [])
@@ -38,7 +38,7 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
             "GET", MAP, query={"from": THERE, "to": HERE, "topic": topic_name, "offset": ["0:62"]}
         ).json()["topics"][0]
         assert (back["road"], back["partitions"][0]["next_offset"]) == ("back", 50)
-        assert {one["state"] for one in told["regions"]} == {"own", "none"}
+        assert {one["state"] for one in mapped["regions"]} == {"own", "none"}
 
         foreseen = client.ask("POST", SYNC, body={**BETWEEN, "group": at.group}).json()
         assert (foreseen["state"], foreseen["done"], foreseen["partitions"][0]["commit"]) == (
@@ -67,9 +67,9 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
         assert [(row["route"], row["workload"], row["from"]) for row in kept[2:]] == [
             ("other", None, HERE), (None, "p/t", THERE),
         ]  # fmt: skip
-        told = at.fed.regions.passive_sync_fields("p/t")
-        assert told.pop("lag_s") > 1e9
-        assert told == {
+        sync_fields = at.fed.regions.passive_sync_fields("p/t")
+        assert sync_fields.pop("lag_s") > 1e9
+        assert sync_fields == {
             "region": "west", "from": THERE, "to": HERE, "state": "live", "why": "<b>somebody</b>",
         }  # fmt: skip
         assert at.fed.regions.passive_sync_fields("p/another") is None

@@ -24,7 +24,7 @@ ACTS = 11
 class Log:
     """A partition of an aggregate."""
 
-    records: list[Record | None] = field(default_factory=list)  # None: of nobody, as a marker
+    records: list[Record | None] = field(default_factory=list)  # None: no producer's record, as a marker
 
 
 @dataclass

@@ -81,13 +81,13 @@ class Copier:
 
     def __post_init__(self) -> None:
         self.stamp = self.new_id()
-        self.tell(Barrier(0, self.log.end, 0, self.stamp))
+        self.record(Barrier(0, self.log.end, 0, self.stamp))
 
     def new_id(self) -> ProducerStamp:
         self.ids[0] += 1
         return ProducerStamp(self.ids[0], 0, self.sequence)
 
-    def tell(self, barrier: Barrier) -> None:
+    def record(self, barrier: Barrier) -> None:
         if barrier.source_end <= self.quiet:
             return
         topic = LogId("c", self.name)
@@ -131,13 +131,13 @@ class Copier:
             if lost:
                 continue
             if self.begins:
-                self.tell(Barrier(one.source_start, landed.start, 0, one.stamp))
+                self.record(Barrier(one.source_start, landed.start, 0, one.stamp))
             self.begins = False
-            self.tell(Barrier(one.source_end, landed.end, 0, self.behind(one.stamp, len(one.records))))
+            self.record(Barrier(one.source_end, landed.end, 0, self.behind(one.stamp, len(one.records))))
 
     def idle(self) -> None:
         if not self.flying and self.sent == self.end and not self.begins:
-            self.tell(Barrier(self.end, self.log.end, 0, self.stamp))
+            self.record(Barrier(self.end, self.log.end, 0, self.stamp))
 
     def bump(self, doubt: int) -> None:
         """The lane continues under its next epoch, and writes doubtful batches again."""

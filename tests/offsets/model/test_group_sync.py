@@ -61,7 +61,7 @@ def test_a_position_follows_its_group_forward_and_back(positions: list[int]) -> 
     assert have is not None
     last = positions[-1]
     highest = max(positions)
-    # What stood between two barriers is not told apart: a step back behind no mark leaves it where it was.
+    # Positions between two barriers map to the same one, so a step back between them changes nothing.
     assert have.next_offset == last // 10 * 12 or have.next_offset <= highest // 10 * 12
 
 
@@ -126,8 +126,8 @@ def test_a_foreign_position_moves_only_after_a_minute_without_commits(
     steps: list[tuple[str, int, int]],
 ) -> None:
     watch, have, now_s = ForeignCommitWatch(), dict[tuple[str, int], GroupPosition](), 0
-    moved_s: dict[tuple[str, int], int] = {}  # when somebody else committed what still stands
-    looked_s: int | None = None  # and since when all of that was seen
+    moved_s: dict[tuple[str, int], int] = {}  # when another client committed the present position
+    looked_s: int | None = None  # since when the watch has seen all of these
     for kind, partition, passed_s in steps:
         now_s += passed_s
         at = "orders", partition
@@ -163,8 +163,8 @@ def test_only_commits_of_workers_and_offset_sync_are_switchyards_own() -> None:
 def test_the_committing_client_is_named_as_far_as_it_is_known() -> None:
     watch, at = ForeignCommitWatch(), ("orders", 0)
     assert watch.observe("west", "g", {}, 0.0) == ""
-    told = watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, 0.0)
-    assert told.startswith("Switchyard worker west-7 committed orders-0 there; the group is left alone")
+    why = watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, 0.0)
+    assert why.startswith("Switchyard worker west-7 committed orders-0 there; the group is left alone")
     assert "(30 s so far)" in watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, 30.0)
     assert watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, QUIET_GROUP_S) == ""
     again = watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 2))}, QUIET_GROUP_S)

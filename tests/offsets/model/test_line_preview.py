@@ -15,9 +15,9 @@ from app.offsets.model.offset_map import Barrier, BarrierItem, OffsetMapLine, af
 SOURCE, TARGET = LogId("a", "s"), LogId("d", "t")
 
 
-def an_item(*ends: tuple[int, int], epoch: int = 1, **told: object) -> BarrierItem:
+def an_item(*ends: tuple[int, int], epoch: int = 1, **fields: object) -> BarrierItem:
     item = BarrierItem("r", "orders", 0, epoch, 0, SOURCE, TARGET, "orders", 0, [Barrier(*at) for at in ends])
-    return replace(item, **told)
+    return replace(item, **fields)
 
 
 def folded(items: list[BarrierItem], line: OffsetMapLine | None = None) -> OffsetMapLine | None:
@@ -68,9 +68,9 @@ def test_table_and_tail_give_the_line_that_the_writer_will_write(
     items: list[BarrierItem], data: st.DataObject
 ) -> None:
     written = data.draw(st.integers(0, len(items)))
-    begun = data.draw(st.integers(0, written))
+    tail_start = data.draw(st.integers(0, written))
     line = folded(items[:written])
-    assert with_barriers(line, all_gathered(items[begun:])) == folded(items)
+    assert with_barriers(line, all_gathered(items[tail_start:])) == folded(items)
 
 
 @given(histories(), st.data())
@@ -78,14 +78,14 @@ def test_a_gap_between_table_and_tail_loses_offset_syncs_and_invents_none(
     items: list[BarrierItem], data: st.DataObject
 ) -> None:
     written = data.draw(st.integers(0, len(items)))
-    begun = data.draw(st.integers(written, len(items)))
-    told, all_of_it = with_barriers(folded(items[:written]), all_gathered(items[begun:])), folded(items)
-    if told is None:
+    tail_start = data.draw(st.integers(written, len(items)))
+    line, all_of_it = with_barriers(folded(items[:written]), all_gathered(items[tail_start:])), folded(items)
+    if line is None:
         return
     sent = {(one.source, barrier) for one in items for barrier in one.barriers}
-    assert {(told.source, barrier) for barrier in told.barriers} <= sent
+    assert {(line.source, barrier) for barrier in line.barriers} <= sent
     assert all_of_it is not None
-    assert (told.epoch, told.lineage, told.losses) <= (all_of_it.epoch, all_of_it.lineage, all_of_it.losses)
+    assert (line.epoch, line.lineage, line.losses) <= (all_of_it.epoch, all_of_it.lineage, all_of_it.losses)
 
 
 def test_a_late_offset_sync_hides_no_earlier_one() -> None:

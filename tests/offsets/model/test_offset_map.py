@@ -84,7 +84,7 @@ def by_the_book(
 
 
 def losses(passed: Compare = operator.lt, least: Callable[..., int] = min) -> int:
-    """What the design's rule, or another, loses in a hundred histories, asked after every act."""
+    """The records lost by the design's rule, or another, in a hundred histories, checked after every act."""
     lost = 0
     for seed in range(100):
         world = World((1, 1, 1), regions=1 + seed % 2)
@@ -224,11 +224,15 @@ def test_thinning_bounds_a_line_and_keeps_the_answers_for_readers_at_rest(
     assert kept == full if len(full) <= MAX_BARRIERS else len(kept) <= THINNED_TO
     assert [barrier for barrier in full if barrier in set(kept)] == kept
     assert (kept[0], kept[-1]) == (full[0], full[-1])
-    asked, known = line(), line()
-    asked.barriers.extend(full)
-    known.barriers.extend(kept)
-    assert [known.read_up_to(at) for at in needs.read] == [asked.read_up_to(at) for at in needs.read]
-    assert [known.resume_at(at) for at in needs.resumed] == [asked.resume_at(at) for at in needs.resumed]
+    full_line, thinned_line = line(), line()
+    full_line.barriers.extend(full)
+    thinned_line.barriers.extend(kept)
+    assert [thinned_line.read_up_to(at) for at in needs.read] == [
+        full_line.read_up_to(at) for at in needs.read
+    ]
+    assert [thinned_line.resume_at(at) for at in needs.resumed] == [
+        full_line.resume_at(at) for at in needs.resumed
+    ]
 
 
 def test_a_reader_at_rest_keeps_its_offset_sync_however_long_the_line_grows() -> None:
@@ -237,17 +241,17 @@ def test_a_reader_at_rest_keeps_its_offset_sync_however_long_the_line_grows() ->
     for number in range(1, 20_000):
         grown = after(grown, item((number * apart, 2 * number * apart))) or grown
         if number == 500:
-            asked = NeedItem("r", "t", 0, LOG, needs_of([read], [resumed]))
-            grown = with_pins(grown, asked)
+            need = NeedItem("r", "t", 0, LOG, needs_of([read], [resumed]))
+            grown = with_pins(grown, need)
             assert grown is not None
-            assert with_pins(grown, asked) is None, "which is not written again"
-            assert with_pins(grown, msgspec.structs.replace(asked, target=LogId("c", "another"))) is None
+            assert with_pins(grown, need) is None, "which is not written again"
+            assert with_pins(grown, msgspec.structs.replace(need, target=LogId("c", "another"))) is None
         assert grown is not None
     assert len(grown.barriers) <= MAX_BARRIERS
     assert (grown.read_up_to(read), grown.resume_at(resumed)) == (100_000, 600_000)
-    anew = after(grown, item((5, 5), lineage=1))
-    assert anew is not None
-    assert anew.needs == PinnedOffsets(), "of another line nobody asked yet"
+    new_line = after(grown, item((5, 5), lineage=1))
+    assert new_line is not None
+    assert new_line.needs == PinnedOffsets(), "no reader of the new line has pinned offsets yet"
 
 
 def test_a_growing_line_stays_short_and_exact_at_its_readers() -> None:
@@ -276,11 +280,11 @@ def test_an_idle_source_does_not_lengthen_its_line() -> None:
 
 def test_the_first_stamp_of_each_successive_lane_stays() -> None:
     first, last, opened = ProducerStamp(3, 0, 0), ProducerStamp(3, 0, 10), ProducerStamp(7, 0, 0)
-    told = item((0, 0), (0, 0, 0, first), (10, 10, 0, last), (10, 10, 0, opened), (10, 10))
-    line = after(None, told)
+    offset_syncs = item((0, 0), (0, 0, 0, first), (10, 10, 0, last), (10, 10, 0, opened), (10, 10))
+    line = after(None, offset_syncs)
     assert line is not None
     assert [barrier.stamp for barrier in line.barriers] == [first, last, opened]
-    assert after(line, told) is None
+    assert after(line, offset_syncs) is None
 
 
 # -- lines: one writer, events that come again ------------------------------------------------------
@@ -331,9 +335,9 @@ def test_an_older_epoch_and_an_older_lineage_are_refused() -> None:
     "other", [item((3, 90), lineage=1), item((3, 90), log=LogId("c", "anew")), item((3, 90), losses=1)]
 )
 def test_another_log_begins_a_new_line(other: BarrierItem) -> None:
-    begun = fold(None, [item((0, 0), (50, 80)), other])
-    assert begun is not None
-    assert begun.barriers == [Barrier(3, 90)]
+    new_line = fold(None, [item((0, 0), (50, 80)), other])
+    assert new_line is not None
+    assert new_line.barriers == [Barrier(3, 90)]
 
 
 def test_an_unknown_topic_id_is_filled_in_and_the_line_continues() -> None:

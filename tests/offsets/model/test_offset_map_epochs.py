@@ -31,17 +31,17 @@ def read_in(given: OffsetMapLine, *starts: tuple[int, int], source_epoch: int = 
     return msgspec.structs.replace(given, epochs=epochs, source_epoch=source_epoch)
 
 
-def told(
+def offset_syncs(
     *barriers: tuple[int, int], epochs: list[tuple[int, int]], job: int = 1, pid: int = 7
 ) -> BarrierItem:
-    """Sequence numbers are offsets of the copy."""
+    """The offset syncs of a job, whose sequence numbers are offsets of the copy."""
     given = item(*((s, t, 0, ProducerStamp(pid, 0, t)) for s, t in barriers), epoch=job)
     return msgspec.structs.replace(given, epochs=tuple(EpochStart(*start) for start in epochs))
 
 
-FORMER = read_in(line(*TENTHS), (1, 0), (3, 50))  # it has read what is not there any more
-SLOW = read_in(line(*TENTHS), (1, 0), (5, 60))  # it came later, and noticed nothing
-BEGUN = read_in(line((60, 140), (100, 180)), (1, 0), (3, 50), (5, 60), source_epoch=5)
+FORMER = read_in(line(*TENTHS), (1, 0), (3, 50))  # it has read records that the source has lost
+SLOW = read_in(line(*TENTHS), (1, 0), (5, 60))  # it read on after the truncation without noticing it
+RESTARTED = read_in(line((60, 140), (100, 180)), (1, 0), (3, 50), (5, 60), source_epoch=5)
 
 
 def goes_on_at(read: OffsetMapLine, to: OffsetMapLine, reader_at: int) -> tuple[int, str]:
@@ -61,21 +61,23 @@ def test_a_position_is_mapped_up_to_where_two_lines_agree_on_the_source() -> Non
 
 
 def test_a_restarted_line_agrees_with_lines_that_have_read_the_source_since() -> None:
-    assert BEGUN.agrees_below(SLOW) == SLOW.agrees_below(BEGUN) == ENDLESS
-    assert goes_on_at(SLOW, BEGUN, 100) == (180, "")
-    assert goes_on_at(BEGUN, SLOW, 180) == (100, "")
-    assert BEGUN.agrees_below(FORMER) == FORMER.agrees_below(BEGUN) == NOWHERE
-    assert goes_on_at(FORMER, BEGUN, 100) == (0, RECREATED_SOURCE), "what the source has lost lies before 140"
+    assert RESTARTED.agrees_below(SLOW) == SLOW.agrees_below(RESTARTED) == ENDLESS
+    assert goes_on_at(SLOW, RESTARTED, 100) == (180, "")
+    assert goes_on_at(RESTARTED, SLOW, 180) == (100, "")
+    assert RESTARTED.agrees_below(FORMER) == FORMER.agrees_below(RESTARTED) == NOWHERE
+    assert goes_on_at(FORMER, RESTARTED, 100) == (0, RECREATED_SOURCE), (
+        "what the source has lost lies before 140"
+    )
 
 
 def test_without_epochs_only_noticed_truncations_count() -> None:
-    unknown, begun = line(*TENTHS), line(*TENTHS, source_epoch=5)
-    assert unknown.agrees_below(unknown) == begun.agrees_below(begun) == ENDLESS
-    assert unknown.agrees_below(begun) == unknown.agrees_below(BEGUN) == NOWHERE
+    unknown, restarted = line(*TENTHS), line(*TENTHS, source_epoch=5)
+    assert unknown.agrees_below(unknown) == restarted.agrees_below(restarted) == ENDLESS
+    assert unknown.agrees_below(restarted) == unknown.agrees_below(RESTARTED) == NOWHERE
     assert goes_on_at(unknown, FORMER, 100) == goes_on_at(FORMER, unknown, 100) == (100, "")
 
 
-@pytest.mark.parametrize(("to", "passed"), [(FORMER, [(0, 100)]), (SLOW, [(0, 50)]), (BEGUN, [])])
+@pytest.mark.parametrize(("to", "passed"), [(FORMER, [(0, 100)]), (SLOW, [(0, 50)]), (RESTARTED, [])])
 def test_finished_records_are_passed_over_up_to_where_the_lines_agree(
     to: OffsetMapLine, passed: list[tuple[int, int]]
 ) -> None:
@@ -89,12 +91,12 @@ def test_finished_records_are_passed_over_up_to_where_the_lines_agree(
 
 
 def test_a_successor_that_read_other_records_drops_the_offset_syncs_of_lost_ones() -> None:
-    former = after(None, told((0, 0), (50, 50), (70, 70), (80, 80), epochs=[(1, 0), (3, 50)]))
+    former = after(None, offset_syncs((0, 0), (50, 50), (70, 70), (80, 80), epochs=[(1, 0), (3, 50)]))
     assert former is not None
-    behind = after(former, told((75, 120), epochs=[(1, 0), (3, 50), (5, 72)], job=2, pid=8))
+    behind = after(former, offset_syncs((75, 120), epochs=[(1, 0), (3, 50), (5, 72)], job=2, pid=8))
     assert behind is not None
     assert behind.barriers == former.barriers, "it has not come as far"
-    line = after(behind, told((75, 120), (90, 140), epochs=[(1, 0), (3, 50), (5, 72)], job=2, pid=8))
+    line = after(behind, offset_syncs((75, 120), (90, 140), epochs=[(1, 0), (3, 50), (5, 72)], job=2, pid=8))
     assert line is not None
     assert [one.source_end for one in line.barriers] == [0, 50, 70, 75, 90]
     stamps = [one.stamp and one.stamp.producer_id for one in line.barriers]
@@ -103,16 +105,16 @@ def test_a_successor_that_read_other_records_drops_the_offset_syncs_of_lost_ones
 
 
 def test_another_leader_alone_drops_nothing() -> None:
-    former = after(None, told((0, 0), (50, 50), epochs=[(1, 0), (3, 50)]))
-    line = after(former, told((80, 80), epochs=[(1, 0), (3, 50), (5, 70)]))
+    former = after(None, offset_syncs((0, 0), (50, 50), epochs=[(1, 0), (3, 50)]))
+    line = after(former, offset_syncs((80, 80), epochs=[(1, 0), (3, 50), (5, 70)]))
     assert line is not None
     assert [one.stamp and one.stamp.producer_id for one in line.barriers] == [7, 7, 7]
-    assert after(line, told((50, 50), epochs=[(1, 0), (3, 50)])) is None, "late, and once more"
+    assert after(line, offset_syncs((50, 50), epochs=[(1, 0), (3, 50)])) is None, "late, and once more"
 
 
 def test_epochs_round_trip_and_records_without_them_are_read() -> None:
-    (event,) = codec.barriers_events("w", 7, [told((0, 0), epochs=[(1, 0), (3, 50)])])
-    assert codec.checkpoint_event(event).items == [told((0, 0), epochs=[(1, 0), (3, 50)])]
+    (event,) = codec.barriers_events("w", 7, [offset_syncs((0, 0), epochs=[(1, 0), (3, 50)])])
+    assert codec.checkpoint_event(event).items == [offset_syncs((0, 0), epochs=[(1, 0), (3, 50)])]
     assert codec.checkpoint_line(codec.encode(FORMER)) == FORMER
     plain = line((0, 0), (10, 10))
     without = codec.encode(plain).replace(b',"epochs":[]', b"")

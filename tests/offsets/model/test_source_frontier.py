@@ -33,7 +33,7 @@ def passed(
     into_d: list[LineSource],
     believed: Callable[[FinishedOffsets], FinishedOffsets] = lambda progress: progress,
 ) -> list[Record]:
-    """What a reader of `d` does not get."""
+    """The records that a reader of `d` passes over."""
     progress = believed(FinishedOffsets.from_bytes(world.note()))
     over = PassOver(finished({0: progress}, into_a), into_d, 0)
     found: list[Record] = []
@@ -46,7 +46,7 @@ def passed(
 
 
 def some(sources: list[LineSource], chance: st.DataObject) -> list[LineSource]:
-    """Lines of which barriers were lost."""
+    """The lines, each without some of its barriers."""
     return [
         LineSource(
             name, msgspec.structs.replace(line, barriers=[b for b in line.barriers if chance.draw(coins)])
@@ -66,7 +66,7 @@ def by_chance(seed: int, acts: int = 150) -> list[Act]:
 
 
 def world_of(seed: int) -> World:
-    """Of one to four sources, some with offsets that are skipped; numbers begin anew here and there."""
+    """A world of one to four sources, some with skipped offsets; sequence numbers may wrap around."""
     chance = random.Random(seed)
     hidden = [chance.choice([0, 0, 2, 3, 7]) for _ in range(chance.randint(1, 4))]
     return World(hidden, chance.choice([0, SEQUENCES - 1, SEQUENCES - 9]))
@@ -102,7 +102,7 @@ def test_random_histories_lose_nothing_and_pass_over_most() -> None:
 
 
 def one_more(progress: FinishedOffsets) -> FinishedOffsets:
-    """One record more of each producer is said to be finished."""
+    """The progress with one record too many of each producer."""
     return msgspec.structs.replace(
         progress,
         producers=[
@@ -130,7 +130,7 @@ def moved(barrier: Barrier) -> Barrier:
 
 @pytest.mark.parametrize("wrong", ["progress", "stamps"])
 def test_an_off_by_one_rule_loses_records(wrong: str) -> None:
-    """That is, these histories show it."""
+    """The histories find a rule that is wrong by one."""
     for seed in range(100):
         world = world_of(seed)
         world.play(by_chance(seed))
@@ -177,7 +177,7 @@ PID = 7
 def line(
     *barriers: tuple[int, int, int], partition: int = 0, pid: int = PID, log: LogId = LOG
 ) -> OffsetMapLine:
-    """Of (source end, target end, sequence)."""
+    """A line with barriers of (source end, target end, sequence)."""
     return OffsetMapLine(
         target_topic="t", target_partition=partition, epoch=1, lineage=0, source=log, target=LOG,
         barriers=[Barrier(s, t, 0, ProducerStamp(pid, 0, q)) for s, t, q in barriers],
@@ -185,7 +185,7 @@ def line(
 
 
 def trailed(base: int, *finished: Range, batches: Sequence[tuple[int, int, int]]) -> FinishedOffsets:
-    """Of a reader of batches (offset, records, sequence) of one producer."""
+    """The finished offsets of a reader of one producer's batches (offset, records, sequence)."""
     trail = ProducerProgress(0)
     for start, count, sequence in batches:
         trail.seen(start, start + count, PID, 0, sequence, base)
@@ -212,8 +212,8 @@ def test_a_former_owners_last_records_count_up_to_the_next_leader_epoch() -> Non
     both = msgspec.structs.replace(former, barriers=[*former.barriers, *successor.barriers])
 
     def after(*epochs: tuple[int, int]) -> list[Snapshot | None]:
-        told = msgspec.structs.replace(both, epochs=tuple(EpochStart(*one) for one in epochs))
-        return [offsets(read, told), offsets(within, told)]
+        with_epochs = msgspec.structs.replace(both, epochs=tuple(EpochStart(*one) for one in epochs))
+        return [offsets(read, with_epochs), offsets(within, with_epochs)]
 
     assert offsets(read, former) == Snapshot(80)
     assert after() == after((1, 0), (2, 45)) == [Snapshot(80), Snapshot(30, ((40, 60),))]
@@ -241,12 +241,12 @@ def test_another_logs_progress_does_not_count() -> None:
     progress = trailed(130, batches=[(100, 40, 0)])
     into_a = line((1_000, 100, 0), (1_040, 140, 40))
     done = finished({0: progress}, [LineSource("s", into_a)])
-    anew = line((1_000, 100, 0), (1_040, 140, 40), log=LogId("c", "anew"))
+    into_new_log = line((1_000, 100, 0), (1_040, 140, 40), log=LogId("c", "anew"))
     assert PassOver(done, [LineSource("s", into_a)], 0).ranges(100, 140, PID, 0, 0) == [(100, 130)]
-    assert PassOver(done, [LineSource("s", anew)], 0).ranges(100, 140, PID, 0, 0) == []
+    assert PassOver(done, [LineSource("s", into_new_log)], 0).ranges(100, 140, PID, 0, 0) == []
     assert PassOver(done, [LineSource("s", into_a)], 1).ranges(100, 140, PID, 0, 0) == []
     assert PassOver(done, [LineSource("s", into_a)], 0, LogId("c", "u")).ranges(100, 140, PID, 0, 0) == []
-    assert finished({0: progress}, [LineSource("s", into_a), LineSource("s", anew)]) == {}
+    assert finished({0: progress}, [LineSource("s", into_a), LineSource("s", into_new_log)]) == {}
     assert finished({0: progress}, [LineSource("s", into_a)], LogId("other", "t")) == {}
     assert finished({1: progress}, [LineSource("s", into_a)]) == {}
 
@@ -325,7 +325,7 @@ def test_a_line_with_all_finished_records_waits_for_nothing() -> None:
     assert lags.lags
     assert [lags.may_grow(*span, PID, 0) for span in ((110, 120), (115, 125))] == [False, True]
     assert [lags.may_grow(start, start + 9, PID, 1) for start in (110, 120)] == [False, True]
-    assert not lags.may_grow(120, 129, -1, -1), "nobody's lane"
+    assert not lags.may_grow(120, 129, -1, -1), "a batch of no lane"
     has_all = PassOver(done, [LineSource("s", line((1_000, 100, 0), (1_030, 130, 30)))], 0)
     assert not has_all.lags
     assert not has_all.may_grow(130, 140, PID, 0)

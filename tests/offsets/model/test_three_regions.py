@@ -31,9 +31,15 @@ HISTORIES = int(os.environ.get("SWITCHYARD_HISTORIES", "200"))
 
 @dataclass
 class Tally:
-    """Of all histories, by failover: records that were finished before and delivered again, those of them
-    that no tracker record which had come across knew of, those that frontiers spared, and those again that
-    lie behind the last barrier of a lane that has ended."""
+    """Counts over all histories.
+
+    Attributes:
+        again: By failover, the records that were finished before and delivered again.
+        unknown: By failover, the records of `again` that no copied tracker record knew.
+        spared: By failover, the records that frontiers passed over.
+        open_ended: By failover, the records of `again` behind the last barrier of a lane that has ended.
+        written, absent: All records, and those that a reader could never get.
+    """
 
     again: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
@@ -86,7 +92,7 @@ def played(seed: int) -> World:
 
 @pytest.mark.timeout(300 + HISTORIES)
 def test_any_chain_of_failovers_loses_nothing_and_rereads_no_known_record() -> None:
-    """Also: a mapped position never goes back, and what is lost of the map only moves it back."""
+    """Also: a mapped position never goes back, and lost offset syncs only move it back."""
     calm, routes, wild = kinds = Tally(), Tally(), Tally()
     for seed in range(HISTORIES):
         try:
@@ -99,34 +105,34 @@ def test_any_chain_of_failovers_loses_nothing_and_rereads_no_known_record() -> N
         f"and routes are deleted: {routes}"
     )
     assert not calm.absent, "nothing was deleted"
-    assert wild.absent < wild.written / 10, "or nothing much is shown"
+    assert wild.absent < wild.written / 10, "otherwise the histories show little"
     assert routes.absent < routes.written / 4, "likewise"
-    for told in kinds:
-        assert len(told.again) > HISTORIES, "there are failovers"
-        known = sum(told.again) - sum(told.unknown)
-        assert sum(told.spared) > known / 2, "frontiers spare much of what was known"
+    for tally in kinds:
+        assert len(tally.again) > HISTORIES, "there are failovers"
+        known = sum(tally.again) - sum(tally.unknown)
+        assert sum(tally.spared) > known / 2, "frontiers spare much of what was known"
 
 
 @pytest.mark.deep(minutes=0.3)
 def test_successors_close_former_owners_lanes_whose_last_records_are_passed_over() -> None:
-    told = {}
+    tallies = {}
     for closes in (False, True):
-        told[closes] = Tally()
+        tallies[closes] = Tally()
         with patch.object(logs, "closing", CLOSING if closes else lambda *_: None):
             for seed in range(0, 300, 3):
-                told[closes].add(played(seed))
-    # The others: of lanes whose barriers were lost, or about whose copies nobody was sure.
-    assert sum(told[True].open_ended) < 0.7 * sum(told[False].open_ended)
+                tallies[closes].add(played(seed))
+    # The rest are records of lanes whose barriers were lost, or whose copies were unsure.
+    assert sum(tallies[True].open_ended) < 0.7 * sum(tallies[False].open_ended)
 
 
 def closing_as(change: Callable[[Closing], Closing]) -> Callable[..., Closing | None]:
-    """Another barrier behind a former owner's lane, where there is one."""
+    """A `closing` that changes the barrier behind a former owner's lane, where there is one."""
 
-    def told(left: Left, *found: Any) -> Closing | None:
+    def changed_closing(left: Left, *found: Any) -> Closing | None:
         one = CLOSING(left, *found)
         return None if one is None else change(one)
 
-    return told
+    return changed_closing
 
 
 CLOSING = logs.closing
@@ -177,7 +183,7 @@ WRONG: dict[str, tuple[object, str, object]] = {
 @pytest.mark.deep(minutes=0.3)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_neighbouring_rules_break_a_promise(wrong: str) -> None:
-    """That is, these histories show it."""
+    """The histories find each of these wrong rules."""
     of, name, rule = WRONG[wrong]
     with patch.object(of, name, rule, create=True):
         for seed in range(500):

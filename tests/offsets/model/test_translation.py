@@ -69,12 +69,12 @@ def played(acts: list[Act], shape: tuple[int, int, int], *, spread: bool = False
 
 
 def again_of(resumed: ResumePlan, logs: list[Records], read: set[Record | None]) -> None:
-    """No more of any source is read again in a partition than was said."""
+    """Asserts that no source has more re-reads in a partition than the answer's `reread_messages`."""
     for partition, answer in resumed.answers.items():
         seen = {record for record in logs[partition].records[answer.next_offset :] if record in read}
-        for told in answer.sources:
-            mine = {record for record in seen if record is not None and record[0] == told.source.topic}
-            assert told.reread_messages is None or len(mine) <= told.reread_messages
+        for reading in answer.sources:
+            mine = {record for record in seen if record is not None and record[0] == reading.source.topic}
+            assert reading.reread_messages is None or len(mine) <= reading.reread_messages
 
 
 @given(histories, shapes, st.booleans(), st.integers(0, 9))
@@ -94,8 +94,8 @@ def test_between_copies_of_common_sources_rereads_are_bounded(
     )  # fmt: skip
     assert resumed.next_offsets == translated
     for partition, answer in resumed.answers.items():
-        assert answer.why or min(told.x or 0 for told in answer.sources) <= answer.next_offset
-        assert bool(answer.why) == any(told.x is None for told in answer.sources) or not answer.sources
+        assert answer.why or min(reading.x or 0 for reading in answer.sources) <= answer.next_offset
+        assert bool(answer.why) == any(reading.x is None for reading in answer.sources) or not answer.sources
         assert answer.next_offset >= answer.log.start, partition
 
 
@@ -136,9 +136,11 @@ def test_the_way_back_to_a_source_passes_over_no_unread_record(
         assert {
             (source.name, source.generation, offset) for offset in range(at) if source.kept(offset)
         } <= read
-        told = resumed.answers[0].sources
+        readings = resumed.answers[0].sources
         again = {record for record in read if record and record[:2] == topic_of(source) and record[2] >= at}
-        assert not told or told[0].reread_messages is None or len(again) <= told[0].reread_messages
+        assert (
+            not readings or readings[0].reread_messages is None or len(again) <= readings[0].reread_messages
+        )
 
 
 def topic_of(source: object) -> tuple[str, int]:
@@ -171,11 +173,11 @@ def test_the_worked_example_names_the_source_that_decided() -> None:
     found = resume(TopicRelation.COMMON, TO, TO, {0: 7}, in_b, in_a, {0: Log(0, 12)}).answers[0]
     assert found.next_offset - 1 == 1
     assert found.least == CopiedPartition("east", "A", 0)
-    told = {one.source.topic: one for one in found.sources}
-    assert (told["A"].k, told["A"].barrier, told["A"].x) == (2, Barrier(2, 2), 2)
-    assert (told["B"].k, told["B"].barrier, told["B"].x) == (4, Barrier(4, 8), 8)
-    assert told["A"].readings[0].barrier == Barrier(2, 4)
-    assert (told["A"].reread_messages, told["B"].reread_messages) == (
+    by_source = {one.source.topic: one for one in found.sources}
+    assert (by_source["A"].k, by_source["A"].barrier, by_source["A"].x) == (2, Barrier(2, 2), 2)
+    assert (by_source["B"].k, by_source["B"].barrier, by_source["B"].x) == (4, Barrier(4, 8), 8)
+    assert by_source["A"].readings[0].barrier == Barrier(2, 4)
+    assert (by_source["A"].reread_messages, by_source["B"].reread_messages) == (
         3,
         5,
     )  # three more were read behind A2, one behind B4
@@ -192,7 +194,7 @@ LINES = [of((0, 0), (10, 15), (20, 30))]
 
 
 @pytest.mark.parametrize(
-    ("road", "told", "expected"),
+    ("road", "knowledge", "expected"),
     [
         (TopicRelation.COPY, {}, why.NOT_COMMITTED),
         (TopicRelation.COPY, {"into_to": [of((5, 0))]}, why.COPYING_STARTED_LATER),
@@ -213,13 +215,13 @@ LINES = [of((0, 0), (10, 15), (20, 30))]
     ],
 )
 def test_missing_knowledge_leads_to_the_logs_start_with_a_reason(
-    road: TopicRelation, told: dict[str, object], expected: str
+    road: TopicRelation, knowledge: dict[str, object], expected: str
 ) -> None:
     read, to = (
         (READ, TO) if road is TopicRelation.COPY else (TO, TO) if road is TopicRelation.COMMON else (TO, READ)
     )
     at = {} if expected is why.NOT_COMMITTED else {0: 3}
-    known: dict[str, object] = {"into_read": LINES, "into_to": LINES, **told}
+    known: dict[str, object] = {"into_read": LINES, "into_to": LINES, **knowledge}
     found = resume(road, read, to, at, logs={0: Log(2, 99)}, **known).answers[0]  # type: ignore[arg-type]
     assert (found.next_offset, found.why, found.reread_messages) == (2, expected, None)
     good = {"into_read": LINES, "into_to": LINES}
@@ -279,7 +281,7 @@ def test_a_deleted_route_holds_back_no_reader_that_read_all_its_copies() -> None
     assert (answer.next_offset, answer.reread_messages) == (1_100, 0)
     for at in (0, 60, 99):
         answer = resume(TopicRelation.COPY, READ, TO, {0: at}, [], [old, new], log).answers[0]
-        assert answer.next_offset == 0, "what was not read lies there"
+        assert answer.next_offset == 0, "the unread copies lie there"
 
 
 def test_copies_behind_a_deleted_routes_last_offset_sync_are_not_passed_over() -> None:
@@ -331,24 +333,24 @@ def test_a_line_end_is_folded_and_dropped_with_the_next_owners_offset_sync() -> 
     before = line((0, 0), (100, 100))
     log, source = before.target, before.source
 
-    def told(epoch: int, *known: int, lineage: int = 0) -> EndedItem:
+    def ended_item(epoch: int, *known: int, lineage: int = 0) -> EndedItem:
         return EndedItem("r", "orders", 0, lineage, source, LineEnd(epoch, log, *known))
 
-    first = at_end(before, told(2, ENDLESS, 120, 120))
+    first = at_end(before, ended_item(2, ENDLESS, 120, 120))
     assert first is not None
     assert first.ended == LineEnd(2, log, ENDLESS, 120, 120)
-    assert at_end(first, told(2, ENDLESS, 120, 120)) is None
-    second = at_end(first, told(2, 150, 400, 400))
+    assert at_end(first, ended_item(2, ENDLESS, 120, 120)) is None
+    second = at_end(first, ended_item(2, 150, 400, 400))
     assert second is not None
     assert second.ended == LineEnd(2, log, 150, 120, 400)
     assert second.barriers == before.barriers
-    third = at_end(second, told(3, 170, 500, 500))
+    third = at_end(second, ended_item(3, 170, 500, 500))
     assert third is not None
     assert third.ended == LineEnd(3, log, 170, 500, 500), "there was an owner in between"
-    assert at_end(third, told(2, 100, 100, 600)) is None
-    assert at_end(before, told(0, 100, 100, 100)) is None
-    assert at_end(before, told(2, 100, 100, 100, lineage=1)) is None
-    assert at_end(None, told(2, 100, 100, 100)) is None
+    assert at_end(third, ended_item(2, 100, 100, 600)) is None
+    assert at_end(before, ended_item(0, 100, 100, 100)) is None
+    assert at_end(before, ended_item(2, 100, 100, 100, lineage=1)) is None
+    assert at_end(None, ended_item(2, 100, 100, 100)) is None
 
     def barrier(epoch: int) -> BarrierItem:
         return BarrierItem("r", "orders", 0, epoch, 0, source, log, "t", 0, [Barrier(110, 600)])

@@ -3,12 +3,13 @@
 
 For a reader with next offset c in one destination:
 
-    k = max S of the line to the topic that was read, with T <= c    all of the source below k was read
-    x = max T of the line to the other topic, with S <= k            nothing of the source from k on lies
-    below x
-    the least x of all sources; none known, or another lineage: the log's start, never its end
+- `k = max S` with T <= c of the line into the topic that was read. All of the source below k was read.
+- `x = max T` with S <= k of the line into the other topic. No record of the source from k on lies below x.
 
-A source spread over several partitions was read as far as in the least of them.
+The position is the least x of all sources. If no x is known, or the lineage differs, it is the log's start,
+never its end.
+
+A source spread over several partitions was read up to the least k of them.
 """
 
 from __future__ import annotations

@@ -34,43 +34,43 @@ def event(*ends: int, route: str = "r") -> bytes:
 
 
 async def send_barriers(
-    stand: Regions, region: str, *values: bytes, ago_s: float = 0.0, cluster: str = HERE
+    rig: Regions, region: str, *values: bytes, ago_s: float = 0.0, cluster: str = HERE
 ) -> None:
     at_ms = int((time.time() - ago_s) * 1000)
-    await stand.values(cluster, ControlTopics(region).checkpoints.name, 0, *values, timestamp_ms=at_ms)
+    await rig.values(cluster, ControlTopics(region).checkpoints.name, 0, *values, timestamp_ms=at_ms)
 
 
-async def known(stand: Regions) -> dict[str, int]:
-    """Region/route -> the last source end, of all lines into `TOPIC`."""
-    await stand.tables.read(30.0)
-    found = await stand.tables.lines_into("d", TOPIC)
+async def known(rig: Regions) -> dict[str, int]:
+    """The last source end of all lines into `TOPIC`, by region/route."""
+    await rig.tables.read(30.0)
+    found = await rig.tables.lines_into("d", TOPIC)
     return {f"{c.region}/{c.route}": c.line.barriers[-1].source_end for c in found}
 
 
 async def test_offset_syncs_missing_in_a_table_come_from_the_tail_of_its_topic_or_of_its_copy(
     yard: Yard, tmp_path: Path
 ) -> None:
-    async with regions(yard, tmp_path) as stand:
-        own, other = stand.own, stand.other
-        await stand.send(HERE, stand.topic(own), {b"r/orders/0": line(10)})
-        await stand.make(HERE, stand.topic(other), **COMPACTED)
-        await stand.send(HERE, stand.topic(other), {b"x/orders/0": line(20)})
-        assert await known(stand) == {f"{own}/r": 10, f"{other}/x": 20}, "of regions without one"
+    async with regions(yard, tmp_path) as rig:
+        own, other = rig.own, rig.other
+        await rig.send(HERE, rig.topic(own), {b"r/orders/0": line(10)})
+        await rig.make(HERE, rig.topic(other), **COMPACTED)
+        await rig.send(HERE, rig.topic(other), {b"x/orders/0": line(20)})
+        assert await known(rig) == {f"{own}/r": 10, f"{other}/x": 20}, "regions without such a topic"
         (needed,) = codec.needed_events("w", 1, [NeedItem("r", TOPIC, 0, TARGET, PinnedOffsets([1]))])
         for region, route, end in ((own, "r", 12), (other, "x", 25)):
-            await stand.make(HERE, ControlTopics(region).checkpoints.name)
-            await send_barriers(stand, region, event(5, route=route), ago_s=OLD_S)
-            await send_barriers(stand, region, event(end, route=route), b"no event", needed)
-        assert await known(stand) == {f"{own}/r": 12, f"{other}/x": 25}
-        await send_barriers(stand, own, event(13), event(3, route="young"))
-        assert await known(stand) == {f"{own}/r": 13, f"{own}/young": 3, f"{other}/x": 25}
+            await rig.make(HERE, ControlTopics(region).checkpoints.name)
+            await send_barriers(rig, region, event(5, route=route), ago_s=OLD_S)
+            await send_barriers(rig, region, event(end, route=route), b"no event", needed)
+        assert await known(rig) == {f"{own}/r": 12, f"{other}/x": 25}
+        await send_barriers(rig, own, event(13), event(3, route="young"))
+        assert await known(rig) == {f"{own}/r": 13, f"{own}/young": 3, f"{other}/x": 25}
         # Another process continues there; the table's copy arrives and is further.
-        await stand.tables.close()
-        stand.tables = stand.opened()
-        await send_barriers(stand, own, event(14))
-        await stand.send(HERE, stand.topic(other), {b"x/orders/0": line(30)})
-        assert await known(stand) == {f"{own}/r": 14, f"{own}/young": 3, f"{other}/x": 30}
-        origin = await stand.tables.ask(lambda store: store.origin(BARRIERS, own))
+        await rig.tables.close()
+        rig.tables = rig.opened()
+        await send_barriers(rig, own, event(14))
+        await rig.send(HERE, rig.topic(other), {b"x/orders/0": line(30)})
+        assert await known(rig) == {f"{own}/r": 14, f"{own}/young": 3, f"{other}/x": 30}
+        origin = await rig.tables.ask(lambda store: store.origin(BARRIERS, own))
         assert origin is not None
         assert origin.next_offsets == {0: 7, 1: 0}
 
@@ -79,14 +79,14 @@ async def test_offset_syncs_missing_in_a_table_come_from_the_tail_of_its_topic_o
 async def test_a_tail_deleted_with_its_table_is_read_again_whichever_is_read_first(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    async with regions(yard, tmp_path) as stand:
-        own, tables = stand.own, stand.tables
-        await stand.send(HERE, stand.topic(own), {b"r/orders/0": line(10)})
-        await stand.make(HERE, ControlTopics(own).checkpoints.name)
-        await send_barriers(stand, own, event(12))
-        assert await known(stand) == {f"{own}/r": 12}
-        await stand.make(HERE, stand.topic(own), **COMPACTED)
-        await stand.send(HERE, stand.topic(own), {b"r/orders/0": line(11)})
+    async with regions(yard, tmp_path) as rig:
+        own, tables = rig.own, rig.tables
+        await rig.send(HERE, rig.topic(own), {b"r/orders/0": line(10)})
+        await rig.make(HERE, ControlTopics(own).checkpoints.name)
+        await send_barriers(rig, own, event(12))
+        assert await known(rig) == {f"{own}/r": 12}
+        await rig.make(HERE, rig.topic(own), **COMPACTED)
+        await rig.send(HERE, rig.topic(own), {b"r/orders/0": line(11)})
         follow, write, first_was_read = tables._follow, tables._write, asyncio.Event()
 
         async def followed(region: str, table: str, *words: Any, **more: Any) -> Any:
@@ -104,25 +104,25 @@ async def test_a_tail_deleted_with_its_table_is_read_again_whichever_is_read_fir
 
         monkeypatch.setattr(tables, "_follow", followed)
         monkeypatch.setattr(tables, "_write", written)
-        assert await known(stand) == {f"{own}/r": 12}
+        assert await known(rig) == {f"{own}/r": 12}
         assert first_was_read.is_set()
 
 
 async def test_a_long_tail_is_read_near_its_end_and_an_uncopied_one_is_not_read(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with regions(yard, tmp_path) as stand:
-        own, other = stand.own, stand.other
+    async with regions(yard, tmp_path) as rig:
+        own, other = rig.own, rig.other
         monkeypatch.setattr(ends_module, "MAX_EVENTS", 2)
-        await stand.make(HERE, ControlTopics(own).checkpoints.name)
-        await send_barriers(stand, own, *(event(at, route=f"r{at}") for at in range(5)))
-        assert await known(stand) == {f"{own}/r3": 3, f"{own}/r4": 4}
-        await send_barriers(stand, own, *(event(at, route=f"r{at}") for at in range(5, 9)))
-        assert set(await known(stand)) == {f"{own}/r{at}" for at in (3, 4, 7, 8)}, (
-            "it is read anew, near its end"
+        await rig.make(HERE, ControlTopics(own).checkpoints.name)
+        await send_barriers(rig, own, *(event(at, route=f"r{at}") for at in range(5)))
+        assert await known(rig) == {f"{own}/r3": 3, f"{own}/r4": 4}
+        await send_barriers(rig, own, *(event(at, route=f"r{at}") for at in range(5, 9)))
+        assert set(await known(rig)) == {f"{own}/r{at}" for at in (3, 4, 7, 8)}, (
+            "it is read again, from near its end"
         )
-        await stand.make(THERE, stand.topic(other), **COMPACTED)
-        await stand.send(THERE, stand.topic(other), {b"x/orders/0": line(20)})
-        await stand.make(THERE, ControlTopics(other).checkpoints.name)
-        await send_barriers(stand, other, event(25, route="x"), cluster=THERE)
-        assert (await known(stand))[f"{other}/x"] == 20
+        await rig.make(THERE, rig.topic(other), **COMPACTED)
+        await rig.send(THERE, rig.topic(other), {b"x/orders/0": line(20)})
+        await rig.make(THERE, ControlTopics(other).checkpoints.name)
+        await send_barriers(rig, other, event(25, route="x"), cluster=THERE)
+        assert (await known(rig))[f"{other}/x"] == 20

@@ -29,7 +29,7 @@ class SimulatedTables(RegionTables):
         try:
             await self.may_continue.wait()
         finally:
-            await asyncio.sleep(0)  # closes what it has read by
+            await asyncio.sleep(0)  # closes its consumers
             self.reads -= 1
         return RegionMap(region, "none")
 
@@ -44,7 +44,9 @@ async def test_a_failed_reading_waits_for_the_other_readings(tmp_path: Path) -> 
     first = asyncio.create_task(tables.read(60.0, (CHECKPOINTS,)))
     second = asyncio.create_task(tables.read(60.0, (CHECKPOINTS,)))
     await turns()
-    assert (tables.reads, first.done()) == (1, False), "it has the table until all of it have ended"
+    assert (tables.reads, first.done()) == (1, False), (
+        "a reading keeps the table until all its parts have ended"
+    )
     tables.may_continue.set()
     for one in (first, second):
         with pytest.raises(ZeroDivisionError):
@@ -73,5 +75,5 @@ async def test_a_question_cancelled_before_its_turn_does_not_run(tmp_path: Path)
     may_continue.set()
     await tables.ask(lambda _: question.append("next"))
     await tables.ask(lambda _: None)
-    assert question == ["slow", "next"], "what was begun is ended before anybody else is question"
+    assert question == ["slow", "next"], "a started question ends before the next one begins"
     await tables.close()

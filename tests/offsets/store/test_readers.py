@@ -74,14 +74,14 @@ async def test_a_consumer_is_kept_between_readings_and_fetches_nothing_meanwhile
         async with readers.consumer_of(place) as first:
             assert await values(first, place, 0, 2) == [b"a", b"b"]
             async with readers.consumer_of(place) as beside:
-                assert beside is not first, "one reads at a time"
+                assert beside is not first, "a consumer serves one reading at a time"
         assert first.paused() == set(place.parts)
         await send(bootstrap, topic_name, b"c")
         async with readers.consumer_of(place) as again:
             assert again in (first, beside)
             assert await values(again, place, 1, 2) == [b"b", b"c"]
         async with readers.consumer_of(place._replace(topic_id="another")) as other:
-            assert other not in (first, beside), "the topic was made anew"
+            assert other not in (first, beside), "the topic was recreated"
 
 
 @pytest.mark.deep(minutes=1.0)
@@ -96,7 +96,7 @@ async def test_a_kept_consumer_of_a_killed_broker_reads_on_or_is_replaced(
         await asyncio.to_thread(killable_yard.kill, "east-regional")
         with pytest.raises((KafkaError, OSError, TimeoutError)):
             await read_once(readers, place, 2.0)
-        assert is_closed(first), "its reading failed"
+        assert is_closed(first), "its reading has failed"
         await asyncio.to_thread(killable_yard.up)
         await send(bootstrap, topic_name, b"b")
         async with readers.consumer_of(place) as kept:
@@ -150,7 +150,7 @@ async def test_a_kept_consumer_reads_on_from_the_new_log_start(bootstrap: str, t
 
 
 async def fail(readers: RegionReaders, place: TopicPlace, used: list[AIOKafkaConsumer]) -> None:
-    """A reading that fails half-way."""
+    """Reads, and fails half-way."""
     async with readers.consumer_of(place) as consumer:
         used.append(consumer)
         await consumer.end_offsets(place.parts)

@@ -61,7 +61,7 @@ def test_lines_of_all_regions_are_found_by_source_and_destination(store: RegionS
     }
     assert [c.source for c in store.lines_from("a", "orders")] == [place[0], place[1], place[2]]
     assert [c.route for c in store.lines_from("a", "other")] == ["x"]
-    assert store.lines_from("a", "order") == [], "a name that begins another one is not that one"
+    assert store.lines_from("a", "order") == [], "a prefix of a topic's name is another topic"
     assert store.cluster_of("east", "r", target=True) == "d"
     assert store.cluster_of("east", "r", target=False) == "a"
     assert store.cluster_of("east", "nobody", target=False) == ""
@@ -177,13 +177,13 @@ def test_offset_syncs_of_the_tail_are_part_of_their_line_until_the_table_differs
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line(end=20), b"new/orders/0": None}, ORIGIN)
     assert keys(store) == {("east", "r", place, 20)}
     store.write(CHECKPOINTS, "east", {b"new/orders/0": line(end=3)}, ORIGIN)
-    assert keys(store) == {("east", "r", place, 20), ("east", "new", place, 3)}, "it is another one"
+    assert keys(store) == {("east", "r", place, 20), ("east", "new", place, 3)}, "it is a new line"
     store.write(CHECKPOINTS, "east", {b"new/orders/0": None}, ORIGIN)
     store.add("east", [barriers(30, target="e", epoch=2)], ORIGIN)
-    assert keys(store) == {("east", "r", place, 20)}, "where it leads now is for the table to say"
+    assert keys(store) == {("east", "r", place, 20)}, "the table decides the new destination"
     assert keys(store, "e") == set()
     store.reset(CHECKPOINTS, "east", ORIGIN)
-    assert store.origin(BARRIERS, "east") is None, "both are read anew"
+    assert store.origin(BARRIERS, "east") is None, "both are read again"
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line(end=3)}, ORIGIN)
     assert keys(store) == {("east", "r", place, 3)}
 

@@ -35,7 +35,7 @@ async def test_a_route_syncs_its_groups_and_a_failing_one_is_reported_once_and_d
     definition = a_route("r", HERE, THERE, case.topic, offsets={
         "groups": [f"{case.group}-.*"], "exclude": [names[3]], "every": "1s",
     })  # fmt: skip
-    told: list[tuple[str, ...]] = []
+    incidents: list[tuple[str, ...]] = []
     acting = [False]
 
     def busy(group: str, *_: str | None) -> str:
@@ -43,22 +43,26 @@ async def test_a_route_syncs_its_groups_and_a_failing_one_is_reported_once_and_d
             raise ArithmeticError("of no kind that anybody thought of")
         return ""
 
-    syncer = GroupSyncer(case.syncer().mapper, case.stand.clusters, busy)
+    syncer = GroupSyncer(case.syncer().mapper, case.regions.clusters, busy)
     routes = {"r": (definition, definition.route())}
     service = GroupSyncSchedule(
-        syncer, case.stand.clusters, lambda: routes, lambda: acting[0], lambda *words: told.append(words)
+        syncer,
+        case.regions.clusters,
+        lambda: routes,
+        lambda: acting[0],
+        lambda *words: incidents.append(words),
     )
     await service.start()
     try:
         await asyncio.sleep(0.5)
-        assert not service.routes, "who does not lead does nothing"
+        assert not service.routes, "a worker that does not lead syncs nothing"
         acting[0] = True
         await until(lambda: service.routes and service.routes["r"].rounds >= 2)
         assert {name: one.state for name, one in service.routes["r"].outcomes.items()} == {
             names[0]: "unchanged", names[1]: "unchanged", names[2]: "failed",
         }  # fmt: skip
         assert [await case.there(name) for name in names] == [{0: 60, 1: 60}, {0: 60, 1: 60}, {}, {}]
-        assert [words[:2] for words in told] == [("offset-sync", f"r/{names[2]}")]
+        assert [words[:2] for words in incidents] == [("offset-sync", f"r/{names[2]}")]
         assert (service.routes["r"].lag_s(2**60) or 0) > 0
         await case.at(80, 80, group=names[0])
         rounds = service.routes["r"].rounds
@@ -71,7 +75,7 @@ async def test_a_route_syncs_its_groups_and_a_failing_one_is_reported_once_and_d
 
 
 class Following:
-    """A workload that is passive in `there`."""
+    """The sync of a workload that is passive at `THERE`."""
 
     def __init__(self, case: GroupCase) -> None:
         self.case = case
@@ -79,7 +83,7 @@ class Following:
         self.passive: Sequence[PassiveWorkload] = [self.of(HERE)]
         self.troubles: list[tuple[str, ...]] = []
         self.service = GroupSyncSchedule(
-            case.syncer(), case.stand.clusters, dict, lambda: True,
+            case.syncer(), case.regions.clusters, dict, lambda: True,
             lambda *words: self.troubles.append(words), lambda: self.passive,
         )  # fmt: skip
 
@@ -88,16 +92,16 @@ class Following:
         return PassiveWorkload(self.key, case.group, case.topic, "active", source, THERE, trouble)
 
     @property
-    def told(self) -> PassiveSyncStatus | None:
+    def status(self) -> PassiveSyncStatus | None:
         return self.service.passive_status(self.key)
 
     async def until(self, *states: str) -> PassiveSyncStatus:
         """The status of a later round, once it is in one of `states`."""
         for kept in self.service.passive.values():
             kept.outcomes.clear()
-        await until(lambda: self.told is not None and self.told.state in states)
-        assert self.told is not None
-        return self.told
+        await until(lambda: self.status is not None and self.status.state in states)
+        assert self.status is not None
+        return self.status
 
     async def until_positions(self, *offsets: int) -> None:
         async with asyncio.timeout(120):
@@ -124,9 +128,9 @@ async def test_a_passive_workloads_group_follows_the_active_one_forward_and_back
         await follows.until_positions(60, 60)
         await case.at(70, 80)
         await follows.until_positions(80, 90)
-        told = await follows.until("unchanged")
-        assert told.workload == follows.passive[0]
-        assert told.lag_s((told.good_ms or 0) + 1_500) == 1.5
+        status = await follows.until("unchanged")
+        assert status.workload == follows.passive[0]
+        assert status.lag_s((status.good_ms or 0) + 1_500) == 1.5
         await case.at(20, 80)  # an operator reset it, where it is active
         await follows.until_positions(30, 90)
 
@@ -134,7 +138,7 @@ async def test_a_passive_workloads_group_follows_the_active_one_forward_and_back
         case.busy[follows.key] = "workload of this region consumes it there"
         assert (await follows.until("live")).why == case.busy.pop(follows.key)
         async with AIOKafkaConsumer(
-            case.topic, bootstrap_servers=case.stand.bootstraps[THERE], group_id=case.group,
+            case.topic, bootstrap_servers=case.regions.bootstraps[THERE], group_id=case.group,
             client_id="reader", enable_auto_commit=False,
         ) as consumer:  # fmt: skip
             async with asyncio.timeout(120):
@@ -146,20 +150,20 @@ async def test_a_passive_workloads_group_follows_the_active_one_forward_and_back
         await follows.until_positions(100, 100)
         assert follows.troubles == []
         follows.passive = []
-        await until(lambda: follows.told is None)
+        await until(lambda: follows.status is None)
         assert not follows.service.passive
 
 
 async def test_other_topics_of_a_passive_workloads_group_do_not_count(case: GroupCase) -> None:
     """Another workload of the group is active in that region; and retry topics are each region's own."""
-    stand, retry = case.stand, f"{case.topic}__{case.group}__retry_1"
+    rig, retry = case.regions, f"{case.topic}__{case.group}__retry_1"
     there = await case.committer(THERE)
     another = f"{case.topic}-another"
-    await stand.make(THERE, another, 1)
+    await rig.make(THERE, another, 1)
     for cluster in (HERE, THERE):
-        await stand.make(cluster, retry, 1)
-    line = a_line(await stand.log_id(HERE, retry), await stand.log_id(THERE, retry), retry, 0, (0, 0))
-    await stand.send(HERE, stand.topic(stand.own), {f"r/{retry}/0".encode(): line})
+        await rig.make(cluster, retry, 1)
+    line = a_line(await rig.log_id(HERE, retry), await rig.log_id(THERE, retry), retry, 0, (0, 0))
+    await rig.send(HERE, rig.topic(rig.own), {f"r/{retry}/0".encode(): line})
     await (await case.committer(HERE)).commit(case.group, {(retry, 0): 0})
     assert await there.commit(case.group, {(another, 0): 0}, {(another, 0): stamped("west-1", 1)}) == {}
     case.busy[case.group] = "another workload of the group is active there"
@@ -172,7 +176,7 @@ async def test_other_topics_of_a_passive_workloads_group_do_not_count(case: Grou
     }  # fmt: skip
 
 
-async def test_a_group_ahead_because_the_region_was_active_is_in_step(case: GroupCase) -> None:
+async def test_a_group_that_its_own_region_moved_further_is_in_sync(case: GroupCase) -> None:
     there = await case.committer(THERE)
     before = {(case.topic, 0): 95, (case.topic, 1): 95}
     await there.commit(case.group, before, dict.fromkeys(before, stamped("west-1", 1)))
@@ -183,18 +187,18 @@ async def test_a_group_ahead_because_the_region_was_active_is_in_step(case: Grou
         assert follows.troubles == []
 
 
-async def test_a_foreign_position_ahead_stays_and_is_reported(
+async def test_a_position_of_another_client_beyond_the_mapped_one_stays_and_is_reported(
     case: GroupCase,
 ) -> None:
     there = await case.committer(THERE)
     await there.commit(case.group, {(case.topic, 0): 95, (case.topic, 1): 60})
     await case.at(50, 50)
     async with following(case) as follows:
-        told = await follows.until("refused")
-        assert "partition 0: the position here is ahead" in told.why
-        assert "(95, mapped 60)" in told.why
-        assert "Switchyard did not commit it" in told.why
-        assert (told.good_ms, told.lag_s(0)) == (None, None)
+        status = await follows.until("refused")
+        assert "partition 0: the position here is ahead" in status.why
+        assert "(95, mapped 60)" in status.why
+        assert "Switchyard did not commit it" in status.why
+        assert (status.good_ms, status.lag_s(0)) == (None, None)
         await until(lambda: follows.service.passive[HERE].rounds >= 3)
         assert await case.there() == {0: 95, 1: 60}
         assert [words[:2] for words in follows.troubles] == [("offset-sync", follows.key)]
@@ -225,4 +229,4 @@ async def test_positions_stay_while_the_active_cluster_is_away_and_one_incident_
         await follows.until_positions(80, 80)
         follows.passive = [follows.of(NOWHERE)]
         await follows.until("away")
-        assert len(follows.troubles) == 2, "it has not done well since it was told"
+        assert len(follows.troubles) == 2, "no round has succeeded since the report"

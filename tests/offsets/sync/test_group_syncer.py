@@ -64,7 +64,7 @@ async def test_a_group_consumed_in_the_destination_is_left_alone(case: GroupCase
     case.busy.clear()
     await case.sync()
     async with AIOKafkaConsumer(
-        case.topic, bootstrap_servers=case.stand.bootstraps[THERE], group_id=case.group, client_id="reader",
+        case.topic, bootstrap_servers=case.regions.bootstraps[THERE], group_id=case.group, client_id="reader",
         enable_auto_commit=False,
     ) as consumer:  # fmt: skip
         async with asyncio.timeout(120):
@@ -74,7 +74,7 @@ async def test_a_group_consumed_in_the_destination_is_left_alone(case: GroupCase
             assert (live.state, live.why) == ("live", "the group has 1 member (reader) there")
             # One that joins between the look and the commit: the broker itself takes none.
             made = await case.syncer()._commit(
-                GroupOutcome(case.group, "synced", 0, "", live.rows), await case.stand.clusters.get(THERE)
+                GroupOutcome(case.group, "synced", 0, "", live.rows), await case.regions.clusters.get(THERE)
             )
             assert made.state == "live"
             assert "has live members" in made.why
@@ -91,7 +91,7 @@ async def test_a_failed_commit_is_not_repeated_once_the_group_is_consumed(
     monkeypatch.setattr(sync, "COMMIT_RETRY_INTERVAL_S", 0.0)
     await case.map(*EVERY)
     await case.at(50, 50)
-    client = (await case.stand.clusters.get(THERE)).client
+    client = (await case.regions.clusters.get(THERE)).client
     real, tries, comes_here = client.send, 0, False
 
     async def send(node: int, request: Any, group: Any = 0) -> Any:
@@ -142,10 +142,10 @@ async def test_a_client_that_commits_without_being_a_member_is_left_alone_until_
     await commits(21, "")  # a consumer that assigns partitions to itself
     assert (await sync(QUIET_GROUP_S)).state == "live"
     assert await case.there() == {0: 21}
-    assert (await sync(QUIET_GROUP_S)).state == "synced", "nobody moves it any more"
+    assert (await sync(QUIET_GROUP_S)).state == "synced", "no client moves it any more"
     assert await case.there() == {0: 60, 1: 60}
     await case.at(70, 70)
-    assert (await sync(1)).state == "synced", "what is ours is no sign of anybody"
+    assert (await sync(1)).state == "synced", "own commits are no sign of another client"
 
     # Another client commits between the two readings of the positions.
     await case.at(90, 90)
@@ -164,9 +164,9 @@ async def test_a_client_that_commits_without_being_a_member_is_left_alone_until_
 async def test_a_group_of_another_regions_workload_is_left_alone_even_while_it_sleeps(
     case: GroupCase,
 ) -> None:
-    stand, active = case.stand, [case.stand.own]
+    rig, active = case.regions, [case.regions.own]
     syncer = case.syncer(is_active=lambda _, region: region in active)
-    log = ControlTopics(stand.other).control.name
+    log = ControlTopics(rig.other).control.name
     key = f"{case.group}/{case.topic}"
 
     async def defines(cluster: str, topic: str = case.topic, **spec: Any) -> None:
@@ -174,45 +174,45 @@ async def test_a_group_of_another_regions_workload_is_left_alone_even_while_it_s
             at_ms=1, key=f"{case.group}/{topic}", etag="e", actor="me",
             definition={"metadata": {"group": case.group, "topic": topic, "cluster": cluster}, "spec": spec},
         )  # fmt: skip
-        await stand.send(HERE, log, {f"workload/{put.key}".encode(): codec.encode(put)})
+        await rig.send(HERE, log, {f"workload/{put.key}".encode(): codec.encode(put)})
 
     async def sync(only: str | None = None) -> GroupOutcome:
         await syncer.mapper.read(30.0)
         views = syncer.views(HERE, THERE)
         return await syncer.sync(case.group, HERE, THERE, views, only=only, execute=False)
 
-    await stand.make(HERE, log, 1)  # the copy of the other region's control log
+    await rig.make(HERE, log, 1)  # the copy of the other region's control log
     await case.map(*EVERY)
     await case.at(50, 50)
-    await stand.send(HERE, log, {f"workload/{case.group}/broken".encode(): b"{"})
+    await rig.send(HERE, log, {f"workload/{case.group}/broken".encode(): b"{"})
     await defines(THERE)
     live = await sync()
-    assert (live.state, live.why) == ("live", f"workload {key} of region {stand.other} consumes it there")
+    assert (live.state, live.why) == ("live", f"workload {key} of region {rig.other} consumes it there")
     await defines(HERE)
-    assert (await sync()).state == "synced", "it reads the cluster that the group is mapped from"
+    assert (await sync()).state == "synced", "it consumes the cluster that the group is mapped from"
     await defines(HERE, mode="active-active")
     assert (await sync()).state == "live", "with a mode each region reads its own"
     await defines(HERE, mode="active-passive")
     assert (await sync()).state == "synced", "the other region is passive"
-    active.append(stand.other)
+    active.append(rig.other)
     assert (await sync()).state == "live"
     gone = WorkloadDeleted(at_ms=1, key=key, actor="me")
-    await stand.send(HERE, log, {f"workload/{key}".encode(): codec.encode(gone)})
+    await rig.send(HERE, log, {f"workload/{key}".encode(): codec.encode(gone)})
     assert (await sync()).state == "synced"
     await defines(THERE, "another-topic")
     assert (await sync()).state == "live"
-    assert (await sync(case.topic)).state == "synced", "of this topic nobody consumes there"
+    assert (await sync(case.topic)).state == "synced", "no workload consumes this topic there"
 
 
 async def test_between_aggregates_the_source_furthest_behind_decides(
     case: GroupCase,
 ) -> None:
-    stand, topic = case.stand, case.topic
-    logs = {cluster: await stand.log_id(cluster, topic) for cluster in (HERE, THERE)}
+    rig, topic = case.regions, case.topic
+    logs = {cluster: await rig.log_id(cluster, topic) for cluster in (HERE, THERE)}
 
     async def copied(source: str, cluster: str, *barriers: tuple[int, int]) -> None:
         line = a_line(LogId(source, "s"), logs[cluster], topic, 0, *barriers)
-        await stand.send(HERE, stand.topic(stand.own), {f"{source}-{cluster}/orders/0".encode(): line})
+        await rig.send(HERE, rig.topic(rig.own), {f"{source}-{cluster}/orders/0".encode(): line})
 
     await copied("east", HERE, (0, 0), (25, 50), (50, 100))
     await copied("east", THERE, (0, 10), (20, 30), (50, 110))
@@ -223,9 +223,14 @@ async def test_between_aggregates_the_source_furthest_behind_decides(
     await copied("west", THERE, (0, 10), (2, 12), (4, 90))
     made = await case.sync()
     (row,) = [row for row in made.rows if row.answer.partition == 0]
-    assert (made.state, row.answer.next_offset) == ("refused", 12), "it stays where it is, further than that"
+    assert (made.state, row.answer.next_offset) == ("refused", 12), (
+        "the position is further than the mapped one, and stays"
+    )
     assert row.answer.least == CopiedPartition("west", "orders", 0)
-    assert {told.source.cluster_id: told.x for told in row.answer.sources} == {"east": 30, "west": 12}
+    assert {reading.source.cluster_id: reading.x for reading in row.answer.sources} == {
+        "east": 30,
+        "west": 12,
+    }
     assert [row.answer.why for row in made.rows if row.answer.partition == 1] == [NOTHING_HERE]
     assert (await case.there())[0] == 30
 
@@ -234,24 +239,24 @@ async def test_a_job_without_a_line_is_an_unknown_source(case: GroupCase) -> Non
     await case.map(*EVERY)
     route = a_route("other", HERE, THERE, "more", rename={"names": {"more": case.topic}})
     mapper = OffsetMapper(
-        case.stand.tables, case.stand.clusters, lambda: {"other": route},
+        case.regions.tables, case.regions.clusters, lambda: {"other": route},
         lambda: ["replicate:other:more:0", "dispatch:g/t:t:0", "replicate:r:more:1"],
     )  # fmt: skip
     await mapper.read(30.0)
     (joined,) = await mapper.join(HERE, case.topic, THERE)
     assert [(place.topic, partition) for place, partition in joined.unknown] == [("more", 0)]
-    assert joined.resume({0: 50, 1: 50}).next_offsets == {0: 60, 1: 60}, "none of theirs was ever read"
+    assert joined.resume({0: 50, 1: 50}).next_offsets == {0: 60, 1: 60}, "their positions were never read"
 
 
 async def test_a_time_is_found_in_every_cluster_and_times_outside_the_log_are_noted(
     case: GroupCase,
 ) -> None:
-    topic, stand = f"{case.topic}-t", case.stand
-    await stand.make(HERE, topic)
+    topic, rig = f"{case.topic}-t", case.regions
+    await rig.make(HERE, topic)
     base = now_ms() - 60_000
     for ago_ms in (1_000, 2_000, 3_000):
-        await stand.values(HERE, topic, 0, b"v", timestamp_ms=base + ago_ms)
-    client = await stand.client(HERE)
+        await rig.values(HERE, topic, 0, b"v", timestamp_ms=base + ago_ms)
+    client = await rig.client(HERE)
     found = await at_time(client, topic, base + 1_500)
     assert found is not None
     assert [(one.next_offset, one.timestamp_ms, one.note) for one in found] == [

@@ -57,16 +57,16 @@ def stamped(topic: str, log: LogId, pid: int, *barriers: At, partition: int = 0)
 
 
 class Carrying:
-    """A region that has copies of what others leave behind, none of which answers."""
+    """A region with copies of other regions' control topics; no other region answers."""
 
-    def __init__(self, stand: Regions, topic: str) -> None:
-        self.stand, self.topic = stand, topic
-        self.other, self.third = stand.other, f"{stand.own}c"
-        control = {stand.own: HERE, self.other: NOWHERE, self.third: NOWHERE}
-        stand.tables = stand.opened(RegionAtlas(stand.own, control, {}))
-        mapper = OffsetMapper(stand.tables, stand.clusters, dict, list)
-        self.shared = [stand.own, self.other]
-        self.carrier = RemoteProgress(stand.tables, mapper, lambda _: self.shared, lambda: True)
+    def __init__(self, rig: Regions, topic: str) -> None:
+        self.regions, self.topic = rig, topic
+        self.other, self.third = rig.other, f"{rig.own}c"
+        control = {rig.own: HERE, self.other: NOWHERE, self.third: NOWHERE}
+        rig.tables = rig.opened(RegionAtlas(rig.own, control, {}))
+        mapper = OffsetMapper(rig.tables, rig.clusters, dict, list)
+        self.shared = [rig.own, self.other]
+        self.carrier = RemoteProgress(rig.tables, mapper, lambda _: self.shared, lambda: True)
         self.workload = Workload.from_wire({
             "apiVersion": "switchyard/v1", "kind": "Workload",
             "metadata": {"group": "billing", "topic": topic, "cluster": HERE},
@@ -82,29 +82,29 @@ class Carrying:
     async def trackers(self, region: str, *records: TrackerRecord | None) -> None:
         """Writes the copy of the region's tracker table, by partition."""
         topic = ControlTopics(region).changelog(TRACKERS, 0).name
-        told = {
+        rows = {
             str(self.job(at)).encode(): codec.encode(record)
             for at, record in enumerate(records)
             if record is not None
         }
-        await self.stand.send(HERE, topic, told | {b"replicate:r:t:0": b"{}"})
+        await self.regions.send(HERE, topic, rows | {b"replicate:r:t:0": b"{}"})
 
     async def line(self, region: str, name: str, line: bytes, partition: int = 0) -> None:
         key = f"{name}/{self.topic}/{partition}".encode()
-        await self.stand.send(HERE, self.stand.topic(region), {key: line})
+        await self.regions.send(HERE, self.regions.topic(region), {key: line})
 
 
 @asynccontextmanager
 async def carrying(yard: Yard, path: Path, topic: str) -> AsyncIterator[Carrying]:
-    async with regions(yard, path) as stand:
-        made = Carrying(stand, topic)
+    async with regions(yard, path) as rig:
+        made = Carrying(rig, topic)
         for region in (made.other, made.third):
-            await stand.make(HERE, stand.topic(region), **COMPACTED)
-            await stand.make(HERE, ControlTopics(region).changelog(TRACKERS, 0).name, **COMPACTED)
-        await stand.make(HERE, topic, 2)
-        await stand.values(HERE, topic, 0, *[b"m"] * 90)
-        ours = await stand.log_id(HERE, topic)
-        await made.line(stand.own, "in", stamped(topic, ours, OTHER, (1_000, 20, 0), (1_040, 60, 40)))
+            await rig.make(HERE, rig.topic(region), **COMPACTED)
+            await rig.make(HERE, ControlTopics(region).changelog(TRACKERS, 0).name, **COMPACTED)
+        await rig.make(HERE, topic, 2)
+        await rig.values(HERE, topic, 0, *[b"m"] * 90)
+        ours = await rig.log_id(HERE, topic)
+        await made.line(rig.own, "in", stamped(topic, ours, OTHER, (1_000, 20, 0), (1_040, 60, 40)))
         await made.line(made.other, "in", stamped(topic, LOST, PID, (1_000, 100, 0), (1_060, 165, 60)))
         yield made
 
@@ -113,85 +113,85 @@ async def test_the_copies_of_a_lost_region_say_where_to_continue_and_which_recor
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables_module, "REACH_TIMEOUT_S", 1.0)
-    async with carrying(yard, tmp_path, topic_name) as stand:
-        nobody = await stand.carried()
-        assert (nobody, nobody.was_read) == (ImportedProgress(), False), "nobody has read it elsewhere"
-        await stand.trackers(stand.other, a_record(130, note=a_note(130, (150, 160))))
-        assert list(await stand.carrier.positions(stand.workload, stand.other)) == []
-        found = await stand.carried()
+    async with carrying(yard, tmp_path, topic_name) as rig:
+        unread = await rig.carried()
+        assert (unread, unread.was_read) == (ImportedProgress(), False), "no other region has read it"
+        await rig.trackers(rig.other, a_record(130, note=a_note(130, (150, 160))))
+        assert list(await rig.carrier.positions(rig.workload, rig.other)) == []
+        found = await rig.carried()
         assert (found.next_offset, found.was_read, found.why) == (20, True, "")
-        assert found.log == await stand.stand.log_id(HERE, topic_name)
+        assert found.log == await rig.regions.log_id(HERE, topic_name)
         assert found.over is not None
         assert found.over.ranges(20, 60, OTHER, 0, 0) == [(20, 45)]
-        assert found.over.lags, "1,045 to 1,055 is finished, and has no barrier here yet"
+        assert found.over.lags, "1,045 to 1,055 are finished, but have no barrier here yet"
         assert found.over.may_grow(60, 80, OTHER, 0)
-        # Once it has one, a look later.
-        ours = await stand.stand.log_id(HERE, topic_name)
+        # The next look, once they have one.
+        ours = await rig.regions.log_id(HERE, topic_name)
         line = stamped(topic_name, ours, OTHER, (1_000, 20, 0), (1_040, 60, 40), (1_060, 85, 60))
-        await stand.line(stand.stand.own, "in", line)
-        found = await stand.carried()
+        await rig.line(rig.regions.own, "in", line)
+        found = await rig.carried()
         assert found.over is not None
         assert not found.over.lags
         assert found.over.ranges(60, 85, OTHER, 0, 40) == []
         assert found.over.ranges(65, 85, OTHER, 0, 40) == [(70, 80)]
         # No progress is imported for retry topics, nor for a workload of one region.
-        retry = stand.job(topic=stand.workload.merge_topic())
-        assert await stand.carrier.imported_progress(retry, stand.workload) == ImportedProgress()
-        stand.shared = [stand.stand.own]
-        assert await stand.carried() == ImportedProgress()
+        retry = rig.job(topic=rig.workload.merge_topic())
+        assert await rig.carrier.imported_progress(retry, rig.workload) == ImportedProgress()
+        rig.shared = [rig.regions.own]
+        assert await rig.carried() == ImportedProgress()
         # Records of other kinds were not kept.
-        kept = await stand.stand.tables.ask(lambda store: list(store.records(TRACKERS, stand.other)))
-        assert [job for job, _ in kept] == [str(stand.job())]
-        none = await stand.stand.tables.ask(lambda store: store.origin(TRACKERS, stand.stand.own))
-        assert none is None, "its own table answers takeovers, and is not read"
+        kept = await rig.regions.tables.ask(lambda store: list(store.records(TRACKERS, rig.other)))
+        assert [job for job, _ in kept] == [str(rig.job())]
+        none = await rig.regions.tables.ask(lambda store: store.origin(TRACKERS, rig.regions.own))
+        assert none is None, "the own region's table is not read"
 
 
 async def test_the_furthest_region_counts_and_the_finished_ranges_of_each(
     yard: Yard, tmp_path: Path, topic_name: str
 ) -> None:
-    async with carrying(yard, tmp_path, topic_name) as stand:
-        stand.shared.append(stand.third)
+    async with carrying(yard, tmp_path, topic_name) as rig:
+        rig.shared.append(rig.third)
         third = LogId("third", "t")
-        await stand.line(stand.third, "in", stamped(topic_name, third, 5, (1_000, 100, 0), (1_060, 165, 60)))
-        await stand.trackers(stand.other, a_record(100, note=a_note(100, (105, 110))))
-        await stand.trackers(stand.third, a_record(100, third, note=a_note(100, (115, 120), pid=5)))
-        found = await stand.carried()
+        await rig.line(rig.third, "in", stamped(topic_name, third, 5, (1_000, 100, 0), (1_060, 165, 60)))
+        await rig.trackers(rig.other, a_record(100, note=a_note(100, (105, 110))))
+        await rig.trackers(rig.third, a_record(100, third, note=a_note(100, (115, 120), pid=5)))
+        found = await rig.carried()
         assert (found.next_offset, found.why) == (20, "")
         assert found.over is not None
         assert found.over.ranges(20, 60, OTHER, 0, 0) == [(25, 30), (35, 40)]
-        await stand.trackers(stand.third, a_record(165, third))
-        ours = await stand.stand.log_id(HERE, topic_name)
+        await rig.trackers(rig.third, a_record(165, third))
+        ours = await rig.regions.log_id(HERE, topic_name)
         line = stamped(topic_name, ours, OTHER, (1_000, 20, 0), (1_060, 80, 60))
-        await stand.line(stand.stand.own, "in", line)
-        found = await stand.carried()
+        await rig.line(rig.regions.own, "in", line)
+        found = await rig.carried()
         assert found.next_offset == 80
         assert found.over is not None
-        assert found.over.ranges(20, 80, OTHER, 0, 0) == [(20, 80)], "by its base alone, without a note"
+        assert found.over.ranges(20, 80, OTHER, 0, 0) == [(20, 80)], "the base alone counts, without a note"
 
 
 async def test_missing_knowledge_is_named_and_never_counts_as_finished(
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables_module, "REACH_TIMEOUT_S", 1.0)
-    async with carrying(yard, tmp_path, topic_name) as stand:
-        unheard = f"{stand.stand.own}z"
-        stand.shared.append(unheard)
-        control = {**stand.stand.tables.atlas.control, unheard: NOWHERE}
-        stand.stand.tables.atlas = RegionAtlas(stand.stand.own, control, {})
-        found = await stand.carried()
+    async with carrying(yard, tmp_path, topic_name) as rig:
+        unheard = f"{rig.regions.own}z"
+        rig.shared.append(unheard)
+        control = {**rig.regions.tables.atlas.control, unheard: NOWHERE}
+        rig.regions.tables.atlas = RegionAtlas(rig.regions.own, control, {})
+        found = await rig.carried()
         assert f"switchyard-{unheard}-trackers-changelog is copied" in found.why
         assert (found.next_offset, found.over, found.was_read) == (None, None, False)
-        stand.shared.pop()
+        rig.shared.pop()
         del control[unheard]
-        stand.stand.tables.regions.pop(unheard)
-        # A partition of which no line is known here; and a copy that is joined with ours by nothing.
-        await stand.trackers(stand.other, a_record(130), a_record(5))
-        of_one = await stand.carried(1)
+        rig.regions.tables.regions.pop(unheard)
+        # A partition without a known line, and a copy that no offset sync relates to ours.
+        await rig.trackers(rig.other, a_record(130), a_record(5))
+        of_one = await rig.carried(1)
         assert (of_one.next_offset, of_one.was_read) == (None, True)
         assert "position is not known here: the offset map has no line into this partition" in of_one.why
-        assert (await stand.carried()).why == ""
-        await stand.trackers(stand.other, a_record(130, LogId("another", "log"), at_ms=9), a_record(5))
-        found = await stand.carried()
+        assert (await rig.carried()).why == ""
+        await rig.trackers(rig.other, a_record(130, LogId("another", "log"), at_ms=9), a_record(5))
+        found = await rig.carried()
         assert (found.next_offset, found.over, found.was_read) == (None, None, True)
         assert "no offset sync relates topic" in found.why
 
@@ -199,9 +199,9 @@ async def test_missing_knowledge_is_named_and_never_counts_as_finished(
 async def test_jobs_that_begin_together_share_readings(
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with carrying(yard, tmp_path, topic_name) as stand:
-        await stand.trackers(stand.other, a_record(130), a_record(5))
-        tables, joined, reads, joins = stand.stand.tables, stand.carrier._mapper.join_known, 0, 0
+    async with carrying(yard, tmp_path, topic_name) as rig:
+        await rig.trackers(rig.other, a_record(130), a_record(5))
+        tables, joined, reads, joins = rig.regions.tables, rig.carrier._mapper.join_known, 0, 0
         read = tables.read
 
         async def counted(*words: Any) -> Any:
@@ -215,28 +215,28 @@ async def test_jobs_that_begin_together_share_readings(
             return await joined(*words)
 
         monkeypatch.setattr(tables, "read", counted)
-        monkeypatch.setattr(stand.carrier._mapper, "join_known", counted_joins)
-        first = asyncio.create_task(stand.carried())
+        monkeypatch.setattr(rig.carrier._mapper, "join_known", counted_joins)
+        first = asyncio.create_task(rig.carried())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        found = await asyncio.gather(first, *(stand.carried(at % 2) for at in range(20)))
+        found = await asyncio.gather(first, *(rig.carried(at % 2) for at in range(20)))
         assert {one.next_offset for one in found} == {20, None}
-        assert reads == 4, "one that was under way, and one for all who came meanwhile, of two tables each"
+        assert reads == 4, "two readings of two tables: the first job's, and one for all later jobs"
         assert joins <= 2
 
 
 def test_a_reader_has_the_positions_of_records_of_the_newest_log() -> None:
     jobs = [str(JobId(Kind.DISPATCH, "g/t", "t", at)) for at in range(4)]
-    anew = LogId("lost-cluster", "anew")
+    recreated = LogId("lost-cluster", "anew")
     records = [
-        a_record(10, anew, at_ms=5, note=FinishedOffsets(8, 8).to_bytes()),
+        a_record(10, recreated, at_ms=5, note=FinishedOffsets(8, 8).to_bytes()),
         a_record(99, LOST, at_ms=4),
         a_record(20, LogId("lost-cluster", ""), at_ms=1, note=b"\x00 no note"),
         TrackerRecord(epoch=1, worker="w", cluster_id="lost-cluster"),
     ]
     found = reader_of(zip(jobs, records, strict=True))
     assert found is not None
-    assert found.log == anew
+    assert found.log == recreated
     assert found.next_offsets == {0: 10, 2: 20}
     assert found.progress == {0: FinishedOffsets(8, 8), 2: FinishedOffsets(20)}
     beyond = a_record(10, note=FinishedOffsets(11).to_bytes())

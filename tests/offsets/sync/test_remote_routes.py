@@ -29,7 +29,7 @@ def test_a_route_that_would_loop_with_one_of_another_region_is_refused_by_the_ap
     file = tmp_path / "there.yaml"
     file.write_text(json.dumps(wanted))
     with served(yard, tmp_path, topic_name) as at:
-        client, log = Client(at.url, name="there"), ControlTopics(at.stand.other).control.name
+        client, log = Client(at.url, name="there"), ControlTopics(at.regions.other).control.name
 
         def plan() -> tuple[int, str]:
             done = CliRunner().invoke(
@@ -44,19 +44,21 @@ def test_a_route_that_would_loop_with_one_of_another_region_is_refused_by_the_ap
         put(200)
         assert plan()[0] == 10
         back = a_route("back", THERE, HERE, topic)
-        asyncio.run(at.stand.send(HERE, log, {b"route/back": put_of(back), b"route/bad": b"{"}))
-        told = client.ask("GET", "/api/v1/routes-elsewhere").json()
-        assert [(one["region"], one["definition"]["metadata"]["name"]) for one in told["routes"]] == [
-            (at.stand.other, "back")
+        asyncio.run(at.regions.send(HERE, log, {b"route/back": put_of(back), b"route/bad": b"{"}))
+        answer = client.ask("GET", "/api/v1/routes-elsewhere").json()
+        assert [(one["region"], one["definition"]["metadata"]["name"]) for one in answer["routes"]] == [
+            (at.regions.other, "back")
         ]
-        assert {name: bool(found) for name, found in told["clusters"].items()} == {
+        assert {name: bool(found) for name, found in answer["clusters"].items()} == {
             HERE: True, THERE: True, "nowhere": False,
         }  # fmt: skip
-        loop = f"{topic}: {THERE} -> {HERE} (route back of region {at.stand.other}) -> {THERE} (route there)"
+        loop = (
+            f"{topic}: {THERE} -> {HERE} (route back of region {at.regions.other}) -> {THERE} (route there)"
+        )
         assert f"would loop: {loop}" in put(409)
-        code, said = plan()
-        assert (code, f"would loop: {loop}" in said) == (5, True), said
+        code, output = plan()
+        assert (code, f"would loop: {loop}" in output) == (5, True), output
         gone = RouteDeleted(at_ms=1, key="back", actor="me")
-        asyncio.run(at.stand.send(HERE, log, {b"route/back": codec.encode(gone)}))
+        asyncio.run(at.regions.send(HERE, log, {b"route/back": codec.encode(gone)}))
         put(200)
         assert plan()[0] == 10

@@ -26,7 +26,7 @@ GIVEN = [("id", b"1"), ("secret", b"2"), ("x-a", None), ("id", b""), ("", b"3")]
         ({"drop": ["id", "x-.*"]}, [("secret", b"2"), ("", b"3")]),
     ],
 )
-def test_what_is_named_is_kept_and_what_is_not_is_dropped(headers: dict[str, Any], left: list[Any]) -> None:
+def test_named_headers_are_kept_and_others_are_dropped(headers: dict[str, Any], left: list[Any]) -> None:
     keeps = definition("a", "b", "t", headers=headers).keeps_header()
     plain, marked = (HeaderEdit("r", "a/t", 0, "b/t", keeps, provenance=origin) for origin in (False, True))
     record: Any = SimpleNamespace(offset=7, headers=GIVEN)
@@ -35,32 +35,32 @@ def test_what_is_named_is_kept_and_what_is_not_is_dropped(headers: dict[str, Any
 
 
 async def test_records_that_were_at_the_destination_are_reported_and_not_each_time(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
     """Any producer may write such a header, and its records are not copied."""
-    await create_on_both_sides(stand, topic_name)
+    await create_on_both_sides(rig, topic_name)
     been = (ORIGIN, f"east-aggregate/{topic_name}/0/7".encode())
 
     async def write(*headers: Any) -> None:
-        async with producing(stand.source.spec.bootstrap[0]) as producer:
+        async with producing(rig.source.spec.bootstrap[0]) as producer:
             for header in headers:
                 await producer.send_and_wait(topic_name, b"v", partition=0, headers=[header])
 
     await write(("a", b""), been, been)
-    pump = await stand.start_pump(topic_name, headers={"provenance": True})
-    await stand.copied([pump])
-    await stand.until(lambda: stand.incidents)
-    ((kind, message),) = stand.incidents
+    pump = await rig.start_pump(topic_name, headers={"provenance": True})
+    await rig.copied([pump])
+    await rig.until(lambda: rig.incidents)
+    ((kind, message),) = rig.incidents
     assert kind == "records-left-out"
     assert "2 records were not copied, the last of them at offset 2" in message
     assert topic_name in message
 
     await write(been)
-    await stand.copied([pump])
+    await rig.copied([pump])
     for later_s in (0.0, LEFT_OUT_REPORT_INTERVAL_S / 2):
         check_progress(pump, time.monotonic() + later_s)
-    assert len(stand.incidents) == 1
+    assert len(rig.incidents) == 1
     for later_s in (LEFT_OUT_REPORT_INTERVAL_S + 60, 3 * LEFT_OUT_REPORT_INTERVAL_S):
         check_progress(pump, time.monotonic() + later_s)
-    assert stand.kinds() == ["records-left-out"] * 2, "not again without new ones"
-    assert "1 records were not copied, the last of them at offset 3" in stand.incidents[1][1]
+    assert rig.kinds() == ["records-left-out"] * 2, "not again without new ones"
+    assert "1 records were not copied, the last of them at offset 3" in rig.incidents[1][1]

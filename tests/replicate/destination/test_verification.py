@@ -57,7 +57,7 @@ def test_copies_that_were_encoded_again_or_sent_unchanged_are_equal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ((1_003, b"other", b"v", [("h", b"3")]), "record at 43 has other contents"),
         ((1_003, b"k3", None, [("h", b"3")]), "record at 43 has other contents"),
@@ -65,11 +65,11 @@ def test_copies_that_were_encoded_again_or_sent_unchanged_are_equal() -> None:
         ((9, b"k3", b"v", [("h", b"3")]), "record at 43 has timestamp 9, not 1003"),
     ],
 )
-def test_a_fault_in_encoding_again_is_found(changed: Any, said: str) -> None:
+def test_a_fault_in_encoding_again_is_found(changed: Any, message: str) -> None:
     """The fault: the encoded bytes were compared with themselves."""
     wrong = as_logged(40, rows_of([*ROWS[:3], changed, *ROWS[4:]]))
     copy = joined_copy()._replace(data=as_logged(0, rows_of([*ROWS[:3], changed, *ROWS[4:]])))
-    assert said in compare(waiting_copy(copy), [the_batch(wrong)])
+    assert message in compare(waiting_copy(copy), [the_batch(wrong)])
 
 
 def test_in_a_compacted_destination_only_the_records_that_are_left_are_compared() -> None:
@@ -111,10 +111,10 @@ def test_the_waiting_copies_of_a_worker_are_bounded_by_their_records(
 class Compared:
     """A verifier that the test drives, over a real destination with `ROWS` in it."""
 
-    def __init__(self, stand: ReplicaRig, topic: str) -> None:
+    def __init__(self, rig: ReplicaRig, topic: str) -> None:
         self.incidents: list[str] = []
         self.verifier = CopyVerifier(
-            stand.target, lambda kind, *_: self.incidents.append(kind), VerificationBudget(1e9)
+            rig.target, lambda kind, *_: self.incidents.append(kind), VerificationBudget(1e9)
         )
         self.target = topic, 0
 
@@ -127,14 +127,14 @@ class Compared:
 
 
 async def test_copies_in_a_recreated_or_deleted_topic_are_not_compared_with_another(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "VERIFY_POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(verification, "VERIFY_RETRY_INTERVAL_S", 0.01)
-    await create(stand.target, topic_name, 1)
-    await write_to(stand.target.spec.bootstrap[0], topic_name, [b"others"] * 6)
-    topic_id = (await stand.target.topic_ids([topic_name]))[topic_name]
-    compared = Compared(stand, topic_name)
+    await create(rig.target, topic_name, 1)
+    await write_to(rig.target.spec.bootstrap[0], topic_name, [b"others"] * 6)
+    topic_id = (await rig.target.topic_ids([topic_name]))[topic_name]
+    compared = Compared(rig, topic_name)
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     compared.verifier.everything = True
     assert await compared.compare(copy, "AAAAAAAAAAAAAAAAAAAAAA") == (0, 0)
@@ -144,22 +144,22 @@ async def test_copies_in_a_recreated_or_deleted_topic_are_not_compared_with_anot
     compared.verifier.add(JOB, (f"{topic_name}-gone", 0), 0, copy, topic_id)
     running = asyncio.create_task(compared.verifier.run())
     try:
-        await stand.until(lambda: not compared.verifier.waiting)
+        await rig.until(lambda: not compared.verifier.waiting)
     finally:
         running.cancel()
     assert compared.incidents == ["copy-differs"]
 
 
 async def test_if_compaction_is_unknown_different_bytes_are_no_evidence_and_count_as_uncompared(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: object) -> dict[str, str]:
         return {topic_name: "TopicAuthorizationFailed"}
 
     monkeypatch.setattr(verification, "describe", refused)
-    await create(stand.target, topic_name, 1)
-    await write_to(stand.target.spec.bootstrap[0], topic_name, [b"others"] * 6)
-    compared = Compared(stand, topic_name)
+    await create(rig.target, topic_name, 1)
+    await write_to(rig.target.spec.bootstrap[0], topic_name, [b"others"] * 6)
+    compared = Compared(rig, topic_name)
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     assert await compared.compare(copy, "") == (0, 0), "a copy that is not compared does not count as equal"
     assert await compared.compare(copy, "") == (0, 6), "later copies are compared by records"
@@ -183,8 +183,8 @@ class Refusing:
         return SimpleNamespace(topics=[(topic, [(partition, NOT_AUTHORISED, *rest[:-1], b"")])])
 
 
-async def test_copies_that_may_not_be_read_back_are_given_up_and_reported_once_with_the_missing_permission(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+async def test_copies_that_may_not_be_read_back_are_given_up_with_one_report_of_the_missing_permission(
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault: the verifier tried them for ever without a report."""
     for name, seconds in (
@@ -193,137 +193,137 @@ async def test_copies_that_may_not_be_read_back_are_given_up_and_reported_once_w
         ("UNREAD_S", 0.1),
     ):
         monkeypatch.setattr(verification, name, seconds)
-    refusing = Refusing(stand.target, verification.CONNECTION)
-    monkeypatch.setattr(stand.target, "send", refusing.send)
-    pump = await start_copying(stand, topic_name)
+    refusing = Refusing(rig.target, verification.CONNECTION)
+    monkeypatch.setattr(rig.target, "send", refusing.send)
+    pump = await start_copying(rig, topic_name)
     verifier = pump.runtime.verifier
-    await stand.until(lambda: stand.incidents)
-    ((kind, message),) = stand.incidents
+    await rig.until(lambda: rig.incidents)
+    ((kind, message),) = rig.incidents
     assert kind == "verify-trouble"
     assert f"copies in {topic_name} of east-aggregate could not be read back" in message
     assert "TopicAuthorizationFailed" in message
-    assert "Read" in stand.remedies[0]
-    await stand.until(lambda: not verifier.waiting)
+    assert "Read" in rig.remedies[0]
+    await rig.until(lambda: not verifier.waiting)
     monkeypatch.setattr(verification, "VERIFY_RETRY_INTERVAL_S", 1e9)  # the next that fails stays failed
     trouble = verifier._troubles[pump.target]
-    await write(stand, topic_name, 300, max_batch_size=300)
-    await stand.copied([pump])
+    await write(rig, topic_name, 300, max_batch_size=300)
+    await rig.copied([pump])
     assert verifier.waiting <= 1, "one copy is tried, and no others wait"
-    await stand.until(lambda: trouble.retry_at_s > 1e8)
-    assert (verifier.compared.total(), stand.kinds()) == (0, ["verify-trouble"])
+    await rig.until(lambda: trouble.retry_at_s > 1e8)
+    assert (verifier.compared.total(), rig.kinds()) == (0, ["verify-trouble"])
 
     refusing.refuses = False
     trouble.retry_at_s = 0.0
-    await write(stand, topic_name, 100)
-    await stand.copied([pump])
-    await stand.until(lambda: verifier.compared.total() > 0 and not verifier.waiting)
+    await write(rig, topic_name, 100)
+    await rig.copied([pump])
+    await rig.until(lambda: verifier.compared.total() > 0 and not verifier.waiting)
     assert not verifier._troubles
     assert verifier.differing.total() == 0
 
 
 async def test_a_route_that_compares_all_counts_uncompared_copies_of_former_owners_too(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault: copies were dropped uncounted when their worker ended or they could not be read back."""
 
     def noted() -> int:
-        return ReplicaHandover.from_bytes(stand.saved[0][1]).uncompared
+        return ReplicaHandover.from_bytes(rig.saved[0][1]).uncompared
 
     for name, seconds in (("VERIFY_POLL_INTERVAL_S", 0.01), ("VERIFY_RETRY_INTERVAL_S", 0.01)):
         monkeypatch.setattr(verification, name, seconds)
-    refusing = Refusing(stand.target, verification.CONNECTION)
-    monkeypatch.setattr(stand.target, "send", refusing.send)
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 100)
-    killed = await stand.start_pump(topic_name, verify="all")
-    await stand.copied([killed])
-    await stand.until(lambda: noted() == 100 and killed.runtime.verifier._troubles)
+    refusing = Refusing(rig.target, verification.CONNECTION)
+    monkeypatch.setattr(rig.target, "send", refusing.send)
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 100)
+    killed = await rig.start_pump(topic_name, verify="all")
+    await rig.copied([killed])
+    await rig.until(lambda: noted() == 100 and killed.runtime.verifier._troubles)
     assert not killed.is_busy, "nothing waits for copies that cannot be read"
     assert killed.copying().uncompared == 0, "it may still be compared"
-    stand.kill(killed)
+    rig.kill(killed)
 
     refusing.refuses = False
-    pump = await stand.start_pump(topic_name, verify="all")
+    pump = await rig.start_pump(topic_name, verify="all")
     verifier = pump.runtime.verifier
-    await write(stand, topic_name, 50)
-    await stand.copied([pump])
-    await stand.until(lambda: verifier.compared[pump.job] == 50)
-    await stand.until(lambda: noted() == 100)
+    await write(rig, topic_name, 50)
+    await rig.copied([pump])
+    await rig.until(lambda: verifier.compared[pump.job] == 50)
+    await rig.until(lambda: noted() == 100)
     assert pump.copying().uncompared == 100
 
     refusing.refuses = True
     monkeypatch.setattr(verification, "UNREAD_S", 0.1)
-    await write(stand, topic_name, 50)
-    await stand.until(lambda: pump.copying().uncompared == 150)
+    await write(rig, topic_name, 50)
+    await rig.until(lambda: pump.copying().uncompared == 150)
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     pump._acknowledged(SentBatch(6, copy), -1, False)
     assert pump.copying().uncompared == 156, "its offset is not known"
-    await stand.until(lambda: noted() == 156)
+    await rig.until(lambda: noted() == 156)
     assert verifier.differing.total() == 0
 
 
 async def test_a_replica_that_compares_all_ends_once_all_is_compared(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "VERIFY_POLL_INTERVAL_S", 0.01)
-    may, send = asyncio.Event(), stand.target.send
+    may, send = asyncio.Event(), rig.target.send
 
     async def held(node: int, request: Any, group: Any = 0) -> Any:
         if group == verification.CONNECTION:
             await may.wait()
         return await send(node, request, group)
 
-    monkeypatch.setattr(stand.target, "send", held)
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 100)
-    pump = await stand.start_pump(topic_name, verify="all")
-    await stand.copied([pump])
+    monkeypatch.setattr(rig.target, "send", held)
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 100)
+    pump = await rig.start_pump(topic_name, verify="all")
+    await rig.copied([pump])
     assert pump.is_busy
     draining = asyncio.create_task(pump.drain(600))
-    await stand.until(lambda: ReplicaHandover.from_bytes(stand.saved[0][1]).uncompared == 100)
+    await rig.until(lambda: ReplicaHandover.from_bytes(rig.saved[0][1]).uncompared == 100)
     assert not draining.done()
     may.set()
     assert await draining
     assert pump.runtime.verifier.compared[pump.job] == 100
-    await stand.until(lambda: ReplicaHandover.from_bytes(stand.saved[0][1]).uncompared == 0)
+    await rig.until(lambda: ReplicaHandover.from_bytes(rig.saved[0][1]).uncompared == 0)
 
 
 async def test_a_successor_that_may_not_read_the_copies_reports_the_missing_permission_until_it_may(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pump = await start_copying(stand, topic_name)
-    await stand.until(lambda: pump.snapshot_version == pump.version)
-    stand.saves = False
-    await write(stand, topic_name, 50)
-    await stand.copied([pump])
-    stand.kill(pump)
-    stand.saves = True
-    refusing = Refusing(stand.target, history.CONNECTION)
-    monkeypatch.setattr(stand.target, "send", refusing.send)
-    pump = await stand.start_pump(topic_name)
-    await stand.until(lambda: refusing.requests > 2)
-    ((kind, message),) = stand.incidents
+    pump = await start_copying(rig, topic_name)
+    await rig.until(lambda: pump.snapshot_version == pump.version)
+    rig.saves = False
+    await write(rig, topic_name, 50)
+    await rig.copied([pump])
+    rig.kill(pump)
+    rig.saves = True
+    refusing = Refusing(rig.target, history.CONNECTION)
+    monkeypatch.setattr(rig.target, "send", refusing.send)
+    pump = await rig.start_pump(topic_name)
+    await rig.until(lambda: refusing.requests > 2)
+    ((kind, message),) = rig.incidents
     assert kind == "append-trouble"
     assert f"{topic_name}/0" in message
     assert "TopicAuthorizationFailed" in message
-    assert "Read" in stand.remedies[0]
+    assert "Read" in rig.remedies[0]
     assert "grant" in pump.status().trouble
     refusing.refuses = False
-    await write(stand, topic_name, 50)
-    await stand.copied([pump])
-    assert await assert_same(stand, topic_name) == 200
+    await write(rig, topic_name, 50)
+    await rig.copied([pump])
+    assert await assert_same(rig, topic_name) == 200
     assert pump.status().trouble == ""
 
 
 @pytest.mark.parametrize(("verify", "everything"), [("sampled", False), ("all", True)])
 async def test_a_route_compares_a_sample_or_everything(
-    stand: ReplicaRig, topic_name: str, verify: str, everything: bool, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic_name: str, verify: str, everything: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "MAX_BEHIND", 3)
-    stand._verify_budget = VerificationBudget(verification.RUN_BYTES)  # one run a second
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 400, name="v" * 10_000, max_batch_size=200_000)  # 8 MB, nothing to join
-    pump = await stand.start_pump(topic_name, verify=verify)
+    rig._verify_budget = VerificationBudget(verification.RUN_BYTES)  # one run a second
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 400, name="v" * 10_000, max_batch_size=200_000)  # 8 MB, nothing to join
+    pump = await rig.start_pump(topic_name, verify=verify)
     most = 0
 
     def is_done() -> bool:
@@ -331,7 +331,7 @@ async def test_a_route_compares_a_sample_or_everything(
         most = max(most, pump.runtime.verifier.waiting)
         return pump.base == 400 and not pump.runtime.verifier.waiting
 
-    await stand.until(is_done)
-    assert await assert_same(stand, topic_name) == 400
+    await rig.until(is_done)
+    assert await assert_same(rig, topic_name) == 400
     assert (pump.runtime.verifier.compared[pump.job] == 400) == everything
     assert most <= 3 + LANE_BYTES // 100_000, "the waiting copies are bounded, except for batches in flight"

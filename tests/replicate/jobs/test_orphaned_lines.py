@@ -75,7 +75,7 @@ class PlayedCluster:
         return 0, partition, epoch, self.end
 
 
-class Stand:
+class Rig:
     """A leader, the control log's state, a line in the table, and the published ends."""
 
     def __init__(self) -> None:
@@ -126,135 +126,135 @@ class Stand:
 
 
 @pytest.fixture
-def stand() -> Stand:
-    return Stand()
+def rig() -> Rig:
+    return Rig()
 
 
 async def test_nothing_is_published_about_owned_jobs_nor_before_the_last_batches_have_arrived(
-    stand: Stand,
+    rig: Rig,
 ) -> None:
-    assert await stand.published_at(0) == []
-    assert await stand.published_at(1_000) == []
-    stand.release(1)
-    assert await stand.published_at(2_000) == []
-    assert await stand.published_at(2_000 + UNOWNED_AFTER_S - 1) == []
-    assert await stand.published_at(2_000 + UNOWNED_AFTER_S) == [LineEnd(1, TARGET, 130, 200, 200)]
+    assert await rig.published_at(0) == []
+    assert await rig.published_at(1_000) == []
+    rig.release(1)
+    assert await rig.published_at(2_000) == []
+    assert await rig.published_at(2_000 + UNOWNED_AFTER_S - 1) == []
+    assert await rig.published_at(2_000 + UNOWNED_AFTER_S) == [LineEnd(1, TARGET, 130, 200, 200)]
 
 
-async def settled(stand: Stand) -> None:
-    stand.release(1)
-    await stand.published_at(0)
+async def settled(rig: Rig) -> None:
+    rig.release(1)
+    await rig.published_at(0)
 
 
 async def test_an_end_is_published_again_when_the_destination_grows_without_reading_the_source_again(
-    stand: Stand,
+    rig: Rig,
 ) -> None:
-    await settled(stand)
-    await stand.published_at(UNOWNED_AFTER_S)
-    assert await stand.published_at(100) == []
-    stand.west.end, stand.east.end = 260, 900
-    await stand.published_at(110)
-    assert stand.lines[KEY].ended == LineEnd(1, TARGET, 130, 200, 260)
-    stand.west.end = 300
+    await settled(rig)
+    await rig.published_at(UNOWNED_AFTER_S)
+    assert await rig.published_at(100) == []
+    rig.west.end, rig.east.end = 260, 900
+    await rig.published_at(110)
+    assert rig.lines[KEY].ended == LineEnd(1, TARGET, 130, 200, 260)
+    rig.west.end = 300
     for look in range(POLLS_BEFORE_REREAD):
-        await stand.published_at(120 + look)
-    assert stand.lines[KEY].ended == LineEnd(1, TARGET, 130, 200, 300)
+        await rig.published_at(120 + look)
+    assert rig.lines[KEY].ended == LineEnd(1, TARGET, 130, 200, 300)
 
 
-async def test_the_end_of_an_unreachable_or_recreated_source_is_not_published(stand: Stand) -> None:
-    await settled(stand)
-    stand.away = {"east"}
-    assert await stand.published_at(UNOWNED_AFTER_S) == [LineEnd(1, TARGET, ENDLESS, 200, 200)]
-    stand.away, stand.east.topic_id = set(), "anew"
-    assert await stand.published_at(70) == []
-    stand.east.topic_id, stand.east.end = "s", 90
-    assert await stand.published_at(80) == [LineEnd(1, TARGET, 100, 200, 200)], "not below the copied offsets"
+async def test_the_end_of_an_unreachable_or_recreated_source_is_not_published(rig: Rig) -> None:
+    await settled(rig)
+    rig.away = {"east"}
+    assert await rig.published_at(UNOWNED_AFTER_S) == [LineEnd(1, TARGET, ENDLESS, 200, 200)]
+    rig.away, rig.east.topic_id = set(), "anew"
+    assert await rig.published_at(70) == []
+    rig.east.topic_id, rig.east.end = "s", 90
+    assert await rig.published_at(80) == [LineEnd(1, TARGET, 100, 200, 200)], "not below the copied offsets"
 
 
-async def test_nothing_is_published_without_a_partition_leader_or_right_after_a_new_one(stand: Stand) -> None:
-    await settled(stand)
-    stand.west.node = None
-    assert await stand.published_at(UNOWNED_AFTER_S) == []
-    stand.west.node, stand.west.epoch = 1, 6
-    assert await stand.published_at(70) == [], "the end came from the former leader"
-    assert await stand.published_at(80) == [LineEnd(1, TARGET, 130, 200, 200)]
+async def test_nothing_is_published_without_a_partition_leader_or_right_after_a_new_one(rig: Rig) -> None:
+    await settled(rig)
+    rig.west.node = None
+    assert await rig.published_at(UNOWNED_AFTER_S) == []
+    rig.west.node, rig.west.epoch = 1, 6
+    assert await rig.published_at(70) == [], "the end came from the former leader"
+    assert await rig.published_at(80) == [LineEnd(1, TARGET, 130, 200, 200)]
 
 
-async def test_an_end_from_a_deposed_leader_is_read_again_from_the_new_one(stand: Stand) -> None:
+async def test_an_end_from_a_deposed_leader_is_read_again_from_the_new_one(rig: Rig) -> None:
     """A broker that does not know the new leader yet may have fewer records."""
-    await settled(stand)
-    stand.west.hidden = 20
-    assert await stand.published_at(UNOWNED_AFTER_S) == []
-    stand.west.end, stand.west.hidden, stand.west.epoch, stand.west.reported_epoch = 260, 30, 6, 6
-    assert await stand.published_at(70) == []
-    stand.west.hidden = 0
-    assert await stand.published_at(80) == [LineEnd(1, TARGET, 130, 260, 260)]
+    await settled(rig)
+    rig.west.hidden = 20
+    assert await rig.published_at(UNOWNED_AFTER_S) == []
+    rig.west.end, rig.west.hidden, rig.west.epoch, rig.west.reported_epoch = 260, 30, 6, 6
+    assert await rig.published_at(70) == []
+    rig.west.hidden = 0
+    assert await rig.published_at(80) == [LineEnd(1, TARGET, 130, 260, 260)]
 
 
 async def test_no_end_is_published_above_the_high_watermark_because_it_may_be_lost(
-    stand: Stand,
+    rig: Rig,
 ) -> None:
-    await settled(stand)
-    stand.west.hidden = 20
-    assert await stand.published_at(UNOWNED_AFTER_S) == []
-    stand.west.end, stand.west.hidden = 230, 40
-    assert await stand.published_at(70) == [], "the owner's batches may lie below 200"
-    stand.west.hidden = 25
-    assert await stand.published_at(80) == [LineEnd(1, TARGET, 130, 200, 205)], (
+    await settled(rig)
+    rig.west.hidden = 20
+    assert await rig.published_at(UNOWNED_AFTER_S) == []
+    rig.west.end, rig.west.hidden = 230, 40
+    assert await rig.published_at(70) == [], "the owner's batches may lie below 200"
+    rig.west.hidden = 25
+    assert await rig.published_at(80) == [LineEnd(1, TARGET, 130, 200, 205)], (
         "although others always write to it"
     )
-    stand.west.hidden = 0
-    await stand.published_at(90)
-    assert stand.lines[KEY].ended == LineEnd(1, TARGET, 130, 200, 230)
+    rig.west.hidden = 0
+    await rig.published_at(90)
+    assert rig.lines[KEY].ended == LineEnd(1, TARGET, 130, 200, 230)
 
 
 async def test_after_a_leader_with_fewer_records_the_next_owner_copies_behind_the_published_end(
-    stand: Stand,
+    rig: Rig,
 ) -> None:
-    await settled(stand)
-    stand.west.hidden = 20
-    await stand.published_at(UNOWNED_AFTER_S)
-    stand.west.end, stand.west.hidden, stand.west.epoch, stand.west.reported_epoch = 180, 0, 6, 6
-    (line_end,) = await stand.published_at(70)
+    await settled(rig)
+    rig.west.hidden = 20
+    await rig.published_at(UNOWNED_AFTER_S)
+    rig.west.end, rig.west.hidden, rig.west.epoch, rig.west.reported_epoch = 180, 0, 6, 6
+    (line_end,) = await rig.published_at(70)
     assert line_end == LineEnd(1, TARGET, 130, 180, 180), "the next owner would begin there"
 
 
-async def test_nothing_is_written_again_about_a_destination_that_does_not_grow(stand: Stand) -> None:
-    await settled(stand)
-    assert await stand.published_at(UNOWNED_AFTER_S) == [LineEnd(1, TARGET, 130, 200, 200)]
-    stand.east.end = 900
+async def test_nothing_is_written_again_about_a_destination_that_does_not_grow(rig: Rig) -> None:
+    await settled(rig)
+    assert await rig.published_at(UNOWNED_AFTER_S) == [LineEnd(1, TARGET, 130, 200, 200)]
+    rig.east.end = 900
     for look in range(2 * POLLS_BEFORE_REREAD):  # also where lines are read again
-        assert await stand.published_at(100 + look) == []
+        assert await rig.published_at(100 + look) == []
 
 
-async def test_nothing_is_published_about_a_job_that_got_an_owner_meanwhile(stand: Stand) -> None:
-    await settled(stand)
-    stand.meanwhile = lambda: stand.assign(2)
-    await stand.ended.publish_new(UNOWNED_AFTER_S)
-    assert stand.published == []
-    stand.meanwhile = lambda: None
-    stand.release(2)
-    assert await stand.published_at(UNOWNED_AFTER_S + 1) == [], "the new owner's batches have to arrive, too"
-    stand.west.end = 500
-    assert await stand.published_at(2 * UNOWNED_AFTER_S + 1) == [LineEnd(2, TARGET, 130, 500, 500)]
+async def test_nothing_is_published_about_a_job_that_got_an_owner_meanwhile(rig: Rig) -> None:
+    await settled(rig)
+    rig.meanwhile = lambda: rig.assign(2)
+    await rig.ended.publish_new(UNOWNED_AFTER_S)
+    assert rig.published == []
+    rig.meanwhile = lambda: None
+    rig.release(2)
+    assert await rig.published_at(UNOWNED_AFTER_S + 1) == [], "the new owner's batches have to arrive, too"
+    rig.west.end = 500
+    assert await rig.published_at(2 * UNOWNED_AFTER_S + 1) == [LineEnd(2, TARGET, 130, 500, 500)]
 
 
-async def test_a_worker_that_was_deposed_meanwhile_publishes_nothing(stand: Stand) -> None:
-    await settled(stand)
-    stand.meanwhile = lambda: setattr(stand, "leads", False)
-    assert await stand.published_at(UNOWNED_AFTER_S) == []
+async def test_a_worker_that_was_deposed_meanwhile_publishes_nothing(rig: Rig) -> None:
+    await settled(rig)
+    rig.meanwhile = lambda: setattr(rig, "leads", False)
+    assert await rig.published_at(UNOWNED_AFTER_S) == []
 
 
 async def test_nothing_is_published_about_control_topics_deleted_topics_and_jobs_without_a_line(
-    stand: Stand,
+    rig: Rig,
 ) -> None:
     for job in ("replicate:old:switchyard-east-control:0", "replicate:old:empty:0"):
-        stand.assign(1, job)
-        stand.release(1, job)
-    stand.lines["old/switchyard-east-control/0"] = LINE
-    await settled(stand)
-    stand.west.topic = "another"
-    assert await stand.published_at(UNOWNED_AFTER_S) == []
-    stand.west.topic = "copy"
-    await stand.published_at(UNOWNED_AFTER_S + 1)
-    assert [item.key for item in stand.published] == [KEY]
+        rig.assign(1, job)
+        rig.release(1, job)
+    rig.lines["old/switchyard-east-control/0"] = LINE
+    await settled(rig)
+    rig.west.topic = "another"
+    assert await rig.published_at(UNOWNED_AFTER_S) == []
+    rig.west.topic = "copy"
+    await rig.published_at(UNOWNED_AFTER_S + 1)
+    assert [item.key for item in rig.published] == [KEY]

@@ -63,7 +63,7 @@ class Played:
         return {AT: CommittedPosition(self.groups_of[group], "")}
 
 
-class Stand:
+class Rig:
     """A leader that reads the groups' positions."""
 
     def __init__(self) -> None:
@@ -96,34 +96,34 @@ class Stand:
 
 
 @pytest.fixture
-async def stand() -> Stand:
-    stand = Stand()
-    stand.west.groups_of = {"idle": 7, "other": 30}
-    assert await stand.published_needs(2) == [PinnedOffsets([7, 30], [])]
-    return stand
+async def rig() -> Rig:
+    rig = Rig()
+    rig.west.groups_of = {"idle": 7, "other": 30}
+    assert await rig.published_needs(2) == [PinnedOffsets([7, 30], [])]
+    return rig
 
 
-async def test_a_group_whose_coordinator_restarts_keeps_what_it_needs(stand: Stand) -> None:
-    stand.west.silent = {"idle"}
-    stand.west.groups_of["other"] = 40
-    assert await stand.published_needs(3) == []
-    stand.west.silent = set()
-    assert await stand.published_needs(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
+async def test_a_group_whose_coordinator_restarts_keeps_what_it_needs(rig: Rig) -> None:
+    rig.west.silent = {"idle"}
+    rig.west.groups_of["other"] = 40
+    assert await rig.published_needs(3) == []
+    rig.west.silent = set()
+    assert await rig.published_needs(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
 
 
 async def test_a_group_that_cannot_be_read_counts_with_its_last_position_and_affects_no_other(
-    stand: Stand,
+    rig: Rig,
 ) -> None:
-    stand.west.unread = {"idle", "never-read"}
-    stand.west.groups_of |= {"other": 40, "never-read": 3}
-    assert await stand.published_needs(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
+    rig.west.unread = {"idle", "never-read"}
+    rig.west.groups_of |= {"other": 40, "never-read": 3}
+    assert await rig.published_needs(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
 
 
 async def test_needs_that_were_published_before_their_line_existed_are_published_again(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "POLLS_BEFORE_RESEND", 5)
-    assert await stand.published_needs(5) == [PinnedOffsets([7, 30], [])]
+    assert await rig.published_needs(5) == [PinnedOffsets([7, 30], [])]
 
 
 class Brokers:

@@ -69,8 +69,8 @@ def copies(route: Route, topic: str) -> bool:
 def goes_round(routes: tuple[Route, ...], cluster: str, topic: str) -> bool:
     """Whether copies of the topic would be copied for ever.
 
-    Without a loop no path is longer than 2 ** routes - 1. Remove the routes one by one: the first one is
-    passed at most once, the next one once before it and once after it, and so on."""
+    Without a loop no path is longer than 2 ** routes - 1. Remove the routes one by one: a path passes
+    the first at most once, the second once before and once after it, and so on."""
     limit = 2 ** len(routes) - 1
     line = {(cluster, topic)}
     for _ in range(limit + 1):

@@ -120,7 +120,7 @@ def test_names_that_grow_with_each_round_are_a_loop_too() -> None:
 
 
 @pytest.mark.parametrize("excluding", ["a", "b"])
-def test_what_the_remedy_says_is_accepted(excluding: str) -> None:
+def test_routes_changed_by_the_remedy_are_accepted(excluding: str) -> None:
     excluded = {"a": (r"west\..*",), "b": (r"east\..*",)}
     pair = [
         route(name, *ends, exclude=excluded[name] if name == excluding else (), to=SOURCE_TOPIC)

@@ -138,10 +138,10 @@ def test_limits_that_cannot_be_raised_block_a_topic_only_where_the_route_says_so
     sync = replace(SYNC, configuration=False, smaller=smaller)
     found = plan_topic({"s": large}, small, sync)
     assert not found.changes
-    said, none = (found.blocked, found.notes) if smaller == "block" else (found.notes, found.blocked)
+    messages, none = (found.blocked, found.notes) if smaller == "block" else (found.notes, found.blocked)
     assert none == ()
-    assert len(said) == 3
-    (bytes_,) = [one for one in said if one.startswith("max.message.bytes")]
+    assert len(messages) == 3
+    (bytes_,) = [one for one in messages if one.startswith("max.message.bytes")]
     remedy = ", or write sync.onSmallerLimits: divide" if smaller == "block" else ""
     assert bytes_ == f"max.message.bytes is 1000: {harm}; set it to 9000000{remedy}"
 

@@ -75,7 +75,7 @@ def test_the_point_in_a_name_is_a_point() -> None:
 
 
 @given(expressions, expressions, expressions)
-def test_what_languages_have_in_common_is_found_by_a_shortest_example(one: str, two: str, not_: str) -> None:
+def test_a_shortest_common_word_of_languages_is_found(one: str, two: str, not_: str) -> None:
     words = LanguageTable()
     common = words.both(language(words, one), language(words, two), words.no(language(words, not_)))
     found = words.shortest(common)
@@ -90,7 +90,7 @@ def test_what_languages_have_in_common_is_found_by_a_shortest_example(one: str, 
 
 
 @given(expressions, st.text("ab.", max_size=2), st.text("ab.", max_size=2), st.sampled_from(["", *SHORT]))
-def test_quotients_are_what_stands_between_a_prefix_and_a_suffix(
+def test_a_quotient_has_the_words_between_a_prefix_and_a_suffix(
     text: str, prefix: str, suffix: str, word: str
 ) -> None:
     words = LanguageTable()

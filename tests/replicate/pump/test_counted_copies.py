@@ -94,8 +94,8 @@ def figures(pump: AuditPump) -> list[Any]:
 
 
 @asynccontextmanager
-async def counting(stand: ReplicaRig) -> AsyncIterator[Counting]:
-    made = Counting(stand.target)
+async def counting(rig: ReplicaRig) -> AsyncIterator[Counting]:
+    made = Counting(rig.target)
     await made.fetch.start()
     await made.appended.start()
     try:
@@ -106,35 +106,35 @@ async def counting(stand: ReplicaRig) -> AsyncIterator[Counting]:
 
 
 @pytest.fixture
-async def counts(stand: ReplicaRig) -> AsyncIterator[Counting]:
+async def counts(rig: ReplicaRig) -> AsyncIterator[Counting]:
     """The audit of a destination on brokers that all tests share."""
-    async with counting(stand) as made:
+    async with counting(rig) as made:
         yield made
 
 
-async def replica(stand: ReplicaRig, counts: Counting, topic: str) -> ReplicaPump:
+async def replica(rig: ReplicaRig, counts: Counting, topic: str) -> ReplicaPump:
     """A replica whose lane reports its appends to the audit."""
-    pump = await stand.start_pump(topic)
+    pump = await rig.start_pump(topic)
     pump.runtime.appended = counts.appended
     return pump
 
 
-async def assert_counted(stand: ReplicaRig, counts: Counting, audit: AuditPump, topic: str) -> None:
+async def assert_counted(rig: ReplicaRig, counts: Counting, audit: AuditPump, topic: str) -> None:
     """Waits until the audit has counted everything; checks the counts against those of a fetching audit."""
 
     async def is_all() -> bool:
-        ends = await stand.target.end_offsets([(topic, 0)])
+        ends = await rig.target.end_offsets([(topic, 0)])
         return audit.reader.next_offset == ends[topic, 0]
 
     while not await is_all():  # noqa: ASYNC110 - the broker's
         await asyncio.sleep(0.05)
     plain = await counts.begin(topic, follows=False)
-    await stand.until(lambda: plain.reader.next_offset >= audit.reader.next_offset)
+    await rig.until(lambda: plain.reader.next_offset >= audit.reader.next_offset)
     assert figures(audit) == figures(plain)
     assert audit.reader.records == plain.reader.records
 
 
-async def until_reported(stand: ReplicaRig, counts: Counting, topic: str, more: Callable[[int], Any]) -> None:
+async def until_reported(rig: ReplicaRig, counts: Counting, topic: str, more: Callable[[int], Any]) -> None:
     """Writes until a large part is counted by headers."""
     before, number = counts.reported, 0
     while counts.reported < before + 500:
@@ -144,25 +144,25 @@ async def until_reported(stand: ReplicaRig, counts: Counting, topic: str, more: 
 
 
 async def test_copies_are_counted_by_their_headers_as_if_they_were_fetched(
-    stand: ReplicaRig, counts: Counting, topic_name: str
+    rig: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 100)
-    pump = await replica(stand, counts, topic_name)
-    await stand.copied([pump])
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 100)
+    pump = await replica(rig, counts, topic_name)
+    await rig.copied([pump])
     audit = await counts.begin(topic_name)
-    await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
-    await stand.copied([pump])
-    await assert_counted(stand, counts, audit, topic_name)
+    await until_reported(rig, counts, topic_name, lambda _: write(rig, topic_name, 100))
+    await rig.copied([pump])
+    await assert_counted(rig, counts, audit, topic_name)
 
 
 async def test_other_writers_to_the_copy_are_counted_too(
-    stand: ReplicaRig, counts: Counting, topic_name: str
+    rig: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
-    await create_on_both_sides(stand, topic_name)
-    pump = await replica(stand, counts, topic_name)
+    await create_on_both_sides(rig, topic_name)
+    pump = await replica(rig, counts, topic_name)
     audit = await counts.begin(topic_name)
-    (bootstrap,) = stand.target.spec.bootstrap
+    (bootstrap,) = rig.target.spec.bootstrap
 
     async def theirs() -> None:
         async with producing(bootstrap) as producer:
@@ -172,53 +172,53 @@ async def test_other_writers_to_the_copy_are_counted_too(
         async with producing(bootstrap, transactional_id=topic_name) as producer:
             await producer.begin_transaction()
             await producer.send_and_wait(topic_name, b"never", partition=0)
-            await write(stand, topic_name, 50)
+            await write(rig, topic_name, 50)
             await producer.abort_transaction()
 
     for others in (theirs, hidden, theirs, hidden):
         # Without other writers, because otherwise the machine decides how many batches are consecutive.
-        await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
+        await until_reported(rig, counts, topic_name, lambda _: write(rig, topic_name, 100))
         for _ in range(2):
-            await write(stand, topic_name, 100)
+            await write(rig, topic_name, 100)
             await others()
-    await stand.copied([pump])
-    await assert_counted(stand, counts, audit, topic_name)
+    await rig.copied([pump])
+    await assert_counted(rig, counts, audit, topic_name)
 
 
 async def test_a_lane_that_is_followed_by_another_is_counted_once(
-    stand: ReplicaRig, counts: Counting, topic_name: str
+    rig: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
-    await create_on_both_sides(stand, topic_name)
+    await create_on_both_sides(rig, topic_name)
     audit = await counts.begin(topic_name)
     for _ in range(3):
-        pump = await replica(stand, counts, topic_name)
-        await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
-        await write(stand, topic_name, 300)
-        stand.kill(pump)  # in the middle: its successor copies unsaved records again
-    pump = await replica(stand, counts, topic_name)
-    await stand.copied([pump])
-    await assert_counted(stand, counts, audit, topic_name)
+        pump = await replica(rig, counts, topic_name)
+        await until_reported(rig, counts, topic_name, lambda _: write(rig, topic_name, 100))
+        await write(rig, topic_name, 300)
+        rig.kill(pump)  # in the middle: its successor copies unsaved records again
+    pump = await replica(rig, counts, topic_name)
+    await rig.copied([pump])
+    await assert_counted(rig, counts, audit, topic_name)
 
 
 @pytest.mark.parametrize(
     "setting", [{"message.timestamp.type": "LogAppendTime"}, {"compression.type": "lz4"}]
 )
 async def test_a_log_that_changes_what_it_takes_is_fetched(
-    stand: ReplicaRig, counts: Counting, topic_name: str, setting: dict[str, str]
+    rig: ReplicaRig, counts: Counting, topic_name: str, setting: dict[str, str]
 ) -> None:
-    pump = await start_copying(stand, topic_name, 10)
-    await recreate(stand.target, topic_name)
-    stand.kill(pump)
-    stand.saved.clear()
-    assert not await alter(stand.target, {topic_name: setting})
-    pump = await replica(stand, counts, topic_name)
+    pump = await start_copying(rig, topic_name, 10)
+    await recreate(rig.target, topic_name)
+    rig.kill(pump)
+    rig.saved.clear()
+    assert not await alter(rig.target, {topic_name: setting})
+    pump = await replica(rig, counts, topic_name)
     audit = await counts.begin(topic_name)
     appended = counts.appended
     while appended.rounds < 8:  # each with settings that are known, and something that was just written
-        await write(stand, topic_name, 100)
-        await stand.copied([pump])
+        await write(rig, topic_name, 100)
+        await rig.copied([pump])
         await asyncio.sleep(appended_module.LOCAL_APPEND_ROUND_S / 3)
-    await assert_counted(stand, counts, audit, topic_name)
+    await assert_counted(rig, counts, audit, topic_name)
     assert not counts.reported
 
 
@@ -228,29 +228,29 @@ async def no_round(_: float, *, all_lanes: bool) -> None:
 
 @pytest.mark.parametrize("is_seen", [True, False])
 async def test_a_recreated_destination_is_reported(
-    stand: ReplicaRig, counts: Counting, topic_name: str, monkeypatch: pytest.MonkeyPatch, is_seen: bool
+    rig: ReplicaRig, counts: Counting, topic_name: str, monkeypatch: pytest.MonkeyPatch, is_seen: bool
 ) -> None:
-    await create_on_both_sides(stand, topic_name)
-    pump = await replica(stand, counts, topic_name)
+    await create_on_both_sides(rig, topic_name)
+    pump = await replica(rig, counts, topic_name)
     audit = await counts.begin(topic_name)
-    await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
-    await stand.copied([pump])
-    await assert_counted(stand, counts, audit, topic_name)
+    await until_reported(rig, counts, topic_name, lambda _: write(rig, topic_name, 100))
+    await rig.copied([pump])
+    await assert_counted(rig, counts, audit, topic_name)
     end = audit.reader.next_offset
     if not is_seen:  # at the next look the log is longer than before
         monkeypatch.setattr(counts.appended, "_round", no_round)
         for module in (runtime_module, log_watch):
             monkeypatch.setattr(module, "TOPIC_IDS_INTERVAL_S", 60.0)
-    await recreate(stand.target, topic_name)
-    await write(stand, topic_name, end + 500)
+    await recreate(rig.target, topic_name)
+    await write(rig, topic_name, end + 500)
     if not is_seen:
-        while not (await stand.target.end_offsets([(topic_name, 0)]))[topic_name, 0]:  # noqa: ASYNC110 - the lane
+        while not (await rig.target.end_offsets([(topic_name, 0)]))[topic_name, 0]:  # noqa: ASYNC110 - the lane
             await asyncio.sleep(0.01)
-        async with producing(stand.target.spec.bootstrap[0]) as producer:
+        async with producing(rig.target.spec.bootstrap[0]) as producer:
             sent = [await producer.send(topic_name, b"theirs", partition=0) for _ in range(end + 500)]
             await asyncio.gather(*sent)
     monkeypatch.undo()
-    await stand.until(lambda: any(gap.key == 0 for gap in counts.gaps))
+    await rig.until(lambda: any(gap.key == 0 for gap in counts.gaps))
     gap = next(gap for gap in counts.gaps if gap.key == 0)
     assert (gap.begun_anew, gap.start, audit.reader.next_offset) == (True, end, end)
 
@@ -258,22 +258,22 @@ async def test_a_recreated_destination_is_reported(
 @pytest.mark.deep(minutes=0.2)
 async def test_a_destination_that_lost_its_end_is_reported(killable_yard: Yard, topic_name: str) -> None:
     async with (
-        replica_rig(killable_yard.bootstrap(HOME), killable_yard.bootstrap(AWAY)) as stand,
-        counting(stand) as counts,
+        replica_rig(killable_yard.bootstrap(HOME), killable_yard.bootstrap(AWAY)) as rig,
+        counting(rig) as counts,
     ):
-        await create_on_both_sides(stand, topic_name)
-        pump = await replica(stand, counts, topic_name)
+        await create_on_both_sides(rig, topic_name)
+        pump = await replica(rig, counts, topic_name)
         audit = await counts.begin(topic_name)
-        await until_reported(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
-        await stand.copied([pump])
-        await assert_counted(stand, counts, audit, topic_name)
+        await until_reported(rig, counts, topic_name, lambda _: write(rig, topic_name, 100))
+        await rig.copied([pump])
+        await assert_counted(rig, counts, audit, topic_name)
         end = audit.reader.next_offset
         await asyncio.to_thread(killable_yard.kill, AWAY)
         diverges_at = cut_off(killable_yard, AWAY, topic_name, end - 50)
         await asyncio.to_thread(killable_yard.start, AWAY)
-        await until_led(stand, topic_name)
-        await write(stand, topic_name, 2_000)
-        await stand.until(lambda: any(gap.key == 0 for gap in counts.gaps))
+        await until_led(rig, topic_name)
+        await write(rig, topic_name, 2_000)
+        await rig.until(lambda: any(gap.key == 0 for gap in counts.gaps))
         gap = next(gap for gap in counts.gaps if gap.key == 0)
         assert (gap.is_truncation, gap.end) == (True, diverges_at)
         assert gap.start == audit.reader.next_offset, "nothing of the other log was counted"

@@ -13,7 +13,7 @@ from tests.worker.runtime.replica_manager import HOME, replica_manager_rig
 
 
 @pytest.mark.parametrize(
-    ("gap", "kind", "said", "lineage_and_base"),
+    ("gap", "kind", "message_part", "lineage_and_base"),
     [
         ({"start": 3, "end": 9}, "offsets-lost", "offsets [3, 9) are gone and were not copied", (0, 9)),
         (
@@ -31,7 +31,12 @@ from tests.worker.runtime.replica_manager import HOME, replica_manager_rig
     ],
 )
 async def test_a_route_that_continues_at_gaps_reports_the_lost_offsets_and_where_it_continues(
-    yard: Yard, topic_name: str, gap: dict[str, Any], kind: str, said: str, lineage_and_base: tuple[int, int]
+    yard: Yard,
+    topic_name: str,
+    gap: dict[str, Any],
+    kind: str,
+    message_part: str,
+    lineage_and_base: tuple[int, int],
 ) -> None:
     async with replica_manager_rig(yard, topic_name) as manager:
         manager.put(onGap="continue")
@@ -44,6 +49,6 @@ async def test_a_route_that_continues_at_gaps_reports_the_lost_offsets_and_where
         )
         ((reported, message),) = manager.incidents
         assert reported == kind
-        assert said in message
+        assert message_part in message
         assert f"{topic_name}/0" in message
         assert f"copying continues at {gap['end']}" in message

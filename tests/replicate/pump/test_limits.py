@@ -23,17 +23,17 @@ async def manager(yard: Yard, topic_name: str) -> AsyncIterator[ReplicaManagerRi
 
 
 @pytest.mark.usefixtures("unjoined")
-async def test_bytes_a_second_are_held(stand: ReplicaRig, topic_name: str) -> None:
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 200, max_batch_size=300)
-    pump = await stand.start_pump(topic_name, limits={"bytes_per_second": 1})
-    await stand.until(lambda: pump.base > 0 and pump.limited)
+async def test_bytes_a_second_are_held(rig: ReplicaRig, topic_name: str) -> None:
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 200, max_batch_size=300)
+    pump = await rig.start_pump(topic_name, limits={"bytes_per_second": 1})
+    await rig.until(lambda: pump.base > 0 and pump.limited)
     assert (pump.ledger.appended, pump.base < 20) == (1, True), "the next goes in some minutes"
     slow = pump.runtime.definition
     limits = type(slow.spec.limits)()
     pump.runtime.change(slow.model_copy(update={"spec": slow.spec.model_copy(update={"limits": limits})}))
-    await stand.copied([pump])
-    assert await assert_same(stand, topic_name) == 200
+    await rig.copied([pump])
+    assert await assert_same(rig, topic_name) == 200
 
 
 async def test_rates_are_shared_with_other_workers_by_the_routes_jobs_there(

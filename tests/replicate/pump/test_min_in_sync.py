@@ -45,51 +45,51 @@ async def in_doubt(
     """A replica that has copied 50 records to two brokers; 50 more are refused, because one replica in sync
     is too few."""
     async with AsyncExitStack() as stack:
-        stand = await stack.enter_async_context(replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)))
+        rig = await stack.enter_async_context(replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)))
         await without_elr(yard)
-        away = stand.target
+        away = rig.target
         second = await stack.enter_async_context(second_broker(yard, AWAY, folder, away))
-        await create(stand.source, topic)
+        await create(rig.source, topic)
         await create_on(away, {(topic, 0): [FIRST, SECOND]})
         stack.push_async_callback(delete, away, topic)
         await second.until_in_sync({(topic, 0): [FIRST, SECOND]})
         assert await alter(away, {topic: {IN_SYNC: "2"}}) == {}
-        await write(stand, topic, 50)
-        pump = await stand.start_pump(topic)
-        await stand.copied([pump])
+        await write(rig, topic, 50)
+        pump = await rig.start_pump(topic)
+        await rig.copied([pump])
         pump.pause(True)  # the leader takes them only while it does not know that it is alone
-        await write(stand, topic, 50, "too few")
-        await stand.until(lambda: pump.intake.expected == 100)
+        await write(rig, topic, 50, "too few")
+        await rig.until(lambda: pump.intake.expected == 100)
         await second.kill()
         pump.pause(False)
-        await stand.until(lambda: "1 of 2 replicas are in sync" in pump.status().trouble)
-        yield stand, second, pump
+        await rig.until(lambda: "1 of 2 replicas are in sync" in pump.status().trouble)
+        yield rig, second, pump
 
 
 @pytest.mark.deep(minutes=0.7)
 async def test_a_destination_with_too_few_replicas_is_reported_and_nothing_is_lost_skipped_or_doubled(
     killable_yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
-    async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, second, former):
+    async with in_doubt(killable_yard, topic_name, tmp_path) as (rig, second, former):
         status = former.status()
         assert (status.state, status.committed, status.in_flight) == ("flowing", 50, 50)
-        assert f"{topic_name}-0 in {stand.target.name}: 1 of 2 replicas" in status.trouble
+        assert f"{topic_name}-0 in {rig.target.name}: 1 of 2 replicas" in status.trouble
         assert "min.insync.replicas is 2. Nothing is appended, since records in [50, 100)" in status.trouble
         assert "restart brokers with its replicas" in status.trouble
         assert status.oldest_ms > 0
-        assert "append-trouble" in stand.kinds()
+        assert "append-trouble" in rig.kinds()
 
-        stand.kill(former)  # nor is it otherwise with the next owner
-        pump = await stand.start_pump(topic_name)
-        await write(stand, topic_name, 50, "still")
-        await stand.until(lambda: "restart brokers with its replicas" in pump.status().trouble)
+        rig.kill(former)  # nor is it otherwise with the next owner
+        pump = await rig.start_pump(topic_name)
+        await write(rig, topic_name, 50, "still")
+        await rig.until(lambda: "restart brokers with its replicas" in pump.status().trouble)
         assert pump.base == 50
 
         await second.start()
-        await stand.copied([pump])
-        assert await assert_same(stand, topic_name) == 150
+        await rig.copied([pump])
+        assert await assert_same(rig, topic_name) == 150
         assert pump.status().trouble == ""
-        assert "replica-resumed-unsure" not in stand.kinds()
+        assert "replica-resumed-unsure" not in rig.kinds()
 
 
 @pytest.mark.deep(minutes=1.5)
@@ -97,16 +97,16 @@ async def test_a_destination_with_too_few_replicas_is_reported_and_nothing_is_lo
 async def test_a_lowered_setting_is_not_enough_and_each_remedy_lets_copying_continue(
     killable_yard: Yard, topic_name: str, tmp_path: Path, remedy: str
 ) -> None:
-    async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, second, former):
-        pump, away, at = former, stand.target, (topic_name, 0)
+    async with in_doubt(killable_yard, topic_name, tmp_path) as (rig, second, former):
+        pump, away, at = former, rig.target, (topic_name, 0)
         assert await away.offsets([at], LATEST) == {at: 50}
         assert await _log_end(away, FIRST, *at) > 50, "the leader has records above the high watermark"
         assert await alter(away, {topic_name: {IN_SYNC: "1"}}) == {}
         if remedy != "reassign":
-            stand.kill(former)
-            pump = await stand.start_pump(topic_name)
-        await write(stand, topic_name, 50, "still")
-        await stand.until(lambda: f"{IN_SYNC} is 1. " in pump.status().trouble)
+            rig.kill(former)
+            pump = await rig.start_pump(topic_name)
+        await write(rig, topic_name, 50, "still")
+        await rig.until(lambda: f"{IN_SYNC} is 1. " in pump.status().trouble)
         assert (pump.base, await away.offsets([at], LATEST)) == (50, {at: 50}), "it waits"
         assert "kafka-reassign-partitions.sh" in pump.status().trouble
 
@@ -118,9 +118,9 @@ async def test_a_lowered_setting_is_not_enough_and_each_remedy_lets_copying_cont
         else:
             async with producing(killable_yard.bootstrap(AWAY)) as other:
                 await other.send_and_wait(topic_name, OTHERS, partition=0)
-        await stand.copied([pump])
+        await rig.copied([pump])
         copied = [row for row in await rows(away, topic_name) if row[2] != OTHERS]
-        assert copied == await rows(stand.source, topic_name)
+        assert copied == await rows(rig.source, topic_name)
         assert len(copied) == 150
         assert pump.status().trouble == ""
-        assert "replica-resumed-unsure" not in stand.kinds()
+        assert "replica-resumed-unsure" not in rig.kinds()

@@ -24,67 +24,67 @@ from tests.replicate.source_topics import (
 
 
 async def test_a_batch_too_large_for_the_destination_is_divided_and_a_record_too_large_waits(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    await create(stand.source, topic_name, 1)
-    await create(stand.target, topic_name, 1, max_message_bytes="3000")
-    await write(stand, topic_name, 300, "some", max_batch_size=16_000)
-    await write(stand, topic_name, 1, "x" * 1)
-    (bootstrap,) = stand.source.spec.bootstrap
+    await create(rig.source, topic_name, 1)
+    await create(rig.target, topic_name, 1, max_message_bytes="3000")
+    await write(rig, topic_name, 300, "some", max_batch_size=16_000)
+    await write(rig, topic_name, 1, "x" * 1)
+    (bootstrap,) = rig.source.spec.bootstrap
     async with producing(bootstrap) as producer:
         await producer.send_and_wait(topic_name, bytes(range(256)) * 20, partition=0)
-    await write(stand, topic_name, 100, "behind")
-    pump = await stand.start_pump(topic_name)
-    await stand.until(lambda: stand.incidents)
-    assert stand.kinds() == ["replica-stuck"]
-    assert "offsets [301, 302)" in stand.incidents[0][1]
-    assert topic_name in stand.incidents[0][1]
+    await write(rig, topic_name, 100, "behind")
+    pump = await rig.start_pump(topic_name)
+    await rig.until(lambda: rig.incidents)
+    assert rig.kinds() == ["replica-stuck"]
+    assert "offsets [301, 302)" in rig.incidents[0][1]
+    assert topic_name in rig.incidents[0][1]
     assert "max.message.bytes" in pump.status().trouble
     assert pump.base == 301, "nothing is passed over"
-    await alter(stand.target, {topic_name: {"max.message.bytes": "1000000"}})
-    await stand.copied([pump])
-    assert await assert_same(stand, topic_name) == 402
+    await alter(rig.target, {topic_name: {"max.message.bytes": "1000000"}})
+    await rig.copied([pump])
+    assert await assert_same(rig, topic_name) == 402
     assert pump.status().trouble == ""
 
 
 async def test_a_record_that_the_destination_refuses_waits_until_an_operator_skips_it(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    await create(stand.source, topic_name, 1)
-    await create(stand.target, topic_name, 1, max_message_bytes="3000")
-    (bootstrap,) = stand.source.spec.bootstrap
-    await write(stand, topic_name, 10)
+    await create(rig.source, topic_name, 1)
+    await create(rig.target, topic_name, 1, max_message_bytes="3000")
+    (bootstrap,) = rig.source.spec.bootstrap
+    await write(rig, topic_name, 10)
     async with producing(bootstrap) as producer:
         await producer.send_and_wait(topic_name, bytes(range(256)) * 20, partition=0)
-    await write(stand, topic_name, 10)
-    pump = await stand.start_pump(topic_name)
-    await stand.until(lambda: stand.incidents)
+    await write(rig, topic_name, 10)
+    pump = await rig.start_pump(topic_name)
+    await rig.until(lambda: rig.incidents)
     assert pump.stuck == ((10, 11),)
     assert pump.copying().stuck == (10, 11)
     assert not pump.finish_by_operator(9, 10), "these offsets are copied"
     assert pump.finish_by_operator(10, 11)
-    await stand.copied([pump])
-    here = await rows(stand.source, topic_name)
-    assert await rows(stand.target, topic_name) == here[:10] + here[11:]
-    assert stand.kinds() == ["replica-stuck", "replica-skipped"]
+    await rig.copied([pump])
+    here = await rows(rig.source, topic_name)
+    assert await rows(rig.target, topic_name) == here[:10] + here[11:]
+    assert rig.kinds() == ["replica-stuck", "replica-skipped"]
     assert not pump.finish_by_operator(10, 11), "nothing waits any more"
 
 
-async def test_a_damaged_batch_is_not_passed_over(stand: ReplicaRig, topic_name: str) -> None:
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 30, max_batch_size=400, compression_type="gzip")
-    batches = await batches_of(stand.source, topic_name, 0)
-    pump = await stand.start_pump(topic_name, fetches=False)
+async def test_a_damaged_batch_is_not_passed_over(rig: ReplicaRig, topic_name: str) -> None:
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 30, max_batch_size=400, compression_type="gzip")
+    batches = await batches_of(rig.source, topic_name, 0)
+    pump = await rig.start_pump(topic_name, fetches=False)
     first, second = batches[0][1], batches[0][1] + batches[1][1]
-    stand.feed(pump, batches[0][0], 0, first)
-    stand.feed(pump, batches[1][0], first, second, damage="its checksum does not match")
-    stand.feed(pump, b"".join(data for data, _ in batches[2:]), second, 30)
-    await stand.until(lambda: stand.incidents and not pump.in_flight)
+    rig.feed(pump, batches[0][0], 0, first)
+    rig.feed(pump, batches[1][0], first, second, damage="its checksum does not match")
+    rig.feed(pump, b"".join(data for data, _ in batches[2:]), second, 30)
+    await rig.until(lambda: rig.incidents and not pump.in_flight)
     assert pump.base == first
     assert pump.finish_by_operator(first, second)
-    await stand.until(lambda: pump.base == 30)
-    here = await rows(stand.source, topic_name)
-    assert await rows(stand.target, topic_name) == here[:first] + here[second:]
+    await rig.until(lambda: pump.base == 30)
+    here = await rows(rig.source, topic_name)
+    assert await rows(rig.target, topic_name) == here[:first] + here[second:]
 
 
 @pytest.mark.deep(minutes=0.3)
@@ -94,68 +94,68 @@ async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_
     """uReplicator committed after a failed send. Here the position stays until the destination has the
     records."""
     yard = killable_yard
-    async with replica_rig(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as stand:
-        await create_on_both_sides(stand, topic_name)
-        await write(stand, topic_name, 300)
-        pump = await stand.start_pump(topic_name)
-        await stand.copied([pump])
+    async with replica_rig(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as rig:
+        await create_on_both_sides(rig, topic_name)
+        await write(rig, topic_name, 300)
+        pump = await rig.start_pump(topic_name)
+        await rig.copied([pump])
         await asyncio.to_thread(yard.kill, "east-aggregate")
-        await write(stand, topic_name, 700, "while it is away")
-        await stand.until(lambda: pump.in_flight > 0 and "append" in pump.status().trouble)
+        await write(rig, topic_name, 700, "while it is away")
+        await rig.until(lambda: pump.in_flight > 0 and "append" in pump.status().trouble)
         assert pump.base == 300
         await asyncio.to_thread(yard.start, "east-aggregate")
-        await stand.copied([pump])
-        assert await assert_same(stand, topic_name) == 1_000
+        await rig.copied([pump])
+        assert await assert_same(rig, topic_name) == 1_000
         assert pump.status().trouble == ""
 
 
 async def test_offsets_that_the_source_lost_are_passed_over_once_all_records_before_them_are_copied(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await start_copying(stand, topic_name)
+    pump = await start_copying(rig, topic_name)
     pump.skip(LogGap("k", topic_name, 0, 100, 150, "deleted"))
-    await stand.until(lambda: pump.base == 150)
+    await rig.until(lambda: pump.base == 150)
     pump.skip(LogGap("k", topic_name, 0, 140, 150, "deleted"))
     assert not pump.lost, "the gap was known"
 
 
 async def test_a_gap_behind_missing_offsets_restarts_the_replica_and_a_draining_one_takes_none(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await start_copying(stand, topic_name)
+    pump = await start_copying(rig, topic_name)
     pump.skip(LogGap("k", topic_name, 0, 120, 150, "deleted"))
     assert "the offsets before it ended at 100" in pump.lost
     pump.skip(LogGap("k", topic_name, 0, 100, 150, "deleted"))
-    await stand.until(lambda: not pump.is_busy)
+    await rig.until(lambda: not pump.is_busy)
     assert pump.base == 100
 
 
 async def test_a_replica_that_halts_at_a_gap_reports_it_until_an_operator_skips_it(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await start_copying(stand, topic_name)
+    pump = await start_copying(rig, topic_name)
     pump.halt(LogGap("k", topic_name, 0, 100, 150, "deleted"), "offsets [100, 150) are gone")
     pump.trouble = "fetch: something else"
     assert (pump.status().state, pump.status().trouble) == ("halted", "offsets [100, 150) are gone")
     assert pump.copying().halted == pump.halted == "offsets [100, 150) are gone"
     assert pump.stuck == ((100, 150),)
-    await write(stand, topic_name, 10)
+    await write(rig, topic_name, 10)
     assert pump.status().oldest_ms == pump.copied_ms > 0, "its first record is not fetched, and has an age"
     assert not pump.finish_by_operator(100, 101)
     assert not pump.intake.wants_fetching(pump.base)
     assert pump.finish_by_operator(100, 150)
-    await stand.until(lambda: pump.intake.wants_fetching(pump.base))
+    await rig.until(lambda: pump.intake.wants_fetching(pump.base))
     assert (pump.halted, pump.base, list(pump.stuck)) == (None, 150, [])
 
 
 @pytest.mark.usefixtures("unjoined")
 async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothing(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """uReplicator swallowed an exception, and with it a record."""
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 1_000)
-    pump = await stand.start_pump(topic_name)
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 1_000)
+    pump = await rig.start_pump(topic_name)
     send = pump._send
     calls = 0
 
@@ -167,73 +167,71 @@ async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothin
         await send(copy)
 
     monkeypatch.setattr(pump, "_send", failing)
-    await stand.until(lambda: pump.lost)
+    await rig.until(lambda: pump.lost)
     assert "a fault" in pump.status().trouble
-    await stand.until(lambda: not pump.in_flight)
+    await rig.until(lambda: not pump.in_flight)
     assert pump.base < 1_000
-    stand.kill(pump)
-    pump = await stand.start_pump(topic_name)
-    await stand.copied([pump])
-    assert await assert_same(stand, topic_name) == 1_000
+    rig.kill(pump)
+    pump = await rig.start_pump(topic_name)
+    await rig.copied([pump])
+    assert await assert_same(rig, topic_name) == 1_000
 
 
 async def test_a_destination_that_is_recreated_while_copying_restarts_the_replica(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await start_copying(stand, topic_name)
-    await recreate(stand.target, topic_name)
-    await stand.until(lambda: pump.lost)
+    pump = await start_copying(rig, topic_name)
+    await recreate(rig.target, topic_name)
+    await rig.until(lambda: pump.lost)
     assert "recreated" in pump.status().trouble
 
 
 async def test_another_log_of_the_source_begins_once_all_fetched_records_of_the_former_are_copied(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 3_000)
-    pump = await stand.start_pump(topic_name)
-    await stand.until(lambda: pump.status().fetched == 3_000)
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 3_000)
+    pump = await rig.start_pump(topic_name)
+    await rig.until(lambda: pump.status().fetched == 3_000)
     pump.skip(LogGap("k", topic_name, 0, 3_000, 0, "deleted and recreated", begun_anew=True))
-    await stand.until(lambda: pump.reset is not None)
+    await rig.until(lambda: pump.reset is not None)
     assert pump.base == 3_000
-    assert await assert_same(stand, topic_name) == 3_000
+    assert await assert_same(rig, topic_name) == 3_000
 
 
-async def test_offsets_that_were_not_fetched_are_never_passed_over(
-    stand: ReplicaRig, topic_name: str
-) -> None:
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 60, max_batch_size=300)
-    batches = await batches_of(stand.source, topic_name, 0)
-    pump = await stand.start_pump(topic_name, fetches=False)
+async def test_offsets_that_were_not_fetched_are_never_passed_over(rig: ReplicaRig, topic_name: str) -> None:
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 60, max_batch_size=300)
+    batches = await batches_of(rig.source, topic_name, 0)
+    pump = await rig.start_pump(topic_name, fetches=False)
     first, second = batches[0][1], batches[0][1] + batches[1][1]
-    stand.feed(pump, batches[0][0], 0, first)
-    stand.feed(pump, batches[2][0], second, second + batches[2][1])
+    rig.feed(pump, batches[0][0], 0, first)
+    rig.feed(pump, batches[2][0], second, second + batches[2][1])
     assert f"[{first}, {second}) was not fetched" in pump.lost
-    await stand.until(lambda: not pump.is_busy)
+    await rig.until(lambda: not pump.is_busy)
     assert pump.base <= first
 
 
 async def test_a_recreated_log_before_which_a_replica_halts_is_not_fetched_by_it_again(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
     """It would be fetched from a position in another log."""
-    pump = await start_copying(stand, topic_name)
+    pump = await start_copying(rig, topic_name)
     pump.halt(LogGap("k", topic_name, 0, 100, 0, "recreated", begun_anew=True), "it is another")
     assert pump.intake.new_lineage_at == 0
     assert pump.finish_by_operator(100, 101)
     assert not pump.intake.wants_fetching(pump.base)
-    await stand.until(lambda: pump.reset is not None)
+    await rig.until(lambda: pump.reset is not None)
 
 
 @pytest.mark.parametrize("is_transactional", [False, True])
 async def test_one_record_that_the_destination_refuses_waits_and_is_skipped_alone(
-    stand: ReplicaRig, topic_name: str, is_transactional: bool
+    rig: ReplicaRig, topic_name: str, is_transactional: bool
 ) -> None:
     """The fault: nine good records waited for a tenth, and the printed remedy skipped them with it."""
-    await create(stand.source, topic_name, 1)
-    await create(stand.target, topic_name, 1, cleanup_policy="compact")
-    (bootstrap,) = stand.source.spec.bootstrap
+    await create(rig.source, topic_name, 1)
+    await create(rig.target, topic_name, 1, cleanup_policy="compact")
+    (bootstrap,) = rig.source.spec.bootstrap
     keyless = {13, 14, 17}
     async with AIOKafkaProducer(
         bootstrap_servers=bootstrap,
@@ -253,13 +251,13 @@ async def test_one_record_that_the_destination_refuses_waits_and_is_skipped_alon
             await asyncio.gather(*sent)
             if is_transactional:
                 await producer.commit_transaction()
-    here = await rows(stand.source, topic_name)
+    here = await rows(rig.source, topic_name)
     marker = int(is_transactional)
-    pump = await stand.start_pump(topic_name)
+    pump = await rig.start_pump(topic_name)
     for first, behind in ((13, 15), (17, 18)):
         at = first + marker, behind + marker
-        await stand.until(lambda at=at: pump.stuck == (at,))
-        assert await rows(stand.target, topic_name) == [
+        await rig.until(lambda at=at: pump.stuck == (at,))
+        assert await rows(rig.target, topic_name) == [
             row for row, n in zip(here, range(first), strict=False) if n not in keyless
         ], "all records before it are copied"
         assert (
@@ -267,6 +265,6 @@ async def test_one_record_that_the_destination_refuses_waits_and_is_skipped_alon
             in pump.status().trouble
         )
         assert pump.finish_by_operator(*at)
-    await stand.copied([pump])
-    assert await rows(stand.target, topic_name) == [row for n, row in enumerate(here) if n not in keyless]
-    assert stand.kinds() == ["replica-stuck", "replica-skipped"] * 2
+    await rig.copied([pump])
+    assert await rows(rig.target, topic_name) == [row for n, row in enumerate(here) if n not in keyless]
+    assert rig.kinds() == ["replica-stuck", "replica-skipped"] * 2

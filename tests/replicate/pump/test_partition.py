@@ -20,13 +20,13 @@ from tests.replicate.source_topics import assert_same, create_on_both_sides, sta
 
 
 async def test_every_record_is_copied_as_it_is_whatever_its_compression_and_its_transaction(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    await create_on_both_sides(stand, topic_name)
+    await create_on_both_sides(rig, topic_name)
     for codec in (None, "gzip", "snappy", "lz4", "zstd"):
-        await write(stand, topic_name, 200, str(codec), compression_type=codec)
-    pump = await stand.start_pump(topic_name)
-    producer = AIOKafkaProducer(bootstrap_servers=stand.source.spec.bootstrap[0], transactional_id=topic_name)
+        await write(rig, topic_name, 200, str(codec), compression_type=codec)
+    pump = await rig.start_pump(topic_name)
+    producer = AIOKafkaProducer(bootstrap_servers=rig.source.spec.bootstrap[0], transactional_id=topic_name)
     await producer.start()
     for number in range(6):
         await producer.begin_transaction()
@@ -34,18 +34,18 @@ async def test_every_record_is_copied_as_it_is_whatever_its_compression_and_its_
             await producer.send(topic_name, f"transaction {number}".encode(), partition=0)
         await (producer.abort_transaction() if number % 2 else producer.commit_transaction())
     await producer.stop()
-    await stand.copied([pump])
-    assert await assert_same(stand, topic_name) == 1_000 + 60
-    assert stand.incidents == []
+    await rig.copied([pump])
+    assert await assert_same(rig, topic_name) == 1_000 + 60
+    assert rig.incidents == []
     assert pump.status().delivered == 1_060
-    assert pump.status().committed == (await stand.source.end_offsets([(topic_name, 0)]))[topic_name, 0]
+    assert pump.status().committed == (await rig.source.end_offsets([(topic_name, 0)]))[topic_name, 0]
 
 
 async def test_headers_are_kept_dropped_and_given_provenance_and_no_record_loops(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    await create_on_both_sides(stand, topic_name)
-    (bootstrap,) = stand.source.spec.bootstrap
+    await create_on_both_sides(rig, topic_name)
+    (bootstrap,) = rig.source.spec.bootstrap
     been = f"east-aggregate/{topic_name}/0/7".encode()
     headers: list[list[tuple[str, bytes | None]]] = [
         [("keep", b"1"), ("secret", b"2"), ("keep", None)],
@@ -56,14 +56,14 @@ async def test_headers_are_kept_dropped_and_given_provenance_and_no_record_loops
     async with producing(bootstrap) as producer:
         for each in headers:
             await producer.send_and_wait(topic_name, b"v", partition=0, headers=each)
-    pump = await stand.start_pump(topic_name, headers={"drop": ["secret"], "provenance": True})
-    await stand.copied([pump])
+    pump = await rig.start_pump(topic_name, headers={"drop": ["secret"], "provenance": True})
+    await rig.copied([pump])
     route = ("switchyard-route", b"r")
 
     def origin(offset: int) -> tuple[str, bytes]:
         return "switchyard-origin", f"east-regional/{topic_name}/0/{offset}".encode()
 
-    assert [found[3] for found in await rows(stand.target, topic_name)] == [
+    assert [found[3] for found in await rows(rig.target, topic_name)] == [
         (("keep", b"1"), ("keep", None), route, origin(0)),
         (("switchyard-origin", b"west/t/1/5"), route, origin(1)),
         (route, origin(3)),
@@ -72,49 +72,49 @@ async def test_headers_are_kept_dropped_and_given_provenance_and_no_record_loops
 
 
 @pytest.mark.usefixtures("unjoined")
-async def test_limits_are_held(stand: ReplicaRig, topic_name: str) -> None:
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 200, max_batch_size=300)
-    pump = await stand.start_pump(topic_name, limits={"messages_per_second": 30.0})
-    await stand.until(lambda: pump.base > 20)
+async def test_limits_are_held(rig: ReplicaRig, topic_name: str) -> None:
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 200, max_batch_size=300)
+    pump = await rig.start_pump(topic_name, limits={"messages_per_second": 30.0})
+    await rig.until(lambda: pump.base > 20)
     assert pump.base < 200, "they take more than six seconds"
     slow = pump.runtime.definition
     fast = slow.model_copy(update={"spec": slow.spec.model_copy(update={"limits": type(slow.spec.limits)()})})
     assert pump.runtime.takes(fast)
     pump.runtime.change(fast)
-    await stand.copied([pump])
-    assert await assert_same(stand, topic_name) == 200
+    await rig.copied([pump])
+    assert await assert_same(rig, topic_name) == 200
 
 
 @pytest.mark.usefixtures("unjoined")
 async def test_offset_syncs_are_true_and_emitted_at_the_beginning_by_count_and_when_idle(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    await create_on_both_sides(stand, topic_name)
-    async with producing(stand.target.spec.bootstrap[0]) as other:
+    await create_on_both_sides(rig, topic_name)
+    async with producing(rig.target.spec.bootstrap[0]) as other:
         for n in range(7):
             await other.send_and_wait(topic_name, b"another route's %d" % n, partition=0)
-        await write(stand, topic_name, 1_000)
+        await write(rig, topic_name, 1_000)
         checkpoint = {"records": 100, "every": "1s"}
-        pump = await stand.start_pump(topic_name, checkpoint=checkpoint)
-        await stand.copied([pump])
-        assert stand.barriers[0] == (0, 0, 7), "the genesis"
-        await stand.until(lambda: stand.barriers[-1] == (0, 1_000, 1_007))
+        pump = await rig.start_pump(topic_name, checkpoint=checkpoint)
+        await rig.copied([pump])
+        assert rig.barriers[0] == (0, 0, 7), "the genesis"
+        await rig.until(lambda: rig.barriers[-1] == (0, 1_000, 1_007))
         await other.send_and_wait(topic_name, b"and one more", partition=0)
-        await stand.until(lambda: stand.barriers[-1] == (0, 1_000, 1_008))
-    assert len(stand.barriers) >= 8, "by count"
-    for _, source_end, target_end in stand.barriers[:-1]:
+        await rig.until(lambda: rig.barriers[-1] == (0, 1_000, 1_008))
+    assert len(rig.barriers) >= 8, "by count"
+    for _, source_end, target_end in rig.barriers[:-1]:
         assert target_end == source_end + 7
-    stand.kill(pump)
-    known = len(stand.barriers)
-    successor = await stand.start_pump(topic_name, checkpoint=checkpoint)
-    await write(stand, topic_name, 300)
-    await stand.copied([successor])
-    later = stand.barriers[known:]
+    rig.kill(pump)
+    known = len(rig.barriers)
+    successor = await rig.start_pump(topic_name, checkpoint=checkpoint)
+    await write(rig, topic_name, 300)
+    await rig.copied([successor])
+    later = rig.barriers[known:]
     assert later
     assert later == sorted(later)
     if later[0] == (0, 1_000, 1_007):
-        assert stand.stamped[known].stamp == stand.stamped[known - 1].stamp, "where the former lane ended"
+        assert rig.stamped[known].stamp == rig.stamped[known - 1].stamp, "where the former lane ended"
         del later[0]
     assert all(target_end == source_end + 8 for _, source_end, target_end in later), (
         "1,000 are not emitted again"
@@ -122,73 +122,73 @@ async def test_offset_syncs_are_true_and_emitted_at_the_beginning_by_count_and_w
 
 
 async def test_nothing_is_appended_while_the_lease_does_not_hold_nor_while_paused(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await start_copying(stand, topic_name)
-    stand.lease.expires_at_s = 0.0
-    await write(stand, topic_name, 100)
+    pump = await start_copying(rig, topic_name)
+    rig.lease.expires_at_s = 0.0
+    await write(rig, topic_name, 100)
     await asyncio.sleep(0.3)
-    assert len(await rows(stand.target, topic_name)) == 100
+    assert len(await rows(rig.target, topic_name)) == 100
     pump.pause(True)
-    stand.lease.renewed(1e9)
+    rig.lease.renewed(1e9)
     await asyncio.sleep(0.3)
     assert pump.status().state == "paused"
-    assert len(await rows(stand.target, topic_name)) == 100
+    assert len(await rows(rig.target, topic_name)) == 100
     pump.pause(False)
-    await stand.copied([pump])
-    assert await assert_same(stand, topic_name) == 200
+    await rig.copied([pump])
+    assert await assert_same(rig, topic_name) == 200
 
 
 async def test_every_copy_of_a_slow_flow_is_read_back_and_a_difference_is_reported_with_its_offsets(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 200, compression_type="lz4")
-    pump = await stand.start_pump(topic_name)
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 200, compression_type="lz4")
+    pump = await rig.start_pump(topic_name)
     verifier = pump.runtime.verifier
-    await stand.copied([pump])
-    await stand.until(lambda: verifier.compared.total() == 200)
+    await rig.copied([pump])
+    await rig.until(lambda: verifier.compared.total() == 200)
     assert verifier.differing.total() == 0
-    assert stand.incidents == []
+    assert rig.incidents == []
 
     data, count = batch_of(b"what is not there")
     verifier.add(pump.job, pump.target, 0, VerbatimCopy(data, count, 700, 701))
     verifier.add(pump.job, pump.target, 10_000, VerbatimCopy(data, count, 701, 702))
-    await stand.until(lambda: len(stand.incidents) == 2)
-    assert stand.kinds() == ["copy-differs"] * 2
+    await rig.until(lambda: len(rig.incidents) == 2)
+    assert rig.kinds() == ["copy-differs"] * 2
     here = f"{topic_name}-0 in east-aggregate"
-    assert here in stand.incidents[0][1]
-    assert f"offsets [0, 1), copied from [700, 701) of {topic_name}-0" in stand.incidents[0][1]
-    assert "ends before it" in stand.incidents[1][1]
+    assert here in rig.incidents[0][1]
+    assert f"offsets [0, 1), copied from [700, 701) of {topic_name}-0" in rig.incidents[0][1]
+    assert "ends before it" in rig.incidents[1][1]
 
 
 async def test_a_record_removed_by_compaction_is_no_difference_and_a_changed_one_is(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    await create(stand.source, topic_name, 1)
-    await create(stand.target, topic_name, 1, cleanup_policy="compact")
-    async with producing(stand.source.spec.bootstrap[0]) as producer:
+    await create(rig.source, topic_name, 1)
+    await create(rig.target, topic_name, 1, cleanup_policy="compact")
+    async with producing(rig.source.spec.bootstrap[0]) as producer:
         for n in range(20):
             await producer.send(topic_name, b"v", key=b"%d" % n, partition=0, timestamp_ms=1_000)
-    pump = await stand.start_pump(topic_name)
+    pump = await rig.start_pump(topic_name)
     verifier = pump.runtime.verifier
-    await stand.copied([pump])
-    await stand.until(lambda: verifier.compared.total() == 20)
+    await rig.copied([pump])
+    await rig.until(lambda: verifier.compared.total() == 20)
     gone, count = batch_of(*[b"taken by the cleaner"] * 7)
     verifier.add(pump.job, pump.target, 0, VerbatimCopy(gone, count, 0, 7))
-    await stand.until(lambda: not verifier.waiting)
-    assert (verifier.compared.total(), stand.incidents) == (20, [])  # its bytes cannot be compared there
+    await rig.until(lambda: not verifier.waiting)
+    assert (verifier.compared.total(), rig.incidents) == (20, [])  # its bytes cannot be compared there
     other = [(0, (1_000, b"0", b"another value", ()))]
     verifier.add(pump.job, pump.target, 0, VerbatimCopy(gone, count, 0, 7, lambda: iter(other * 7)))
-    await stand.until(lambda: stand.incidents)
-    assert stand.kinds() == ["copy-differs"]
-    assert "the record at 0 has other contents" in stand.incidents[0][1]
+    await rig.until(lambda: rig.incidents)
+    assert rig.kinds() == ["copy-differs"]
+    assert "the record at 0 has other contents" in rig.incidents[0][1]
 
 
 @pytest.mark.usefixtures("unjoined")
 @pytest.mark.parametrize("provenance", [False, True], ids=["unchanged", "encoded again"])
 async def test_a_byte_that_changes_on_the_way_is_reported_with_topic_partition_and_offsets(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch, provenance: bool
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch, provenance: bool
 ) -> None:
     """The copy's checksum in the destination's log is valid, but its contents differ."""
     append, altered = AppendLane.append, list[int]()
@@ -201,22 +201,22 @@ async def test_a_byte_that_changes_on_the_way_is_reported_with_topic_partition_a
         return await append(lane, data, record_count)
 
     monkeypatch.setattr(AppendLane, "append", append_altered)
-    await create_on_both_sides(stand, topic_name)
-    async with producing(stand.target.spec.bootstrap[0]) as other:
+    await create_on_both_sides(rig, topic_name)
+    async with producing(rig.target.spec.bootstrap[0]) as other:
         await other.send_and_wait(topic_name, b"another's", partition=0)
     for name in ("before", "the one", "behind"):
-        async with producing(stand.source.spec.bootstrap[0]) as producer:
+        async with producing(rig.source.spec.bootstrap[0]) as producer:
             await asyncio.gather(
                 *[await producer.send(topic_name, f"{name} {n}".encode(), partition=0) for n in range(3)]
             )
-    pump = await stand.start_pump(topic_name, headers={"provenance": provenance}, verify="all")
+    pump = await rig.start_pump(topic_name, headers={"provenance": provenance}, verify="all")
     verifier = pump.runtime.verifier
-    await stand.copied([pump])
-    await stand.until(lambda: not verifier.waiting)
+    await rig.copied([pump])
+    await rig.until(lambda: not verifier.waiting)
     (count,) = altered
     assert verifier.differing[pump.job] == count
     assert verifier.compared[pump.job] == 9 - count
-    ((kind, message),) = stand.incidents
+    ((kind, message),) = rig.incidents
     assert kind == "copy-differs"
     assert f"{topic_name}-0 in east-aggregate differs from what was sent: offsets [4, {4 + count})" in message
     assert f"copied from [3, {3 + count}) of {topic_name}-0" in message
@@ -224,7 +224,7 @@ async def test_a_byte_that_changes_on_the_way_is_reported_with_topic_partition_a
 
 @pytest.mark.usefixtures("unjoined")
 async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_out(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing behind the record is appended, and the job begins again before it."""
     missed: list[VerbatimCopy] = []
@@ -237,13 +237,13 @@ async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_ou
                 yield copy
 
     monkeypatch.setattr("app.replicate.pump.partition.copies", all_but_one)
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 100, max_batch_size=300)
-    pump = await stand.start_pump(topic_name)
-    await stand.until(lambda: pump.lost and pump.base == missed[0].source_start)
-    ((kind, message),) = stand.incidents
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 100, max_batch_size=300)
+    pump = await rig.start_pump(topic_name)
+    await rig.until(lambda: pump.lost and pump.base == missed[0].source_start)
+    ((kind, message),) = rig.incidents
     assert kind == "replica-begins-again"
     assert f"ended at {missed[0].source_start}: an internal error" in message
-    stand.kill(pump)
-    await stand.copied([await stand.start_pump(topic_name)])
-    assert await assert_same(stand, topic_name) == 100
+    rig.kill(pump)
+    await rig.copied([await rig.start_pump(topic_name)])
+    assert await assert_same(rig, topic_name) == 100

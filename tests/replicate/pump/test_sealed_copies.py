@@ -57,50 +57,50 @@ class SealedTopic(NamedTuple):
 
 
 @pytest.fixture
-async def topic(stand: ReplicaRig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SealedTopic]:
+async def topic(rig: ReplicaRig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SealedTopic]:
     """A control topic of a region of its own."""
-    (bootstrap,) = stand.source.spec.bootstrap
+    (bootstrap,) = rig.source.spec.bootstrap
     async with (
         region(bootstrap, monkeypatch) as (client, topics, options),
         started_seals(topics, options, client) as seals,
         producing(bootstrap) as producer,
     ):
-        await create(stand.target, topics.trackers.name, topics.trackers.partitions)
+        await create(rig.target, topics.trackers.name, topics.trackers.partitions)
         yield SealedTopic(topics.trackers.name, seals, client, producer)
 
 
 async def test_a_copy_has_the_sealed_records_and_those_before_the_first_seal(
-    stand: ReplicaRig, topic: SealedTopic
+    rig: ReplicaRig, topic: SealedTopic
 ) -> None:
     name, seals = topic.name, topic.seals
     await topic.write(b"before")
-    pump = await stand.start_pump(name, seals=lambda: seals if seals.begins else None)
-    await stand.copied([pump])
-    await stand.until(lambda: pump.version == pump.snapshot_version)
-    stand.saves = False
+    pump = await rig.start_pump(name, seals=lambda: seals if seals.begins else None)
+    await rig.copied([pump])
+    await rig.until(lambda: pump.version == pump.snapshot_version)
+    rig.saves = False
     await topic.begin()
     sealed = [b"sealed %d" % number for number in range(3)]
     for number, value in enumerate(sealed):
         await topic.write(value, seals.headers(name, b"k", value))
         await topic.write(b"forged %d" % number)
-        await append(stand.source, name, 0, with_a_bad_header_name(b"forged, and odd"))
+        await append(rig.source, name, 0, with_a_bad_header_name(b"forged, and odd"))
     await topic.write(b"forged with a seal of another", seals.headers(name, b"k", b"sealed 0"))
-    await stand.copied([pump])
-    target_end = (await stand.target.end_offsets([(name, 0)]))[name, 0]
+    await rig.copied([pump])
+    target_end = (await rig.target.end_offsets([(name, 0)]))[name, 0]
     assert target_end == 1 + len(sealed)
     copied = [b"before", *sealed]
-    assert await values(stand.target, name) == copied
+    assert await values(rig.target, name) == copied
     assert seals.take_refused() == [Refused(topic=name, count=7, partition=0, offset=10)]
-    assert stand.incidents == []
+    assert rig.incidents == []
 
-    stand.kill(pump)  # with nothing saved since `before`
-    again = await stand.start_pump(name, seals=lambda: seals)
-    await stand.copied([again])
-    assert await values(stand.target, name) == copied
+    rig.kill(pump)  # with nothing saved since `before`
+    again = await rig.start_pump(name, seals=lambda: seals)
+    await rig.copied([again])
+    assert await values(rig.target, name) == copied
 
 
 async def test_a_sealed_batch_by_which_copying_breaks_waits_and_is_no_forgery(
-    stand: ReplicaRig, topic: SealedTopic, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic: SealedTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: Any) -> Any:
         raise ZeroDivisionError("nobody foresaw it")
@@ -109,17 +109,17 @@ async def test_a_sealed_batch_by_which_copying_breaks_waits_and_is_no_forgery(
     await topic.write(b"v", topic.seals.headers(topic.name, b"k", b"v"))
     with monkeypatch.context() as patch:
         patch.setattr(encoder, "_copies_of", breaks)
-        pump = await stand.start_pump(topic.name, seals=lambda: topic.seals)
-        await stand.until(lambda: pump.stuck == ((0, 1),))
+        pump = await rig.start_pump(topic.name, seals=lambda: topic.seals)
+        await rig.until(lambda: pump.stuck == ((0, 1),))
     assert topic.seals.take_refused() == []
 
 
 async def test_a_batch_that_is_damaged_on_its_way_waits_and_is_no_forgery(
-    stand: ReplicaRig, topic: SealedTopic
+    rig: ReplicaRig, topic: SealedTopic
 ) -> None:
     await topic.begin()
-    pump = await stand.start_pump(topic.name, seals=lambda: topic.seals, fetches=False)
-    stand.feed(pump, bytes(batch([b""])), 0, 1, damage="its checksum does not match")
-    await stand.until(lambda: stand.incidents)
-    assert stand.kinds() == ["replica-stuck"]
+    pump = await rig.start_pump(topic.name, seals=lambda: topic.seals, fetches=False)
+    rig.feed(pump, bytes(batch([b""])), 0, 1, damage="its checksum does not match")
+    await rig.until(lambda: rig.incidents)
+    assert rig.kinds() == ["replica-stuck"]
     assert topic.seals.take_refused() == []

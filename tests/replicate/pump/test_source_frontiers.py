@@ -22,7 +22,7 @@ from app.offsets.model.offset_map import BarrierItem, LineSource, OffsetMapLine,
 from app.offsets.model.producer_progress import FinishedOffsets
 from app.offsets.model.source_frontier import PassOver, finished
 from switchyard.receiver import Message
-from tests.dispatch.pump import rig as pump_stand
+from tests.dispatch.pump import rig as pump_rig
 from tests.kafka.append.test_appender import written
 from tests.kafka.conftest import connected, create, producing
 from tests.offsets.model.translation_rule import translate
@@ -39,34 +39,34 @@ CHECKPOINT = {"records": 150, "every": "1s"}
 class Routes:
     """Replicas of both sources into both aggregates."""
 
-    def __init__(self, topic: str, stands: dict[tuple[str, str], ReplicaRig]) -> None:
+    def __init__(self, topic: str, rigs: dict[tuple[str, str], ReplicaRig]) -> None:
         self.topic = topic
-        self._stands = stands
+        self._rigs = rigs
         self._pumps: dict[tuple[str, str], Any] = {}
 
     async def begin(self, source: str, target: str) -> None:
         """Starts another owner of a replica, behind the former one."""
-        stand = self._stands[source, target]
+        rig = self._rigs[source, target]
         if (source, target) in self._pumps:
-            stand.kill(self._pumps.pop((source, target)))
-        self._pumps[source, target] = await stand.start_pump(self.topic, checkpoint=CHECKPOINT)
+            rig.kill(self._pumps.pop((source, target)))
+        self._pumps[source, target] = await rig.start_pump(self.topic, checkpoint=CHECKPOINT)
 
     async def copied(self) -> None:
         for at, pump in self._pumps.items():
-            await self._stands[at].copied([pump])
+            await self._rigs[at].copied([pump])
 
     async def settled(self, end: int) -> None:
         """Waits until each replica has emitted its idle offset sync."""
-        for stand in self._stands.values():
-            await until(lambda barriers=stand.stamped: barriers[-1].source_end >= end)  # type: ignore[misc]
+        for rig in self._rigs.values():
+            await until(lambda barriers=rig.stamped: barriers[-1].source_end >= end)  # type: ignore[misc]
 
     async def check_stamps(self) -> None:
         """Checks each stamp against its producer's batches in the log below the offset sync."""
-        for stand in self._stands.values():
-            stamps = [(barrier.target_end, barrier.stamp) for barrier in stand.stamped if barrier.stamp]
+        for rig in self._rigs.values():
+            stamps = [(barrier.target_end, barrier.stamp) for barrier in rig.stamped if barrier.stamp]
             assert stamps, "how many there are depends on how the source's batches come"
             for target_end, stamp in stamps:
-                for header in (await written(stand.target, self.topic, stamp.producer_id, 0))[0]:
+                for header in (await written(rig.target, self.topic, stamp.producer_id, 0))[0]:
                     if header.producer_epoch == stamp.epoch:
                         is_below = header.base_sequence < stamp.sequence
                         assert is_below == (header.base_offset < target_end)
@@ -77,7 +77,7 @@ class Routes:
         found: list[LineSource] = []
         for source in SOURCES:
             line: OffsetMapLine | None = None
-            for barrier in self._stands[source, target].stamped:
+            for barrier in self._rigs[source, target].stamped:
                 item = BarrierItem(
                     "r", self.topic, 0, 1, 0, LogId(source, "t"), LogId(target, "t"), self.topic, 0, [barrier]
                 )
@@ -97,7 +97,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def routes(yard: Yard, topic: str) -> AsyncIterator[Routes]:
     async with AsyncExitStack() as stack:
-        stands = {
+        rigs = {
             (source, target): await stack.enter_async_context(
                 replica_rig(yard.bootstrap(source), yard.bootstrap(target))
             )
@@ -105,11 +105,11 @@ async def routes(yard: Yard, topic: str) -> AsyncIterator[Routes]:
             for target in (A, D)
         }
         # Each cluster once.
-        for client in (stands[SOURCES[0], A].source, stands[SOURCES[1], D].source):
+        for client in (rigs[SOURCES[0], A].source, rigs[SOURCES[1], D].source):
             await create(client, topic, 1)
-        for client in (stands[SOURCES[0], A].target, stands[SOURCES[1], D].target):
+        for client in (rigs[SOURCES[0], A].target, rigs[SOURCES[1], D].target):
             await create(client, topic, 1)
-        yield Routes(topic, stands)
+        yield Routes(topic, rigs)
 
 
 async def write(yard: Yard, topic: str, part: int) -> None:
@@ -140,7 +140,7 @@ async def reading(client: ClusterClient, topic: str, pump: DispatchPump) -> Asyn
         await service.stop()
 
 
-async def test_a_group_that_fails_over_gets_every_message_once_though_the_copies_are_interleaved_otherwise(
+async def test_a_group_that_fails_over_gets_every_message_once_from_differently_interleaved_copies(
     yard2: Yard, topic_name: str
 ) -> None:
     answered: list[bytes] = []
@@ -169,9 +169,9 @@ async def test_a_group_that_fails_over_gets_every_message_once_though_the_copies
         await copying.check_stamps()
         clients = [await stack.enter_async_context(connected(yard2.bootstrap(name))) for name in (A, D)]
         at_a = await stack.enter_async_context(
-            pump_stand.dispatch_rig(in_a, target={"timeout": "10m"}, flow={"max_inflight": 500})
+            pump_rig.dispatch_rig(in_a, target={"timeout": "10m"}, flow={"max_inflight": 500})
         )
-        at_d = await stack.enter_async_context(pump_stand.dispatch_rig(lambda _: None))
+        at_d = await stack.enter_async_context(pump_rig.dispatch_rig(lambda _: None))
 
         first = at_a.pump()
         first.remember(b"")
@@ -186,7 +186,7 @@ async def test_a_group_that_fails_over_gets_every_message_once_though_the_copies
         workload = at_d.runtime.workload
         second = DispatchPump(
             JobId(Kind.DISPATCH, workload.key, topic_name, 0), 1, at_d.runtime, tier=None, next_offset=start,
-            snapshot=Snapshot(start), capacity=10_000, group=pump_stand.GROUP, lineage=0,
+            snapshot=Snapshot(start), capacity=10_000, group=pump_rig.GROUP, lineage=0,
         )  # fmt: skip
         second.pass_over(PassOver(finished({0: FinishedOffsets.from_bytes(note)}, into_a), into_d, 0))
         async with reading(clients[1], topic_name, second):

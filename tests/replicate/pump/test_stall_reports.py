@@ -18,64 +18,64 @@ ANOTHER = LogId("", "AAAAAAAAAAAAAAAAAAAAAA")
 
 
 async def test_a_hanging_transaction_is_reported_and_records_behind_it_have_an_age(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
-    pump = await start_copying(stand, topic_name)
-    producer = AIOKafkaProducer(bootstrap_servers=stand.source.spec.bootstrap[0], transactional_id=topic_name)
+    pump = await start_copying(rig, topic_name)
+    producer = AIOKafkaProducer(bootstrap_servers=rig.source.spec.bootstrap[0], transactional_id=topic_name)
     await producer.start()
     try:
         await producer.begin_transaction()
         await producer.send_and_wait(topic_name, b"held back", partition=0)
-        await stand.until(lambda: pump.high_watermark == 101)
+        await rig.until(lambda: pump.high_watermark == 101)
         assert (pump.base, pump.intake.is_empty) == (100, True)
         assert 0 < pump.status().oldest_ms == pump.copied_ms
         check_progress(pump, time.monotonic())
-        assert stand.incidents == []
+        assert rig.incidents == []
         check_progress(pump, time.monotonic() + UNREAD_S + 1)
-        ((kind, message),) = stand.incidents
+        ((kind, message),) = rig.incidents
         assert (kind, "[100, 101)" in message) == ("replica-no-progress", True)
         assert "a transaction may be open" in message
         await producer.commit_transaction()
     finally:
         await producer.stop()
-    await stand.copied([pump])
+    await rig.copied([pump])
     assert pump.status().oldest_ms == -1
 
 
 async def test_an_unsaved_state_is_not_blamed_on_the_destination(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SNAPSHOT_TIMEOUT_S", 0.0)
-    await create_on_both_sides(stand, topic_name)
-    stand.saves = False
-    pump = await stand.start_pump(topic_name)
-    await write(stand, topic_name, 10)
-    await stand.until(lambda: pump.status().trouble == NOT_SAVED)
+    await create_on_both_sides(rig, topic_name)
+    rig.saves = False
+    pump = await rig.start_pump(topic_name)
+    await write(rig, topic_name, 10)
+    await rig.until(lambda: pump.status().trouble == NOT_SAVED)
     assert pump.status().oldest_ms > 0
     check_progress(pump, time.monotonic() + UNREAD_S)
-    assert [NOT_SAVED in message for _, message in stand.incidents] == [True]
-    stand.saves = True
-    await stand.copied([pump])
+    assert [NOT_SAVED in message for _, message in rig.incidents] == [True]
+    rig.saves = True
+    await rig.copied([pump])
     assert pump.status().trouble == ""
 
 
-async def test_a_recreated_destination_counts_as_not_truncated(stand: ReplicaRig, topic_name: str) -> None:
-    pump = await start_copying(stand, topic_name)
+async def test_a_recreated_destination_counts_as_not_truncated(rig: ReplicaRig, topic_name: str) -> None:
+    pump = await start_copying(rig, topic_name)
     pump.session._target_end, pump.session.log = 1_000, ANOTHER
-    await write(stand, topic_name, 10)
-    await stand.until(lambda: pump.lost)
+    await write(rig, topic_name, 10)
+    await rig.until(lambda: pump.lost)
     assert pump.lost == DESTINATION_RECREATED
-    assert "destination-truncated" not in stand.kinds()
+    assert "destination-truncated" not in rig.kinds()
 
 
 async def test_a_recreated_destination_is_noticed_while_its_end_cannot_be_read(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pump = await start_copying(stand, topic_name)
+    pump = await start_copying(rig, topic_name)
 
     async def fails() -> None:
         raise TimeoutError
 
     monkeypatch.setattr(pump.runtime, "_idle_barriers", fails)
     pump.session.log = ANOTHER
-    await stand.until(lambda: pump.lost == DESTINATION_RECREATED)
+    await rig.until(lambda: pump.lost == DESTINATION_RECREATED)

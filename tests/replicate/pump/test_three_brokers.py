@@ -26,15 +26,15 @@ async def test_a_copy_whose_leaders_are_killed_in_turn_has_every_record_once_and
 ) -> None:
     yard, at = killable_yard, (topic_name, 0)
     async with AsyncExitStack() as stack:
-        stand = await stack.enter_async_context(replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)))
+        rig = await stack.enter_async_context(replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)))
         await without_elr(yard)
-        away = stand.target
+        away = rig.target
         others = {
             node: await stack.enter_async_context(second_broker(yard, AWAY, tmp_path / str(node), away, node))
             for node in (SECOND, THIRD)
         }
         second = others[SECOND]
-        await create(stand.source, topic_name)
+        await create(rig.source, topic_name)
         await create_on(away, {at: NODES})
         stack.push_async_callback(delete, away, topic_name)
         await second.until_in_sync({at: NODES})
@@ -45,17 +45,17 @@ async def test_a_copy_whose_leaders_are_killed_in_turn_has_every_record_once_and
         async def write_for_ever() -> None:
             nonlocal written
             while not is_over:
-                await write(stand, topic_name, 100, f"{written}", max_batch_size=300)
+                await write(rig, topic_name, 100, f"{written}", max_batch_size=300)
                 written += 100
 
         writing = asyncio.create_task(write_for_ever())
-        pump = await stand.start_pump(topic_name, verify="all")
+        pump = await rig.start_pump(topic_name, verify="all")
         for turn, node in enumerate(NODES):
             order = NODES[turn:] + NODES[:turn]
             await second.assign({at: order})
             await second.elect({at: order})
             copied = pump.base
-            await stand.until(lambda copied=copied: pump.base > copied)  # type: ignore[misc]
+            await rig.until(lambda copied=copied: pump.base > copied)  # type: ignore[misc]
             if node == FIRST:  # the controller goes with it, so no other broker can lead
                 await asyncio.to_thread(yard.kill, AWAY)
                 await asyncio.to_thread(yard.start, AWAY)
@@ -63,16 +63,16 @@ async def test_a_copy_whose_leaders_are_killed_in_turn_has_every_record_once_and
                 await others[node].kill()
                 await second.until_led_by(order[1], [at])
             copied = pump.base
-            await stand.until(lambda copied=copied: pump.base > copied)  # type: ignore[misc]
+            await rig.until(lambda copied=copied: pump.base > copied)  # type: ignore[misc]
             if node != FIRST:
                 await others[node].start()
             await second.until_in_sync({at: order})
         is_over = True
         await writing
-        await stand.copied([pump])
-        assert await assert_same(stand, topic_name) == written == pump.status().delivered
+        await rig.copied([pump])
+        assert await assert_same(rig, topic_name) == written == pump.status().delivered
         verifier = pump.runtime.verifier
-        await stand.until(lambda: not verifier.waiting)
+        await rig.until(lambda: not verifier.waiting)
         assert verifier.compared[pump.job] + verifier.uncompared[pump.job] == written
         assert verifier.differing.total() == 0
-        assert not {"replica-resumed-unsure", "copy-differs", "destination-truncated"} & set(stand.kinds())
+        assert not {"replica-resumed-unsure", "copy-differs", "destination-truncated"} & set(rig.kinds())

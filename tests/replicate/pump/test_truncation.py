@@ -40,9 +40,9 @@ def cut_off(yard: Yard, cluster: str, topic: str, keep: int) -> int:
     return end
 
 
-async def until_led(stand: ReplicaRig, topic: str) -> None:
+async def until_led(rig: ReplicaRig, topic: str) -> None:
     """Waits until both clusters answer for the topic again."""
-    for client in (stand.source, stand.target):
+    for client in (rig.source, rig.target):
         await client.client.force_metadata_update()
         await client.end_offsets([(topic, 0)])
 
@@ -55,17 +55,17 @@ async def test_truncated_sources_and_destinations_are_reported_and_copying_conti
     """The source has grown beyond the position again, so only leader epochs show that its records differ."""
     yard = killable_yard
     watched = f"{topic_name}-watched"
-    async with replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)) as stand:
-        await create_on_both_sides(stand, topic_name)
-        await create(stand.source, watched, 1)
-        await write(stand, watched, 100, max_batch_size=300)
-        await write(stand, topic_name, 100, max_batch_size=300)
-        pump = await stand.start_pump(topic_name)
-        await stand.copied([pump])
-        await stand.until(lambda: stand.saved[0][0].base == 100)
-        stand.kill(pump)
-        before = await rows(stand.source, topic_name)
-        async with pumping(stand.source) as watching:  # fetches meanwhile
+    async with replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)) as rig:
+        await create_on_both_sides(rig, topic_name)
+        await create(rig.source, watched, 1)
+        await write(rig, watched, 100, max_batch_size=300)
+        await write(rig, topic_name, 100, max_batch_size=300)
+        pump = await rig.start_pump(topic_name)
+        await rig.copied([pump])
+        await rig.until(lambda: rig.saved[0][0].base == 100)
+        rig.kill(pump)
+        before = await rows(rig.source, topic_name)
+        async with pumping(rig.source) as watching:  # fetches meanwhile
             watching.service.add("w", watched, 0, 0)
             await watching.until(lambda: watching.count("w") == 100)
             await asyncio.to_thread(yard.kill, HOME)
@@ -77,39 +77,39 @@ async def test_truncated_sources_and_destinations_are_reported_and_copying_conti
             await watching.until(lambda: any(isinstance(one, LogGap) for one in watching.reports))
             (gap,) = [one for one in watching.reports if isinstance(one, LogGap)]
             assert (gap.start, gap.end, gap.is_truncation) == (100, watched_end, True)
-        await until_led(stand, topic_name)
-        await write(stand, topic_name, 120, "other")
-        assert (await stand.source.end_offsets([(topic_name, 0)]))[topic_name, 0] > 100
+        await until_led(rig, topic_name)
+        await write(rig, topic_name, 120, "other")
+        assert (await rig.source.end_offsets([(topic_name, 0)]))[topic_name, 0] > 100
 
-        pump = await stand.start_pump(topic_name, **OFTEN)
-        await stand.until(lambda: pump.reset is not None and "destination-truncated" in stand.kinds())
+        pump = await rig.start_pump(topic_name, **OFTEN)
+        await rig.until(lambda: pump.reset is not None and "destination-truncated" in rig.kinds())
         assert pump.reset is not None
         assert (pump.reset.start, pump.reset.end) == (100, diverges_at)
         assert pump.reset.truncated_in > 0
-        (message,) = [text for kind, text in stand.incidents if kind == "destination-truncated"]
+        (message,) = [text for kind, text in rig.incidents if kind == "destination-truncated"]
         assert f"lost offsets [{end}, 100)" in message
         assert pump.base == 100, "no record of the other log was taken for a later one"
-        await stand.until(lambda: pump.high_watermark > 100)
+        await rig.until(lambda: pump.high_watermark > 100)
         assert pump.ledger.read_epoch < pump.reset.truncated_in, "a successor does not count it as read"
         ((former_epoch, _),) = pump.ledger.epochs
         assert former_epoch == pump.ledger.read_epoch
-        await stand.until(lambda: ReplicaHandover.from_bytes(stand.saved[0][1]).losses == 1)
-        assert ReplicaHandover.from_bytes(stand.saved[0][1]).floor == end
+        await rig.until(lambda: ReplicaHandover.from_bytes(rig.saved[0][1]).losses == 1)
+        assert ReplicaHandover.from_bytes(rig.saved[0][1]).floor == end
 
         # as the job manager does it: a new lineage where the logs part
-        stand.freeze(pump)
+        rig.freeze(pump)
         pump.close()
-        stand.put_base(pump.reset.end)
-        pump = await stand.start_pump(topic_name, lineage=1, source_epoch=pump.reset.truncated_in)
-        await stand.copied([pump])
-        after = await rows(stand.source, topic_name)
+        rig.put_base(pump.reset.end)
+        pump = await rig.start_pump(topic_name, lineage=1, source_epoch=pump.reset.truncated_in)
+        await rig.copied([pump])
+        after = await rows(rig.source, topic_name)
         assert after[:diverges_at] == before[:diverges_at]
-        assert await rows(stand.target, topic_name) == before[:end] + after[diverges_at:]
-        await stand.until(lambda: stand.saved[0][0].base == pump.base)
-        note = ReplicaHandover.from_bytes(stand.saved[0][1])
+        assert await rows(rig.target, topic_name) == before[:end] + after[diverges_at:]
+        await rig.until(lambda: rig.saved[0][0].base == pump.base)
+        note = ReplicaHandover.from_bytes(rig.saved[0][1])
         assert (note.lineage, note.losses) == (1, 1)
         assert note.source_epoch == pump.session.source_epoch > 0
         assert [epoch > former_epoch for epoch, _ in note.epochs] == [False, True]
         assert note.epochs[-1].start_offset == diverges_at
-        assert stand.kinds() == ["destination-truncated"]
+        assert rig.kinds() == ["destination-truncated"]
         assert pump.copying().destination_losses == 1

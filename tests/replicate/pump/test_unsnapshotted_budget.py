@@ -65,49 +65,49 @@ def test_a_replica_with_few_unsnapshotted_records_continues_while_others_have_to
 
 @pytest.mark.usefixtures("unjoined")
 async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_continues_afterwards(
-    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unsnapshotted_budget, "LEAST_RECORDS", 100)
     monkeypatch.setattr(unsnapshotted_budget, "MAX_RECORDS", 200)
     monkeypatch.setattr(send_gate, "SNAPSHOT_TIMEOUT_S", 0.0)
-    await create_on_both_sides(stand, topic_name)
-    await write(stand, topic_name, 2_000, max_batch_size=400)
-    pump = await stand.start_pump(topic_name)
+    await create_on_both_sides(rig, topic_name)
+    await write(rig, topic_name, 2_000, max_batch_size=400)
+    pump = await rig.start_pump(topic_name)
     pump.pause(True)
-    await stand.until(lambda: pump.session.is_ready)
-    stand.saves = False
+    await rig.until(lambda: pump.session.is_ready)
+    rig.saves = False
     pump.pause(False)
-    await stand.until(lambda: pump.awaits_snapshot and not pump.in_flight)
+    await rig.until(lambda: pump.awaits_snapshot and not pump.in_flight)
     assert 200 <= pump.base < 200 + BATCH
-    assert len(await rows(stand.target, topic_name)) == pump.base, "the bound is reached and not exceeded"
-    await stand.until(lambda: pump.status().trouble == NOT_SAVED)
-    stand.save(pump)
-    await stand.until(lambda: pump.base >= 400 and pump.awaits_snapshot and not pump.in_flight)
+    assert len(await rows(rig.target, topic_name)) == pump.base, "the bound is reached and not exceeded"
+    await rig.until(lambda: pump.status().trouble == NOT_SAVED)
+    rig.save(pump)
+    await rig.until(lambda: pump.base >= 400 and pump.awaits_snapshot and not pump.in_flight)
     assert pump.base < 400 + 2 * BATCH
 
-    stand.kill(pump)
-    assert stand.unsaved.records == 0
-    note = ReplicaHandover.from_bytes(stand.saved[0][1])
+    rig.kill(pump)
+    assert rig.unsaved.records == 0
+    note = ReplicaHandover.from_bytes(rig.saved[0][1])
     assert note.base >= 200, "a successor reads what lies behind it"
-    stand.saves = True
-    pump = await stand.start_pump(topic_name)
-    await stand.copied([pump])
-    assert await assert_same(stand, topic_name) == 2_000
-    await stand.until(lambda: stand.unsaved.records == 0)
+    rig.saves = True
+    pump = await rig.start_pump(topic_name)
+    await rig.copied([pump])
+    assert await assert_same(rig, topic_name) == 2_000
+    await rig.until(lambda: rig.unsaved.records == 0)
     assert not pump.awaits_snapshot
     assert pump.status().trouble == ""
 
 
 async def test_a_lane_that_waits_for_its_next_epoch_to_be_saved_says_so(
-    stand: ReplicaRig, topic_name: str
+    rig: ReplicaRig, topic_name: str
 ) -> None:
     """Copies of control topics are saved rarely, but this snapshot is due at once."""
-    pump = await start_copying(stand, topic_name)
-    await stand.until(lambda: pump.snapshot_version == pump.version)
+    pump = await start_copying(rig, topic_name)
+    await rig.until(lambda: pump.snapshot_version == pump.version)
     assert not pump.awaits_snapshot
-    stand.saves = False
+    rig.saves = False
     assert pump.session.lane is not None
     pump.session._on_epoch_bump(pump.session.lane)
-    await stand.until(lambda: pump.awaits_snapshot)
-    stand.saves = True
-    await stand.until(lambda: not pump.awaits_snapshot)
+    await rig.until(lambda: pump.awaits_snapshot)
+    rig.saves = True
+    await rig.until(lambda: not pump.awaits_snapshot)

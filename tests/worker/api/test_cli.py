@@ -21,7 +21,7 @@ NAME = "billing/orders"
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """Told of a worker with two partitions, the first of which has unfinished messages."""
+    """The command line against a worker with two partitions; partition 0 has unfinished messages."""
     fed = FakeRuntime()
     with serving(fed) as url:
         flowing_orders(fed)
@@ -34,7 +34,7 @@ def test_pausing_is_a_dry_run_without_execute_and_asks_without_yes(shell: Shell)
     look = shell("workload", "pause", NAME)
     assert (look.returncode, "flowing" in look.stdout, "dry run" in look.stderr) == (0, True, True)
     asks = shell("workload", "pause", NAME, "--execute")
-    assert (asks.returncode, "--yes" in asks.stderr) == (5, True)  # nobody is there to answer
+    assert (asks.returncode, "--yes" in asks.stderr) == (5, True)  # no terminal that could confirm it
     assert not shell.fed.control.appended
 
 
@@ -109,5 +109,5 @@ def test_a_placement_is_shown_with_its_reason_and_when_the_job_last_moved(shell:
     moved = Assignment(at_ms=moved_ms, job=job(1), worker="worker-b", epoch=2, term=0, reason="drained")
     shell.fed.apply(moved)
     assert shown("--why")[1] == (job(1), "2", "2023-11-14T22:13:20.000+00:00", "drained")
-    assert shown("--why")[0][2] == began, "what did not move"
+    assert shown("--why")[0][2] == began, "the start of an unchanged partition"
     assert shown()[1] == (job(1), "2", "", "")

@@ -1,4 +1,4 @@
-"""What the console makes of heartbeats: unknown is never 0, and only the owner is believed."""
+"""The console's figures from heartbeats: an unknown one is never 0, and only the owner's count."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_leaders_trouble_of_a_workload_says_why_it_has_no_job() -> None:
     state = state_of(job(0))
     workload = seen(state, running).workload(state.workloads[KEY])
     assert workload["troubles"] == [why, "no copy"]
-    assert workload["why"] != why, "it has a job, of which more is known"
+    assert workload["why"] != why, "its job has a more exact reason"
 
 
 def test_only_the_first_troubles_are_listed() -> None:
@@ -171,7 +171,7 @@ def test_a_snapshot_costs_as_much_as_there_are_jobs_and_not_workloads_times_jobs
             name = job(partition, "t", f"{group}/t")
             state.apply(assigned(name))
             jobs.append(flowing(name))
-    told = beat(*jobs)
+    heartbeat = beat(*jobs)
     looked = 0
     real = overview.lag_messages
 
@@ -183,7 +183,7 @@ def test_a_snapshot_costs_as_much_as_there_are_jobs_and_not_workloads_times_jobs
     monkeypatch.setattr(overview, "lag_messages", counting)
     parsed: list[str] = []
     monkeypatch.setattr(JobId, "parse", parsed.append)
-    shown = overview.overview("east", state, {ME: (0.0, told)}, {ME: told}, [], NOW_MS, 0.0)
+    shown = overview.overview("east", state, {ME: (0.0, heartbeat)}, {ME: heartbeat}, [], NOW_MS, 0.0)
     assert shown["totals"]["lag_messages"] == 30 * len(jobs)
     assert looked <= 3 * len(jobs)
     assert not parsed
@@ -193,8 +193,8 @@ def test_a_snapshot_costs_as_much_as_there_are_jobs_and_not_workloads_times_jobs
 def test_the_sum_is_known_exactly_when_every_part_is(offsets: list[tuple[int, int]]) -> None:
     jobs = [flowing(job(n), committed=c, high_watermark=h) for n, (c, h) in enumerate(offsets)]
     state = state_of(*(status.job for status in jobs))
-    told = seen(state, beat(*jobs)).workload(state.workloads[KEY])["lag_messages"]
+    lag_messages = seen(state, beat(*jobs)).workload(state.workloads[KEY])["lag_messages"]
     if any(c < 0 or h < 0 for c, h in offsets):
-        assert told is None
+        assert lag_messages is None
     else:
-        assert told == sum(max(0, h - c) for c, h in offsets)
+        assert lag_messages == sum(max(0, h - c) for c, h in offsets)

@@ -1,4 +1,4 @@
-"""Workers that ask each other: an answer is that of the worker that was meant, or a clear refusal."""
+"""A worker's request to another one gets that worker's answer, or a clear refusal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRACKER = "/api/v1/workloads/billing/orders/partitions/0/tracker"
 
 
 def of_another(console: Console, url: str, place: str = "") -> None:
-    """Partition 0 belongs to worker-b, which says that it is at `url`."""
+    """Assigns partition 0 to worker-b, whose heartbeat has this `url`."""
     console.fed.apply(put(definition()), assigned(job(0), "worker-b"))
     heard = beat(flowing(job(0)), worker="worker-b", url=url)
     console.fed.observe(msgspec.structs.replace(heard, place=place))
@@ -36,9 +36,9 @@ def test_a_worker_whose_address_leads_back_to_the_caller_is_unreachable(
         assert answer.status == 502, answer.text
         assert "worker-a answers" in answer.json["detail"]
         assert "web.advertise" in answer.json["detail"]
-    (told,) = asyncio.run(console.fed.alerts.auditor.ask("/api/v1/audit/share?topic=orders"))
-    assert isinstance(told, NotKnown)
-    assert "web.advertise" in str(told)
+    (share_answer,) = asyncio.run(console.fed.alerts.auditor.ask("/api/v1/audit/share?topic=orders"))
+    assert isinstance(share_answer, NotKnown)
+    assert "web.advertise" in str(share_answer)
 
 
 def test_a_third_worker_at_that_address_gives_no_answer_for_it(console: Console) -> None:

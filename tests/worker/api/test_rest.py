@@ -1,4 +1,4 @@
-"""The REST side of pause, resume, reset, skip and stash: what is asked, refused, handed on; the buttons."""
+"""REST requests to pause, resume, reset, skip and stash: results, refusals, forwarding, and the buttons."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def orders(console: Console) -> Console:
 
 
 def problem(answer: Answer, status: int, *words: str) -> None:
-    """The answer is an RFC 9457 problem that says so."""
+    """Asserts that the answer is an RFC 9457 problem whose detail has these words."""
     assert answer.status == status, answer.text
     assert answer.headers["Content-Type"].startswith("application/problem+json")
     for word in words:
@@ -55,8 +55,8 @@ def problem(answer: Answer, status: int, *words: str) -> None:
 
 
 def test_a_workload_is_paused_and_resumed_and_both_say_who_did_it(orders: Console) -> None:
-    told = orders.ask("POST", f"{PATH}/pause", X_Switchyard_Actor="ann").json
-    assert told == {"key": "billing/orders", "changed": True, "all": True, "partitions": []}
+    answer = orders.ask("POST", f"{PATH}/pause", X_Switchyard_Actor="ann").json
+    assert answer == {"key": "billing/orders", "changed": True, "all": True, "partitions": []}
     assert orders.fed.control.view.is_paused("billing/orders", 1)
     assert not orders.ask("POST", f"{PATH}/pause").json["changed"]
     assert orders.ask("POST", f"{PATH}/resume", {"partitions": []}, X_Switchyard_Actor="bob").json["changed"]
@@ -85,7 +85,7 @@ def test_a_missing_workload_is_not_found_and_nothing_is_written(orders: Console,
     assert not orders.fed.control.appended
 
 
-# -- what is asked wrongly -------------------------------------------------------------------------
+# -- invalid requests ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ class HeldPump(FakePump):
 
 def test_a_forecast_names_the_offsets_that_would_end_and_changes_nothing(orders: Console) -> None:
     orders.fed.jobs.pumps[job(0)] = HeldPump()
-    told = orders.ask("POST", SKIP, {"ranges": [[104, 112], [118, 122]]}).json
-    assert told == {
+    answer = orders.ask("POST", SKIP, {"ranges": [[104, 112], [118, 122]]}).json
+    assert answer == {
         "job": job(0), "action": "skip", "execute": False,
         "ended": [[105, 106], [107, 110], [118, 120]], "pending": [],
         "refused": {
@@ -157,19 +157,19 @@ def test_a_forecast_names_the_offsets_that_would_end_and_changes_nothing(orders:
 
 
 def test_a_request_for_another_workers_job_is_forwarded_once_with_its_actor(orders: Console) -> None:
-    there = FakeRuntime()
-    there.worker = "worker-b"
-    there.jobs.worker, there.jobs.draining, there.jobs._lease = "worker-b", False, there.lease
-    there.jobs.pumps[job(0)] = HeldPump()
-    with serving(there) as url:
-        there.apply(put(definition()), assigned(job(0), "worker-b"))
+    owner = FakeRuntime()
+    owner.worker = "worker-b"
+    owner.jobs.worker, owner.jobs.draining, owner.jobs._lease = "worker-b", False, owner.lease
+    owner.jobs.pumps[job(0)] = HeldPump()
+    with serving(owner) as url:
+        owner.apply(put(definition()), assigned(job(0), "worker-b"))
         orders.fed.apply(assigned(job(0), "worker-b", epoch=2))
-        told = beat(flowing(job(0)), worker="worker-b", url=url)
-        orders.fed.observe(told)
-        there.observe(told)
+        heartbeat = beat(flowing(job(0)), worker="worker-b", url=url)
+        orders.fed.observe(heartbeat)
+        owner.observe(heartbeat)
         assert orders.ask("POST", SKIP, {"ranges": [[105, 106]]}).json["ended"] == [[105, 106]]
-        # It moved on: the one who is asked on behalf of another does not hand it on again.
-        there.apply(assigned(job(0), "worker-c", epoch=2))
+        # The job moved on: a worker does not forward a request that was forwarded to it.
+        owner.apply(assigned(job(0), "worker-c", epoch=2))
         problem(orders.ask("POST", SKIP, {"ranges": [[105, 106]]}), 503, "belongs to worker-c")
 
 
@@ -186,7 +186,7 @@ def test_a_request_for_a_silent_or_starting_owner_says_to_ask_again(orders: Cons
 
 @pytest.fixture
 def log_of_50(bootstrap: str, topic_name: str) -> Iterator[Console]:
-    """Partition 0 of a real topic holds 50 messages, partition 1 none; nobody runs it."""
+    """Partition 0 of a real topic holds 50 messages, partition 1 none; no worker runs them."""
     fed = FakeRuntime()
     fed.clusters = Clusters(bootstrap)  # type: ignore[assignment]
 
@@ -235,9 +235,9 @@ def test_any_worker_foresees_a_reset_and_keeps_it_within_the_log(log_of_50: Any)
     ask, path, middle_ms = log_of_50.ask, log_of_50.path, log_of_50.fed.middle_ms
 
     def where(body: Any) -> list[tuple[int, int, str]]:
-        told = ask("POST", path, body).json
-        assert (told["execute"], told["done"]) == (False, 0)
-        return [(row["partition"], row["to"], row["note"]) for row in told["partitions"]]
+        forecast = ask("POST", path, body).json
+        assert (forecast["execute"], forecast["done"]) == (False, 0)
+        return [(row["partition"], row["to"], row["note"]) for row in forecast["partitions"]]
 
     assert where({"to": "earliest"}) == [(0, 0, ""), (1, 0, "")]
     assert where({"to": "latest", "partitions": [0]}) == [(0, 50, "")]
@@ -251,19 +251,19 @@ def test_any_worker_foresees_a_reset_and_keeps_it_within_the_log(log_of_50: Any)
 
 def test_a_partition_that_cannot_be_reset_is_named_and_not_counted(log_of_50: Any) -> None:
     log_of_50.fed.jobs.draining = False
-    told = log_of_50.ask("POST", log_of_50.path, {"to": "earliest", "execute": True}).json
-    assert (told["execute"], told["done"]) == (True, 0)
-    assert all("starting or stopping" in row["why"] for row in told["partitions"])
+    forecast = log_of_50.ask("POST", log_of_50.path, {"to": "earliest", "execute": True}).json
+    assert (forecast["execute"], forecast["done"]) == (True, 0)
+    assert all("starting or stopping" in row["why"] for row in forecast["partitions"])
     log_of_50.fed.apply(
         assigned(
             job(0, log_of_50.path.split("/")[5], "/".join(log_of_50.path.split("/")[4:6])), "worker-b", 2
         )
     )
-    told = log_of_50.ask("POST", log_of_50.path, {"to": "earliest", "execute": True}).json
-    assert "sends no heartbeats" in told["partitions"][0]["why"]
+    forecast = log_of_50.ask("POST", log_of_50.path, {"to": "earliest", "execute": True}).json
+    assert "sends no heartbeats" in forecast["partitions"][0]["why"]
 
 
-# -- who, and the buttons --------------------------------------------------------------------------
+# -- actors and buttons ----------------------------------------------------------------------------
 
 
 def test_any_actor_can_be_recorded() -> None:
@@ -271,9 +271,9 @@ def test_any_actor_can_be_recorded() -> None:
         headers = {"X-Switchyard-Actor": "ann\udcff" + "x" * 500}
         remote = None
 
-    told = actor_of(Request())  # type: ignore[arg-type]
-    assert told.encode()
-    assert len(told) == 200
+    forecast = actor_of(Request())  # type: ignore[arg-type]
+    assert forecast.encode()
+    assert len(forecast) == 200
 
 
 @pytest.mark.browser

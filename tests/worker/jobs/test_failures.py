@@ -1,4 +1,4 @@
-"""A job that fails at one batch again and again begins again later and later."""
+"""A job that fails at the same batch restarts after longer and longer waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_job_that_fails_at_one_batch_waits_longer_each_time_and_then_dead_lett
     failures, now_s, waits = JobFailures(), 0.0, []
     for count in range(1, 30):
         failure = failures.failed("j", EPOCH, 7, "boom", now_s)
-        assert failure is failures.failed("j", EPOCH, 7, "boom", now_s), "one failure, seen twice"
+        assert failure is failures.failed("j", EPOCH, 7, "boom", now_s), "the same failure, reported twice"
         assert failure.count == count
         assert list(failures.given_up("j", EPOCH)) == [7] * (count >= MOST_FAILURES)
         assert not failures.may_begin("j", EPOCH, now_s)
@@ -31,10 +31,12 @@ def test_a_job_that_fails_at_one_batch_waits_longer_each_time_and_then_dead_lett
     assert waits[:3] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
     assert max(waits) == waits[-1] == MOST_DELAY_S
     assert failures.may_begin("another", EPOCH, 0.0)
-    assert failures.may_begin("j", EPOCH + 1, 0.0), "another owner, another chance"
+    assert failures.may_begin("j", EPOCH + 1, 0.0), "another owner may try again"
     assert failures.given_up("j", EPOCH + 1) == {}
     for count in range(1, MOST_FAILURES + 1):
-        assert list(failures.given_up("j", EPOCH)) == [7], "it stays so, whatever fails behind it"
+        assert list(failures.given_up("j", EPOCH)) == [7], (
+            "the batch stays given up, whatever fails behind it"
+        )
         assert failures.failed("j", EPOCH, 8, "boom", now_s + count).count == count
     assert list(failures.given_up("j", EPOCH)) == [7, 8]
     failures.forget("j")

@@ -1,4 +1,4 @@
-"""Where a job begins, on a real cluster: a position counts for the log that it is of, and for no other."""
+"""A job's start position, on a real cluster: a position counts only for the log that it was saved for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GROUP = "billing"
 
 
 class Place:
-    """A topic of one partition with ten messages, in a real cluster."""
+    """A topic of one partition, in a real cluster, and the incidents that jobs of it reported."""
 
     def __init__(self, cluster: DataCluster, topic: str) -> None:
         self.cluster, self.topic = cluster, topic
@@ -34,7 +34,7 @@ class Place:
         self.reported: list[str] = []
 
     async def make(self, messages: int) -> None:
-        """The topic, with so many messages."""
+        """Creates the topic with this many messages."""
         await ensure_topics(self.cluster.client, [TopicSpec(self.topic, 1)])
         producer = AIOKafkaProducer(**self.cluster.client.spec.aiokafka_options())
         await producer.start()
@@ -42,8 +42,8 @@ class Place:
             await producer.send(self.topic, b"m", partition=0)
         await producer.stop()
 
-    async def make_anew(self, messages: int) -> None:
-        """Deletes the topic and makes it again."""
+    async def recreate(self, messages: int) -> None:
+        """Deletes the topic and creates it with this many messages."""
         admin = AIOKafkaAdminClient(**self.cluster.client.spec.aiokafka_options())
         await admin.start()
         await admin.delete_topics([self.topic])
@@ -62,10 +62,10 @@ class Place:
 
     async def begin(
         self, base: int | None = None, *, lineage: int = 0, log: LogId | None = None,
-        start: str = "earliest", begun: StartRecorded | None = None, reset: LineageReset | None = None,
+        start: str = "earliest", recorded: StartRecorded | None = None, reset: LineageReset | None = None,
         carried: ImportedProgress | None = None,
     ) -> StartPosition:  # fmt: skip
-        """Where it begins when the table's answer has this base."""
+        """The start position when the tracker table's answer has this base."""
         answer = TakeoverAnswer(
             job=str(self.job), epoch=1, worker="w", nonce="n", granted=True, known_epoch=1, lineage=lineage,
             snapshot=b"" if base is None else Snapshot(base).to_bytes(), log=log or LogId(),
@@ -77,7 +77,7 @@ class Place:
             "spec": {"target": {"address": "h:1"}, "start": start},
         }
 
-        def tell(kind: str, _subject: str, message: str, _remedy: str) -> None:
+        def report(kind: str, _subject: str, message: str, _remedy: str) -> None:
             self.reported.append(f"{kind}: {message}")
 
         return await find_start_position(
@@ -85,9 +85,9 @@ class Place:
             Workload.from_wire(definition),
             self.cluster,
             answer,
-            recorded=begun,
+            recorded=recorded,
             reset=reset,
-            report_incident=tell,
+            report_incident=report,
             carried=carried,
         )
 
@@ -104,7 +104,7 @@ async def place(bootstrap: str, topic_name: str) -> AsyncIterator[Place]:
     await cluster.stop()
 
 
-def begun(place: Place, *ends: int, topic_id: str = "") -> StartRecorded:
+def recorded_start(place: Place, *ends: int, topic_id: str = "") -> StartRecorded:
     return StartRecorded(at_ms=0, key=place.job.name, ends=list(ends), topic_id=topic_id)
 
 
@@ -113,8 +113,13 @@ async def test_table_and_group_are_joined_and_the_present_ids_adopted(place: Pla
     assert (first.snapshot.base, first.log, first.known) == (0, await place.log(), False)
     await place.commit(7)
     assert (await place.begin()).snapshot.base == 7
-    old = await place.begin(5)
-    assert (old.snapshot.base, old.log, old.known, old.lineage) == (7, await place.log(), False, 0)
+    without_ids = await place.begin(5)
+    assert (without_ids.snapshot.base, without_ids.log, without_ids.known, without_ids.lineage) == (
+        7,
+        await place.log(),
+        False,
+        0,
+    )
     assert (await place.begin(9, log=await place.log())).known
     assert place.reported == []
 
@@ -123,23 +128,23 @@ async def test_a_recreated_topic_is_delivered_from_its_start_although_it_reaches
     place: Place,
 ) -> None:
     former = await place.log()
-    await place.make_anew(300)
-    await place.commit(100)  # an old owner's last one
+    await place.recreate(300)
+    await place.commit(100)  # the last commit of an old owner
     found = await place.begin(100, log=former, lineage=2)
     assert (found.snapshot, found.lineage, found.known) == (Snapshot(0), 3, False)
     assert found.log == await place.log()
     assert "recreated" in place.reported[0]
     assert former.topic_id in place.reported[0]
     assert found.log.topic_id in place.reported[0]
-    # Once the table knows, nothing of it is told again, and the group's old commit is still not believed.
+    # Once the table has the new log, there is no second incident, and the group's old commit does not count.
     again = await place.begin(0, log=found.log, lineage=3)
     assert (again.snapshot.base, again.known, len(place.reported)) == (0, True, 1)
 
 
 async def test_a_workload_moved_by_a_deployment_starts_at_the_new_logs_beginning(place: Place) -> None:
-    elsewhere = LogId("another-cluster", "another-topic")
+    former_log = LogId("another-cluster", "another-topic")
     await place.commit(4)
-    found = await place.begin(8, log=elsewhere, start="latest")
+    found = await place.begin(8, log=former_log, start="latest")
     assert (found.snapshot.base, found.lineage) == (0, 1)
     assert "went to another cluster" in place.reported[0]
 
@@ -161,7 +166,7 @@ async def test_a_reset_is_no_incident(place: Place) -> None:
 
 
 async def test_latest_is_where_the_topic_ended_when_it_was_deployed(place: Place) -> None:
-    assert (await place.begin(start="latest", begun=begun(place, 6))).snapshot.base == 6
+    assert (await place.begin(start="latest", recorded=recorded_start(place, 6))).snapshot.base == 6
     with pytest.raises(LookupError, match="not recorded"):
         await place.begin(start="latest")
 
@@ -169,9 +174,9 @@ async def test_latest_is_where_the_topic_ended_when_it_was_deployed(place: Place
 async def test_latest_does_not_apply_to_an_added_partition_or_a_recreated_topic(
     place: Place,
 ) -> None:
-    assert (await place.begin(start="latest", begun=begun(place))).snapshot.base == 0
-    of_another = begun(place, 6, topic_id="another")
-    assert (await place.begin(start="latest", begun=of_another)).snapshot.base == 0
+    assert (await place.begin(start="latest", recorded=recorded_start(place))).snapshot.base == 0
+    of_another = recorded_start(place, 6, topic_id="another")
+    assert (await place.begin(start="latest", recorded=of_another)).snapshot.base == 0
 
 
 async def test_a_moved_workload_starts_at_the_mapped_offset_until_the_table_knows_it(
@@ -180,16 +185,16 @@ async def test_a_moved_workload_starts_at_the_mapped_offset_until_the_table_know
     present = await place.log()
     at = StartRecorded(at_ms=0, key=place.job.name, ends=[6], topic_id=present.topic_id,
                cluster_id=present.cluster_id)  # fmt: skip
-    elsewhere = LogId("another-cluster", "another-topic")
-    for committed in (9, 2):  # of an earlier life there
+    former_log = LogId("another-cluster", "another-topic")
+    for committed in (9, 2):  # left from an earlier time on that cluster
         await place.commit(committed)
-        for base, log, lineage in ((None, None, 0), (8, elsewhere, 3)):
-            found = await place.begin(base, log=log, lineage=lineage, begun=at, start="latest")
+        for base, log, lineage in ((None, None, 0), (8, former_log, 3)):
+            found = await place.begin(base, log=log, lineage=lineage, recorded=at, start="latest")
             assert (found.snapshot, found.lineage, found.log, found.known) == (
                 Snapshot(6), lineage + 1, present, False,
             )  # fmt: skip
-    # What the table knows of this log counts, from then on.
-    assert (await place.begin(7, log=present, lineage=1, begun=at)).snapshot == Snapshot(7)
+    # From then on the table's offset for this log counts.
+    assert (await place.begin(7, log=present, lineage=1, recorded=at)).snapshot == Snapshot(7)
     assert place.reported == [], "a move is no incident"
 
 
@@ -197,10 +202,10 @@ async def test_a_mapped_position_is_of_one_log_only(place: Place) -> None:
     present = await place.log()
     for cluster_id, topic_id in (("another", present.topic_id), (present.cluster_id, "another")):
         at = StartRecorded(at_ms=0, key=place.job.name, ends=[6], topic_id=topic_id, cluster_id=cluster_id)
-        assert (await place.begin(8, log=LogId("old", "old"), begun=at)).snapshot.base == 0
+        assert (await place.begin(8, log=LogId("old", "old"), recorded=at)).snapshot.base == 0
     retry = StartRecorded(at_ms=0, key="g/other", ends=[], cluster_id=present.cluster_id,
                   others={place.topic: StartOffsets(present.topic_id, [4])})  # fmt: skip
-    assert (await place.begin(8, log=LogId("old", "old"), begun=retry)).snapshot.base == 4
+    assert (await place.begin(8, log=LogId("old", "old"), recorded=retry)).snapshot.base == 4
 
 
 async def test_progress_of_other_regions_is_joined_and_latest_skips_nothing_unfinished(
@@ -213,13 +218,13 @@ async def test_progress_of_other_regions_is_joined_and_latest_skips_nothing_unfi
     )
     assert (await place.begin(carried=seven)).snapshot.base == 7
     found = await place.begin(5, log=present, carried=seven)
-    assert (found.snapshot.base, found.known) == (7, False), "the table is to learn that it was looked up"
+    assert (found.snapshot.base, found.known) == (7, False), "the table learns that the import was looked up"
     found = await place.begin(9, log=present, carried=seven)
     assert (found.snapshot.base, found.known) == (9, False)
     assert (await place.begin(9, log=present, carried=unknown)).snapshot.base == 9
-    latest = begun(place, 8)
+    latest = recorded_start(place, 8)
     for carried, base in ((ImportedProgress(), 8), (seven, 7), (unknown, 0)):
-        assert (await place.begin(start="latest", begun=latest, carried=carried)).snapshot.base == base
+        assert (await place.begin(start="latest", recorded=latest, carried=carried)).snapshot.base == base
     reset = await place.begin(9, log=present, reset=LineageReset(1, 5, 3), carried=seven)
     assert reset.snapshot.base == 3, "an operator asked for it"
     assert place.reported == []

@@ -1,5 +1,5 @@
-"""Where a job begins that readers of other regions have come further with. The cluster is played: what
-happens to its topic between two questions is the point."""
+"""A job's start position when another region's progress is further. The cluster is a fake, because its topic
+changes between two requests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ START = 3  # of the log
 JOB = JobId(Kind.DISPATCH, "billing/orders", "orders", 0)
 
 
-class Played:
-    """A cluster with one topic that nobody has committed in: client, committer and fetches in one."""
+class FakeCluster:
+    """A cluster with one topic and no committed offsets: client, committer and fetch service in one."""
 
     name = "west"
 
@@ -42,7 +42,7 @@ class Played:
 
 
 async def begin(carried: ImportedProgress, base: int | None = None) -> StartPosition:
-    """Of a workload that starts with the latest, deployed when the log ended at 8."""
+    """The start position of a workload with `start: latest` that was deployed when the log ended at 8."""
     workload = Workload.from_wire({
         "apiVersion": "switchyard/v1", "kind": "Workload",
         "metadata": {"group": "billing", "topic": "orders", "cluster": "west"},
@@ -52,14 +52,14 @@ async def begin(carried: ImportedProgress, base: int | None = None) -> StartPosi
         job=str(JOB), epoch=1, worker="w", nonce="n", granted=True, known_epoch=1,
         snapshot=b"" if base is None else Snapshot(base).to_bytes(), log=HERE,
     )  # fmt: skip
-    begun = StartRecorded(at_ms=0, key=workload.key, ends=[8], topic_id=HERE.topic_id)
-    cluster: Any = Played()
+    recorded = StartRecorded(at_ms=0, key=workload.key, ends=[8], topic_id=HERE.topic_id)
+    cluster: Any = FakeCluster()
     return await find_start_position(
         JOB,
         workload,
         cluster,
         answer,
-        recorded=begun,
+        recorded=recorded,
         reset=None,
         report_incident=lambda *_: None,
         carried=carried,
@@ -78,5 +78,5 @@ async def test_progress_of_other_regions_does_not_count_for_a_topic_recreated_si
     log: LogId,
 ) -> None:
     carried = ImportedProgress(70, was_read=True, log=log)
-    assert (await begin(carried)).snapshot == Snapshot(START), "nor is anything passed over that was not read"
+    assert (await begin(carried)).snapshot == Snapshot(START), "and no unread message is passed over"
     assert (await begin(carried, 9)).snapshot == Snapshot(9)

@@ -1,4 +1,4 @@
-"""What is known of a cluster's topics: growth at once, loss only after a while, unread settings as unread."""
+"""The inventory of a cluster's topics takes growth at once, loss later; unread settings stay unknown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_settings_that_may_not_be_read_are_not_taken_for_defaults() -> None:
     )
     assert "no" in topics.troubles["orders"]
     assert not topics.lacks({"orders"})
-    assert topics.lacks({"made"}), "it is in the making, and asked for again"
+    assert topics.lacks({"made"}), "the topic is being created, and is requested again"
 
 
 def test_a_topic_is_the_same_object_until_something_of_it_changes() -> None:

@@ -1,4 +1,4 @@
-"""A topic that vanished is an incident until it is back; what an operator takes out is none."""
+"""A topic that vanished is an incident until it is back; one that an operator excludes is none."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ def incidents(two: TwoClusters) -> list[tuple[str, str]]:
 
 
 def shown(two: TwoClusters) -> set[tuple[str, str, str]]:
-    """Kind, name and state of what vanished."""
+    """Kind, name and state of each vanished topic."""
     found = two.catalog.vanished_topics.of.values()
     return {(one.topic.kind, one.topic.topic.removeprefix(f"{two.prefix}."), one.state) for one in found}
 
 
-async def rounds(two: TwoClusters, holds: Callable[[], bool]) -> None:
-    """Of the leader, until it holds."""
-    await two.rounds(lambda _: holds())
+async def rounds(two: TwoClusters, condition: Callable[[], bool]) -> None:
+    """Runs rounds of the leader until the condition holds."""
+    await two.rounds(lambda _: condition())
 
 
 async def end(two: TwoClusters, job: str) -> None:
-    """Its owner lets it go for good, as the leader asks it to."""
+    """The owner releases the job because the leader ended it."""
     reason = two.catalog.vanished_topics.why_gone(job)
     await two.append(Released(at_ms=0, job=job, worker="worker-a", epoch=1, reason=reason))
 
 
-async def test_a_topic_of_a_pattern_that_is_deleted_is_an_incident_until_it_is_there_again(
+async def test_a_deleted_topic_of_a_pattern_is_an_incident_until_it_is_back(
     two: TwoClusters,
 ) -> None:
     for topic in ("orders", "refunds"):
@@ -75,14 +75,14 @@ async def test_a_topic_of_a_pattern_that_is_deleted_is_an_incident_until_it_is_t
 
     assert shown(two) == {("route", "orders", "absent")}
     assert incidents(two) == [("topic-vanished", "mirror")]
-    (remedy,) = [told[3] for told in two.incidents if told[0] == "topic-vanished"]
+    (remedy,) = [incident[3] for incident in two.incidents if incident[0] == "topic-vanished"]
     assert f"switchyard route drop-topic mirror {two.name('orders')}" in remedy
-    told = two.catalog.routes.topics_of("mirror")
-    assert told is not None
-    states = {row["topic"]: (row["state"], row["partitions"]) for row in map(told.row, told.topics)}
+    topics = two.catalog.routes.topics_of("mirror")
+    assert topics is not None
+    states = {row["topic"]: (row["state"], row["partitions"]) for row in map(topics.row, topics.topics)}
     assert states == {two.name("orders"): ("vanished", 0), two.name("refunds"): ("copied", 1)}
 
-    # Its job has ended; another leader, who has never seen the topic, knows it all the same.
+    # After its job has ended, a leader that has never seen the topic knows that it vanished.
     await end(two, f"replicate:mirror:{two.name('orders')}:0")
     await two.append(Claim(at_ms=0, term=1, worker="worker-b"))
     two.restart()
@@ -109,7 +109,7 @@ async def test_a_topic_removed_from_its_route_is_no_incident_when_it_is_deleted(
     await two.until({"mirror refunds": {0}, "mirror kept": {0}})
     await end(two, f"replicate:mirror:{two.name('orders')}:0")
     await two.delete("east", two.name("orders"))
-    await two.deploy()  # meant again, and not there: nothing of it ended by itself
+    await two.deploy()  # the route names it again, but it is missing: the owner has released its job already
     await two.until({"mirror refunds": {0}, "mirror kept": {0}})
     assert not shown(two)
 
@@ -123,7 +123,7 @@ async def test_a_topic_removed_from_its_route_is_no_incident_when_it_is_deleted(
 
 
 @pytest.mark.deep(minutes=0.2)
-async def test_a_topic_that_may_not_be_described_any_more_keeps_its_jobs_and_is_an_incident_with_the_remedy(
+async def test_a_topic_without_describe_permission_keeps_its_jobs_and_is_an_incident_with_the_remedy(
     secured: Yard, topic_name: str
 ) -> None:
     specs = {
@@ -145,10 +145,10 @@ async def test_a_topic_that_may_not_be_described_any_more_keeps_its_jobs_and_is_
         await two.append(*(assigned(job) for job in await two.catalog.jobs()))
         await here.withdraw(USER, TOPIC, orders, READ)
         await rounds(two, lambda: shown(two) == {("route", "orders", "denied")})
-        two.restart()  # another leader, who was never shown the topic
+        two.restart()  # another leader, which has never seen the topic
         await rounds(two, lambda: shown(two) == {("route", "orders", "denied")})
         assert await two.jobs() == {"mirror orders": {0}}
-        ((_, _, message, remedy), *_) = [told for told in two.incidents if told[0] == "topic-vanished"]
+        ((_, _, message, remedy), *_) = [one for one in two.incidents if one[0] == "topic-vanished"]
         assert f"User:{USER} lacks Describe on topic {orders} in east" in message
         assert "kafka-acls.sh" in remedy
         assert (
@@ -188,8 +188,8 @@ def test_a_topic_of_an_audit_plan_that_is_gone_is_an_incident_until_the_plan_lea
     region = ByHand()
     catalog: AuditsCatalog = region.catalog
     clusters: Any = None
-    told: list[tuple[str, ...]] = []
-    vanished = VanishedTopics(clusters, lambda *one: told.append(one))
+    reported: list[tuple[str, ...]] = []
+    vanished = VanishedTopics(clusters, lambda *one: reported.append(one))
     region.put("all", "orders|refunds")
     region.listed("home", orders=1, refunds=1)
     held = {"audit:all//home:orders": ["audit:all//home:orders:0"]}
@@ -213,20 +213,20 @@ def test_a_topic_of_an_audit_plan_that_is_gone_is_an_incident_until_the_plan_lea
     region.put("all", "orders|refunds", exclude=["orders"])
     look()
     assert not vanished.of
-    assert [one[:2] for one in told] == [("topic-vanished", "all")]
+    assert [one[:2] for one in reported] == [("topic-vanished", "all")]
 
 
 def test_thousands_of_topics_that_vanish_at_once_are_few_incidents_and_all_are_shown() -> None:
-    told: list[tuple[str, ...]] = []
+    reported: list[tuple[str, ...]] = []
     clusters: Any = None
-    vanished = VanishedTopics(clusters, lambda *one: told.append(one))
+    vanished = VanishedTopics(clusters, lambda *one: reported.append(one))
     all_of_them = [
         (f"replicate:mirror:t{n}", TopicPresence(ExpectedTopic("route", "mirror", "east", f"t{n}"), "absent"))
         for n in range(5_000)
     ]
     vanished.update(all_of_them)
     assert len(vanished.of) == 5_000
-    assert len(told) == MAX_REPORTED + 1
-    assert f"{5_000 - MAX_REPORTED} more topics" in told[-1][2]
+    assert len(reported) == MAX_REPORTED + 1
+    assert f"{5_000 - MAX_REPORTED} more topics" in reported[-1][2]
     vanished.update(all_of_them)
-    assert len(told) == MAX_REPORTED + 1, "told once"
+    assert len(reported) == MAX_REPORTED + 1, "reported once"

@@ -1,4 +1,4 @@
-"""A loopback address is refused to a worker as soon as it hears another host; alone it keeps it."""
+"""A worker that has heard another host is refused a loopback address; a worker alone keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that lay still acts again only when it has read what was given to others meanwhile."""
+"""A worker that was suspended acts again only when it has read the assignments made meanwhile."""
 
 from __future__ import annotations
 
@@ -49,21 +49,23 @@ async def test_a_lease_is_renewed_only_after_the_control_log_is_read(bootstrap: 
         for service in services:
             await service.start()
         async with asyncio.timeout(ENOUGH_S):
-            while not lease.holds(time.monotonic()):  # noqa: ASYNC110 - its first one, which nobody waits for
+            while not lease.holds(time.monotonic()):  # noqa: ASYNC110 - the first one has no event
                 await asyncio.sleep(0.01)
         await others.append(Claim(at_ms=0, term=1, worker="leader"), assigned("me", 1))
         assert await heartbeats.beat()
         assert lease.holds(time.monotonic())
         assert "me" in {held.worker for held in mine.view.assignments.values()}
 
-        await mine._tail.stop()  # as if it lay still
+        await mine._tail.stop()  # as if the worker were suspended
         lease.expires_at_s = 0.0
         await others.append(assigned("w2", 2))
-        assert not await heartbeats.beat(), "the heartbeat came through, but it has not read on"
+        assert not await heartbeats.beat(), "the heartbeat arrived, but the worker has not read the log"
         assert not lease.holds(time.monotonic())
 
         await mine._tail.restart()
-        assert not await heartbeats.beat(), "the leader may be giving its jobs away before it hears this one"
+        assert not await heartbeats.beat(), (
+            "the leader may assign its jobs to others before it gets this heartbeat"
+        )
         assert not lease.holds(time.monotonic())
         async with asyncio.timeout(ENOUGH_S):
             while not await heartbeats.beat():

@@ -1,4 +1,4 @@
-"""A worker's process that ended is noticed at once; what may mean anything else is not believed."""
+"""The end of a worker's process is noticed at once; ambiguous signs do not count."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def beat(worker: str, port: int) -> Heartbeat:
 
 
 async def process(port: int, worker: str, *more: str) -> asyncio.subprocess.Process:
-    """A process that tells this id at this port, and says so; `more`: and ends each connection."""
+    """A process that answers with this worker's id at this port. `more`: it also ends each connection."""
     made = await asyncio.create_subprocess_exec(
         sys.executable, "-c", ANSWERS, str(port), worker, *more, stdout=asyncio.subprocess.PIPE
     )
@@ -50,7 +50,7 @@ async def process(port: int, worker: str, *more: str) -> asyncio.subprocess.Proc
 
 
 async def says(made: asyncio.subprocess.Process, word: str) -> None:
-    """Until it has said this once more."""
+    """Waits until the process prints the word once more."""
     assert made.stdout is not None
     async with asyncio.timeout(ENOUGH_S):
         assert await made.stdout.readline() == f"{word}\n".encode()

@@ -1,4 +1,4 @@
-"""A job manager with one replica, between real brokers; control log and tracker are by hand."""
+"""A job manager with one replica between real brokers; control log and tracker table are fakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOME, AWAY = "east-regional", "east-aggregate"
 
 
 class FakeTrackers:
-    """The tracker topic and who follows it, in one."""
+    """The tracker topic and its follower in one."""
 
     def __init__(self) -> None:
         self._fold = TrackerFold()
@@ -56,7 +56,7 @@ class FakeTrackers:
 
 
 class BarrierRecorder:
-    """Takes barriers."""
+    """A sender that keeps the barriers."""
 
     def __init__(self) -> None:
         self.items: list[BarrierItem] = []
@@ -70,11 +70,11 @@ class ReplicaManagerRig:
     """A job manager with one job: to copy partition 0 of a topic."""
 
     def __init__(
-        self, jobs: JobManager, log: Log, topic: str, told: list[tuple[str, str]], sender: BarrierRecorder,
-        remedies: list[str],
+        self, jobs: JobManager, log: Log, topic: str, incidents: list[tuple[str, str]],
+        sender: BarrierRecorder, remedies: list[str],
     ) -> None:  # fmt: skip
-        self.remedies = remedies  # of what was told
-        self.jobs, self.log, self.topic, self.incidents, self.sender = jobs, log, topic, told, sender
+        self.remedies = remedies  # of the incidents
+        self.jobs, self.log, self.topic, self.incidents, self.sender = jobs, log, topic, incidents, sender
         self.job = f"replicate:r:{topic}:0"
         self._epoch = 0
 
@@ -114,8 +114,8 @@ class ReplicaManagerRig:
 async def replica_manager_rig(
     yard: Yard, topic: str, specs: Mapping[str, ClusterSpec] | None = None, layout: Layout | None = None
 ) -> AsyncIterator[ReplicaManagerRig]:
-    """A manager, with the topic on both sides; with `specs`, which are for `HOME` and `AWAY`, it has to be
-    there."""
+    """A job manager, with the topic on both sides. `specs`, if given, are the clusters `HOME` and `AWAY`,
+    which must have the topic."""
     budget, holder = ByteBudget(64 << 20), list[JobManager]()
 
     async def deliver(item: Any) -> None:
@@ -128,26 +128,26 @@ async def replica_manager_rig(
     clusters = DataClusters(given, deliver, budget)
     for name in given if specs is None else ():
         await ensure_topics((await clusters.get(name)).client, [TopicSpec(topic, 1, 1)])
-    told: list[tuple[str, str]] = []
+    incidents: list[tuple[str, str]] = []
     remedies: list[str] = []
 
-    def tell(kind: str, _subject: str, message: str, remedy: str) -> None:
-        told.append((kind, message))
+    def report(kind: str, _subject: str, message: str, remedy: str) -> None:
+        incidents.append((kind, message))
         remedies.append(remedy)
 
     log, sender = Log(), BarrierRecorder()
-    by_hand: Any = log
+    fake_log: Any = log
     trackers: Any = FakeTrackers()
     barriers: Any = sender
-    catalog = Catalog(by_hand, clusters, tell, layout)
+    catalog = Catalog(fake_log, clusters, report, layout)
     jobs = JobManager(
         "me",
-        by_hand,
+        fake_log,
         catalog,
         clusters,
         trackers,
         lease,
-        tell,
+        report,
         grace_s=10.0,
         barriers=barriers,
         schemas=SchemaLoader(Path("schemas")),
@@ -155,7 +155,7 @@ async def replica_manager_rig(
     holder.append(jobs)
     await jobs.start()
     try:
-        yield ReplicaManagerRig(jobs, log, topic, told, sender, remedies)
+        yield ReplicaManagerRig(jobs, log, topic, incidents, sender, remedies)
     finally:
         async with asyncio.timeout(ENOUGH_S):
             await jobs.drain_all()

@@ -1,4 +1,6 @@
-"""A batch that breaks its job again and again is moved away as it is, and all around it is delivered."""
+"""A batch that breaks its job repeatedly is dead-lettered as it is, and all messages around it are
+delivered.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from tests.web.runtime_fake import definition, put
 from tests.worker.runtime.test_job_manager import Away, Log, assigned, managed, until
 
 POISON = b"poison", b"another"
-BEFORE = 2 * READY_LOW  # so many are decoded only when those before them are sent
+BEFORE = 2 * READY_LOW  # a batch of this many waits undecoded until those before it are sent
 
 
 @pytest.mark.parametrize("has_queue", [True, False])
@@ -45,22 +47,22 @@ async def test_unforeseen_batches_affect_no_other_batch(
     response = b"".join(
         make_batch(at, [(None, one) for one in row]) for at, row in zip(starts, rows, strict=True)
     )
-    taken, begun, log = list[bytes | None](), list[DispatchPump](), Log()
+    taken, started, log = list[bytes | None](), list[DispatchPump](), Log()
     async with (
-        dispatch_rig(lambda one: taken.append(one.value)) as stand,
+        dispatch_rig(lambda one: taken.append(one.value)) as rig,
         managed(log, Away("east")) as (jobs, reported),
     ):
-        stand.run(dlq={"enabled": has_queue})
+        rig.run(dlq={"enabled": has_queue})
 
         async def begin(job: str, _: Any) -> Any:
-            snapshot = begun[-1].snapshot() if begun else Snapshot(0)
+            snapshot = started[-1].snapshot() if started else Snapshot(0)
             pump = DispatchPump(
-                JobId.parse(job), 1, stand.runtime, tier=None, next_offset=0, snapshot=snapshot,
+                JobId.parse(job), 1, rig.runtime, tier=None, next_offset=0, snapshot=snapshot,
                 capacity=100, group=GROUP, lineage=0,
             )  # fmt: skip
-            begun.append(pump)
-            stand.pumps.append(pump)
-            part = PartitionFetch(stand._service, (job, 1), "orders", 0, 0)
+            started.append(pump)
+            rig.pumps.append(pump)
+            part = PartitionFetch(rig._service, (job, 1), "orders", 0, 0)
             fetched = FetchedBatches(part, len(response), response, end, [], end)
             start = SimpleNamespace(log=LogId(), known=True, snapshot=snapshot, gap=None)
             loop = asyncio.get_running_loop()
@@ -72,15 +74,15 @@ async def test_unforeseen_batches_affect_no_other_batch(
         log.apply(put(definition()), assigned())
         wanted = {*rows[0], *rows[3]}
         await until(lambda: wanted <= set(taken))
-        assert (broken, len(begun)) == (2 * MOST_FAILURES, 2 * MOST_FAILURES + 1)
+        assert (broken, len(started)) == (2 * MOST_FAILURES, 2 * MOST_FAILURES + 1)
         assert set(taken) == wanted
         failures = [one for one in reported if one.startswith("its job")]
         for at, words in zip(starts[1:3], failures, strict=True):
             assert words.startswith(f"its job failed {MOST_FAILURES} times at offset {at}: ZeroDivisionError")
         if not has_queue:
-            await until(lambda: begun[-1].snapshot() == Snapshot(BEFORE, ((BEFORE + 3, end),)))
+            await until(lambda: started[-1].snapshot() == Snapshot(BEFORE, ((BEFORE + 3, end),)))
             return
-        await until(lambda: begun[-1].snapshot() == Snapshot(end))
-        letters = {headers[RAW_BATCH]: raw for topic, _, raw, headers in stand.copied.records}
+        await until(lambda: started[-1].snapshot() == Snapshot(end))
+        letters = {headers[RAW_BATCH]: raw for topic, _, raw, headers in rig.copied.records}
         assert letters.keys() == {b"%d-%d" % (BEFORE, BEFORE + 2), b"%d-%d" % (BEFORE + 2, BEFORE + 3)}
         assert all(any(one in (raw or b"") for one in POISON) for raw in letters.values())

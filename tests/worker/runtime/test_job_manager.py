@@ -1,4 +1,4 @@
-"""The job manager alone: what cannot start is tried calmly, and let go when the leader asks."""
+"""The job manager retries a job that cannot start, and releases it when the leader asks."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ ENOUGH_S = 150.0
 
 
 class Log:
-    """The control log by hand: what is appended counts at once."""
+    """A fake control log: an appended event counts at once."""
 
     def __init__(self) -> None:
         self.view = ControlState()
         self.appended: list[AnyControlEvent] = []
-        self._told: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = []
         self.apply(Claim(at_ms=0, term=1, worker="leader"))
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        self._told.append(listener)
+        self._listeners.append(listener)
 
     def apply(self, *events: AnyControlEvent) -> None:
         for event in events:
             self.view.next_offset += 1
             self.view.apply(event)
-        for told in self._told:
-            told()
+        for listener in self._listeners:
+            listener()
 
     async def append(self, *events: AnyControlEvent) -> int:
         self.appended += events
@@ -56,7 +56,7 @@ class Log:
 
 
 class Away:
-    """Clusters of which none can be reached; `tries` counts."""
+    """Clusters that cannot be reached; `tries` counts the attempts."""
 
     def __init__(self, *names: str) -> None:
         self.specs = dict.fromkeys(names)
@@ -76,30 +76,30 @@ def assigned(*, release: bool = False) -> Assignment:
 
 @asynccontextmanager
 async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[JobManager, list[str]]]:
-    """A running job manager, and the troubles it tells."""
-    told: list[str] = []
-    by_hand: Any = log
+    """A running job manager, and the messages of its incidents."""
+    reported: list[str] = []
+    fake_log: Any = log
     fake: Any = clusters
-    nobody: Any = None
+    unused: Any = None
 
-    def tell(_kind: str, _subject: str, message: str, _remedy: str) -> None:
-        told.append(message)
+    def report(_kind: str, _subject: str, message: str, _remedy: str) -> None:
+        reported.append(message)
 
-    catalog = Catalog(by_hand, fake, tell)
+    catalog = Catalog(fake_log, fake, report)
     jobs = JobManager(
         "me",
-        by_hand,
+        fake_log,
         catalog,
         fake,
-        nobody,
+        unused,
         Lease(2.0),
-        tell,
+        report,
         grace_s=1.0,
         schemas=SchemaLoader(Path("schemas")),
     )
     await jobs.start()
     try:
-        yield jobs, told
+        yield jobs, reported
     finally:
         async with asyncio.timeout(ENOUGH_S):
             await jobs.stop()
@@ -113,7 +113,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 async def test_a_job_with_an_unreadable_definition_is_tried_each_second_and_says_why() -> None:
     log, looks = Log(), 0
-    async with managed(log, Away("east")) as (jobs, told):
+    async with managed(log, Away("east")) as (jobs, reported):
         lookup = jobs._catalog.workload
 
         def counted(key: str) -> Any:
@@ -124,20 +124,20 @@ async def test_a_job_with_an_unreadable_definition_is_tried_each_second_and_says
         jobs._catalog.workload = counted  # type: ignore[method-assign]
         log.apply(assigned())
         began_s = time.monotonic()
-        for _ in range(100):  # every change of the log makes it look again
+        for _ in range(100):  # every change of the log makes the manager look again
             log.apply()
             await asyncio.sleep(0.005)
-        await until(lambda: told)
+        await until(lambda: reported)
         assert looks <= 3 + (time.monotonic() - began_s) / START_RETRY_S
-        assert "no definition of billing/orders" in told[0]
+        assert "no definition of billing/orders" in reported[0]
         assert "no definition" in jobs.statuses()[0].trouble
 
 
 async def test_a_job_that_cannot_start_is_released_when_the_leader_asks() -> None:
     log = Log()
     log.apply(put(definition()), assigned())
-    async with managed(log, Away("east")) as (jobs, told):
-        await until(lambda: told)
+    async with managed(log, Away("east")) as (jobs, reported):
+        await until(lambda: reported)
         log.apply(assigned(release=True))
         await until(lambda: log.appended)
         assert [type(event) for event in log.appended] == [Released]
@@ -148,7 +148,7 @@ async def test_a_job_that_cannot_start_is_released_when_the_leader_asks() -> Non
 @pytest.mark.parametrize(
     ("timestamp", "message"),
     [
-        ({"source": "json", "field": 'x"ts'}, "a key holds a quote"),  # earlier versions took it
+        ({"source": "json", "field": 'x"ts'}, "a key holds a quote"),  # earlier versions accepted it
         ({"source": "avro", "field": "ts", "schema": "gone.avsc"}, "gone.avsc"),
         ({"source": "protobuf", "field": "ts", "descriptor": "gone.binpb", "message": "a.B"}, "gone.binpb"),
     ],
@@ -180,17 +180,17 @@ async def test_a_job_of_a_cluster_that_is_not_configured_here_says_so() -> None:
     log = Log()
     log.apply(put(definition()), assigned())
     clusters = Away("west")
-    async with managed(log, clusters) as (_, told):
-        await until(lambda: told)
-        assert told == ["cluster 'east' is not in this worker's configuration"]
+    async with managed(log, clusters) as (_, reported):
+        await until(lambda: reported)
+        assert reported == ["cluster 'east' is not in this worker's configuration"]
         assert clusters.tries == 0
 
 
 async def test_a_job_that_cannot_start_is_released_under_its_latest_epoch() -> None:
     log = Log()
     log.apply(put(definition()), assigned())
-    async with managed(log, Away("east")) as (_, told):
-        await until(lambda: told)
+    async with managed(log, Away("east")) as (_, reported):
+        await until(lambda: reported)
         again = msgspec.structs.replace(assigned(), epoch=2)
         log.apply(again, msgspec.structs.replace(again, release=True))
         await until(lambda: log.appended)
@@ -214,8 +214,8 @@ async def test_a_stopping_worker_releases_new_jobs_without_starting_them() -> No
 async def test_a_job_that_could_not_start_is_released_once_at_the_stop() -> None:
     log = Log()
     log.apply(put(definition()), assigned())
-    async with managed(log, Away("east")) as (jobs, told):
-        await until(lambda: told)
+    async with managed(log, Away("east")) as (jobs, reported):
+        await until(lambda: reported)
         await jobs.drain_all()
         assert [type(event) for event in log.appended] == [Released]
         assert log.view.owner(JOB) is None
@@ -228,5 +228,5 @@ async def test_a_moved_job_is_closed_when_the_assignment_is_read() -> None:
         pump: Any = SimpleNamespace(job=JobId.parse(JOB), epoch=1, close=lambda: closed.append(JOB))
         jobs.pumps[JOB] = pump
         log.apply(msgspec.structs.replace(assigned(), worker="other", epoch=2))
-        assert closed == [JOB], "nothing else has had its turn in between"
+        assert closed == [JOB], "no other task has had a turn in between"
         assert jobs.pumps == {}

@@ -1,4 +1,4 @@
-"""Logs: what the client libraries repeat is said once in a while, with the count of what was left out."""
+"""Logs: repeated messages of the client libraries are logged once in a while, with a count of the rest."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Settings:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What is written for people, as a worker writes it."""
+def log_output(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """The log output of a worker in the format for people."""
     root, found = logging.getLogger(), io.StringIO()
     before, level, kept = root.handlers[:], root.level, structlog.get_config()
     monkeypatch.setattr("sys.stderr", found)
@@ -63,7 +63,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n2031-01-01 [info] all is well\x9b1m\u202e\u2028end"
 
 
-def test_text_of_records_and_peers_drives_no_terminal_and_forges_no_line(said: io.StringIO) -> None:
+def test_text_of_records_and_peers_drives_no_terminal_and_forges_no_line(log_output: io.StringIO) -> None:
     log = structlog.get_logger("app.tried")
     log.warning("a header is not heeded", problem=HOSTILE, of=[HOSTILE], more=HOSTILE.encode())
     logging.getLogger("other.library").warning("peer says %s", HOSTILE)
@@ -71,7 +71,7 @@ def test_text_of_records_and_peers_drives_no_terminal_and_forges_no_line(said: i
         raise ValueError(HOSTILE)
     except ValueError:
         log.exception("a record cannot be read", error=ValueError(HOSTILE))
-    text = said.getvalue()
+    text = log_output.getvalue()
     assert not set(text) & set("\x1b\x07\r\x9b\u202e\u2028")
     assert [line for line in text.splitlines() if line.startswith("2031-01-01")] == []
     assert "\\x1b[2J" in text
@@ -79,13 +79,13 @@ def test_text_of_records_and_peers_drives_no_terminal_and_forges_no_line(said: i
     assert "peer says \\x1b" in text
 
 
-def test_a_flood_of_bad_records_writes_a_bounded_number_of_lines(said: io.StringIO) -> None:
+def test_a_flood_of_bad_records_writes_a_bounded_number_of_lines(log_output: io.StringIO) -> None:
     log = structlog.get_logger("app.tried")
     for offset in range(5_000):
         log.error("a record is no event", offset=offset)
     for offset in range(5_000):
         logging.getLogger(f"library.{offset}").error("another each time")
-    lines = said.getvalue().splitlines()
+    lines = log_output.getvalue().splitlines()
     assert sum("a record is no event" in line for line in lines) == MOST_OF_A_KIND
     assert len(lines) <= MOST_OF_ALL
 

@@ -1,4 +1,4 @@
-"""A process whose event loop stands still ends and says where; one that was paused goes on."""
+"""A process whose event loop stands still ends and says where; one that was paused continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many short stops of an event loop are seen as well as one long one, and told once."""
+"""Many short stops of an event loop are noticed like one long one, and reported once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def watch() -> tuple[LoopWatch, list[tuple[str, ...]]]:
 def test_a_loop_busy_for_half_of_the_time_is_reported_once_until_it_was_calm() -> None:
     it, reported = watch()
     now_s = 100.0
-    for _ in range(500):  # each of them far too short for anybody to notice
+    for _ in range(500):  # each is too short to be noticed alone
         now_s += 0.4
         it.look(now_s, 0.3)
     assert it.trouble(now_s) is not None
@@ -34,7 +34,7 @@ def test_a_loop_busy_for_half_of_the_time_is_reported_once_until_it_was_calm() -
     it.look(now_s, 0.0)
     assert it.trouble(now_s) is None
     it.look(now_s + 40, 40.0)
-    assert len(reported) == 2, "one long one"
+    assert len(reported) == 2, "one long stop is reported, too"
 
 
 def test_a_loop_with_much_work_in_short_turns_is_not_reported() -> None:

@@ -11,7 +11,7 @@ from app.worker.runtime.open_files import BASE_FILES, FILES_PER_BROKER, OpenFile
 
 
 def limited(soft: int, hard: int, code: str) -> str:
-    """What the code prints in a process with these limits."""
+    """Runs the code in a process with these limits; its output."""
     made = f"""
 import resource
 from app.worker.runtime import open_files

@@ -1,4 +1,4 @@
-"""Skip, stash and pause on a pump whose receiver is real; what a range may name, for all of them."""
+"""Skip, stash and pause on a pump with a real receiver, and the ranges that all of them accept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ME = "w1"
 
 
 class Hangs:
-    """A handler that does not come back for some messages until told to."""
+    """A handler that does not return for some messages until `go` is set."""
 
     def __init__(self, *values: int) -> None:
         self.values = {str(value).encode() for value in values}
@@ -54,15 +54,15 @@ class Hangs:
 
 
 class Office:
-    """An operator of the stand's first pump."""
+    """An operator of the rig's first pump."""
 
-    def __init__(self, stand: DispatchRig) -> None:
-        self.stand, self.log = stand, FakeControlLog()
-        self.pump = stand.pumps[0]
+    def __init__(self, rig: DispatchRig) -> None:
+        self.rig, self.log = rig, FakeControlLog()
+        self.pump = rig.pumps[0]
         self.job = str(self.pump.job)
         pumps = {self.job: self.pump}
         self.jobs: Any = SimpleNamespace(
-            worker=ME, pumps=pumps, flowing=pumps, draining=False, _lease=stand.lease
+            worker=ME, pumps=pumps, flowing=pumps, draining=False, _lease=rig.lease
         )
         self.operators = OperatorActions(self.jobs, self.log)  # type: ignore[arg-type]
         self.assign(ME)
@@ -75,50 +75,50 @@ class Office:
         return [event for event in self.log.appended if isinstance(event, OperatorAct)]
 
 
-async def stuck_at(stand: DispatchRig, offset: int, total: int = 30) -> Office:
-    """All but `offset` is delivered; its call does not come back."""
-    pump = stand.pump()
-    stand.feed(pump, numbers(total))
-    await stand.until(lambda: pump.tracker.unfinished == 1 and offset in pump.calls)
-    return Office(stand)
+async def stuck_at(rig: DispatchRig, offset: int, total: int = 30) -> Office:
+    """Delivers all messages but the one at `offset`, whose call does not return."""
+    pump = rig.pump()
+    rig.feed(pump, numbers(total))
+    await rig.until(lambda: pump.tracker.unfinished == 1 and offset in pump.calls)
+    return Office(rig)
 
 
 async def test_a_skipped_message_is_finished_and_everything_behind_it_is_committed() -> None:
-    async with dispatch_rig(Hangs(7)) as stand:
-        office = await stuck_at(stand, 7)
+    async with dispatch_rig(Hangs(7)) as rig:
+        office = await stuck_at(rig, 7)
         ended = await office.operators.skip(office.job, [(7, 8)], "ann", "bug 17")
         assert ended == EndedOffsets(((7, 8),), (), {})
         assert office.pump.tracker.base == 30
-        assert stand.copied.records == []
+        assert rig.copied.records == []
         (act,) = office.acts
         assert (act.subject, act.action, act.actor) == (office.job, "skip", "ann")
         assert act.detail == "7: 1 ended (bug 17)"
 
 
 async def test_a_stashed_message_is_in_the_dlq_with_actor_and_reason() -> None:
-    async with dispatch_rig(Hangs(7)) as stand:
-        office = await stuck_at(stand, 7)
+    async with dispatch_rig(Hangs(7)) as rig:
+        office = await stuck_at(rig, 7)
         ended = await office.operators.stash(office.job, [(7, 8)], "ann", "bug 17")
         assert (ended.ended, office.pump.tracker.base) == (((7, 8),), 30)
-        ((topic, _, value, headers),) = stand.copied.records
+        ((topic, _, value, headers),) = rig.copied.records
         assert (topic.endswith("__dlq"), value) == (True, b"7")
         assert headers["switchyard-reason"] == b"stashed by ann: bug 17"
 
 
 async def test_offsets_that_cannot_end_are_named_with_the_reason_and_stay() -> None:
-    async with dispatch_rig(Hangs(7), ordering="partition") as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(30))
-        await stand.until(lambda: 7 in pump.calls)
-        office = Office(stand)
+    async with dispatch_rig(Hangs(7), ordering="partition") as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(30))
+        await rig.until(lambda: 7 in pump.calls)
+        office = Office(rig)
         ranges = [(6, 9), (1_000, 1_002)]
         look = office.operators.foresee(office.job, ranges)
         assert (look.ended, look.pending) == (((7, 9),), ())
         assert look.refused == {FINISHED: ((6, 7),), NOT_READ: ((1_000, 1_002),)}
-        assert (pump.tracker.base, office.log.appended) == (7, []), "a look changes nothing"
+        assert (pump.tracker.base, office.log.appended) == (7, []), "a dry run changes nothing"
         assert await office.operators.skip(office.job, ranges, "ann") == look
-        await stand.idle()
-        assert b"8" not in stand.values()
+        await rig.idle()
+        assert b"8" not in rig.values()
 
 
 @pytest.mark.parametrize("verb", ["skip", "stash"])
@@ -128,21 +128,21 @@ async def test_a_message_waiting_for_its_turn_ends_at_once_and_the_next_ones_sta
     ordering: str, keys: int, contract: str, verb: str
 ) -> None:
     stuck = Hangs(0)
-    async with dispatch_rig(stuck, ordering=ordering, target={"contract": contract}) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(30, keys=keys))
-        waiting = 30 // keys if keys else 30  # behind the first one: those of other keys are done
-        await stand.until(lambda: pump.tracker.unfinished == waiting and b"0" in stand.values())
+    async with dispatch_rig(stuck, ordering=ordering, target={"contract": contract}) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(30, keys=keys))
+        waiting = 30 // keys if keys else 30  # behind the first message; messages of other keys are finished
+        await rig.until(lambda: pump.tracker.unfinished == waiting and b"0" in rig.values())
         assert pump.in_flight == 1
-        office = Office(stand)
+        office = Office(rig)
         ended = await getattr(office.operators, verb)(office.job, [(4, 5), (8, 11), (20, 21)], "ann")
         gone = {4, 8, 10, 20} | ({9} if ordering == "partition" else set())
         assert {offset for span in ended.ended for offset in range(*span)} == gone
-        assert pump.tracker.base == 0, "the one before them is still out"
-        assert stand.copied.values("__dlq") == [str(n).encode() for n in sorted(gone) if verb == "stash"]
+        assert pump.tracker.base == 0, "the message before them is still in flight"
+        assert rig.copied.values("__dlq") == [str(n).encode() for n in sorted(gone) if verb == "stash"]
         stuck.go.set()
-        await stand.idle()
-        even = [int(message.value) for message in stand.seen if not keys or message.key == b"0"]
+        await rig.idle()
+        even = [int(message.value) for message in rig.seen if not keys or message.key == b"0"]
         assert even == [n for n in range(0, 30, keys or 1) if n not in gone]
 
 
@@ -150,36 +150,36 @@ async def test_a_message_waiting_for_its_turn_ends_at_once_and_the_next_ones_sta
 async def test_a_message_waiting_for_its_time_ends_at_once_and_its_key_continues(
     ordering: str,
 ) -> None:
-    async with dispatch_rig(lambda _: None, ordering=ordering) as stand:
-        pump = stand.pump()
+    async with dispatch_rig(lambda _: None, ordering=ordering) as rig:
+        pump = rig.pump()
         in_an_hour = str(int(time.time() + 3600) * 1000).encode()
-        stand.feed(pump, numbers(2, keys=1), headers=[("not-before", in_an_hour)])
-        stand.feed(pump, numbers(8, 2, keys=1))
-        await stand.until(lambda: not pump._intake.ready)
-        office = Office(stand)
+        rig.feed(pump, numbers(2, keys=1), headers=[("not-before", in_an_hour)])
+        rig.feed(pump, numbers(8, 2, keys=1))
+        await rig.until(lambda: not pump._intake.ready)
+        office = Office(rig)
         assert (await office.operators.skip(office.job, [(0, 1)], "ann")).ended == ((0, 1),)
         assert (await office.operators.stash(office.job, [(1, 2)], "ann")).ended == ((1, 2),)
-        assert stand.copied.values("__dlq") == [b"1"]
-        await stand.idle()
-        assert sorted(int(message.value) for message in stand.seen) == list(range(2, 10))
+        assert rig.copied.values("__dlq") == [b"1"]
+        await rig.idle()
+        assert sorted(int(message.value) for message in rig.seen) == list(range(2, 10))
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 async def test_a_message_waiting_for_the_workloads_delay_ends_at_once(ordering: str) -> None:
-    async with dispatch_rig(lambda _: None, ordering=ordering, delay="1h") as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(9, keys=3))
-        office = Office(stand)
+    async with dispatch_rig(lambda _: None, ordering=ordering, delay="1h") as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(9, keys=3))
+        office = Office(rig)
         assert (await office.operators.skip(office.job, [(0, 9)], "ann")).ended == ((0, 9),)
-        assert (pump.tracker.base, stand.seen) == (9, [])
+        assert (pump.tracker.base, rig.seen) == (9, [])
 
 
 async def test_a_second_operator_learns_that_a_message_is_being_ended() -> None:
-    async with dispatch_rig(Hangs(*range(9)), target={"contract": "stream"}) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(9))
-        await stand.until(lambda: len(stand.seen) == 9)
-        office = Office(stand)
+    async with dispatch_rig(Hangs(*range(9)), target={"contract": "stream"}) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(9))
+        await rig.until(lambda: len(rig.seen) == 9)
+        office = Office(rig)
         acts = [office.operators.skip(office.job, [(2, 3)], name) for name in ("ann", "bob")]
         first, second = await asyncio.gather(*acts)
         assert (first.ended, second.refused) == (((2, 3),), {ENDING: ((2, 3),)})
@@ -187,27 +187,27 @@ async def test_a_second_operator_learns_that_a_message_is_being_ended() -> None:
 
 async def test_a_stash_that_the_dlq_refuses_counts_as_in_flight(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "SETTLE_TIMEOUT_S", 0.3)
-    async with dispatch_rig(Hangs(7)) as stand:
-        office = await stuck_at(stand, 7)
-        stand.copied.refuse = True
+    async with dispatch_rig(Hangs(7)) as rig:
+        office = await stuck_at(rig, 7)
+        rig.copied.refuse = True
         ended = await office.operators.stash(office.job, [(7, 8)], "ann")
         assert (ended.ended, ended.pending) == ((), ((7, 8),))
         assert (await office.operators.skip(office.job, [(7, 8)], "ann")).refused == {COPYING: ((7, 8),)}
         assert office.pump.tracker.base == 7
-        stand.copied.refuse = False
-        await stand.idle()
-        assert stand.copied.values("__dlq") == [b"7"]
+        rig.copied.refuse = False
+        await rig.idle()
+        assert rig.copied.values("__dlq") == [b"7"]
 
 
 async def test_only_the_owner_ends_offsets_under_its_epoch_and_lease() -> None:
-    async with dispatch_rig(Hangs(7)) as stand:
-        office = await stuck_at(stand, 7)
+    async with dispatch_rig(Hangs(7)) as rig:
+        office = await stuck_at(rig, 7)
         acts = [office.operators.skip, office.operators.stash]
         office.assign("w2", 2)
         for act in acts:
             with pytest.raises(NotHere, match="belongs to w2"):
                 await act(office.job, [(7, 8)], "ann")
-        office.assign(ME, 3)  # its pump is of an epoch that is over
+        office.assign(ME, 3)  # its pump belongs to a former epoch
         for act in acts:
             with pytest.raises(NotHere, match="starting or stopping"):
                 await act(office.job, [(7, 8)], "ann")
@@ -221,11 +221,11 @@ async def test_only_the_owner_ends_offsets_under_its_epoch_and_lease() -> None:
 
 async def test_an_owner_that_loses_the_job_names_the_offsets_it_did_not_end(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "SETTLE_TIMEOUT_S", 0.2)
-    async with dispatch_rig(Hangs(*range(100))) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(100))
-        await stand.until(lambda: pump.tracker.unfinished == 100)
-        office = Office(stand)
+    async with dispatch_rig(Hangs(*range(100))) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(100))
+        await rig.until(lambda: pump.tracker.unfinished == 100)
+        office = Office(rig)
         conclude = pump.finish_by_operator
 
         def then_moves(offset: int, decision: Any) -> bool:
@@ -241,8 +241,8 @@ async def test_an_owner_that_loses_the_job_names_the_offsets_it_did_not_end(monk
 
 
 async def test_a_message_of_the_backlog_ends_during_a_catch_up() -> None:
-    async with dispatch_rig(Hangs(7)) as stand:
-        office = await stuck_at(stand, 7)
+    async with dispatch_rig(Hangs(7)) as rig:
+        office = await stuck_at(rig, 7)
         main = office.pump.split(30)
         office.jobs.pumps[office.job] = main
         ranges = [(6, 8), (30, 31)]
@@ -253,8 +253,8 @@ async def test_a_message_of_the_backlog_ends_during_a_catch_up() -> None:
 
 
 async def test_without_a_dlq_nothing_is_stashed() -> None:
-    async with dispatch_rig(Hangs(7), dlq={"enabled": False}) as stand:
-        office = await stuck_at(stand, 7)
+    async with dispatch_rig(Hangs(7), dlq={"enabled": False}) as rig:
+        office = await stuck_at(rig, 7)
         with pytest.raises(OperationRefused, match="no DLQ"):
             await office.operators.stash(office.job, [(7, 8)], "ann")
         assert 7 in office.pump.calls
@@ -262,10 +262,10 @@ async def test_without_a_dlq_nothing_is_stashed() -> None:
 
 async def test_many_offsets_do_not_hold_the_loop(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "SETTLE_TIMEOUT_S", 10.0)
-    async with dispatch_rig(Hangs(*range(2_000))) as stand:
-        pump = stand.pump()
-        stand.feed(pump, numbers(2_000))
-        office = Office(stand)
+    async with dispatch_rig(Hangs(*range(2_000))) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(2_000))
+        office = Office(rig)
         turns = 0
 
         async def others() -> None:
@@ -277,15 +277,15 @@ async def test_many_offsets_do_not_hold_the_loop(monkeypatch: Any) -> None:
         task = asyncio.create_task(others())
         ended = await office.operators.skip(office.job, [(0, 2_000)], "ann")
         task.cancel()
-        told = count(ended.ended) + count(ended.pending) + sum(map(count, ended.refused.values()))
-        assert (told, set(ended.refused) <= {NOT_READ}) == (2_000, True)
+        answered_offsets = count(ended.ended) + count(ended.pending) + sum(map(count, ended.refused.values()))
+        assert (answered_offsets, set(ended.refused) <= {NOT_READ}) == (2_000, True)
         assert turns >= 2_000 // module.OFFSETS_PER_TURN
 
 
 async def test_pauses_are_written_when_they_change_something_and_a_resume_of_all_always() -> None:
-    async with dispatch_rig(Hangs()) as stand:
-        stand.pump()
-        office = Office(stand)
+    async with dispatch_rig(Hangs()) as rig:
+        rig.pump()
+        office = Office(rig)
         pause, log = office.operators.pause, office.log
         key = office.pump.job.name
         assert await pause(key, [3, 1], True, "ann")
@@ -304,16 +304,16 @@ async def test_pauses_are_written_when_they_change_something_and_a_resume_of_all
 
 
 async def test_fetched_messages_wait_while_paused_and_are_delivered_once() -> None:
-    async with dispatch_rig(lambda _: None) as stand:
-        pump = stand.pump()
+    async with dispatch_rig(lambda _: None) as rig:
+        pump = rig.pump()
         pump.pause(True)
-        stand.feed(pump, numbers(500))
+        rig.feed(pump, numbers(500))
         began_s = time.monotonic()
-        await stand.until(lambda: time.monotonic() > began_s + 0.3)
-        assert (len(stand.seen), pump.tracker.base, pump.state) == (0, 0, "paused")
+        await rig.until(lambda: time.monotonic() > began_s + 0.3)
+        assert (len(rig.seen), pump.tracker.base, pump.state) == (0, 0, "paused")
         pump.pause(False)
-        await stand.idle()
-        assert set(stand.values().values()) == {1}
+        await rig.idle()
+        assert set(rig.values().values()) == {1}
 
 
 @given(st.sets(st.integers(0, 300)))

@@ -1,4 +1,4 @@
-"""A whole worker on real brokers: a position is believed for the log that it is of, and nothing strands."""
+"""A whole worker on real brokers: a position counts only for its own log, and no message is stranded."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Case:
         assert http("DELETE", self.url)[0] == 200
 
     def wait_delivered(self, sent: list[SentMessage], outcome: str = "ok") -> None:
-        """Until each of them was delivered with this outcome."""
+        """Waits until each of them was delivered with this outcome."""
         wanted = {message.id for message in sent}
 
         def missing() -> set[str]:
@@ -66,7 +66,7 @@ class Case:
         wait_until(lambda: not missing(), ENOUGH_S, lambda: f"{len(missing())} missing\n{self.worker.tail()}")
 
     def wait_state(self, *states: str) -> None:
-        """Until each job of it is in one of these states."""
+        """Waits until each of its jobs is in one of these states."""
 
         def found() -> set[str]:
             return {partition["state"] for partition in http("GET", self.url)[1]["partitions"]}
@@ -88,7 +88,7 @@ class Case:
         return [item["message"] for item in items if self.topic in item["subject"]]
 
     def wait_incident(self, words: str) -> str:
-        """The message of an incident in which these words are, once it has come."""
+        """Waits for an incident with these words; its message."""
 
         def found() -> list[str]:
             return [message for message in self.incidents() if words in message]
@@ -125,7 +125,7 @@ def test_a_recreated_topic_loses_nothing_although_it_reaches_the_old_position(ca
     case.wait_delivered(first)
     case.wait_lag_gone()
     case.admin("delete_topics", [case.topic])
-    # Its broker hears late that it is gone.
+    # Its broker learns late that the topic is gone.
     wait_until(lambda: case.topic not in case.admin("list_topics"), ENOUGH_S, case.worker.tail)
     case.create()
     case.send(second)
@@ -157,7 +157,7 @@ def test_messages_of_a_removed_retry_tier_are_delivered_and_its_jobs_end(case: C
     case.deploy(retry=[{"delay": "1h", "attempts": 3}])
     case.wait_delivered(sent, "retryable")
     wait_until(lambda: http("GET", case.url)[1]["status"]["retried"] >= 20, ENOUGH_S, case.worker.tail)
-    case.receiver.kill()  # or the tier is empty before anybody looks
+    case.receiver.kill()  # otherwise the tier is empty before a look
     case.deploy(retry=[])
     case.wait_incident(f"{case.topic}__{GROUP}__retry_1")
     case.receiver = case.stage.receiver(GROUP, case.topic, port=case.receiver.port)

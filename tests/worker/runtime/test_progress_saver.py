@@ -23,16 +23,16 @@ from tests.worker.runtime.test_watchdog import a_pump
 
 
 class Slow:
-    """The way to the tracker topic; the first that goes it is held up."""
+    """A sender to the tracker topic that holds up the first call."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
-        self.asked = 0
+        self.calls = 0
         self.sent: list[int] = []
 
     async def send_snapshots(self, items: Iterable[SnapshotItem]) -> list[asyncio.Future[Any]]:
-        self.asked += 1
-        if self.asked == 1:
+        self.calls += 1
+        if self.calls == 1:
             await self.go.wait()
         self.sent += [Snapshot.from_bytes(item.snapshot).base for item in items]
         return []
@@ -69,7 +69,7 @@ async def test_without_a_lease_snapshots_are_saved_and_nothing_is_committed() ->
 
 
 class Half:
-    """The way to the tracker topic, one partition of which takes nothing; what goes there is `stuck`."""
+    """A sender to the tracker topic, one partition of which takes nothing; `stuck` are the records for it."""
 
     def __init__(self, takes_nothing: int) -> None:
         self.takes_nothing = takes_nothing
@@ -104,16 +104,16 @@ async def test_a_stuck_tracker_partition_delays_only_its_own_jobs(
     none: Any = None
     checkpoints = ProgressSaver(pumps, none, fake, Lease(1e9), lambda *_: None)
 
-    assert not await checkpoints._round(0.0), "not all that was finished is saved"
+    assert not await checkpoints._round(0.0), "the latest progress is not saved yet"
     assert [job for job in jobs if pumps[job].snapshot_version != 3] == held_up
     for pump in pumps.values():
         pump.version = 4
     assert not await checkpoints._round(0.0)
     assert [job for job in jobs if pumps[job].snapshot_version != 4] == held_up
-    assert all(trackers.sent.count(job) == 1 + (job not in held_up) for job in jobs), "one at a time"
+    assert all(trackers.sent.count(job) == 1 + (job not in held_up) for job in jobs), "one snapshot at a time"
     stuck, trackers.takes_nothing = trackers.takes_nothing, -1
     trackers.stuck[0].set_result(None)
-    assert not await checkpoints._round(0.0), "what was finished since that was sent is not saved"
+    assert not await checkpoints._round(0.0), "offsets finished after the send are not saved"
     assert {pumps[job].snapshot_version for job in held_up} == {3}
     assert await checkpoints._round(0.0)
     assert {pump.snapshot_version for pump in pumps.values()} == {4}
@@ -132,7 +132,7 @@ async def test_a_stuck_tracker_partition_delays_only_its_own_jobs(
 
 
 class Copy(ReplicaPump):
-    """One with something to save."""
+    """A replica with an unsaved snapshot."""
 
     snapshot_version = 0
 
@@ -153,7 +153,7 @@ async def test_copied_control_topics_are_saved_rarely_but_awaited_snapshots_at_o
     def due(at_s: float) -> list[str]:
         return [name for name, pump in pumps.items() if checkpoints._is_due(pump, at_s)]
 
-    assert due(0.0) == due(0.1) == ["copy", "orders"], "it waits for that before it copies anything"
+    assert due(0.0) == due(0.1) == ["copy", "orders"], "a new replica copies only once its snapshot is saved"
     for pump in pumps.values():
         pump.session.is_ready = True
     assert due(1.0) == ["copy", "orders"]
@@ -174,6 +174,6 @@ async def test_copied_control_topics_are_saved_rarely_but_awaited_snapshots_at_o
         assert due(2.0 + BOOKKEEPING_INTERVAL_S) == ["orders"]
         waits()
         assert due(2.0 + BOOKKEEPING_INTERVAL_S) == ["copy", "orders"], (
-            "the table has to learn of it, or it waits for it"
+            "the table lacks the snapshot, or the replica waits for it"
         )
         flows()

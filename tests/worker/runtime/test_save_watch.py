@@ -1,4 +1,4 @@
-"""A worker that saves nothing ends if a restart or another worker helps; else it says so and goes on."""
+"""A worker that saves nothing ends if a restart or another worker helps; else it reports and continues."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ REFUSED = ProbeFailure(3, "[Error 10] MessageSizeTooLargeError", is_refusal=True
 STUCK = ProbeFailure(3, "[Error 19] NotEnoughReplicasError", is_refusal=False)
 
 
-class Stand:
-    """A watch over a partition that takes nothing since `ago_s`; `words` are the incidents and "ended"."""
+class Rig:
+    """A watch over a partition with no write since `ago_s`; `words` are the incidents and "ended"."""
 
     def __init__(self, met: ProbeFailure | None, *, ago_s: float = 31.0, others_save: bool = True) -> None:
         self.words: list[str] = []
@@ -26,7 +26,7 @@ class Stand:
         self.holds = True
         self.heals_meanwhile = False
         self.watch = SaveWatch(
-            "trackers", self.writes, lambda: self.holds, self._probe, lambda: others_save, self._tell,
+            "trackers", self.writes, lambda: self.holds, self._probe, lambda: others_save, self._report,
             lambda: self.words.append("ended"),
         )  # fmt: skip
 
@@ -35,7 +35,7 @@ class Stand:
             self.writes.ended(3, time.monotonic())
         return self.met
 
-    async def _tell(self, kind: str, message: str, remedy: str) -> None:
+    async def _report(self, kind: str, message: str, remedy: str) -> None:
         self.words.append(f"{kind}: {message}; {remedy}")
 
 
@@ -45,26 +45,26 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_worker_ends_when_only_a_new_connection_can_write() -> None:
-    stand = Stand(None, others_save=False)
-    await stand.watch.look()
-    told, ended = stand.words
+    rig = Rig(None, others_save=False)
+    await rig.watch.look()
+    incident, ended = rig.words
     assert ended == "ended"
-    assert told.startswith("worker-ended: ")
-    assert "partition 3 of trackers" in told
+    assert incident.startswith("worker-ended: ")
+    assert "partition 3 of trackers" in incident
 
 
 async def test_a_worker_continues_when_its_topic_heals_during_the_probe() -> None:
-    stand = Stand(None)
-    stand.heals_meanwhile = True
-    await stand.watch.look()
-    assert stand.words == []
+    rig = Rig(None)
+    rig.heals_meanwhile = True
+    await rig.watch.look()
+    assert rig.words == []
 
 
 async def test_a_refused_worker_ends_when_other_workers_can_save() -> None:
-    stand = Stand(REFUSED)
-    await stand.watch.look()
-    told, ended = stand.words
-    assert (ended, "MessageSizeTooLarge" in told, "max.message.bytes of trackers" in told) == (
+    rig = Rig(REFUSED)
+    await rig.watch.look()
+    incident, ended = rig.words
+    assert (ended, "MessageSizeTooLarge" in incident, "max.message.bytes of trackers" in incident) == (
         "ended",
         True,
         True,
@@ -75,24 +75,24 @@ async def test_a_refused_worker_ends_when_other_workers_can_save() -> None:
 async def test_a_worker_that_no_restart_helps_reports_once_and_continues(
     met: ProbeFailure, others_save: bool
 ) -> None:
-    stand = Stand(met, others_save=others_save)
-    await stand.watch.look()
-    await stand.watch.look()
-    (told,) = stand.words
-    assert told.startswith("unsaved: ")
-    assert met.why in told
-    stand.writes.ended(3, time.monotonic())
-    await stand.watch.look()
-    assert stand.watch.unsaved(time.monotonic()) is None
-    stand.writes.began(3, time.monotonic() - 31.0)
-    await stand.watch.look()
-    assert len(stand.words) == 2, "the next time is told again"
+    rig = Rig(met, others_save=others_save)
+    await rig.watch.look()
+    await rig.watch.look()
+    (incident,) = rig.words
+    assert incident.startswith("unsaved: ")
+    assert met.why in incident
+    rig.writes.ended(3, time.monotonic())
+    await rig.watch.look()
+    assert rig.watch.unsaved(time.monotonic()) is None
+    rig.writes.began(3, time.monotonic() - 31.0)
+    await rig.watch.look()
+    assert len(rig.words) == 2, "the next failure is reported again"
 
 
 async def test_short_troubles_and_outages_of_the_cluster_are_not_reported() -> None:
-    short = Stand(REFUSED, ago_s=20.0)
+    short = Rig(REFUSED, ago_s=20.0)
     await short.watch.look()
-    away = Stand(REFUSED)
+    away = Rig(REFUSED)
     away.writes.ended(3, time.monotonic(), MessageSizeTooLargeError())
     away.holds = False
     await away.watch.look()

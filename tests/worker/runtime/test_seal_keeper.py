@@ -63,7 +63,7 @@ async def test_seals_begin_once_no_worker_of_an_earlier_version_lives(
         await keeper.made._begin(later_s)
         keeper.leads = True
         await keeper.made._begin(later_s)
-        assert not seals.begins, "others may not have been heard by who leads since now"
+        assert not seals.begins, "a new leader may not have heard all workers yet"
         keeper.hear("new", later_s + 4, seals=VERSION)
         await keeper.made._begin(later_s + 4)
         await until(lambda: not seals.missing)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.system
 
 GRACE_S = 1.0
 PRODUCERS_AND_TAILS = 8
-# The sum of what each step may take; the worker ends within it though every one of them hangs.
+# The sum of all steps' timeouts: the worker ends within it even if each of them hangs.
 BOUND_S = (
     2 * module.GOODBYE_TIMEOUT_S
     + (2 * GRACE_S + 5)
@@ -70,7 +70,7 @@ async def test_each_step_of_a_stop_has_a_timeout_while_the_control_cluster_is_un
     spec = ClusterSpec("east", (killable_yard.bootstrap(name),))
     runtime = await a_runtime(spec)
     await runtime.start()
-    # It leads, and owns a job that is being taken over: nobody writes the tracker table here.
+    # It leads, and its job stays in takeover, because no worker writes the tracker table here.
     await ensure_topics(runtime._control_client, [TopicSpec(topic_name, 1)])
     event: WorkloadPut = put(definition("billing", topic_name))
     await runtime.control.append(event)

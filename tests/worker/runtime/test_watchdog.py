@@ -22,7 +22,7 @@ ENOUGH_S = 150.0
 
 
 class Clusters:
-    """One cluster, whose committer does as told: an error to raise, or what it refuses."""
+    """One cluster, whose committer raises the given error or refuses the given partitions."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

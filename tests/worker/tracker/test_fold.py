@@ -34,7 +34,7 @@ Table = dict[str, TrackerRecord]
 
 @dataclass
 class Owner:
-    """A worker that was granted a job, and may not know yet that it has lost it: a zombie is one too."""
+    """A worker that was granted a job; a zombie does not know yet that it has lost it."""
 
     job: str
     worker: str
@@ -50,7 +50,7 @@ class Owner:
 
 
 class Writer:
-    """Writes down what it has folded; what it writes is under way before it is in the changelog."""
+    """Writes the records that it has folded; they are in flight before they are in the changelog."""
 
     def __init__(self, fold: TrackerFold, committed: int) -> None:
         self.fold = fold
@@ -75,7 +75,7 @@ def finished(packed: bytes) -> set[int]:
 
 
 def truth_after(before: Table, event: TrackerEvent, offset: int) -> Table:
-    """Every event is folded in, one after the other, by the rules of `app.kernel.fencing`."""
+    """The table after an event, by the rules of `app.kernel.fencing`."""
     table = dict(before)
     if isinstance(event, Takeover):
         table[event.job] = replace(on_takeover(table.get(event.job), event)[0], offset=offset)
@@ -89,19 +89,18 @@ def truth_after(before: Table, event: TrackerEvent, offset: int) -> Table:
 
 
 class AnyReaderAnswers(RuleBasedStateMachine):
-    """Workers take jobs over, finish, save, and go on as zombies, while the table's writer lags, loses what
-    is under way, is replaced and is paused, and readers begin and read whenever they like.
-    """
+    """Workers take jobs over, finish offsets, save, and continue as zombies. The table's writer lags, loses
+    records in flight, is replaced and is paused. Readers begin and read at any time."""
 
     @initialize()
     def begin(self) -> None:
         self.log: list[TrackerEvent] = []
         self.truth: list[dict[str, TrackerRecord]] = [{}]  # the fold of all events below each offset
         self.owners: list[Owner] = []
-        self.asked = 0
+        self.takeovers = 0
         self.changelog: list[tuple[str, TrackerRecord | None]] = []
-        self.arrived = 0  # what the events below have made is in the changelog
-        self.committed = 0  # at most `MARGIN` events above
+        self.arrived = 0  # the changelog has the records of all events below
+        self.committed = 0  # at most `MARGIN` events above `arrived`
         self.writer = Writer(TrackerFold(), 0)
         self.paused: list[Writer] = []
         self.readers: list[TrackerFold] = []
@@ -110,7 +109,7 @@ class AnyReaderAnswers(RuleBasedStateMachine):
         self.truth.append(truth_after(self.truth[-1], event, len(self.log)))
         self.log.append(event)
 
-    def begun(self) -> TrackerFold:
+    def new_reader(self) -> TrackerFold:
         fold = TrackerFold(max(0, self.committed - MARGIN))
         for job, record in self.changelog:
             assert record is not None
@@ -122,12 +121,12 @@ class AnyReaderAnswers(RuleBasedStateMachine):
     @rule(job=st.sampled_from(JOBS), worker=st.sampled_from(WORKERS), later=st.integers(0, 2))
     def ask(self, job: str, worker: str, later: int) -> None:
         record = self.truth[-1].get(job)
-        self.asked += 1
+        self.takeovers += 1
         epoch = max(1, (record.epoch if record else 0) + later)
-        event = Takeover(job=job, epoch=epoch, worker=worker, nonce=str(self.asked), at_ms=0)
-        _, answer = on_takeover(record, event)  # of a reader that is at the end already
+        event = Takeover(job=job, epoch=epoch, worker=worker, nonce=str(self.takeovers), at_ms=0)
+        _, answer = on_takeover(record, event)  # the answer of a reader at the end of the log
         self.append(event)
-        if answer.granted:  # a process that asks for the same again has begun the job again
+        if answer.granted:  # a process that repeats a takeover has restarted the job
             new = Owner(job, worker, epoch, finished(answer.snapshot), answer.lineage)
             former = (job, worker, epoch)
             self.owners = [o for o in self.owners if (o.job, o.worker, o.epoch) != former] + [new]
@@ -170,12 +169,12 @@ class AnyReaderAnswers(RuleBasedStateMachine):
     def replace_writer(self, paused: bool) -> None:
         if paused:
             self.paused.append(self.writer)
-        self.writer = Writer(self.begun(), self.committed)
+        self.writer = Writer(self.new_reader(), self.committed)
 
     @precondition(lambda self: self.paused)
     @rule(count=st.integers(0, 3))
     def paused_writer_wakes(self, count: int) -> None:
-        zombie = self.paused.pop()  # its commits are refused, what it writes to the changelog is not
+        zombie = self.paused.pop()  # its commits are refused, its writes to the changelog are not
         for _ in range(min(count, len(self.log) - zombie.next_offset)):
             zombie.step(self.log)
         self.changelog += zombie.under_way
@@ -184,7 +183,7 @@ class AnyReaderAnswers(RuleBasedStateMachine):
 
     @rule()
     def a_reader_begins(self) -> None:
-        self.readers.append(self.begun())
+        self.readers.append(self.new_reader())
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data(), count=st.integers(1, 10))
@@ -196,11 +195,11 @@ class AnyReaderAnswers(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.a_reader_begins()
-        self.readers.append(TrackerFold())  # one that has read everything since the beginning
+        self.readers.append(TrackerFold())  # has read the log from its beginning
         for reader in self.readers:
             while reader.next_offset < len(self.log):
                 self.read_one(reader)
-        self.whoever_has_read_all_knows_the_same()
+        self.readers_at_the_end_have_the_same_records()
 
     def read_one(self, reader: TrackerFold) -> None:
         at = reader.next_offset
@@ -216,21 +215,21 @@ class AnyReaderAnswers(RuleBasedStateMachine):
         before = self.truth[at].get(event.job)
         _, right = on_takeover(before, event)
         if not answer.granted:
-            # Refused: by right, or because a later owner is known already.
+            # Refused: rightly, or because the reader knows a later owner already.
             assert not right.granted or answer.known_epoch > event.epoch
             return
         assert right.granted
         assert answer.lineage >= right.lineage
         if answer.lineage > right.lineage:
-            return  # of the same owner, and later
-        told = finished(answer.snapshot)
-        assert told >= finished(right.snapshot), "what was saved before the question is in the answer"
+            return  # a later state of the same owner
+        progress = finished(answer.snapshot)
+        assert progress >= finished(right.snapshot), "the answer has all progress saved before the takeover"
         now = self.truth[-1][event.job]
         if answer.lineage == now.lineage:
-            assert told <= finished(now.snapshot), "what was refused is not"
+            assert progress <= finished(now.snapshot), "the answer has no refused progress"
 
     @invariant()
-    def whoever_has_read_all_knows_the_same(self) -> None:
+    def readers_at_the_end_have_the_same_records(self) -> None:
         for reader in self.readers:
             if reader.next_offset == len(self.log):
                 assert {job: reader.record(job) for job in JOBS} == {
@@ -261,12 +260,12 @@ def test_partitions_are_spread_over_the_workers() -> None:
     assert min(counts.values()) > 0.3 * 64 * FOLLOWERS / len(workers)
 
 
-def test_of_rows_without_offsets_the_furthest_counts() -> None:
+def test_the_furthest_row_counts_among_rows_without_offsets() -> None:
     old = TrackerRecord(epoch=1, worker="a", base=1_000_000)
-    anew = TrackerRecord(epoch=1, worker="a", base=500, lineage=1)
+    after_reset = TrackerRecord(epoch=1, worker="a", base=500, lineage=1)
     now = TrackerRecord(epoch=2, worker="b", base=900, lineage=1)
-    late = TrackerRecord(epoch=1, worker="a", base=1_000_000, offset=70)  # of a writer that was paused
-    for records in ([old, anew, now, late], [late, now, anew, old]):
+    late = TrackerRecord(epoch=1, worker="a", base=1_000_000, offset=70)  # from a writer that was paused
+    for records in ([old, after_reset, now, late], [late, now, after_reset, old]):
         fold = TrackerFold()
         for record in records:
             fold.restore(JOB, record)

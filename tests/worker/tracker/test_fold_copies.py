@@ -18,23 +18,22 @@ OTHERS = "replicate:r:orders:0"
 
 
 def owned(record: TrackerRecord) -> tuple[int, str, int]:
-    """Whose a job is by a record, and which log it reads."""
+    """Epoch and owner of the job in a record, and the lineage of its log."""
     return record.epoch, record.worker, record.lineage
 
 
 class Copies(RuleBasedStateMachine):
-    """Workers of a region take jobs over, finish, save, and go on as zombies. Another region has a copy of
-    the changelog, of any age, job by job, and of the topic's end, whose beginning may be above that.
-    """
+    """Workers of a region take jobs over, finish offsets, save, and continue as zombies. Another region has
+    copies: of the changelog, of any age for each job, and of the topic's end, which may begin after that."""
 
     @initialize(before=st.integers(0, 6))
     def begin(self, before: int) -> None:
         self.log: list[TrackerEvent] = []
         self.truth: list[Table] = [{}]
         self.owners: list[Owner] = []
-        self.asked = 0
-        self.start = before  # of the copied end
-        self.read = 0  # events that came here, or were before the end
+        self.takeovers = 0
+        self.start = before  # the first event of the copied end
+        self.read = 0  # events that were copied, or precede the copied end
         self.table: Table = {}
         self.table_at = dict.fromkeys(JOBS, 0)
         self.ends: Table = {}
@@ -53,21 +52,25 @@ class Copies(RuleBasedStateMachine):
     @rule(job=st.sampled_from(JOBS), worker=st.sampled_from(WORKERS), later=st.integers(-1, 2))
     def ask(self, job: str, worker: str, later: int) -> None:
         record = self.truth[-1].get(job)
-        self.asked += 1
+        self.takeovers += 1
         epoch = max(1, (record.epoch if record else 0) + later)
-        event = Takeover(job=job, epoch=epoch, worker=worker, nonce=str(self.asked), at_ms=self.now)
+        event = Takeover(job=job, epoch=epoch, worker=worker, nonce=str(self.takeovers), at_ms=self.now)
         _, answer = on_takeover(record, event)
         self.append(event)
-        # Who asks (again) has no pump of it any more: what it saves afterwards, it was granted.
+        # A worker that asks for a takeover has stopped its pump: it saves only under a new grant.
         self.owners = [o for o in self.owners if (o.job, o.worker, o.epoch) != (job, worker, epoch)]
         if answer.granted:
             self.owners.append(Owner(job, worker, epoch, finished(answer.snapshot), answer.lineage))
 
     @precondition(lambda self: self.owners)
-    @rule(data=st.data(), offsets=st.sets(st.integers(0, END), min_size=1, max_size=8), anew=st.booleans())
-    def work(self, data: st.DataObject, offsets: set[int], anew: bool) -> None:
+    @rule(
+        data=st.data(),
+        offsets=st.sets(st.integers(0, END), min_size=1, max_size=8),
+        is_reset=st.booleans(),
+    )
+    def work(self, data: st.DataObject, offsets: set[int], is_reset: bool) -> None:
         owner = data.draw(st.sampled_from(self.owners))
-        if anew and not offsets & {0, 1, 2}:  # now and then
+        if is_reset and not offsets & {0, 1, 2}:  # now and then
             owner.lineage, owner.done = owner.lineage + 1, set()
         owner.done |= offsets
         self.append(Snapshots(worker=owner.worker, at_ms=self.now, items=[owner.snapshot()]))
@@ -95,7 +98,7 @@ class Copies(RuleBasedStateMachine):
     def known(self, job: str) -> RemoteJobRecord:
         return RemoteJobRecord(self.table.get(job), self.ends.get(job), self.early.get(job))
 
-    def told(self, job: str) -> TrackerRecord | None:
+    def joined_record(self, job: str) -> TrackerRecord | None:
         return together(self.known(job), joined=self.is_joined)
 
     @property
@@ -105,7 +108,7 @@ class Copies(RuleBasedStateMachine):
     @invariant()
     def it_knows_nothing_that_the_region_would_not(self) -> None:
         for job in JOBS:
-            known = self.told(job)
+            known = self.joined_record(job)
             if known is None or not known.snapshot:
                 continue
             newest = max(self.read, self.table_at[job])
@@ -123,7 +126,7 @@ class Copies(RuleBasedStateMachine):
         for job in JOBS:
             newest = max(self.read, self.table_at[job])
             right = self.truth[newest].get(job)
-            known = self.told(job)
+            known = self.joined_record(job)
             assert (known is None) == (right is None)
             if known is not None and right is not None:
                 assert owned(known) == owned(right)
@@ -133,14 +136,14 @@ class Copies(RuleBasedStateMachine):
     @invariant()
     def whichever_came_first_of_what_has_come_all_is_known(self) -> None:
         for job in JOBS:
-            known, right = self.told(job), self.truth[-1].get(job)
+            known, right = self.joined_record(job), self.truth[-1].get(job)
             assert (known is None) == (right is None)
             if known is not None and right is not None:
                 assert owned(known) == owned(right)
                 assert finished(known.snapshot) == finished(right.snapshot)
 
     def teardown(self) -> None:
-        """Once the changelog has come, it is known as well as there, and what is saved then counts."""
+        """Once all of the changelog is copied, both regions know the same, and later saves count."""
         for job in JOBS:
             self.table_at[job] = self.now
             if job in self.truth[-1]:
@@ -151,7 +154,7 @@ class Copies(RuleBasedStateMachine):
             self.append(Snapshots(worker=owner.worker, at_ms=self.now, items=[owner.snapshot()]))
         self.events_come(self.now)
         for job in JOBS:
-            known, right = self.told(job), self.truth[-1].get(job)
+            known, right = self.joined_record(job), self.truth[-1].get(job)
             if right is not None:
                 assert known is not None
                 assert owned(known) == owned(right)
@@ -182,12 +185,12 @@ def saved(worker: str, epoch: int, base: int, job: str = JOBS[0]) -> Snapshots:
 def test_before_the_copies_overlap_only_takeovers_within_the_end_count() -> None:
     known = TrackerRecord(epoch=1, worker="a", base=3, snapshot=Snapshot(3).to_bytes(), offset=10**9)
     later = saved("a", 1, 7)
-    assert fold(later, joined=False, known=known) == {}, "b may have taken it over before the end begins"
+    assert fold(later, joined=False, known=known) == {}, "b may have taken the job over before the copied end"
     assert fold(later, joined=True, known=known)[JOBS[0]].base == 7
-    asked = Takeover(job=JOBS[0], epoch=2, worker="b", nonce="", at_ms=0)
+    granted = Takeover(job=JOBS[0], epoch=2, worker="b", nonce="", at_ms=0)
     refused = Takeover(job=JOBS[0], epoch=1, worker="b", nonce="", at_ms=0)
     assert fold(refused, saved("b", 1, 9), later, joined=False, known=known) == {}
-    found = fold(asked, later, saved("b", 2, 5), joined=False, known=known)[JOBS[0]]
+    found = fold(granted, later, saved("b", 2, 5), joined=False, known=known)[JOBS[0]]
     assert (found.epoch, found.worker, found.base) == (2, "b", 5)
 
 
@@ -201,7 +204,7 @@ def test_an_early_snapshot_counts_once_the_table_knows_its_owner() -> None:
         assert fold.records() == {}
         early |= fold.early()
     assert (early[job].epoch, early[job].worker, early[job].base) == (2, "b", 5), (
-        "all former ones are deposed"
+        "all former owners are deposed"
     )
     for epoch, worker, base in ((2, "b", 5), (1, "a", 3), (3, "c", 3), (2, "c", 3)):
         table = TrackerRecord(epoch=epoch, worker=worker, base=3, snapshot=Snapshot(3).to_bytes())
@@ -213,8 +216,8 @@ def test_an_early_snapshot_counts_once_the_table_knows_its_owner() -> None:
 
 
 def test_jobs_with_another_prefix_are_ignored() -> None:
-    asked = Takeover(job=OTHERS, epoch=1, worker="a", nonce="", at_ms=0)
-    assert fold(asked, saved("a", 1, 5, OTHERS), joined=True) == {}
+    takeover = Takeover(job=OTHERS, epoch=1, worker="a", nonce="", at_ms=0)
+    assert fold(takeover, saved("a", 1, 5, OTHERS), joined=True) == {}
 
 
 @given(st.integers(0, 9), st.integers(0, 9))
@@ -223,7 +226,7 @@ def test_the_tables_row_counts_over_another_log_or_a_corrupt_snapshot(one: int, 
         epoch=1, worker="a", base=one, snapshot=Snapshot(one).to_bytes(), cluster_id="c", topic_id="t"
     )
     end = replace(table, base=other, snapshot=Snapshot(other).to_bytes(), topic_id="another")
-    for told in (end, replace(end, topic_id="t", snapshot=b"?")):
-        known = together(RemoteJobRecord(table, told), joined=True)
+    for ignored_end in (end, replace(end, topic_id="t", snapshot=b"?")):
+        known = together(RemoteJobRecord(table, ignored_end), joined=True)
         assert known is not None
         assert (known.base, known.log) == (one, LogId("c", "t"))

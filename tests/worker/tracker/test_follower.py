@@ -1,4 +1,4 @@
-"""A follower on a real broker: what others say of positions keeps it from no answer."""
+"""A follower on a real broker: positions reported by others delay no answer."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ BEYOND = 1 << 40
 
 @pytest.fixture
 async def client(bootstrap: str) -> AsyncIterator[ClusterClient]:
-    """Of the broker that all tests share."""
+    """A client of the broker that all tests share."""
     async with connected(bootstrap) as made:
         yield made
 
 
 @pytest.fixture
 async def topics(client: ClusterClient, topic_name: str) -> ControlTopics:
-    """The control topics of a region of the test's own, all of them empty."""
+    """The empty control topics of a region of the test's own."""
     made = ControlTopics(topic_name)
     changelog = made.changelog("trackers", TRACKER_PARTITIONS)
     await ensure_topics(client, [TopicSpec(one.name, one.partitions) for one in (*made.all(), changelog)])
@@ -45,7 +45,7 @@ async def topics(client: ClusterClient, topic_name: str) -> ControlTopics:
 
 @asynccontextmanager
 async def followed(client: ClusterClient, topics: ControlTopics) -> AsyncIterator[TrackerClient]:
-    """Who asks and saves, once the only worker that lives has begun to follow the job's partition."""
+    """A tracker client, once the only live worker follows the job's partition."""
     options, members = client.spec.aiokafka_options(), Members(dead_after_s=1e9)
     beat = Heartbeat(worker=ME, at_ms=0, started_ms=0, url="", state="running", term=0)
     members.observe(beat, time.monotonic())
@@ -66,13 +66,13 @@ async def followed(client: ClusterClient, topics: ControlTopics) -> AsyncIterato
 
 
 async def taken(client: TrackerClient, epoch: int) -> TakeoverAnswer:
-    """The answer, within a time that nothing is measured with."""
+    """The answer to a takeover; the timeout only ends a test that hangs."""
     async with asyncio.timeout(ENOUGH_S):
         return await client.takeover(JOB, epoch)
 
 
 async def save(client: TrackerClient, epoch: int) -> bytes:
-    """What was saved under the epoch."""
+    """Saves a snapshot under the epoch and returns it."""
     snapshot = Tracker(3, 8).snapshot().to_bytes()
     await asyncio.gather(*await client.send_snapshots([SnapshotItem(JOB, epoch, snapshot)]))
     return snapshot
@@ -92,7 +92,7 @@ async def test_a_position_beyond_the_end_of_the_tracker_topic_keeps_no_takeover_
 async def test_a_row_of_an_offset_beyond_the_end_is_changed_by_later_events(
     client: ClusterClient, topics: ControlTopics, bootstrap: str
 ) -> None:
-    """Or whoever takes over later gets what stood there for ever, and delivers anew."""
+    """Otherwise each later owner would get that row for ever, and deliver its messages again."""
     record = TrackerRecord(epoch=1, worker="gone", offset=BEYOND)
     async with producing(bootstrap) as producer:
         name = topics.changelog("trackers", TRACKER_PARTITIONS).name

@@ -1,4 +1,4 @@
-"""Since when a partition takes nothing: any success ends it, and so does silence."""
+"""The time since which a partition takes no writes: a success ends it, and so does a time without writes."""
 
 from __future__ import annotations
 

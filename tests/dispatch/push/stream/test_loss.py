@@ -177,11 +177,11 @@ async def test_closing_ends_every_message_once_also_before_the_first_connection(
         await sender.all_reported()
         assert sender.codes() == [CANCELLED] * 8
 
-    nobody = RecordingSender(1)
-    nobody.send(rows(2))
-    await nobody.target.close()
-    await nobody.all_reported()
-    assert nobody.codes() == [CANCELLED] * 2
+    sender = RecordingSender(1)
+    sender.send(rows(2))
+    await sender.target.close()
+    await sender.all_reported()
+    assert sender.codes() == [CANCELLED] * 2
 
 
 async def test_several_streams_share_the_load_and_one_that_dies_takes_only_its_own_with_it() -> None:

@@ -64,7 +64,7 @@ def _produce(world: World, who: int, count: int) -> None:
         return
     for _ in range(2 * count):
         world.records += 1
-        world.where[world.records] = source, source.anew, source.end
+        world.where[world.records] = source, source.generation, source.end
         source.records.append(world.records if world.chance.random() < 0.9 else None)
         if source.records[-1] is None:
             del world.where[world.records]
@@ -163,8 +163,8 @@ def _cut(world: World, who: int, count: int) -> None:
     before = source.kept()
     world.cut_off |= {
         record
-        for record, (log, anew, offset) in world.where.items()
-        if log is source and anew == source.anew and offset >= at
+        for record, (log, generation, offset) in world.where.items()
+        if log is source and generation == source.generation and offset >= at
     }
     source.cut(at)
     world.gone(before - source.kept())
@@ -176,7 +176,7 @@ def _recreate_copy(world: World, who: int, _count: int) -> None:
         return
     if world.zombie is not None and world.zombie.region == topic.region:
         world.zombie = None
-    topic.anew += 1
+    topic.generation += 1
     world.lineages[topic.region] += 1
     for log in topic.logs:
         log.recreate()
@@ -191,11 +191,11 @@ def _recreate_copy(world: World, who: int, _count: int) -> None:
 def _delete_route(world: World, who: int, count: int) -> None:
     """Deletes a route whose lines have arrived, for a source all of them or none."""
     lanes = [lane for lane in world.route(who) if not lane.gone]
-    told = {lane.copying is not None for lane in lanes}
+    has_line = {lane.copying is not None for lane in lanes}
     if (
-        len(told) == 1
+        len(has_line) == 1
         and world.works(lanes[0])
-        and all(lane.producer is None or True in told for lane in lanes)
+        and all(lane.producer is None or True in has_line for lane in lanes)
     ):
         for lane in lanes:
             if count % 2:
@@ -213,7 +213,7 @@ def _deploy_route(world: World, who: int, count: int) -> None:
         if lane.generation == newest and count > 2:
             lane.come_back()
         elif lane.generation == newest:
-            world.lanes.append(lane.anew())
+            world.lanes.append(lane.under_new_route())
 
 
 def _look(world: World, _who: int, _count: int) -> None:
@@ -258,7 +258,7 @@ def _look_again(world: World, who: int, _count: int) -> None:
         part.patient = part.patient and who % 4 > 0
 
 
-def _tell(world: World, who: int, count: int, *, lines: bool = True, trackers: bool = True) -> None:
+def _copy_tables(world: World, who: int, count: int, *, lines: bool = True, trackers: bool = True) -> None:
     """Copies some records of a region's tables to other regions."""
     world.publish_lines()
     for here, there in world.line_copies:
@@ -355,9 +355,9 @@ _ACTS: dict[str, Callable[[World, int, int], None]] = {
     "delete-route": _delete_route, "deploy-route": _deploy_route, "look": _look,
     "hide": _hide, "show": _show, "elect": _elect,
     "read": _read, "finish": _finish, "save": _save, "kill": _kill, "look-again": _look_again,
-    "tell": _tell,
-    "tell-lines": lambda world, who, count: _tell(world, who, count, trackers=False),
-    "tell-trackers": lambda world, who, count: _tell(world, who, count, lines=False),
+    "tell": _copy_tables,
+    "tell-lines": lambda world, who, count: _copy_tables(world, who, count, trackers=False),
+    "tell-trackers": lambda world, who, count: _copy_tables(world, who, count, lines=False),
     "need": lambda world, _who, _count: world.needed(),
     "fail-over": _fail_over, "force": _force, "zombie": _zombie, "down": _down, "up": _up, "lose": _lose,
 }  # fmt: skip

@@ -43,7 +43,7 @@ class SourceLog:
 
     region: str
     partition: int
-    anew: int = 0
+    generation: int = 0
     start: int = 0
     records: list[int | None] = field(default_factory=list)  # None: nothing that is kept
     cuts: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class SourceLog:
 
     @property
     def topic_id(self) -> str:
-        return f"{self.region}-{self.anew}"
+        return f"{self.region}-{self.generation}"
 
     @property
     def end(self) -> int:
@@ -74,7 +74,7 @@ class SourceLog:
         self.cuts.append(at)
 
     def recreate(self) -> None:
-        self.anew += 1
+        self.generation += 1
         self.start = 0
         self.records, self.cuts = [], []
 
@@ -191,13 +191,13 @@ class CopyTopic:
 
     region: str
     logs: list[CopyLog]
-    anew: int = 0
+    generation: int = 0
     ids: int = 0
     routes: dict[int, str] = field(default_factory=dict)
 
     @property
     def log_id(self) -> LogId:
-        return LogId(f"{self.region}-aggregate", f"{self.region}-{self.anew}")
+        return LogId(f"{self.region}-aggregate", f"{self.region}-{self.generation}")
 
     def present(self) -> set[int]:
         return {record for log in self.logs for record, _, _ in log.copies()}
@@ -268,9 +268,10 @@ class Lane:
     @property
     def copied_to(self) -> int:
         """No record below this offset is copied for the first time any more."""
-        told = max((barrier.source_end for barrier in self._barriers()[-1:]), default=0)
+        reported_end = max((barrier.source_end for barrier in self._barriers()[-1:]), default=0)
         return max(
-            min(self.base, self._cut_since(self.read_epoch)), min(told, self._cut_since(self._recorded_in))
+            min(self.base, self._cut_since(self.read_epoch)),
+            min(reported_end, self._cut_since(self._recorded_in)),
         )
 
     def _cut_since(self, epoch: int) -> int:
@@ -345,7 +346,7 @@ class Lane:
         """Sends `count` further offsets."""
         self.notice(now)
         source = self.source
-        if source.start > self.sent:  # a gap, which is told
+        if source.start > self.sent:  # the gap is reported
             self._pass(source.start)
         start, end = self.sent, min(source.end, self.sent + count)
         if end <= start:
@@ -508,7 +509,7 @@ class Lane:
         if found is not None:
             self._marks.closed(*found, 0)
 
-    def anew(self) -> Lane:
+    def under_new_route(self) -> Lane:
         """The lane of a route with another name, which copies everything again."""
         return Lane(
             self.source, self.target, self.partition, self.takes, self._pace, self._first, self.generation + 1

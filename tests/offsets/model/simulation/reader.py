@@ -59,7 +59,7 @@ class Part:
         """Reads the next `count` batches."""
         tracker = self.tracker
         for _ in range(count):
-            if tracker.end < self.log.start:  # a gap, which is told
+            if tracker.end < self.log.start:  # the gap is reported
                 tracker.skip(tracker.end, self.log.start)
             batch = next(self.log.from_offset(tracker.end), None)
             if batch is None or (self.patient and self._may_grow(batch)):

@@ -7,9 +7,9 @@ Promises, checked during a history (`Broken`)
    records that arrived.
 At the end (`drain`), every record in the group's aggregate was delivered.
 
-A record that its reader could never get (`absent`) is not owed: where the group reads, or has read, all
-copies were deleted before it arrived, and no more will come. While the group reads an aggregate, its kept
-records are all that exists, because offset syncs are about kept records.
+A record that its reader could never get (`absent`) is not owed. Where the group reads, or has read, all its
+copies were deleted before the reader arrived, and no more will come. While the group reads an aggregate, only
+its kept records exist, because offset syncs are about kept records.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class World:
             for source in self.sources
             for at in self._partitions(source, topic)
         ]
-        self.where: dict[int, tuple[SourceLog, int, int]] = {}  # source, its `anew`, offset
+        self.where: dict[int, tuple[SourceLog, int, int]] = {}  # source, its `generation`, offset
         self.lines: dict[str, dict[LineKey, CopiedLine]] = {region: {} for region in REGIONS}
         self.trackers: dict[str, dict[int, Saved]] = {region: {} for region in REGIONS}
         apart = [(here, there) for here in REGIONS for there in REGIONS if here != there]
@@ -103,7 +103,7 @@ class World:
     def _takes(self, partition: int, count: int) -> partial[bool]:
         return partial(_is_there, self.keyed, partition, count)
 
-    # -- what the group is told when it begins ---------------------------------------------------------
+    # -- the group's start ----------------------------------------------------------------------------
 
     def begin(self, region: str, *, fails_over: bool = False) -> Stint:
         """The group begins in a region, with the region's knowledge."""
@@ -164,7 +164,7 @@ class World:
             resumed = ask(bases, into_read, into_to)
             for at, answer in resumed.answers.items():
                 if not answer.why:
-                    below = min(told.x for told in answer.sources if told.x is not None)
+                    below = min(reading.x for reading in answer.sources if reading.x is not None)
                     positions[at].append(min(below, answer.log.end))
             self._mapped(resumed, ask, bases, into_read, into_to)
             self._again(resumed, topic, other, bases, reader.log)
@@ -230,14 +230,14 @@ class World:
             twice |= log.deleted | log.compacted
             for record, offset, batch in copies:
                 if offset >= answer.next_offset and record in read - twice:
-                    source, anew, _at = self.where[record]
-                    if anew == source.anew and record not in self.cut_off:
+                    source, generation, _at = self.where[record]
+                    if generation == source.generation and record not in self.cut_off:
                         route = topic.routes[batch.stamp.producer_id]
                         seen.setdefault((source.place, route), set()).add(record)
-            for told in answer.sources:
-                count = len(seen.get((told.source, told.route), ()))
-                if not answer.why and told.reread_messages is not None and count > told.reread_messages:
-                    raise Broken(f"{count} records are read again of {told}, partition {partition}")
+            for reading in answer.sources:
+                count = len(seen.get((reading.source, reading.route), ()))
+                if not answer.why and reading.reread_messages is not None and count > reading.reread_messages:
+                    raise Broken(f"{count} records are read again of {reading}, partition {partition}")
 
     def _not_passed(self, stint: Stint) -> None:
         """Promise 1 for positions: a record below the base has a copy above it, or was finished."""
@@ -262,8 +262,8 @@ class World:
 
     def _covered(self, facts: Facts, partition: int, record: int, batch: Batch) -> bool:
         """Promise 3, second half: whether the offset syncs beside its batch cover the record."""
-        source, anew, offset = self.where[record]
-        if anew != source.anew or record in self.cut_off or offset >= facts.read_to[source.place]:
+        source, generation, offset = self.where[record]
+        if generation != source.generation or record in self.cut_off or offset >= facts.read_to[source.place]:
             return False
         for copying in facts.into:
             line = copying.line
@@ -391,11 +391,11 @@ class World:
 
     def publish_lines(self) -> None:
         """Writes lanes' offset syncs to their region's table: for a source all of them, or none yet."""
-        told = [(lane.target.region, _key(lane), lane.copying) for lane in self.lanes]
+        lines = [(lane.target.region, _key(lane), lane.copying) for lane in self.lanes]
         silent = {
             (lane.target.region, lane.source.place, lane.route) for lane in self.lanes if lane.copying is None
         }
-        for region, key, copying in told:
+        for region, key, copying in lines:
             if copying is not None and (region, copying.source, copying.route) not in silent:
                 self.lines[region][key] = copying
 
