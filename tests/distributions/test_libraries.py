@@ -93,12 +93,12 @@ async def delivered(process: asyncio.subprocess.Process) -> list[bytes]:
         sender.target.cancel(slow, 0, WINDOW)
         sender.send([StreamRecord(number, b"%d" % number) for number in range(MESSAGES)])
         # Results arrive only once the canceled deliveries have given their credit back.
-        await sender.until(lambda: len(sender.told) == WINDOW + MESSAGES)
+        await sender.until(lambda: len(sender.reported) == WINDOW + MESSAGES)
         for number in range(MESSAGES, MESSAGES + 10):
             metadata = MetadataTemplate("orders", "billing", 3).build(number, None, [], 0, 1, 2)
             assert (await call(b"%d" % number, metadata)).code == 0
         assert (await call(b"later", metadata)).action == "Retry"
-        assert set(sender.told.values()) == {1}
+        assert set(sender.reported.values()) == {1}
         process.terminate()
         return [*handled, *(await process.stdout.read()).split()]
     finally:

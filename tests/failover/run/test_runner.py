@@ -216,7 +216,7 @@ async def test_the_wait_for_last_positions_is_bounded_and_the_run_says_so(
     await west.round()
     assert state(west) == DONE
     assert run_of(west).result.startswith(f"1 active; {KEY}: it continued after ")
-    assert run_of(west).result.endswith(reason.partition("it went on")[2])
+    assert run_of(west).result.endswith(reason.partition("it continued after")[2])
     await west.runs.stop()
 
 
