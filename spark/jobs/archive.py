@@ -47,13 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--to", required=True, type=Path, metavar="DIR", help="the archive; each cluster needs its own"
     )
     parser.add_argument("--once", action="store_true", help="archive the present records, and end")
-    parser.add_argument(
-        "--every",
-        type=common.seconds,
-        default=60.0,
-        metavar="30s",
-        help="how often to look for new records (default: 60s)",
-    )
+    common.add_every(parser)
     common.add_round(parser, ROUND_RECORDS)
     common.add_session(parser)
 

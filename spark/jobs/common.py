@@ -58,6 +58,17 @@ def add_cluster(parser: ArgumentParser, which: str = "") -> None:
     )
 
 
+def add_every(parser: ArgumentParser) -> None:
+    """`--every`, for jobs that run until they are stopped."""
+    parser.add_argument(
+        "--every",
+        type=seconds,
+        default=60.0,
+        metavar="30s",
+        help="how often to look for new records (default: 60s)",
+    )
+
+
 def add_round(parser: ArgumentParser, records: int) -> None:
     """Adds `--round`: the most offsets of a round."""
     parser.add_argument(

@@ -56,13 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--to", required=True, type=Path, metavar="DIR", help="the store of all regions")
     parser.add_argument("--once", action="store_true", help="read the present records, and end")
-    parser.add_argument(
-        "--every",
-        type=common.seconds,
-        default=60.0,
-        metavar="60s",
-        help="how often to look for new records (default: 60s)",
-    )
+    common.add_every(parser)
     common.add_round(parser, ROUND_RECORDS)
     parser.add_argument(
         "--silence",

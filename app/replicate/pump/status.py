@@ -105,11 +105,10 @@ def _report_left_out(pump: ReplicaPump, now_s: float) -> None:
 
 
 def _report_stalled(pump: ReplicaPump, unread: bool) -> None:
-    known = pump.blocked_batch.why or pump.session.why
-    why = known or "the destination does not answer"
+    why = pump.blocked_batch.why or pump.session.why or "the destination does not answer"
     message = f"nothing was acknowledged for {STALLED_AFTER_S:.0f} s: {why}"
     remedy = "check that the destination's brokers run and have enough replicas in sync"
-    if known:
+    if pump.blocked_batch.why:
         remedy = "do what the reason says; switchyard route describe shows what waits"
     if why == NOT_SAVED:
         remedy = "check the control cluster and the workers' leader"

@@ -463,7 +463,9 @@ class Auditing(Counting):
 
     def _keep_refused(self, report: Report, error: Exception) -> bool:
         """Keeps a refused report in the log's folder, if there is a log; False: it could not be written."""
+        what = "it is lost, because there is no log"
         if self._wal is not None:
+            what = f"{self._wal.directory / write_ahead_log.REFUSED} has it"
             try:
                 self._wal.keep_refused(outputs.json_lines([report]))
             except OSError as failure:
@@ -471,9 +473,6 @@ class Auditing(Counting):
                     REFUSED, f"{failure}: report {report.id} of topic {report.topic} waits: {error}"
                 )
                 return False
-        what = "it is lost, because there is no log"
-        if self._wal is not None:
-            what = f"{self._wal.directory / write_ahead_log.REFUSED} has it"
         self._problems.wrong(
             REFUSED, f"the receiver refused report {report.id} of topic {report.topic}; {what}: {error}"
         )
