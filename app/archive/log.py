@@ -36,7 +36,7 @@ from app.archive.layout import (
 FORMAT = 1
 SNAPSHOT_EVERY = 32
 SNAPSHOTS_KEPT = 2
-REMEMBERED_MS = 7 * 86_400_000  # how long a file's removal is known; `vacuum` deletes the file sooner
+REMEMBERED_MS = 7 * 86_400_000  # how long a file's removal is known; `spark compact` deletes it sooner
 ATTEMPTS = 100  # changes by other jobs that may come first
 
 

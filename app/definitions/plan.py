@@ -364,7 +364,7 @@ def _own_topics(workload: Workload) -> tuple[str, tuple[str, ...]]:
 def _shared_topics(workloads: Sequence[Workload]) -> list[tuple[str, str, str]]:
     """Pairs of workloads that would share a topic of their own, each with the conflict's text.
 
-    With the same topic, each would get the other's messages. With names that are one to Kafka, the second
+    With the same topic, each would get the other's messages. Where names differ only in . and _, the second
     topic could not be created.
     """
     owners: dict[tuple[str, str], tuple[str, str]] = {}
@@ -377,7 +377,7 @@ def _shared_topics(workloads: Sequence[Workload]) -> list[tuple[str, str, str]]:
             if owner == workload.key:
                 continue
             is_same = f"its topic {topic} is also that of {owner}"
-            is_one = f"its topic {topic} and {other} of {owner} are one name to Kafka, which takes . for _"
+            is_one = f"its topic {topic} collides with {other} of {owner}: to Kafka . and _ are equal"
             words = f"{workload.key}: {is_same if topic == other else is_one}"
             found.setdefault((owner, workload.key), words)
     return [(*pair, words) for pair, words in found.items()]

@@ -81,8 +81,8 @@ def test_groups_whose_topics_collide_in_kafka_are_refused() -> None:
         parse_definition(changed("metadata/group", group))[0] for group in ("pay.eu", "pay_eu")
     )
     words = (
-        "pay_eu/orders: its topic {}__pay_eu__{} and {}__pay.eu__{} of pay.eu/orders are one name to Kafka,"
-        " which takes . for _; {}"
+        "pay_eu/orders: its topic {}__pay_eu__{} collides with {}__pay.eu__{} of pay.eu/orders:"
+        " to Kafka . and _ are equal; {}"
     )
     (conflict,) = plan(by_key(dots), [underscores]).conflicts
     assert re.fullmatch(words.format(*["orders", r"\w+"] * 2, "rename its group"), conflict)

@@ -113,7 +113,8 @@ def loss(
     lost = [row for row in rows if row["state"] in LOSS]
     if lost:
         known = sum(row["missing"] or 0 for row in lost)
-        click.echo(f"at least {known} records are missing, in {len(lost)} windows", err=True)
+        windows = "window" if len(lost) == 1 else "windows"
+        click.echo(f"at least {known} records are missing, in {len(lost)} {windows}", err=True)
         raise SystemExit(EXIT_LOSS)
 
 

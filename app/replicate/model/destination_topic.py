@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 MAX_BYTES = "max.message.bytes"
 TIMESTAMP_TYPE = "message.timestamp.type"
@@ -58,6 +58,16 @@ class TopicState:
     own: Collection[str] = ()
 
 
+class TopicFinding(NamedTuple):
+    """What differs or is refused, and what people can do: "" where nothing has to be done."""
+
+    message: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
 @dataclass(frozen=True, slots=True)
 class TopicSync:
     """The changes that the route allows at the destination topic.
@@ -66,8 +76,8 @@ class TopicSync:
         leave: Settings that are never changed.
         smaller: The action if the destination's limits are smaller than the source's and cannot be raised
             (rule 6).
-        refused: Why the destination refuses an action (create, partitions), with the remedy. The plan does
-            not try such an action now.
+        refused: Why the destination refuses an action (create, partitions). The plan does not try such an
+            action now.
     """
 
     create: bool = True
@@ -75,7 +85,7 @@ class TopicSync:
     configuration: bool = True
     leave: Collection[str] = ()
     smaller: Smaller = "divide"
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, TopicFinding] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +96,15 @@ class TopicPlan:
         create: Partitions and settings of the missing topic; None: nothing to create.
         expand_to: The number of partitions to reach; None: there are enough.
         alter: Settings to set, or (None) to reset to the default.
-        blocked: Why none or not all of the records could be copied, with the remedy.
+        blocked: Why none or not all of the records could be copied.
         notes: Differences that do not stop the copying; records that do not fit wait.
     """
 
     create: tuple[int, dict[str, str]] | None = None
     expand_to: int | None = None
     alter: Mapping[str, str | None] = field(default_factory=dict)
-    blocked: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    blocked: tuple[TopicFinding, ...] = ()
+    notes: tuple[TopicFinding, ...] = ()
 
     @property
     def changes(self) -> bool:
@@ -113,27 +123,30 @@ def plan_topic(sources: Mapping[str, TopicState], present: TopicState | None, sy
     forced = _forced(sources)
     if present is None:
         if not sync.create:
-            why = "the destination topic does not exist; create it, or write sync.create: true"
-            return TopicPlan(blocked=(sync.refused.get("create", why),))
+            absent = TopicFinding(
+                "the destination topic does not exist", "create it, or write sync.create: true"
+            )
+            return TopicPlan(blocked=(sync.refused.get("create", absent),))
         everywhere = {name: forced[name] for name in (MAX_BYTES, TIMESTAMP_TYPE) if name in forced}
         own = {name: value for name, value in (wanted | everywhere).items() if value is not None}
         config = {name: value for name, value in own.items() if name not in sync.leave}
         return TopicPlan(create=(partitions, config), notes=tuple(notes))
     blocked = []
     expand_to = None
+    count = f"it has {present.partitions} partitions, the source {partitions}"
     if present.partitions > partitions:
-        notes.append(
-            f"it has {present.partitions} partitions, the source {partitions}: the others stay empty"
-        )
+        notes.append(TopicFinding(f"{count}: the others stay empty"))
     elif present.partitions < partitions and sync.partitions:
         expand_to = partitions
     elif present.partitions < partitions:
-        few = f"it has {present.partitions} partitions, the source {partitions}; "
-        remedy = "add partitions, or write sync.partitions: true"
-        blocked.append(sync.refused.get("partitions", few + remedy))
+        too_few = TopicFinding(count, "add partitions, or write sync.partitions: true")
+        blocked.append(sync.refused.get("partitions", too_few))
     differing = {name: value for name, value in wanted.items() if _own(present, name) != value}
     alter = {name: value for name, value in differing.items() if name in present.config}
-    notes += [f"{name}: the destination's brokers do not know it" for name in differing.keys() - alter.keys()]
+    notes += [
+        TopicFinding(f"{name}: the destination's brokers do not know it")
+        for name in differing.keys() - alter.keys()
+    ]
     for name, value in forced.items():
         if not _in_the_way(name, value, present):
             continue
@@ -146,7 +159,9 @@ def plan_topic(sources: Mapping[str, TopicState], present: TopicState | None, sy
     return TopicPlan(None, expand_to, alter, tuple(blocked), tuple(notes))
 
 
-def _followed(sources: Mapping[str, TopicState], sync: TopicSync) -> tuple[dict[str, str | None], list[str]]:
+def _followed(
+    sources: Mapping[str, TopicState], sync: TopicSync
+) -> tuple[dict[str, str | None], list[TopicFinding]]:
     """The settings that all sources agree on (None: the default), and a note for each of the others."""
     if not sync.configuration:
         return {}, []
@@ -158,7 +173,7 @@ def _followed(sources: Mapping[str, TopicState], sync: TopicSync) -> tuple[dict[
             wanted[name] = next(iter(values.values()))
         else:
             shown = ", ".join(f"{value or 'the default'} ({label})" for label, value in values.items())
-            notes.append(f"{name}: the sources disagree, so it stays as it is: {shown}")
+            notes.append(TopicFinding(f"{name}: the sources disagree, so it stays as it is: {shown}"))
     return wanted, notes
 
 
@@ -183,7 +198,7 @@ def _in_the_way(name: str, value: str, present: TopicState) -> bool:
     return number is None or number < int(value)
 
 
-def _why(name: str, value: str, present: TopicState, smaller: Smaller) -> str:
+def _why(name: str, value: str, present: TopicState, smaller: Smaller) -> TopicFinding:
     harm = {
         TIMESTAMP_TYPE: "timestamps would be overwritten",
         OLDEST: "older records do not fit",
@@ -197,7 +212,7 @@ def _why(name: str, value: str, present: TopicState, smaller: Smaller) -> str:
     remedy = f"set it to {value}"
     if name != TIMESTAMP_TYPE and smaller == "block":
         remedy += ", or write sync.onSmallerLimits: divide"
-    return f"{name} is {present.config[name]}: {harm}; {remedy}"
+    return TopicFinding(f"{name} is {present.config[name]}: {harm}", remedy)
 
 
 def _own(topic: TopicState, name: str) -> str | None:

@@ -26,6 +26,7 @@ from app.replicate.definition import RouteDefinition
 from app.replicate.model.destination_topic import (
     STRICTEST,
     SYNCED,
+    TopicFinding,
     TopicPlan,
     TopicState,
     TopicSync,
@@ -49,6 +50,7 @@ REFUSED = {
     "partitions": "could not be given more partitions",
     "configuration": "could not be configured",
 }
+NO_REMEDY = "no action is needed, unless this matters"
 RETRIES = "the worker retries every minute"
 PERMISSIONS = {"create": "Create", "partitions": "Alter", "configuration": "AlterConfigs"}
 
@@ -89,11 +91,10 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """A refused change: when, why, and the remedy."""
+    """A refused change: when, and why."""
 
     at_s: float
-    why: str
-    remedy: str
+    why: TopicFinding
 
 
 class DestinationTopics:
@@ -139,14 +140,14 @@ class DestinationTopics:
         if plan is None:
             return "preparing", "not planned yet"
         if plan.blocked:
-            return "blocked", "; ".join(plan.blocked)
+            return "blocked", "; ".join(map(str, plan.blocked))
         if plan.create is not None:
             return "preparing", f"to be created with {plan.create[0]} partitions"
         if plan.expand_to is not None:
             return "preparing", f"to be given {plan.expand_to} partitions"
         if plan.alter:
             return "preparing", f"to be configured: {', '.join(sorted(plan.alter))}"
-        return "copied", "; ".join(plan.notes)
+        return "copied", "; ".join(map(str, plan.notes))
 
     def _denied(self, target: TargetTopic) -> bool:
         topics = self._topics.get(target[0])
@@ -264,7 +265,7 @@ class DestinationTopics:
             configuration=wanted.sync.configuration
             and "configuration" not in refused
             and topic not in topics.troubles,
-            refused={action: f"{found.why}; {found.remedy}" for action, found in refused.items()},
+            refused={action: found.why for action, found in refused.items()},
         )
         return _Look(sources, present, sync)
 
@@ -306,7 +307,7 @@ class DestinationTopics:
             remedy = f"{allow(client.spec, 'topic', topic, PERMISSIONS[action])}, or {remedy}"
         elif isinstance(error, TopicRefused):
             remedy = f"{RENAME if error.code == INVALID_NAME else error.remedy} ({RETRIES})"
-        return _Refused(time.monotonic(), f"{REFUSED[action]}: {error}", remedy)
+        return _Refused(time.monotonic(), TopicFinding(f"{REFUSED[action]}: {error}", remedy))
 
     async def _steps(
         self, client: ClusterClient, plans: Mapping[str, TopicPlan]
@@ -340,22 +341,18 @@ class DestinationTopics:
         self._refused = {key: refused for key, refused in self._refused.items() if key[0] in self._wanted}
         for ((cluster, topic), action), refused in self._refused.items():
             if action == "configuration":  # the other refusals block the topic, which is reported below
-                text = f"topic {topic} in {cluster} {refused.why}"
+                text = f"topic {topic} in {cluster} {refused.why.message}"
                 reports |= {
-                    (name, text): ("route-topic", refused.remedy)
+                    (name, text): ("route-topic", refused.why.remedy)
                     for name in self._wanted[cluster, topic].routes
                 }
         for target, (_, plan) in self._plans.items():
             for name in self._wanted[target].routes:
                 where = f"topic {target[1]} in {target[0]}"
-                for why in plan.blocked:
-                    message, _, remedy = why.rpartition("; ")
+                for message, remedy in plan.blocked:
                     reports[name, f"nothing new is copied to {where}: {message}"] = ("route-blocked", remedy)
-                for note in plan.notes:
-                    message, _, remedy = note.rpartition("; ")
-                    if not remedy.startswith("set "):
-                        message, remedy = note, "no action is needed, unless this matters"
-                    reports[name, f"{where}: {message}"] = ("route-topic", remedy)
+                for message, remedy in plan.notes:
+                    reports[name, f"{where}: {message}"] = ("route-topic", remedy or NO_REMEDY)
         for (cluster, topic), wanted in self._wanted.items():
             if self._denied((cluster, topic)):
                 spec = self._clusters.specs[cluster]

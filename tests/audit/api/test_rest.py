@@ -179,7 +179,7 @@ def test_commands_show_the_same_and_exit_with_eight_if_records_are_missing(
     assert [(row["tier"], row["count"]) for row in rows] == [("aggregate", "18"), ("regional", "20")]
     lost = shell("audit", "loss", "--from", "1970-01-01")
     assert (lost.returncode, "lossy" in lost.stdout) == (8, True)
-    assert "at least 2 records are missing, in 1 windows" in lost.stderr
+    assert "at least 2 records are missing, in 1 window\n" in lost.stderr
     with_loss(console, lost=0)
     assert shell("audit", "loss", "--from", "1970-01-01", "-o", "json").returncode == 0
     sound = shell("audit", "loss", "--from", "1970-01-01", "--all", "-o", "yaml")

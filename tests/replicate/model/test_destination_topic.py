@@ -68,7 +68,7 @@ def test_a_missing_topic_that_may_not_be_created_is_reported() -> None:
     plan = plan_topic({"orders in east": topic()}, None, replace(SYNC, create=False))
 
     assert not plan.changes
-    assert "does not exist" in plan.blocked[0]
+    assert "does not exist" in plan.blocked[0].message
 
 
 def test_settings_follow_the_source_and_go_back_to_the_default_with_it() -> None:
@@ -106,10 +106,10 @@ def test_partitions_are_added_and_never_taken_away() -> None:
     assert plan_topic({"s": topic(8)}, topic(4), SYNC).expand_to == 8
     more = plan_topic({"s": topic(4)}, topic(8), SYNC)
     assert not more.changes
-    assert "8 partitions, the source 4" in more.notes[0]
+    assert "8 partitions, the source 4" in more.notes[0].message
     kept = plan_topic({"s": topic(8)}, topic(4), replace(SYNC, partitions=False))
     assert not kept.changes
-    assert "add partitions" in kept.blocked[0]
+    assert "add partitions" in kept.blocked[0].remedy
 
 
 def test_a_limit_on_size_is_raised_and_never_lowered() -> None:
@@ -141,7 +141,7 @@ def test_limits_that_cannot_be_raised_block_a_topic_only_where_the_route_says_so
     messages, none = (found.blocked, found.notes) if smaller == "block" else (found.notes, found.blocked)
     assert none == ()
     assert len(messages) == 3
-    (bytes_,) = [one for one in messages if one.startswith("max.message.bytes")]
+    (bytes_,) = [str(one) for one in messages if one.message.startswith("max.message.bytes")]
     remedy = ", or write sync.onSmallerLimits: divide" if smaller == "block" else ""
     assert bytes_ == f"max.message.bytes is 1000: {harm}; set it to 9000000{remedy}"
 
@@ -156,7 +156,7 @@ def test_a_destination_keeps_the_timestamps_it_is_given() -> None:
     sync = TopicSync(leave=("message.timestamp.type",))
     assert sync.smaller == "divide"
     left = plan_topic({"s": topic()}, stamping, sync)
-    assert "timestamps would be overwritten" in left.blocked[0]
+    assert "timestamps would be overwritten" in left.blocked[0].message
 
 
 def test_sources_that_disagree_change_nothing_and_are_reported() -> None:
@@ -165,9 +165,11 @@ def test_sources_that_disagree_change_nothing_and_are_reported() -> None:
     plan = plan_topic(many, topic(6, retention_ms="7"), SYNC)
 
     assert not plan.changes
-    assert plan.notes == (
+    (note,) = plan.notes
+    assert note == (
         "retention.ms: the sources disagree, so it stays as it is: "
         "1 (orders in east), the default (orders in west)",
+        "",
     )
 
 
@@ -177,7 +179,7 @@ def test_a_setting_that_older_brokers_do_not_know_is_reported_and_not_tried() ->
     plan = plan_topic({"s": source}, topic(), SYNC)
 
     assert not plan.changes
-    assert plan.notes == ("compression.zstd.level: the destination's brokers do not know it",)
+    assert plan.notes == (("compression.zstd.level: the destination's brokers do not know it", ""),)
 
 
 settings = st.dictionaries(
