@@ -216,6 +216,18 @@ class BatchDelivery(OutBatch):
         self.pump.open[record.offset] = delivery
         return delivery
 
+    def come_back(self, start: int, end: int) -> None:
+        """Puts messages [start, end), which were not sent, back into their pump."""
+        pump, records = self.pump, self.records[start:end]
+        if self.verdicts:
+            for index in range(start, end):
+                if self.records[index].offset in self.verdicts:
+                    self.single(index).come_back()
+            records = [record for record in records if record.offset not in self.verdicts]
+        if records and not (pump.closed or pump.draining):
+            pump.put_back_unsent(records)
+            pump.runtime.offer(pump)
+
     def find(self, offset: int) -> int | None:
         index = bisect_left(self.records, offset, key=_offset)
         found = index < len(self.records) and self.records[index].offset == offset

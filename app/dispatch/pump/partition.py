@@ -213,6 +213,10 @@ class DispatchPump:
     def put_back(self, delivery: Delivery) -> None:
         self._queue.put_back(delivery)
 
+    def put_back_unsent(self, records: Sequence[Record]) -> None:
+        """Takes messages back that no receiver got; they may travel together again."""
+        self._queue.put_back_unsent(records)
+
     def hold(self, size: int) -> None:
         self._intake.hold(size)
 

@@ -65,7 +65,7 @@ class ReadyQueue:
         self._lanes = lanes
         self._on_sendable = on_sendable
         self._redeliveries: deque[Delivery] = deque()
-        self._freed: deque[Record] = deque()  # their turn has come
+        self._freed: deque[Record] = deque()  # their turn has come, or they were taken back unsent
         self._out_of_turn: set[int] = set()  # taken before their turn, and not finished (rule 4)
         self._level_ms = 0
         if pump.job.topic == pump.runtime.workload.delayed_topic():
@@ -107,7 +107,9 @@ class ReadyQueue:
             turns = self._lanes.offer_many((record.key, record) for record in fresh)
             if len(turns) < len(fresh):
                 intake.hold(sum(map(size_of, fresh)) - sum(map(size_of, turns)))
-            fresh = sorted(records + turns, key=_offset)
+            fresh = turns
+        if records:
+            fresh = sorted(records + fresh, key=_offset)
         return [record for record in fresh if not (record.headers and self._is_postponed(record))]
 
     def _delivery(self, record: Record) -> Delivery:
@@ -127,6 +129,9 @@ class ReadyQueue:
 
     def put_back(self, delivery: Delivery) -> None:
         self._redeliveries.append(delivery)
+
+    def put_back_unsent(self, records: Sequence[Record]) -> None:
+        self._freed += records
 
     # -- its turn --------------------------------------------------------------------------------
 

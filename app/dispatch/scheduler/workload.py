@@ -395,25 +395,27 @@ class WorkloadRuntime:
 
     def answered(self, delivery: Delivery, result: CallResult) -> None:
         """Takes an answer of the receiver, or of the network before it."""
+        link = delivery.link
         if result is UNSENT:
             self._count_answer(delivery, result, 1)
             delivery.come_back()
         else:
-            if delivery.link is not None and delivery in delivery.link.suspects_out:
-                delivery.link.suspect_answered(delivery, result.code)
-            link = delivery.link
+            if link is not None and delivery in link.suspects_out:
+                link.suspect_answered(delivery, result.code)
             self._count_answer(delivery, result, 1)
             self.outcomes.answered(delivery, result)
             if link is not None:
                 link.back(delivery, self.clock(), taken=was_taken(result))
-        self.send()
+        if link is not None and link.stream is not None:
+            self.send_soon(link)  # one response may answer thousands
+        else:
+            self.send()
 
     def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
         """Takes the common answer of messages [start, end) of `batch`."""
         self._count_answer(batch, result, end - start)
         if result is UNSENT:
-            for index in range(start, end):
-                batch.single(index).come_back()
+            batch.come_back(start, end)
         else:
             self.outcomes.batch_answered(batch, start, end, result)
         self.send_soon(batch.link)

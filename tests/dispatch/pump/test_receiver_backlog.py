@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from app.dispatch.model.outcome import Action, DeliveryDecision
+from app.dispatch.pump.delivery import Delivery
 from app.dispatch.pump.partition import DispatchPump
 from app.kernel.lease import Lease
 from app.payload.interceptors import InterceptorChain, Send
@@ -44,6 +45,19 @@ def large(count: int, start: int = 0, keys: int = 0) -> list[Row]:
 def numbers_of(messages: list[Message]) -> list[int]:
     """The numbers in the messages' values, in the order of arrival."""
     return [int((message.value or b"").split(b":")[0]) for message in messages]
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[None]:
+    """A list that grows with each call of the method."""
+    calls: list[None] = []
+    method = getattr(owner, name)
+
+    def counted(*args: Any) -> Any:
+        calls.append(None)
+        return method(*args)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
 
 
 def waiting(rig: DispatchRig) -> int:
@@ -92,7 +106,8 @@ async def test_a_lapsed_lease_stops_messages_that_wait_for_credit_until_it_is_re
         assert untouched(rig, pump)
 
 
-async def test_no_waiting_message_is_sent_while_snapshots_are_late() -> None:
+async def test_no_waiting_message_is_sent_while_snapshots_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = count_calls(monkeypatch, Delivery, "start")
     async with short_of_credit(10) as (rig, pump, gate):
         late: Lease = rig.lease
         late.save_by_s = time.monotonic()
@@ -104,6 +119,7 @@ async def test_no_waiting_message_is_sent_while_snapshots_are_late() -> None:
 
         assert numbers_of(rig.seen) == list(range(10))
         assert untouched(rig, pump)
+    assert not alone, "messages that come back travel together, or a busy worker falls ever further behind"
 
 
 @pytest.mark.parametrize("chain", CHAINS)
