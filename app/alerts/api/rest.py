@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -40,11 +40,9 @@ from app.definitions.plan import plan
 from app.definitions.registry import parse_alert
 from app.kernel.clock import iso
 from app.web.http import schemas as http_schemas
+from app.web.http.context import ApiContext
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 PUT = put_answers("alert")
 DETAIL = {200: AnswerDoc({JSON: alerts_schemas.AlertRule}, headers=("ETag",))}
@@ -62,7 +60,7 @@ FILTERS = (
 class AlertRoutes:
     """The handlers."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:

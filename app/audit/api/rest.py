@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -46,13 +46,11 @@ from app.kernel.clock import now_ms
 from app.kernel.job import Kind
 from app.offsets.api.rest import offset_errors_as_problems
 from app.web.http import schemas as http_schemas
+from app.web.http.context import ApiContext
 from app.web.http.exports import FORMAT, NDJSON, listed, listing
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated
 from switchyard.audit.model.reports import BadReport, Report, Scope, checked
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 PUT = put_answers("audit plan")
 DETAIL = {200: AnswerDoc({JSON: audit_schemas.AuditPlanDetail}, headers=("ETag",))}
@@ -126,7 +124,7 @@ class CatalogAnswers(NamedTuple):
 class AuditRoutes:
     """The handlers; `api` finds the runtime."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:

@@ -12,7 +12,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import orjson
@@ -34,6 +34,7 @@ from app.dispatch.dlq.query import BadQuery, parse_when
 from app.kernel.clock import now_ms
 from app.offsets.api.rest import offset_errors_as_problems
 from app.web.http import request_bodies
+from app.web.http.context import ApiContext
 from app.web.http.exports import CSV, FORMAT, NDJSON, check_whole, csv_lines, format_of
 from app.web.http.forwarding import FORWARDED_CHANGE_TIMEOUT_S, HOP_HEADER, ask_worker
 from app.web.http.operations import STARTED, TrackedOperation
@@ -43,9 +44,6 @@ from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Param, d
 from switchyard.audit.model.fingerprint import Fingerprint
 from switchyard.audit.model.places import group_of
 from switchyard.audit.model.totals import NO_TOTALS
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 log = structlog.get_logger(__name__)
 
@@ -98,7 +96,7 @@ class CachedAnswer(NamedTuple):
 class AuditMissingRoutes:
     """The handlers; `api` finds the runtime, `audit` the windows."""
 
-    def __init__(self, api: Api, audit: AuditRoutes) -> None:
+    def __init__(self, api: ApiContext, audit: AuditRoutes) -> None:
         self._api = api
         self._audit = audit
         self._cache: OrderedDict[Question, CachedAnswer] = OrderedDict()
@@ -176,7 +174,7 @@ class AuditMissingRoutes:
             return known
         runtime = self._api.runtime
         SideFinder(runtime, question).plans()  # refuses a wrong question now
-        operations, subject = self._api.dlq_tools.operations, str(question)
+        operations, subject = self._api.operations, str(question)
         op = operations.running("missing", subject)
         if op is None:
             verdict = await self._verdict(question)
@@ -283,7 +281,7 @@ class AuditMissingRoutes:
             return await self._copy(question, verdict, actor, report_progress)
 
         name = f"copy-again-{uuid.uuid4().hex[:12]}"
-        op = self._api.dlq_tools.operations.start(name, "copy-again", str(question), actor, work)
+        op = self._api.operations.start(name, "copy-again", str(question), actor, work)
         return _started_response(op)
 
     async def _copy(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import orjson
@@ -29,12 +29,10 @@ from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kernel.clock import iso, now_ms
 from app.offsets.api.rest import MAX_NAME_CHARS, offset_errors_as_problems
 from app.offsets.api.time_index import INDEX_PATH, index_of, own_share, wanted_of
+from app.web.http.context import ApiContext
 from app.web.http.exports import CSV, EXPORT_READER_TIMEOUT_S, NDJSON, csv_lines, write
 from app.web.http.responses import ApiError, number
 from app.web.http.route_docs import JSON, TEXT, AnswerDoc, Param, described, whole
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +60,7 @@ STREAM = {200: AnswerDoc({NDJSON: TEXT, CSV: TEXT}, ABOUT)}
 class AuditRecordRoutes:
     """The handlers; `api` finds the runtime."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
         self._readers = 0
 
@@ -265,7 +263,7 @@ def _is_csv(request: web.Request) -> bool:
     return wanted == "csv" or (wanted is None and CSV in request.headers.get("Accept", ""))
 
 
-async def _client(api: Api, cluster: str) -> ClusterClient:
+async def _client(api: ApiContext, cluster: str) -> ClusterClient:
     specs = api.runtime.clusters.specs
     if cluster not in specs:
         raise ApiError(

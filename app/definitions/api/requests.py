@@ -26,6 +26,7 @@ from app.kafka.client.topics import INVALID_NAME, TopicRefused
 from app.kernel.clock import now_ms
 from app.kernel.topic_names import NAME_REFUSED
 from app.web.http import schemas
+from app.web.http.context import ApiContext
 from app.web.http.operator_requests import actor_of
 from app.web.http.responses import ApiError, json_response
 from app.web.http.route_docs import JSON, TEXT, AnswerDoc, Param
@@ -33,7 +34,6 @@ from app.web.http.route_docs import JSON, TEXT, AnswerDoc, Param
 if TYPE_CHECKING:
     from app.definitions.plan import DefinitionsPlan
     from app.definitions.registry import AnyDefinition
-    from app.web.console.api import Api
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +50,9 @@ MATCH = (
 )
 
 
-async def ask_cluster(api: Api, cluster: str, ask: Callable[[ClusterClient], Awaitable[T]]) -> T | None:
+async def ask_cluster(
+    api: ApiContext, cluster: str, ask: Callable[[ClusterClient], Awaitable[T]]
+) -> T | None:
     """The cluster's answer; None: it does not answer."""
     if time.monotonic() < api.away_until_s.get(cluster, float("-inf")):
         return None
@@ -66,7 +68,7 @@ async def ask_cluster(api: Api, cluster: str, ask: Callable[[ClusterClient], Awa
 
 
 async def unmade_topics(
-    api: Api, cluster: str, ask: Callable[[ClusterClient], Awaitable[list[TopicRefused]]], remedy: str
+    api: ApiContext, cluster: str, ask: Callable[[ClusterClient], Awaitable[list[TopicRefused]]], remedy: str
 ) -> list[str]:
     """Warnings about topics that `cluster` would refuse to create.
 
@@ -89,7 +91,7 @@ def put_answers(what: str) -> dict[int, AnswerDoc]:
     return {status: AnswerDoc({JSON: schemas.Put}, about, ("ETag",)) for status, about in answers.items()}
 
 
-async def append(api: Api, event: AnyControlEvent) -> None:
+async def append(api: ApiContext, event: AnyControlEvent) -> None:
     """Appends the event to the control log. Raises ApiError when it did not count, because another change
     came first."""
     control = api.runtime.control
@@ -99,7 +101,7 @@ async def append(api: Api, event: AnyControlEvent) -> None:
         )
 
 
-async def _write(api: Api, event: AnyPut, expected: str | None) -> None:
+async def _write(api: ApiContext, event: AnyPut, expected: str | None) -> None:
     """Writes a change of the current definition; without a condition, of any definition that is current by
     then."""
     control = api.runtime.control
@@ -113,7 +115,7 @@ async def _write(api: Api, event: AnyPut, expected: str | None) -> None:
 
 
 async def define(
-    api: Api,
+    api: ApiContext,
     request: web.Request,
     kind: type[AnyPut],
     definition: AnyDefinition,
@@ -151,7 +153,7 @@ def defined(
     return json_response(answer, 201 if created else 200, {"ETag": f'"{answer["etag"]}"'})
 
 
-async def delete(api: Api, request: web.Request, put: DefinitionPut) -> web.Response:
+async def delete(api: ApiContext, request: web.Request, put: DefinitionPut) -> web.Response:
     """Deletes what `put` defined; the response. Raises ApiError."""
     actor, at_ms, expected = actor_of(request), now_ms(), condition(request, put)
     was_paused = put.key in api.runtime.control.view.paused

@@ -21,7 +21,7 @@ from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.rules import LetterChoice
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import MERGES
-from app.kafka.client.cluster import EARLIEST, LATEST
+from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.web.http.responses import ApiError, is_number
 
@@ -34,28 +34,28 @@ LETTER_SEARCH_TIMEOUT_S = 5.0
 FETCH_BYTES = 1024 * 1024  # a response; Kafka still sends a larger record, alone
 
 
-async def sizes(cluster: Any, workload: Workload) -> dict[str, Any]:
+async def sizes(client: ClusterClient, workload: Workload) -> dict[str, Any]:
     """Messages in each partition's log, also those purged by query but not deleted yet. No topic: empty."""
     topic = workload.dlq_topic()
-    count = await cluster.client.partitions(topic) or 0
+    count = await client.partitions(topic) or 0
     wanted = [(topic, partition) for partition in range(count)]
-    begins = await cluster.client.offsets(wanted, EARLIEST)
-    ends = await cluster.client.offsets(wanted, LATEST)
+    begins = await client.offsets(wanted, EARLIEST)
+    ends = await client.offsets(wanted, LATEST)
     parts = [
         {"partition": p, "start": begins.get((topic, p)), "end": ends.get((topic, p))} for _, p in wanted
     ]
-    known = [part for part in parts if part["start"] is not None and part["end"] is not None]
+    known = [ends[at] - begins[at] for at in wanted if at in begins and at in ends]
     return {
         "topic": topic,
         "enabled": workload.spec.dlq.enabled,
         "exists": count > 0,
         "partitions": parts,
-        "messages": sum(part["end"] - part["start"] for part in known) if len(known) == len(parts) else None,
+        "messages": sum(known) if len(known) == len(parts) else None,
     }
 
 
 async def newest(
-    cluster: Any, workload: Workload, limit: int, cursor: str, query: LetterQuery | None = None
+    client: ClusterClient, workload: Workload, limit: int, cursor: str, query: LetterQuery | None = None
 ) -> dict[str, Any]:
     """The newest messages before `cursor` ("partition:end,...") that match `query`, and the next cursor.
 
@@ -63,8 +63,8 @@ async def newest(
     ApiError for a cursor of another origin; KafkaError, TimeoutError.
     """
     query = query or LetterQuery()
-    state = await sizes(cluster, workload)
-    choice = await choose(cluster.client, workload, query, [p["partition"] for p in state["partitions"]])
+    state = await sizes(client, workload)
+    choice = await choose(client, workload, query, [p["partition"] for p in state["partitions"]])
     partitions = [p for p in state["partitions"] if not query.partition or p["partition"] in query.partition]
     begins = {p["partition"]: p["start"] or 0 for p in partitions}
     ends = {p["partition"]: p["end"] or 0 for p in partitions}
@@ -75,7 +75,7 @@ async def newest(
     while any(ends[p] > begins[p] for p in ends):
         wanted = {p: (max(begins[p], ends[p] - window), ends[p]) for p in begins if ends[p] > begins[p]}
         async with asyncio.timeout(LETTER_READ_TIMEOUT_S):
-            found = await _read(cluster.client.spec.aiokafka_options(), state["topic"], wanted, choice)
+            found = await _read(client.spec.aiokafka_options(), state["topic"], wanted, choice)
         starts = {p: start for p, (start, _) in wanted.items()}
         shown, ends = newest_first(found, starts, ends, limit - len(items))
         items += shown

@@ -1,10 +1,12 @@
-"""The REST calls for workloads' definitions: get, put, delete. `app.worker.api.rest` has operators' acts."""
+"""The REST calls for workloads: list, get, put, delete, and a partition's tracker.
+
+`app.worker.api.rest` has operators' acts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -35,17 +37,19 @@ from app.dispatch.topics.settings import refused_topics
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.group_members import SHARE
 from app.kernel.clock import now_ms
+from app.kernel.job import JobId, Kind
 from app.web.http import schemas
-from app.web.http.responses import ApiError, json_response
-from app.web.http.route_docs import ACTOR, JSON, AnswerDoc, Param, described
+from app.web.http.context import ApiContext
+from app.web.http.forwarding import HOP_HEADER, hand_over
+from app.web.http.responses import ApiError, is_number, json_response, paged
+from app.web.http.route_docs import ACTOR, JSON, PAGE, TIER, AnswerDoc, Page, Param, described
 from app.worker.api import overview
+from app.worker.api.rest_overview import region_overview
 from app.worker.catalog import local
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 log = structlog.get_logger(__name__)
 
+MAX_RANGES = 2_000  # of offsets of one partition, in one answer
 PUT = put_answers("workload")
 TAKE_OVER = Param(
     "take_over", {"type": "boolean", "default": False}, "deploy although other consumers are in the group"
@@ -53,18 +57,25 @@ TAKE_OVER = Param(
 
 
 class WorkloadRoutes:
-    """The handlers; `api` finds workloads and the runtime."""
+    """The handlers."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
         workload = "/api/v1/workloads/{group}/{topic}"
         return [
+            web.get("/api/v1/workloads", self.get_workloads),
             web.get(workload, self.get_workload),
             web.put(workload, self.put_workload),
             web.delete(workload, self.delete_workload),
+            web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),
         ]
+
+    @described(Page[schemas.Workload], query=PAGE)
+    async def get_workloads(self, request: web.Request) -> web.Response:
+        """Every workload in numbers."""
+        return json_response(paged(region_overview(self._api)["workloads"], request))
 
     @described(answers={200: AnswerDoc({JSON: schemas.WorkloadDetail}, headers=("ETag",))}, problems=(404,))
     async def get_workload(self, request: web.Request) -> web.Response:
@@ -178,3 +189,39 @@ class WorkloadRoutes:
         """Deletes a workload; it stops once its messages in flight have ended."""
         put = self._api.put_of(request)
         return await delete(self._api, request, put)
+
+    @described(schemas.Tracker, query=TIER, problems=(404, 502))
+    async def get_tracker(self, request: web.Request) -> web.Response:
+        """One partition's tracker, from the worker that owns it (`?topic=` for a retry topic)."""
+        put = self._api.put_of(request)
+        text = request.match_info["partition"]
+        topic = request.query.get("topic") or request.match_info["topic"]
+        try:
+            job = str(JobId(Kind.DISPATCH, put.key, topic, int(text) if is_number(text) else -1))
+        except ValueError as error:
+            raise ApiError(
+                400, "No partition", f"{text[:40]!r} of {topic[:80]!r} is none: {error}"
+            ) from error
+        runtime = self._api.runtime
+        held = runtime.control.view.owner(job)
+        if held is None:
+            raise ApiError(
+                404, "No such partition", f"no worker owns {job}; GET the workload to see its partitions"
+            )
+        pump = runtime.jobs.pumps.get(job)
+        if pump is not None and held.worker == runtime.worker:
+            tracker = pump.tracker
+            finished = tracker.snapshot().finished
+            return json_response({
+                "job": job, "worker": runtime.worker, "epoch": pump.epoch, "state": pump.status().state,
+                "base": tracker.base, "end": tracker.end, "high_watermark": pump.high_watermark,
+                "capacity": tracker.capacity, "room": tracker.room, "in_flight": len(pump.calls),
+                "unfinished": tracker.unfinished, "acked": tracker.acked, "nacked": tracker.nacked,
+                "canceled": tracker.canceled, "utilisation": round(tracker.utilisation, 4),
+                "unfinished_ranges": tracker.unfinished_ranges(MAX_RANGES),
+                "finished_ranges": finished[:MAX_RANGES], "more_ranges": max(0, len(finished) - MAX_RANGES),
+                "in_flight_offsets": sorted(pump.calls)[:MAX_RANGES], "trouble": pump.trouble,
+            })  # fmt: skip
+        if request.headers.get(HOP_HEADER):
+            raise ApiError(503, "Moving", f"{job} is on its way to {held.worker}; ask again in a moment")
+        return await hand_over(self._api, request, held.worker)

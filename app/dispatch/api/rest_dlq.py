@@ -11,11 +11,10 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import orjson
 import structlog
 from aiohttp import web
 
-from app.dispatch.api import schemas_dlq
+from app.dispatch.api import dlq_view, schemas_dlq
 from app.dispatch.definition import Workload
 from app.dispatch.dlq.letter import described as letter_described
 from app.dispatch.dlq.merge import Merger
@@ -27,16 +26,15 @@ from app.dispatch.dlq.reader import NoQueue, queue_ends, read_one
 from app.dispatch.dlq.rules import DEFAULT_RATE, Span, bounded
 from app.dispatch.dlq.survey import foresee, lines, stats
 from app.kernel.clock import now_ms
-from app.web.http import request_bodies, schemas
-from app.web.http.forwarding import FORWARDED_READ_TIMEOUT_S, HOP_HEADER, ask_worker
-from app.web.http.operations import STARTED, Operations, TrackedOperation
+from app.web.http import request_bodies
+from app.web.http.context import ApiContext
+from app.web.http.operations import STARTED
 from app.web.http.operator_requests import actor_of, check_fields, flag_of, read_body, when_of
-from app.web.http.responses import ApiError, is_number, json_response
-from app.web.http.route_docs import ACTOR, TEXT, AnswerDoc, Page, Param, described, repeated, whole
+from app.web.http.responses import ApiError, is_number, json_response, number
+from app.web.http.route_docs import ACTOR, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated, whole
 
 if TYPE_CHECKING:
     from app.kafka.client.cluster import ClusterClient
-    from app.web.console.api import Api
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +52,7 @@ LETTERS = (  # as `query_of` reads them
     Param("attempt_min", whole(0, MAX_NUMBER), "delivered at least this often"),
     Param("partition", repeated(whole(0, MAX_NUMBER), MAX_ITEMS), "one of these"),
 )
+CURSOR = {"type": "string", "pattern": "^([0-9]{1,18}:[0-9]{1,18}(,[0-9]{1,18}:[0-9]{1,18})*)?$"}
 EXPORT = {
     200: AnswerDoc(
         {"application/x-ndjson": {"type": "string"}}, "one letter per line", ("X-Switchyard-Offsets",)
@@ -62,16 +61,16 @@ EXPORT = {
 
 
 class DlqTools:
-    """The handlers; `api` finds workloads and clusters."""
+    """The handlers."""
 
-    def __init__(self, api: Api) -> None:
-        self.operations = Operations()
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
         path = "/api/v1/dlq/{group}/{topic}"
-        operation = "/api/v1/operations/{id}"
-        handlers = [
+        return [
+            web.get(path, self.get_dlq),
+            web.get(path + "/messages", dlq_errors_as_problems(self.get_letters)),
             web.get(path + "/messages/{partition}/{offset}", dlq_errors_as_problems(self.get_letter)),
             web.get(path + "/stats", dlq_errors_as_problems(self.get_stats)),
             web.get(path + "/merges", dlq_errors_as_problems(self.get_merges)),
@@ -79,13 +78,30 @@ class DlqTools:
             web.post(path + "/merge", dlq_errors_as_problems(self.merge)),
             web.post(path + "/purge", dlq_errors_as_problems(self.purge)),
         ]
-        return [
-            *handlers,
-            web.get(operation, self.get_operation),
-            web.delete(operation, self.cancel_operation),
-        ]
 
     # -- looking ---------------------------------------------------------------------------------
+
+    @described(schemas_dlq.Queue, problems=(404, 502))
+    async def get_dlq(self, request: web.Request) -> web.Response:
+        """The number of messages in the dead letter queue, by partition."""
+        workload, client = await self._queue(request)
+        return json_response(await dlq_view.sizes(client, workload))
+
+    @described(
+        schemas_dlq.FoundPage,
+        query=(
+            *LETTERS,
+            Param("limit", whole(1, 500, 50), "how many"),
+            Param("cursor", CURSOR, PAGE[1].about),
+        ),
+        problems=(404, 502),
+    )
+    async def get_letters(self, request: web.Request) -> web.Response:
+        """The dead letters, newest first; by reason, code, since, until, key, attempt_min, partition."""
+        query, limit = query_of(request), number(request, "limit", 50, 1, 500)
+        workload, client = await self._queue(request)
+        cursor = request.query.get("cursor", "")
+        return json_response(await dlq_view.newest(client, workload, limit, cursor, query))
 
     @described(schemas_dlq.Letter, problems=(404, 502))
     async def get_letter(self, request: web.Request) -> web.Response:
@@ -265,52 +281,12 @@ class DlqTools:
             raise ApiError(
                 409, "Being moved", f"{workload.key} is moving to another cluster; try again after the move"
             )
-        op = self.operations.start(operation, kind, workload.key, actor_of(request), work)
+        op = self._api.operations.start(operation, kind, workload.key, actor_of(request), work)
         return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
-
-    # -- operations ------------------------------------------------------------------------------
-
-    @described(schemas.Operation, problems=(404,))
-    async def get_operation(self, request: web.Request) -> web.Response:
-        """The state of an operation, whichever worker runs it."""
-        op = self.operations.get(request.match_info["id"])
-        return json_response(op.to_json()) if op is not None else await self._ask_other_workers(request)
-
-    @described(schemas.Operation, problems=(404,))
-    async def cancel_operation(self, request: web.Request) -> web.Response:
-        """Cancels an operation; what it has done so far stays."""
-        op: TrackedOperation | None = self.operations.get(request.match_info["id"])
-        if op is None:
-            return await self._ask_other_workers(request)
-        await self.operations.cancel(op)
-        return json_response(op.to_json())
-
-    async def _ask_other_workers(self, request: web.Request) -> web.Response:
-        silent_workers, name, this_worker = 0, request.match_info["id"][:80], self._api.runtime.worker
-        other_workers = (
-            [] if request.headers.get(HOP_HEADER) else sorted(self._api.beats().keys() - {this_worker})
-        )
-        for worker in other_workers:
-            try:
-                status, content = await ask_worker(
-                    self._api, request, worker, patience_s=FORWARDED_READ_TIMEOUT_S
-                )
-                if status == 200:
-                    return json_response(orjson.loads(content))
-            except (ApiError, orjson.JSONDecodeError):
-                silent_workers += 1
-        unanswered = f" ({silent_workers} workers did not answer)" if silent_workers else ""
-        raise ApiError(
-            404, "No such operation",
-            f"no worker knows {name}{unanswered}: it ended long ago, or with its worker. "
-            "To continue a merge, send it again with its id and resume",
-        )  # fmt: skip
 
     async def _queue(self, request: web.Request) -> tuple[Workload, ClusterClient]:
         workload = self._api.workload_of(request)
-        cluster = await self._api.cluster_of(workload)
-        client: ClusterClient = cluster.client
-        return workload, client
+        return workload, (await self._api.cluster_of(workload)).client
 
 
 def dlq_errors_as_problems(handler: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 from aiokafka.errors import KafkaError
@@ -16,14 +16,12 @@ from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.durations import parse_duration
 from app.placement.api import schemas
 from app.web.http import request_bodies
+from app.web.http.context import ApiContext
 from app.web.http.operations import STARTED
 from app.web.http.operator_requests import actor_of, flag_of, read_body
 from app.web.http.responses import ApiError, json_response
 from app.web.http.route_docs import ACTOR, described
 from app.worker.api.rest import acting
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 LETTERS = {"copy": True, "leave": False}
 
@@ -31,7 +29,7 @@ LETTERS = {"copy": True, "leave": False}
 class MoveRoutes:
     """The handlers; `api` finds workloads and the runtime."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
@@ -63,7 +61,7 @@ class MoveRoutes:
         async def work(report_progress: Any) -> dict[str, Any]:
             return await mover.run(name, actor, report_progress)
 
-        op = self._api.dlq_tools.operations.start(name, "move", workload.key, actor, work)
+        op = self._api.operations.start(name, "move", workload.key, actor, work)
         return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
@@ -32,12 +32,10 @@ from app.failover.run.region_bridge import UNHEARD_S
 from app.failover.run.role_keeper import MAX_WAIT_FOR_REGIONS_S
 from app.kernel.clock import now_ms
 from app.web.http import schemas as http_schemas
+from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, AnswerDoc, Page, described
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 PUT = put_answers("definition")
 LEADER_ANSWER_TIMEOUT_S = 1.0  # then this worker answers itself
@@ -47,7 +45,7 @@ DETAIL = {200: AnswerDoc({JSON: failover_schemas.FailoverDetail}, headers=("ETag
 class FailoverRoutes:
     """The handlers. `api` has the runtime."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:

@@ -11,7 +11,7 @@ import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -26,13 +26,11 @@ from app.failover.plan.planner import FailoverPlanner, PlanRefused, is_expired
 from app.failover.run.runner import end_remedy
 from app.failover.run.runner import remedy as remedy_of
 from app.kernel.clock import now_ms
+from app.web.http.context import ApiContext
 from app.web.http.operations import STARTED
 from app.web.http.operator_requests import actor_of, flag_of, read_body, reason_of
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, PAGE, Page, described
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -55,7 +53,7 @@ def run_errors_as_problems(handler: Handler) -> Handler:
 class FailoverRunRoutes:
     """The handlers. `api` has the runtime."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
@@ -252,7 +250,7 @@ class FailoverRunRoutes:
             await runtime.control.append(act)
             return drilled
 
-        op = self._api.dlq_tools.operations.start(name, "drill", to, actor, work)
+        op = self._api.operations.start(name, "drill", to, actor, work)
         return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
 
 

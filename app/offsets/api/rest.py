@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 from aiohttp import web
@@ -25,13 +25,11 @@ from app.offsets.sync.group_syncer import outcome_fields
 from app.offsets.sync.mapper import JoinedTopics, NotJoined
 from app.offsets.sync.regions import Regions
 from app.offsets.sync.time_lookup import copies_of
+from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.operator_requests import actor_of, flag_of, read_body
 from app.web.http.responses import ApiError, is_number, json_response, paged
 from app.web.http.route_docs import ACTOR, PAGE, TEXT, Page, Param, described, repeated
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 log = structlog.get_logger(__name__)
 
@@ -81,7 +79,7 @@ def offset_errors_as_problems(handler: Handler) -> Handler:
 class OffsetRoutes:
     """The handlers; `api` finds the runtime."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -17,22 +17,20 @@ from app.audit.query.time_index import TimeIndex, share, time_index
 from app.audit.query.view import BookShare, WindowQuery, joined
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.offsets.sync.time_lookup import at_time
+from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 INDEX_PATH = "/api/v1/audit/index"
 CLUSTER_ANSWER_TIMEOUT_S = 8.0  # for a cluster to return offsets at a time
 _share = msgspec.json.Decoder(BookShare)
 
 
-def wanted_of(api: Api, topic: str, cluster: str) -> WindowQuery:
+def wanted_of(api: ApiContext, topic: str, cluster: str) -> WindowQuery:
     """A query for the topic's windows at its cluster's tier."""
     return WindowQuery(topic, api.runtime.catalog.audits.tier(cluster) or "other", cluster)
 
 
-async def own_share(api: Api, wanted: WindowQuery) -> BookShare:
+async def own_share(api: ApiContext, wanted: WindowQuery) -> BookShare:
     """This worker's part of the index. Raises ValueError: there are too many windows."""
     books = api.runtime.audit_books.books
     next_offsets = {partition: book.next_offset for partition, book in books.items()}
@@ -42,7 +40,7 @@ async def own_share(api: Api, wanted: WindowQuery) -> BookShare:
 
 
 async def index_of(
-    api: Api, request: web.Request, topic: str, cluster: str, topic_id: str | None
+    api: ApiContext, request: web.Request, topic: str, cluster: str, topic_id: str | None
 ) -> TimeIndex | None:
     """The time index of a topic in a cluster; None: no worker that answered has its audit partition.
 
@@ -60,7 +58,7 @@ async def index_of(
 
 
 async def at_time_in(
-    api: Api, request: web.Request, cluster: str, topic: str, time_ms: int
+    api: ApiContext, request: web.Request, cluster: str, topic: str, time_ms: int
 ) -> dict[str, Any] | None:
     """A topic's first offsets at or after a time, as `TimeTopic`; None: it does not exist in the cluster. The
     broker answers by the records' timestamps. The audit answers if the audit plan has another event time, or

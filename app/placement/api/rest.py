@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 import orjson
@@ -22,15 +22,13 @@ from app.placement.api import schemas
 from app.placement.inputs import group_of, members_of
 from app.placement.model.plan import PlacementDecision, PlacementRules, RoundPlan, name_of
 from app.web.http import request_bodies
+from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.operator_requests import actor_of, flag_of, read_body, reason_of
 from app.web.http.request_bodies import MAX_MOVES
 from app.web.http.responses import ApiError, json_response
 from app.web.http.route_docs import ACTOR, described
 from app.worker.api.rest import acting
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 EVEN = PlacementRules(even=2, moves=MAX_MOVES, worker_share=1.0, region_share=1.0)
 
@@ -47,7 +45,7 @@ class WishReleased(TypedDict):
 class PlacementRoutes:
     """The handlers."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:

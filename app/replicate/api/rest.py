@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 from aiohttp import web
@@ -42,14 +42,12 @@ from app.replicate.model.name_patterns import is_name
 from app.replicate.model.route import RENAME, is_topic
 from app.replicate.topics.new_copies import new_copies, refused_copies
 from app.web.http import schemas as http_schemas
+from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.operator_requests import actor_of
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, AnswerDoc, Page, described
 from app.worker.api import overview
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +61,7 @@ EDITED = {
 class RouteRoutes:
     """The handlers; `api` finds the runtime."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
         self._listed: dict[
             str, tuple[float, Mapping[str, int]]

@@ -18,6 +18,7 @@ from app.kernel.job import JobId, Kind
 from app.placement.model.round import is_gone
 from app.replicate.api import schemas
 from app.web.http import request_bodies
+from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.operator_requests import (
     actor_of,
@@ -37,7 +38,6 @@ from app.worker.runtime.operators import OperationRefused
 
 if TYPE_CHECKING:
     from app.replicate.api.rest import RouteRoutes
-    from app.web.console.api import Api
 
 TopicAndPartition = tuple[str, int]  # topic and partition
 
@@ -45,7 +45,7 @@ TopicAndPartition = tuple[str, int]  # topic and partition
 class RouteActRoutes:
     """The handlers; `api` finds the runtime, `routes` the route that a path names."""
 
-    def __init__(self, api: Api, routes: RouteRoutes) -> None:
+    def __init__(self, api: ApiContext, routes: RouteRoutes) -> None:
         self._api = api
         self._routes = routes
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import msgspec
 from aiohttp import web
@@ -37,13 +37,10 @@ from app.sizing.recommendation import (
     recommend_fleet,
     recommend_partitions,
 )
+from app.web.http.context import ApiContext
 from app.web.http.responses import json_response, paged
 from app.web.http.route_docs import PAGE, described
 from app.worker.api.overview import ASLEEP, JobsOverview, lag_messages
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
-
 
 FLOWING_S = 1.0  # rule 3
 
@@ -227,7 +224,7 @@ class SizeView:
 class SizingRoutes:
     """The handlers."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:

@@ -8,9 +8,10 @@ from typing import Any
 from aiohttp import web
 
 from app.config.web_address import Web
-from app.web.console.api import Api
+from app.web.console.api import api_routes
 from app.web.console.pages import Pages
 from app.web.http.access import AccessControl
+from app.web.http.context import ApiContext
 from app.web.http.openapi import openapi
 from app.web.http.responses import MAX_BODY_BYTES, add_security_headers, guard
 from app.worker.members.peer_requests import WORKER_HEADER
@@ -35,12 +36,12 @@ def install(web_app: Any, runtime: Callable[[], Runtime | None], region: str) ->
             answer.headers[WORKER_HEADER] = made.worker
 
     web_app.on_response_prepare.extend([add_security_headers, name_worker])
-    api = Api(runtime, region)
-    web_app.on_shutdown.append(api.dlq_tools.operations.stop)
-    web_app.add_routes(api.routes())
+    api = ApiContext(runtime, region)
+    web_app.on_shutdown.append(api.operations.stop)
+    web_app.add_routes(api_routes(api))
     web_app.add_routes(Pages().routes())
 
 
 def document() -> dict[str, Any]:
     """The OpenAPI document, without a worker."""
-    return openapi(Api(lambda: None, "").routes())
+    return openapi(api_routes(ApiContext(lambda: None, "")))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from aiohttp import web
 
+from app.web.http.context import ApiContext
 from app.web.http.operator_requests import actor_of
 from app.web.http.responses import ApiError
 from app.worker.members.peer_requests import PeerUnreachable, ask_peer
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 HOP_HEADER = "X-Switchyard-Hop"
 # the longest request, an owner's reset, takes as long as its drain and the steps after it
@@ -21,7 +19,7 @@ FORWARDED_READ_TIMEOUT_S = 5.0  # for requests that change nothing
 
 
 async def ask_worker(
-    api: Api,
+    api: ApiContext,
     request: web.Request,
     worker: str,
     body: Any = None,
@@ -60,7 +58,7 @@ async def ask_worker(
 
 
 async def hand_over(
-    api: Api,
+    api: ApiContext,
     request: web.Request,
     worker: str,
     body: Any = None,

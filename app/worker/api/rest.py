@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -20,6 +20,7 @@ from app.dispatch.definition import Workload
 from app.dispatch.dlq.query import BadQuery
 from app.kernel.job import JobId, Kind
 from app.web.http import request_bodies, schemas
+from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, ask_worker, hand_over
 from app.web.http.operator_requests import (
     actor_of,
@@ -37,9 +38,6 @@ from app.web.http.responses import ApiError, is_number, json_response
 from app.web.http.route_docs import ACTOR, TIER, described
 from app.worker.jobs.operator_acts import PositionMove
 from app.worker.runtime.operators import NotHere, OperationRefused
-
-if TYPE_CHECKING:
-    from app.web.console.api import Api
 
 PARTITIONS_AT_ONCE = 16
 MAX_PARTITIONS = 256  # reset by one request
@@ -67,7 +65,7 @@ def acting(handler: Handler) -> Handler:
 
 
 async def reset_by(
-    api: Api, request: web.Request, worker: str, body: Mapping[str, Any]
+    api: ApiContext, request: web.Request, worker: str, body: Mapping[str, Any]
 ) -> list[dict[str, Any]] | str:
     """The results of the partitions that `worker` resets; or why nothing was reset."""
     try:
@@ -83,7 +81,7 @@ async def reset_by(
 class OperatorRoutes:
     """The handlers; `api` finds workloads and the runtime."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiContext) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:

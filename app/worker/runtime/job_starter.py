@@ -29,9 +29,9 @@ from app.kernel.counters import highest
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
-from app.payload.descriptors import DescriptorError
 from app.payload.event_time.instant import UnusableField
 from app.payload.interceptors import Interceptor
+from app.payload.schema_files import DescriptorError
 from app.payload.schema_loader import SchemaLoader
 from app.replicate.jobs.controller import ReplicaController
 from app.worker.catalog import Catalog

@@ -30,7 +30,7 @@ async def every_page(queue: DeadLetterQueue, limit: int) -> list[dict[str, Any]]
     items: list[dict[str, Any]] = []
     cursor = ""
     for _ in range(100):
-        page = await dlq_view.newest(queue, queue.workload, limit, cursor)
+        page = await dlq_view.newest(queue.client, queue.workload, limit, cursor)
         assert len(page["items"]) <= limit
         items += page["items"]
         if page["next"] is None:
@@ -40,9 +40,9 @@ async def every_page(queue: DeadLetterQueue, limit: int) -> list[dict[str, Any]]
 
 
 async def test_a_queue_that_does_not_exist_yet_is_empty(queue: DeadLetterQueue) -> None:
-    sizes = await dlq_view.sizes(queue, queue.workload)
+    sizes = await dlq_view.sizes(queue.client, queue.workload)
     assert (sizes["exists"], sizes["messages"], sizes["partitions"]) == (False, 0, [])
-    assert (await dlq_view.newest(queue, queue.workload, 10, ""))["items"] == []
+    assert (await dlq_view.newest(queue.client, queue.workload, 10, ""))["items"] == []
 
 
 async def test_pages_show_every_dead_letter_once_though_timestamps_go_backwards(
@@ -55,7 +55,7 @@ async def test_pages_show_every_dead_letter_once_though_timestamps_go_backwards(
             await producer.send(
                 queue.workload.dlq_topic(), f"{number}".encode(), partition=number % 3, timestamp_ms=at_ms
             )
-    assert (await dlq_view.sizes(queue, queue.workload))["messages"] == 60
+    assert (await dlq_view.sizes(queue.client, queue.workload))["messages"] == 60
     shown = [item["value"]["text"] for item in await every_page(queue, 7)]
     assert sorted(shown, key=int) == [str(number) for number in range(60)]
 
@@ -72,7 +72,7 @@ async def test_a_dead_letter_is_shown_with_its_origin_and_cut_to_the_size_of_a_p
     value = "€".encode() * 1_500_000  # larger than a response, and 4096 falls into a character
     await queue.put(value, key=b"\x00\xff", headers=headers)
     await queue.put(None, key=b"")
-    newest, oldest = (await dlq_view.newest(queue, queue.workload, 10, ""))["items"]
+    newest, oldest = (await dlq_view.newest(queue.client, queue.workload, 10, ""))["items"]
     assert newest["value"] is None
     assert newest["origin"]["topic"] is None
     assert oldest["origin"] == {"topic": "orders", "partition": "4", "offset": "77", "timestamp_ms": None}
@@ -99,7 +99,7 @@ async def test_a_cursor_beyond_the_end_reads_what_is_there(queue: DeadLetterQueu
     await queue.create()
     async with AIOKafkaProducer(bootstrap_servers=queue.bootstrap) as producer:
         await producer.send_and_wait(queue.workload.dlq_topic(), b"0")
-    found = await dlq_view.newest(queue, queue.workload, 10, "0:999999999")
+    found = await dlq_view.newest(queue.client, queue.workload, 10, "0:999999999")
     assert [item["value"]["text"] for item in found["items"]] == ["0"]
 
 
@@ -107,7 +107,7 @@ async def test_a_cursor_beyond_the_end_reads_what_is_there(queue: DeadLetterQueu
 async def test_a_cursor_that_is_none_of_ours_is_refused(queue: DeadLetterQueue, cursor: str) -> None:
     await queue.create()
     with pytest.raises(ApiError, match="take the cursor from"):
-        await dlq_view.newest(queue, queue.workload, 10, cursor)
+        await dlq_view.newest(queue.client, queue.workload, 10, cursor)
 
 
 timestamps = st.lists(st.integers(0, 20), max_size=12)
@@ -162,4 +162,4 @@ async def test_a_cluster_that_does_not_answer_is_no_empty_queue(
     await queue.put(b"there")
     monkeypatch.setattr(dlq_view, "LETTER_READ_TIMEOUT_S", 0.001)
     with pytest.raises(asyncio.TimeoutError):
-        await dlq_view.newest(queue, queue.workload, 10, "")
+        await dlq_view.newest(queue.client, queue.workload, 10, "")

@@ -176,16 +176,14 @@ from app.dispatch.dlq.reader import scan
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from tests.dispatch.dlq.queues import of_topic
 
-class Cluster:
-    client = ClusterClient(ClusterSpec("east", ("{queue.bootstrap}",)))
-
 async def main():
-    await Cluster.client.start()
+    client = ClusterClient(ClusterSpec("east", ("{queue.bootstrap}",)))
+    await client.start()
     workload = of_topic("{queue.topic}")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    page = await newest(Cluster, workload, 40, "")
-    seen = [len(found) async for found, _ in scan(Cluster.client, workload.dlq_topic(), {{0: (0, 40)}})]
-    await Cluster.client.stop()
+    page = await newest(client, workload, 40, "")
+    seen = [len(found) async for found, _ in scan(client, workload.dlq_topic(), {{0: (0, 40)}})]
+    await client.stop()
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(len(page["items"]), sum(seen), grown_kb)
 
@@ -242,10 +240,7 @@ async def test_an_expired_value_differs_from_null_wherever_letters_are_shown(
     await queue.put(None, key=b"gone", headers=headers(6))
     assert (await counted(queue, "op"))["left-out"] == 1
 
-    class Cluster:
-        client = queue.client
-
-    page = await newest(Cluster(), queue.workload, 10, "")
+    page = await newest(queue.client, queue.workload, 10, "")
     shown = [(one["value"], one["left_out_bytes"]) for one in page["items"]]
     assert shown == [
         (None, None),

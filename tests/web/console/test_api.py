@@ -245,8 +245,8 @@ def test_the_overview_comes_as_server_sent_events(console: Console) -> None:
 def test_streams_are_bounded_in_number_and_a_closed_one_makes_room(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.web.console.api.MAX_STREAMS", 1)
-    monkeypatch.setattr("app.web.console.api.EVENTS_INTERVAL_S", 0.02)
+    monkeypatch.setattr("app.worker.api.rest_overview.MAX_STREAMS", 1)
+    monkeypatch.setattr("app.worker.api.rest_overview.EVENTS_INTERVAL_S", 0.02)
     place = urlsplit(console.url)
     with socket.create_connection((place.hostname, place.port)) as stream:
         stream.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")

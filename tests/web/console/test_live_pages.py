@@ -48,7 +48,7 @@ def fed() -> FakeRuntime:
 
 @pytest.fixture
 def page(browser: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr("app.web.console.api.EVENTS_INTERVAL_S", 0.1)
+    monkeypatch.setattr("app.worker.api.rest_overview.EVENTS_INTERVAL_S", 0.1)
     page = browser.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))

@@ -23,7 +23,8 @@ from app.controllog.events import AlertPut
 from app.definitions.registry import parse_alert
 from app.dispatch.model.outcome import DeliveryDecision
 from app.kafka.client.cluster import ClusterUnreachable
-from app.web.console.api import Api
+from app.web.console.api import api_routes
+from app.web.http.context import ApiContext
 from app.web.http.openapi import openapi
 from app.web.http.route_docs import described_of
 from tests.alerts.api.test_rest import alert_of
@@ -48,7 +49,7 @@ from tests.web.runtime_fake import (
 )
 from tests.worker.api.test_rest import HeldPump
 
-ROUTES = Api(lambda: None, "east").routes()
+ROUTES = api_routes(ApiContext(lambda: None, "east"))
 DOCUMENT = openapi(ROUTES)
 REFUSED = ["400", "403", "404", "409", "413", "415", "422", "502", "503"]
 CONFIG = {
