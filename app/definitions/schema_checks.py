@@ -12,8 +12,8 @@ from app.config.problems import ConfigProblem, Document
 from app.definitions.registry import AnyDefinition
 from app.dispatch.definition import Workload
 from app.dispatch.jobs.interceptor_chain import payload_codec
-from app.payload.descriptors import DescriptorError
 from app.payload.event_time.instant import UnusableField
+from app.payload.schema_files import DescriptorError
 from app.payload.schema_loader import SchemaLoader
 
 

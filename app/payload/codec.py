@@ -26,10 +26,10 @@ from typing import NamedTuple, cast
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
-from app.payload.descriptors import DescriptorError, Schema
+from app.payload.descriptors import Schema
 from app.payload.json_writer import JsonWriter
 from app.payload.parser import InvalidPayload, Parser
-from app.payload.schema_files import ANYWHERE, SchemaFiles
+from app.payload.schema_files import ANYWHERE, DescriptorError, SchemaFiles
 from app.payload.schema_registry import SchemaRegistry, open_source
 from app.payload.varints import CUT_OFF, varint, zigzag
 

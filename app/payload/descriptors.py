@@ -28,9 +28,9 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from app.payload.schema_files import ANYWHERE, FileRefused, SchemaFiles
+from app.payload.proto_compiler import compile_source
+from app.payload.schema_files import ANYWHERE, HOW, DescriptorError, SchemaFiles, read_limited
 
-MAX_SET_BYTES = 16 * 1024 * 1024  # a larger file is hardly a schema
 MAX_LISTED = 10  # names in an error
 SET_SUFFIXES = (".binpb", ".pb", ".desc", ".protoset")
 WELL_KNOWN = {
@@ -40,21 +40,9 @@ WELL_KNOWN = {
         "timestamp", "type", "wrappers",
     )
 }  # fmt: skip
-HOW = "make one with `protoc --include_imports -o x.binpb x.proto` or `buf build -o x.binpb`"
 
 FileProto = descriptor_pb2.FileDescriptorProto
 Path_ = tuple[int, ...]
-
-
-class DescriptorError(ValueError):
-    """A schema that cannot be used. `field` is the definition's wrong one: `descriptor` or `message`."""
-
-    def __init__(self, source: Path | str, problem: str, remedy: str, field: str = "descriptor") -> None:
-        super().__init__(f"{source}: {problem}; {remedy}")
-        self.field = field
-        self.source = str(source)
-        self.problem = problem
-        self.remedy = remedy
 
 
 class Schema:
@@ -127,27 +115,8 @@ def unknown_message(source: Path, name: str, known: Sequence[str]) -> Descriptor
 def load_schema(path: Path, files: SchemaFiles = ANYWHERE) -> Schema:
     """The schema of a descriptor set or `.proto` source among `files`, or DescriptorError (rule 3)."""
     if path.suffix == ".proto":
-        from app.payload.proto_compiler import compile_source
-
         return Schema(path, parse_set(path, compile_source(path, files)))
     return Schema(path, parse_set(path, read_limited(path, files)))
-
-
-def read_limited(path: Path, files: SchemaFiles = ANYWHERE) -> bytes:
-    """The file's bytes, or DescriptorError: it cannot be read, or is larger than `MAX_SET_BYTES`."""
-    try:
-        data = files.read(path, MAX_SET_BYTES)
-    except FileRefused as error:
-        raise DescriptorError(path, error.why, error.remedy) from None
-    except FileNotFoundError:
-        raise DescriptorError(path, "does not exist", f"correct the path, or {HOW}") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        words = getattr(error, "strerror", None) or str(error)
-        raise DescriptorError(path, f"cannot be read: {words}", "give the worker access to it") from error
-    if len(data) > MAX_SET_BYTES:
-        limit = MAX_SET_BYTES // 1024 // 1024
-        raise DescriptorError(path, f"is larger than {limit} MiB", "name the one file that is needed")
-    return data
 
 
 def parse_set(source: Path, data: bytes) -> list[FileProto]:

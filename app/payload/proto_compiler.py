@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 from google.protobuf import descriptor_pb2
 
-from app.payload.descriptors import HOW, DescriptorError, read_limited
-from app.payload.schema_files import ANYWHERE, SchemaFiles
+from app.payload.schema_files import ANYWHERE, HOW, DescriptorError, SchemaFiles, read_limited
 
 COMPILE_TIMEOUT_S = 30.0
 MAX_ERROR_CHARS = 500

@@ -14,6 +14,8 @@ import weakref
 from pathlib import Path
 from typing import Protocol
 
+MAX_SET_BYTES = 16 * 1024 * 1024  # a larger file is hardly a schema
+HOW = "make one with `protoc --include_imports -o x.binpb x.proto` or `buf build -o x.binpb`"
 KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
@@ -27,6 +29,17 @@ class SchemaFinder(Protocol):
 
     def refresh(self) -> None:
         """Reads new files. Call it off the event loop. Never raises."""
+
+
+class DescriptorError(ValueError):
+    """A schema that cannot be used. `field` is the definition's wrong one: `descriptor` or `message`."""
+
+    def __init__(self, source: Path | str, problem: str, remedy: str, field: str = "descriptor") -> None:
+        super().__init__(f"{source}: {problem}; {remedy}")
+        self.field = field
+        self.source = str(source)
+        self.problem = problem
+        self.remedy = remedy
 
 
 class FileRefused(OSError):
@@ -103,3 +116,20 @@ def _check(mode: int) -> None:
 
 
 ANYWHERE = SchemaFiles()
+
+
+def read_limited(path: Path, files: SchemaFiles = ANYWHERE) -> bytes:
+    """The file's bytes, or DescriptorError: it cannot be read, or is larger than `MAX_SET_BYTES`."""
+    try:
+        data = files.read(path, MAX_SET_BYTES)
+    except FileRefused as error:
+        raise DescriptorError(path, error.why, error.remedy) from None
+    except FileNotFoundError:
+        raise DescriptorError(path, "does not exist", f"correct the path, or {HOW}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        words = getattr(error, "strerror", None) or str(error)
+        raise DescriptorError(path, f"cannot be read: {words}", "give the worker access to it") from error
+    if len(data) > MAX_SET_BYTES:
+        limit = MAX_SET_BYTES // 1024 // 1024
+        raise DescriptorError(path, f"is larger than {limit} MiB", "name the one file that is needed")
+    return data

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from app.payload.descriptors import DescriptorError
-from app.payload.schema_files import SchemaFiles
+from app.payload.schema_files import DescriptorError, SchemaFiles
 
 OPENERS = 2
 SCHEMA_OPEN_TIMEOUT_S = 120.0  # a registry of 100 `.proto` files takes half a minute

@@ -14,16 +14,8 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-from app.payload.descriptors import (
-    HOW,
-    MAX_LISTED,
-    SET_SUFFIXES,
-    DescriptorError,
-    Schema,
-    load_schema,
-    unknown_message,
-)
-from app.payload.schema_files import ANYWHERE, FileRefused, SchemaFiles
+from app.payload.descriptors import MAX_LISTED, SET_SUFFIXES, Schema, load_schema, unknown_message
+from app.payload.schema_files import ANYWHERE, HOW, DescriptorError, FileRefused, SchemaFiles
 
 MAX_SCHEMAS = 1_000  # each has its own pool in memory
 MAX_SOURCES = 100  # compiled one by one when the folder is opened

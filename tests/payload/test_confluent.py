@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.payload.codec import Framing, PayloadCodec, open_codec
-from app.payload.descriptors import DescriptorError, Schema
+from app.payload.descriptors import Schema
 from app.payload.parser import InvalidPayload
-from app.payload.schema_files import SchemaFiles
+from app.payload.schema_files import DescriptorError, SchemaFiles
 from tests.payload.schemas import ORDERS, compile_set, file_of, framed, set_of
 
 WORD = b"\x0a\x01w"  # field 1, a string

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.payload import schema_registry
-from app.payload.descriptors import MAX_SET_BYTES, DescriptorError, Schema, load_schema, parse_set
-from app.payload.schema_files import SchemaFiles
+from app.payload.descriptors import Schema, load_schema, parse_set
+from app.payload.schema_files import MAX_SET_BYTES, DescriptorError, SchemaFiles
 from app.payload.schema_registry import SchemaRegistry, open_source
 from tests.payload.schemas import ORDERS, compile_set, file_of, set_of, write_source
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.payload.descriptors import DescriptorError
+from app.payload.schema_files import DescriptorError
 from app.payload.schema_loader import OPENERS, SchemaLoader
 
 

@@ -142,7 +142,7 @@ class ReplicaRig:
 
     def feed(self, pump: ReplicaPump, data: bytes, start: int, end: int, *, damage: str = "") -> None:
         """Gives the pump these bytes for the offsets [start, end), as if they had been fetched."""
-        part = PartitionFetch(self.fetch, "by hand", pump.job.topic, pump.job.partition, start)
+        part = PartitionFetch(self.fetch.budget, "by hand", pump.job.topic, pump.job.partition, start)
         part.unreleased_bytes += len(data)
         self.budget.used_bytes += len(data)
         pump.accept(FetchedBatches(part, len(data), data, end, [], end, damage))

@@ -31,9 +31,9 @@ from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import OffsetMapLine
 from app.offsets.model.translation import CopiedLine
 from app.offsets.store.tables import NotRead
-from app.payload.descriptors import DescriptorError
 from app.payload.event_time.instant import UnusableField
 from app.payload.event_time.source import EventTime
+from app.payload.schema_files import DescriptorError
 from app.replicate.definition import RouteDefinition
 from switchyard.audit.model.fingerprint import FingerprintSource
 

@@ -32,9 +32,9 @@ from app.kafka.data_clusters import DataCluster
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId
 from app.offsets.model.producer_progress import audit_of
-from app.payload.descriptors import DescriptorError
 from app.payload.event_time.instant import UnusableField
 from app.payload.event_time.source import EventTime
+from app.payload.schema_files import DescriptorError
 from app.payload.schema_loader import SchemaLoader
 from app.worker.jobs.start_position import ReportIncident, StartPosition
 from switchyard.audit.model.fingerprint import FingerprintSource

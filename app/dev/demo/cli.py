@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-MIN_MESSAGES = 75  # fewer leave none for the story's end
+from app.dev.demo import MIN_MESSAGES
+
 DEFAULT_MESSAGES = 30_000
 
 

@@ -19,10 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from app.dev.demo import failover_story, spark_reports
+from app.dev.demo import MIN_MESSAGES, failover_story, spark_reports
 from app.dev.demo.audit_summary import WINDOW, Audited, plan, until_counted
 from app.dev.demo.background_thread import Background
-from app.dev.demo.cli import MIN_MESSAGES
 from app.dev.demo.report import StoryReport, count
 from app.dev.demo.stage import DemoStage, Process, StageError, route, wait_until, workload
 from app.dev.demo.traffic import SentMessage, create_topic, messages, produce, read_all

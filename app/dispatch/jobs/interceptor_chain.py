@@ -17,7 +17,7 @@ async def payload_codec(workload: Workload, schemas: SchemaLoader) -> PayloadCod
     """The codec of the workload's payload; None: its definition names none.
 
     Raises:
-        app.payload.descriptors.DescriptorError: The descriptors cannot be used; the message names the remedy.
+        app.payload.schema_files.DescriptorError: The descriptors cannot be used; the text has the remedy.
     """
     payload = workload.spec.payload
     if payload is None or payload.protobuf is None:
@@ -34,7 +34,7 @@ async def make_chain(
     """The workload's interceptors; None: it has none.
 
     Raises:
-        app.payload.descriptors.DescriptorError: See `payload_codec`.
+        app.payload.schema_files.DescriptorError: See `payload_codec`.
     """
     codec = await payload_codec(workload, schemas)
     payload = workload.spec.payload

@@ -12,7 +12,7 @@ Rules (tests/kafka/append/test_lane.py)
 3. A batch is sent alone while the one before it may not be in the log: at first, after an error, and
    when the lane was empty. A broker takes any sequence number from an unknown producer, so it might take a
    second batch without the first. After an acknowledged batch, `IN_FLIGHT` are sent.
-4. Before a batch that may be in the log is sent again, it is looked up there (`Appender.look_up`). A
+4. Before a batch that may be in the log is sent again, it is looked up there (`LaneOwner.look_up`). A
    restarted broker remembers only a producer's last batch, and nothing if that is old. If retention has
    deleted that part of the log, the leader (DescribeProducers) still names the producer's last batch. If a
    head was sent alone, is out of sequence and not in the log, then the log has lost acknowledged batches. The
@@ -31,7 +31,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiokafka.errors import for_code
 
@@ -57,12 +57,28 @@ from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.verbatim_copy import Bytes, next_sequence
 
 if TYPE_CHECKING:
-    from app.kafka.append.appender import Appender
+    from app.kafka.client.cluster import ClusterClient
 
 IN_FLIGHT = 5  # batches that a broker remembers per producer and partition, to detect duplicates
 LANE_BYTES = 2 * 1024 * 1024  # queued for one partition before `append` waits
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
 INCIDENT_DELAY_S = 3.0  # shorter trouble, such as a leader election, is not reported
+
+
+class LaneOwner(Protocol):
+    """What a lane asks of its appender (`app.kafka.append.appender`)."""
+
+    cluster: ClusterClient
+    report_incident: Callable[[AppendIncident], None]
+
+    def ready(self, lane: AppendLane) -> None:
+        """Registers a lane that may have something to send."""
+
+    def look_up(self, lane: AppendLane) -> None:
+        """Finds out which of the lane's batches are in the log, and calls `AppendLane.looked_up`."""
+
+    def forget(self, lane: AppendLane) -> None:
+        """Removes a closed lane."""
 
 
 class AppendLane:
@@ -80,7 +96,7 @@ class AppendLane:
 
     def __init__(
         self,
-        appender: Appender,
+        appender: LaneOwner,
         topic: str,
         partition: int,
         producer: ProducerId,

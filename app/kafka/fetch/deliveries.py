@@ -15,7 +15,6 @@ from app.kafka.client.permissions import NOT_AUTHORISED, ConfiguredCluster, gran
 from app.kafka.records.header_arrays import heads_of
 
 if TYPE_CHECKING:
-    from app.kafka.fetch.service import FetchService
     from app.kafka.records.header_arrays import BatchHeaderArrays, Numbers
 
 PARTITION_MAX_BYTES = 1024 * 1024
@@ -171,7 +170,7 @@ class FetchedBatches:
     @property
     def budget(self) -> ByteBudget | None:
         """The budget that counts the bytes; None once they are released."""
-        return None if self._owner is None else self._owner.service.budget
+        return None if self._owner is None else self._owner.budget
 
     @property
     def is_stale(self) -> bool:
@@ -188,7 +187,7 @@ class FetchedBatches:
         if owner is not None:
             self.data = b""
             owner.unreleased_bytes -= self.nbytes
-            owner.service.budget.give_back(self.nbytes)
+            owner.budget.give_back(self.nbytes)
 
 
 class FetchedHeaders(FetchedBatches):
@@ -269,7 +268,7 @@ class FetchIncident:
 
 @dataclass(slots=True, eq=False)
 class PartitionFetch:
-    service: FetchService
+    budget: ByteBudget
     key: Any
     topic: str
     partition: int

@@ -131,7 +131,9 @@ class FetchService(Service):
             heads: Takes the headers for a follower out of batches.
         """
         self.remove(key)
-        part = PartitionFetch(self, key, topic, partition, next_offset, topic_id, leaves_bytes, lingers_s)
+        part = PartitionFetch(
+            self.budget, key, topic, partition, next_offset, topic_id, leaves_bytes, lingers_s
+        )
         part.epoch, part.last_epoch = self.client.leader_epoch(topic, partition), last_epoch
         part.unsure = max(last_epoch, part.epoch) >= 0
         self._partitions[key] = part

@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 from aiokafka.errors import BrokerResponseError, KafkaError
@@ -34,7 +34,8 @@ from app.replicate.destination.predecessor import begins_at
 from app.replicate.destination.succession import Succession
 
 if TYPE_CHECKING:
-    from app.replicate.pump.route_runtime import RouteRuntime
+    from app.kafka.append.appender import Appender
+    from app.kafka.client.cluster import ClusterClient
 
 DESTINATION_RETRY_INTERVAL_S = 1.0
 SNAPSHOT_POLL_INTERVAL_S = 0.02
@@ -46,6 +47,18 @@ NOT_SAVED = (
 DESTINATION_RECREATED = "its destination topic was deleted and recreated"
 
 T = TypeVar("T")
+
+
+class DestinationRoute(Protocol):
+    """What a session asks of its route (`app.replicate.pump.route_runtime`)."""
+
+    source: ClusterClient
+    target: ClusterClient
+    appender: Appender
+
+    async def max_batch_bytes(self, target_topic: str) -> int:
+        """The destination topic's `max.message.bytes`."""
+        ...
 
 
 class DestinationSession:
@@ -72,7 +85,7 @@ class DestinationSession:
 
     def __init__(
         self,
-        runtime: RouteRuntime,
+        route: DestinationRoute,
         target: tuple[str, int],
         ledger: CopyLedger,
         note: bytes,
@@ -93,7 +106,7 @@ class DestinationSession:
         self.is_met = self.is_ready = self.is_saving = False
         self.max_batch_bytes = 0
         self.why = ""
-        self._runtime = runtime
+        self._route = route
         self._ledger = ledger
         self._note_bytes = note
         self._lineage = lineage
@@ -128,7 +141,7 @@ class DestinationSession:
     @property
     def name(self) -> str:
         """The destination as "cluster/topic", for messages."""
-        return f"{self._runtime.target.name}/{self.target[0]}"
+        return f"{self._route.target.name}/{self.target[0]}"
 
     @property
     def note(self) -> bytes:
@@ -138,14 +151,14 @@ class DestinationSession:
             return self._note_bytes
         return msgspec.structs.replace(
             note, source_epoch=self.source_epoch, read_epoch=self._ledger.read_epoch, losses=self.losses,
-            source=self._runtime.source.name, target=self.name, lost=self._ledger.lost,
+            source=self._route.source.name, target=self.name, lost=self._ledger.lost,
             lost_ms=self._ledger.lost_ms, quiet_below=self.quiet_below, epochs=self._ledger.epochs,
             uncompared=self._ledger.uncompared, begun_anew=self._ledger.begun_anew,
         ).to_bytes()  # fmt: skip
 
     def _succession_of(self, note: ReplicaHandover | None) -> Succession:
         is_same_log = note is not None and note.lineage in {-1, self._lineage}
-        return Succession(self._runtime.target, *self.target, note, is_same_log=is_same_log)
+        return Succession(self._route.target, *self.target, note, is_same_log=is_same_log)
 
     async def meet(self) -> None:
         """Reads the destination's id and limit, and what a former owner has copied there."""
@@ -265,7 +278,7 @@ class DestinationSession:
         )
 
     async def _find_log(self) -> LogId:
-        client, topic = self._runtime.target, self.target[0]
+        client, topic = self._route.target, self.target[0]
         ids = await client.topic_ids([topic])
         if topic not in ids:
             await client.partitions(topic)  # raises if a permission is missing
@@ -274,7 +287,7 @@ class DestinationSession:
 
     async def read_limit(self) -> int:
         """Reads the destination's `max.message.bytes` again."""
-        self.max_batch_bytes = await self._runtime.max_batch_bytes(self.target[0])
+        self.max_batch_bytes = await self._route.max_batch_bytes(self.target[0])
         return self.max_batch_bytes
 
     def not_yet_copied(self, found: list[VerbatimCopy], copy: VerbatimCopy) -> list[VerbatimCopy]:
@@ -328,9 +341,8 @@ class DestinationSession:
         return floor
 
     async def _new_lane(self) -> AppendLane:
-        runtime = self._runtime
-        producer = self._succession.producer or await new_producer(runtime.target)
-        lane = await runtime.appender.lane(
+        producer = self._succession.producer or await new_producer(self._route.target)
+        lane = await self._route.appender.lane(
             *self.target, producer, self._on_append_incident, self._on_epoch_bump
         )
         if lane.floor < 0:
@@ -389,7 +401,7 @@ class DestinationSession:
                 if isinstance(error, BrokerResponseError) and not error.retriable:
                     code = error.errno
                 if code is not None:
-                    remedy = remedy_of(code, self._runtime.target.spec, self.target[0])
+                    remedy = remedy_of(code, self._route.target.spec, self.target[0])
                     self.why += f"; {remedy}"
                     if not is_reported:
                         is_reported = True

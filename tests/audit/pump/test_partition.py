@@ -32,20 +32,13 @@ WIDTH_MS = 60_000
 JOB = JobId.parse("audit:all//east:orders:3")
 
 
-class Budgeted:
-    """The owner of the batches' memory."""
-
-    def __init__(self) -> None:
-        self.budget = ByteBudget(1 << 20)
-
-
 class Rig:
     """A log, successive pumps, and the collector of their reports."""
 
     def __init__(self, plan: AuditPlan | None = None) -> None:
         self.plan = plan or audit_plan()
         self.log, self.collector, self.position = Log(), Collector(), 0
-        self.owner, self.incidents = Budgeted(), list[tuple[str, ...]]()
+        self.budget, self.incidents = ByteBudget(1 << 30), list[tuple[str, ...]]()
         self.takes = True
         self.pump = self.begin(0, 0)
 
@@ -72,9 +65,8 @@ class Rig:
         self.position += 1
 
     def fetched(self, data: bytes, start: int, end: int, *, damage: str = "") -> FetchedBatches:
-        service: Any = self.owner
-        part = PartitionFetch(service, (str(JOB), 1), "orders", 3, start)
-        part.unreleased_bytes = self.owner.budget.used_bytes = len(data)
+        part = PartitionFetch(self.budget, (str(JOB), 1), "orders", 3, start)
+        part.unreleased_bytes = self.budget.used_bytes = len(data)
         return FetchedBatches(part, len(data), data, end, [], self.log.next_offset, damage)
 
     def feed(self, batches: int = 1_000) -> FetchedBatches:
@@ -95,7 +87,7 @@ async def test_fetched_batches_are_counted_at_once_and_their_memory_is_released(
     rig.log.append([1, 2, 70_000])
     fetched = rig.feed()
 
-    assert (fetched.budget, rig.owner.budget.used_bytes) == (None, 0)
+    assert (fetched.budget, rig.budget.used_bytes) == (None, 0)
     assert rig.pump.base == 0, "nothing is reported yet"
     await rig.report(rig.pump)
     assert rig.counts == {0: 2, WIDTH_MS: 1}

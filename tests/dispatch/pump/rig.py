@@ -16,9 +16,7 @@ from app.dispatch.pump.retry_publisher import CopyProducer
 from app.dispatch.scheduler.clients import GrpcTargets
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.kafka.append.producer import RecordTooLarge
-from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, PartitionFetch
-from app.kafka.fetch.service import FetchService
 from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
 from app.kernel.ranges import Snapshot
@@ -99,12 +97,9 @@ class DispatchRig:
         self.pumps: list[DispatchPump] = []
         self._others: list[Receiver] = []
         self._handler, self._limits = handler, limits
-        self._service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), self._nowhere, self.budget)
         self._parts: dict[int, PartitionFetch] = {}
         self.port = 0
         self.runtime: WorkloadRuntime
-
-    async def _nowhere(self, _: Any) -> None: ...
 
     async def start_receiver(self) -> None:
         """Starts the receiver, on its former port if it had one."""
@@ -148,7 +143,7 @@ class DispatchRig:
             job, 1, self.runtime, tier=tier, merged=delayed, next_offset=0, snapshot=Snapshot(0),
             capacity=capacity, group=GROUP, lineage=0,
         )  # fmt: skip
-        self._parts[id(pump)] = PartitionFetch(self._service, "k", topic, partition, 0)
+        self._parts[id(pump)] = PartitionFetch(self.budget, "k", topic, partition, 0)
         self.pumps.append(pump)
         return pump
 
@@ -159,7 +154,7 @@ class DispatchRig:
     def split(self, pump: DispatchPump, at: int) -> DispatchPump:
         """Splits the pump at this offset, which becomes the backlog of the returned one."""
         main = pump.split(at)
-        self._parts[id(main)] = PartitionFetch(self._service, "k", TOPIC, pump.job.partition, at)
+        self._parts[id(main)] = PartitionFetch(self.budget, "k", TOPIC, pump.job.partition, at)
         self.pumps.append(main)
         return main
 

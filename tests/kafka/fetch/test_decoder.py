@@ -21,17 +21,12 @@ from tests.kafka.records.batches import CODECS, LAST_DELTA_AT, LENGTH_AT, make_b
 CRC_AT, RECORDS_AT = 17, 61
 
 
-async def nowhere(_: Any) -> None: ...
-
-
 def fetched(
     data: bytes, start: int = 0, end: int = 10**6, aborted: list[tuple[int, int]] | None = None
 ) -> FetchedBatches:
     """A response made by hand."""
-    service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), nowhere, ByteBudget(10**9))
-    return FetchedBatches(
-        PartitionFetch(service, "k", "t", 0, start), len(data), data, end, aborted or [], end
-    )
+    part = PartitionFetch(ByteBudget(10**9), "k", "t", 0, start)
+    return FetchedBatches(part, len(data), data, end, aborted or [], end)
 
 
 def read_all(reader: RecordReader, limit: int = 1000) -> tuple[list[Record], list[UndecodableBatch]]:
@@ -180,7 +175,7 @@ async def test_sound_batches_are_delivered_before_bytes_that_are_not_a_batch() -
         delivered.append(item)
 
     service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), keep, ByteBudget(10**9))
-    part = PartitionFetch(service, "k", "t", 0, 0)
+    part = PartitionFetch(service.budget, "k", "t", 0, 0)
     garbage = patched(GOOD, LENGTH_AT, ">i", -1)
 
     await service._deliver_data(part, make_batch(0, ROWS) + garbage, [])
@@ -203,7 +198,7 @@ async def test_batch_with_a_damaged_header_costs_its_own_offsets_and_its_neighbo
 
     budget = ByteBudget(10**9)
     service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), keep, budget)
-    part = PartitionFetch(service, "k", "t", 0, 0, high_watermark=12)
+    part = PartitionFetch(service.budget, "k", "t", 0, 0, high_watermark=12)
     damaged, behind = patched(GOOD, LAST_DELTA_AT, ">i", delta), make_batch(8, ROWS)
 
     await service._deliver_data(part, make_batch(0, ROWS) + damaged + behind, [])
@@ -228,7 +223,7 @@ async def test_damaged_batch_with_an_unknown_end_is_an_incident_until_a_batch_fo
         delivered.append(item)
 
     service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), keep, ByteBudget(10**9))
-    part = PartitionFetch(service, "k", "t", 0, 4, high_watermark=8)
+    part = PartitionFetch(service.budget, "k", "t", 0, 4, high_watermark=8)
     damaged = patched(GOOD, LAST_DELTA_AT, ">i", 20)
 
     await service._deliver_data(part, damaged, [])

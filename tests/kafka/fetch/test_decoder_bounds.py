@@ -12,17 +12,15 @@ import pytest
 
 from app.dispatch.pump.intake import READY_LEAST_BYTES, MessageIntake
 from app.kafka.append.encoder import ENCODED_RECORDS, copies
-from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.fetch.decoder import OpenBatch, RecordReader, UndecodableBatch, records_of
 from app.kafka.fetch.decompression import unpacked
 from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, PartitionFetch
-from app.kafka.fetch.service import FetchService
 from app.kafka.records.batch import iter_batches, take
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.record import size_of
 from app.kafka.records.scan import HEADER_COST_BYTES, MAX_HEADERS
 from app.kernel.tracker import Tracker
-from tests.kafka.fetch.test_decoder import fetched, nowhere, read_all
+from tests.kafka.fetch.test_decoder import fetched, read_all
 from tests.kafka.records.batches import CODECS, ENCODERS, batch_of_packed, make_batch, packed_record
 
 MIB = 1024 * 1024
@@ -122,8 +120,7 @@ def test_declared_size_of_snappy_is_not_trusted(lie: str) -> None:
 
 def response(budget: ByteBudget, data: bytes, end: int) -> FetchedBatches:
     """A response for a new partition."""
-    service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), nowhere, budget)
-    part = PartitionFetch(service, "k", "t", 0, 0)
+    part = PartitionFetch(budget, "k", "t", 0, 0)
     part.unreleased_bytes += len(data)
     budget.used_bytes += len(data)
     return FetchedBatches(part, len(data), data, end, [], end)

@@ -62,7 +62,7 @@ async def test_unforeseen_batches_affect_no_other_batch(
             )  # fmt: skip
             started.append(pump)
             rig.pumps.append(pump)
-            part = PartitionFetch(rig._service, (job, 1), "orders", 0, 0)
+            part = PartitionFetch(rig.budget, (job, 1), "orders", 0, 0)
             fetched = FetchedBatches(part, len(response), response, end, [], end)
             start = SimpleNamespace(log=LogId(), known=True, snapshot=snapshot, gap=None)
             loop = asyncio.get_running_loop()
