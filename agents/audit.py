@@ -1,14 +1,15 @@
-"""Agent `audit`: hands fetched batches from the channel to the pumps that count them."""
+"""Agent `audit`: gives fetched batches to the audits that count them."""
 
 from __future__ import annotations
 
-from typing import Any
+from faust.types import StreamT
 
 from app import app
+from app.kafka.fetch.deliveries import FetchItem
 
 
 @app.agent(app.audit_channel, name="audit")
-async def audit(batches: Any) -> None:
-    """Hands each batch to the pump of its job, which counts it."""
-    async for batch in batches:
-        app.runtime.jobs.hand_to_pump(batch)
+async def audit(items: StreamT[FetchItem]) -> None:
+    """Hands each batch to its job's pump (`app.audit.pump.partition`), which counts it."""
+    async for item in items:
+        app.runtime.kinds.audit.accept(item)

@@ -1,15 +1,15 @@
-"""Agent `dispatch`: hands fetched batches from the channel to their pumps. An event is a batch of
-messages."""
+"""Agent `dispatch`: gives fetched batches to the workloads' partitions, which deliver their messages."""
 
 from __future__ import annotations
 
-from typing import Any
+from faust.types import StreamT
 
 from app import app
+from app.kafka.fetch.deliveries import FetchItem
 
 
 @app.agent(app.dispatch_channel, name="dispatch")
-async def dispatch(batches: Any) -> None:
-    """Hands each batch to the pump of its job, which delivers and tracks its messages."""
-    async for batch in batches:
-        app.runtime.jobs.hand_to_pump(batch)
+async def dispatch(items: StreamT[FetchItem]) -> None:
+    """Hands each batch to its job's pump (`app.dispatch.pump.partition`), which delivers its messages."""
+    async for item in items:
+        app.runtime.kinds.dispatch.accept(item)

@@ -34,7 +34,8 @@ from app.kafka.client.startup_retry import heals
 from app.kafka.client.topic_tail import bounded
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.fetch import bounded_consumer
-from app.kernel.job import Kind
+from app.kafka.fetch.deliveries import FetchItem
+from app.kernel.job import Kind, kind_of
 from app.offsets.store.tables import RegionAtlas
 from app.payload.interceptor_loader import InterceptorError, load_interceptors
 from app.payload.interceptors import Interceptor
@@ -91,19 +92,21 @@ class SwitchyardApp(PatientApp):
         )
 
     @cached_property
+    def fetch_channels(self) -> dict[Kind, DataChannel]:
+        """What the fetch services deliver, for the agent of each kind of job."""
+        return {kind: DataChannel(self, maxsize=CHANNEL_BATCHES) for kind in Kind}
+
+    @property
     def dispatch_channel(self) -> DataChannel:
-        """The fetch services' batches for the dispatch agent."""
-        return DataChannel(self, maxsize=CHANNEL_BATCHES)
+        return self.fetch_channels[Kind.DISPATCH]
 
-    @cached_property
+    @property
     def replicate_channel(self) -> DataChannel:
-        """The fetch services' batches for the replicate agent."""
-        return DataChannel(self, maxsize=CHANNEL_BATCHES)
+        return self.fetch_channels[Kind.REPLICATE]
 
-    @cached_property
+    @property
     def audit_channel(self) -> DataChannel:
-        """The fetch services' batches for the audit agent."""
-        return DataChannel(self, maxsize=CHANNEL_BATCHES)
+        return self.fetch_channels[Kind.AUDIT]
 
     async def on_first_start(self) -> None:
         agents = {name.rsplit(".", 1)[-1] for name in self.agents}
@@ -204,9 +207,9 @@ class SwitchyardApp(PatientApp):
             await asyncio.sleep(0.05)
         return self.runtime
 
-    async def _deliver(self, item: Any) -> None:
-        channels = {Kind.REPLICATE: self.replicate_channel, Kind.AUDIT: self.audit_channel}
-        await channels.get(item.key[0].partition(":")[0], self.dispatch_channel).put(item)
+    async def _deliver(self, item: FetchItem) -> None:
+        channel: Any = self.fetch_channels[kind_of(item.key[0])]
+        await channel.put(item)
 
     def _on_rebalance_when_stopped(self) -> None:
         """Does nothing, because the consumer's thread closes its connections itself.

@@ -29,8 +29,10 @@ from app.config.fields import DAY_S, MAX_LISTED, Header, MessageName, Model, Nam
 from app.config.quantities import DURATION_SCHEMA, Duration, duration_within
 from app.failover.topology import Layout
 from app.kernel.durations import format_duration, parse_duration
+from app.kernel.job import Kind
 from app.replicate.definition import Entry
 
+AUDIT_JOBS = f"{Kind.AUDIT.value}:"  # begins the name of every job of a plan
 MAX_NAME_CHARS = 100  # job names contain it, with a cluster's name
 SEPARATOR = "//"  # between plan and cluster; no workload's key contains it
 

@@ -205,7 +205,7 @@ class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class WorkloadTrouble(msgspec.Struct, frozen=True, kw_only=True):
-    """A present problem of a workload as a whole, with its remedy (`app.worker.catalog`)."""
+    """A present problem of a workload as a whole, with its remedy (`app.dispatch.topics.catalog`)."""
 
     key: str
     why: str

@@ -29,12 +29,14 @@ from app.dispatch.model.dead_letter_budget import (
     DEAD_LETTER_SHARE,
     DEAD_LETTERS_PER_MINUTE,
 )
+from app.kernel.job import JobId, Kind
 
 MAX_LAG_MESSAGES = 2**53  # what JSON counts exactly
 TIMEOUT_S = 10.0
 HEAD_OF_LINE_S = 300.0  # the default of `headOfLine.after`
 HEAD_TIMEOUTS = 2  # the default is at least this many timeouts
 MAX_LETTERS = 1_000_000  # in `burst`; `share: 1` sets no limit at all
+DISPATCH_JOBS = f"{Kind.DISPATCH.value}:"  # begins the name of every job of a workload
 MAX_MERGES = 1000  # a higher number would be no limit in practice
 
 
@@ -297,3 +299,8 @@ class Workload(Definition):
         """The gRPC method: the definition's, or that of uForwarder's consumers."""
         own = self.spec.target.method
         return own or f"/kafka.consumerproxy.{self.metadata.group}/{self.metadata.topic}"
+
+
+def dispatch_job(key: str, topic: str, partition: int) -> JobId:
+    """The job of a workload's partition. Raises ValueError: no job can have that name."""
+    return JobId(Kind.DISPATCH, key, topic, partition)

@@ -92,6 +92,11 @@ class JobId:
         return cls(Kind(kind), name, topic, int(partition))
 
 
+def kind_of(job: str) -> Kind:
+    """The kind of a job by its text form. Raises ValueError: there is no such kind."""
+    return Kind(job.partition(":")[0])
+
+
 def names_a_job(text: str) -> bool:
     """Whether `JobId.parse` accepts the text."""
     found = _JOB.fullmatch(text)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+from app.audit.definition import AUDIT_JOBS
 from app.controllog.codec import Heartbeat
 from app.controllog.events import Assignment, LimitShares
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
 from app.kernel.clock import now_ms
-from app.kernel.job import Kind
 from app.kernel.limit_shares import (
     WHOLE,
     GrantedShare,
@@ -35,7 +35,6 @@ DIVISION_INTERVAL_S = 0.5  # the interval of heartbeats
 MIN_CHANGE_INTERVAL_S = 2.0  # between two changes of the same limits
 SLOT_TURN_S = 5.0  # with fewer slots than workers, each worker's turn
 
-_AUDIT = f"{Kind.AUDIT}:"
 Jobs = dict[str, Counter[str]]  # key -> worker -> number of jobs
 
 
@@ -43,7 +42,7 @@ def jobs_of(assignments: Collection[Assignment]) -> Jobs:
     """The number of jobs of each workload and route, by worker."""
     found: Jobs = {}
     for held in assignments:
-        if held.worker and not held.job.startswith(_AUDIT):
+        if held.worker and not held.job.startswith(AUDIT_JOBS):
             found.setdefault(name_of(held.job), Counter())[held.worker] += 1
     return found
 

@@ -23,12 +23,13 @@ from pydantic import BeforeValidator, Field, Strict, model_validator
 from app.config.definition_base import Definition
 from app.config.fields import DAY_S, MAX_LISTED, Label, Model, Name, Rate
 from app.config.quantities import Duration, Size, duration_within
-from app.kernel.job import MAX_TOPIC_CHARS
+from app.kernel.job import MAX_TOPIC_CHARS, JobId, Kind
 from app.replicate.model.destination_topic import Smaller, TopicSync
 from app.replicate.model.name_patterns import MAX_EXPRESSION_CHARS, AnyOf, check_expression, is_name
 from app.replicate.model.route import TOPIC, Route, is_topic
 from app.replicate.model.route import TopicRename as RenameRule
 
+REPLICATE_JOBS = f"{Kind.REPLICATE.value}:"  # begins the name of every job of a route
 MAX_RECORDS = 10**9  # in practice no limit: only the interval counts
 
 
@@ -247,3 +248,8 @@ class RouteDefinition(Definition):
         """The changes that the route allows at its destination topics."""
         sync = self.spec.sync
         return TopicSync(sync.create, sync.partitions, sync.configuration, sync.leave, sync.on_smaller_limits)
+
+
+def replicate_job(name: str, topic: str, partition: int) -> JobId:
+    """The job of a route's partition. Raises ValueError: no job can have that name."""
+    return JobId(Kind.REPLICATE, name, topic, partition)

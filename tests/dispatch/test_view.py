@@ -7,12 +7,13 @@ import time
 from typing import Any
 
 from app.controllog.codec import MAX_EVENT_BYTES, Heartbeat, encode, heartbeat, heartbeat_events
+from app.dispatch.jobs.heartbeat_status import job_status, workload_statuses
 from app.dispatch.model.throughput_diagnosis import RESTS
 from app.dispatch.pump.line_head import free_head
 from app.dispatch.view import WorkloadFlow, workload_flow
 from app.kernel.clock import now_ms
 from app.kernel.limit_shares import ALL
-from app.worker.runtime.heartbeat_status import job_statuses, workload_statuses
+from app.worker.runtime.heartbeat_status import job_statuses
 from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 
@@ -24,7 +25,7 @@ def seen(rig: DispatchRig) -> WorkloadFlow:
     (event,) = heartbeat_events(
         Heartbeat(
             worker="w1", at_ms=1, started_ms=1, url="http://h:1", state="running", term=0,
-            jobs=job_statuses(rig.pumps, {}, {}),
+            jobs=job_statuses(map(job_status, rig.pumps), {}, {}),
             workloads=workload_statuses({key: runtime}, rig.pumps, rig.budget),
         )
     )  # fmt: skip
@@ -235,7 +236,7 @@ async def test_ordinary_values_take_no_room_in_a_heartbeat() -> None:
             "failed",
         ]
         assert [name for name in unusual if f'"{name}"'.encode() in event] == []
-        (status,) = job_statuses([pump], {}, {})
+        (status,) = job_statuses([job_status(pump)], {}, {})
         encoded = encode(status)
         unusual = ["ready", "behind", "postponed", "backoff", "due_ms", "used", "capacity", "buffered_bytes"]
         assert [name for name in unusual if f'"{name}"'.encode() in encoded] == []

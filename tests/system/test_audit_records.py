@@ -85,7 +85,7 @@ def test_the_audit_finds_exactly_the_records_of_an_event_time_range(
         assert offsets == sorted(offsets)
     assert (found.exit_code, "found by the audit's index" in found.stderr) == (0, True)
     assert {row["key"]["base64"] for row in rows if row["key"]} == {"/wA="}
-    looked_at = int(found.stderr.split(" looked at")[0].split()[-1])
+    looked_at = int(found.stderr.split(" read, by")[0].split()[-1])
     assert looked_at < RECORDS * 0.75, "the index says where to read"
 
     cut = cli(*command, "--limit", "7", "-o", "csv")

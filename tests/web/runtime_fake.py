@@ -21,7 +21,6 @@ from aiohttp import web
 from app.alerts.delivery.monitor import AlertMonitor
 from app.audit.jobs.books import AuditBooks
 from app.audit.jobs.region_query import RegionQuery
-from app.audit.topics.catalog import AuditsCatalog
 from app.config.web_address import Web
 from app.controllog.codec import (
     HeadDecision,
@@ -31,7 +30,6 @@ from app.controllog.codec import (
     JobStatus,
     WorkloadStatus,
 )
-from app.controllog.definition_cache import DefinitionCache
 from app.controllog.events import AnyControlEvent, Assignment, RoutePut, WorkloadPut
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
@@ -45,11 +43,13 @@ from app.kernel.lease import Lease
 from app.kernel.tracker import Tracker
 from app.payload.schema_loader import SchemaLoader
 from app.replicate.definition import RouteDefinition
-from app.replicate.topics.catalog import RoutesCatalog
 from app.web.console import server
-from app.worker.jobs.vanished_topics import VanishedTopics
+from app.worker.catalog import Catalog
+from app.worker.jobs.failures import JobFailures
+from app.worker.jobs.kind import JobPorts
 from app.worker.members.host_clock import HostClock
 from app.worker.members.membership import Members
+from app.worker.runtime.job_kinds import JobServices, make_job_kinds
 from app.worker.runtime.loop_watch import LoopWatch
 from app.worker.runtime.open_files import OpenFilesWatch
 from app.worker.runtime.save_watch import SaveWatch
@@ -192,25 +192,6 @@ class FakeControlLog:
         return len(self.appended) - 1
 
 
-class FakeCatalog:
-    """The definitions in the control log."""
-
-    def __init__(self, log: FakeControlLog, clusters: Any = None) -> None:
-        self.vanished_topics = VanishedTopics(clusters, lambda *_: None)
-        self._workloads = DefinitionCache(
-            lambda: log.view.workloads, lambda _, data: Workload.from_wire(data), lambda *_: None
-        )
-        self.routes = RoutesCatalog(cast("Any", log), clusters, lambda *_: None)
-        self.audits = AuditsCatalog(cast("Any", log), clusters, lambda *_: None, LAYOUT)
-        self.audits.workload = self.workload
-
-    def route(self, name: str) -> RouteDefinition | None:
-        return self.routes.definition(name)
-
-    def workload(self, key: str) -> Workload | None:
-        return self._workloads.get(key)
-
-
 class FakeClusters:
     """Clusters that are known and cannot be reached."""
 
@@ -270,8 +251,8 @@ class FakeRuntime:
         self.env: dict[str, str] = {}
         self.control = FakeControlLog()
         self.schemas = SchemaLoader(Path("/"))
-        self.catalog = FakeCatalog(self.control)
         self.clusters = FakeClusters()
+        self.catalog = Catalog(cast("Any", self.control), cast("Any", self.clusters), lambda *_: None, LAYOUT)
         self.members = Members(dead_after_s=3600.0)  # a test sends each heartbeat once
         self.incidents: deque[IncidentRecord] = deque()
         self.lease = Lease(3600.0)
@@ -290,8 +271,8 @@ class FakeRuntime:
         nothing: Any = None
         control: Any = self.control
         self.failover = FailoverParticipant(
-            control, nothing, {}, LAYOUT, self.catalog.workload, leads=lambda: True, on_news=lambda: None,
-            report_incident=lambda *_: None, presence=Presence(ME, time.monotonic),
+            control, nothing, {}, LAYOUT, self.catalog.workloads.workload, leads=lambda: True,
+            on_news=lambda: None, report_incident=lambda *_: None, presence=Presence(ME, time.monotonic),
         )  # fmt: skip
         empty: Any = EmptyTopic()
         self.audit_sender = empty
@@ -306,11 +287,20 @@ class FakeRuntime:
             control, auditor,
             lambda: self.leader.leads, lambda *_: None, "east", self.env,
         )  # fmt: skip
-        pumps: dict[str, Any] = {}
+        restarts: Any = SimpleNamespace(reconcile_soon=lambda: None)
+        ports = JobPorts(
+            ME, control, cast("Any", self.clusters), self.lease, lambda *_: None, self.schemas, JobFailures()
+        )
+        self.kinds = make_job_kinds(ports, restarts, self.catalog, JobServices())
+        self.kinds.dispatch.workload_statuses = self._workload_statuses  # type: ignore[method-assign]
+        pumps: dict[str, Any] = self.kinds.dispatch.pumps  # type: ignore[assignment]
         self.jobs = SimpleNamespace(
             pumps=pumps, flowing=pumps, statuses=lambda: self.beat.jobs if self.beat else [],
-            workload_statuses=lambda: self.beat.workloads if self.beat else [],
+            kinds=self.kinds,
         )  # fmt: skip
+
+    def _workload_statuses(self) -> list[WorkloadStatus]:
+        return self.beat.workloads if self.beat else []
 
     def observe(self, heartbeat: Heartbeat) -> None:
         """Takes a heartbeat of this or another worker."""

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from app.audit.api import schemas as audit_schemas
-from app.audit.definition import AuditPlan
+from app.audit.definition import AUDIT_JOBS, AuditPlan, job_name
 from app.audit.folds.comparison import WindowState
 from app.audit.folds.plan_terms import PREFIX
 from app.audit.folds.seals import check_author
@@ -43,7 +43,6 @@ from app.definitions.registry import parse_audit
 from app.definitions.schema_checks import schema_problem
 from app.dispatch.dlq.query import BadQuery, parse_when
 from app.kernel.clock import now_ms
-from app.kernel.job import Kind
 from app.offsets.api.rest import offset_errors_as_problems
 from app.web.http import schemas as http_schemas
 from app.web.http.context import ApiContext
@@ -246,7 +245,7 @@ class AuditRoutes:
     def _detail(self, put: AuditPut) -> dict[str, Any]:
         name, runtime = put.key.removeprefix(PREFIX), self._api.runtime
         found, layout = runtime.catalog.audits.plan(name), runtime.catalog.audits.layout
-        prefix = f"{Kind.AUDIT}:{name}//"
+        prefix = f"{AUDIT_JOBS}{job_name(name, '')}"
         owned = (job for job, held in runtime.control.view.assignments.items() if held.worker)
         reported = [
             job for beat in self._api.beats().values() for job in beat.jobs if job.job.startswith(prefix)

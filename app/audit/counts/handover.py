@@ -4,6 +4,8 @@ final, or whose reports may not have arrived, so a successor usually reads nothi
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from app.audit.counts.partition_counter import PartState, new_part
@@ -58,3 +60,11 @@ class AuditNote(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(AuditNote)
+
+
+class CountsFrom(NamedTuple):
+    """Where the counts of a dispatch job continue. `former`: its former owner's note; None: unusable."""
+
+    next_offset: int
+    former: AuditNote | None
+    is_cut: bool

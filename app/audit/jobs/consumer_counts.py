@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import structlog
 from aiokafka.errors import KafkaError
 
-from app.audit.counts.handover import AuditNote
+from app.audit.counts.handover import AuditNote, CountsFrom
 from app.audit.definition import AuditPlan
 from app.audit.folds.tier import CONSUMER
 from app.audit.pump.consumer_tap import ConsumerTap
@@ -47,14 +46,6 @@ MOST_REREAD = 4 * PART_OFFSETS  # offsets that are read again because the former
 
 # A workload's job waits no longer for a plan's schema; messages that come meanwhile are not counted.
 SCHEMA_OPEN_TIMEOUT_S = 5.0
-
-
-class CountsFrom(NamedTuple):
-    """Where a job's counts continue. `former`: its former owner's note; None: unusable."""
-
-    next_offset: int
-    former: AuditNote | None
-    is_cut: bool
 
 
 class AuditConsumers:

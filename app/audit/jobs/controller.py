@@ -28,15 +28,18 @@ from app.audit.pump.consumer_tap import ConsumerTap
 from app.audit.pump.counting_spec import open_times
 from app.audit.pump.partition import REPORT_INTERVAL_S, AuditPump
 from app.audit.topics.catalog import AuditsCatalog
-from app.dispatch.pump.partition import DispatchPump
+from app.controllog.codec import JobStatus
 from app.kafka.client.cluster import LATEST, READ_COMMITTED, ClusterUnreachable
-from app.kafka.data_clusters import DataCluster, DataClusters
+from app.kafka.data_clusters import DataCluster
+from app.kafka.fetch.deliveries import FetchedBatches, FetchItem, LogGap
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
-from app.payload.schema_loader import SchemaLoader
-from app.worker.jobs.pump import Pump, StartedJob, StartPostponed
-from app.worker.jobs.start_position import LineageReset, ReportIncident
+from app.kernel.limit_shares import LimitNeed, WorkerShare
+from app.worker.jobs.fetch_troubles import clear_fetch_trouble, discard, show_fetch_incident, skip_gap
+from app.worker.jobs.kind import JobPorts, JobRestarts
+from app.worker.jobs.pump import StartedJob, StartPostponed
+from app.worker.jobs.start_position import LineageReset
 
 log = structlog.get_logger(__name__)
 
@@ -49,24 +52,53 @@ MEMORY_SHARE_LEFT = 0.5  # of the memory for fetched data, for deliveries and co
 
 
 class AuditController(Service):
-    """This worker's audits. `pumps`: by job. `consumers`: of dispatch jobs. `sender`: None before reports can
-    be sent."""
+    """The kind `audit` (`app.worker.jobs.kind`).
+
+    Attributes:
+        pumps: By job.
+    """
 
     def __init__(
-        self, catalog: AuditsCatalog, clusters: DataClusters, report_incident: ReportIncident,
-        dispatched: Mapping[str, DispatchPump], schemas: SchemaLoader,
-    ) -> None:  # fmt: skip
+        self,
+        ports: JobPorts,
+        jobs: JobRestarts,
+        catalog: AuditsCatalog,
+        consumers: AuditConsumers,
+        sender: AuditSender | None,
+    ) -> None:
         super().__init__()
-        self.consumers = AuditConsumers(catalog, dispatched, report_incident, schemas)
+        self._consumers = consumers
         self.pumps: dict[str, AuditPump] = {}
-        self.sender: AuditSender | None = None
+        self._jobs = jobs
+        self._sender = sender
         self._catalog = catalog
-        self._clusters = clusters
-        self._schemas = schemas
-        self._report_incident = report_incident
+        self._clusters = ports.clusters
+        self._schemas = ports.schemas
+        self._report_incident = ports.report_incident
         self._reporting: dict[AuditPump | ConsumerTap, asyncio.Task[None]] = {}
 
-    # -- beginning -------------------------------------------------------------------------------
+    # -- batches, through the agent `audit` --------------------------------------------------------
+
+    def accept(self, item: FetchItem) -> None:
+        """Hands a fetched batch to the job's pump. Never raises."""
+        job, epoch = item.key
+        pump = self.pumps.get(job)
+        if pump is None or pump.epoch != epoch:
+            discard(item)
+            return
+        with self._jobs.contain_errors(item):
+            match item:
+                case FetchedBatches(is_stale=True):
+                    item.release()
+                case FetchedBatches():
+                    pump.accept(item)
+                    clear_fetch_trouble(pump)
+                case LogGap():
+                    skip_gap(pump, item, self._jobs, self._report_incident)
+                case _:
+                    show_fetch_incident(pump, item, self._report_incident)
+
+    # -- one job -----------------------------------------------------------------------------------
 
     async def check(self, job: JobId) -> tuple[AuditPlan, str, DataCluster]:
         """A job's plan, tier and cluster.
@@ -113,19 +145,37 @@ class AuditController(Service):
             report_incident=self._report_incident, send=self.report, times=times,
         )  # fmt: skip
         leaves_bytes = int(MEMORY_SHARE_LEFT * self._clusters.budget.capacity_bytes)
+        self.pumps[str(job)] = pump
         return StartedJob(
             pump, beginning, cluster, leaves_bytes, next_offset=next_offset, lingers_s=COUNT_LINGER_S,
             counts=pump.reader.countable_from_headers, heads=pump.reader.heads_of,
         )  # fmt: skip
 
-    def reconcile(self, restart: Callable[[str, Pump], None]) -> None:
+    def drop(self, job: str) -> None:
+        self.pumps.pop(job, None)
+
+    def status(self, job: str) -> JobStatus:
+        return self.pumps[job].status()
+
+    def position_of(self, job: JobId) -> tuple[str, str]:
+        raise LookupError(f"{job} is an audit: it counts from where it is, and no reset moves it")
+
+    # -- all jobs ----------------------------------------------------------------------------------
+
+    def reconcile(self) -> None:
         """Restarts pumps by rule 1."""
-        self.consumers.reconcile()
+        self._consumers.reconcile()
         for job, pump in list(self.pumps.items()):
             plan = self._catalog.plan(pump.plan.name)
             is_changed = plan is not None and plan is not pump.plan
             if (is_changed or pump.is_lacking) and not pump.draining:
-                restart(job, pump)
+                self._jobs.restart_soon(job, pump)
+
+    def share(self, shares: Mapping[str, WorkerShare]) -> None:
+        """Audits have no limits."""
+
+    def needs(self, now_s: float) -> list[LimitNeed]:
+        return []
 
     # -- reports ---------------------------------------------------------------------------------
 
@@ -134,7 +184,7 @@ class AuditController(Service):
         while not self.should_stop:
             await self.sleep(AUDIT_POLL_INTERVAL_S)
             pumps = [pump for pump in self.pumps.values() if not pump.draining]
-            audits: list[AuditPump | ConsumerTap] = [*pumps, *self.consumers.audits()]
+            audits: list[AuditPump | ConsumerTap] = [*pumps, *self._consumers.audits()]
             now_s, interval_s = time.monotonic(), max(REPORT_INTERVAL_S, len(audits) / REPORTS_PER_S)
             for audit in audits:
                 if audit not in self._reporting and audit.is_due(now_s, interval_s):
@@ -154,11 +204,11 @@ class AuditController(Service):
         await asyncio.wait([self._reporting.get(pump) or self._start_report(pump)])
 
     async def _report(self, pump: AuditPump | ConsumerTap) -> None:
-        if self.sender is None:
+        if self._sender is None:
             return
         try:
             made = pump.reports(now_ms(), time.monotonic())
-            sent = [(report, await self.sender.send(report)) for report in made]
+            sent = [(report, await self._sender.send(report)) for report in made]
             for report, taken in sent:
                 await taken
                 pump.acknowledged(report)
@@ -186,7 +236,7 @@ class AuditController(Service):
         while not self.should_stop:
             await self.sleep(LOG_ENDS_INTERVAL_S)
             by_cluster: defaultdict[str, list[AuditPump | ConsumerTap]] = defaultdict(list)
-            audits: list[AuditPump | ConsumerTap] = [*self.pumps.values(), *self.consumers.audits()]
+            audits: list[AuditPump | ConsumerTap] = [*self.pumps.values(), *self._consumers.audits()]
             for pump in audits:
                 by_cluster[pump.cluster].append(pump)
             await asyncio.gather(*(self._fetch_log_ends(name, pumps) for name, pumps in by_cluster.items()))

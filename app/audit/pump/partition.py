@@ -65,6 +65,8 @@ class AuditPump:
         UnusableField, DescriptorError: The plan's event time cannot be read here.
     """
 
+    may_save_seldom = False
+
     def __init__(
         self,
         job: JobId,

@@ -23,7 +23,7 @@ from typing import Any
 import structlog
 from aiokafka.errors import KafkaError
 
-from app.audit.definition import AuditPlan, job_name, of_job_name
+from app.audit.definition import AUDIT_JOBS, AuditPlan, job_name, of_job_name
 from app.audit.folds.plan_terms import PREFIX as KEYS
 from app.audit.folds.tier import PlanBounds
 from app.audit.folds.tier_pairs import OF_CLUSTERS
@@ -34,7 +34,6 @@ from app.dispatch.definition import Workload
 from app.failover.topology import Layout
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
-from app.kernel.job import Kind
 from app.placement.model.round import is_gone
 from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.topic_inventory import ClusterTopics
@@ -48,12 +47,11 @@ REFRESH_INTERVAL_S = 2.0
 REFRESH_TIMEOUT_S = 0.25  # a round waits this long for clusters that answered in time before
 BUSY_SHARE = 20  # reading a cluster takes at most a twentieth of the time
 MOST_KNOWN = 100_000  # topics whose plan is cached; clients choose names freely
-PREFIX = f"{Kind.AUDIT.value}:"
 
 
 class AuditsCatalog:
-    """The plans and the audited partitions; only the leader calls `refresh`, `found` and `jobs`. `workload`:
-    by key."""
+    """The plans and the audited partitions; only the leader calls `refresh`, `found` and `jobs`.
+    `workload`: its definition, by key."""
 
     def __init__(
         self,
@@ -61,9 +59,10 @@ class AuditsCatalog:
         clusters: DataClusters,
         report_incident: ReportIncident,
         layout: Layout | None,
+        workload: Callable[[str], Workload | None],
     ) -> None:
         self.layout = layout
-        self.workload: Callable[[str], Workload | None] = lambda _: None
+        self._workload = workload
         self._control = control
         self._clusters = clusters
         self._report_incident = report_incident
@@ -94,7 +93,7 @@ class AuditsCatalog:
         """The plan that counts a topic (rule 2). `cluster` may be a group's place (`places.place_of`)."""
         cluster, group = group_of(cluster)
         if group:
-            plan, workload = self.plan_of(cluster, topic), self.workload(f"{group}/{topic}")
+            plan, workload = self.plan_of(cluster, topic), self._workload(f"{group}/{topic}")
             is_meant = workload is not None and workload.metadata.cluster == cluster
             return plan if plan is not None and plan.counts_consumers and is_meant else None
         self._refresh_plans()
@@ -180,7 +179,7 @@ class AuditsCatalog:
     def _counted_topics(self, held: Iterable[str]) -> Iterator[tuple[str, str, str]]:
         """(prefix, cluster, topic) of the jobs whose plan still counts their topic."""
         for prefix in held:
-            if prefix.startswith(PREFIX):
+            if prefix.startswith(AUDIT_JOBS):
                 _, name, topic = prefix.split(":")
                 plan, cluster = of_job_name(name)
                 governing = self.plan_of(cluster, topic)
@@ -226,14 +225,14 @@ class AuditsCatalog:
         """All jobs of all plans. `held`: the jobs in the control log, by their name without the partition."""
         self._refresh_plans()
         for prefix, jobs in held.items():
-            if prefix.startswith(PREFIX) and self._stays(prefix):
+            if prefix.startswith(AUDIT_JOBS) and self._stays(prefix):
                 assigned = self._control.view.assignments
                 yield from (job for job in jobs if job not in assigned or not is_gone(assigned[job]))
         for cluster, topics in self._topics.items():
             for topic, count in topics.sizes.items():
                 plan = self.plan_of(cluster, topic)
                 if plan is not None:
-                    prefix = f"{PREFIX}{job_name(plan.name, cluster)}:{topic}:"
+                    prefix = f"{AUDIT_JOBS}{job_name(plan.name, cluster)}:{topic}:"
                     yield from (f"{prefix}{partition}" for partition in range(count))
 
     def _stays(self, prefix: str) -> bool:

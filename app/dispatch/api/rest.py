@@ -33,19 +33,19 @@ from app.definitions.plan import plan
 from app.definitions.registry import parse_definition
 from app.definitions.schema_checks import schema_problem
 from app.dispatch.definition import Workload
+from app.dispatch.topics.catalog import local
 from app.dispatch.topics.settings import refused_topics
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.group_members import SHARE
 from app.kernel.clock import now_ms
-from app.kernel.job import JobId, Kind
 from app.web.http import schemas
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
-from app.web.http.responses import ApiError, is_number, json_response, paged
+from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TIER, AnswerDoc, Page, Param, described
 from app.worker.api import overview
+from app.worker.api.rest import tracker_job
 from app.worker.api.rest_overview import region_overview
-from app.worker.catalog import local
 
 log = structlog.get_logger(__name__)
 
@@ -126,12 +126,14 @@ class WorkloadRoutes:
         known = {
             key: known_workload
             for key in self._api.runtime.control.view.workloads
-            if (known_workload := catalog.workload(key))
+            if (known_workload := catalog.workloads.workload(key))
         }
         local_workload = local(workload, layout)
         takes_over = flag(request, "take_over")
-        await self._check_group(local_workload, catalog.workload(workload.key), takes_over=takes_over)
-        doubts = await self._check_topics(local_workload, catalog.workload(workload.key))
+        await self._check_group(
+            local_workload, catalog.workloads.workload(workload.key), takes_over=takes_over
+        )
+        doubts = await self._check_topics(local_workload, catalog.workloads.workload(workload.key))
         planned = plan(known, [local_workload], clusters=names)
         answer = await define(
             self._api, request, WorkloadPut, workload, current, expected, planned, dry_run=dry_run
@@ -194,21 +196,14 @@ class WorkloadRoutes:
     async def get_tracker(self, request: web.Request) -> web.Response:
         """One partition's tracker, from the worker that owns it (`?topic=` for a retry topic)."""
         put = self._api.put_of(request)
-        text = request.match_info["partition"]
-        topic = request.query.get("topic") or request.match_info["topic"]
-        try:
-            job = str(JobId(Kind.DISPATCH, put.key, topic, int(text) if is_number(text) else -1))
-        except ValueError as error:
-            raise ApiError(
-                400, "No partition", f"{text[:40]!r} of {topic[:80]!r} is none: {error}"
-            ) from error
+        job = tracker_job(request, put.key, request.match_info["topic"])
         runtime = self._api.runtime
         held = runtime.control.view.owner(job)
         if held is None:
             raise ApiError(
                 404, "No such partition", f"no worker owns {job}; GET the workload to see its partitions"
             )
-        pump = runtime.jobs.pumps.get(job)
+        pump = runtime.kinds.dispatch.pumps.get(job)
         if pump is not None and held.worker == runtime.worker:
             tracker = pump.tracker
             finished = tracker.snapshot().finished

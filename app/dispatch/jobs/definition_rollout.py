@@ -11,9 +11,9 @@ import structlog
 from app.dispatch.definition import Workload
 from app.dispatch.jobs.interceptor_chain import make_chain
 from app.dispatch.scheduler.workload import WorkloadRuntime
+from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.payload.interceptors import Interceptor
 from app.payload.schema_loader import SchemaLoader
-from app.worker.catalog import Catalog
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +30,7 @@ class DefinitionRollout:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: WorkloadsCatalog,
         runtimes: Mapping[str, WorkloadRuntime],
         interceptors: Sequence[tuple[str, Interceptor]],
         schemas: SchemaLoader,

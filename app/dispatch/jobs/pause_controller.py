@@ -21,48 +21,58 @@ from app.controllog.log import ControlLog
 from app.controllog.roles import ACTIVE
 from app.dispatch.model.throughput_diagnosis import RESTS
 from app.dispatch.pump.partition import DispatchPump
-from app.worker.catalog import Catalog
+from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.worker.jobs.start_position import ReportIncident
 
 log = structlog.get_logger(__name__)
 
 
 class PauseController:
-    """Applies the rules to `pumps` of this worker, by job. `report_incident` may be set (rule 4)."""
+    """Applies the rules to `pumps` of this worker, by job."""
 
-    def __init__(self, control: ControlLog, catalog: Catalog, pumps: Mapping[str, DispatchPump]) -> None:
+    def __init__(
+        self,
+        control: ControlLog,
+        catalog: WorkloadsCatalog,
+        pumps: Mapping[str, DispatchPump],
+        report_incident: ReportIncident,
+    ) -> None:
         self._control = control
         self._catalog = catalog
         self._pumps = pumps
         self._failing: set[str] = set()  # jobs (rule 4)
-        self.report_incident: ReportIncident = lambda *_: None
+        self._report_incident = report_incident
 
     def reconcile(self) -> None:
         """Pauses and resumes all pumps by what the worker knows now."""
         why: dict[str, str] = {}
         self._failing &= self._pumps.keys()
-        for job, pump in self._pumps.items():
-            key = pump.job.name
-            try:
-                if key not in why:
-                    why[key] = self._why_passive(key)
-                self._set(pump, why[key])
-            except Exception as error:
-                _rest(pump, "this worker cannot determine whether to pause it, see its log")
-                if job not in self._failing:
-                    self._failing.add(job)
-                    log.exception("a job pauses, because an error prevented the decision", job=job)
-                    self.report_incident(
-                        "workload-trouble", key,
-                        f"{job} pauses, because this worker cannot determine whether it must: {error!r}",
-                        "deploy the workload again; if it stays paused, report a bug with this worker's log",
-                    )  # fmt: skip
-            else:
-                self._failing.discard(job)
+        for pump in self._pumps.values():
+            self._decide(pump, why)
 
     def attach(self, pump: DispatchPump) -> None:
         """Pauses a pump that begins, if it must pause."""
-        self._set(pump, self._why_passive(pump.job.name))
+        self._decide(pump, {})
+
+    def _decide(self, pump: DispatchPump, why: dict[str, str]) -> None:
+        """Pauses or resumes one pump. `why`: why workloads pause by rule 3, as far as it is known."""
+        job, key = str(pump.job), pump.job.name
+        try:
+            if key not in why:
+                why[key] = self._why_passive(key)
+            self._set(pump, why[key])
+        except Exception as error:
+            _rest(pump, "this worker cannot determine whether to pause it, see its log")
+            if job not in self._failing:
+                self._failing.add(job)
+                log.exception("a job pauses, because an error prevented the decision", job=job)
+                self._report_incident(
+                    "workload-trouble", key,
+                    f"{job} pauses, because this worker cannot determine whether it must: {error!r}",
+                    "deploy the workload again; if it stays paused, report a bug with this worker's log",
+                )  # fmt: skip
+        else:
+            self._failing.discard(job)
 
     def _why_passive(self, key: str) -> str:
         """Why the workload pauses by rule 3; "": this region acts, or the worker does not know of it."""

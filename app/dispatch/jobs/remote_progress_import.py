@@ -29,12 +29,12 @@ from app.controllog.events import RolePut
 from app.controllog.log import ControlLog
 from app.dispatch.definition import Workload
 from app.dispatch.pump.partition import DispatchPump
+from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
 from app.offsets.model.producer_progress import CorruptProgress, FinishedOffsets
 from app.offsets.sync.remote_progress import MAP_READ_TIMEOUT_S, ImportedProgress, RemoteProgress
 from app.replicate.pump.partition import ReplicaPump
-from app.worker.catalog import Catalog
 from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPosition
 
 log = structlog.get_logger(__name__)
@@ -71,13 +71,14 @@ class RemoteProgressImport(Service):
     def __init__(
         self,
         control: ControlLog,
-        catalog: Catalog,
+        catalog: WorkloadsCatalog,
         pumps: Mapping[str, DispatchPump],
         replicas: Mapping[str, ReplicaPump],
         report_incident: ReportIncident,
+        remote_progress: RemoteProgress | None,
     ) -> None:
         super().__init__()
-        self.remote_progress: RemoteProgress | None = None
+        self.remote_progress = remote_progress
         self._control = control
         self._catalog = catalog
         self._pumps = pumps

@@ -28,6 +28,7 @@ from aiokafka.errors import KafkaError
 from app.controllog.codec import JobStatus
 from app.controllog.events import Moving, OperatorAct, StartOffsets, StartRecorded, WorkloadPut
 from app.controllog.log import ControlLog
+from app.dispatch.definition import dispatch_job
 from app.dispatch.dlq.letter import DeadLetter
 from app.dispatch.dlq.merge import end_merges
 from app.dispatch.dlq.operation_history import merges_of
@@ -46,7 +47,6 @@ from app.kafka.client.needed_settings import KEPT_MS, MOST_BYTES
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
-from app.kernel.job import JobId, Kind
 from app.worker.members.membership import Members
 from app.worker.runtime.operators import OperationRefused
 
@@ -131,7 +131,7 @@ class Mover:
         """Waits until every job is paused with nothing in flight. Raises OperationRefused."""
         began_s = time.monotonic()
         main = [
-            str(JobId(Kind.DISPATCH, self._request.key, path.workload.metadata.topic, partition))
+            str(dispatch_job(self._request.key, path.workload.metadata.topic, partition))
             for partition in range(path.partitions[0])
         ]
         while True:

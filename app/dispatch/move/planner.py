@@ -22,7 +22,7 @@ from app.controllog.codec import JobStatus
 from app.controllog.events import WorkloadPut
 from app.controllog.log import ControlLog
 from app.definitions.plan import plan as plan_changes
-from app.dispatch.definition import Workload
+from app.dispatch.definition import Workload, dispatch_job
 from app.dispatch.dlq.rules import Span
 from app.dispatch.move.copier import TopicAndPartition, at_times, ends, offsets, read_times
 from app.dispatch.move.time_mapping import SourcePartition, times
@@ -32,7 +32,7 @@ from app.kafka.client.cluster import EARLIEST
 from app.kafka.client.group_members import SHARE
 from app.kafka.data_clusters import DataCluster, DataClusters
 from app.kernel.clock import iso
-from app.kernel.job import JobId, Kind
+from app.kernel.job import JobId
 from app.worker.members.membership import Members
 from app.worker.runtime.operators import OperationRefused
 
@@ -206,7 +206,7 @@ class MovePlanner:
                 if position < end:
                     waiting.setdefault(name, {})[p] = (position, end)
                 continue
-            status = statuses.get(str(JobId(Kind.DISPATCH, self._request.key, name, p)))
+            status = statuses.get(str(dispatch_job(self._request.key, name, p)))
             above = 0 if status is None else max(0, status.fetched - status.committed - status.unfinished)
             sources.append(SourcePartition(p, start, position, end, above))
 

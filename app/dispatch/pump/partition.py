@@ -32,6 +32,7 @@ from app.dispatch.push.metadata import MetadataTemplate
 from app.kafka.records.record import Record, size_of
 from app.kafka.records.scan import PRODUCER_LIMITS
 from app.kernel.job import JobFault, JobId
+from app.kernel.load import JobWork
 from app.kernel.ranges import Snapshot
 from app.kernel.tracker import Tracker
 from app.offsets.model.producer_progress import risks_of, with_audit, with_risks
@@ -54,6 +55,8 @@ class DispatchPump:
     `tier` is the retry topic's; None: the main topic, or the merge topic (`merged`) with returned dead
     letters, whose headers say where they were first produced. `topic_id` is Kafka's, "" if there is none.
     """
+
+    may_save_seldom = False
 
     def __init__(
         self, job: JobId, epoch: int, runtime: WorkloadRuntime, *, tier: int | None, merged: bool = False,
@@ -424,6 +427,13 @@ class DispatchPump:
     @property
     def in_flight(self) -> int:
         return len(self.calls) + self.batched
+
+    def work(self) -> JobWork:
+        """The work since the pump started. It sends the bytes that it reads, so they count twice."""
+        pumps = [self] if self.backlog is None else [self, self.backlog.pump]
+        messages = sum(one.delivered + one.retried + one.dead_lettered for one in pumps)
+        unary = self.runtime.link.stream is None
+        return JobWork(2 * sum(one.read_bytes for one in pumps), messages, messages if unary else 0)
 
     def status(self) -> JobStatus:
         status = status_of(self, self._intake, self._queue)

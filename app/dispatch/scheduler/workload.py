@@ -70,7 +70,7 @@ DEFAULT_BACKLOG_RATE = 1_000.0  # for a running backlog after its rate was remov
 
 
 class WorkloadRuntime:
-    """The runtime of one workload; the job manager calls `shared` with this worker's share of the limits."""
+    """The runtime of one workload. `DispatchController.share` gives it this worker's share of the limits."""
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ class Drill:
         """Rehearses one workload after the other; returns the last progress."""
         report_progress(self._progress())
         for planned in self._plan.workloads:
-            workload = self._runtime.catalog.workload(planned.workload)
+            workload = self._runtime.catalog.workloads.workload(planned.workload)
             if workload is None or planned.mode != ACTIVE_PASSIVE:
                 continue  # a workload that runs here already keeps its positions
             try:

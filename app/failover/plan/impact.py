@@ -25,11 +25,12 @@ from app.failover.plan.positions import away, passed_by, row
 from app.failover.plan.region_agreement import RegionDefinitions
 from app.kafka.client.commits import CommittedPosition
 from app.kernel.fencing import TrackerRecord
-from app.kernel.job import JobId, Kind
+from app.kernel.job import JobId
 from app.offsets.model.group_sync import is_own
 from app.offsets.store.records import ROUTES
 from app.offsets.sync.mapper import DestinationTopic, JoinedTopics, NotJoined
 from app.offsets.sync.remote_progress import RemoteReader, plan_and_finished, reader_of
+from app.replicate.definition import REPLICATE_JOBS
 from app.replicate.model.route import Route
 
 if TYPE_CHECKING:
@@ -305,13 +306,15 @@ class ImpactAssessor:
         """
         if self._copies is None:
             self._copies = {}
-            prefix, names = f"{Kind.REPLICATE.value}:", {}
+            names: dict[tuple[str, str], str | None] = {}
             assigned = self._runtime.control.view.assignments
             jobs: dict[str, tuple[JobStatus | None, int | None]] = {
-                job: (None, None) for job in assigned if job.startswith(prefix)
+                job: (None, None) for job in assigned if job.startswith(REPLICATE_JOBS)
             }
             for beat in self._runtime.members.live(time.monotonic()).values():
-                jobs |= {one.job: (one, beat.at_ms) for one in beat.jobs if one.job.startswith(prefix)}
+                jobs |= {
+                    one.job: (one, beat.at_ms) for one in beat.jobs if one.job.startswith(REPLICATE_JOBS)
+                }
             for name, (status, at_ms) in jobs.items():
                 job = JobId.parse(name)
                 route = self._runtime.catalog.routes.route(job.name)

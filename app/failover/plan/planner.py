@@ -227,11 +227,13 @@ class FailoverPlanner:
         """Starts the queries early: a lost cluster is known only after a timeout."""
         if self._participant.derived_routes.layout is None:
             return
-        found = ((self._runtime.catalog.workload(planned.key), planned.region) for planned in chosen)
+        found = (
+            (self._runtime.catalog.workloads.workload(planned.key), planned.region) for planned in chosen
+        )
         assessor.start_queries((workload, region) for workload, region in found if workload is not None)
 
     async def _workload(self, planned: RunWorkload, assessor: ImpactAssessor, failed: str) -> PlannedWorkload:
-        workload = self._runtime.catalog.workload(planned.key)
+        workload = self._runtime.catalog.workloads.workload(planned.key)
         checks = self.workload_checks(planned)
         if workload is None:
             detail = "this worker cannot read its definition"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from socket import gaierror
 from typing import Any
@@ -31,6 +31,7 @@ aiokafka_patches.install()
 
 CONNECT_TIMEOUT_S = 30.0
 CONNECT_RETRY_INTERVAL_S = 0.3
+NEW_LEADER_TRIES, NEW_LEADER_RETRY_S = 20, 0.25  # a new partition has no leader yet
 CLUSTER_RETRY_INTERVAL_S, WAITING_LOG_INTERVAL_S = 1.0, 10.0  # while waiting for a cluster
 ADDRESS_CHECK_TIMEOUT_S = 2.0
 REQUEST_MS = 10_000
@@ -320,6 +321,17 @@ class ClusterClient:
                 return found
             await asyncio.sleep(CONNECT_RETRY_INTERVAL_S)
         raise ClusterUnreachable(f"cluster {self.name}: no leader answers for {sorted(missing)[:3]}")
+
+    async def committed_ends(self, wanted: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The end of each (topic, partition) for a reader of committed records, without those whose leader
+        does not answer for five seconds. Raises ClusterUnreachable, KafkaError: the cluster refuses."""
+        ends: dict[tuple[str, int], int] = {}
+        for _ in range(NEW_LEADER_TRIES):
+            ends |= await self.offsets([at for at in wanted if at not in ends], LATEST, READ_COMMITTED)
+            if len(ends) == len(wanted):
+                break
+            await asyncio.sleep(NEW_LEADER_RETRY_S)
+        return ends
 
 
 async def address_problems(spec: ClusterSpec) -> str:

@@ -266,6 +266,9 @@ class FetchIncident:
     remedy: str
 
 
+FetchItem = FetchedBatches | LogGap | FetchIncident
+
+
 @dataclass(slots=True, eq=False)
 class PartitionFetch:
     budget: ByteBudget

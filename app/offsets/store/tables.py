@@ -38,10 +38,10 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
 from app.controllog.topics import ControlTopics
+from app.dispatch.definition import DISPATCH_JOBS
 from app.kafka.client.cluster import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.client.commits import OffsetCommitter
 from app.kernel.clock import now_ms
-from app.kernel.job import Kind
 from app.offsets.model.translation import CopiedLine
 from app.offsets.store.checkpoint_tail import add_tail
 from app.offsets.store.readers import READER_POLL_MS, READER_STOP_TIMEOUT_S, RegionReaders, TopicPlace
@@ -68,7 +68,7 @@ MAX_RECORDS = 500  # per poll; a record has 30 kB at most
 # Key prefixes of the kept records; `app.controllog.events.compaction_key` has those of the control log.
 KEPT_KEYS: dict[str, bytes | tuple[bytes, ...]] = {
     ROUTES: (b"route/", b"workload/", b"failover/"),
-    TRACKERS: f"{Kind.DISPATCH.value}:".encode(),
+    TRACKERS: DISPATCH_JOBS.encode(),
 }
 
 T = TypeVar("T")

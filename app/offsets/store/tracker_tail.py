@@ -30,10 +30,11 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.controllog import codec
+from app.dispatch.definition import DISPATCH_JOBS
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TrackerRecord
-from app.kernel.job import JobId, Kind
+from app.kernel.job import JobId
 from app.offsets.store.records import ENDS, TRACKERS, ChangelogOrigin, RegionStore
 from app.worker.tracker.fold import CopyFold, RemoteJobRecord, together
 
@@ -41,7 +42,6 @@ log = structlog.get_logger(__name__)
 
 MARGIN_MS = 60_000
 MAX_EVENTS = 10_000  # in a partition's tail, when it begins
-PREFIX = f"{Kind.DISPATCH.value}:"
 EARLY = "early"  # key prefix in `ENDS` of records before the join (rule 2); no job begins with it
 
 
@@ -100,7 +100,7 @@ def fold_tail(
     for at, read in records.items():
         early = f"{EARLY}/{at.partition}/"
         known, joined = partial(_remote_record, store, region, early), _is_joined(at.partition, table, origin)
-        fold = CopyFold(PREFIX, known, joined=joined)
+        fold = CopyFold(DISPATCH_JOBS, known, joined=joined)
         unreadable = UnreadableRecords(
             "unreadable events of a region's tracker topic are skipped", region=region, partition=at.partition
         )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from app.controllog.events import RoutePut
 from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient, ClusterUnreachable
-from app.kernel.job import JobId, Kind
+from app.kernel.job import JobId
 from app.offsets.model.translation import (
     NO_LINE,
     CopiedLine,
@@ -30,10 +30,9 @@ from app.offsets.model.translation import (
 )
 from app.offsets.store.records import RegionStore
 from app.offsets.store.tables import ReadableClusters, RegionTables
-from app.replicate.definition import RouteDefinition
+from app.replicate.definition import REPLICATE_JOBS, RouteDefinition
 from app.replicate.model.route import Route
 
-COPIES = f"{Kind.REPLICATE.value}:"
 MAP_READ_TIMEOUT_S = 8.0  # for a request to read the offset map
 
 
@@ -237,7 +236,7 @@ class OffsetMapper:
     def _copies_by_topic(self) -> Mapping[tuple[str, str], list[tuple[Route, str, int]]]:
         """The jobs of routes (route, topic, partition) by the cluster and topic of their copies. There may be
         tens of thousands of jobs, so the result is kept until jobs or routes change."""
-        jobs_and_routes = [job for job in self._jobs() if job.startswith(COPIES)], self._routes()
+        jobs_and_routes = [job for job in self._jobs() if job.startswith(REPLICATE_JOBS)], self._routes()
         if jobs_and_routes != self._copies_of:
             self._copies_of, self._copies = jobs_and_routes, defaultdict(list)
             routes = {name: found.route() for name, found in jobs_and_routes[1].items()}

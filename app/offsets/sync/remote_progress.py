@@ -35,10 +35,10 @@ from aiokafka.errors import KafkaError
 from mode import Service
 
 from app.controllog.roles import ACTIVE_PASSIVE
-from app.dispatch.definition import Workload
+from app.dispatch.definition import DISPATCH_JOBS, Workload
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.fencing import LogId, TrackerRecord
-from app.kernel.job import JobId, Kind
+from app.kernel.job import JobId
 from app.offsets.model.offset_map import LineSource
 from app.offsets.model.producer_progress import CorruptProgress, FinishedOffsets
 from app.offsets.model.source_frontier import ANY_LOG, PassOver, SourceFinished, finished, together
@@ -190,7 +190,7 @@ class RemoteProgress(Service):
     async def positions(self, workload: Workload, region: str) -> dict[str, TrackerRecord]:
         """A region's positions by job of the main topic; `read` or `read_positions` before. Raises
         NotRead."""
-        prefix = f"{Kind.DISPATCH.value}:{workload.key}:{workload.metadata.topic}:"
+        prefix = f"{DISPATCH_JOBS}{workload.key}:{workload.metadata.topic}:"
         return await self._tables.ask(lambda store: positions(store, region, prefix))
 
     # -- carrying ----------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class PlacementRoutes:
 
     def _group(self, key: str) -> str:
         put = self._api.runtime.control.view.workloads.get(key)
-        return "" if put is None else group_of(put, self._api.runtime.catalog.workload(key))
+        return "" if put is None else group_of(put, self._api.runtime.catalog.workloads.workload(key))
 
     def _other_leader(self, request: web.Request) -> str | None:
         """The leader, when it is another worker. Raises ApiError when there is none."""

@@ -28,6 +28,11 @@ def is_gone(held: Assignment) -> bool:
     return not held.worker and held.reason.startswith(GONE)
 
 
+def is_hibernated(held: Assignment) -> bool:
+    """Whether the job was released because its workload is idle and sleeps."""
+    return not held.worker and held.reason.startswith(HIBERNATED)
+
+
 def _why_homeless(held: Assignment) -> str:
     """The reason of its release, which is the reason for its next worker."""
     if not held.reason or held.reason.startswith((GONE, HIBERNATED)):

@@ -148,7 +148,7 @@ class RouteRoutes:
         return put
 
     def _definition_of(self, put: RoutePut) -> RouteDefinition:
-        found = self._api.runtime.catalog.route(put.key)
+        found = self._api.runtime.catalog.routes.definition(put.key)
         if found is None:
             detail = f"this worker cannot read the definition of {put.key}; deploy it again, or ask another"
             raise ApiError(503, "Unreadable definition", detail)
@@ -185,7 +185,11 @@ class RouteRoutes:
     ) -> dict[str, Any]:
         """Writes the route to the control log if it agrees with all others. Raises ApiError."""
         catalog, view = self._api.runtime.catalog, self._api.runtime.control.view
-        known = {name: found for name in list(view.routes) if (found := catalog.route(name)) is not None}
+        known = {
+            name: found
+            for name in list(view.routes)
+            if (found := catalog.routes.definition(name)) is not None
+        }
         # Proofs about names take long, so they run in a thread, beside the loop that delivers messages.
         regions = self._api.runtime.regions
         ends = (route.spec.source, route.spec.target)

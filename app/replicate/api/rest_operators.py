@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from app.dispatch.dlq.query import BadQuery
-from app.kernel.job import JobId, Kind
+from app.kernel.job import JobId
 from app.placement.model.round import is_gone
 from app.replicate.api import schemas
+from app.replicate.definition import REPLICATE_JOBS, replicate_job
 from app.web.http import request_bodies
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
@@ -71,7 +72,9 @@ class RouteActRoutes:
 
         async def foresee(at: TopicAndPartition) -> PositionMove:
             async with gate:
-                return await self._api.operators.foresee_reset(_job(name, *at), wanted[at], at_ms=at_ms)
+                return await self._api.operators.foresee_reset(
+                    replicate_job(name, *at), wanted[at], at_ms=at_ms
+                )
 
         moves = dict(zip(wanted, await asyncio.gather(*map(foresee, wanted)), strict=True))
         execute = flag_of(body, "execute")
@@ -120,7 +123,7 @@ class RouteActRoutes:
 
     def _partitions(self, name: str, topic: str | None) -> list[TopicAndPartition]:
         """The partitions that the route copies, of all topics or of one."""
-        prefix = f"{Kind.REPLICATE}:{name}:" + (f"{topic}:" if topic is not None else "")
+        prefix = f"{REPLICATE_JOBS}{name}:" + (f"{topic}:" if topic is not None else "")
         held = self._api.runtime.control.view.assignments
         jobs = [JobId.parse(job) for job in held if job.startswith(prefix) and not is_gone(held[job])]
         return sorted((job.topic, job.partition) for job in jobs)
@@ -177,7 +180,7 @@ class RouteActRoutes:
         at = (topic, int(text) if is_number(text) else -1)
         if at not in self._partitions(name, topic):
             raise ApiError(404, "No such partition", f"route {name} copies no {topic[:100]}-{text[:20]}")
-        job, runtime, execute = str(_job(name, *at)), self._api.runtime, flag_of(body, "execute")
+        job, runtime, execute = str(replicate_job(name, *at)), self._api.runtime, flag_of(body, "execute")
         reason = reason_of(body)
         held = runtime.control.view.owner(job)
         if held is not None and held.worker != runtime.worker and not request.headers.get(HOP_HEADER):
@@ -188,7 +191,3 @@ class RouteActRoutes:
         count = sum(end - start for start, end in skipped)
         answer = {"job": job, "execute": execute, "skipped": skipped, "count": count, "why": why}
         return json_response(answer)
-
-
-def _job(name: str, topic: str, partition: int) -> JobId:
-    return JobId(Kind.REPLICATE, name, topic, partition)

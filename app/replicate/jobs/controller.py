@@ -16,18 +16,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+import msgspec
 import structlog
 from mode import Service
 
-from app.controllog.log import ControlLog
-from app.kafka.data_clusters import DataCluster, DataClusters
-from app.kafka.fetch.deliveries import ALL_BYTES, LogGap
+from app.controllog.codec import JobStatus
+from app.kafka.data_clusters import DataCluster
+from app.kafka.fetch.deliveries import ALL_BYTES, FetchedBatches, FetchItem, LogGap
 from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
-from app.kernel.lease import Lease
-from app.kernel.limit_shares import NOTHING, WorkerShare
+from app.kernel.limit_shares import NOTHING, LimitNeed, WorkerShare
 from app.offsets.model.offset_map import Barrier, BarrierItem
 from app.offsets.sync.offset_sync_sender import BarrierSender
 from app.replicate.definition import RouteDefinition
@@ -37,12 +37,13 @@ from app.replicate.jobs.start_position import find_replica_start, same_target
 from app.replicate.model.route_priority import RoutePriorities
 from app.replicate.pump.intake import to_skip
 from app.replicate.pump.partition import ReplicaPump
-from app.replicate.pump.route_runtime import RouteRuntime
+from app.replicate.pump.route_runtime import RouteRuntime, group_of
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
-from app.worker.catalog import Catalog
-from app.worker.jobs.failures import JobFailures
-from app.worker.jobs.pump import Pump, StartedJob, StartPostponed
-from app.worker.jobs.start_position import LineageReset, ReportIncident
+from app.replicate.topics.catalog import RoutesCatalog
+from app.worker.jobs.fetch_troubles import clear_fetch_trouble, discard, show_fetch_incident
+from app.worker.jobs.kind import JobPorts, JobRestarts
+from app.worker.jobs.pump import StartedJob, StartPostponed
+from app.worker.jobs.start_position import LineageReset
 
 log = structlog.get_logger(__name__)
 
@@ -52,27 +53,34 @@ LOST_RESTART_DELAY_S = 2.0  # before the first restart; a job that fails at once
 
 
 class ReplicaController(Service):
+    """The kind `replicate` (`app.worker.jobs.kind`).
+
+    Attributes:
+        pumps: By job.
+        routes: By route.
+    """
+
     def __init__(
         self,
-        control: ControlLog,
-        catalog: Catalog,
-        clusters: DataClusters,
-        lease: Lease,
-        report_incident: ReportIncident,
+        ports: JobPorts,
+        jobs: JobRestarts,
+        catalog: RoutesCatalog,
+        pumps: dict[str, ReplicaPump],
+        sealed_sources: SealedSources,
         sender: BarrierSender | None,
-        failures: JobFailures,
     ) -> None:
         super().__init__()
-        self.pumps: dict[str, ReplicaPump] = {}
+        self.pumps = pumps
         self.routes: dict[str, RouteRuntime] = {}
-        self._control = control
+        self._jobs = jobs
+        self._control = ports.control
         self._catalog = catalog
-        self._clusters = clusters
-        self._lease = lease
-        self._report_incident = report_incident
+        self._clusters = ports.clusters
+        self._lease = ports.lease
+        self._report_incident = ports.report_incident
+        self._failures = ports.failures
         self._sender = sender
-        self._failures = failures
-        self._sealed_sources = SealedSources(catalog, clusters, report_incident)
+        self._sealed_sources = sealed_sources
         self._verify_budget = VerificationBudget()
         self._priorities = RoutePriorities()
         self._unsnapshotted_budget = UnsnapshottedBudget()
@@ -84,7 +92,28 @@ class ReplicaController(Service):
     async def on_start(self) -> None:
         await self.add_runtime_dependency(self._sealed_sources)
 
-    # -- beginning -------------------------------------------------------------------------------
+    # -- batches, through the agent `replicate` ----------------------------------------------------
+
+    def accept(self, item: FetchItem) -> None:
+        """Hands a fetched batch to the job's pump. Never raises."""
+        job, epoch = item.key
+        pump = self.pumps.get(job)
+        if pump is None or pump.epoch != epoch:
+            discard(item)
+            return
+        with self._jobs.contain_errors(item):
+            match item:
+                case FetchedBatches(is_stale=True):
+                    item.release()
+                case FetchedBatches():
+                    pump.accept(item)
+                    clear_fetch_trouble(pump)
+                case LogGap():
+                    self.skip(pump, item)
+                case _:
+                    show_fetch_incident(pump, item, self._report_incident)
+
+    # -- one job -----------------------------------------------------------------------------------
 
     async def check(self, job: JobId) -> tuple[RouteDefinition, DataCluster, DataCluster]:
         """A job's route, its source and its target.
@@ -94,7 +123,7 @@ class ReplicaController(Service):
             StartPostponed: The route does not copy the topic.
             ClusterUnreachable: A cluster does not answer.
         """
-        found, route = self._catalog.route(job.name), self._catalog.routes.route(job.name)
+        found, route = self._catalog.definition(job.name), self._catalog.route(job.name)
         if found is None or route is None:
             raise LookupError(f"this worker has no readable definition of route {job.name}")
         if route.destination(job.topic) is None:
@@ -141,7 +170,7 @@ class ReplicaController(Service):
         seals = await self._sealed_sources.of(definition.spec.source, identity.topic)
         if not is_mine():
             return None
-        if self._catalog.route(identity.name) is not definition:
+        if self._catalog.definition(identity.name) is not definition:
             raise StartPostponed(f"route {identity.name} has just changed")
         runtime = self.routes.get(identity.name)
         if runtime is not None and not runtime.takes(definition):
@@ -172,17 +201,28 @@ class ReplicaController(Service):
         pump.ledger.begun_anew += beginning.begun_anew or bool(reset is not None and reset.reason)
         if beginning.gap is not None:
             self.skip(pump, beginning.gap)
+        self._pause(pump)
+        self.pumps[str(identity)] = pump
         return StartedJob(pump, beginning, source, self._leaves(runtime), pump.ledger.read_epoch)
 
-    def drop(self, name: str) -> None:
-        if not any(pump.job.name == name for pump in self.pumps.values()):
-            runtime = self.routes.pop(name, None)
+    def drop(self, job: str) -> None:
+        pump = self.pumps.pop(job, None)
+        if pump is not None and not any(other.job.name == pump.job.name for other in self.pumps.values()):
+            runtime = self.routes.pop(pump.job.name, None)
             if runtime is not None:
                 asyncio.get_running_loop().create_task(runtime.close())
 
-    def add(self, job: str, pump: ReplicaPump) -> None:
-        self.pumps[job] = pump
-        self._pause(pump)
+    def status(self, job: str) -> JobStatus:
+        pump = self.pumps[job]
+        status, copying = pump.status(), pump.copying()
+        # A halted copy comes before any other trouble.
+        return msgspec.structs.replace(status, trouble=copying.halted or status.trouble, copying=copying)
+
+    def position_of(self, job: JobId) -> tuple[str, str]:
+        route = self._catalog.definition(job.name)
+        if route is None:
+            raise LookupError(f"there is no route {job.name} that this worker can read")
+        return route.spec.source, group_of(job.name)
 
     def _pause(self, pump: ReplicaPump) -> None:
         pump.pause(self._control.view.is_paused(pump.job.name, None))
@@ -228,17 +268,13 @@ class ReplicaController(Service):
 
     # -- called in every round of the job manager --------------------------------------------------
 
-    def reconcile(
-        self,
-        restart: Callable[[str, Pump], None],
-        restart_in_new_lineage: Callable[[Pump, int, int, str, int | None], None],
-    ) -> None:
+    def reconcile(self) -> None:
         """Applies changed definitions (rule 1), and restarts jobs that are lost or whose gap was skipped.
         Jobs with another log begin in a new lineage."""
         outdated: set[RouteRuntime] = set()
         self._redirected &= set(self.pumps.values())
         for name, runtime in self.routes.items():
-            definition = self._catalog.route(name)
+            definition = self._catalog.definition(name)
             if definition is None or definition is runtime.definition:
                 continue
             if runtime.takes(definition):
@@ -249,14 +285,15 @@ class ReplicaController(Service):
             self._pause(pump)
             if pump.reset is not None:
                 epoch = pump.reset.truncated_in if pump.reset.is_truncation else None
-                restart_in_new_lineage(pump, pump.lineage + 1, pump.reset.end, pump.reset.reason, epoch)
+                reset = LineageReset(pump.epoch, pump.lineage + 1, pump.reset.end, pump.reset.reason, epoch)
+                self._jobs.restart_in_new_lineage(pump, reset)
             elif (
                 pump.runtime in outdated
                 or pump in self._redirected
                 or pump.intake.wants_fetching(pump.base)
                 or self._may_restart(job, pump)
             ):
-                restart(job, pump)
+                self._jobs.restart_soon(job, pump)
 
     def _may_restart(self, job: str, pump: ReplicaPump) -> bool:
         """Whether the pump is lost and has waited long enough."""
@@ -276,6 +313,10 @@ class ReplicaController(Service):
         """Sets this worker's shares of the routes' limits, by route name."""
         for name, runtime in self.routes.items():
             runtime.shared(shares.get(name, NOTHING))
+
+    def needs(self, now_s: float) -> list[LimitNeed]:
+        found = [route.need(now_s) for route in self.routes.values()]
+        return [need for need in found if need is not None]
 
     # -- offset syncs ----------------------------------------------------------------------------
 

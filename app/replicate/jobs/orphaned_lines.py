@@ -43,11 +43,12 @@ from app.kafka.client.commits import TopicAndPartition
 from app.kafka.client.log_ends import LogEnd, log_ends
 from app.kafka.records.leader_epochs import ENDLESS
 from app.kernel.fencing import LogId
-from app.kernel.job import JobId, Kind
+from app.kernel.job import JobId
 from app.offsets.model.offset_map import NO_PINS, EndedItem, LineEnd, OffsetMapLine, at_end, line_key
 from app.offsets.store.records import CHECKPOINTS, RegionStore
 from app.offsets.store.tables import ReadableCluster, RegionTables
 from app.offsets.sync.offset_sync_sender import BarrierSender
+from app.replicate.definition import REPLICATE_JOBS
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +57,6 @@ UNOWNED_AFTER_S = 60.0
 LINES_PER_S = 100  # a line has up to 40 kB, and each publication writes it again
 TABLE_READ_TIMEOUT_S = 30.0  # for the region's own table; a later call continues the read
 POLLS_BEFORE_REREAD = 60  # then lines are read again
-PREFIX = f"{Kind.REPLICATE.value}:"
 
 ReadLines = Callable[[Collection[str]], Awaitable[Mapping[str, OffsetMapLine]]]
 ReachCluster = Callable[[str], Awaitable[ReadableCluster]]
@@ -169,7 +169,7 @@ class OrphanedLines(Service):
         return {
             job: view.floor[job]
             for job, held in list(view.assignments.items())
-            if job.startswith(PREFIX)
+            if job.startswith(REPLICATE_JOBS)
             and not held.worker
             and not JobId.parse(job).topic.startswith(BOOKKEEPING)
         }

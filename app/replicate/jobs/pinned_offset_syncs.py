@@ -31,11 +31,12 @@ from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.commits import TopicAndPartition
 from app.kafka.data_clusters import DataCluster, DataClusters
 from app.kernel.fencing import LogId
-from app.kernel.job import JobId, Kind
+from app.kernel.job import JobId
 from app.offsets.model.offset_map import NeedItem, PinnedOffsets, needs_of
 from app.offsets.sync.offset_sync_sender import BarrierSender
+from app.replicate.definition import REPLICATE_JOBS
 from app.replicate.pump.route_runtime import group_of
-from app.worker.catalog import Catalog
+from app.replicate.topics.catalog import RoutesCatalog
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +46,6 @@ ATTEMPTS_PER_GROUP = 2  # few, because the other groups wait
 MAX_POLL_INTERVAL_S = 600.0
 # After a slow round the leader waits this many times as long, at most `MAX_POLL_INTERVAL_S`.
 BUSY_SHARE = 20
-PREFIX = f"{Kind.REPLICATE.value}:"
 OWN_GROUP_PREFIX = group_of("")
 
 
@@ -72,7 +72,7 @@ class PinnedOffsetSyncs(Service):
     def __init__(
         self,
         control: ControlLog,
-        catalog: Catalog,
+        catalog: RoutesCatalog,
         clusters: DataClusters,
         sender: BarrierSender,
         may_act: Callable[[], bool],
@@ -137,9 +137,9 @@ class PinnedOffsetSyncs(Service):
 
     def _routed_partitions(self) -> Iterable[RoutedPartition]:
         for name in list(self._control.view.assignments):
-            if name.startswith(PREFIX):
+            if name.startswith(REPLICATE_JOBS):
                 job = JobId.parse(name)
-                route = self._catalog.routes.route(job.name)
+                route = self._catalog.route(job.name)
                 copy = None if route is None else route.destination(job.topic)
                 known = route is not None and {route.source, route.target} <= self._clusters.specs.keys()
                 if route is not None and copy is not None and known:

@@ -22,10 +22,10 @@ from mode import Service
 
 from app.controllog.seals import Seals
 from app.controllog.topics import ControlTopics
+from app.failover.topology import Layout
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
 from app.kernel.repeated_trouble import RepeatedTrouble
-from app.worker.catalog import Catalog
 from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.unsealed_records import UnsealedRecords
 
@@ -36,9 +36,11 @@ READ_TIMEOUT_S = 10.0
 
 
 class SealedSources(Service):
-    def __init__(self, catalog: Catalog, clusters: DataClusters, report_incident: ReportIncident) -> None:
+    def __init__(
+        self, layout: Layout | None, clusters: DataClusters, report_incident: ReportIncident
+    ) -> None:
         super().__init__()
-        self._catalog = catalog
+        self._layout = layout
         self._clusters = clusters
         self._report_incident = report_incident
         self._unsealed = UnsealedRecords(report_incident)
@@ -64,7 +66,7 @@ class SealedSources(Service):
 
     def _region_of(self, cluster: str, topic: str) -> str | None:
         """The region whose seals the topic needs (rule 1)."""
-        layout = self._catalog.layout
+        layout = self._layout
         if layout is None or cluster not in layout.sites:
             return None
         region = layout.sites[cluster].region
@@ -139,7 +141,7 @@ class SealedSources(Service):
                     log.exception("a region's seals could not be read; the worker retries", region=region)
 
     def _report_refused(self, region: str) -> None:
-        layout = self._catalog.layout
+        layout = self._layout
         is_own = layout is not None and layout.own == region  # the region's workers report it themselves
         if region in self._seals and not is_own:
             self._unsealed.report(self._seals[region].take_refused(), time.monotonic())

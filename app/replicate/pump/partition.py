@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from app.controllog.codec import CopyingStatus, JobStatus
 from app.controllog.seals import Seals
+from app.failover.topology import RESERVED as BOOKKEEPING
 from app.kafka.append.encoder import copies
 from app.kafka.append.errors import BatchRefused
 from app.kafka.append.local_appends import LaneWrites
@@ -364,6 +365,14 @@ class ReplicaPump:
     def awaits_snapshot(self) -> bool:
         """Whether nothing is sent before a snapshot is taken."""
         return self.session.is_saving or not self.session.is_ready or self.send_gate.unsaved_s > 0
+
+    @property
+    def may_save_seldom(self) -> bool:
+        """Whether this copy of another region's control topic flows. Each snapshot is one more record that
+        regions copy from each other."""
+        return (
+            self.job.topic.startswith(BOOKKEEPING) and self.snapshot_version >= 0 and not self.awaits_snapshot
+        )
 
     @property
     def note(self) -> bytes:

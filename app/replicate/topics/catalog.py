@@ -35,9 +35,8 @@ from app.controllog.definition_cache import DefinitionCache
 from app.controllog.log import ControlLog
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
-from app.kernel.job import Kind
 from app.placement.model.round import is_gone
-from app.replicate.definition import RouteDefinition
+from app.replicate.definition import REPLICATE_JOBS, RouteDefinition
 from app.replicate.model.copy_graph import ALONE, OtherRegions
 from app.replicate.model.name_patterns import is_name
 from app.replicate.model.route import Route
@@ -52,7 +51,6 @@ log = structlog.get_logger(__name__)
 
 REFRESH_INTERVAL_S = 2.0
 REFRESH_TIMEOUT_S = 0.25  # of a round, for clusters that answered in time before
-PREFIX = f"{Kind.REPLICATE.value}:"
 WHY_VANISHED = {
     "absent": "it was copied, and no longer exists: create it again, or drop it from the route",
     "denied": "Switchyard may not describe it: grant its principal Describe and Read on it",
@@ -172,7 +170,7 @@ class RoutesCatalog:
         assigned = self._control.view.assignments
         by_route: dict[str, dict[str, list[str]]] = {}
         for prefix, jobs in held.items():
-            if prefix.startswith(PREFIX):
+            if prefix.startswith(REPLICATE_JOBS):
                 _, name, topic = prefix.split(":")
                 by_route.setdefault(name, {})[topic] = [job for job in jobs if not is_gone(assigned[job])]
         for name in list(self._control.view.routes):
@@ -186,7 +184,7 @@ class RoutesCatalog:
         """Topics that have, or had, jobs and are still copied, by their cluster."""
         found: dict[str, set[str]] = {}
         for prefix in held:
-            if prefix.startswith(PREFIX):
+            if prefix.startswith(REPLICATE_JOBS):
                 _, name, topic = prefix.split(":")
                 known = routes.get(name)
                 if known is not None and self._copies_topic(known, topic):
@@ -204,7 +202,7 @@ class RoutesCatalog:
         assigned = self._control.view.assignments
         self._lost = {}
         for prefix, jobs in held.items():
-            if not prefix.startswith(PREFIX):
+            if not prefix.startswith(REPLICATE_JOBS):
                 continue
             _, name, topic = prefix.split(":")
             known = self._known.get(name)
@@ -228,7 +226,7 @@ class RoutesCatalog:
             known.definition.spec.start == "latest" and not view.start_parts_of(route.name)
         )
         for topic, copy in self._copied(known).items():
-            count, prefix = topics.sizes[topic], f"{PREFIX}{route.name}:{topic}:"
+            count, prefix = topics.sizes[topic], f"{REPLICATE_JOBS}{route.name}:{topic}:"
             fit = 0 if is_new else min(count, self.targets.fit((route.target, copy)))
             for partition in range(fit):
                 yield f"{prefix}{partition}"

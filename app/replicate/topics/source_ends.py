@@ -7,37 +7,17 @@ edit of the definition nor another leader moves them.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping
 from uuid import uuid4
 
 from app.controllog.events import RoutePut, StartOffsets, StartRecorded
 from app.controllog.state import ControlState
-from app.kafka.client.cluster import LATEST, READ_COMMITTED, ClusterClient
+from app.kafka.client.cluster import ClusterClient
 from app.kernel.clock import now_ms
 
-TRIES, RETRY_S = 20, 0.25  # a new partition has no leader yet
 PART_BYTES = 300_000  # of an event, roughly
 TOPIC_BYTES, OFFSET_BYTES = 300, 20  # at most
 NOT_KNOWN = -1
-
-Partition = tuple[str, int]
-
-
-async def read_ends(client: ClusterClient, partitions: Collection[Partition]) -> dict[Partition, int]:
-    """The end of each partition for a reader of committed records, without those whose leader does not answer
-    for five seconds.
-
-    Raises:
-        ClusterUnreachable, KafkaError: The cluster does not answer, or refuses.
-    """
-    ends: dict[Partition, int] = {}
-    for _ in range(TRIES):
-        ends |= await client.offsets([at for at in partitions if at not in ends], LATEST, READ_COMMITTED)
-        if len(ends) == len(partitions):
-            break
-        await asyncio.sleep(RETRY_S)
-    return ends
 
 
 def lacks_beginning(view: ControlState, name: str, start: str) -> bool:
@@ -52,7 +32,7 @@ async def beginning_of(client: ClusterClient, put: RoutePut, sizes: Mapping[str,
     """
     # Read before any offset: if a topic is recreated in between, its ends are known to be another's.
     ids = await client.topic_ids(sizes) if sizes else {}
-    ends = await read_ends(client, [(topic, at) for topic, count in sizes.items() for at in range(count)])
+    ends = await client.committed_ends([(topic, at) for topic, count in sizes.items() for at in range(count)])
     parts: list[dict[str, StartOffsets]] = [{}]
     left = PART_BYTES
     for topic, count in sorted(sizes.items()):

@@ -238,7 +238,7 @@ class SizingRoutes:
     async def all(self, request: web.Request) -> web.Response:
         """Recommends the workers of each fleet, and every workload's size, with reasons."""
         jobs = self._overview()
-        sizing = SizeView(jobs, self._api.runtime.catalog.workload)
+        sizing = SizeView(jobs, self._api.runtime.catalog.workloads.workload)
         page = paged(sizing.keys, request)
         puts = jobs.state.workloads
         page["items"] = [msgspec.to_builtins(sizing.workload(puts[key])) for key in page["items"]]
@@ -248,7 +248,8 @@ class SizingRoutes:
     async def one(self, request: web.Request) -> web.Response:
         """Recommends one workload's partitions, messages in flight and workers, with reasons."""
         key, jobs = self._api.workload_of(request).key, self._overview()
-        size = SizeView(jobs, self._api.runtime.catalog.workload).workload(jobs.state.workloads[key])
+        sizing = SizeView(jobs, self._api.runtime.catalog.workloads.workload)
+        size = sizing.workload(jobs.state.workloads[key])
         return json_response(msgspec.to_builtins(size))
 
     def _overview(self) -> JobsOverview:

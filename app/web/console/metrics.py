@@ -16,12 +16,14 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from app.alerts.api.metrics import of_alerts
 from app.controllog.codec import JobStatus, WorkloadStatus
+from app.dispatch.definition import DISPATCH_JOBS
 from app.dispatch.model.throughput_diagnosis import TargetStatus
 from app.dispatch.view import slowest
 from app.failover.api.metrics import of_roles
 from app.kernel.clock import now_ms
-from app.kernel.job import JobId, Kind
+from app.kernel.job import JobId
 from app.offsets.api.metrics import of_offset_sync
+from app.replicate.definition import REPLICATE_JOBS
 from app.replicate.view import NOTHING
 from app.sizing.api.rest import SizeView
 from app.worker.api.overview import BREAKER_ORDER, JobsOverview, lag_messages, lag_s
@@ -30,7 +32,6 @@ from app.worker.runtime.service import Runtime
 JOB = ("workload", "topic", "partition")
 ROUTE_JOB = ("route", "topic", "partition")
 TARGET = ("workload", "target")
-DISPATCH, REPLICATE = f"{Kind.DISPATCH}:", f"{Kind.REPLICATE}:"
 SERVING = {"serving": 1, "not-serving": 0}  # without a health check there is no series
 
 _JOB_GAUGES = {
@@ -142,9 +143,9 @@ class _Collector:
 
     def _families(self) -> Iterator[Metric]:
         jobs = self.runtime.jobs.statuses()
-        workloads = self.runtime.jobs.workload_statuses()
-        yield from _of_jobs([job for job in jobs if job.job.startswith(DISPATCH)])
-        yield from _of_routes([job for job in jobs if job.job.startswith(REPLICATE)])
+        workloads = self.runtime.kinds.dispatch.workload_statuses()
+        yield from _of_jobs([job for job in jobs if job.job.startswith(DISPATCH_JOBS)])
+        yield from _of_routes([job for job in jobs if job.job.startswith(REPLICATE_JOBS)])
         yield from _of_workloads(workloads, jobs)
         yield from _of_targets(workloads)
         yield from self._of_the_worker()
@@ -186,7 +187,7 @@ def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
     view = runtime.control.view
     keeper, live = runtime.failover.keeper, runtime.members.live(time.monotonic())
     jobs = JobsOverview(view, live, now_ms(), keeper.own, returned=keeper.has_just_returned())
-    sizing = SizeView(jobs, runtime.catalog.workload)
+    sizing = SizeView(jobs, runtime.catalog.workloads.workload)
     fleets = _Family("switchyard", ("group",), _FLEET_GAUGES)
     workloads = _Family("switchyard", ("workload",), _SIZE_GAUGES)
     for fleet in sizing.fleets():

@@ -70,7 +70,7 @@ class ApiContext:
     def workload_of(self, request: web.Request) -> Workload:
         """The workload in the request's address. Raises ApiError when there is none."""
         put = self.put_of(request)
-        workload = self.runtime.catalog.workload(put.key)
+        workload = self.runtime.catalog.workloads.workload(put.key)
         if workload is None:
             detail = f"this worker cannot read the definition of {put.key}; deploy it again, or ask another"
             raise ApiError(503, "Unreadable definition", detail)

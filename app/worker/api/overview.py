@@ -27,7 +27,7 @@ from app.dispatch.view import WorkerStatus, WorkloadFlow, slowest, workload_flow
 from app.failover.view import passive_why, role_fields
 from app.kernel.job import JobId
 from app.placement.model.plan import HIBERNATED, topic_of
-from app.placement.model.round import is_gone
+from app.placement.model.round import is_gone, is_hibernated
 from app.replicate.view import copying_fields, copying_sums
 
 ASLEEP = "hibernated"  # the state of a sleeping workload's jobs
@@ -160,7 +160,7 @@ class JobsOverview:
 
     def _waiting(self, job: str) -> JobStatus:
         held = self.state.assignments[job]
-        if not held.worker and held.reason.startswith(HIBERNATED):
+        if is_hibernated(held):
             return JobStatus(job=job, epoch=held.epoch, state=ASLEEP)
         if not held.worker:
             trouble = f"no worker owns it: {held.reason}" if held.reason else "no worker owns it"

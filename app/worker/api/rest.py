@@ -16,9 +16,8 @@ import orjson
 from aiohttp import web
 
 from app.controllog.events import ALL
-from app.dispatch.definition import Workload
+from app.dispatch.definition import DISPATCH_JOBS, Workload, dispatch_job
 from app.dispatch.dlq.query import BadQuery
-from app.kernel.job import JobId, Kind
 from app.web.http import request_bodies, schemas
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, ask_worker, hand_over
@@ -123,7 +122,7 @@ class OperatorRoutes:
         return sorted(set(wanted))
 
     def _partitions(self, workload: Workload) -> list[int]:
-        prefix = f"{Kind.DISPATCH}:{workload.key}:{workload.metadata.topic}:"
+        prefix = f"{DISPATCH_JOBS}{workload.key}:{workload.metadata.topic}:"
         held = self._api.runtime.control.view.assignments
         return sorted(int(job.removeprefix(prefix)) for job in held if job.startswith(prefix))
 
@@ -148,7 +147,7 @@ class OperatorRoutes:
 
         async def foresee(partition: int) -> PositionMove:
             async with gate:
-                job = JobId(Kind.DISPATCH, workload.key, workload.metadata.topic, partition)
+                job = dispatch_job(workload.key, workload.metadata.topic, partition)
                 return await self._api.operators.foresee_reset(job, wanted[partition], at_ms=at_ms)
 
         moves = dict(zip(wanted, await asyncio.gather(*map(foresee, wanted)), strict=True))
@@ -238,7 +237,7 @@ class OperatorRoutes:
         body = await read_body(request, request_bodies.EndBody)
         ranges = ranges_of(body)
         reason = reason_of(body)
-        job = self._job(request, workload)
+        job = tracker_job(request, workload.key, workload.metadata.topic)
         runtime, execute = self._api.runtime, flag_of(body, "execute")
         held = runtime.control.view.owner(job)
         if held is None:
@@ -254,11 +253,14 @@ class OperatorRoutes:
             ended = await operators.stash(job, ranges, actor_of(request), reason)
         return json_response({"job": job, "action": action, "execute": execute, **ended_fields(ended)})
 
-    @staticmethod
-    def _job(request: web.Request, workload: Workload) -> str:
-        text = request.match_info["partition"]
-        topic = request.query.get("topic") or workload.metadata.topic
-        try:
-            return str(JobId(Kind.DISPATCH, workload.key, topic, int(text) if is_number(text) else -1))
-        except ValueError as error:
-            raise BadQuery(f"{text[:40]!r} of {topic[:80]!r} is no partition: {error}") from error
+
+def tracker_job(request: web.Request, key: str, topic: str) -> str:
+    """The job of a workload's partition in the path; `topic`: its main topic, unless the query names another
+    (`?topic=`). Raises ApiError: no job can have that name."""
+    text = request.match_info["partition"]
+    topic = request.query.get("topic") or topic
+    try:
+        return str(dispatch_job(key, topic, int(text) if is_number(text) else -1))
+    except ValueError as error:
+        detail = f"{text[:40]!r} of {topic[:80]!r} is no partition: {error}"
+        raise ApiError(400, "No partition", detail) from error

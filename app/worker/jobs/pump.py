@@ -11,6 +11,7 @@ from app.kafka.fetch.deliveries import FetchedBatches, LogGap
 from app.kafka.fetch.shared_read_service import Counts, HeadsOf
 from app.kafka.records.header_arrays import heads_of
 from app.kernel.job import JobId
+from app.kernel.load import JobWork
 from app.kernel.ranges import Snapshot
 from app.worker.jobs.start_position import StartPosition
 
@@ -61,7 +62,16 @@ class Pump(Protocol):
 
     def snapshot(self) -> Snapshot: ...
 
+    @property
+    def may_save_seldom(self) -> bool:
+        """Whether rule 4 of `app.worker.runtime.progress_saver` holds for it."""
+        ...
+
     def status(self) -> JobStatus: ...
+
+    def work(self) -> JobWork:
+        """The work since the pump started."""
+        ...
 
     def accept(self, fetched: FetchedBatches) -> None: ...
 

@@ -12,11 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from app.audit.pump.partition import AuditPump
-from app.dispatch.pump.partition import DispatchPump
 from app.kernel.load import DEFAULT_WORKER, JobWork, Load, SmoothedLoad, apportion
 from app.kernel.rates import JobRates
-from app.replicate.pump.partition import ReplicaPump
 from app.worker.jobs.pump import Pump
 
 SAMPLE_S = 2.0
@@ -57,7 +54,7 @@ class Meter:
             return
         times, memory_bytes = self._process.cpu_times(), self._process.memory_info().rss
         cpu_s = times.user + times.system
-        done = {job: work_of(pump) for job, pump in pumps.items()}
+        done = {job: pump.work() for job, pump in pumps.items()}
         work = {job: _since(self._done.get(job), now) for job, now in done.items()}
         if self._at_s > float("-inf"):
             network = sum(one.bytes for one in work.values()) / passed_s
@@ -81,17 +78,6 @@ def _sample_rates(rates: JobRates, pump: Pump, finished: float, full: bool, now_
     waiting = unread + status.ready + status.behind
     alone = status.state == "flowing" and not status.postponed and (full or not status.ready)
     rates.sample(now_s, status.high_watermark, finished, waiting, alone)
-
-
-def work_of(pump: Pump) -> JobWork:
-    """A pump's work since it started. Dispatch sends the bytes that it reads, so they count twice."""
-    if isinstance(pump, ReplicaPump | AuditPump):
-        return pump.work()
-    assert isinstance(pump, DispatchPump), "there are no others"
-    pumps = [pump] if pump.backlog is None else [pump, pump.backlog.pump]
-    messages = sum(one.delivered + one.retried + one.dead_lettered for one in pumps)
-    unary = pump.runtime.link.stream is None
-    return JobWork(2 * sum(one.read_bytes for one in pumps), messages, messages if unary else 0)
 
 
 def _short(load: Load) -> Load:

@@ -26,12 +26,12 @@ from app.dispatch.model.outcome import Action, DeliveryDecision
 from app.dispatch.pump.partition import DispatchPump
 from app.kafka.client.cluster import EARLIEST, LATEST
 from app.kernel.clock import now_ms
-from app.kernel.job import JobId, Kind
+from app.kernel.job import JobId
 from app.kernel.ranges import Range, union
 from app.replicate.pump.partition import ReplicaPump
-from app.replicate.pump.route_runtime import group_of
 from app.worker.jobs.operator_acts import EndedOffsets, PositionMove, count, offsets_of, runs, text
 from app.worker.jobs.pump import Pump
+from app.worker.jobs.start_position import LineageReset
 from app.worker.runtime.job_manager import JobManager
 
 log = structlog.get_logger(__name__)
@@ -207,10 +207,13 @@ class OperatorActions:
         """The move of a reset to an offset, EARLIEST, LATEST, or (`at_ms`) a time; any worker can answer.
 
         Raises:
-            OperationRefused: There is no such workload or route.
+            OperationRefused: There is no such workload or route, or the job is an audit.
             LookupError, ClusterUnreachable: The partition's leader, or the cluster, does not answer.
         """
-        home, group = self._read_as(job)
+        try:
+            home, group = self._jobs.kinds.of(str(job)).position_of(job)
+        except LookupError as error:
+            raise OperationRefused(str(error)) from error
         cluster = await self._jobs._clusters.get(home)
         at = (job.topic, job.partition)
         first = await cluster.fetch.offsets_at(*at, EARLIEST)
@@ -227,18 +230,6 @@ class OperatorActions:
             to = min(max(to, first), end)
         committed = (await cluster.committer.committed(group, [at])).get(at)
         return PositionMove(str(job), committed, to, note)
-
-    def _read_as(self, job: JobId) -> tuple[str, str]:
-        catalog = self._jobs._catalog
-        if job.kind is Kind.REPLICATE:
-            route = catalog.route(job.name)
-            if route is None:
-                raise OperationRefused(f"there is no route {job.name} that this worker can read")
-            return route.spec.source, group_of(job.name)
-        workload = catalog.workload(job.name)
-        if workload is None:
-            raise OperationRefused(f"there is no workload {job.name}")
-        return workload.metadata.cluster, workload.metadata.group
 
     async def reset(self, job: str, wanted: int, actor: str) -> PositionMove:
         """Starts the job again at an offset. Raises as `foresee_reset` does, and OperationRefused: it is
@@ -283,7 +274,7 @@ class OperatorActions:
             if jobs.flowing.get(job) is not pump or pump.closed:
                 return
             if is_saved:
-                jobs.restart_in_new_lineage(pump, lineage, offset)
+                jobs.restart_in_new_lineage(pump, LineageReset(pump.epoch, lineage, offset))
             else:
                 jobs._close(job)  # a drained pump cannot continue: the job starts from its saved position
 

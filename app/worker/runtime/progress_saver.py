@@ -25,14 +25,12 @@ from collections.abc import Iterable, Mapping
 import structlog
 from mode import Service
 
-from app.failover.topology import RESERVED as BOOKKEEPING
 from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId, SnapshotItem
 from app.kernel.lease import MAX_LATE_S, Lease
 from app.kernel.ranges import Snapshot
 from app.offsets.model.group_sync import stamped
-from app.replicate.pump.partition import ReplicaPump
 from app.worker.jobs.pump import Pump
 from app.worker.jobs.start_position import ReportIncident
 from app.worker.tracker.client import TrackerClient, tracker_partition
@@ -158,8 +156,7 @@ class ProgressSaver(Service):
     def _is_due(self, pump: Pump, now_s: float) -> bool:
         """Rule 4, for a pump with unsaved progress. A snapshot that a replica awaits is sent at once."""
         job = str(pump.job)
-        flows = isinstance(pump, ReplicaPump) and pump.snapshot_version >= 0 and not pump.awaits_snapshot
-        if not flows or not pump.job.topic.startswith(BOOKKEEPING):
+        if not pump.may_save_seldom:
             return True
         if now_s - self._saved_at_s.get(job, float("-inf")) < BOOKKEEPING_INTERVAL_S:
             return False

@@ -34,16 +34,16 @@ def make_regions(
     def routes() -> dict[str, tuple[RouteDefinition, Route]]:
         found = {}
         for name in list(control.view.routes):
-            definition, route = catalog.route(name), catalog.routes.route(name)
+            definition, route = catalog.routes.definition(name), catalog.routes.route(name)
             if definition is not None and route is not None:
                 found[name] = definition, route
         return found
 
     def busy(group: str, cluster: str, topic: str | None) -> str:
         for key in list(control.view.workloads) if topic is None else [f"{group}/{topic}"]:
-            if key.startswith(f"{group}/") and (workload := catalog.workload(key)) is not None:
+            if key.startswith(f"{group}/") and (workload := catalog.workloads.workload(key)) is not None:
                 metadata = workload.metadata
-                if catalog.runs_here(workload) is False:
+                if catalog.workloads.runs_here(workload) is False:
                     continue  # another region's: this region keeps its group in step
                 if (metadata.group, metadata.cluster) == (group, cluster):
                     return f"workload {key} consumes it there"
@@ -56,9 +56,11 @@ def make_regions(
         return role.region == region or (role.state == MOVING and role.previous == region)
 
     def may_come() -> bool:
-        workloads = (catalog.workload(key) for key in list(control.view.workloads))
+        workloads = (catalog.workloads.workload(key) for key in list(control.view.workloads))
         return any(
-            one.spec.mode == ACTIVE_PASSIVE and regions_of(one) and catalog.runs_here(one) is not True
+            one.spec.mode == ACTIVE_PASSIVE
+            and regions_of(one)
+            and catalog.workloads.runs_here(one) is not True
             for one in workloads
             if one is not None
         )

@@ -56,11 +56,14 @@ from app.placement.limit_divider import LimitDivider
 from app.replicate.jobs.orphaned_lines import OrphanedLines, own_lines
 from app.replicate.jobs.pinned_offset_syncs import PinnedOffsetSyncs
 from app.worker.catalog import Catalog
+from app.worker.jobs.failures import JobFailures
+from app.worker.jobs.kind import JobPorts
 from app.worker.members.host_clock import HostClock
 from app.worker.members.loopback_check import LoopbackCheck
 from app.worker.members.membership import DRAINING, STOPPED, Heartbeats, Members
 from app.worker.members.sentinel import Sentinel
 from app.worker.runtime.heartbeat_status import workload_troubles
+from app.worker.runtime.job_kinds import JobServices, make_job_kinds
 from app.worker.runtime.job_manager import JobManager
 from app.worker.runtime.loop_watch import LoopWatch
 from app.worker.runtime.meter import Meter
@@ -145,7 +148,7 @@ class Runtime(Service):
             client,
             options,
             layout,
-            catalog.workload,
+            catalog.workloads.workload,
             leads=lambda: self.leader.leads,
             on_news=lambda: self.leader.start_round(),  # noqa: PLW0108 - the leader is made later
             report_incident=report,
@@ -153,26 +156,50 @@ class Runtime(Service):
             live=self._present,
         )
         self.failover.runs.arrived = lambda positions: FailoverPlanner(self).arrived(positions)
-        catalog.runs_here = self.failover.keeper.runs_here
-        catalog.sender_role = self.failover.keeper.sender_role
+        catalog.workloads.runs_here = self.failover.keeper.runs_here
+        catalog.workloads.sender_role = self.failover.keeper.sender_role
         self.trackers = TrackerClient(worker, topics, options, seals)
         self.barriers = BarrierSender(topics, options, worker, seals)
-        self.jobs = JobManager(
-            worker,
-            control,
-            catalog,
-            self.clusters,
-            self.trackers,
-            lease,
-            report,
-            grace_s=grace_s,
-            interceptors=interceptors,
-            barriers=self.barriers,
-            schemas=schemas,
-        )
-        self.jobs.pause_controller.report_incident = report
         self.audit_sender = AuditSender(topics, options, SealKey(client, topics.control.name))
-        self.jobs.audits.sender = self.audit_sender
+        self.regions: Regions | None = None
+        self.ended: OrphanedLines | None = None
+        if atlas is not None and directory is not None:
+            self.regions = make_regions(
+                atlas,
+                directory,
+                control,
+                catalog,
+                self.clusters,
+                self._may_lead,
+                report,
+                self.failover.keeper.passive,
+                self.failover.derived_routes.regions_of,
+            )
+            self.ended = OrphanedLines(
+                control,
+                clusters.keys(),
+                self.regions.tables.reach,
+                own_lines(self.regions.tables),
+                self.barriers,
+                partial(control.read_to_end, client, CONTROL_READ_TIMEOUT_S),
+                self._may_lead,
+            )
+            remote_routes = self.regions.remote_routes
+            catalog.routes.other_regions = lambda: remote_routes.other_regions
+        services = JobServices(
+            self.barriers,
+            self.audit_sender,
+            None if self.regions is None else self.regions.remote_progress,
+            interceptors,
+        )
+        ports = JobPorts(worker, control, self.clusters, lease, report, schemas, JobFailures())
+        self.jobs = JobManager(
+            ports,
+            self.trackers,
+            lambda jobs: make_job_kinds(ports, jobs, catalog, services),
+            grace_s=grace_s,
+        )
+        self.kinds = self.jobs.kinds
         self.audit_books = AuditBooks(
             topics.audit.name,
             client,
@@ -215,12 +242,12 @@ class Runtime(Service):
             members,
             lease,
             catalog.jobs,
-            PlacementInputs(catalog.workload, report, catalog.vanished_topics.why_gone),
-            lambda: catalog.hibernation.asleep,
+            PlacementInputs(catalog.workloads.workload, report, catalog.vanished_topics.why_gone),
+            lambda: catalog.workloads.hibernation.asleep,
             self.failover.step,
-            LimitDivider(catalog.workload, catalog.route),
+            LimitDivider(catalog.workloads.workload, catalog.routes.definition),
         )
-        self.needed = PinnedOffsetSyncs(control, catalog, self.clusters, self.barriers, self._may_lead)
+        self.needed = PinnedOffsetSyncs(control, catalog.routes, self.clusters, self.barriers, self._may_lead)
         self.sentinel = Sentinel(worker, members, lambda: control.view.leader, self.leader.start_round)
         self.loopback_check = LoopbackCheck(self._place, url, members, report)
         self.seal_keeper = (
@@ -236,32 +263,6 @@ class Runtime(Service):
             topics.region,
             refuses_local=refuses_local_alerts,
         )
-        self.regions: Regions | None = None
-        self.ended: OrphanedLines | None = None
-        if atlas is not None and directory is not None:
-            self.regions = make_regions(
-                atlas,
-                directory,
-                control,
-                catalog,
-                self.clusters,
-                self._may_lead,
-                report,
-                self.failover.keeper.passive,
-                self.failover.derived_routes.regions_of,
-            )
-            self.jobs.remote_progress_import.remote_progress = self.regions.remote_progress
-            self.ended = OrphanedLines(
-                control,
-                clusters.keys(),
-                self.regions.tables.reach,
-                own_lines(self.regions.tables),
-                self.barriers,
-                partial(control.read_to_end, client, CONTROL_READ_TIMEOUT_S),
-                self._may_lead,
-            )
-            remote_routes = self.regions.remote_routes
-            catalog.routes.other_regions = lambda: remote_routes.other_regions
         self._incident_tail = TopicTail(topics.incidents.name, options, self._on_incidents, from_start=True)
 
     async def on_start(self) -> None:
@@ -333,7 +334,7 @@ class Runtime(Service):
         self.meter.sample(self.jobs.flowing, now_s)
         self.presence.update(now_s)
         # Pauses and moves that other workers rely on apply before this heartbeat can renew the lease.
-        self.jobs.pause_controller.reconcile()
+        self.kinds.dispatch.pause_controller.reconcile()
         self.jobs.share_limits()  # as of `read`: the leader then divides what this worker gave up
         return Heartbeat(
             worker=self.worker,
@@ -343,7 +344,7 @@ class Runtime(Service):
             state=self._state,
             term=self.leader.term,
             jobs=self.jobs.statuses(self.meter.loads, self.meter.rates),
-            workloads=self.jobs.workload_statuses(),
+            workloads=self.kinds.dispatch.workload_statuses(),
             group=self.group,
             capacity=self.meter.capacity,
             used=self.meter.used,
@@ -354,7 +355,7 @@ class Runtime(Service):
             unsaved=self.save_watch.unsaved(now_s) is not None,
             clock_ahead_s=self.heartbeats.host_clock.ahead_s,
             seals=SEALS if self.seal_keeper is not None else 0,
-            troubles=workload_troubles(self.catalog.troubles) if self.leader.leads else [],
+            troubles=workload_troubles(self.catalog.workloads.troubles) if self.leader.leads else [],
         )
 
     # -- incidents -------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from app.audit.counts.handover import AuditNote
 from app.audit.counts.partition_counter import new_part
 from app.audit.definition import AuditPlan
 from app.audit.folds.collector import Collector
+from app.audit.jobs.consumer_counts import AuditConsumers
 from app.audit.jobs.controller import AuditController
 from app.audit.pump import partition as pumps
 from app.audit.pump.partition import PART_OFFSETS, AuditPump
@@ -23,6 +24,8 @@ from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, LogGap, Parti
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
 from app.payload.schema_loader import SchemaLoader
+from app.worker.jobs.failures import JobFailures
+from app.worker.jobs.kind import JobPorts
 from switchyard.audit.model.reports import Report
 from switchyard.audit.model.tally import UNTIMED
 from tests.audit.counts.logs import Log
@@ -202,15 +205,20 @@ async def test_the_note_has_the_counts_of_as_many_windows_as_fit(monkeypatch: py
 async def test_a_pump_that_lacks_counts_reports_nothing_and_begins_again() -> None:
     rig, again = Rig(), list[str]()
     catalog: Any = SimpleNamespace(plan=lambda _: rig.plan)
-    clusters: Any = None
-    audits = AuditController(catalog, clusters, lambda *_: None, {}, SchemaLoader(Path("schemas")))
+    nothing: Any = None
+    ports = JobPorts(
+        "me", nothing, nothing, nothing, lambda *_: None, SchemaLoader(Path("schemas")), JobFailures()
+    )
+    consumers = AuditConsumers(catalog, {}, lambda *_: None, ports.schemas)
+    jobs: Any = SimpleNamespace(restart_soon=lambda job, _: again.append(job))
+    audits = AuditController(ports, jobs, catalog, consumers, None)
     audits.pumps["job"] = rig.pump
     rig.log.append([WIDTH_MS] * 10)
     rig.feed()
-    audits.reconcile(lambda job, _: again.append(job))
+    audits.reconcile()
     assert (again, rig.pump.is_due(0.0, 5.0)) == ([], True)
     rig.pump.reader.is_lacking = True
-    audits.reconcile(lambda job, _: again.append(job))
+    audits.reconcile()
     assert (again, rig.pump.is_due(0.0, 5.0), rig.pump.is_busy) == (["job"], False, False)
     await rig.report(rig.pump)
     assert rig.counts == {}

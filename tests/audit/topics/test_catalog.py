@@ -32,7 +32,9 @@ class ByHand:
         self.view, self.incidents = ControlState(), list[tuple[str, ...]]()
         log: Any = SimpleNamespace(view=self.view, caught_up=True)
         nowhere: Any = None
-        self.catalog = AuditsCatalog(log, nowhere, lambda *incident: self.incidents.append(incident), LAYOUT)
+        self.catalog = AuditsCatalog(
+            log, nowhere, lambda *incident: self.incidents.append(incident), LAYOUT, lambda _: None
+        )
 
     def put(self, name: str, *topics: str, **spec: Any) -> AuditPut:
         plan = AuditPlan.model_validate(

@@ -67,7 +67,7 @@ async def test_a_suspended_worker_sends_nothing_by_a_renewed_lease_before_it_rea
         renew(worker)
         for control_event in (failover(), event, role, pulse(worker)):
             worker.control.view.apply(control_event)
-        pump = worker.jobs.pumps[JOB] = rig.pump()
+        pump = worker.kinds.dispatch.pumps[JOB] = rig.pump()
         renew(worker)
         rig.feed(pump, numbers(3))
         await rig.idle()
@@ -96,9 +96,9 @@ async def test_a_worker_pauses_a_job_as_soon_as_it_reads_that_another_region_is_
         def runs_here(_: Workload) -> bool | None:
             return runs
 
-        jobs._catalog.runs_here = runs_here
-        jobs._catalog.sender_role = lambda _: SenderRole("east", False, 1)
-        pump = jobs.pumps[JOB] = rig.pump()
+        jobs.kinds.dispatch._catalog.runs_here = runs_here
+        jobs.kinds.dispatch._catalog.sender_role = lambda _: SenderRole("east", False, 1)
+        pump = jobs.kinds.dispatch.pumps[JOB] = rig.pump()
         log.apply(put(definition("h:1", mode="active-passive").to_wire()), assigned())
         rig.feed(pump, numbers(3))
         await rig.idle()
@@ -123,7 +123,7 @@ async def test_a_worker_pauses_a_job_as_soon_as_it_reads_that_another_region_is_
         assert pump.trouble == ""
         log.apply(Paused(at_ms=1, key=KEY, partition=0, paused=True, actor="me"))
         assert (pump.paused, pump.trouble) == (True, ""), "an operator paused it"
-        del jobs.pumps[JOB]
+        del jobs.kinds.dispatch.pumps[JOB]
 
 
 async def test_a_workload_whose_state_is_unknown_pauses_with_one_incident_and_heartbeats_continue() -> None:
@@ -132,15 +132,15 @@ async def test_a_workload_whose_state_is_unknown_pauses_with_one_incident_and_he
         worker.control.view.apply(put(rig.runtime.workload.to_wire()))
         well, ill = rig.pump(), rig.pump()
         ill.job = JobId(ill.job.kind, "billing/other", "other", 0)
-        worker.jobs.pumps |= {str(ill.job): ill, JOB: well}
-        known, fails = worker.catalog.workload, True
+        worker.kinds.dispatch.pumps |= {str(ill.job): ill, JOB: well}
+        known, fails = worker.catalog.workloads.workload, True
 
         def workload(key: str) -> Workload | None:
             if fails and key == "billing/other":
                 raise ZeroDivisionError
             return known(key)
 
-        worker.catalog.workload = workload  # type: ignore[method-assign]
+        worker.catalog.workloads.workload = workload  # type: ignore[method-assign]
         ill.pause(False)
         well.pause(True)
         with capture_logs() as logs:

@@ -72,17 +72,17 @@ class Side:
         self.patience: list[tuple[float, ...]] = []
         self.shared = ["east"]
         catalog: Any = SimpleNamespace(workload=lambda _: self.definition)
+        remote_progress: Any = SimpleNamespace(
+            region="west", others=lambda _: self.shared, imported_progress=self._carried
+        )
         self.carrying = RemoteProgressImport(
             self.log,
             catalog,
             self.pumps,
             self.replicas,
             lambda *words: self.incidents.append("; ".join(words)),
+            remote_progress,
         )
-        carrier: Any = SimpleNamespace(
-            region="west", others=lambda _: self.shared, imported_progress=self._carried
-        )  # fmt: skip
-        self.carrying.remote_progress = carrier
         self.role(66)
 
     async def _carried(self, _job: JobId, _workload: Workload, *patience_s: float) -> ImportedProgress:

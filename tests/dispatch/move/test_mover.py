@@ -24,6 +24,7 @@ from app.dispatch.dlq.merge import Merger
 from app.dispatch.dlq.operation_progress import OperationTerms
 from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.reader import queue_ends
+from app.dispatch.jobs.start_position import find_start_position
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import left_out_headers
 from app.dispatch.move.mover import Mover
@@ -36,7 +37,7 @@ from app.kafka.fetch.deliveries import ByteBudget
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId, Kind
-from app.worker.jobs.start_position import StartPosition, find_start_position
+from app.worker.jobs.start_position import StartPosition
 from app.worker.members.membership import Members
 from app.worker.runtime.operators import OperationRefused, OperatorActions
 from tests.dispatch.dlq.queues import headers

@@ -34,7 +34,7 @@ async def test_missing_records_have_the_time_of_their_jobs_report() -> None:
     )  # fmt: skip
     heartbeat = beat(flowing(copying(0), committed=40, high_watermark=47))
     fed.observe(msgspec.structs.replace(heartbeat, at_ms=REPORTED_MS))
-    workload = fed.catalog.workload(KEY)
+    workload = fed.catalog.workloads.workload(KEY)
     assert workload is not None
     runtime: Any = fed
     found = await ImpactAssessor(runtime, time.monotonic() + 5.0)._unreplicated(workload, 0)

@@ -35,6 +35,7 @@ from app.kernel.fencing import TrackerRecord
 from app.offsets.model.group_sync import stamped
 from app.offsets.model.translation import Log
 from app.offsets.sync.regions import Regions
+from app.worker.catalog import Catalog
 from tests.offsets.clusters import HERE, NOWHERE, THERE, a_line, regions
 from tests.offsets.clusters import Regions as Stand
 from tests.web.runtime_fake import FakeRuntime, assigned, beat, copying, definition, flowing, put_route, route
@@ -73,9 +74,12 @@ class Case:
         }  # fmt: skip
         nothing: Any = None
         control: Any = self.fed.control
+        clusters: Any = self.fed.clusters
+        layout = Layout(own, sites, HERE)
+        self.fed.catalog = Catalog(control, clusters, lambda *_: None, layout)
         self.fed.failover = FailoverParticipant(
-            control, nothing, {}, Layout(own, sites, HERE), self.fed.catalog.workload, leads=lambda: True,
-            on_news=lambda: None, report_incident=lambda *_: None,
+            control, nothing, {}, layout, self.fed.catalog.workloads.workload,
+            leads=lambda: True, on_news=lambda: None, report_incident=lambda *_: None,
             presence=Presence("a-worker", time.monotonic),
         )  # fmt: skip
 
@@ -283,7 +287,7 @@ async def test_a_plan_needs_nothing_from_a_lost_region(case: Case) -> None:
 
 
 async def test_last_positions_have_arrived_once_the_copy_is_as_far_as_the_group(case: Case) -> None:
-    workload = case.fed.catalog.workload(case.key)
+    workload = case.fed.catalog.workloads.workload(case.key)
     assert workload is not None
     requests = [(workload, case.stand.other)]
     assert await case.planner.arrived(requests) == {case.key: Missing()}

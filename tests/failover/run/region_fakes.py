@@ -17,6 +17,7 @@ from app.controllog.events import (
 )
 from app.controllog.failover_run import EXECUTING
 from app.dispatch.definition import Workload
+from app.dispatch.topics.catalog import local
 from app.failover.definition import FailoverDefinition
 from app.failover.run.derived_routes import DerivedRoutes
 from app.failover.run.presence import Presence
@@ -25,7 +26,6 @@ from app.failover.run.role_keeper import RoleKeeper
 from app.failover.run.runner import FailoverRuns
 from app.failover.topology import AGGREGATE, REGIONAL, Layout, Site
 from app.kernel.clock import now_ms
-from app.worker.catalog import local
 from tests.web.runtime_fake import definition
 from tests.worker.runtime.test_job_manager import Log
 

@@ -15,6 +15,7 @@ from app.controllog.topic_times import use_brokers_time
 from app.controllog.topics import ControlTopics
 from app.dev.yard import Yard
 from app.dev.yard.security import ADMIN
+from app.dispatch.topics import catalog as workloads_catalog
 from app.failover.topology import Layout, Site
 from app.kafka.append.producer import Producer
 from app.kafka.client.cluster import ClusterClient
@@ -25,7 +26,6 @@ from app.replicate.destination import verification
 from app.replicate.model.destination_topic import ANY_AGE, NEWEST
 from app.replicate.topics import catalog as topics_catalog
 from app.replicate.topics import targets
-from app.worker import catalog as worker_catalog
 from app.worker.jobs import topic_inventory
 from tests.kafka.acls import (
     ALTER,
@@ -147,7 +147,7 @@ async def test_read_permission_suffices_for_an_audit(
         AuditPut(at_ms=1, key=plan.key, definition=plan.to_wire(), etag=plan.etag(), actor="test")
     )
     manager.log.apply(Assignment(at_ms=0, job=job, worker="me", epoch=1, term=1, reason=""))
-    pumps = manager.jobs.audits.pumps
+    pumps = manager.jobs.kinds.audit.pumps
     await manager.until(lambda: job in pumps and pumps[job].status().fetched == 3)
 
 
@@ -319,7 +319,7 @@ async def test_destination_without_alter_permission_is_copied_to_unless_the_rout
 async def test_each_permission_missing_for_a_workload_is_named_and_it_begins_once_all_are_granted(
     administered: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_catalog, "REFRESH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(workloads_catalog, "REFRESH_INTERVAL_S", 0.0)
     two = TwoClusters(
         administered.yard, administered.topic, {"east": spec_of(administered.yard, HOME, READER, "east")}
     )
@@ -340,7 +340,7 @@ async def test_each_permission_missing_for_a_workload_is_named_and_it_begins_onc
         await two.append(put(definition("billing", orders)))
         assert "--operation Describe" in await remedy_for(f"Describe on topic {orders} in east")
         await acls.allow(READER, TOPIC, orders, READ)
-        workload = two.catalog.workload(key)
+        workload = two.catalog.workloads.workload(key)
         assert workload is not None
         assert "--operation Create" in await remedy_for("Create on topic")
         for topic in (*workload.retry_topics(), workload.dlq_topic()):

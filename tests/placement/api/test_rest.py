@@ -31,7 +31,13 @@ def lead(console: Console, *, loads: float = 0.01) -> None:
     lease.renewed(time.monotonic())
     log: Any = fed.control
     fed.leader = Leader(
-        ME, log, fed.members, lease, jobs, PlacementInputs(fed.catalog.workload, lambda *_: None), dict
+        ME,
+        log,
+        fed.members,
+        lease,
+        jobs,
+        PlacementInputs(fed.catalog.workloads.workload, lambda *_: None),
+        dict,
     )
     fed.apply(Claim(at_ms=1, term=1, worker=ME), put(definition("billing", "orders")))
     fed.control.view.term = 0  # `assigned` writes events of term 0

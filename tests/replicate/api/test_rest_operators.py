@@ -45,7 +45,7 @@ def acting(fed: FakeRuntime) -> StuckPump:
     fed.apply(put_route(route()), assigned(copying(0)), assigned(copying(1)))
     fed.observe(beat(flowing(copying(0)), flowing(copying(1)), url=fed.url))
     fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
-    fed.jobs._catalog, fed.jobs._clusters = fed.catalog, fed.clusters
+    fed.jobs._clusters = fed.clusters
 
     async def away(name: str) -> Any:
         raise ClusterUnreachable(f"{name} does not answer")

@@ -72,7 +72,7 @@ async def test_pausing_and_handing_over_a_route_neither_loses_nor_doubles_a_reco
 
     manager.assign(release=True)
     await manager.until(lambda: manager.pump is None)
-    assert not manager.jobs.replicas.routes, "the runtime is closed with its last pump"
+    assert not manager.jobs.kinds.replicate.routes, "the runtime is closed with its last pump"
     await _write(yard, topic, "d")
     manager.assign()
     await manager.copied(4)
@@ -197,7 +197,8 @@ async def test_a_replica_in_a_new_lineage_copies_again_and_its_offset_syncs_are_
     manager.assign()
     await _write(yard, topic, "a", "b", "c")
     pump = await manager.copied(3)
-    manager.jobs.restart_in_new_lineage(pump, 1, 1, "the log was truncated", 7)
+    reset = LineageReset(pump.epoch, 1, 1, "the log was truncated", 7)
+    manager.jobs.restart_in_new_lineage(pump, reset)
     await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
     await manager.copied(3)
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c"]

@@ -174,8 +174,8 @@ async def test_a_route_that_stops_at_a_gap_reports_it_beside_other_troubles_unti
     key = (manager.job, pump.epoch)
     cluster = await manager.jobs._clusters.get(HOME)
     cluster.fetch.remove(key)  # as the fetch service stops behind a gap that it reports
-    manager.jobs.hand_to_pump(LogGap(key, manager.topic, 0, 3, 5, "deleted by retention"))
-    manager.jobs.hand_to_pump(FetchIncident(key, manager.topic, 0, "a broker is away", "start it"))
+    manager.jobs.kinds.replicate.accept(LogGap(key, manager.topic, 0, 3, 5, "deleted by retention"))
+    manager.jobs.kinds.replicate.accept(FetchIncident(key, manager.topic, 0, "a broker is away", "start it"))
     (status,) = manager.jobs.statuses()
     assert status.copying is not None
     assert (status.state, status.copying.stuck) == ("halted", (3, 5))
@@ -254,7 +254,7 @@ async def test_fetching_that_continues_clears_the_trouble_even_without_new_recor
     key = (manager.job, pump.epoch)
     part = (await manager.jobs._clusters.get(HOME)).fetch._partitions[key]
     part.incident = "a broker is away"
-    manager.jobs.hand_to_pump(FetchIncident(key, manager.topic, 0, "a broker is away", "start it"))
+    manager.jobs.kinds.replicate.accept(FetchIncident(key, manager.topic, 0, "a broker is away", "start it"))
     assert pump.trouble == "fetch: a broker is away"
     await manager.until(lambda: manager.jobs.statuses()[0].trouble == "")
     assert part.incident == ""

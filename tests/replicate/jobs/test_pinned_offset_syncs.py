@@ -17,7 +17,7 @@ from app.kafka.fetch.deliveries import ByteBudget
 from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import NeedItem, PinnedOffsets
 from app.replicate.jobs.pinned_offset_syncs import PinnedOffsetSyncs
-from app.worker.catalog import Catalog
+from app.replicate.topics.catalog import RoutesCatalog
 from tests.web.runtime_fake import put_route, route
 
 
@@ -40,7 +40,7 @@ async def test_the_leader_publishes_the_unmoved_positions_of_groups_in_a_copy_an
 
     sender: Any = SimpleNamespace(ask=ask)
     needed = PinnedOffsetSyncs(
-        control, Catalog(control, clusters, lambda *_: None), clusters, sender, lambda: True
+        control, RoutesCatalog(control, clusters, lambda *_: None), clusters, sender, lambda: True
     )
 
     async def published_needs() -> list[PinnedOffsets]:

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,8 +41,8 @@ async def sources(there: ClusterSpec, away: str) -> AsyncIterator[tuple[SealedSo
     clusters = DataClusters(specs, nowhere, ByteBudget(1 << 20))
     sites = {"there": Site(away, "regional"), "here": Site("west", "regional")}
     troubles: Troubles = []
-    catalog: Any = SimpleNamespace(layout=Layout("west", sites, "here"))
-    made = SealedSources(catalog, clusters, lambda *incident: troubles.append(incident))
+    layout = Layout("west", sites, "here")
+    made = SealedSources(layout, clusters, lambda *incident: troubles.append(incident))
     await made.start()
     try:
         yield made, troubles

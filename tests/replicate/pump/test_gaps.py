@@ -43,7 +43,9 @@ async def test_a_route_that_continues_at_gaps_reports_the_lost_offsets_and_where
         manager.assign()
         await write(yard.bootstrap(HOME), topic_name, [b"a", b"b", b"c"])
         pump = await manager.copied(3)
-        manager.jobs.hand_to_pump(LogGap((manager.job, pump.epoch), topic_name, 0, reason="by hand", **gap))
+        manager.jobs.kinds.replicate.accept(
+            LogGap((manager.job, pump.epoch), topic_name, 0, reason="by hand", **gap)
+        )
         await manager.until(
             lambda: manager.pump is not None and (manager.pump.lineage, manager.pump.base) == lineage_and_base
         )

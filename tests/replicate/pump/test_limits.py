@@ -40,7 +40,7 @@ async def test_rates_are_shared_with_other_workers_by_the_routes_jobs_there(
     manager: ReplicaManagerRig,
 ) -> None:
     def rates() -> tuple[float, float] | None:
-        runtime = manager.jobs.replicas.routes.get("r")
+        runtime = manager.jobs.kinds.replicate.routes.get("r")
         if runtime is None or runtime.messages is None or runtime.bytes is None:
             return None
         return runtime.messages.rate_per_s, runtime.bytes.rate_per_s
@@ -55,8 +55,8 @@ async def test_rates_are_shared_with_other_workers_by_the_routes_jobs_there(
         manager.log.view.next_offset += 1
         await manager.until(partial(lambda wanted: rates() == wanted, held))
     manager.put(limits={"messages_per_second": 30.0})
-    await manager.until(lambda: manager.jobs.replicas.routes["r"].bytes is None)
-    bucket = manager.jobs.replicas.routes["r"].messages
+    await manager.until(lambda: manager.jobs.kinds.replicate.routes["r"].bytes is None)
+    bucket = manager.jobs.kinds.replicate.routes["r"].messages
     assert bucket is not None
     assert bucket.rate_per_s == 10.0
 

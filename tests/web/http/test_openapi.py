@@ -112,7 +112,7 @@ def reset_region(console: Console) -> None:
     fed.observe(beat(*statuses, url=url, **in_trouble()))
     fed.incidents.append(incident())
     fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
-    fed.jobs._catalog, fed.jobs._clusters = fed.catalog, fed.clusters
+    fed.jobs._clusters = fed.clusters
     fed.jobs.pumps[job(0)] = pump = ActingPump()
     pump.runtime.policy = type("Policy", (), {"dlq_enabled": True})()  # type: ignore[attr-defined]
 

@@ -39,7 +39,7 @@ def orders(console: Console) -> Console:
     fed.apply(put(definition()), assigned(job(0)), assigned(job(1)))
     fed.observe(beat(flowing(job(0)), flowing(job(1)), url=fed.url))
     fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
-    fed.jobs._catalog, fed.jobs._clusters = fed.catalog, fed.clusters
+    fed.jobs._clusters = fed.clusters
     return console
 
 
@@ -204,7 +204,7 @@ def log_of_50(bootstrap: str, topic_name: str) -> Iterator[Console]:
     fed.middle_ms = asyncio.run(fill())  # type: ignore[attr-defined]
     key = f"billing/{topic_name}"
     fed.apply(put(definition(topic=topic_name)), *(assigned(job(p, topic_name, key)) for p in (0, 1)))
-    fed.jobs.worker, fed.jobs._catalog, fed.jobs._clusters = fed.worker, fed.catalog, OfOneFetch(fed)
+    fed.jobs.worker, fed.jobs._clusters = fed.worker, OfOneFetch(fed)
     with serving(fed) as url:
         console = Console(url, fed)
         console.path = f"/api/v1/workloads/{key}/reset"  # type: ignore[attr-defined]

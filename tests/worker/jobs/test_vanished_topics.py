@@ -11,10 +11,10 @@ from app.audit.topics.catalog import AuditsCatalog
 from app.controllog.events import Claim, Released, RouteDeleted
 from app.dev.yard import Yard
 from app.dev.yard.security import ADMIN
+from app.dispatch.topics import catalog as module
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.replicate.topics import catalog as topics_catalog
-from app.worker import catalog as module
 from app.worker.jobs import topic_inventory
 from app.worker.jobs.vanished_topics import MAX_REPORTED, ExpectedTopic, TopicPresence, VanishedTopics
 from tests.audit.topics.test_catalog import ByHand

@@ -25,6 +25,9 @@ from app.offsets.model.offset_map import BarrierItem
 from app.payload.schema_loader import SchemaLoader
 from app.replicate.pump.partition import ReplicaPump
 from app.worker.catalog import Catalog
+from app.worker.jobs.failures import JobFailures
+from app.worker.jobs.kind import JobPorts
+from app.worker.runtime.job_kinds import JobServices, make_job_kinds
 from app.worker.runtime.job_manager import JobManager
 from app.worker.tracker.fold import TrackerFold
 from tests.replicate.rig import definition
@@ -80,7 +83,7 @@ class ReplicaManagerRig:
 
     @property
     def pump(self) -> ReplicaPump | None:
-        return self.jobs.replicas.pumps.get(self.job)
+        return self.jobs.kinds.replicate.pumps.get(self.job)
 
     def put(self, **spec: Any) -> None:
         """Deploys the route."""
@@ -119,7 +122,8 @@ async def replica_manager_rig(
     budget, holder = ByteBudget(64 << 20), list[JobManager]()
 
     async def deliver(item: Any) -> None:
-        holder[0].hand_to_pump(item)
+        kinds: Any = holder[0].kinds
+        kinds.of(item.key[0]).accept(item)
 
     lease = Lease(1e9)
     lease.renewed(time.monotonic())
@@ -140,17 +144,12 @@ async def replica_manager_rig(
     trackers: Any = FakeTrackers()
     barriers: Any = sender
     catalog = Catalog(fake_log, clusters, report, layout)
+    ports = JobPorts("me", fake_log, clusters, lease, report, SchemaLoader(Path("schemas")), JobFailures())
     jobs = JobManager(
-        "me",
-        fake_log,
-        catalog,
-        clusters,
+        ports,
         trackers,
-        lease,
-        report,
+        lambda jobs: make_job_kinds(ports, jobs, catalog, JobServices(barriers)),
         grace_s=10.0,
-        barriers=barriers,
-        schemas=SchemaLoader(Path("schemas")),
     )
     holder.append(jobs)
     await jobs.start()

@@ -62,12 +62,13 @@ async def test_unforeseen_batches_affect_no_other_batch(
             )  # fmt: skip
             started.append(pump)
             rig.pumps.append(pump)
+            jobs.kinds.dispatch.add(pump)
             part = PartitionFetch(rig.budget, (job, 1), "orders", 0, 0)
             fetched = FetchedBatches(part, len(response), response, end, [], end)
             start = SimpleNamespace(log=LogId(), known=True, snapshot=snapshot, gap=None)
             loop = asyncio.get_running_loop()
             return SimpleNamespace(
-                pump=pump, start=start, fetch=lambda: loop.call_soon(jobs.hand_to_pump, fetched)
+                pump=pump, start=start, fetch=lambda: loop.call_soon(jobs.kinds.dispatch.accept, fetched)
             )
 
         monkeypatch.setattr(jobs._starter, "start", begin)

@@ -17,10 +17,15 @@ from app.audit.definition import AuditPlan
 from app.audit.pump.counting_spec import open_times
 from app.controllog.events import AnyControlEvent, Assignment, Claim, Released
 from app.controllog.state import ControlState
+from app.dispatch.jobs.catch_up_controller import BACKLOG
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, PartitionFetch
 from app.kernel.job import JobId
 from app.kernel.lease import Lease
 from app.payload.schema_loader import SchemaLoader
 from app.worker.catalog import Catalog
+from app.worker.jobs.failures import JobFailures
+from app.worker.jobs.kind import JobPorts
+from app.worker.runtime.job_kinds import JobServices, make_job_kinds
 from app.worker.runtime.job_manager import JobManager
 from app.worker.runtime.job_starter import START_RETRY_S, JobStarter
 from tests.audit.api.plans import plan as audit_plan
@@ -86,16 +91,9 @@ async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[JobManager, l
         reported.append(message)
 
     catalog = Catalog(fake_log, fake, report)
+    ports = JobPorts("me", fake_log, fake, Lease(2.0), report, SchemaLoader(Path("schemas")), JobFailures())
     jobs = JobManager(
-        "me",
-        fake_log,
-        catalog,
-        fake,
-        unused,
-        Lease(2.0),
-        report,
-        grace_s=1.0,
-        schemas=SchemaLoader(Path("schemas")),
+        ports, unused, lambda jobs: make_job_kinds(ports, jobs, catalog, JobServices()), grace_s=1.0
     )
     await jobs.start()
     try:
@@ -114,14 +112,14 @@ async def until(condition: Callable[[], Any]) -> None:
 async def test_a_job_with_an_unreadable_definition_is_tried_each_second_and_says_why() -> None:
     log, looks = Log(), 0
     async with managed(log, Away("east")) as (jobs, reported):
-        lookup = jobs._catalog.workload
+        lookup = jobs.kinds.dispatch._catalog.workload
 
         def counted(key: str) -> Any:
             nonlocal looks
             looks += 1
             return lookup(key)
 
-        jobs._catalog.workload = counted  # type: ignore[method-assign]
+        jobs.kinds.dispatch._catalog.workload = counted  # type: ignore[method-assign]
         log.apply(assigned())
         began_s = time.monotonic()
         for _ in range(100):  # every change of the log makes the manager look again
@@ -163,10 +161,8 @@ async def test_a_job_of_a_stored_plan_with_an_unusable_time_says_what_to_deploy(
     async def check(_: JobId) -> None:
         await open_times(plan, schemas)
 
-    starter = JobStarter(
-        "me", nothing, nothing, nothing, nothing, Lease(2.0), {}, lambda *fields: incidents.append(fields),
-        (), nothing, cast("Any", SimpleNamespace(check=check)), nothing, schemas,
-    )  # fmt: skip
+    kinds: Any = SimpleNamespace(of=lambda _: SimpleNamespace(check=check))
+    starter = JobStarter("me", nothing, nothing, lambda *fields: incidents.append(fields), kinds)
     job = "audit:all/east:orders:0"
     starting = asyncio.create_task(starter.start(job, assigned()))
     await until(lambda: incidents)
@@ -226,7 +222,36 @@ async def test_a_moved_job_is_closed_when_the_assignment_is_read() -> None:
     async with managed(log, Away("east")) as (jobs, _):
         log.apply(assigned())
         pump: Any = SimpleNamespace(job=JobId.parse(JOB), epoch=1, close=lambda: closed.append(JOB))
-        jobs.pumps[JOB] = pump
+        jobs.kinds.dispatch.pumps[JOB] = pump
         log.apply(msgspec.structs.replace(assigned(), worker="other", epoch=2))
         assert closed == [JOB], "no other task has had a turn in between"
-        assert jobs.pumps == {}
+        assert jobs.kinds.dispatch.pumps == {}
+
+
+async def test_an_error_at_a_batch_of_the_backlog_stops_only_this_job_and_frees_the_batch() -> None:
+    log, closed, budget = Log(), list[str](), ByteBudget(100)
+
+    def pump_of(job: str) -> Any:
+        def fails(_: Any) -> None:
+            raise ZeroDivisionError("nobody foresaw it")
+
+        backlog = SimpleNamespace(epoch=1, accept=fails)
+        return SimpleNamespace(
+            job=JobId.parse(job), epoch=1, closed=False, trouble="", version=0, snapshot_version=0,
+            close=lambda: closed.append(job),
+            backlog=SimpleNamespace(pump=backlog), accept=lambda fetched: fetched.release(),
+        )  # fmt: skip
+
+    def fetched(key: tuple[Any, ...]) -> FetchedBatches:
+        budget.used_bytes += 10
+        return FetchedBatches(PartitionFetch(budget, key, "orders", 0, 0), 10, b"", 1, [], 1)
+
+    async with managed(log, Away("east")) as (jobs, _):
+        pumps: dict[str, Any] = jobs.kinds.dispatch.pumps  # type: ignore[assignment]
+        other = JOB.replace(":0", ":1")
+        pumps |= {JOB: pump_of(JOB), other: pump_of(other)}
+        jobs.kinds.dispatch.accept(fetched((JOB, 1, BACKLOG)))
+        assert (closed, list(pumps), budget.used_bytes) == ([JOB], [other], 0)
+        jobs.kinds.dispatch.accept(fetched((other, 2)))
+        assert (closed, budget.used_bytes) == ([JOB], 0), "of another epoch: it is freed, and nothing stops"
+        pumps.clear()

@@ -46,7 +46,7 @@ def a_pump(base: int = 5) -> Any:
     return SimpleNamespace(
         job=SimpleNamespace(topic="t", partition=0), tracker=tracker, closed=False, trouble="",
         base=base, version=tracker.version, snapshot=tracker.snapshot, snapshot_version=tracker.version,
-        runtime=SimpleNamespace(workload=workload), commits_to=("east", "g"), note=b"",
+        runtime=SimpleNamespace(workload=workload), commits_to=("east", "g"), note=b"", may_save_seldom=False,
     )  # fmt: skip
 
 

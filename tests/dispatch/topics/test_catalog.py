@@ -16,6 +16,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from app.controllog.events import AnyControlEvent, StartRecorded, WorkloadDeleted
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
+from app.dispatch.topics import catalog as module
 from app.dispatch.topics import leftovers, settings
 from app.dispatch.topics.settings import (
     COPY_HEADERS_BYTES,
@@ -32,7 +33,6 @@ from app.kafka.client.topics import INVALID_NAME, TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from app.placement.model.plan import HIBERNATED
-from app.worker import catalog as module
 from app.worker.catalog import Catalog
 from tests.web.runtime_fake import assigned, definition, put
 
@@ -174,7 +174,7 @@ async def test_the_topic_of_another_workload_is_no_removed_tier(region: Region) 
 async def test_merged_and_delayed_messages_have_jobs_while_any_wait(region: Region, name: str) -> None:
     await region.deploy()
     assert await region.jobs() == {region.topic: {0, 1}}
-    workload = region.catalog.workload(f"billing/{region.topic}")
+    workload = region.catalog.workloads.workload(f"billing/{region.topic}")
     assert workload is not None
     merged = getattr(workload, name)()
     await region.make(merged, 2)
@@ -283,7 +283,7 @@ async def test_retention_is_at_least_a_week_and_three_replicas_need_two_in_sync(
     region: Region,
 ) -> None:
     await region.deploy(retry=[{"delay": "1s"}])
-    workload = region.catalog.workload(f"billing/{region.topic}")
+    workload = region.catalog.workloads.workload(f"billing/{region.topic}")
     assert workload is not None
     for brokers, replication, in_sync in ((1, 1, "1"), (2, 2, "1"), (3, 3, "2"), (9, 3, "2")):
         assert safe_replication(brokers) == (replication, {"min.insync.replicas": in_sync})
@@ -297,7 +297,7 @@ async def test_retention_is_at_least_a_week_and_three_replicas_need_two_in_sync(
 async def test_a_sleeping_workload_wakes_when_letters_are_merged_back(region: Region) -> None:
     await region.deploy(hibernate={"after": "1m"})
     await region.jobs()
-    asleep = region.catalog.hibernation.asleep
+    asleep = region.catalog.workloads.hibernation.asleep
     assert set(asleep) == {f"billing/{region.topic}"}
     merged = f"{region.topic}__billing__merge"
     await region.make(merged, 1)
@@ -361,13 +361,13 @@ async def test_a_topic_that_the_cluster_refuses_is_reported_with_its_error_until
     assert reported == str(refused)
     assert reported.startswith(f"cluster east does not create topic {dlq}: ")
     assert reported.endswith(f"collides with existing topic: {other} (InvalidTopicError, error 17)")
-    assert region.catalog.troubles[key].startswith(
+    assert region.catalog.workloads.troubles[key].startswith(
         f"{reported}; choose another name; the leader tries again every"
     )
     await region.delete(other)
     await until(region.jobs, jobs)
     assert await client.partitions(dlq) == 2
-    assert (len(region.reported), region.catalog.troubles) == (1, {})
+    assert (len(region.reported), region.catalog.workloads.troubles) == (1, {})
 
 
 async def test_a_refused_setting_is_reported_with_the_clusters_error(
@@ -395,7 +395,7 @@ async def test_a_deleted_retry_topic_or_dlq_is_created_again(
         await until(region.jobs, jobs)
         assert await (await region.client()).partitions(topic) == 2
         assert int((await region.settings(topic))["max.message.bytes"]) == COPY_MAX_BYTES
-    assert (region.reported, region.catalog.troubles) == ([], {})
+    assert (region.reported, region.catalog.workloads.troubles) == ([], {})
 
 
 async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_and_kept(
@@ -430,7 +430,7 @@ async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_
     command = (
         f"kafka-configs.sh --bootstrap-server {region.options['bootstrap_servers']} --alter --topic {delayed}"
     )
-    assert region.catalog.troubles[f"billing/{region.topic}"] == (
+    assert region.catalog.workloads.troubles[f"billing/{region.topic}"] == (
         f"{region.reported[0]}; alter it: {command} --add-config max.message.bytes={enough}; "
         "incidents topic-settings name 3 more of its topics"
     )
@@ -443,7 +443,7 @@ async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_
 
     async def troubles() -> dict[str, str]:
         await region.jobs()
-        return region.catalog.troubles
+        return region.catalog.workloads.troubles
 
     await until(troubles, {})
     assert len(region.reported) == 4
@@ -468,4 +468,4 @@ async def test_jobs_of_a_definition_that_cannot_be_read_stay(region: Region) -> 
     assert await region.catalog.jobs() == await region.catalog.jobs() == {job}
     (reported,) = region.reported
     assert "cannot be read" in reported
-    assert reported in region.catalog.troubles[newer.key]
+    assert reported in region.catalog.workloads.troubles[newer.key]

@@ -12,6 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from app.controllog.events import StartOffsets, StartRecorded
 from app.dispatch.definition import Workload
+from app.dispatch.jobs.start_position import find_start_position
 from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataCluster
@@ -20,7 +21,7 @@ from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId, Kind
 from app.kernel.ranges import Snapshot
 from app.offsets.sync.remote_progress import ImportedProgress
-from app.worker.jobs.start_position import LineageReset, StartPosition, find_start_position
+from app.worker.jobs.start_position import LineageReset, StartPosition
 
 GROUP = "billing"
 

@@ -9,11 +9,12 @@ import pytest
 
 from app.controllog.events import StartRecorded
 from app.dispatch.definition import Workload
+from app.dispatch.jobs.start_position import find_start_position
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId, Kind
 from app.kernel.ranges import Snapshot
 from app.offsets.sync.remote_progress import ImportedProgress
-from app.worker.jobs.start_position import StartPosition, find_start_position
+from app.worker.jobs.start_position import StartPosition
 
 HERE = LogId("west-id", "t")
 START = 3  # of the log

@@ -21,8 +21,8 @@ def catalog_of(region: FakeRegion) -> Catalog:
     clusters: Any = Away(*SITES)
     layout = region.failovers.layout
     catalog = Catalog(region.log, clusters, lambda *trouble: region.incidents.append(trouble[2]), layout)
-    catalog.runs_here = region.keeper.runs_here
-    catalog._partitions[f"{region.own}-aggregate", "orders"] = 2
+    catalog.workloads.runs_here = region.keeper.runs_here
+    catalog.workloads._partitions[f"{region.own}-aggregate", "orders"] = 2
     return catalog
 
 
@@ -33,7 +33,7 @@ def role(region: str, epoch: int, state: RoleState = ACTIVE) -> RolePut:
 async def test_an_active_passive_workload_has_jobs_where_it_is_active_and_on_that_regions_cluster() -> None:
     west = FakeRegion("west", failover(), workload())
     catalog = catalog_of(west)
-    found = catalog.workload(KEY)
+    found = catalog.workloads.workload(KEY)
     assert found is not None
     assert found.metadata.cluster == "west-aggregate"
     assert await catalog.jobs() == set(), "the active region is not known yet"
@@ -69,5 +69,5 @@ async def test_a_workload_whose_cluster_this_region_lacks_is_reported_with_the_r
     object.__setattr__(west.failovers.layout, "sites", sites)
     catalog = catalog_of(west)
 
-    assert catalog.workload(KEY) is None
+    assert catalog.workloads.workload(KEY) is None
     assert "region west has no cluster of tier aggregate; give each region one" in west.incidents[0]

@@ -1,0 +1,83 @@
+"""The dispatch jobs, workloads and receivers in a worker's heartbeat."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from app.controllog.codec import TRACKER_CAPACITY, HeadStatus, JobStatus, WorkloadStatus
+from app.dispatch.pump.line_head import candidate
+from app.dispatch.pump.partition import DispatchPump
+from app.dispatch.scheduler.workload import WorkloadRuntime
+from app.dispatch.topics.leftovers import is_left
+from app.kafka.fetch.deliveries import ByteBudget
+
+EMPTYING = "its retry tier is no longer defined: it delivers the waiting messages, then the job ends"
+MAX_HEADS = 100  # in every heartbeat, of all workloads: the oldest ones
+
+
+def job_status(pump: DispatchPump) -> JobStatus:
+    """The pump's status, with its tracker's room, and whether it only empties a removed retry tier."""
+    tracker = pump.tracker
+    used = tracker.capacity - tracker.room
+    # msgspec leaves out what *is* the default, not what equals it.
+    capacity = TRACKER_CAPACITY if tracker.capacity == TRACKER_CAPACITY else tracker.capacity
+    status = msgspec.structs.replace(pump.status(), used=used, capacity=capacity)
+    if status.state == "flowing" and is_left(pump.runtime.workload, pump.job.topic):
+        status = msgspec.structs.replace(status, state="emptying", trouble=status.trouble or EMPTYING)
+    return status
+
+
+def workload_statuses(
+    runtimes: Mapping[str, WorkloadRuntime], pumps: Iterable[DispatchPump], budget: ByteBudget
+) -> list[WorkloadStatus]:
+    """The workloads and receivers as this worker sees them; `budget`: the memory for fetched batches."""
+    now_s, budget_used = time.monotonic(), budget.used_bytes / max(1, budget.capacity_bytes)
+    heads, more = _heads(pumps, now_s)
+    return [
+        _workload(key, runtime, heads.get(key, []), more.get(key, 0), now_s, budget_used)
+        for key, runtime in runtimes.items()
+    ]
+
+
+def _workload(
+    key: str, runtime: WorkloadRuntime, heads: list[HeadStatus], more: int, now_s: float, budget_used: float
+) -> WorkloadStatus:
+    targets = [link.status(now_s) for link in runtime.links.values()]
+    messages, size, lease, withholding = runtime.messages, runtime.bytes, runtime.lease, runtime.withholding
+    blocked = "" if lease.may_push(now_s) else "snapshots" if lease.holds(now_s) else "lease"
+    return WorkloadStatus(
+        key=key,
+        breaker=str(runtime.link.breaker.state),
+        in_flight=runtime.in_flight,
+        limit=runtime.link.limit,
+        held=sum(target.held for target in targets),
+        targets=targets,
+        rate_messages=0 if messages is None else round(messages.rate_per_s, 3),
+        rate_bytes=0 if size is None else round(size.rate_per_s, 3),
+        tokens_messages=0 if messages is None else round(messages.available(now_s), 1),
+        tokens_bytes=0 if size is None else round(size.available(now_s), 1),
+        blocked=blocked,
+        budget_used=round(budget_used, 2) or 0,
+        stashed=runtime.decisions.count,
+        decisions=list(runtime.decisions.last),
+        heads=heads,
+        more_heads=more,
+        withheld=withholding.count,
+        withheld_by=dict(withholding.by_code),
+        withheld_last=withholding.last,
+        letters=-1 if runtime.dead_letters.unlimited else round(runtime.dead_letters.available(now_s), 1),
+    )
+
+
+def _heads(pumps: Iterable[DispatchPump], now_s: float) -> tuple[dict[str, list[HeadStatus]], dict[str, int]]:
+    """Workload -> the heads that hold a partition back, the oldest first, and how many are omitted."""
+    found = [(pump.job.name, head) for pump in pumps if (head := candidate(pump, now_s)) is not None]
+    found.sort(key=lambda entry: -1.0 if entry[1].age_s is None else entry[1].age_s, reverse=True)
+    kept: dict[str, list[HeadStatus]] = {}
+    for key, head in found[:MAX_HEADS]:
+        kept.setdefault(key, []).append(head)
+    return kept, Counter(key for key, _ in found[MAX_HEADS:])

@@ -1,0 +1,57 @@
+"""What a fetch service tells a job's pump beside batches: lost offsets, another log, and its troubles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from app.kafka.fetch.deliveries import FetchedBatches, FetchIncident, FetchItem, LogGap
+from app.kafka.fetch.service import FetchService
+from app.worker.jobs.kind import JobRestarts
+from app.worker.jobs.pump import Pump
+from app.worker.jobs.start_position import LineageReset, ReportIncident
+
+TROUBLE = "fetch: "  # begins a pump's trouble of this source
+
+
+def discard(item: FetchItem) -> None:
+    """Frees what was fetched and no pump takes."""
+    if isinstance(item, FetchedBatches):
+        item.release()
+
+
+def skip_gap(pump: Pump, gap: LogGap, jobs: JobRestarts, report_incident: ReportIncident) -> None:
+    """Passes over lost offsets, and reports them. A job of a recreated topic starts in a new lineage."""
+    if gap.begun_anew:
+        next_offset = gap.resume_offset(pump.base)
+        reset = LineageReset(pump.epoch, pump.lineage + 1, next_offset, gap.reason)
+        jobs.restart_in_new_lineage(pump, reset)
+        return
+    pump.skip(gap)
+    report_incident(
+        "offsets-lost",
+        str(pump.job),
+        f"offsets [{gap.start}, {gap.end}) of {gap.topic}-{gap.partition} "
+        f"were deleted before they were read: {gap.reason}",
+        "lengthen the topic's retention, or find out why the consumer was that far behind",
+    )
+
+
+def show_fetch_incident(pump: Pump, incident: FetchIncident, report_incident: ReportIncident) -> None:
+    pump.trouble = f"{TROUBLE}{incident.message}"
+    report_incident("fetch-trouble", str(pump.job), incident.message, incident.remedy)
+
+
+def clear_fetch_trouble(pump: Pump) -> None:
+    """A batch was fetched, so the trouble is over."""
+    if not pump.closed and pump.trouble.startswith(TROUBLE):
+        pump.trouble = ""
+
+
+def apply_fetch_state(pumps: Iterable[Pump], services: Sequence[FetchService]) -> None:
+    """Takes the ends of partitions from the fetch services, and clears the fetch troubles that are over."""
+    for pump in pumps:
+        key = str(pump.job), pump.epoch
+        for service in services:
+            pump.high_watermark = max(pump.high_watermark, service.high_watermark(key))
+            if pump.trouble.startswith(TROUBLE) and service.trouble(key) == "":
+                pump.trouble = ""

@@ -1,0 +1,63 @@
+"""The structure that the architecture page promises, as far as the import contracts do not check it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("app", "agents", "tables", "spark")
+# Where kinds of jobs are named: their registries, and the definitions that name their jobs.
+KINDS_ARE_NAMED_IN = {
+    "app/main.py",
+    "app/worker/runtime/job_kinds.py",
+    "app/audit/definition.py",
+    "app/dispatch/definition.py",
+    "app/replicate/definition.py",
+}
+KIND_SWITCH = re.compile(r"\bKind\.(DISPATCH|REPLICATE|AUDIT)\b|isinstance\([^)]*\b\w+(Pump|Controller)\b")
+# The modules of the circles that are left. The numbers may only become smaller.
+LARGEST_CIRCLES = [17, 5, 4]
+
+
+def circles() -> list[set[str]]:
+    """The sets of modules that import each other, also for types only; the largest first (Tarjan, 1972)."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    imported = {module: sorted(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    open_modules: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = lowest[module] = len(number)
+        open_modules.append(module)
+        for other in imported[module]:
+            if other not in number:
+                visit(other)
+            if other in open_modules:
+                lowest[module] = min(lowest[module], lowest[other])
+        if lowest[module] == number[module]:
+            circle = set(open_modules[open_modules.index(module) :])
+            del open_modules[-len(circle) :]
+            if len(circle) > 1:
+                found.append(circle)
+
+    for module in sorted(imported):
+        if module not in number:
+            visit(module)
+    return sorted(found, key=len, reverse=True)
+
+
+def test_no_new_modules_import_each_other() -> None:
+    found = circles()
+    sizes = [len(circle) for circle in found]
+    assert sizes == LARGEST_CIRCLES, f"the circles are now {[sorted(circle) for circle in found]}"
+
+
+def test_only_registries_name_a_kind_of_job() -> None:
+    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    naming = {str(path.relative_to(ROOT)) for path in files if KIND_SWITCH.search(path.read_text())}
+    assert naming == KINDS_ARE_NAMED_IN
