@@ -62,8 +62,8 @@ class Delivery:
     """One message, over all its in-memory attempts."""
 
     __slots__ = (
-        "attempts", "canceled", "first_sent_s", "handle", "link", "origin", "pump", "record", "started_s",
-        "suspicion", "timeouts", "verdict",
+        "attempts", "canceled", "first_sent_s", "handle", "link", "origin", "pump", "record", "sent_to",
+        "started_s", "suspicion", "timeouts", "verdict",
     )  # fmt: skip
 
     def __init__(self, pump: DispatchPump, record: Record, origin: MessageOrigin | None) -> None:
@@ -77,7 +77,15 @@ class Delivery:
         self.first_sent_s = self.started_s = 0.0
         self.handle: PendingCall | None = None
         self.link: ReceiverLink | None = None
+        self.sent_to: ReceiverLink | None = None  # the last time
         self.suspicion: CrashSuspicion | None = None  # after the loss of its receiver
+
+    def wait_for(self, link: ReceiverLink, now_s: float) -> None:
+        """Waits for this receiver. The time that another one had the message does not count as its age."""
+        if link is not self.sent_to:
+            self.first_sent_s = 0.0
+        self.link = link
+        self.started_s = now_s
 
     def start(self, link: ReceiverLink, now_s: float) -> None:
         """Sends the message; `answered` is called exactly once, later."""
@@ -86,7 +94,7 @@ class Delivery:
         self.canceled = False
         self.started_s = now_s
         self.first_sent_s = self.first_sent_s or now_s
-        self.link = link
+        self.link = self.sent_to = link
         link.sent(pump, 1)
         pump.open[record.offset] = pump.calls[record.offset] = self
         value = record.value
@@ -211,7 +219,7 @@ class BatchDelivery(OutBatch):
         delivery = Delivery(self.pump, record, None)
         delivery.attempts = 1
         delivery.first_sent_s = delivery.started_s = self.started_s
-        delivery.link = self.link
+        delivery.link = delivery.sent_to = self.link
         delivery.verdict = self.verdicts.get(record.offset)
         self.pump.open[record.offset] = delivery
         return delivery

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.dispatch.pump.intake import HELD_LEAST_BYTES
+from app.dispatch.pump.line_head import free_head
 from app.dispatch.scheduler.isolation_router import MOST_WAITING
 from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
@@ -120,6 +121,29 @@ async def test_a_zone_that_is_away_for_some_time_has_its_messages_go_to_its_fall
         assert sorted(int(one.value or b"") for one in [*seen, *at_fallback]) == list(range(1_301))
         assert not rig.copied.records
         await back.stop(0)
+
+
+async def test_the_time_at_a_zone_that_is_away_does_not_count_against_a_message_at_its_fallback() -> None:
+    gate = asyncio.Event()
+
+    async def wait(message: Message) -> None:
+        if message.value == b"0":
+            await gate.wait()
+
+    async with dispatch_rig(lambda _: None) as rig:
+        ((away, _, receiver),) = await zones(rig, "b")
+        address, at_fallback, _ = await rig.another_receiver(wait)
+        await receiver.stop(0)
+        await rig.runtime.close()
+        fallback = {"zone": "c", "address": address}
+        rig.run(isolation=zoned({**away, "fallback": "c"}, fallback, fallbackAfter="1200ms"))
+        pump = rig.pump(capacity=200)
+        rig.feed(pump, numbers(199), headers=ZONE)
+        await rig.until(lambda: len(at_fallback) == 199 and pump.tracker.unfinished == 1)
+        assert free_head(pump, rig.runtime.clock()) is None
+        gate.set()
+        await rig.idle()
+        assert not rig.copied.records
 
 
 async def test_one_message_alone_goes_to_the_fallback_too() -> None:
