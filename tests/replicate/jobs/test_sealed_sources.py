@@ -112,11 +112,16 @@ async def test_a_region_without_seals_does_not_keep_its_copy_from_beginning(
 async def test_a_worker_that_may_not_see_the_seals_continues_and_reports_what_to_grant(secured: Yard) -> None:
     topics = ControlTopics(f"r{uuid.uuid4().hex[:8]}")
     admin = ClusterClient(spec_of(secured, "east-regional", ADMIN))
+    user = ClusterClient(spec_of(secured, "east-regional", "switchyard"))
     await admin.start()
+    await user.start()
     try:
         made = [one for one in topics.all() if one in (topics.control, topics.seals)]
         await ensure_topics(admin, [TopicSpec(one.name, 1, 1, config=one.config) for one in made])
         await Acls(admin).allow("switchyard", acls.TOPIC, topics.control.name, acls.READ)
+        async with asyncio.timeout(ENOUGH_S):
+            while not await user.topic_ids([topics.control.name]):  # brokers hear of a grant later
+                pass
         async with sources(spec_of(secured, "east-regional", "switchyard"), topics.region) as (
             here,
             troubles,
@@ -132,7 +137,8 @@ async def test_a_worker_that_may_not_see_the_seals_continues_and_reports_what_to
             everything = f"switchyard-{topics.region}-"
             await Acls(admin).allow("switchyard", acls.TOPIC, everything, acls.READ, pattern=acls.PREFIXED)
             async with asyncio.timeout(ENOUGH_S):
-                while found() is None:  # brokers hear of it later
+                while found() is None:
                     await here.of("there", topics.control.name)
     finally:
+        await user.stop()
         await admin.stop()
