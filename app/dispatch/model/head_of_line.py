@@ -31,8 +31,8 @@ These cases are *not* head-of-line blocking, and change nothing (`why_not` names
      is its part of the jobs.
 
 Rules (tests/dispatch/model/test_head_of_line.py)
-1. Ages count from when the head was first sent, not from when it was appended: in a backlog every message is
-   old.
+1. Ages count from when the head was first sent to its present receiver, not from when it was appended: in a
+   backlog every message is old.
 2. A verdict is for the head only. The next head gets its own look, with its own age. So several stuck
    messages leave one by one, as fast as tokens allow.
 3. `evaluate` is called by a timer, and after acknowledgements that leave the tracker full; it has no queue.

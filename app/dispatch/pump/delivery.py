@@ -80,20 +80,14 @@ class Delivery:
         self.sent_to: ReceiverLink | None = None  # the last time
         self.suspicion: CrashSuspicion | None = None  # after the loss of its receiver
 
-    def wait_for(self, link: ReceiverLink, now_s: float) -> None:
-        """Waits for this receiver. The time that another one had the message does not count as its age."""
-        if link is not self.sent_to:
-            self.first_sent_s = 0.0
-        self.link = link
-        self.started_s = now_s
-
     def start(self, link: ReceiverLink, now_s: float) -> None:
         """Sends the message; `answered` is called exactly once, later."""
         pump, record = self.pump, self.record
         self.attempts += 1
         self.canceled = False
         self.started_s = now_s
-        self.first_sent_s = self.first_sent_s or now_s
+        if link is not self.sent_to or not self.first_sent_s:
+            self.first_sent_s = now_s  # the time at another receiver does not count as its age
         self.link = self.sent_to = link
         link.sent(pump, 1)
         pump.open[record.offset] = pump.calls[record.offset] = self

@@ -120,6 +120,8 @@ def _sent_s(pump: DispatchPump) -> float | None:
     if head in pump.copying:
         return None
     if (delivery := pump.open.get(head)) is not None:
+        if delivery.link is not None and delivery.link is not delivery.sent_to:
+            return None  # it waits for another receiver than the last one
         if not delivery.first_sent_s:  # it waits here for its attempt, because no retry topic took it
             return delivery.started_s if pump.tracker.room <= 0 else None
         if delivery.suspicion is None or not delivery.suspicion.is_suspect:

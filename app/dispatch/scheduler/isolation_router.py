@@ -85,13 +85,14 @@ class IsolationRouter:
         link = runtime.links[chosen]
         if link.held or link.in_flight:  # else it serves as a probe (rule 4)
             link = self._link_for(link, now_s)
-        delivery.wait_for(link, now_s)
+        delivery.link = link
         if link.breaker.failed and delivery.attempts:
             link.withhold(delivery, now_s)
             return
         if len(link.held) >= MAX_HELD_APART and self._may_move(link, production):
             self._move_away(delivery, f"{link.address} is too slow")
             return
+        delivery.started_s = now_s
         link.hold(delivery)
         runtime.send_held(link, now_s)
 
@@ -125,7 +126,8 @@ class IsolationRouter:
             if is_last and is_young and tracker.end - delivery.record.offset <= tracker.capacity // 2:
                 break
             link.held.remove(delivery)
-            delivery.wait_for(fallback, now_s)
+            delivery.link = fallback
+            delivery.started_s = now_s
             fallback.hold(delivery)
         self._runtime.send_held(fallback, now_s)
 

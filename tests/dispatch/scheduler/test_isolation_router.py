@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.dispatch.model.head_of_line import BLOCKED_AFTER_S
 from app.dispatch.pump.intake import HELD_LEAST_BYTES
 from app.dispatch.pump.line_head import free_head
 from app.dispatch.scheduler.isolation_router import MOST_WAITING
@@ -144,6 +145,32 @@ async def test_the_time_at_a_zone_that_is_away_does_not_count_against_a_message_
         gate.set()
         await rig.idle()
         assert not rig.copied.records
+
+
+async def test_a_message_that_waits_for_room_at_its_fallback_is_not_to_blame() -> None:
+    gate = asyncio.Event()
+
+    async def wait(_: Message) -> None:
+        await gate.wait()
+
+    async with dispatch_rig(lambda _: None) as rig:
+        ((away, _, receiver),) = await zones(rig, "b")
+        address, at_fallback, _ = await rig.another_receiver(wait)
+        await receiver.stop(0)
+        await rig.runtime.close()
+        isolation = zoned({**away, "fallback": "c"}, {"zone": "c", "address": address}, fallbackAfter="300ms")
+        rig.run(isolation=isolation, flow={"max_inflight": 1})
+        pump = rig.pump(capacity=200)
+        rig.feed(pump, numbers(1), headers=ZONE)
+        rig.feed(pump, numbers(1, 1), headers=[("zone", b"c")])  # hangs, and leaves no room
+        rig.feed(pump, numbers(198, 2))
+        await rig.until(lambda: pump.tracker.unfinished == 2 and rig.runtime.links[address].held)
+        await asyncio.sleep(BLOCKED_AFTER_S + 0.2)
+        assert [message.value for message in at_fallback] == [b"1"]
+        assert free_head(pump, rig.runtime.clock()) is None
+        gate.set()
+        await rig.idle()
+        assert (len(at_fallback), rig.copied.records) == (2, [])
 
 
 async def test_one_message_alone_goes_to_the_fallback_too() -> None:
