@@ -5,7 +5,7 @@ over.
 
     unsaved for UNSAVED_AFTER_S, while the lease holds: not ready; a new connection tries to write
         the write succeeds ─────────────────▶ still unsaved after CONFIRM_S: the worker ends
-        it is refused, and others can save ─▶ the worker ends
+        it is refused, and others can save ─▶ still unsaved after ALONE_AFTER_S: the worker ends
         all are refused, or no broker answers ─▶ an incident; the worker keeps trying
 
 While the lease does not hold, the whole control cluster is unreachable. Its producers survive that.
@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 UNSAVED_AFTER_S = 30.0
 CONFIRM_S = 10.0  # an old connection may wait this long for an answer
+ALONE_AFTER_S = 45.0  # others that cannot save either have said so by then, if they had anything to save
 SAVE_POLL_INTERVAL_S = 5.0
 RESTART = "start it again, as a supervisor does"
 
@@ -80,7 +81,8 @@ class SaveWatch(Service):
             words = f"{self._words(unsaved)}, although it accepts writes of a new connection"
             await self._end_because(words, RESTART)
         elif met.is_refusal and self._others_save():
-            await self._end_because(self._words(met), f"{self._remedy(met)}; then {RESTART}")
+            if now_s - unsaved.since_s > ALONE_AFTER_S:
+                await self._end_because(self._words(met), f"{self._remedy(met)}; then {RESTART}")
         elif not self._is_reported:
             self._is_reported = True
             words = f"{self._words(met)}. It pushes nothing meanwhile"

@@ -23,10 +23,11 @@ class Rig:
         self.writes = WriteHealth()
         self.writes.began(3, time.monotonic() - ago_s)
         self.met = met
+        self.others_save = others_save
         self.holds = True
         self.heals_meanwhile = False
         self.watch = SaveWatch(
-            "trackers", self.writes, lambda: self.holds, self._probe, lambda: others_save, self._report,
+            "trackers", self.writes, lambda: self.holds, self._probe, lambda: self.others_save, self._report,
             lambda: self.words.append("ended"),
         )  # fmt: skip
 
@@ -61,7 +62,7 @@ async def test_a_worker_continues_when_its_topic_heals_during_the_probe() -> Non
 
 
 async def test_a_refused_worker_ends_when_other_workers_can_save() -> None:
-    rig = Rig(REFUSED)
+    rig = Rig(REFUSED, ago_s=46.0)
     await rig.watch.look()
     incident, ended = rig.words
     assert (ended, "MessageSizeTooLarge" in incident, "max.message.bytes of trackers" in incident) == (
@@ -69,6 +70,16 @@ async def test_a_refused_worker_ends_when_other_workers_can_save() -> None:
         True,
         True,
     )
+
+
+async def test_a_refused_worker_waits_until_the_others_had_time_to_say_that_they_cannot_save() -> None:
+    rig = Rig(REFUSED)
+    await rig.watch.look()
+    assert rig.words == []
+    rig.others_save = False
+    await rig.watch.look()
+    (incident,) = rig.words
+    assert incident.startswith("unsaved: ")
 
 
 @pytest.mark.parametrize(("met", "others_save"), [(REFUSED, False), (STUCK, True), (STUCK, False)])
