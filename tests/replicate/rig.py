@@ -25,6 +25,7 @@ from app.replicate.destination.verification import VerificationBudget
 from app.replicate.model.route_priority import RoutePriorities
 from app.replicate.pump.partition import ReplicaPump
 from app.replicate.pump.route_runtime import RouteRuntime
+from app.replicate.pump.status import job_status
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 from tests.kafka.conftest import ENOUGH_S, connected, pumping
 
@@ -180,7 +181,7 @@ class ReplicaRig:
                 while not condition():  # noqa: ASYNC110 - callbacks change it
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            states = [msg for pump in self.pumps.values() for msg in [pump.status()]]
+            states = [msg for pump in self.pumps.values() for msg in [job_status(pump)]]
             raise AssertionError(f"it never came: {states} {self.incidents}") from None
 
     async def copied(self, pumps: Iterable[ReplicaPump]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -294,9 +294,10 @@ class FakeRuntime:
         self.kinds = make_job_kinds(ports, restarts, self.catalog, JobServices())
         self.kinds.dispatch.workload_statuses = self._workload_statuses  # type: ignore[method-assign]
         pumps: dict[str, Any] = self.kinds.dispatch.pumps  # type: ignore[assignment]
+        replicas: dict[str, Any] = self.kinds.replicate.pumps  # type: ignore[assignment]
         self.jobs = SimpleNamespace(
-            pumps=pumps, flowing=pumps, statuses=lambda: self.beat.jobs if self.beat else [],
-            kinds=self.kinds,
+            pumps=pumps, flowing=ChainMap(pumps, replicas), kinds=self.kinds,
+            statuses=lambda: self.beat.jobs if self.beat else [],
         )  # fmt: skip
 
     def _workload_statuses(self) -> list[WorkloadStatus]:

@@ -13,7 +13,7 @@ from app.cli.options import when
 from app.cli.output import emit, output_option, printable, url_option
 from app.dispatch.api.cli_flow import print_flow
 from app.dispatch.api.cli_move import move
-from app.worker.api.cli import pause, reset, resume, skip, stash
+from app.dispatch.api.cli_operators import pause, reset, resume, skip, stash
 
 MAX_RANGES = 20  # in a table; -o json shows all that the worker sends
 

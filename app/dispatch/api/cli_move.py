@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+from app.cli.acts import DRY
 from app.cli.client import Client, guarded, workload_path
 from app.cli.operations import watch
 from app.cli.options import confirm
 from app.cli.output import emit, output_option, url_option
-from app.worker.api.cli import DRY
 
 COLUMNS = ["partition", "position", "end", "unfinished", "since", "to", "again"]
 

@@ -1,6 +1,6 @@
 """The REST calls for workloads: list, get, put, delete, and a partition's tracker.
 
-`app.worker.api.rest` has operators' acts.
+`app.dispatch.api.rest_operators` has operators' acts.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from app.definitions.api.requests import (
 from app.definitions.plan import plan
 from app.definitions.registry import parse_definition
 from app.definitions.schema_checks import schema_problem
+from app.dispatch.api.rest_operators import tracker_job
 from app.dispatch.definition import Workload
 from app.dispatch.topics.catalog import local
 from app.dispatch.topics.settings import refused_topics
@@ -44,7 +45,6 @@ from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TIER, AnswerDoc, Page, Param, described
 from app.worker.api import overview
-from app.worker.api.rest import tracker_job
 from app.worker.api.rest_overview import region_overview
 
 log = structlog.get_logger(__name__)

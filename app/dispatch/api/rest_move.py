@@ -18,10 +18,9 @@ from app.placement.api import schemas
 from app.web.http import request_bodies
 from app.web.http.context import ApiContext
 from app.web.http.operations import STARTED
-from app.web.http.operator_requests import actor_of, flag_of, read_body
+from app.web.http.operator_requests import acting, actor_of, flag_of, read_body
 from app.web.http.responses import ApiError, json_response
 from app.web.http.route_docs import ACTOR, described
-from app.worker.api.rest import acting
 
 LETTERS = {"copy": True, "leave": False}
 

@@ -2,8 +2,8 @@
 
 Rules
 1. `runtimes` has a runtime only while it has a pump; it is closed with its last one.
-2. A job that failed at a batch starts again (`app.worker.jobs.failures`), and so do all jobs of a workload
-   with another order or cluster: messages in flight must not follow the new one.
+2. A job that failed at a batch starts again (`app.worker.jobs.failures`). So do all jobs of a workload that
+   gets another order or cluster: messages in flight must not follow the new one.
 3. A pause applies when this worker reads it (`app.dispatch.jobs.pause_controller`). A suspended worker reads
    it before it can renew its lease.
 """

@@ -28,7 +28,7 @@ from app.kafka.client.cluster import (
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
-from app.worker.runtime.operators import OperationRefused
+from app.worker.jobs.operator_acts import OperationRefused
 
 TopicAndPartition = tuple[str, int]  # topic, partition
 

@@ -47,8 +47,8 @@ from app.kafka.client.needed_settings import KEPT_MS, MOST_BYTES
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
+from app.worker.jobs.operator_acts import OperationRefused
 from app.worker.members.membership import Members
-from app.worker.runtime.operators import OperationRefused
 
 log = structlog.get_logger(__name__)
 

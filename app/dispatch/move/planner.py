@@ -33,8 +33,8 @@ from app.kafka.client.group_members import SHARE
 from app.kafka.data_clusters import DataCluster, DataClusters
 from app.kernel.clock import iso
 from app.kernel.job import JobId
+from app.worker.jobs.operator_acts import OperationRefused
 from app.worker.members.membership import Members
-from app.worker.runtime.operators import OperationRefused
 
 DEFAULT_MARGIN_MS = 10_000
 

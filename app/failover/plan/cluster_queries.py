@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from aiokafka.errors import KafkaError
 
+from app.failover.plan.ports import PlanPorts
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.commits import CommittedPosition, TopicAndPartition
 from app.kafka.client.topic_logs import topic_logs
@@ -26,7 +27,6 @@ from app.offsets.sync.remote_progress import retrieve_exception
 
 if TYPE_CHECKING:
     from app.kafka.data_clusters import DataCluster
-    from app.worker.runtime.service import Runtime
 
 # above `tables.REACH_TIMEOUT_S`, after which the tables remember that a cluster is away
 CLUSTER_ANSWER_TIMEOUT_S = 5.5
@@ -66,8 +66,8 @@ class FoundTopic:
 class ClusterQueries:
     """The queries of one plan, and their answers. `until_s` (monotonic) is when its time is over."""
 
-    def __init__(self, runtime: Runtime, until_s: float) -> None:
-        self._runtime = runtime
+    def __init__(self, ports: PlanPorts, until_s: float) -> None:
+        self._ports = ports
         self._until_s = until_s
         self._reached: dict[str, asyncio.Task[DataCluster]] = {}
         self._expected: defaultdict[str, set[str]] = defaultdict(set)
@@ -116,10 +116,10 @@ class ClusterQueries:
     async def _reach(self, name: str) -> DataCluster:
         try:
             async with asyncio.timeout(self.left_s()):
-                regions = self._runtime.regions
+                regions = self._ports.regions
                 if regions is not None:
                     await regions.tables.reach(name)
-                return await self._runtime.clusters.get(name)
+                return await self._ports.clusters.get(name)
         except TimeoutError as error:
             raise ClusterUnreachable(f"cluster {name} does not answer") from error
 

@@ -23,6 +23,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.controllog.roles import ACTIVE_PASSIVE
 from app.failover.plan.document import Plan, PlannedPartition, PlannedWorkload, all_checks, blocked
+from app.failover.plan.ports import PlanPorts
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.group_deletion import delete_group
@@ -31,7 +32,6 @@ from app.kernel.clock import now_ms
 if TYPE_CHECKING:
     from app.dispatch.definition import Workload
     from app.kafka.data_clusters import DataCluster
-    from app.worker.runtime.service import Runtime
 
 log = structlog.get_logger(__name__)
 
@@ -68,8 +68,8 @@ class DrilledPartition(msgspec.Struct, frozen=True, kw_only=True):
 class Drill:
     """Rehearses one plan. `forced`: the rehearsed failover is a forced one."""
 
-    def __init__(self, runtime: Runtime, name: str, plan: Plan, *, forced: bool = False) -> None:
-        self._runtime = runtime
+    def __init__(self, ports: PlanPorts, name: str, plan: Plan, *, forced: bool = False) -> None:
+        self._ports = ports
         self._name = name
         self._plan = plan
         self._forced = forced
@@ -80,7 +80,7 @@ class Drill:
         """Rehearses one workload after the other; returns the last progress."""
         report_progress(self._progress())
         for planned in self._plan.workloads:
-            workload = self._runtime.catalog.workloads.workload(planned.workload)
+            workload = self._ports.catalog.workloads.workload(planned.workload)
             if workload is None or planned.mode != ACTIVE_PASSIVE:
                 continue  # a workload that runs here already keeps its positions
             try:
@@ -107,7 +107,7 @@ class Drill:
     async def _workload(self, workload: Workload, planned: PlannedWorkload) -> list[DrilledPartition]:
         rows = {row.partition: row for row in planned.partitions}
         topic, name = workload.metadata.topic, workload.metadata.cluster
-        cluster = await self._runtime.clusters.get(name)
+        cluster = await self._ports.clusters.get(name)
         await self._sweep(cluster)
         group = f"{PREFIX}{now_ms()}-{self._name}-{workload.metadata.group}"[:255]
         wanted = {
@@ -120,7 +120,7 @@ class Drill:
             if refused:
                 raise ClusterUnreachable(f"group {group} refused the commit: {next(iter(refused.values()))}")
             back = await cluster.committer.committed(group, list(wanted)) if wanted else {}
-            spec = self._runtime.clusters.specs[name]
+            spec = self._ports.clusters.specs[name]
             first = await _first_records(spec.aiokafka_options(), back, rows)
         finally:
             await self._delete(cluster.client, group)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -21,6 +21,7 @@ from app.controllog.roles import ACTIVE_PASSIVE
 from app.dispatch.definition import Workload
 from app.failover.plan.cluster_queries import CLUSTER_ANSWER_TIMEOUT_S, ClusterQueries, FoundTopic
 from app.failover.plan.document import Check, PlannedPartition, Unreplicated
+from app.failover.plan.ports import PlanPorts
 from app.failover.plan.positions import away, passed_by, row
 from app.failover.plan.region_agreement import RegionDefinitions
 from app.kafka.client.commits import CommittedPosition
@@ -32,9 +33,6 @@ from app.offsets.sync.mapper import DestinationTopic, JoinedTopics, NotJoined
 from app.offsets.sync.remote_progress import RemoteReader, plan_and_finished, reader_of
 from app.replicate.definition import REPLICATE_JOBS
 from app.replicate.model.route import Route
-
-if TYPE_CHECKING:
-    from app.worker.runtime.service import Runtime
 
 log = structlog.get_logger(__name__)
 
@@ -67,10 +65,10 @@ class ImpactAssessor:
     `until_s` (monotonic): an answer that has not arrived by then is unknown.
     """
 
-    def __init__(self, runtime: Runtime, until_s: float) -> None:
-        self._runtime = runtime
-        self._queries = ClusterQueries(runtime, until_s)
-        self._definitions = RegionDefinitions(runtime)
+    def __init__(self, ports: PlanPorts, until_s: float) -> None:
+        self._ports = ports
+        self._queries = ClusterQueries(ports, until_s)
+        self._definitions = RegionDefinitions(ports)
         self._copies: dict[tuple[str, str, int], list[CopyProgress]] | None = None
         self._names: Mapping[str, str] | None = None
 
@@ -87,7 +85,7 @@ class ImpactAssessor:
 
     def there(self, workload: Workload, region: str) -> str:
         """The cluster that the workload consumes in another region. Raises LookupError."""
-        layout = self._runtime.failover.derived_routes.layout
+        layout = self._ports.failover.derived_routes.layout
         assert layout is not None
         return layout.cluster(region, layout.sites[workload.metadata.cluster].tier)
 
@@ -184,7 +182,7 @@ class ImpactAssessor:
     ) -> tuple[list[PlannedPartition], list[Check], str]:
         if workload.spec.mode != ACTIVE_PASSIVE:
             return [], [], ""  # it runs here already, and keeps its positions
-        regions = self._runtime.regions
+        regions = self._ports.regions
         if regions is None:
             return [], [_map_check("warn", failed)], failed
         try:
@@ -234,12 +232,12 @@ class ImpactAssessor:
         return FormerPositions(found, committed, reader)
 
     async def _records(self, workload: Workload, region: str) -> dict[str, TrackerRecord]:
-        regions = self._runtime.regions
+        regions = self._ports.regions
         return {} if regions is None else await regions.remote_progress.positions(workload, region)
 
     async def _join(self, workload: Workload, there: str, former: FormerPositions) -> JoinedTopics:
         """Raises NotJoined, and any error of a cluster that does not answer."""
-        regions = self._runtime.regions
+        regions = self._ports.regions
         assert regions is not None
         topic, here = workload.metadata.topic, workload.metadata.cluster
         async with asyncio.timeout(self._queries.left_s(2 * CLUSTER_ANSWER_TIMEOUT_S)):
@@ -252,7 +250,7 @@ class ImpactAssessor:
             return (await regions.mapper.join_known(former.reader.topic(topic), here, topic, there, to))[0]
 
     async def _cluster_names(self) -> Mapping[str, str]:
-        regions = self._runtime.regions
+        regions = self._ports.regions
         if self._names is None and regions is not None:
             self._names = await regions.mapper.names()
         return self._names or {}
@@ -285,7 +283,7 @@ class ImpactAssessor:
         The counts are lower bounds: a job knows the end of its source as of its last fetch.
         """
         here, topic = workload.metadata.cluster, workload.metadata.topic
-        layout = self._runtime.failover.derived_routes.layout
+        layout = self._ports.failover.derived_routes.layout
         found = []
         for route, status, at_ms in self._copying().get((here, topic, partition), ()):
             site = None if layout is None else layout.sites.get(route.source)
@@ -307,17 +305,17 @@ class ImpactAssessor:
         if self._copies is None:
             self._copies = {}
             names: dict[tuple[str, str], str | None] = {}
-            assigned = self._runtime.control.view.assignments
+            assigned = self._ports.control.view.assignments
             jobs: dict[str, tuple[JobStatus | None, int | None]] = {
                 job: (None, None) for job in assigned if job.startswith(REPLICATE_JOBS)
             }
-            for beat in self._runtime.members.live(time.monotonic()).values():
+            for beat in self._ports.members.live(time.monotonic()).values():
                 jobs |= {
                     one.job: (one, beat.at_ms) for one in beat.jobs if one.job.startswith(REPLICATE_JOBS)
                 }
             for name, (status, at_ms) in jobs.items():
                 job = JobId.parse(name)
-                route = self._runtime.catalog.routes.route(job.name)
+                route = self._ports.catalog.routes.route(job.name)
                 if route is None:
                     continue
                 at = job.name, job.topic
@@ -330,7 +328,7 @@ class ImpactAssessor:
     # -- checks ------------------------------------------------------------------------------------------
 
     async def _definition(self, workload: Workload, region: str) -> Check:
-        regions, etag = self._runtime.regions, workload.etag()
+        regions, etag = self._ports.regions, workload.etag()
         theirs = None
         if regions is not None:
             try:
@@ -338,7 +336,7 @@ class ImpactAssessor:
                 theirs = None if record is None else codec.control_event(record)
             except Exception as error:  # noqa: BLE001 - the check then says so
                 log.info("cannot read another region's definition", workload=workload.key, error=repr(error))
-        put = self._runtime.control.view.workloads.get(workload.key)
+        put = self._ports.control.view.workloads.get(workload.key)
         etag = etag if put is None else put.etag
         if not isinstance(theirs, WorkloadPut):
             return Check(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -35,12 +34,10 @@ from app.failover.plan.document import (
     totals,
 )
 from app.failover.plan.impact import ImpactAssessor
+from app.failover.plan.ports import PlanPorts
 from app.kernel.clock import now_ms
 from app.offsets.store.records import ROUTES
 from app.worker.members.membership import DRAINING
-
-if TYPE_CHECKING:
-    from app.worker.runtime.service import Runtime
 
 log = structlog.get_logger(__name__)
 
@@ -60,10 +57,10 @@ class PlanRefused(Exception):
 class FailoverPlanner:
     """Plans one request."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._participant = runtime.failover
-        self._view = runtime.control.view
+    def __init__(self, ports: PlanPorts) -> None:
+        self._ports = ports
+        self._participant = ports.failover
+        self._view = ports.control.view
         self.own = self._participant.keeper.own
 
     # -- workloads ---------------------------------------------------------------------------------
@@ -139,7 +136,7 @@ class FailoverPlanner:
 
     def region_checks(self, chosen: Sequence[RunWorkload], *, forced: bool) -> list[Check]:
         """The checks of the regions. They read only what this worker knows."""
-        live = self._runtime.members.live(time.monotonic())
+        live = self._ports.members.live(time.monotonic())
         able = [beat for beat in live.values() if beat.state != DRAINING]
         detail = f"{len(able)} workers live here" + (
             f", {len(live) - len(able)} drain" * (len(live) > len(able))
@@ -210,7 +207,7 @@ class FailoverPlanner:
     async def plan(self, chosen: Sequence[RunWorkload], *, forced: bool) -> Plan:
         """Plans the workloads."""
         until_s = time.monotonic() + PLAN_TIMEOUT_S
-        assessor = ImpactAssessor(self._runtime, until_s)
+        assessor = ImpactAssessor(self._ports, until_s)
         self._start_queries(assessor, chosen)
         failed = await self._read_tables()
         gate = asyncio.Semaphore(WORKLOADS_AT_ONCE)
@@ -227,13 +224,11 @@ class FailoverPlanner:
         """Starts the queries early: a lost cluster is known only after a timeout."""
         if self._participant.derived_routes.layout is None:
             return
-        found = (
-            (self._runtime.catalog.workloads.workload(planned.key), planned.region) for planned in chosen
-        )
+        found = ((self._ports.catalog.workloads.workload(planned.key), planned.region) for planned in chosen)
         assessor.start_queries((workload, region) for workload, region in found if workload is not None)
 
     async def _workload(self, planned: RunWorkload, assessor: ImpactAssessor, failed: str) -> PlannedWorkload:
-        workload = self._runtime.catalog.workloads.workload(planned.key)
+        workload = self._ports.catalog.workloads.workload(planned.key)
         checks = self.workload_checks(planned)
         if workload is None:
             detail = "this worker cannot read its definition"
@@ -250,7 +245,7 @@ class FailoverPlanner:
 
     async def _read_tables(self) -> str:
         """Reads the offset map; returns why it is unknown or old, "": it is current."""
-        regions = self._runtime.regions
+        regions = self._ports.regions
         if regions is None:
             return "this worker has no offset map"
         return await _failed(
@@ -281,14 +276,14 @@ class FailoverPlanner:
 
     async def arrived(self, workloads: list[tuple[Workload, str]]) -> dict[str, Missing]:
         """Which last positions of the workloads have not arrived here (`app.failover.run.runner`)."""
-        regions, failed = self._runtime.regions, "this worker has no offset map"
+        regions, failed = self._ports.regions, "this worker has no offset map"
         if regions is not None:
             failed = await _failed(
                 regions.remote_progress.read_positions(
                     {region for _, region in workloads}, MAP_READ_TIMEOUT_S
                 )
             )
-        assessor = ImpactAssessor(self._runtime, time.monotonic() + MAP_READ_TIMEOUT_S)
+        assessor = ImpactAssessor(self._ports, time.monotonic() + MAP_READ_TIMEOUT_S)
         found = await asyncio.gather(*(assessor.missing(*one, failed) for one in workloads))
         return {workload.key: why for (workload, _), why in zip(workloads, found, strict=True)}
 

@@ -7,7 +7,6 @@ The other region's failover definitions are read from the copy of its control lo
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,11 +15,9 @@ from app.controllog.events import FailoverPut
 from app.dispatch.definition import Workload
 from app.failover.definition import FailoverDefinition
 from app.failover.plan.document import Check
+from app.failover.plan.ports import PlanPorts
 from app.failover.topology import Failover, governing
 from app.offsets.store.records import ROUTES, RegionStore
-
-if TYPE_CHECKING:
-    from app.worker.runtime.service import Runtime
 
 log = structlog.get_logger(__name__)
 
@@ -31,15 +28,15 @@ SAME_FILE = "deploy the same file in both regions; if one is lost, deploy the fi
 class RegionDefinitions:
     """The failover definitions of other regions, read once for a plan."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, ports: PlanPorts) -> None:
+        self._ports = ports
         self._known: dict[str, list[Failover] | None] = {}
         self._reading = asyncio.Lock()
         self._governing: dict[tuple[str, str], Failover | None] = {}
 
     async def of(self, region: str) -> list[Failover] | None:
         """A region's definitions; None: they are not known."""
-        regions = self._runtime.regions
+        regions = self._ports.regions
         async with self._reading:
             if region not in self._known:
                 self._known[region] = None
@@ -58,7 +55,7 @@ class RegionDefinitions:
         topic, at = workload.metadata.topic, (region, workload.metadata.topic)
         if at not in self._governing:
             self._governing[at] = governing(known, topic)
-        theirs, ours = self._governing[at], self._runtime.failover.derived_routes.governing(topic)
+        theirs, ours = self._governing[at], self._ports.failover.derived_routes.governing(topic)
         if theirs is None:  # it can give the workload to the `primary` only
             detail = f"region {region} has no Failover definition of topic {topic}: it cannot take it back"
             return Check(name=NAME, level="warn", detail=detail, remedy=SAME_FILE)

@@ -19,7 +19,7 @@ from app.failover.run.derived_routes import DerivedRoutes
 from app.failover.run.presence import Presence
 from app.failover.run.region_bridge import RegionBridge
 from app.failover.run.role_keeper import RoleKeeper
-from app.failover.run.runner import FailoverRuns
+from app.failover.run.runner import Arrived, FailoverRuns
 from app.failover.topology import Layout
 from app.kafka.client.cluster import ClusterClient
 from app.kernel.clock import now_ms
@@ -33,6 +33,7 @@ class FailoverParticipant(Service):
         leads: Whether this worker is the leader.
         on_news: Starts a round of the leader soon.
         presence, live: As for `RoleKeeper`.
+        arrived: As for `FailoverRuns`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class FailoverParticipant(Service):
         report_incident: ReportIncident,
         presence: Presence,
         live: Callable[[], Collection[str]] = tuple,
+        arrived: Arrived | None = None,
     ) -> None:
         super().__init__()
         self._control = control
@@ -64,7 +66,7 @@ class FailoverParticipant(Service):
             control, self.derived_routes, self.bridge, workload, report_incident, presence=presence, live=live
         )
         self.runs = FailoverRuns(
-            control, self.derived_routes, self.keeper, workload, report_incident, on_news
+            control, self.derived_routes, self.keeper, workload, report_incident, on_news, arrived
         )
 
     async def on_start(self) -> None:

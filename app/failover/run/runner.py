@@ -68,8 +68,6 @@ class FailoverRuns:
 
     Args:
         on_news: Starts a round of the leader soon.
-
-    Attributes:
         arrived: Finds missing last positions; None: runs do not wait for positions.
     """
 
@@ -81,8 +79,9 @@ class FailoverRuns:
         workload: Callable[[str], Workload | None],
         report_incident: ReportIncident,
         on_news: Callable[[], None] = lambda: None,
+        arrived: Arrived | None = None,
     ) -> None:
-        self.arrived: Arrived | None = None
+        self._arrived = arrived
         self._control = control
         self._derived_routes = derived_routes
         self._keeper = keeper
@@ -136,7 +135,7 @@ class FailoverRuns:
             if role is None or region not in released or released[region].epoch < role.epoch
         )
         missing = ""
-        if workload is not None and workload.spec.mode == ACTIVE_PASSIVE and self.arrived is not None:
+        if workload is not None and workload.spec.mode == ACTIVE_PASSIVE and self._arrived is not None:
             missing = self._missing.get(at, COMING).words
         regions: tuple[str, ...] = ()
         if workload is not None:
@@ -225,7 +224,7 @@ class FailoverRuns:
 
     async def _query_positions(self, unarrived: Sequence[tuple[FailoverRun, str]]) -> None:
         """Queries the missing positions once; the next round starts another query."""
-        assert self.arrived is not None
+        assert self._arrived is not None
         began_s = time.monotonic()
         queried: dict[str, tuple[str, Workload, str]] = {}
         for run, key in unarrived:
@@ -235,7 +234,7 @@ class FailoverRuns:
             elif workload is not None and role is not None:
                 queried[key] = run.id, workload, role.previous
         try:
-            found = await self.arrived([(workload, region) for _, workload, region in queried.values()])
+            found = await self._arrived([(workload, region) for _, workload, region in queried.values()])
         except Exception as error:  # noqa: BLE001 - after any error the time limit still ends the wait
             found = dict.fromkeys(queried, Missing(f"{COMING.words} ({error or repr(error)})", None))
         for key, (name, _, _) in queried.items():

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import click
 
+from app.cli.acts import DRY, act_options
 from app.cli.client import (
     EXIT_FAILURE,
     EXIT_PRECONDITION,
@@ -19,7 +20,6 @@ from app.cli.client import (
 )
 from app.cli.options import confirm, when
 from app.cli.output import emit, output_option, printable, url_option
-from app.worker.api.cli import DRY, act_options
 
 PARTITION_COLUMNS = ["topic", "to_topic", "road", "partition", "next_offset", "again", "least", "why"]
 SOURCE_COLUMNS = ["to_topic", "partition", "source", "read", "barrier_read", "read_up_to", "barrier_here",

@@ -7,10 +7,10 @@ from urllib.parse import quote
 
 import click
 
+from app.cli.acts import DRY, act_options
 from app.cli.client import EXIT_CHANGES, EXIT_PRECONDITION, EXIT_USAGE, Client, CommandFailure, guarded
 from app.cli.options import confirm
 from app.cli.output import emit, output_option, url_option
-from app.worker.api.cli import DRY, act_options
 
 MOVE_COLUMNS = ["job", "from", "to", "reason"]
 

@@ -24,11 +24,10 @@ from app.placement.model.plan import PlacementDecision, PlacementRules, RoundPla
 from app.web.http import request_bodies
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
-from app.web.http.operator_requests import actor_of, flag_of, read_body, reason_of
+from app.web.http.operator_requests import acting, actor_of, flag_of, read_body, reason_of
 from app.web.http.request_bodies import MAX_MOVES
 from app.web.http.responses import ApiError, json_response
 from app.web.http.route_docs import ACTOR, described
-from app.worker.api.rest import acting
 
 EVEN = PlacementRules(even=2, moves=MAX_MOVES, worker_share=1.0, region_share=1.0)
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import click
 from pydantic import ValidationError
 
+from app.cli.acts import DRY, act_options, reset_as_shown
 from app.cli.client import (
     EXIT_PRECONDITION,
     EXIT_UNREACHABLE,
@@ -22,7 +23,6 @@ from app.cli.options import confirm
 from app.cli.output import cell, emit, output_option, printable, url_option
 from app.config.problems import not_readable
 from app.replicate.definition import RouteDefinition
-from app.worker.api.cli import DRY, act_options, reset_as_shown
 
 COLUMNS = ["name", "from", "to", "lag_messages", "lag_s", "rate", "copied", "verbatim", "topics",
            "partitions", "halted", "paused", "troubles"]  # fmt: skip

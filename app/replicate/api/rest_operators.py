@@ -18,10 +18,14 @@ from app.kernel.job import JobId
 from app.placement.model.round import is_gone
 from app.replicate.api import schemas
 from app.replicate.definition import REPLICATE_JOBS, replicate_job
+from app.replicate.jobs.operations import ReplicaOperations
 from app.web.http import request_bodies
 from app.web.http.context import ApiContext
-from app.web.http.forwarding import HOP_HEADER, hand_over
+from app.web.http.forwarding import HOP_HEADER, hand_over, reset_by
 from app.web.http.operator_requests import (
+    MAX_PARTITIONS,
+    PARTITIONS_AT_ONCE,
+    acting,
     actor_of,
     end_of,
     flag_of,
@@ -33,9 +37,7 @@ from app.web.http.operator_requests import (
 )
 from app.web.http.responses import ApiError, is_number, json_response
 from app.web.http.route_docs import ACTOR, described
-from app.worker.api.rest import MAX_PARTITIONS, PARTITIONS_AT_ONCE, acting, reset_by
-from app.worker.jobs.operator_acts import PositionMove
-from app.worker.runtime.operators import OperationRefused
+from app.worker.jobs.operator_acts import OperationRefused, PositionMove
 
 if TYPE_CHECKING:
     from app.replicate.api.rest import RouteRoutes
@@ -185,9 +187,10 @@ class RouteActRoutes:
         held = runtime.control.view.owner(job)
         if held is not None and held.worker != runtime.worker and not request.headers.get(HOP_HEADER):
             return await hand_over(self._api, request, held.worker, body)
-        skipped, why = self._api.operators.foresee_pass(job, start, end)
+        operations = ReplicaOperations(self._api.operators, runtime.kinds.replicate.pumps)
+        skipped, why = operations.foresee_pass(job, start, end)
         if execute:
-            skipped = await self._api.operators.pass_over(job, start, end, actor_of(request), reason)
+            skipped = await operations.pass_over(job, start, end, actor_of(request), reason)
         count = sum(end - start for start, end in skipped)
         answer = {"job": job, "execute": execute, "skipped": skipped, "count": count, "why": why}
         return json_response(answer)

@@ -38,6 +38,7 @@ from app.replicate.model.route_priority import RoutePriorities
 from app.replicate.pump.intake import to_skip
 from app.replicate.pump.partition import ReplicaPump
 from app.replicate.pump.route_runtime import RouteRuntime, group_of
+from app.replicate.pump.status import check_progress, copying, job_status
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 from app.replicate.topics.catalog import RoutesCatalog
 from app.worker.jobs.fetch_troubles import clear_fetch_trouble, discard, show_fetch_incident
@@ -48,6 +49,7 @@ from app.worker.jobs.start_position import LineageReset
 log = structlog.get_logger(__name__)
 
 OFFSET_SYNC_SEND_INTERVAL_S = 0.5
+PROGRESS_POLL_INTERVAL_S = 1.0
 MAX_PENDING_BARRIERS = 1_000  # of a job, while the control cluster is unreachable
 LOST_RESTART_DELAY_S = 2.0  # before the first restart; a job that fails at once must not fill the log
 
@@ -214,9 +216,10 @@ class ReplicaController(Service):
 
     def status(self, job: str) -> JobStatus:
         pump = self.pumps[job]
-        status, copying = pump.status(), pump.copying()
+        status, copy_status = job_status(pump), copying(pump)
         # A halted copy comes before any other trouble.
-        return msgspec.structs.replace(status, trouble=copying.halted or status.trouble, copying=copying)
+        trouble = copy_status.halted or status.trouble
+        return msgspec.structs.replace(status, trouble=trouble, copying=copy_status)
 
     def position_of(self, job: JobId) -> tuple[str, str]:
         route = self._catalog.definition(job.name)
@@ -304,8 +307,8 @@ class ReplicaController(Service):
 
     def _change(self, runtime: RouteRuntime, definition: RouteDefinition) -> None:
         runtime.change(definition)
-        for pump in runtime.pumps:
-            if runtime.route.destination(pump.job.topic) != pump.target[0]:
+        for pump in self.pumps.values():
+            if pump.runtime is runtime and runtime.route.destination(pump.job.topic) != pump.target[0]:
                 self._redirected.add(pump)
         log.info("a changed definition is in force", route=definition.key)
 
@@ -317,6 +320,17 @@ class ReplicaController(Service):
     def needs(self, now_s: float) -> list[LimitNeed]:
         found = [route.need(now_s) for route in self.routes.values()]
         return [need for need in found if need is not None]
+
+    @Service.task
+    async def _check_progress_for_ever(self) -> None:
+        while not self.should_stop:
+            await self.sleep(PROGRESS_POLL_INTERVAL_S)
+            now_s = time.monotonic()
+            for pump in list(self.pumps.values()):
+                try:
+                    check_progress(pump, now_s)
+                except Exception:  # other jobs continue
+                    log.exception("a replica's progress could not be checked", job=str(pump.job))
 
     # -- offset syncs ----------------------------------------------------------------------------
 

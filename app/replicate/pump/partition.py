@@ -24,7 +24,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from app.controllog.codec import CopyingStatus, JobStatus
 from app.controllog.seals import Seals
 from app.failover.topology import RESERVED as BOOKKEEPING
 from app.kafka.append.encoder import copies
@@ -50,7 +49,6 @@ from app.replicate.pump.blocked_batch import BlockedBatch
 from app.replicate.pump.intake import BatchIntake
 from app.replicate.pump.offset_sync_emitter import OffsetSyncEmitter
 from app.replicate.pump.send_gate import SendGate
-from app.replicate.pump.status import MAX_TIMESTAMP, copying, job_status
 from app.replicate.pump.tasks import ReplicaTasks
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedRecords
 
@@ -60,6 +58,7 @@ if TYPE_CHECKING:
 REPLICA_POLL_INTERVAL_S = 0.02
 # while nothing is in flight; a successor reads at most what others write in this time
 IDLE_FLOOR_INTERVAL_S = 5.0
+MAX_TIMESTAMP = slice(35, 43)  # in a batch's header
 NO_LIMIT = (1 << 31) - 1  # bytes, more than any batch has
 
 OnBarrier = Callable[["ReplicaPump", int, int, ProducerStamp | None], None]  # next offsets, the lane's stamp
@@ -401,15 +400,9 @@ class ReplicaPump:
     def in_flight(self) -> int:
         return self.ledger.in_flight
 
-    def copying(self) -> CopyingStatus:
-        return copying(self)
-
     def work(self) -> JobWork:
         """The work since it began; it writes as many bytes as it reads."""
         return JobWork(2 * self.intake.read_bytes, self.ledger.delivered, 0)
-
-    def status(self) -> JobStatus:
-        return job_status(self)
 
     @property
     def where(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -26,15 +26,12 @@ from app.kernel.repeated_trouble import RepeatedTrouble
 from app.kernel.token_bucket import TokenBucket
 from app.replicate.definition import RouteDefinition
 from app.replicate.destination.copy_headers import HeaderEdit
+from app.replicate.destination.ledger import CopyLedger
 from app.replicate.destination.session import DESTINATION_RECREATED
 from app.replicate.destination.verification import CopyVerifier, ReportIncident, VerificationBudget
 from app.replicate.model.destination_topic import MAX_BYTES
 from app.replicate.model.route_priority import PRIORITY_HOLD_S, RoutePriorities
-from app.replicate.pump.status import check_progress
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
-
-if TYPE_CHECKING:
-    from app.replicate.pump.partition import ReplicaPump
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +49,33 @@ MEMORY_SHARE_LEFT = {"high": 0.0, "normal": 0.2, "low": 0.5}
 def group_of(route: str) -> str:
     """The consumer group of the source cluster under which a route's positions are committed."""
     return f"switchyard-{route}"
+
+
+class RouteReplica(Protocol):
+    """A replica as its route's runtime needs it (`app.replicate.pump.partition`).
+
+    Attributes:
+        target: Its destination's topic and partition.
+        target_log: The destination's log, once the replica has read it.
+    """
+
+    target: tuple[str, int]
+    ledger: CopyLedger
+
+    @property
+    def target_log(self) -> LogId: ...
+
+    def lose(self, why: str) -> None:
+        """The replica begins again."""
+        ...
+
+    def wants_idle_barrier(self, now_s: float) -> bool: ...
+
+    def wants_floor(self, now_s: float) -> bool: ...
+
+    async def ended_at(self, target_end: int, appended: int) -> None:
+        """Takes the destination's end, read after `appended` batches had been appended."""
+        ...
 
 
 class RouteRuntime:
@@ -89,7 +113,7 @@ class RouteRuntime:
         self.appended = appended
         self.lease = lease
         self.group = group_of(definition.key)
-        self.pumps: set[ReplicaPump] = set()
+        self.pumps: set[RouteReplica] = set()
         self.unsnapshotted_budget = unsnapshotted_budget
         self.renumbered = RepeatedTrouble()  # batches (`app.kafka.records.verbatim_copy`, rule 4)
         self._report_incident = report_incident
@@ -211,7 +235,7 @@ class RouteRuntime:
         target = f"{self._target_id or self.target.name}/{target_topic}"
         return HeaderEdit(self.definition.key, source, partition, target, self._keeps, provenance=provenance)
 
-    def lane_writes(self, pump: ReplicaPump) -> LaneWrites | None:
+    def lane_writes(self, pump: RouteReplica) -> LaneWrites | None:
         """Takes the acknowledged batches of a pump whose lane is open, for audits that count copies here."""
         if self.appended is None:
             return None
@@ -233,17 +257,14 @@ class RouteRuntime:
     async def _poll_for_ever(self) -> None:
         while True:
             await asyncio.sleep(ROUTE_POLL_INTERVAL_S)
-            for act in (self._poll, self._idle_barriers, self._check_target_ids):
+            for act in (self._report_renumbered, self._idle_barriers, self._check_target_ids):
                 try:
                     await act()
                 except Exception as error:  # noqa: BLE001 - the next round tries again
                     log.debug("a route could not be checked", route=self.definition.key, error=repr(error))
 
-    async def _poll(self) -> None:
-        now_s = time.monotonic()
-        for pump in list(self.pumps):
-            check_progress(pump, now_s)
-        if due := self.renumbered.due(now_s):
+    async def _report_renumbered(self) -> None:
+        if due := self.renumbered.due(time.monotonic()):
             self._report_incident(
                 "batch-renumbered",
                 self.definition.key,

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from app.controllog.codec import CopyingStatus, JobStatus
 from app.kafka.records.verbatim_copy import DELETE_HORIZON, Bytes
 from app.kernel.clock import now_ms
 from app.replicate.destination.copy_headers import ORIGIN
 from app.replicate.destination.session import NOT_SAVED
+from app.replicate.pump.partition import MAX_TIMESTAMP, ReplicaPump
 
-if TYPE_CHECKING:
-    from app.replicate.pump.partition import ReplicaPump
-
-ATTRIBUTES = slice(21, 23)  # of a batch
-FIRST_TIMESTAMP = slice(27, 35)
-MAX_TIMESTAMP = slice(35, 43)
+ATTRIBUTES, FIRST_TIMESTAMP = slice(21, 23), slice(27, 35)  # in a batch's header
 STALLED_AFTER_S = 30.0
 UNREAD_S = 120.0  # a transaction may be open for this long
 LEFT_OUT_REPORT_INTERVAL_S = 3600.0  # between reports of records that are left out
 
 
 def job_status(pump: ReplicaPump) -> JobStatus:
+    """The status for heartbeats. A halted copy comes before any other trouble."""
     halted = pump.halted
     state = "closed" if pump.closed else "halted" if halted else "paused" if pump.paused else "flowing"
     return JobStatus(

@@ -18,6 +18,7 @@ from app.definitions.registry import json_schema
 from app.dispatch.api.rest import WorkloadRoutes
 from app.dispatch.api.rest_dlq import DlqTools
 from app.dispatch.api.rest_move import MoveRoutes
+from app.dispatch.api.rest_operators import OperatorRoutes
 from app.failover.api.rest import FailoverRoutes
 from app.failover.api.rest_runs import FailoverRunRoutes
 from app.offsets.api.rest import OffsetRoutes
@@ -31,7 +32,6 @@ from app.web.http.context import ApiContext
 from app.web.http.openapi import openapi
 from app.web.http.responses import json_response
 from app.web.http.route_docs import JSON, TEXT, AnswerDoc, described
-from app.worker.api.rest import OperatorRoutes
 from app.worker.api.rest_operations import OperationRoutes
 from app.worker.api.rest_overview import OverviewRoutes
 

@@ -51,7 +51,7 @@ class ApiContext:
     def operators(self) -> OperatorActions:
         """Operators' actions on jobs. Raises as `runtime`."""
         runtime = self.runtime
-        return OperatorActions(runtime.jobs, runtime.control)
+        return OperatorActions(runtime.jobs, runtime.control, runtime.clusters)
 
     def beats(self) -> dict[str, Heartbeat]:
         """The last heartbeat of every live worker."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -68,3 +69,17 @@ async def hand_over(
     status, content = await ask_worker(api, request, worker, body, patience_s)
     kind = "application/json" if status < 400 else "application/problem+json"
     return web.Response(body=content, status=status, content_type=kind, headers={"Cache-Control": "no-store"})
+
+
+async def reset_by(
+    api: ApiContext, request: web.Request, worker: str, body: Mapping[str, Any]
+) -> list[dict[str, Any]] | str:
+    """The results of the partitions that `worker` resets; or why nothing was reset."""
+    try:
+        status, content = await ask_worker(api, request, worker, body)
+        answer = orjson.loads(content)
+        return list(answer["partitions"]) if status == 200 else str(answer["detail"])
+    except ApiError as error:
+        return error.detail
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return f"{worker} gave an answer that this worker cannot read"

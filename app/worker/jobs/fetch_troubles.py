@@ -1,4 +1,4 @@
-"""What a fetch service tells a job's pump beside batches: lost offsets, another log, and its troubles."""
+"""Handles the deliveries of a fetch service that are no batches: lost offsets, another log, troubles."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from app.worker.jobs.start_position import LineageReset, ReportIncident
 
 @dataclass(frozen=True, slots=True)
 class JobPorts:
-    """What a worker gives to every kind of job. `worker`: this process's id."""
+    """The parts of a worker that every kind of job needs. `worker`: this process's id."""
 
     worker: str
     control: ControlLog
@@ -41,7 +41,7 @@ class JobPorts:
 
 
 class JobRestarts(Protocol):
-    """What a kind of job may ask of the job manager."""
+    """The job manager, as a kind of job may use it."""
 
     def contain_errors(self, item: FetchItem) -> AbstractContextManager[None]:
         """Inside, an error stops the job of this item, and no other job; the job starts again later."""
@@ -126,5 +126,5 @@ class JobKind(Protocol):
         ...
 
     def needs(self, now_s: float) -> list[LimitNeed]:
-        """What this worker needs of each limit, for the leader to divide."""
+        """This worker's needs of limits, which the leader divides."""
         ...

@@ -1,4 +1,4 @@
-"""The result of an operator's act, and the offsets that it may name. Pure.
+"""The common parts of operators' acts on jobs: results, refusals, and the offsets that acts may name.
 
 Ranges are half-open, disjoint and in order.
 """
@@ -7,10 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from app.kernel.ranges import Range, union
+from app.worker.jobs.pump import Pump
 
+SETTLE_TIMEOUT_S = 3.0  # for answers to abandoned calls, and for copies
+SETTLE_POLL_INTERVAL_S = 0.02
 MAX_OFFSETS = 10_000  # in one act
+
+
+class OperationRefused(Exception):
+    """The act is not possible in the present state."""
+
+
+class NotHere(OperationRefused):
+    """This worker cannot act now: the job moves, or its lease does not hold."""
+
+
+class JobActs(Protocol):
+    """The worker, as the acts of one kind of job need it (`app.worker.runtime.operators`)."""
+
+    def own_pump(self, job: str) -> Pump:
+        """The job's pump. Raises NotHere: this worker may not act on it now."""
+        ...
+
+    async def lasts(self, job: str, action: str, lineage: int, to: int, detail: str, actor: str) -> None:
+        """Waits until the new lineage survives this worker's end. Raises NotHere: that is not certain."""
+        ...
+
+    async def record(self, subject: str, action: str, detail: str, actor: str) -> None:
+        """Writes the act to the control log. Never raises, because the act is done."""
+        ...
 
 
 @dataclass(slots=True)

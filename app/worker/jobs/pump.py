@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.controllog.codec import JobStatus
 from app.kafka.data_clusters import DataCluster
 from app.kafka.fetch.deliveries import FetchedBatches, LogGap
 from app.kafka.fetch.shared_read_service import Counts, HeadsOf
@@ -66,8 +65,6 @@ class Pump(Protocol):
     def may_save_seldom(self) -> bool:
         """Whether rule 4 of `app.worker.runtime.progress_saver` holds for it."""
         ...
-
-    def status(self) -> JobStatus: ...
 
     def work(self) -> JobWork:
         """The work since the pump started."""

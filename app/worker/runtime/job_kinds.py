@@ -40,13 +40,13 @@ class JobKinds:
 
 @dataclass(frozen=True, slots=True)
 class JobServices:
-    """What single kinds of jobs need beside `JobPorts`.
+    """The parts of a worker that single kinds of jobs need beside `JobPorts`.
 
     Attributes:
         offset_syncs: Sends the offset syncs of routes; None: they are not sent.
         audit_reports: Sends the reports of audits; None: they are not sent.
         remote_progress: The progress of other regions' consumers; None: no regions are known.
-        interceptors: Those of `switchyard.yaml`, by name.
+        interceptors: By name, as in `switchyard.yaml`.
     """
 
     offset_syncs: BarrierSender | None = None

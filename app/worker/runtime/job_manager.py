@@ -38,6 +38,7 @@ from app.placement.limit_divider import shares_of
 from app.worker.jobs.failures import MOST_FAILURES, NOWHERE
 from app.worker.jobs.fetch_troubles import apply_fetch_state, discard
 from app.worker.jobs.kind import JobPorts, JobRestarts
+from app.worker.jobs.operator_acts import NotHere
 from app.worker.jobs.pump import Pump
 from app.worker.jobs.start_position import LineageReset
 from app.worker.runtime.heartbeat_status import UNMEASURED, job_statuses
@@ -49,6 +50,7 @@ from app.worker.tracker.client import TrackerClient
 log = structlog.get_logger(__name__)
 
 STOPPED = "its worker stopped"
+RESET_DRAIN_TIMEOUT_S = 3.0  # for messages in flight; later ones may be delivered again
 
 
 class JobManager(Service):
@@ -73,7 +75,7 @@ class JobManager(Service):
         )
         self._control = ports.control
         self._clusters = ports.clusters
-        self._lease = ports.lease
+        self.lease = ports.lease
         self._report_incident = ports.report_incident
         self._failures = ports.failures
         self._grace_s = grace_s
@@ -121,6 +123,31 @@ class JobManager(Service):
         self._starter.resets[str(pump.job)] = reset
         self._close(str(pump.job))
         self._changed.set()
+
+    async def begin_at(self, pump: Pump, lineage: int, offset: int) -> None:
+        """Starts the job again at an offset, in a new lineage. Raises NotHere: it cannot be stopped now."""
+        job = str(pump.job)
+        if job in self._work:
+            raise NotHere(f"{job} is being started or released; ask again in a moment")
+
+        is_saved = False
+
+        async def restart() -> None:
+            nonlocal is_saved
+            await pump.drain(RESET_DRAIN_TIMEOUT_S)
+            # The worker may end before the table knows the new lineage.
+            is_saved = await self.progress_saver.try_save(pump)
+            if self.flowing.get(job) is not pump or pump.closed:
+                return
+            if is_saved:
+                self.restart_in_new_lineage(pump, LineageReset(pump.epoch, lineage, offset))
+            else:
+                self._close(job)  # a drained pump cannot continue: the job starts from its saved position
+
+        self._spawn(job, restart())
+        await asyncio.wait([self._work[job]])
+        if not is_saved or self.flowing.get(job) is pump:
+            raise NotHere(f"{job} could not be stopped, and continues; the worker's log says why")
 
     def reconcile_soon(self) -> None:
         self._changed.set()
@@ -324,8 +351,12 @@ class JobManager(Service):
         """The jobs' statuses for the heartbeat, with measured loads and rates."""
         apply_fetch_state(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
         mine = self._control.view.owned_by(self.worker)
-        running = [kind.status(job) for kind in self.kinds for job in kind.pumps]
+        running = [self.status(job) for job in self.flowing]
         return job_statuses(running, mine, self._starter.troubles, loads, rates)
+
+    def status(self, job: str) -> JobStatus:
+        """The status of a job that runs here."""
+        return self.kinds.of(job).status(job)
 
     def needs(self, now_s: float) -> list[LimitNeed]:
         return [need for kind in self.kinds for need in kind.needs(now_s)]

@@ -7,17 +7,19 @@ interpreter, Faust and its tables belong to no job: `IDLE_CPU`, and the memory b
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 
+from app.controllog.codec import JobStatus
 from app.kernel.load import DEFAULT_WORKER, JobWork, Load, SmoothedLoad, apportion
 from app.kernel.rates import JobRates
 from app.worker.jobs.pump import Pump
 
 SAMPLE_S = 2.0
 IDLE_CPU = 0.03  # cores that a worker without jobs uses
+FLOWING = ("flowing", "emptying")  # states of jobs that make progress
 FULL = 0.9  # of its CPU: above it, the worker limits its jobs
 CORES = 1.0  # one event loop cannot use more
 MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -47,7 +49,7 @@ class Meter:
         self._cpu_s = 0.0
         self._idle = Load(IDLE_CPU, self._process.memory_info().rss)
 
-    def sample(self, pumps: Mapping[str, Pump], now_s: float) -> None:
+    def sample(self, pumps: Mapping[str, Pump], status_of: Callable[[str], JobStatus], now_s: float) -> None:
         """Measures, unless the last sample is less than `SAMPLE_S` old; takes a fraction of a millisecond."""
         passed_s = now_s - self._at_s
         if passed_s < SAMPLE_S:
@@ -65,18 +67,17 @@ class Meter:
                 self._smoothed.setdefault(job, SmoothedLoad()).sample(load, now_s)
         self.rates = {job: self.rates.get(job) or JobRates() for job in pumps}
         full = self.used.cpu_cores >= FULL * self.capacity.cpu_cores
-        for job, pump in pumps.items():
-            _sample_rates(self.rates[job], pump, done[job].messages, full, now_s)
+        for job in pumps:
+            _sample_rates(self.rates[job], status_of(job), done[job].messages, full, now_s)
         self._smoothed = {job: one for job, one in self._smoothed.items() if job in pumps}
         self.loads = {job: _short(one.load) for job, one in self._smoothed.items()}
         self._at_s, self._cpu_s, self._done = now_s, cpu_s, done
 
 
-def _sample_rates(rates: JobRates, pump: Pump, finished: float, full: bool, now_s: float) -> None:
-    status = pump.status()
+def _sample_rates(rates: JobRates, status: JobStatus, finished: float, full: bool, now_s: float) -> None:
     unread = max(0, status.high_watermark - status.fetched)
     waiting = unread + status.ready + status.behind
-    alone = status.state == "flowing" and not status.postponed and (full or not status.ready)
+    alone = status.state in FLOWING and not status.postponed and (full or not status.ready)
     rates.sample(now_s, status.high_watermark, finished, waiting, alone)
 
 

@@ -154,8 +154,8 @@ class Runtime(Service):
             report_incident=report,
             presence=self.presence,
             live=self._present,
+            arrived=lambda positions: FailoverPlanner(self).arrived(positions),
         )
-        self.failover.runs.arrived = lambda positions: FailoverPlanner(self).arrived(positions)
         catalog.workloads.runs_here = self.failover.keeper.runs_here
         catalog.workloads.sender_role = self.failover.keeper.sender_role
         self.trackers = TrackerClient(worker, topics, options, seals)
@@ -331,7 +331,7 @@ class Runtime(Service):
 
     def _compose(self) -> Heartbeat:
         now_s = time.monotonic()
-        self.meter.sample(self.jobs.flowing, now_s)
+        self.meter.sample(self.jobs.flowing, self.jobs.status, now_s)
         self.presence.update(now_s)
         # Pauses and moves that other workers rely on apply before this heartbeat can renew the lease.
         self.kinds.dispatch.pause_controller.reconcile()

@@ -37,9 +37,10 @@ from app.kafka.fetch.deliveries import ByteBudget
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId, Kind
+from app.worker.jobs.operator_acts import OperationRefused
 from app.worker.jobs.start_position import StartPosition
 from app.worker.members.membership import Members
-from app.worker.runtime.operators import OperationRefused, OperatorActions
+from app.worker.runtime.operators import OperatorActions
 from tests.dispatch.dlq.queues import headers
 from tests.kafka.conftest import producing
 from tests.web.runtime_fake import put
@@ -344,7 +345,7 @@ async def test_a_killed_move_leaves_the_workload_where_it_was_and_can_be_request
 
 async def test_resuming_undoes_a_move_and_its_late_writes_do_not_count(stage: Stage) -> None:
     await traffic(stage)
-    operators = OperatorActions(None, stage.log)  # type: ignore[arg-type]
+    operators = OperatorActions(None, stage.log, None)  # type: ignore[arg-type]
 
     async def resume() -> None:
         assert await operators.pause(stage.key, [ALL], False, "bob")

@@ -137,7 +137,7 @@ class Positions:
     def __init__(self, west: FakeRegion) -> None:
         self.behind: int | None = 9
         self.requests: list[tuple[str, str]] = []
-        west.runs.arrived = self._arrived
+        west.runs._arrived = self._arrived
 
     async def _arrived(self, wanted: list[tuple[Workload, str]]) -> dict[str, Missing]:
         self.requests.extend((workload.key, region) for workload, region in wanted)

@@ -12,9 +12,9 @@ from app.controllog.events import OperatorAct
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.job import JobId
 from app.kernel.ranges import Range
+from tests.dispatch.api.test_rest_operators import problem
 from tests.web.client import Console
 from tests.web.runtime_fake import FakeRuntime, assigned, beat, copying, flowing, put_route, route, serving
-from tests.worker.api.test_rest import problem
 
 PATH = "/api/v1/routes/mirror"
 RESET = f"{PATH}/reset"
@@ -44,14 +44,13 @@ def acting(fed: FakeRuntime) -> StuckPump:
     """The route copies two partitions; this worker owns both and can act."""
     fed.apply(put_route(route()), assigned(copying(0)), assigned(copying(1)))
     fed.observe(beat(flowing(copying(0)), flowing(copying(1)), url=fed.url))
-    fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
-    fed.jobs._clusters = fed.clusters
+    fed.jobs.worker, fed.jobs.draining, fed.jobs.lease = fed.worker, False, fed.lease
 
     async def away(name: str) -> Any:
         raise ClusterUnreachable(f"{name} does not answer")
 
     fed.clusters.get = away  # type: ignore[method-assign]
-    pump = fed.jobs.pumps[copying(0)] = StuckPump()
+    pump = fed.kinds.replicate.pumps[copying(0)] = StuckPump()  # type: ignore[assignment]
     return pump
 
 

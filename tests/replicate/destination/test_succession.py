@@ -9,6 +9,7 @@ import pytest
 from app.kafka.append.errors import AppendError, ProducerFenced
 from app.kernel.ranges import Snapshot
 from app.replicate.destination.handover import STEP, ReplicaHandover
+from app.replicate.pump.status import copying, job_status
 from tests.kafka.append.test_appender import batch_of
 from tests.kafka.conftest import ENOUGH_S
 from tests.replicate.rig import ReplicaRig, rows
@@ -136,7 +137,7 @@ async def test_a_drained_replica_saves_all_it_sent_and_its_successor_continues_b
     successor = await rig.start_pump(topic_name)
     await rig.copied([successor])
     assert await assert_same(rig, topic_name) == 3_000
-    assert pump.status().delivered + successor.status().delivered == 3_000, "no record was copied twice"
+    assert job_status(pump).delivered + job_status(successor).delivered == 3_000, "no record was copied twice"
 
 
 async def test_without_a_note_copying_continues_at_the_position(rig: ReplicaRig, topic_name: str) -> None:
@@ -178,7 +179,7 @@ async def test_a_recreated_destination_is_reported_and_copying_continues_at_its_
     pump = await rig.start_pump(topic_name)
     await rig.copied([pump])
     assert rig.kinds() == ["destination-begun-anew"]
-    assert pump.copying().destination_losses == 1
+    assert copying(pump).destination_losses == 1
     await rig.until(lambda: ReplicaHandover.from_bytes(rig.saved[0][1]).losses == 1)
     assert await rows(rig.target, topic_name) == (await rows(rig.source, topic_name))[100:]
 

@@ -23,6 +23,7 @@ from app.replicate.destination.comparison import ExpectedCopy, compare, compare_
 from app.replicate.destination.handover import ReplicaHandover
 from app.replicate.destination.ledger import SentBatch
 from app.replicate.destination.verification import CopyVerifier, VerificationBudget
+from app.replicate.pump.status import copying, job_status
 from tests.kafka.conftest import create
 from tests.kafka.conftest import write as write_to
 from tests.kafka.fetch.test_decoder import fetched
@@ -239,7 +240,7 @@ async def test_a_route_that_compares_all_counts_uncompared_copies_of_former_owne
     await rig.copied([killed])
     await rig.until(lambda: noted() == 100 and killed.runtime.verifier._troubles)
     assert not killed.is_busy, "nothing waits for copies that cannot be read"
-    assert killed.copying().uncompared == 0, "it may still be compared"
+    assert copying(killed).uncompared == 0, "it may still be compared"
     rig.kill(killed)
 
     refusing.refuses = False
@@ -249,15 +250,15 @@ async def test_a_route_that_compares_all_counts_uncompared_copies_of_former_owne
     await rig.copied([pump])
     await rig.until(lambda: verifier.compared[pump.job] == 50)
     await rig.until(lambda: noted() == 100)
-    assert pump.copying().uncompared == 100
+    assert copying(pump).uncompared == 100
 
     refusing.refuses = True
     monkeypatch.setattr(verification, "UNREAD_S", 0.1)
     await write(rig, topic_name, 50)
-    await rig.until(lambda: pump.copying().uncompared == 150)
+    await rig.until(lambda: copying(pump).uncompared == 150)
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     pump._acknowledged(SentBatch(6, copy), -1, False)
-    assert pump.copying().uncompared == 156, "its offset is not known"
+    assert copying(pump).uncompared == 156, "its offset is not known"
     await rig.until(lambda: noted() == 156)
     assert verifier.differing.total() == 0
 
@@ -307,12 +308,12 @@ async def test_a_successor_that_may_not_read_the_copies_reports_the_missing_perm
     assert f"{topic_name}/0" in message
     assert "TopicAuthorizationFailed" in message
     assert "Read" in rig.remedies[0]
-    assert "grant" in pump.status().trouble
+    assert "grant" in job_status(pump).trouble
     refusing.refuses = False
     await write(rig, topic_name, 50)
     await rig.copied([pump])
     assert await assert_same(rig, topic_name) == 200
-    assert pump.status().trouble == ""
+    assert job_status(pump).trouble == ""
 
 
 @pytest.mark.parametrize(("verify", "everything"), [("sampled", False), ("all", True)])

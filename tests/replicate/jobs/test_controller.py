@@ -19,7 +19,9 @@ from app.kernel.ranges import Snapshot
 from app.offsets.model.offset_map import after
 from app.replicate.definition import RouteDefinition
 from app.replicate.destination.handover import ReplicaHandover
+from app.replicate.jobs.operations import ReplicaOperations
 from app.replicate.jobs.start_position import find_replica_start, same_target
+from app.replicate.pump.status import copying, job_status
 from app.worker.jobs.start_position import LineageReset
 from app.worker.runtime.operators import OperatorActions
 from tests.kafka.conftest import connected, delete_before, write
@@ -129,32 +131,33 @@ async def test_a_recreated_source_topic_is_copied_from_its_start_or_halts_as_the
     await _write(yard, topic, "e")
     await asyncio.sleep(0.5)
     assert await _copy(yard, topic) == [b"a", b"b", b"c"]
-    assert pump.status().state == "halted"
-    assert "stops at gaps" in pump.status().trouble
+    assert job_status(pump).state == "halted"
+    assert "stops at gaps" in job_status(pump).trouble
     assert not (await manager.jobs._clusters.get(HOME)).fetch._partitions, "nothing is fetched any more"
     assert "route-halted" in {kind for kind, _ in manager.incidents}
     manager.put(onGap="stop", limits={"messages_per_second": 500.0})
     assert await manager.halted() is pump, "the heartbeat does not change it"
-    assert f"skip r {topic} 0 3 4" in pump.status().trouble
-    assert pump.status().oldest_ms > 0, "the first record still has an age"
+    assert f"skip r {topic} 0 3 4" in job_status(pump).trouble
+    assert job_status(pump).oldest_ms > 0, "the first record still has an age"
     manager.assign(release=True)
     await manager.until(lambda: manager.pump is None)
     manager.assign()
     pump = await manager.halted()
     assert (pump.stuck, pump.base, pump.lineage) == (((3, 4),), 3, 0), "the next owner sees the same"
-    hand = OperatorActions(manager.jobs, manager.log)  # type: ignore[arg-type]
+    operators = OperatorActions(manager.jobs, manager.log, manager.jobs._clusters)  # type: ignore[arg-type]
+    operations = ReplicaOperations(operators, manager.jobs.kinds.replicate.pumps)
     if how == "continue":
         manager.put(onGap="continue")
     elif how == "skip":
-        assert await hand.pass_over(manager.job, 3, 4, "ann") == ((3, 4),)
+        assert await operations.pass_over(manager.job, 3, 4, "ann") == ((3, 4),)
         assert manager.pump is not None, "the halt lasts once it is reported"
         assert (manager.pump.lineage, manager.pump.snapshot_version >= 0) == (1, True)
     else:
-        await hand.reset(manager.job, EARLIEST, "ann")
+        await operators.reset(manager.job, EARLIEST, "ann")
     await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
     pump = await manager.copied(2)
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"d", b"e"]
-    assert pump.copying().begun_anew == (how != "reset"), "an operator wanted the reset"
+    assert copying(pump).begun_anew == (how != "reset"), "an operator wanted the reset"
 
 
 async def test_a_route_that_halts_at_a_gap_continues_behind_it_once_an_operator_skips_it(
@@ -180,7 +183,7 @@ async def test_a_route_that_halts_at_a_gap_continues_behind_it_once_an_operator_
     assert manager.pump is not pump
     assert await _copy(yard, topic) == [b"a", b"b", b"e"]
     for _ in range(2):  # with any owner
-        status = (await manager.copied(5)).copying()
+        status = copying(await manager.copied(5))
         assert (status.lost, status.lost_ms > 0) == (2, True)
         manager.assign(release=True)
         await manager.until(lambda: manager.pump is None)
@@ -216,7 +219,7 @@ async def test_a_replica_in_a_new_lineage_copies_again_and_its_offset_syncs_are_
     manager.assign()
     pump = await manager.copied(4)
     assert (pump.lineage, pump.session.source_epoch) == (1, 7), "the next owner knows the lineage"
-    assert pump.copying().begun_anew == 1
+    assert copying(pump).begun_anew == 1
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c", b"d"]
 
 

@@ -14,8 +14,10 @@ from app.kafka.client.topic_configs import alter
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.fetch.deliveries import FetchIncident, LogGap
 from app.kernel.job import JobId
-from app.replicate.pump.status import STALLED_AFTER_S, check_progress
-from app.worker.runtime.operators import NotHere, OperationRefused, OperatorActions
+from app.replicate.jobs.operations import ReplicaOperations
+from app.replicate.pump.status import STALLED_AFTER_S, check_progress, copying
+from app.worker.jobs.operator_acts import NotHere, OperationRefused
+from app.worker.runtime.operators import OperatorActions
 from tests.kafka.conftest import connected, producing, write
 from tests.replicate.jobs.test_controller import AWAY, HOME, ReplicaManagerRig, _copy, _write
 from tests.replicate.jobs.test_controller import manager as manager  # noqa: PLC0414 - the fixture
@@ -23,7 +25,11 @@ from tests.replicate.rig import rows
 
 
 def operators(manager: ReplicaManagerRig) -> OperatorActions:
-    return OperatorActions(manager.jobs, manager.log)  # type: ignore[arg-type]
+    return OperatorActions(manager.jobs, manager.log, manager.jobs._clusters)  # type: ignore[arg-type]
+
+
+def operations(manager: ReplicaManagerRig) -> ReplicaOperations:
+    return ReplicaOperations(operators(manager), manager.jobs.kinds.replicate.pumps)
 
 
 def actions(manager: ReplicaManagerRig) -> list[tuple[str, str]]:
@@ -72,17 +78,17 @@ async def test_only_offsets_that_cannot_be_copied_are_skipped_by_hand(
     await _write(yard, manager.topic, "b")
     await manager.until(lambda: manager.pump is not None and manager.pump.stuck)
     assert manager.pump is not None
-    assert manager.pump.copying().stuck == (1, 2)
+    assert copying(manager.pump).stuck == (1, 2)
     with pytest.raises(OperationRefused, match=r"\[1, 2\) waits"):
-        operators(manager).foresee_pass(manager.job, 2, 9)
-    skipped, why = operators(manager).foresee_pass(manager.job, 0, 3)
+        operations(manager).foresee_pass(manager.job, 2, 9)
+    skipped, why = operations(manager).foresee_pass(manager.job, 0, 3)
     assert (skipped, "max.message.bytes" in why) == (((1, 2),), True), why
-    assert await operators(manager).pass_over(manager.job, 0, 3, "ann", "too large") == ((1, 2),)
+    assert await operations(manager).pass_over(manager.job, 0, 3, "ann", "too large") == ((1, 2),)
     await manager.copied(3)
     assert await _copy(yard, manager.topic) == [b"a", b"b"]
     assert actions(manager) == [("skip", "1: 1 offsets are not copied (too large)")]
     with pytest.raises(OperationRefused, match="needs no skip"):
-        operators(manager).foresee_pass(manager.job, 0, 3)
+        operations(manager).foresee_pass(manager.job, 0, 3)
 
 
 async def test_a_route_that_its_limits_hold_back_is_not_reported_as_stalled(
@@ -97,10 +103,10 @@ async def test_a_route_that_its_limits_hold_back_is_not_reported_as_stalled(
     await manager.until(lambda: pump.limited and not pump.in_flight)
     check_progress(pump, time.monotonic() + STALLED_AFTER_S + 1)
     assert manager.incidents == []
-    assert pump.copying().limited
+    assert copying(pump).limited
     manager.put()
     await manager.copied(6)
-    assert not pump.copying().limited
+    assert not copying(pump).limited
 
 
 async def test_another_priority_is_in_force_for_what_is_fetched_already(
@@ -161,7 +167,7 @@ async def test_provenance_names_clusters_by_id_and_not_by_their_names(
     async with connected(yard.bootstrap(AWAY)) as client:
         ((_, _, _, headers),) = await rows(client, topic)
     assert headers[-1] == (origin, f"{ids[HOME]}/{topic}/0/1".encode())
-    assert pump.copying().left_out == 1
+    assert copying(pump).left_out == 1
 
 
 async def test_a_route_that_stops_at_a_gap_reports_it_beside_other_troubles_until_an_operator_skips_it(
@@ -183,7 +189,7 @@ async def test_a_route_that_stops_at_a_gap_reports_it_beside_other_troubles_unti
     assert "offsets [3, 5) are gone" in status.trouble
     assert "route-halted" in [kind for kind, _ in manager.incidents]
     await _write(yard, manager.topic, "d", "e", "f")
-    assert await operators(manager).pass_over(manager.job, 3, 5, "ann") == ((3, 5),)
+    assert await operations(manager).pass_over(manager.job, 3, 5, "ann") == ((3, 5),)
     await manager.copied(6)
     assert await _copy(yard, manager.topic) == [b"a", b"b", b"c", b"f"]
     (status,) = manager.jobs.statuses()

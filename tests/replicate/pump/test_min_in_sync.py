@@ -14,6 +14,7 @@ from app.kafka.client.cluster import LATEST
 from app.kafka.client.topic_configs import alter
 from app.kafka.producers.history import _log_end
 from app.replicate.pump.partition import ReplicaPump
+from app.replicate.pump.status import job_status
 from tests.kafka.conftest import create, producing
 from tests.kafka.second_broker import FIRST, SECOND, SecondBroker, create_on, delete, second_broker
 from tests.replicate.rig import ReplicaRig, replica_rig
@@ -62,7 +63,7 @@ async def in_doubt(
         await rig.until(lambda: pump.intake.expected == 100)
         await second.kill()
         pump.pause(False)
-        await rig.until(lambda: "1 of 2 replicas are in sync" in pump.status().trouble)
+        await rig.until(lambda: "1 of 2 replicas are in sync" in job_status(pump).trouble)
         yield rig, second, pump
 
 
@@ -71,7 +72,7 @@ async def test_a_destination_with_too_few_replicas_is_reported_and_nothing_is_lo
     killable_yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
     async with in_doubt(killable_yard, topic_name, tmp_path) as (rig, second, former):
-        status = former.status()
+        status = job_status(former)
         assert (status.state, status.committed, status.in_flight) == ("flowing", 50, 50)
         assert f"{topic_name}-0 in {rig.target.name}: 1 of 2 replicas" in status.trouble
         assert "min.insync.replicas is 2. Nothing is appended, since records in [50, 100)" in status.trouble
@@ -82,13 +83,13 @@ async def test_a_destination_with_too_few_replicas_is_reported_and_nothing_is_lo
         rig.kill(former)  # nor is it otherwise with the next owner
         pump = await rig.start_pump(topic_name)
         await write(rig, topic_name, 50, "still")
-        await rig.until(lambda: "restart brokers with its replicas" in pump.status().trouble)
+        await rig.until(lambda: "restart brokers with its replicas" in job_status(pump).trouble)
         assert pump.base == 50
 
         await second.start()
         await rig.copied([pump])
         assert await assert_same(rig, topic_name) == 150
-        assert pump.status().trouble == ""
+        assert job_status(pump).trouble == ""
         assert "replica-resumed-unsure" not in rig.kinds()
 
 
@@ -106,9 +107,9 @@ async def test_a_lowered_setting_is_not_enough_and_each_remedy_lets_copying_cont
             rig.kill(former)
             pump = await rig.start_pump(topic_name)
         await write(rig, topic_name, 50, "still")
-        await rig.until(lambda: f"{IN_SYNC} is 1. " in pump.status().trouble)
+        await rig.until(lambda: f"{IN_SYNC} is 1. " in job_status(pump).trouble)
         assert (pump.base, await away.offsets([at], LATEST)) == (50, {at: 50}), "it waits"
-        assert "kafka-reassign-partitions.sh" in pump.status().trouble
+        assert "kafka-reassign-partitions.sh" in job_status(pump).trouble
 
         if remedy == "reassign":
             await second.assign({at: [FIRST]})
@@ -122,5 +123,5 @@ async def test_a_lowered_setting_is_not_enough_and_each_remedy_lets_copying_cont
         copied = [row for row in await rows(away, topic_name) if row[2] != OTHERS]
         assert copied == await rows(rig.source, topic_name)
         assert len(copied) == 150
-        assert pump.status().trouble == ""
+        assert job_status(pump).trouble == ""
         assert "replica-resumed-unsure" not in rig.kinds()

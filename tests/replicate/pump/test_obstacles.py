@@ -11,6 +11,7 @@ from app.dev.yard import Yard
 from app.kafka.client.topic_configs import alter
 from app.kafka.fetch.deliveries import LogGap
 from app.kafka.records.verbatim_copy import VerbatimCopy
+from app.replicate.pump.status import copying, job_status
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, replica_rig, rows
 from tests.replicate.source_topics import (
@@ -39,12 +40,12 @@ async def test_a_batch_too_large_for_the_destination_is_divided_and_a_record_too
     assert rig.kinds() == ["replica-stuck"]
     assert "offsets [301, 302)" in rig.incidents[0][1]
     assert topic_name in rig.incidents[0][1]
-    assert "max.message.bytes" in pump.status().trouble
+    assert "max.message.bytes" in job_status(pump).trouble
     assert pump.base == 301, "nothing is passed over"
     await alter(rig.target, {topic_name: {"max.message.bytes": "1000000"}})
     await rig.copied([pump])
     assert await assert_same(rig, topic_name) == 402
-    assert pump.status().trouble == ""
+    assert job_status(pump).trouble == ""
 
 
 async def test_a_record_that_the_destination_refuses_waits_until_an_operator_skips_it(
@@ -60,7 +61,7 @@ async def test_a_record_that_the_destination_refuses_waits_until_an_operator_ski
     pump = await rig.start_pump(topic_name)
     await rig.until(lambda: rig.incidents)
     assert pump.stuck == ((10, 11),)
-    assert pump.copying().stuck == (10, 11)
+    assert copying(pump).stuck == (10, 11)
     assert not pump.finish_by_operator(9, 10), "these offsets are copied"
     assert pump.finish_by_operator(10, 11)
     await rig.copied([pump])
@@ -101,12 +102,12 @@ async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_
         await rig.copied([pump])
         await asyncio.to_thread(yard.kill, "east-aggregate")
         await write(rig, topic_name, 700, "while it is away")
-        await rig.until(lambda: pump.in_flight > 0 and "append" in pump.status().trouble)
+        await rig.until(lambda: pump.in_flight > 0 and "append" in job_status(pump).trouble)
         assert pump.base == 300
         await asyncio.to_thread(yard.start, "east-aggregate")
         await rig.copied([pump])
         assert await assert_same(rig, topic_name) == 1_000
-        assert pump.status().trouble == ""
+        assert job_status(pump).trouble == ""
 
 
 async def test_offsets_that_the_source_lost_are_passed_over_once_all_records_before_them_are_copied(
@@ -136,11 +137,11 @@ async def test_a_replica_that_halts_at_a_gap_reports_it_until_an_operator_skips_
     pump = await start_copying(rig, topic_name)
     pump.halt(LogGap("k", topic_name, 0, 100, 150, "deleted"), "offsets [100, 150) are gone")
     pump.trouble = "fetch: something else"
-    assert (pump.status().state, pump.status().trouble) == ("halted", "offsets [100, 150) are gone")
-    assert pump.copying().halted == pump.halted == "offsets [100, 150) are gone"
+    assert (job_status(pump).state, job_status(pump).trouble) == ("halted", "offsets [100, 150) are gone")
+    assert copying(pump).halted == pump.halted == "offsets [100, 150) are gone"
     assert pump.stuck == ((100, 150),)
     await write(rig, topic_name, 10)
-    assert pump.status().oldest_ms == pump.copied_ms > 0, "its first record is not fetched, and has an age"
+    assert job_status(pump).oldest_ms == pump.copied_ms > 0, "its first record is not fetched, and has an age"
     assert not pump.finish_by_operator(100, 101)
     assert not pump.intake.wants_fetching(pump.base)
     assert pump.finish_by_operator(100, 150)
@@ -168,7 +169,7 @@ async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothin
 
     monkeypatch.setattr(pump, "_send", failing)
     await rig.until(lambda: pump.lost)
-    assert "a fault" in pump.status().trouble
+    assert "a fault" in job_status(pump).trouble
     await rig.until(lambda: not pump.in_flight)
     assert pump.base < 1_000
     rig.kill(pump)
@@ -183,7 +184,7 @@ async def test_a_destination_that_is_recreated_while_copying_restarts_the_replic
     pump = await start_copying(rig, topic_name)
     await recreate(rig.target, topic_name)
     await rig.until(lambda: pump.lost)
-    assert "recreated" in pump.status().trouble
+    assert "recreated" in job_status(pump).trouble
 
 
 async def test_another_log_of_the_source_begins_once_all_fetched_records_of_the_former_are_copied(
@@ -192,7 +193,7 @@ async def test_another_log_of_the_source_begins_once_all_fetched_records_of_the_
     await create_on_both_sides(rig, topic_name)
     await write(rig, topic_name, 3_000)
     pump = await rig.start_pump(topic_name)
-    await rig.until(lambda: pump.status().fetched == 3_000)
+    await rig.until(lambda: job_status(pump).fetched == 3_000)
     pump.skip(LogGap("k", topic_name, 0, 3_000, 0, "deleted and recreated", begun_anew=True))
     await rig.until(lambda: pump.reset is not None)
     assert pump.base == 3_000
@@ -262,7 +263,7 @@ async def test_one_record_that_the_destination_refuses_waits_and_is_skipped_alon
         ], "all records before it are copied"
         assert (
             f"offsets [{at[0]}, {at[1]}) wait: the destination refuses them with error 87"
-            in pump.status().trouble
+            in job_status(pump).trouble
         )
         assert pump.finish_by_operator(*at)
     await rig.copied([pump])

@@ -13,6 +13,7 @@ from app.kafka.append.encoder import copies
 from app.kafka.append.lane import AppendLane
 from app.kafka.records.batch import HEADER_BYTES
 from app.kafka.records.verbatim_copy import Bytes, VerbatimCopy
+from app.replicate.pump.status import copying, job_status
 from tests.kafka.append.test_appender import batch_of
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, rows
@@ -37,8 +38,8 @@ async def test_every_record_is_copied_as_it_is_whatever_its_compression_and_its_
     await rig.copied([pump])
     assert await assert_same(rig, topic_name) == 1_000 + 60
     assert rig.incidents == []
-    assert pump.status().delivered == 1_060
-    assert pump.status().committed == (await rig.source.end_offsets([(topic_name, 0)]))[topic_name, 0]
+    assert job_status(pump).delivered == 1_060
+    assert job_status(pump).committed == (await rig.source.end_offsets([(topic_name, 0)]))[topic_name, 0]
 
 
 async def test_headers_are_kept_dropped_and_given_provenance_and_no_record_loops(
@@ -68,7 +69,7 @@ async def test_headers_are_kept_dropped_and_given_provenance_and_no_record_loops
         (("switchyard-origin", b"west/t/1/5"), route, origin(1)),
         (route, origin(3)),
     ]
-    assert pump.copying().left_out == 1
+    assert copying(pump).left_out == 1
 
 
 @pytest.mark.usefixtures("unjoined")
@@ -132,7 +133,7 @@ async def test_nothing_is_appended_while_the_lease_does_not_hold_nor_while_pause
     pump.pause(True)
     rig.lease.renewed(1e9)
     await asyncio.sleep(0.3)
-    assert pump.status().state == "paused"
+    assert job_status(pump).state == "paused"
     assert len(await rows(rig.target, topic_name)) == 100
     pump.pause(False)
     await rig.copied([pump])

@@ -6,6 +6,7 @@ import time
 
 from app.kafka.client.topic_configs import alter
 from app.replicate.model.destination_topic import ANY_AGE, NEWEST
+from app.replicate.pump.status import job_status
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, definition, rows
 from tests.replicate.source_topics import assert_same, write
@@ -40,7 +41,7 @@ async def test_records_from_the_future_that_a_newer_broker_refuses_wait_alone_an
     await alter(rig.target, {topic_name: {NEWEST: ANY_AGE}})
     await rig.copied([pump])
     assert await assert_same(rig, topic_name) == 10
-    assert pump.status().trouble == ""
+    assert job_status(pump).trouble == ""
 
 
 async def test_a_verbatim_route_waits_at_a_batch_that_does_not_fit_until_it_may_divide_it(

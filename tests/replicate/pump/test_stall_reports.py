@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer
 from app.kernel.fencing import LogId
 from app.replicate.destination import session
 from app.replicate.destination.session import DESTINATION_RECREATED, NOT_SAVED
-from app.replicate.pump.status import UNREAD_S, check_progress
+from app.replicate.pump.status import UNREAD_S, check_progress, job_status
 from tests.replicate.rig import ReplicaRig
 from tests.replicate.source_topics import create_on_both_sides, start_copying, write
 
@@ -28,7 +28,7 @@ async def test_a_hanging_transaction_is_reported_and_records_behind_it_have_an_a
         await producer.send_and_wait(topic_name, b"held back", partition=0)
         await rig.until(lambda: pump.high_watermark == 101)
         assert (pump.base, pump.intake.is_empty) == (100, True)
-        assert 0 < pump.status().oldest_ms == pump.copied_ms
+        assert 0 < job_status(pump).oldest_ms == pump.copied_ms
         check_progress(pump, time.monotonic())
         assert rig.incidents == []
         check_progress(pump, time.monotonic() + UNREAD_S + 1)
@@ -39,7 +39,7 @@ async def test_a_hanging_transaction_is_reported_and_records_behind_it_have_an_a
     finally:
         await producer.stop()
     await rig.copied([pump])
-    assert pump.status().oldest_ms == -1
+    assert job_status(pump).oldest_ms == -1
 
 
 async def test_an_unsaved_state_is_not_blamed_on_the_destination(
@@ -50,13 +50,13 @@ async def test_an_unsaved_state_is_not_blamed_on_the_destination(
     rig.saves = False
     pump = await rig.start_pump(topic_name)
     await write(rig, topic_name, 10)
-    await rig.until(lambda: pump.status().trouble == NOT_SAVED)
-    assert pump.status().oldest_ms > 0
+    await rig.until(lambda: job_status(pump).trouble == NOT_SAVED)
+    assert job_status(pump).oldest_ms > 0
     check_progress(pump, time.monotonic() + UNREAD_S)
     assert [NOT_SAVED in message for _, message in rig.incidents] == [True]
     rig.saves = True
     await rig.copied([pump])
-    assert pump.status().trouble == ""
+    assert job_status(pump).trouble == ""
 
 
 async def test_a_recreated_destination_counts_as_not_truncated(rig: ReplicaRig, topic_name: str) -> None:

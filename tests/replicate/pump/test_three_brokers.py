@@ -10,6 +10,7 @@ import pytest
 
 from app.dev.yard import Yard
 from app.kafka.client.topic_configs import alter
+from app.replicate.pump.status import job_status
 from tests.kafka.conftest import create
 from tests.kafka.second_broker import FIRST, SECOND, THIRD, create_on, delete, second_broker
 from tests.replicate.pump.test_min_in_sync import AWAY, HOME, IN_SYNC, without_elr
@@ -70,7 +71,7 @@ async def test_a_copy_whose_leaders_are_killed_in_turn_has_every_record_once_and
         is_over = True
         await writing
         await rig.copied([pump])
-        assert await assert_same(rig, topic_name) == written == pump.status().delivered
+        assert await assert_same(rig, topic_name) == written == job_status(pump).delivered
         verifier = pump.runtime.verifier
         await rig.until(lambda: not verifier.waiting)
         assert verifier.compared[pump.job] + verifier.uncompared[pump.job] == written

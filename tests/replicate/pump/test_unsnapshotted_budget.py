@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from app.replicate.destination.handover import ReplicaHandover
 from app.replicate.destination.session import NOT_SAVED
 from app.replicate.pump import send_gate, unsnapshotted_budget
+from app.replicate.pump.status import job_status
 from app.replicate.pump.unsnapshotted_budget import (
     LEAST_RECORDS,
     MAX_RECORDS,
@@ -80,7 +81,7 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_continues
     await rig.until(lambda: pump.awaits_snapshot and not pump.in_flight)
     assert 200 <= pump.base < 200 + BATCH
     assert len(await rows(rig.target, topic_name)) == pump.base, "the bound is reached and not exceeded"
-    await rig.until(lambda: pump.status().trouble == NOT_SAVED)
+    await rig.until(lambda: job_status(pump).trouble == NOT_SAVED)
     rig.save(pump)
     await rig.until(lambda: pump.base >= 400 and pump.awaits_snapshot and not pump.in_flight)
     assert pump.base < 400 + 2 * BATCH
@@ -95,7 +96,7 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_continues
     assert await assert_same(rig, topic_name) == 2_000
     await rig.until(lambda: rig.unsaved.records == 0)
     assert not pump.awaits_snapshot
-    assert pump.status().trouble == ""
+    assert job_status(pump).trouble == ""
 
 
 async def test_a_lane_that_waits_for_its_next_epoch_to_be_saved_says_so(

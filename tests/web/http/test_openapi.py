@@ -28,6 +28,7 @@ from app.web.http.context import ApiContext
 from app.web.http.openapi import openapi
 from app.web.http.route_docs import described_of
 from tests.alerts.api.test_rest import alert_of
+from tests.dispatch.api.test_rest_operators import HeldPump
 from tests.dispatch.dlq.console import served
 from tests.examples import CI_EXAMPLES, as_profile
 from tests.placement.api.test_rest import lead
@@ -47,7 +48,6 @@ from tests.web.runtime_fake import (
     route,
     serving,
 )
-from tests.worker.api.test_rest import HeldPump
 
 ROUTES = api_routes(ApiContext(lambda: None, "east"))
 DOCUMENT = openapi(ROUTES)
@@ -111,8 +111,7 @@ def reset_region(console: Console) -> None:
     statuses = (flowing(job(0)), flowing(job(1)), flowing(copying(0)))
     fed.observe(beat(*statuses, url=url, **in_trouble()))
     fed.incidents.append(incident())
-    fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
-    fed.jobs._clusters = fed.clusters
+    fed.jobs.worker, fed.jobs.draining, fed.jobs.lease = fed.worker, False, fed.lease
     fed.jobs.pumps[job(0)] = pump = ActingPump()
     pump.runtime.policy = type("Policy", (), {"dlq_enabled": True})()  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""The REST calls of operators' acts: pause, resume, reset; skip and stash of single offsets.
+"""The REST calls of operators' acts on workloads: pause, resume, reset; skip and stash of single offsets.
 
 Resets, skips and stashes answer with a forecast (200), and act only with `"execute": true`. Any worker
 takes the request. It forwards an act to the job's owner, with a mark that keeps the owner from forwarding
@@ -8,20 +8,22 @@ it again.
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from app.controllog.events import ALL
 from app.dispatch.definition import DISPATCH_JOBS, Workload, dispatch_job
 from app.dispatch.dlq.query import BadQuery
+from app.dispatch.jobs.operations import DispatchOperations
 from app.web.http import request_bodies, schemas
 from app.web.http.context import ApiContext
-from app.web.http.forwarding import HOP_HEADER, ask_worker, hand_over
+from app.web.http.forwarding import HOP_HEADER, hand_over, reset_by
 from app.web.http.operator_requests import (
+    MAX_PARTITIONS,
+    PARTITIONS_AT_ONCE,
+    acting,
     actor_of,
     end_of,
     ended_fields,
@@ -35,46 +37,7 @@ from app.web.http.operator_requests import (
 )
 from app.web.http.responses import ApiError, is_number, json_response
 from app.web.http.route_docs import ACTOR, TIER, described
-from app.worker.jobs.operator_acts import PositionMove
-from app.worker.runtime.operators import NotHere, OperationRefused
-
-PARTITIONS_AT_ONCE = 16
-MAX_PARTITIONS = 256  # reset by one request
-
-Handler = Callable[[web.Request], Awaitable[web.Response]]
-
-
-def acting(handler: Handler) -> Handler:
-    """`handler`, with the errors of an act as problem responses."""
-
-    @functools.wraps(handler)
-    async def around(request: web.Request) -> web.Response:
-        try:
-            return await handler(request)
-        except NotHere as error:
-            raise ApiError(503, "Not now", str(error)) from error
-        except OperationRefused as error:
-            raise ApiError(409, "Refused", str(error)) from error
-        except BadQuery as error:
-            raise ApiError(400, "Bad request", str(error)) from error
-        except LookupError as error:
-            raise ApiError(503, "Partition away", str(error)) from error
-
-    return around
-
-
-async def reset_by(
-    api: ApiContext, request: web.Request, worker: str, body: Mapping[str, Any]
-) -> list[dict[str, Any]] | str:
-    """The results of the partitions that `worker` resets; or why nothing was reset."""
-    try:
-        status, content = await ask_worker(api, request, worker, body)
-        answer = orjson.loads(content)
-        return list(answer["partitions"]) if status == 200 else str(answer["detail"])
-    except ApiError as error:
-        return error.detail
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return f"{worker} gave an answer that this worker cannot read"
+from app.worker.jobs.operator_acts import OperationRefused, PositionMove
 
 
 class OperatorRoutes:
@@ -244,13 +207,13 @@ class OperatorRoutes:
             raise ApiError(404, "No such partition", f"no worker owns {job}; GET the workload for its jobs")
         if held.worker != runtime.worker and not request.headers.get(HOP_HEADER):
             return await hand_over(self._api, request, held.worker, body)
-        operators = self._api.operators
+        operations = DispatchOperations(self._api.operators, runtime.kinds.dispatch.pumps)
         if not execute:
-            ended = operators.foresee(job, ranges)
+            ended = operations.foresee(job, ranges)
         elif action == "skip":
-            ended = await operators.skip(job, ranges, actor_of(request), reason)
+            ended = await operations.skip(job, ranges, actor_of(request), reason)
         else:
-            ended = await operators.stash(job, ranges, actor_of(request), reason)
+            ended = await operations.stash(job, ranges, actor_of(request), reason)
         return json_response({"job": job, "action": action, "execute": execute, **ended_fields(ended)})
 
 

@@ -13,8 +13,8 @@ import pytest
 from app.controllog.events import Assignment, Paused
 from tests.cli.shell import InProcess, Shell
 from tests.cli.test_commands import flowing_orders
+from tests.dispatch.api.test_rest_operators import HeldPump
 from tests.web.runtime_fake import FakeRuntime, job, serving
-from tests.worker.api.test_rest import HeldPump
 
 NAME = "billing/orders"
 
@@ -25,7 +25,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     fed = FakeRuntime()
     with serving(fed) as url:
         flowing_orders(fed)
-        fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
+        fed.jobs.worker, fed.jobs.draining, fed.jobs.lease = fed.worker, False, fed.lease
         fed.jobs.pumps[job(0)] = HeldPump()
         yield InProcess(url, fed, tmp_path)
 

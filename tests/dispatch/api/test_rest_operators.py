@@ -38,8 +38,7 @@ def orders(console: Console) -> Console:
     fed = console.fed
     fed.apply(put(definition()), assigned(job(0)), assigned(job(1)))
     fed.observe(beat(flowing(job(0)), flowing(job(1)), url=fed.url))
-    fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
-    fed.jobs._clusters = fed.clusters
+    fed.jobs.worker, fed.jobs.draining, fed.jobs.lease = fed.worker, False, fed.lease
     return console
 
 
@@ -159,7 +158,7 @@ def test_a_forecast_names_the_offsets_that_would_end_and_changes_nothing(orders:
 def test_a_request_for_another_workers_job_is_forwarded_once_with_its_actor(orders: Console) -> None:
     owner = FakeRuntime()
     owner.worker = "worker-b"
-    owner.jobs.worker, owner.jobs.draining, owner.jobs._lease = "worker-b", False, owner.lease
+    owner.jobs.worker, owner.jobs.draining, owner.jobs.lease = "worker-b", False, owner.lease
     owner.jobs.pumps[job(0)] = HeldPump()
     with serving(owner) as url:
         owner.apply(put(definition()), assigned(job(0), "worker-b"))
@@ -204,7 +203,7 @@ def log_of_50(bootstrap: str, topic_name: str) -> Iterator[Console]:
     fed.middle_ms = asyncio.run(fill())  # type: ignore[attr-defined]
     key = f"billing/{topic_name}"
     fed.apply(put(definition(topic=topic_name)), *(assigned(job(p, topic_name, key)) for p in (0, 1)))
-    fed.jobs.worker, fed.jobs._clusters = fed.worker, OfOneFetch(fed)
+    fed.jobs.worker, fed.clusters = fed.worker, OfOneFetch(fed.clusters)
     with serving(fed) as url:
         console = Console(url, fed)
         console.path = f"/api/v1/workloads/{key}/reset"  # type: ignore[attr-defined]
@@ -214,15 +213,16 @@ def log_of_50(bootstrap: str, topic_name: str) -> Iterator[Console]:
 class OfOneFetch:
     """The cluster behind `Clusters`, with the services that a worker has."""
 
-    def __init__(self, fed: FakeRuntime) -> None:
-        self._fed = fed
+    def __init__(self, clusters: Clusters) -> None:
+        self._clusters = clusters
+        self.specs = clusters.specs
 
     async def get(self, name: str) -> Any:
         from app.kafka.client.commits import OffsetCommitter
         from app.kafka.fetch.deliveries import ByteBudget
         from app.kafka.fetch.service import FetchService
 
-        found = await self._fed.clusters.get(name)
+        found = await self._clusters.get(name)
 
         async def nowhere(_: Any) -> None: ...
 

@@ -1,39 +1,20 @@
-"""Skip, stash and pause on a pump with a real receiver, and the ranges that all of them accept."""
+"""Skip, stash and pause on a pump with a real receiver."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.controllog.events import ALL, Assignment, OperatorAct, Paused
+from app.dispatch.jobs import operations as module
+from app.dispatch.jobs.operations import COPYING, ENDING, FINISHED, MOVED, NOT_READ, DispatchOperations
 from app.kernel.lease import Lease
-from app.worker.jobs.operator_acts import (
-    MAX_OFFSETS,
-    EndedOffsets,
-    PositionMove,
-    checked,
-    count,
-    offsets_of,
-    runs,
-)
-from app.worker.runtime import operators as module
-from app.worker.runtime.operators import (
-    COPYING,
-    ENDING,
-    FINISHED,
-    MOVED,
-    NOT_READ,
-    NotHere,
-    OperationRefused,
-    OperatorActions,
-)
+from app.worker.jobs.operator_acts import EndedOffsets, NotHere, OperationRefused, count
+from app.worker.runtime.operators import OperatorActions
 from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 from tests.web.runtime_fake import FakeControlLog
@@ -62,9 +43,12 @@ class Office:
         self.job = str(self.pump.job)
         pumps = {self.job: self.pump}
         self.jobs: Any = SimpleNamespace(
-            worker=ME, pumps=pumps, flowing=pumps, draining=False, _lease=rig.lease
+            worker=ME, pumps=pumps, flowing=pumps, draining=False, lease=rig.lease
         )
-        self.operators = OperatorActions(self.jobs, self.log)  # type: ignore[arg-type]
+        log: Any = self.log
+        no_clusters: Any = None
+        self.operators = OperatorActions(self.jobs, log, no_clusters)
+        self.operations = DispatchOperations(self.operators, pumps)
         self.assign(ME)
 
     def assign(self, worker: str, epoch: int = 1) -> None:
@@ -86,7 +70,7 @@ async def stuck_at(rig: DispatchRig, offset: int, total: int = 30) -> Office:
 async def test_a_skipped_message_is_finished_and_everything_behind_it_is_committed() -> None:
     async with dispatch_rig(Hangs(7)) as rig:
         office = await stuck_at(rig, 7)
-        ended = await office.operators.skip(office.job, [(7, 8)], "ann", "bug 17")
+        ended = await office.operations.skip(office.job, [(7, 8)], "ann", "bug 17")
         assert ended == EndedOffsets(((7, 8),), (), {})
         assert office.pump.tracker.base == 30
         assert rig.copied.records == []
@@ -98,7 +82,7 @@ async def test_a_skipped_message_is_finished_and_everything_behind_it_is_committ
 async def test_a_stashed_message_is_in_the_dlq_with_actor_and_reason() -> None:
     async with dispatch_rig(Hangs(7)) as rig:
         office = await stuck_at(rig, 7)
-        ended = await office.operators.stash(office.job, [(7, 8)], "ann", "bug 17")
+        ended = await office.operations.stash(office.job, [(7, 8)], "ann", "bug 17")
         assert (ended.ended, office.pump.tracker.base) == (((7, 8),), 30)
         ((topic, _, value, headers),) = rig.copied.records
         assert (topic.endswith("__dlq"), value) == (True, b"7")
@@ -112,11 +96,11 @@ async def test_offsets_that_cannot_end_are_named_with_the_reason_and_stay() -> N
         await rig.until(lambda: 7 in pump.calls)
         office = Office(rig)
         ranges = [(6, 9), (1_000, 1_002)]
-        look = office.operators.foresee(office.job, ranges)
+        look = office.operations.foresee(office.job, ranges)
         assert (look.ended, look.pending) == (((7, 9),), ())
         assert look.refused == {FINISHED: ((6, 7),), NOT_READ: ((1_000, 1_002),)}
         assert (pump.tracker.base, office.log.appended) == (7, []), "a dry run changes nothing"
-        assert await office.operators.skip(office.job, ranges, "ann") == look
+        assert await office.operations.skip(office.job, ranges, "ann") == look
         await rig.idle()
         assert b"8" not in rig.values()
 
@@ -135,7 +119,7 @@ async def test_a_message_waiting_for_its_turn_ends_at_once_and_the_next_ones_sta
         await rig.until(lambda: pump.tracker.unfinished == waiting and b"0" in rig.values())
         assert pump.in_flight == 1
         office = Office(rig)
-        ended = await getattr(office.operators, verb)(office.job, [(4, 5), (8, 11), (20, 21)], "ann")
+        ended = await getattr(office.operations, verb)(office.job, [(4, 5), (8, 11), (20, 21)], "ann")
         gone = {4, 8, 10, 20} | ({9} if ordering == "partition" else set())
         assert {offset for span in ended.ended for offset in range(*span)} == gone
         assert pump.tracker.base == 0, "the message before them is still in flight"
@@ -157,8 +141,8 @@ async def test_a_message_waiting_for_its_time_ends_at_once_and_its_key_continues
         rig.feed(pump, numbers(8, 2, keys=1))
         await rig.until(lambda: not pump._intake.ready)
         office = Office(rig)
-        assert (await office.operators.skip(office.job, [(0, 1)], "ann")).ended == ((0, 1),)
-        assert (await office.operators.stash(office.job, [(1, 2)], "ann")).ended == ((1, 2),)
+        assert (await office.operations.skip(office.job, [(0, 1)], "ann")).ended == ((0, 1),)
+        assert (await office.operations.stash(office.job, [(1, 2)], "ann")).ended == ((1, 2),)
         assert rig.copied.values("__dlq") == [b"1"]
         await rig.idle()
         assert sorted(int(message.value) for message in rig.seen) == list(range(2, 10))
@@ -170,7 +154,7 @@ async def test_a_message_waiting_for_the_workloads_delay_ends_at_once(ordering: 
         pump = rig.pump()
         rig.feed(pump, numbers(9, keys=3))
         office = Office(rig)
-        assert (await office.operators.skip(office.job, [(0, 9)], "ann")).ended == ((0, 9),)
+        assert (await office.operations.skip(office.job, [(0, 9)], "ann")).ended == ((0, 9),)
         assert (pump.tracker.base, rig.seen) == (9, [])
 
 
@@ -180,7 +164,7 @@ async def test_a_second_operator_learns_that_a_message_is_being_ended() -> None:
         rig.feed(pump, numbers(9))
         await rig.until(lambda: len(rig.seen) == 9)
         office = Office(rig)
-        acts = [office.operators.skip(office.job, [(2, 3)], name) for name in ("ann", "bob")]
+        acts = [office.operations.skip(office.job, [(2, 3)], name) for name in ("ann", "bob")]
         first, second = await asyncio.gather(*acts)
         assert (first.ended, second.refused) == (((2, 3),), {ENDING: ((2, 3),)})
 
@@ -190,9 +174,9 @@ async def test_a_stash_that_the_dlq_refuses_counts_as_in_flight(monkeypatch: Any
     async with dispatch_rig(Hangs(7)) as rig:
         office = await stuck_at(rig, 7)
         rig.copied.refuse = True
-        ended = await office.operators.stash(office.job, [(7, 8)], "ann")
+        ended = await office.operations.stash(office.job, [(7, 8)], "ann")
         assert (ended.ended, ended.pending) == ((), ((7, 8),))
-        assert (await office.operators.skip(office.job, [(7, 8)], "ann")).refused == {COPYING: ((7, 8),)}
+        assert (await office.operations.skip(office.job, [(7, 8)], "ann")).refused == {COPYING: ((7, 8),)}
         assert office.pump.tracker.base == 7
         rig.copied.refuse = False
         await rig.idle()
@@ -202,7 +186,7 @@ async def test_a_stash_that_the_dlq_refuses_counts_as_in_flight(monkeypatch: Any
 async def test_only_the_owner_ends_offsets_under_its_epoch_and_lease() -> None:
     async with dispatch_rig(Hangs(7)) as rig:
         office = await stuck_at(rig, 7)
-        acts = [office.operators.skip, office.operators.stash]
+        acts = [office.operations.skip, office.operations.stash]
         office.assign("w2", 2)
         for act in acts:
             with pytest.raises(NotHere, match="belongs to w2"):
@@ -212,7 +196,7 @@ async def test_only_the_owner_ends_offsets_under_its_epoch_and_lease() -> None:
             with pytest.raises(NotHere, match="starting or stopping"):
                 await act(office.job, [(7, 8)], "ann")
         office.pump.epoch = 3
-        office.jobs._lease = Lease(1.0)
+        office.jobs.lease = Lease(1.0)
         for act in acts:
             with pytest.raises(NotHere, match="lease"):
                 await act(office.job, [(7, 8)], "ann")
@@ -234,7 +218,7 @@ async def test_an_owner_that_loses_the_job_names_the_offsets_it_did_not_end(monk
             return conclude(offset, decision)
 
         monkeypatch.setattr(pump, "finish_by_operator", then_moves)
-        ended = await office.operators.skip(office.job, [(0, 100)], "ann")
+        ended = await office.operations.skip(office.job, [(0, 100)], "ann")
         assert count(ended.ended) + count(ended.pending) == 2 * module.OFFSETS_PER_TURN
         assert ended.refused == {MOVED: ((32, 100),)}
         assert len(office.acts) == 1
@@ -246,7 +230,7 @@ async def test_a_message_of_the_backlog_ends_during_a_catch_up() -> None:
         main = office.pump.split(30)
         office.jobs.pumps[office.job] = main
         ranges = [(6, 8), (30, 31)]
-        ended = await office.operators.skip(office.job, ranges, "ann")
+        ended = await office.operations.skip(office.job, ranges, "ann")
         assert ended == EndedOffsets(((7, 8),), (), {FINISHED: ((6, 7),), NOT_READ: ((30, 31),)})
         assert main.base == 30
         main.close()
@@ -256,7 +240,7 @@ async def test_without_a_dlq_nothing_is_stashed() -> None:
     async with dispatch_rig(Hangs(7), dlq={"enabled": False}) as rig:
         office = await stuck_at(rig, 7)
         with pytest.raises(OperationRefused, match="no DLQ"):
-            await office.operators.stash(office.job, [(7, 8)], "ann")
+            await office.operations.stash(office.job, [(7, 8)], "ann")
         assert 7 in office.pump.calls
 
 
@@ -275,7 +259,7 @@ async def test_many_offsets_do_not_hold_the_loop(monkeypatch: Any) -> None:
                 turns += 1
 
         task = asyncio.create_task(others())
-        ended = await office.operators.skip(office.job, [(0, 2_000)], "ann")
+        ended = await office.operations.skip(office.job, [(0, 2_000)], "ann")
         task.cancel()
         answered_offsets = count(ended.ended) + count(ended.pending) + sum(map(count, ended.refused.values()))
         assert (answered_offsets, set(ended.refused) <= {NOT_READ}) == (2_000, True)
@@ -314,35 +298,3 @@ async def test_fetched_messages_wait_while_paused_and_are_delivered_once() -> No
         pump.pause(False)
         await rig.idle()
         assert set(rig.values().values()) == {1}
-
-
-@given(st.sets(st.integers(0, 300)))
-def test_offsets_become_ranges_and_ranges_offsets(offsets: set[int]) -> None:
-    if offsets:
-        assert list(offsets_of(runs(offsets))) == sorted(offsets)
-        assert count(runs(offsets)) == len(offsets)
-    else:
-        with pytest.raises(ValueError, match="ranges"):
-            checked(runs(offsets))
-
-
-@given(st.lists(st.tuples(st.integers(-5, 20_000), st.integers(-5, 20_000)), max_size=6))
-def test_ranges_are_bounded_disjoint_and_name_no_offset_twice(ranges: list[tuple[int, int]]) -> None:
-    try:
-        found = checked(ranges)
-    except ValueError:
-        wrong = any(not 0 <= start < end for start, end in ranges)
-        named = {offset for start, end in ranges for offset in range(start, end)}
-        assert not ranges or wrong or len(named) > MAX_OFFSETS
-        return
-    assert count(found) <= MAX_OFFSETS
-    assert all(end < start for (_, end), (start, _) in pairwise(found))
-
-
-@given(st.none() | st.integers(0, 1 << 62), st.integers(0, 1 << 62))
-def test_a_move_skips_or_repeats_never_both_and_says_so(start: int | None, to: int) -> None:
-    move = PositionMove("j", start, to)
-    assert not (move.skipped and move.again)
-    if start is not None:
-        assert start + move.skipped - move.again == to
-    assert ("skipped" in move.describe()) == bool(move.skipped)
