@@ -93,7 +93,7 @@ class SwitchyardApp(PatientApp):
 
     @cached_property
     def fetch_channels(self) -> dict[Kind, DataChannel]:
-        """Carry the fetch services' deliveries to the agent of each kind of job."""
+        """The channels that carry fetched batches to the agent of each kind of job."""
         return {kind: DataChannel(self, maxsize=CHANNEL_BATCHES) for kind in Kind}
 
     @property

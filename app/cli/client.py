@@ -120,20 +120,6 @@ def route_path(name: str) -> str:
     return f"/routes/{quote(name, safe='')}"
 
 
-def failover_path(name: str) -> str:
-    """The API's path of a failover definition. Raises CommandFailure."""
-    if not name or "/" in name:
-        raise CommandFailure(f"{name!r} names no failover definition; write its name", EXIT_USAGE)
-    return f"/failovers/{quote(name, safe='')}"
-
-
-def audit_path(name: str) -> str:
-    """The API's path of an audit plan. Raises CommandFailure."""
-    if not name or "/" in name:
-        raise CommandFailure(f"{name!r} names no audit plan; write its name", EXIT_USAGE)
-    return f"/audit/plans/{quote(name, safe='')}"
-
-
 def alert_path(name: str) -> str:
     """The API's path of an alert. Raises CommandFailure."""
     if not name or "/" in name:

@@ -24,7 +24,12 @@ def added(default: Any, **options: Any) -> Any:
 
 
 class Definition(Model):
-    """A definition of any kind."""
+    """A definition of any kind. `key`: its key in the control log."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def key(self) -> str: ...
 
     def to_wire(self) -> dict[str, Any]:
         """The canonical form, ready for JSON."""

@@ -1,5 +1,5 @@
-"""Definitions: `Workload`, `Route`, `AuditPlan`, `Alert` and `Failover`, kept in the control log and
-changed while workers run.
+"""The registry of definition kinds: `Workload`, `Route`, `Failover`, `AuditPlan` and `Alert`. Definitions are
+kept in the control log and changed while workers run.
 
 All fields are accepted and checked. A field that has no effect yet gives a warning where that is harmless,
 and an error where a user would rely on it.
@@ -11,15 +11,16 @@ import difflib
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from app.alerts.definition import AlertDefinition
-from app.alerts.definition_checks import alert_checks
-from app.audit.definition import AuditPlan
-from app.audit.definition_checks import audit_checks
+from app.alerts.definition_kind import ALERT
+from app.audit.definition_kind import AUDIT_PLAN
+from app.config.definition_base import Definition
+from app.config.definition_kind import D, DefinitionKind, KnownPlaces
 from app.config.problems import (
     ConfigProblem,
     Document,
@@ -29,39 +30,24 @@ from app.config.problems import (
     validate,
 )
 from app.definitions.files import Unread, Weight, contents_of, find
-from app.dispatch.definition import Workload
-from app.dispatch.definition_checks import checks, problem_at, value_at
-from app.failover.definition import FailoverDefinition
-from app.failover.definition_checks import failover_checks
+from app.dispatch.definition_checks import problem_at, value_at
+from app.dispatch.definition_kind import WORKLOAD
+from app.failover.definition_kind import FAILOVER
 from app.failover.topology import Layout
-from app.kernel.job import MAX_TOPIC_CHARS
-from app.replicate.definition import RouteDefinition
-from app.replicate.definition_checks import between_routes, route_checks
-from app.replicate.model.route import Route
+from app.replicate.definition_kind import ROUTE
 
-__all__ = ["AlertDefinition", "AnyDefinition", "AuditPlan", "FailoverDefinition", "RouteDefinition",
-           "Workload", "json_schema", "load_definitions", "parse_alert", "parse_any", "parse_audit",
-           "parse_definition", "parse_failover", "parse_route"]  # fmt: skip
-
-AnyDefinition = Workload | RouteDefinition | FailoverDefinition | AuditPlan | AlertDefinition
-T = TypeVar("T", Workload, RouteDefinition, FailoverDefinition, AuditPlan, AlertDefinition)
+KINDS: tuple[DefinitionKind[Any], ...] = (WORKLOAD, ROUTE, FAILOVER, AUDIT_PLAN, ALERT)
+_BY_NAME = {kind.name: kind for kind in KINDS}
 
 API_VERSION = "switchyard/v1"
-KINDS = ("Workload", "Route", "AuditPlan", "Alert", "Failover")
 READ_TRIES, READ_AGAIN_S = 3, 0.2  # while a ConfigMap is swapped
 OR_EMPTY = "; --allow-empty takes it as it is"
-NAMED = ("Route", "AuditPlan", "Alert", "Failover")  # by metadata.name
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of all kinds."""
     roots, schema = models_json_schema(
-        [
-            (kind, "validation")
-            for kind in (Workload, RouteDefinition, FailoverDefinition, AuditPlan, AlertDefinition)
-        ],
-        by_alias=True,
-        title="Switchyard definitions",
+        [(kind.model, "validation") for kind in KINDS], by_alias=True, title="Switchyard definitions"
     )
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -70,64 +56,45 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def parse_definition(
+def parse(
+    kind: DefinitionKind[D],
     data: Any,
     *,
     clusters: Collection[str] | None = None,
     layout: Layout | None = None,
     file: str = "",
     node: Any = None,
-) -> tuple[Workload, list[ConfigProblem]]:
-    """A workload from plain data (a YAML document, a PUT's body), and its warnings.
+) -> tuple[D, list[ConfigProblem]]:
+    """A definition from plain data (a YAML document, a PUT's body), and its warnings.
+
+    Other definitions are not compared. `clusters` and `layout`: see `KnownPlaces`. `file` and `node`: see
+    `Document`.
 
     Raises:
         InvalidConfiguration: The data has errors; the exception has all of them.
     """
-    return _workload(_document(data, file, node), clusters, layout)
+    if not isinstance(data, Mapping):
+        remedy = f"begin with apiVersion: {API_VERSION}"
+        raise InvalidConfiguration([ConfigProblem("a definition must be a mapping", remedy, file=file)])
+    document = Document(file, data, node)
+    problems: list[ConfigProblem] = []
+    definition: D | None = None
+    try:
+        definition = validate(kind.model, document)
+    except InvalidConfiguration as error:
+        problems += error.problems
+    problems += kind.check(document, definition, KnownPlaces(clusters, layout))
+    warnings = [problem for problem in problems if problem.severity == "warning"]
+    if definition is None or len(warnings) < len(problems):
+        raise InvalidConfiguration(problems)
+    return definition, warnings
 
 
-def parse_route(
-    data: Any, *, clusters: Collection[str] | None = None, file: str = "", node: Any = None
-) -> tuple[RouteDefinition, list[ConfigProblem]]:
-    """A route from plain data, and its warnings, without a check against other routes.
-
-    Raises:
-        InvalidConfiguration: The data has errors.
-    """
-    return _route(_document(data, file, node), clusters)
-
-
-def parse_failover(
-    data: Any, *, layout: Layout | None = None, file: str = "", node: Any = None
-) -> tuple[FailoverDefinition, list[ConfigProblem]]:
-    """A failover definition from plain data, and its warnings, without a check of the routes that it makes.
-
-    Raises:
-        InvalidConfiguration: The data has errors.
-    """
-    return _failover(_document(data, file, node), layout)
-
-
-def parse_audit(
-    data: Any, *, layout: Layout | None = None, file: str = "", node: Any = None
-) -> tuple[AuditPlan, list[ConfigProblem]]:
-    """An audit plan from plain data, and its warnings.
-
-    Raises:
-        InvalidConfiguration: The data has errors.
-    """
-    return _audit(_document(data, file, node), layout)
-
-
-def parse_alert(
-    data: Any, *, file: str = "", node: Any = None
-) -> tuple[AlertDefinition, list[ConfigProblem]]:
-    """An alert from plain data, and its warnings.
-
-    Raises:
-        InvalidConfiguration: The data has errors.
-    """
-    return _alert(_document(data, file, node))
+parse_definition = partial(parse, WORKLOAD)
+parse_route = partial(parse, ROUTE)
+parse_failover = partial(parse, FAILOVER)
+parse_audit = partial(parse, AUDIT_PLAN)
+parse_alert = partial(parse, ALERT)
 
 
 def parse_any(
@@ -137,101 +104,13 @@ def parse_any(
     layout: Layout | None = None,
     file: str = "",
     node: Any = None,
-) -> tuple[AnyDefinition, list[ConfigProblem]]:
-    """A definition of the kind that `data` names, and its warnings.
-
-    Raises:
-        InvalidConfiguration: The data has errors.
-    """
-    document = _document(data, file, node)
-    match difflib.get_close_matches(str(data.get("kind")), KINDS, 1, 0.5):
-        case ["Route"]:
-            return _route(document, clusters)
-        case ["Failover"]:
-            return _failover(document, layout)
-        case ["AuditPlan"]:
-            return _audit(document, layout)
-        case ["Alert"]:
-            return _alert(document)
-        case _:
-            return _workload(document, clusters, layout)
-
-
-def _document(data: Any, file: str, node: Any) -> Document:
-    if not isinstance(data, Mapping):
-        raise InvalidConfiguration(
-            [
-                ConfigProblem(
-                    "a definition must be a mapping", f"begin with apiVersion: {API_VERSION}", file=file
-                )
-            ]
-        )
-    return Document(file, data, node)
-
-
-def _workload(
-    document: Document, clusters: Collection[str] | None, layout: Layout | None
-) -> tuple[Workload, list[ConfigProblem]]:
-    problems: list[ConfigProblem] = []
-    workload: Workload | None = _validated(Workload, document, problems)
-    problems += checks(document, clusters, layout)
-    if workload is not None and len(max(workload.own_topics(), key=len)) > MAX_TOPIC_CHARS:
-        problems.append(
-            problem_at(
-                document,
-                ("metadata", "topic"),
-                f"with the group's, the names of retry topics and DLQ exceed {MAX_TOPIC_CHARS} characters",
-                "shorten the group's name",
-            )
-        )
-    return _sound(workload, problems)
-
-
-def _route(
-    document: Document, clusters: Collection[str] | None
-) -> tuple[RouteDefinition, list[ConfigProblem]]:
-    problems: list[ConfigProblem] = []
-    route: RouteDefinition | None = _validated(RouteDefinition, document, problems)
-    problems += route_checks(document, route, clusters)
-    return _sound(route, problems)
-
-
-def _failover(document: Document, layout: Layout | None) -> tuple[FailoverDefinition, list[ConfigProblem]]:
-    problems: list[ConfigProblem] = []
-    failover: FailoverDefinition | None = _validated(FailoverDefinition, document, problems)
-    problems += failover_checks(document, failover, layout)
-    return _sound(failover, problems)
-
-
-def _audit(document: Document, layout: Layout | None) -> tuple[AuditPlan, list[ConfigProblem]]:
-    problems: list[ConfigProblem] = []
-    audit: AuditPlan | None = _validated(AuditPlan, document, problems)
-    problems += audit_checks(document, audit, layout)
-    return _sound(audit, problems)
-
-
-def _alert(document: Document) -> tuple[AlertDefinition, list[ConfigProblem]]:
-    problems: list[ConfigProblem] = []
-    alert: AlertDefinition | None = _validated(AlertDefinition, document, problems)
-    problems += alert_checks(document, alert)
-    return _sound(alert, problems)
-
-
-def _validated(model: type[T], document: Document, problems: list[ConfigProblem]) -> T | None:
-    try:
-        found: T = validate(model, document)
-    except InvalidConfiguration as error:
-        problems += error.problems
-        return None
+) -> tuple[Definition, list[ConfigProblem]]:
+    """A definition of the kind that `data` names, or names nearly. As `parse`."""
+    named = data.get("kind") if isinstance(data, Mapping) else None
+    (name,) = difflib.get_close_matches(str(named), _BY_NAME, 1, 0.5) or [WORKLOAD.name]
+    found: tuple[Definition, list[ConfigProblem]]
+    found = parse(_BY_NAME[name], data, clusters=clusters, layout=layout, file=file, node=node)
     return found
-
-
-def _sound(definition: T | None, problems: list[ConfigProblem]) -> tuple[T, list[ConfigProblem]]:
-    """The definition and its warnings. Raises InvalidConfiguration when there are errors."""
-    warnings = [problem for problem in problems if problem.severity == "warning"]
-    if definition is None or len(warnings) < len(problems):
-        raise InvalidConfiguration(problems)
-    return definition, warnings
 
 
 def load_definitions(
@@ -241,7 +120,7 @@ def load_definitions(
     layout: Layout | None = None,
     prune: bool = False,
     may_be_empty: bool = False,
-) -> tuple[list[AnyDefinition], list[ConfigProblem]]:
+) -> tuple[list[Definition], list[ConfigProblem]]:
     """The definitions of files and folders (`app.definitions.files`), and their warnings.
 
     Args:
@@ -255,8 +134,7 @@ def load_definitions(
     problems: list[ConfigProblem] = []
     documents = _read(sources, problems, prune=prune, may_be_empty=may_be_empty)
     problems += _twice(documents)
-    found: list[AnyDefinition] = []
-    routes: dict[str, tuple[Document, Route]] = {}
+    found: list[tuple[Document, Definition]] = []
     for document in documents:
         try:
             definition, warnings = parse_any(
@@ -265,14 +143,13 @@ def load_definitions(
         except InvalidConfiguration as error:
             problems += error.problems
         else:
-            found.append(definition)
+            found.append((document, definition))
             problems += warnings
-            if isinstance(definition, RouteDefinition):
-                routes.setdefault(definition.key, (document, definition.route()))
-    problems += between_routes(list(routes.values()))
+    for kind in KINDS:
+        problems += kind.check_together([one for one in found if isinstance(one[1], kind.model)])
     if any(problem.severity == "error" for problem in problems):
         raise InvalidConfiguration(problems)
-    return found, problems
+    return [definition for _, definition in found], problems
 
 
 def _read(
@@ -344,13 +221,12 @@ def _twice(documents: Sequence[Document]) -> Iterable[ConfigProblem]:
     """Problems for things that are defined twice. Names alone decide, so that other errors hide none."""
     first: dict[tuple[str, ...], Document] = {}
     for document in documents:
-        kind = value_at(document.data, ("kind",))
-        named = ("name",) if kind in NAMED else ("group", "topic")
+        kind = _BY_NAME.get(str(value_at(document.data, ("kind",))), WORKLOAD)
+        named = kind.named_by
         names = [value_at(document.data, ("metadata", name)) for name in named]
         if not all(isinstance(n, str) for n in names):
             continue
-        place = [*names, kind] if kind in NAMED[1:] else names  # a route may have the same name
-        before = first.setdefault(tuple(place), document)
+        before = first.setdefault((kind.name, *names), document)
         if before is not document:
             line, _ = before.position(("metadata",), key=True)
             yield problem_at(

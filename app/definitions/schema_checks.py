@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from app.audit.definition import AuditPlan
 from app.audit.pump.counting_spec import open_times
+from app.config.definition_base import Definition
 from app.config.problems import ConfigProblem, Document
-from app.definitions.registry import AnyDefinition
 from app.dispatch.definition import Workload
 from app.dispatch.jobs.interceptor_chain import payload_codec
 from app.payload.event_time.instant import UnusableField
@@ -18,7 +18,7 @@ from app.payload.schema_loader import SchemaLoader
 
 
 async def schema_problem(
-    definition: AnyDefinition, schemas: SchemaLoader, document: Document
+    definition: Definition, schemas: SchemaLoader, document: Document
 ) -> ConfigProblem | None:
     """The problem with the schemas of a workload or audit plan; None: there is none."""
     try:

@@ -191,13 +191,13 @@ def test_a_channel_with_another_address_has_another_key() -> None:
 def test_an_alert_is_planned_beside_other_definitions() -> None:
     wanted, _ = parse_alert(ALERT)
     before, _ = parse_alert(edited("spec/above", 3))
-    (changes,) = plan({}, [wanted], alerts={before.key: before}).changes
-    assert (changes.action, changes.kind, [f.field for f in changes.fields]) == (
+    (changes,) = plan({before.key: before}, [wanted]).changes
+    assert (changes.action, changes.kind.name, [f.field for f in changes.fields]) == (
         "update", "Alert", ["spec.above"],
     )  # fmt: skip
     assert [c.action for c in plan({}, [wanted]).changes] == ["create"]
-    assert [c.action for c in plan({}, [], alerts={before.key: before}, prune=True).changes] == ["delete"]
-    assert [c.action for c in plan({}, [before], alerts={before.key: before}).changes] == ["unchanged"]
+    assert [c.action for c in plan({before.key: before}, [], prune=True).changes] == ["delete"]
+    assert [c.action for c in plan({before.key: before}, [before]).changes] == ["unchanged"]
 
 
 def test_two_alerts_of_one_name_are_refused_and_an_audit_plan_may_share_it(tmp_path: Path) -> None:

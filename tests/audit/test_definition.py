@@ -139,15 +139,13 @@ def test_a_plan_of_a_deployment_creates_changes_warns_and_deletes() -> None:
     current = {before.key: before}
 
     def actions(*wanted: AuditPlan, prune: bool = False) -> list[tuple[str, str]]:
-        return [
-            (change.action, change.key) for change in plan({}, wanted, audits=current, prune=prune).changes
-        ]
+        return [(change.action, change.key) for change in plan(current, wanted, prune=prune).changes]
 
     assert [c.action for c in plan({}, [before]).changes] == ["create"]
     assert actions(before) == [("unchanged", before.key)]
     assert actions(after) == [("update", before.key)]
     assert actions(prune=True) == [("delete", before.key)]
-    changed_plan = plan({}, [after], audits=current)
+    changed_plan = plan(current, [after])
     assert [field.field for field in changed_plan.changes[0].fields] == ["spec.window"]
     assert "other windows from now on" in changed_plan.warnings[0]
     assert plan({}, [before, before]).conflicts

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from app.definitions.plan import UnreadableDefinition, plan
 from app.definitions.registry import parse_definition, parse_route
 from app.dispatch.definition import Workload
+from app.dispatch.definition_kind import WORKLOAD
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.copy_graph import OtherRegions
 from tests.config.examples import SMALL, changed
@@ -48,8 +49,8 @@ def test_a_new_definition_is_created_and_a_changed_one_updated_field_by_field() 
         plan(by_key(workload("orders")), wanted).changes, key=lambda change: change.action
     )
 
-    assert (create.action, create.key, create.workload) == ("create", "billing/refunds", wanted[0])
-    assert (update.action, update.key, update.workload) == ("update", "billing/orders", wanted[1])
+    assert (create.action, create.key, create.definition) == ("create", "billing/refunds", wanted[0])
+    assert (update.action, update.key, update.definition) == ("update", "billing/orders", wanted[1])
     assert [(c.field, c.old, c.new) for c in update.fields] == [("spec.target.timeout", "10s", "20s")]
 
 
@@ -114,24 +115,24 @@ def test_copies_whose_names_collide_in_kafka_are_refused() -> None:
     )
     (conflict,) = plan({}, [*two.values()]).conflicts
     assert conflict.startswith("b: its copy pay_eu and pay.eu of route a in west collide")
-    (kept,) = plan({}, [two["b"]], routes={"a": two["a"]}).conflicts
+    (kept,) = plan({"a": two["a"]}, [two["b"]]).conflicts
     assert kept == conflict
-    assert not plan({}, [two["b"]], routes={"a": two["a"]}, prune=True, allow_empty=True).conflicts
+    assert not plan({"a": two["a"]}, [two["b"]], prune=True, allow_empty=True).conflicts
     (of_other_region,) = plan(
         {}, [two["b"]], other_regions=OtherRegions(routes=(two["a"].route(),))
     ).conflicts
     assert of_other_region == conflict
 
     renamed = routes(("b", "north", {"topics": ["pay_eu"], "rename": "{cluster}.{topic}"}))
-    assert not plan({}, [*renamed.values()], routes={"a": two["a"]}).conflicts
-    planned = plan({}, [*routes(("c", "east", {"topics": ["x"]})).values()], routes=two)
+    assert not plan({"a": two["a"]}, [*renamed.values()]).conflicts
+    planned = plan(two, [*routes(("c", "east", {"topics": ["x"]})).values()])
     assert (planned.conflicts, planned.warnings) == ((), (conflict,)), (
         "routes that an older version accepted are a conflict"
     )
 
 
 def test_a_plan_warns_what_happens_to_unreadable_definitions() -> None:
-    unread = {"billing/orders": UnreadableDefinition("Workload", {}, "spec.novel: unknown (got 1)")}
+    unread = {"billing/orders": UnreadableDefinition(WORKLOAD, {}, "spec.novel: unknown (got 1)")}
     fates = {
         "stays as it is. Deploy it again, or delete it, with the version that wrote it": plan(
             {}, [], unreadable=unread
@@ -155,9 +156,9 @@ def test_a_plan_warns_what_happens_to_unreadable_definitions() -> None:
 def test_more_than_half_of_all_kinds_together_is_too_much_to_prune() -> None:
     current, routes = by_key(*map(workload, "abcd")), {name: route(name) for name in "xy"}
     kept = [workload("a"), route("x")]
-    (conflict,) = plan(current, kept, prune=True, routes=routes).conflicts
+    (conflict,) = plan({**current, **routes}, kept, prune=True).conflicts
     assert "4 of 6 definitions (billing/b, billing/c, billing/d, route y)" in conflict
-    assert not plan(current, [*kept, workload("b")], prune=True, routes=routes).conflicts
+    assert not plan({**current, **routes}, [*kept, workload("b")], prune=True).conflicts
 
 
 def test_an_unlisted_definition_is_deleted_only_when_pruning() -> None:
@@ -239,8 +240,8 @@ def test_an_executed_plan_leaves_no_change(
     for change in plan(state, target, prune=prune).changes:
         if change.action == "delete":
             del state[change.key]
-        elif change.workload is not None:
-            state[change.key] = change.workload
+        elif change.definition is not None:
+            state[change.key] = change.definition
 
     assert plan(state, target, prune=prune).empty
     kept = set() if prune else {f"billing/{topic}" for topic in current}

@@ -151,14 +151,14 @@ def test_a_plan_says_what_changes_and_what_the_removal_of_a_region_means() -> No
     after, _ = parse_failover(FAILOVER)
 
     created = plan({}, [before])
-    assert [(c.action, c.kind, c.name) for c in created.changes] == [
+    assert [(c.action, c.kind.name, c.name) for c in created.changes] == [
         ("create", "Failover", "failover:orders")
     ]
-    assert plan({}, [before], failovers={before.key: before}).empty
-    planned = plan({}, [after], failovers={before.key: before})
+    assert plan({before.key: before}, [before]).empty
+    planned = plan({before.key: before}, [after])
     assert [field.field for change in planned.changes for field in change.fields] == ["spec.regions"]
     assert "region north is named no more" in planned.warnings[0]
-    assert plan({}, [], failovers={before.key: before}).empty
-    pruned = plan({}, [], prune=True, failovers={before.key: before})
+    assert plan({before.key: before}, []).empty
+    pruned = plan({before.key: before}, [], prune=True)
     assert [(c.action, c.definition) for c in pruned.changes] == [("delete", None)]
     assert plan({}, [before, before]).conflicts

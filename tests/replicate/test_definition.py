@@ -283,33 +283,31 @@ def test_routes_are_created_updated_kept_and_pruned_like_workloads() -> None:
     slower = definition(routed("spec/limits", {"messages_per_second": 5}))
 
     (created,) = plan({}, [here]).changes
-    assert (created.action, created.kind, created.name, created.route) == (
+    assert (created.action, created.kind.name, created.name, created.definition) == (
         "create", "Route", "route east-west", here,
     )  # fmt: skip
-    assert plan({}, [here], routes={here.key: here}).empty
-    (update,) = plan({}, [slower], routes={here.key: here}).changes
+    assert plan({here.key: here}, [here]).empty
+    (update,) = plan({here.key: here}, [slower]).changes
     assert [(f.field, f.old, f.new) for f in update.fields] == [
         ("spec.limits.messages_per_second", None, 5.0)
     ]
-    assert plan({}, [], routes={here.key: here}).empty
-    (deleted,) = plan({}, [], routes={here.key: here}, prune=True).changes
-    assert (deleted.action, deleted.kind, deleted.key) == ("delete", "Route", "east-west")
+    assert plan({here.key: here}, []).empty
+    (deleted,) = plan({here.key: here}, [], prune=True).changes
+    assert (deleted.action, deleted.kind.name, deleted.key) == ("delete", "Route", "east-west")
 
 
 def test_a_loop_with_a_route_that_runs_already_is_a_conflict_unless_that_goes() -> None:
     running = definition(other("back", "west", "east"))
 
-    (conflict,) = plan({}, [definition(ROUTE)], routes={"back": running}).conflicts
+    (conflict,) = plan({"back": running}, [definition(ROUTE)]).conflicts
     assert "would loop: orders: west -> east (route back) -> west (route east-west)" in conflict
-    assert (
-        plan({}, [definition(ROUTE)], routes={"back": running}, prune=True, allow_empty=True).conflicts == ()
-    )
+    assert plan({"back": running}, [definition(ROUTE)], prune=True, allow_empty=True).conflicts == ()
 
 
 def test_a_route_that_changes_its_names_is_warned_of() -> None:
     renamed = definition(routed("spec/rename", "{cluster}.{topic}"))
 
-    (warning,) = plan({}, [renamed], routes={"east-west": definition(ROUTE)}).warnings
+    (warning,) = plan({"east-west": definition(ROUTE)}, [renamed]).warnings
 
     assert "copies begin again from spec.start" in warning
 
@@ -317,9 +315,9 @@ def test_a_route_that_changes_its_names_is_warned_of() -> None:
 def test_topics_that_get_another_name_are_warned_of_one_by_one() -> None:
     before = definition(routed("spec/rename", {"names": {"orders": "orders.v1"}}))
     after = definition(routed("spec/rename", {"names": {"orders": "orders.v2"}}))
-    (warning,) = plan({}, [after], routes={"east-west": before}).warnings
+    (warning,) = plan({"east-west": before}, [after]).warnings
     assert "orders to orders.v2 (orders.v1 before)" in warning
-    assert not plan({}, [before], routes={"east-west": before}).warnings
+    assert not plan({"east-west": before}, [before]).warnings
 
 
 def test_one_route_twice_is_a_conflict_and_no_change() -> None:

@@ -59,6 +59,6 @@ def test_a_deployment_that_would_loop_with_another_regions_route_is_refused_with
         "exclude the topic in route back of region west or there, or let one of them rename it"
     )
     known = {"there": wanted[0]}
-    assert plan({}, wanted, routes=known, other_regions=beside).conflicts == (), (
+    assert plan(known, wanted, other_regions=beside).conflicts == (), (
         "the route is deployed already; the leader checks it"
     )

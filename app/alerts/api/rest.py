@@ -200,7 +200,7 @@ class AlertRoutes:
         current = self._api.runtime.control.view.alerts.get(wanted.key)
         expected = condition(request, current)
         there = {one.key: one for one in self._api.runtime.alerts.definitions()}
-        planned = plan({}, [wanted], alerts=there)
+        planned = plan(there, [wanted])
         answer = await define(
             self._api, request, AlertPut, wanted, current, expected, planned, dry_run=dry_run
         )

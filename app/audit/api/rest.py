@@ -285,7 +285,7 @@ class AuditRoutes:
             raise InvalidConfiguration([problem])
         current = self._api.runtime.control.view.audits.get(wanted.key)
         expected = condition(request, current)
-        planned = plan({}, [wanted], audits={audit.key: audit for audit in audits.plans()})
+        planned = plan({audit.key: audit for audit in audits.plans()}, [wanted])
         answer = await define(
             self._api, request, AuditPut, wanted, current, expected, planned, dry_run=dry_run
         )

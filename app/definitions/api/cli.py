@@ -14,32 +14,22 @@ import click
 import orjson
 from pydantic import ValidationError
 
-from app.alerts.definition import PREFIX as ALERT
-from app.alerts.definition import AlertDefinition
-from app.audit.definition import AuditPlan
-from app.audit.folds.plan_terms import PREFIX as AUDIT
 from app.cli.client import (
     EXIT_CHANGES,
-    EXIT_NOT_FOUND,
     EXIT_PARTIAL,
     EXIT_PRECONDITION,
     Client,
     CommandFailure,
-    alert_path,
-    audit_path,
-    failover_path,
     guarded,
-    route_path,
-    workload_path,
 )
 from app.cli.output import emit, output_option, url_option
+from app.config.definition_base import Definition
+from app.config.definition_kind import DefinitionChange, DefinitionKind
 from app.config.problems import ConfigProblem, Document, InvalidConfiguration, first_wrong
 from app.config.settings import DEFAULT_FILE, Settings, load_settings
-from app.definitions.plan import DefinitionChange, DefinitionsPlan, UnreadableDefinition, plan
-from app.definitions.registry import AnyDefinition, json_schema, load_definitions
+from app.definitions.plan import DefinitionsPlan, UnreadableDefinition, plan
+from app.definitions.registry import KINDS, json_schema, load_definitions
 from app.definitions.schema_checks import schema_problem
-from app.dispatch.definition import Workload
-from app.failover.definition import PREFIX, FailoverDefinition
 from app.kernel.topic_names import NAME_REFUSED
 from app.payload.schema_loader import SchemaLoader
 from app.replicate.definition import RouteDefinition
@@ -79,7 +69,7 @@ def _load(
     *,
     prune: bool = False,
     allow_empty: bool = False,
-) -> list[AnyDefinition]:
+) -> list[Definition]:
     definitions, warnings = load_definitions(
         files,
         clusters=None if settings is None else settings.cluster_names(),
@@ -117,7 +107,7 @@ def validate(files: tuple[str, ...], allow_empty: bool) -> None:
     )
 
 
-async def _schema_problems(definitions: list[AnyDefinition], folder: Path) -> list[ConfigProblem]:
+async def _schema_problems(definitions: list[Definition], folder: Path) -> list[ConfigProblem]:
     schemas = SchemaLoader(folder)
     try:
         found = [await schema_problem(one, schemas, Document(one.key, None, None)) for one in definitions]
@@ -142,88 +132,47 @@ def schema(of_api: bool) -> None:
 
 
 class _Current(NamedTuple):
-    """All current definitions, except derived routes. No two have the same key."""
+    """All current definitions by key, except derived routes. No two have the same key."""
 
-    workloads: dict[str, Workload]
-    routes: dict[str, RouteDefinition]
-    failovers: dict[str, FailoverDefinition]
-    audits: dict[str, AuditPlan]
-    alerts: dict[str, AlertDefinition]
+    definitions: dict[str, Definition]
     unreadable: dict[str, UnreadableDefinition]
     etags: dict[str, str]
 
 
 def _current(client: Client) -> _Current:
-    found = _Current({}, {}, {}, {}, {}, {}, {})
-    for item in client.all("/workloads"):
-        body = client.ask("GET", workload_path(item["key"]))
-        etag = body["status"]["etag"]
-        _read("Workload", Workload, item["key"], body["definition"], etag, found.workloads, found)
-    for item in client.all("/routes"):
-        body, name = client.ask("GET", route_path(item["name"])), item["name"]
-        if not body["deployed"].get("made_by"):
-            etag = body["status"]["etag"]
-            _read("Route", RouteDefinition, name, body["definition"], etag, found.routes, found)
-    for path, kind, model, prefix, kept in (
-        ("/failovers", "Failover", FailoverDefinition, PREFIX, found.failovers),
-        ("/audit/plans", "AuditPlan", AuditPlan, AUDIT, found.audits),
-        ("/alert-rules", "Alert", AlertDefinition, ALERT, found.alerts),
-    ):
-        for item in _listed(client, path):
-            _read(kind, model, prefix + item["name"], item["definition"], item["etag"], kept, found)
+    found = _Current({}, {}, {})
+    for kind in KINDS:
+        for item in client.all(kind.list_api or kind.api):
+            key = item["key"] if len(kind.named_by) > 1 else kind.prefix + item["name"]
+            if kind.is_listed_whole:
+                _read(kind, key, item["definition"], item["etag"], found)
+                continue
+            body = client.ask("GET", kind.path(key))
+            if not body.get("deployed", {}).get("made_by"):
+                _read(kind, key, body["definition"], body["status"]["etag"], found)
     return found
 
 
-def _read(
-    kind: str, model: type[Any], key: str, data: Any, etag: str, kept: dict[str, Any], current: _Current
-) -> None:
-    """Puts one definition into `kept`, or into the unreadable ones."""
+def _read(kind: DefinitionKind[Any], key: str, data: Any, etag: str, current: _Current) -> None:
+    """Puts one definition into `current`, also if it is unreadable."""
     current.etags[key] = etag
     try:
-        definition = model.from_wire(data)
-        if isinstance(definition, RouteDefinition):
-            definition.route()  # raises where its names are too complicated to be compared
+        current.definitions[key] = kind.read(data)
     except ValidationError as error:
         current.unreadable[key] = UnreadableDefinition(kind, data, first_wrong(error))
     except ValueError as error:
         current.unreadable[key] = UnreadableDefinition(kind, data, str(error))
-    else:
-        kept[key] = definition
-
-
-def _listed(client: Client, path: str) -> list[Any]:
-    try:
-        return client.all(path)
-    except CommandFailure as failure:
-        if failure.code != EXIT_NOT_FOUND:
-            raise
-        return []  # a worker of a release without this kind
 
 
 def _beside(client: Client) -> OtherRegions:
-    try:
-        remote = client.ask("GET", "/routes-elsewhere")
-    except CommandFailure as failure:
-        if failure.code != EXIT_NOT_FOUND:
-            raise
-        return ALONE  # likewise
+    remote = client.ask("GET", "/routes-elsewhere")
     return beside_of(remote["clusters"], [RemoteRoute(**one) for one in remote["routes"]])
 
 
-def _path(change: DefinitionChange) -> str:
-    if change.kind == "Failover":
-        return failover_path(change.key.removeprefix(PREFIX))
-    if change.kind == "AuditPlan":
-        return audit_path(change.key.removeprefix(AUDIT))
-    if change.kind == "Alert":
-        return alert_path(change.key.removeprefix(ALERT))
-    return route_path(change.key) if change.kind == "Route" else workload_path(change.key)
-
-
 def _address(change: DefinitionChange, **flags: bool) -> str:
-    """The path and query of the change's PUT. `take_over` is for workloads only."""
+    """The path and query of the change's PUT."""
     query = "&".join(f"{name}=true" for name, is_set in flags.items() if is_set)
-    return _path(change) + (f"?{query}" if query else "")
+    return change.kind.path(change.key) + (f"?{query}" if query else "")
 
 
 def _plan(
@@ -234,11 +183,15 @@ def _plan(
     current = _current(client)
     beside = _beside(client) if any(isinstance(one, RouteDefinition) for one in wanted) else ALONE
     planned = plan(
-        current.workloads, wanted, prune=prune, allow_empty=allow_empty, routes=current.routes,
-        failovers=current.failovers, audits=current.audits, alerts=current.alerts,
-        unreadable=current.unreadable, other_regions=beside, is_local=False,
+        current.definitions,
+        wanted,
+        prune=prune,
+        allow_empty=allow_empty,
+        unreadable=current.unreadable,
+        other_regions=beside,
+        is_local=False,
         clusters=(),  # the worker knows them, and gets each change as a dry run next
-    )  # fmt: skip
+    )
     doubts: list[str] = []
     if not planned.conflicts:
         for change in planned.changes:  # the worker checks more: it knows the clusters
@@ -246,12 +199,12 @@ def _plan(
             if definition is None or change.action not in {"create", "update"}:
                 continue
             try:
-                takes = take_over and isinstance(definition, Workload)
+                takes = take_over and change.kind.may_take_over
                 address = _address(change, dry_run=True, take_over=takes)
                 answer = client.ask("PUT", address, definition.to_wire())
             except CommandFailure as failure:
-                # A conflict of one route may end with the other changes of this plan.
-                is_of_all = change.route is not None and failure.code == EXIT_PRECONDITION
+                # A conflict of one definition may end with the other changes of this plan.
+                is_of_all = change.kind.are_planned_together and failure.code == EXIT_PRECONDITION
                 if not is_of_all or failure.title == NAME_REFUSED:
                     raise
                 continue
@@ -366,9 +319,9 @@ def _apply(client: Client, change: DefinitionChange, current: _Current, take_ove
     headers = {"If-None-Match": "*"} if etag is None else {"If-Match": f'"{etag}"'}
     definition = change.definition
     if definition is None:
-        client.ask("DELETE", _path(change), headers=headers)
+        client.ask("DELETE", change.kind.path(change.key), headers=headers)
     else:
-        takes = take_over and isinstance(definition, Workload)
+        takes = take_over and change.kind.may_take_over
         client.ask("PUT", _address(change, take_over=takes), definition.to_wire(), headers)
 
 
@@ -416,11 +369,10 @@ def export(url: str | None) -> None:
     yaml = YAML()
     yaml.explicit_start = True
     current = _current(Client(url))
-    for _, definition in [
-        *sorted(current.workloads.items()), *sorted(current.routes.items()),
-        *sorted(current.failovers.items()), *sorted(current.audits.items()), *sorted(current.alerts.items()),
-    ]:  # fmt: skip
-        yaml.dump(definition.to_wire(), sys.stdout)
+    for kind in KINDS:
+        for _, definition in sorted(current.definitions.items()):
+            if isinstance(definition, kind.model):
+                yaml.dump(definition.to_wire(), sys.stdout)
     for key, unread in sorted(current.unreadable.items()):
         click.echo(f"warning: {key}: it cannot be read here: {unread.why}", err=True)
         yaml.dump(unread.data, sys.stdout)

@@ -32,8 +32,8 @@ from app.web.http.responses import ApiError, json_response
 from app.web.http.route_docs import JSON, TEXT, AnswerDoc, Param
 
 if TYPE_CHECKING:
+    from app.config.definition_base import Definition
     from app.definitions.plan import DefinitionsPlan
-    from app.definitions.registry import AnyDefinition
 
 log = structlog.get_logger(__name__)
 
@@ -118,7 +118,7 @@ async def define(
     api: ApiContext,
     request: web.Request,
     kind: type[AnyPut],
-    definition: AnyDefinition,
+    definition: Definition,
     current: DefinitionPut | None,
     expected: str | None,
     planned: DefinitionsPlan,

@@ -98,8 +98,8 @@ class DlqTools:
     )
     async def get_letters(self, request: web.Request) -> web.Response:
         """The dead letters, newest first; by reason, code, since, until, key, attempt_min, partition."""
-        workload, client = await self._queue(request)
         query, limit = query_of(request), number(request, "limit", 50, 1, 500)
+        workload, client = await self._queue(request)
         cursor = request.query.get("cursor", "")
         return json_response(await dlq_view.newest(client, workload, limit, cursor, query))
 

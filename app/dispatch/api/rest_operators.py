@@ -16,7 +16,7 @@ from aiohttp import web
 from app.controllog.events import ALL
 from app.dispatch.definition import DISPATCH_JOBS, Workload, dispatch_job
 from app.dispatch.dlq.query import BadQuery
-from app.dispatch.jobs.operations import DispatchOperations
+from app.dispatch.jobs.operator_acts import DispatchActs
 from app.web.http import request_bodies, schemas
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over, reset_by
@@ -207,13 +207,13 @@ class OperatorRoutes:
             raise ApiError(404, "No such partition", f"no worker owns {job}; GET the workload for its jobs")
         if held.worker != runtime.worker and not request.headers.get(HOP_HEADER):
             return await hand_over(self._api, request, held.worker, body)
-        operations = DispatchOperations(self._api.operators, runtime.kinds.dispatch.pumps)
+        acts = DispatchActs(self._api.operators, runtime.kinds.dispatch.pumps)
         if not execute:
-            ended = operations.foresee(job, ranges)
+            ended = acts.foresee(job, ranges)
         elif action == "skip":
-            ended = await operations.skip(job, ranges, actor_of(request), reason)
+            ended = await acts.skip(job, ranges, actor_of(request), reason)
         else:
-            ended = await operations.stash(job, ranges, actor_of(request), reason)
+            ended = await acts.stash(job, ranges, actor_of(request), reason)
         return json_response({"job": job, "action": action, "execute": execute, **ended_fields(ended)})
 
 

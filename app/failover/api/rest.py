@@ -184,7 +184,7 @@ class FailoverRoutes:
             route for name, put in list(view.routes.items())
             if not put.made_by and (route := catalog.routes.route(name)) is not None
         ]  # fmt: skip
-        planned = plan({}, [failover], failovers=known)
+        planned = plan(known, [failover])
         conflicts = await asyncio.to_thread(self._participant.derived_routes.conflicts, failover, by_hand)
         planned = DefinitionsPlan(planned.changes, (*planned.conflicts, *conflicts), planned.warnings)
         answer = await define(

@@ -194,7 +194,7 @@ class RouteRoutes:
         regions = self._api.runtime.regions
         ends = (route.spec.source, route.spec.target)
         beside = ALONE if regions is None else await regions.remote_routes.refresh(ends)
-        planned = await asyncio.to_thread(plan, {}, [route], routes=known, other_regions=beside)
+        planned = await asyncio.to_thread(plan, known, [route], other_regions=beside)
         doubts = await self._check_copies(route, known.get(route.key))
         answer = await define(
             self._api, request, RoutePut, route, current, expected, planned, dry_run=dry_run

@@ -18,7 +18,7 @@ from app.kernel.job import JobId
 from app.placement.model.round import is_gone
 from app.replicate.api import schemas
 from app.replicate.definition import REPLICATE_JOBS, replicate_job
-from app.replicate.jobs.operations import ReplicaOperations
+from app.replicate.jobs.operator_acts import ReplicaActs
 from app.web.http import request_bodies
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over, reset_by
@@ -187,10 +187,10 @@ class RouteActRoutes:
         held = runtime.control.view.owner(job)
         if held is not None and held.worker != runtime.worker and not request.headers.get(HOP_HEADER):
             return await hand_over(self._api, request, held.worker, body)
-        operations = ReplicaOperations(self._api.operators, runtime.kinds.replicate.pumps)
-        skipped, why = operations.foresee_pass(job, start, end)
+        acts = ReplicaActs(self._api.operators, runtime.kinds.replicate.pumps)
+        skipped, why = acts.foresee_pass(job, start, end)
         if execute:
-            skipped = await operations.pass_over(job, start, end, actor_of(request), reason)
+            skipped = await acts.pass_over(job, start, end, actor_of(request), reason)
         count = sum(end - start for start, end in skipped)
         answer = {"job": job, "execute": execute, "skipped": skipped, "count": count, "why": why}
         return json_response(answer)

@@ -38,7 +38,7 @@ from app.replicate.model.route_priority import RoutePriorities
 from app.replicate.pump.intake import to_skip
 from app.replicate.pump.partition import ReplicaPump
 from app.replicate.pump.route_runtime import RouteRuntime, group_of
-from app.replicate.pump.status import check_progress, copying, job_status
+from app.replicate.pump.status import check_progress, copying_status, job_status
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 from app.replicate.topics.catalog import RoutesCatalog
 from app.worker.jobs.fetch_troubles import clear_fetch_trouble, discard, show_fetch_incident
@@ -216,7 +216,7 @@ class ReplicaController(Service):
 
     def status(self, job: str) -> JobStatus:
         pump = self.pumps[job]
-        status, copy_status = job_status(pump), copying(pump)
+        status, copy_status = job_status(pump), copying_status(pump)
         # A halted copy comes before any other trouble.
         trouble = copy_status.halted or status.trouble
         return msgspec.structs.replace(status, trouble=trouble, copying=copy_status)
@@ -329,8 +329,8 @@ class ReplicaController(Service):
             for pump in list(self.pumps.values()):
                 try:
                     check_progress(pump, now_s)
-                except Exception:  # other jobs continue
-                    log.exception("a replica's progress could not be checked", job=str(pump.job))
+                except Exception as error:  # noqa: BLE001 - other jobs continue
+                    log.debug("a replica's progress was not checked", job=str(pump.job), error=repr(error))
 
     # -- offset syncs ----------------------------------------------------------------------------
 

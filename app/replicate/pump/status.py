@@ -15,8 +15,13 @@ UNREAD_S = 120.0  # a transaction may be open for this long
 LEFT_OUT_REPORT_INTERVAL_S = 3600.0  # between reports of records that are left out
 
 
+def trouble_of(pump: ReplicaPump) -> str:
+    """Why the replica makes no progress, or less than it could; "": it does."""
+    return pump.lost or pump.halted or pump.blocked_batch.why or pump.trouble or pump.session.why
+
+
 def job_status(pump: ReplicaPump) -> JobStatus:
-    """The status for heartbeats. A halted copy comes before any other trouble."""
+    """The status for heartbeats."""
     halted = pump.halted
     state = "closed" if pump.closed else "halted" if halted else "paused" if pump.paused else "flowing"
     return JobStatus(
@@ -24,12 +29,12 @@ def job_status(pump: ReplicaPump) -> JobStatus:
         committed=pump.base, fetched=pump.intake.expected, high_watermark=pump.high_watermark,
         in_flight=pump.in_flight, unfinished=pump.in_flight, oldest_ms=_oldest_ms(pump),
         delivered=pump.ledger.delivered,
-        trouble=pump.lost or halted or pump.blocked_batch.why or pump.trouble or pump.session.why,
+        trouble=trouble_of(pump),
         buffered_bytes=sum(fetched.nbytes for fetched in pump.intake.held),
     )  # fmt: skip
 
 
-def copying(pump: ReplicaPump) -> CopyingStatus:
+def copying_status(pump: ReplicaPump) -> CopyingStatus:
     job, verifier, stuck, ledger = pump.job, pump.runtime.verifier, pump.stuck, pump.ledger
     return CopyingStatus(
         halted=pump.halted or "",

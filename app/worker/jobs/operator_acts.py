@@ -32,7 +32,9 @@ class JobActs(Protocol):
         """The job's pump. Raises NotHere: this worker may not act on it now."""
         ...
 
-    async def lasts(self, job: str, action: str, lineage: int, to: int, detail: str, actor: str) -> None:
+    async def wait_until_lasting(
+        self, job: str, action: str, lineage: int, to: int, detail: str, actor: str
+    ) -> None:
         """Waits until the new lineage survives this worker's end. Raises NotHere: that is not certain."""
         ...
 

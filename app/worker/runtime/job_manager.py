@@ -124,7 +124,7 @@ class JobManager(Service):
         self._close(str(pump.job))
         self._changed.set()
 
-    async def begin_at(self, pump: Pump, lineage: int, offset: int) -> None:
+    async def reset_to(self, pump: Pump, lineage: int, offset: int) -> None:
         """Starts the job again at an offset, in a new lineage. Raises NotHere: it cannot be stopped now."""
         job = str(pump.job)
         if job in self._work:

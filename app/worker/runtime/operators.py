@@ -1,6 +1,6 @@
 """Operators' acts on jobs of every kind: pause, resume, reset. The control log records each act.
 
-`app.dispatch.jobs.operations` and `app.replicate.jobs.operations` have the acts of one kind.
+`app.dispatch.jobs.operator_acts` and `app.replicate.jobs.operator_acts` have the acts that one kind has.
 
 Rules
 1. Only a job's owner acts on its offsets, under its epoch and while its lease holds.
@@ -110,12 +110,14 @@ class OperatorActions:
         pump = self.own_pump(job)
         move = PositionMove(job, pump.base, move.to, move.note)
         lineage = pump.lineage + 1
-        await self._jobs.begin_at(pump, lineage, move.to)
-        await self.lasts(job, "reset", lineage, move.to, move.describe(), actor)
+        await self._jobs.reset_to(pump, lineage, move.to)
+        await self.wait_until_lasting(job, "reset", lineage, move.to, move.describe(), actor)
         await self.record(job, "reset", move.describe(), actor)
         return move
 
-    async def lasts(self, job: str, action: str, lineage: int, to: int, detail: str, actor: str) -> None:
+    async def wait_until_lasting(
+        self, job: str, action: str, lineage: int, to: int, detail: str, actor: str
+    ) -> None:
         """Waits until the new lineage survives this worker's end. Raises NotHere: that is not certain."""
         held = self._control.view.owner(job)
         try:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from app.controllog.codec import JobStatus
 from app.controllog.events import OperatorAct
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.job import JobId
@@ -27,12 +26,11 @@ class StuckPump:
     def __init__(self) -> None:
         self.job = JobId.parse(copying(0))
         self.epoch, self.closed, self.draining = 1, False, False
+        self.lost, self.halted = "", None
+        self.blocked_batch = SimpleNamespace(why="nobody can decode it")
         self.stuck: tuple[Range, ...] = ((10, 12), (15, 16))
         self.base = 10
         self.lineage, self.intake = 0, SimpleNamespace(new_lineage_at=None)
-
-    def status(self) -> JobStatus:
-        return flowing(copying(0), trouble="nobody can decode it")
 
     def finish_by_operator(self, start: int, end: int) -> bool:
         self.stuck = tuple(one for one in self.stuck if one != (start, end))

@@ -9,7 +9,7 @@ import pytest
 from app.kafka.append.errors import AppendError, ProducerFenced
 from app.kernel.ranges import Snapshot
 from app.replicate.destination.handover import STEP, ReplicaHandover
-from app.replicate.pump.status import copying, job_status
+from app.replicate.pump.status import copying_status, job_status
 from tests.kafka.append.test_appender import batch_of
 from tests.kafka.conftest import ENOUGH_S
 from tests.replicate.rig import ReplicaRig, rows
@@ -179,7 +179,7 @@ async def test_a_recreated_destination_is_reported_and_copying_continues_at_its_
     pump = await rig.start_pump(topic_name)
     await rig.copied([pump])
     assert rig.kinds() == ["destination-begun-anew"]
-    assert copying(pump).destination_losses == 1
+    assert copying_status(pump).destination_losses == 1
     await rig.until(lambda: ReplicaHandover.from_bytes(rig.saved[0][1]).losses == 1)
     assert await rows(rig.target, topic_name) == (await rows(rig.source, topic_name))[100:]
 

@@ -23,7 +23,7 @@ from app.replicate.destination.comparison import ExpectedCopy, compare, compare_
 from app.replicate.destination.handover import ReplicaHandover
 from app.replicate.destination.ledger import SentBatch
 from app.replicate.destination.verification import CopyVerifier, VerificationBudget
-from app.replicate.pump.status import copying, job_status
+from app.replicate.pump.status import copying_status, job_status
 from tests.kafka.conftest import create
 from tests.kafka.conftest import write as write_to
 from tests.kafka.fetch.test_decoder import fetched
@@ -240,7 +240,7 @@ async def test_a_route_that_compares_all_counts_uncompared_copies_of_former_owne
     await rig.copied([killed])
     await rig.until(lambda: noted() == 100 and killed.runtime.verifier._troubles)
     assert not killed.is_busy, "nothing waits for copies that cannot be read"
-    assert copying(killed).uncompared == 0, "it may still be compared"
+    assert copying_status(killed).uncompared == 0, "it may still be compared"
     rig.kill(killed)
 
     refusing.refuses = False
@@ -250,15 +250,15 @@ async def test_a_route_that_compares_all_counts_uncompared_copies_of_former_owne
     await rig.copied([pump])
     await rig.until(lambda: verifier.compared[pump.job] == 50)
     await rig.until(lambda: noted() == 100)
-    assert copying(pump).uncompared == 100
+    assert copying_status(pump).uncompared == 100
 
     refusing.refuses = True
     monkeypatch.setattr(verification, "UNREAD_S", 0.1)
     await write(rig, topic_name, 50)
-    await rig.until(lambda: copying(pump).uncompared == 150)
+    await rig.until(lambda: copying_status(pump).uncompared == 150)
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     pump._acknowledged(SentBatch(6, copy), -1, False)
-    assert copying(pump).uncompared == 156, "its offset is not known"
+    assert copying_status(pump).uncompared == 156, "its offset is not known"
     await rig.until(lambda: noted() == 156)
     assert verifier.differing.total() == 0
 

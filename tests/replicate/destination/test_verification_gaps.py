@@ -26,7 +26,7 @@ from app.replicate.destination.verification import CopyVerifier, VerificationBud
 from app.replicate.model.route_priority import RoutePriorities
 from app.replicate.pump.partition import ReplicaPump
 from app.replicate.pump.route_runtime import RouteRuntime
-from app.replicate.pump.status import copying
+from app.replicate.pump.status import copying_status
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 from tests.kafka.fetch.test_decoder import fetched
 from tests.kafka.records.test_verbatim_copy import NO_LIMIT, as_logged, rows_of
@@ -132,7 +132,7 @@ async def test_waiting_copies_are_counted_once_when_their_replica_begins_again()
         note = ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=save_note(former))
         former.close()
         pump = started_pump(runtime, note.to_bytes())
-        assert (verifier.unverified(JOB), copying(pump).uncompared) == (16, 10)
+        assert (verifier.unverified(JOB), copying_status(pump).uncompared) == (16, 10)
         verifier._pop(TARGET)
         assert verifier.unverified(JOB) == 10
 

@@ -19,9 +19,9 @@ from app.kernel.ranges import Snapshot
 from app.offsets.model.offset_map import after
 from app.replicate.definition import RouteDefinition
 from app.replicate.destination.handover import ReplicaHandover
-from app.replicate.jobs.operations import ReplicaOperations
+from app.replicate.jobs.operator_acts import ReplicaActs
 from app.replicate.jobs.start_position import find_replica_start, same_target
-from app.replicate.pump.status import copying, job_status
+from app.replicate.pump.status import copying_status, job_status
 from app.worker.jobs.start_position import LineageReset
 from app.worker.runtime.operators import OperatorActions
 from tests.kafka.conftest import connected, delete_before, write
@@ -145,11 +145,11 @@ async def test_a_recreated_source_topic_is_copied_from_its_start_or_halts_as_the
     pump = await manager.halted()
     assert (pump.stuck, pump.base, pump.lineage) == (((3, 4),), 3, 0), "the next owner sees the same"
     operators = OperatorActions(manager.jobs, manager.log, manager.jobs._clusters)  # type: ignore[arg-type]
-    operations = ReplicaOperations(operators, manager.jobs.kinds.replicate.pumps)
+    acts = ReplicaActs(operators, manager.jobs.kinds.replicate.pumps)
     if how == "continue":
         manager.put(onGap="continue")
     elif how == "skip":
-        assert await operations.pass_over(manager.job, 3, 4, "ann") == ((3, 4),)
+        assert await acts.pass_over(manager.job, 3, 4, "ann") == ((3, 4),)
         assert manager.pump is not None, "the halt lasts once it is reported"
         assert (manager.pump.lineage, manager.pump.snapshot_version >= 0) == (1, True)
     else:
@@ -157,7 +157,7 @@ async def test_a_recreated_source_topic_is_copied_from_its_start_or_halts_as_the
     await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
     pump = await manager.copied(2)
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"d", b"e"]
-    assert copying(pump).begun_anew == (how != "reset"), "an operator wanted the reset"
+    assert copying_status(pump).begun_anew == (how != "reset"), "an operator wanted the reset"
 
 
 async def test_a_route_that_halts_at_a_gap_continues_behind_it_once_an_operator_skips_it(
@@ -183,7 +183,7 @@ async def test_a_route_that_halts_at_a_gap_continues_behind_it_once_an_operator_
     assert manager.pump is not pump
     assert await _copy(yard, topic) == [b"a", b"b", b"e"]
     for _ in range(2):  # with any owner
-        status = copying(await manager.copied(5))
+        status = copying_status(await manager.copied(5))
         assert (status.lost, status.lost_ms > 0) == (2, True)
         manager.assign(release=True)
         await manager.until(lambda: manager.pump is None)
@@ -219,7 +219,7 @@ async def test_a_replica_in_a_new_lineage_copies_again_and_its_offset_syncs_are_
     manager.assign()
     pump = await manager.copied(4)
     assert (pump.lineage, pump.session.source_epoch) == (1, 7), "the next owner knows the lineage"
-    assert copying(pump).begun_anew == 1
+    assert copying_status(pump).begun_anew == 1
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c", b"d"]
 
 

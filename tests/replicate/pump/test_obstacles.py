@@ -11,7 +11,7 @@ from app.dev.yard import Yard
 from app.kafka.client.topic_configs import alter
 from app.kafka.fetch.deliveries import LogGap
 from app.kafka.records.verbatim_copy import VerbatimCopy
-from app.replicate.pump.status import copying, job_status
+from app.replicate.pump.status import copying_status, job_status
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, replica_rig, rows
 from tests.replicate.source_topics import (
@@ -61,7 +61,7 @@ async def test_a_record_that_the_destination_refuses_waits_until_an_operator_ski
     pump = await rig.start_pump(topic_name)
     await rig.until(lambda: rig.incidents)
     assert pump.stuck == ((10, 11),)
-    assert copying(pump).stuck == (10, 11)
+    assert copying_status(pump).stuck == (10, 11)
     assert not pump.finish_by_operator(9, 10), "these offsets are copied"
     assert pump.finish_by_operator(10, 11)
     await rig.copied([pump])
@@ -138,7 +138,7 @@ async def test_a_replica_that_halts_at_a_gap_reports_it_until_an_operator_skips_
     pump.halt(LogGap("k", topic_name, 0, 100, 150, "deleted"), "offsets [100, 150) are gone")
     pump.trouble = "fetch: something else"
     assert (job_status(pump).state, job_status(pump).trouble) == ("halted", "offsets [100, 150) are gone")
-    assert copying(pump).halted == pump.halted == "offsets [100, 150) are gone"
+    assert copying_status(pump).halted == pump.halted == "offsets [100, 150) are gone"
     assert pump.stuck == ((100, 150),)
     await write(rig, topic_name, 10)
     assert job_status(pump).oldest_ms == pump.copied_ms > 0, "its first record is not fetched, and has an age"

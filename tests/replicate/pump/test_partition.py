@@ -13,7 +13,7 @@ from app.kafka.append.encoder import copies
 from app.kafka.append.lane import AppendLane
 from app.kafka.records.batch import HEADER_BYTES
 from app.kafka.records.verbatim_copy import Bytes, VerbatimCopy
-from app.replicate.pump.status import copying, job_status
+from app.replicate.pump.status import copying_status, job_status
 from tests.kafka.append.test_appender import batch_of
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, rows
@@ -69,7 +69,7 @@ async def test_headers_are_kept_dropped_and_given_provenance_and_no_record_loops
         (("switchyard-origin", b"west/t/1/5"), route, origin(1)),
         (route, origin(3)),
     ]
-    assert copying(pump).left_out == 1
+    assert copying_status(pump).left_out == 1
 
 
 @pytest.mark.usefixtures("unjoined")

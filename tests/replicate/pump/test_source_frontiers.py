@@ -21,7 +21,6 @@ from app.kernel.ranges import Snapshot
 from app.offsets.model.offset_map import BarrierItem, LineSource, OffsetMapLine, after
 from app.offsets.model.producer_progress import FinishedOffsets
 from app.offsets.model.source_frontier import PassOver, finished
-from app.replicate.pump.status import job_status
 from switchyard.receiver import Message
 from tests.dispatch.pump import rig as pump_rig
 from tests.kafka.append.test_appender import written
@@ -193,7 +192,7 @@ async def test_a_group_that_fails_over_gets_every_message_once_from_differently_
         async with reading(clients[1], topic_name, second):
             end = (await clients[1].end_offsets([(topic_name, 0)]))[topic_name, 0]
             await until(lambda: second.base >= end)
-        passed_over = job_status(second).passed_over
+        passed_over = second.status().passed_over
     delivered = Counter(answered) + at_d.values()
     everything = {f"{source} {n}".encode() for source in SOURCES for n in range(3 * PART)}
     assert delivered == dict.fromkeys(everything, 1)

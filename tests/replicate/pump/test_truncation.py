@@ -15,7 +15,7 @@ from app.dev.yard import Yard
 from app.kafka.fetch.deliveries import LogGap
 from app.kafka.records.batch import iter_batches
 from app.replicate.destination.handover import ReplicaHandover
-from app.replicate.pump.status import copying
+from app.replicate.pump.status import copying_status
 from tests.kafka.conftest import create, pumping
 from tests.replicate.rig import ReplicaRig, replica_rig, rows
 from tests.replicate.source_topics import create_on_both_sides, write
@@ -113,4 +113,4 @@ async def test_truncated_sources_and_destinations_are_reported_and_copying_conti
         assert [epoch > former_epoch for epoch, _ in note.epochs] == [False, True]
         assert note.epochs[-1].start_offset == diverges_at
         assert rig.kinds() == ["destination-truncated"]
-        assert copying(pump).destination_losses == 1
+        assert copying_status(pump).destination_losses == 1

@@ -1,4 +1,4 @@
-"""Skip, stash and pause on a pump with a real receiver."""
+"""Skip and stash on a pump with a real receiver."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.controllog.events import ALL, Assignment, OperatorAct, Paused
-from app.dispatch.jobs import operations as module
-from app.dispatch.jobs.operations import COPYING, ENDING, FINISHED, MOVED, NOT_READ, DispatchOperations
+from app.controllog.events import Assignment, OperatorAct
+from app.dispatch.jobs import operator_acts as module
+from app.dispatch.jobs.operator_acts import COPYING, ENDING, FINISHED, MOVED, NOT_READ, DispatchActs
 from app.kernel.lease import Lease
 from app.worker.jobs.operator_acts import EndedOffsets, NotHere, OperationRefused, count
 from app.worker.runtime.operators import OperatorActions
@@ -48,14 +48,14 @@ class Office:
         log: Any = self.log
         no_clusters: Any = None
         self.operators = OperatorActions(self.jobs, log, no_clusters)
-        self.operations = DispatchOperations(self.operators, pumps)
+        self.acts = DispatchActs(self.operators, pumps)
         self.assign(ME)
 
     def assign(self, worker: str, epoch: int = 1) -> None:
         self.log.view.apply(Assignment(at_ms=1, job=self.job, worker=worker, epoch=epoch, term=0, reason=""))
 
     @property
-    def acts(self) -> list[Any]:
+    def recorded(self) -> list[Any]:
         return [event for event in self.log.appended if isinstance(event, OperatorAct)]
 
 
@@ -70,11 +70,11 @@ async def stuck_at(rig: DispatchRig, offset: int, total: int = 30) -> Office:
 async def test_a_skipped_message_is_finished_and_everything_behind_it_is_committed() -> None:
     async with dispatch_rig(Hangs(7)) as rig:
         office = await stuck_at(rig, 7)
-        ended = await office.operations.skip(office.job, [(7, 8)], "ann", "bug 17")
+        ended = await office.acts.skip(office.job, [(7, 8)], "ann", "bug 17")
         assert ended == EndedOffsets(((7, 8),), (), {})
         assert office.pump.tracker.base == 30
         assert rig.copied.records == []
-        (act,) = office.acts
+        (act,) = office.recorded
         assert (act.subject, act.action, act.actor) == (office.job, "skip", "ann")
         assert act.detail == "7: 1 ended (bug 17)"
 
@@ -82,7 +82,7 @@ async def test_a_skipped_message_is_finished_and_everything_behind_it_is_committ
 async def test_a_stashed_message_is_in_the_dlq_with_actor_and_reason() -> None:
     async with dispatch_rig(Hangs(7)) as rig:
         office = await stuck_at(rig, 7)
-        ended = await office.operations.stash(office.job, [(7, 8)], "ann", "bug 17")
+        ended = await office.acts.stash(office.job, [(7, 8)], "ann", "bug 17")
         assert (ended.ended, office.pump.tracker.base) == (((7, 8),), 30)
         ((topic, _, value, headers),) = rig.copied.records
         assert (topic.endswith("__dlq"), value) == (True, b"7")
@@ -96,11 +96,11 @@ async def test_offsets_that_cannot_end_are_named_with_the_reason_and_stay() -> N
         await rig.until(lambda: 7 in pump.calls)
         office = Office(rig)
         ranges = [(6, 9), (1_000, 1_002)]
-        look = office.operations.foresee(office.job, ranges)
+        look = office.acts.foresee(office.job, ranges)
         assert (look.ended, look.pending) == (((7, 9),), ())
         assert look.refused == {FINISHED: ((6, 7),), NOT_READ: ((1_000, 1_002),)}
         assert (pump.tracker.base, office.log.appended) == (7, []), "a dry run changes nothing"
-        assert await office.operations.skip(office.job, ranges, "ann") == look
+        assert await office.acts.skip(office.job, ranges, "ann") == look
         await rig.idle()
         assert b"8" not in rig.values()
 
@@ -119,7 +119,7 @@ async def test_a_message_waiting_for_its_turn_ends_at_once_and_the_next_ones_sta
         await rig.until(lambda: pump.tracker.unfinished == waiting and b"0" in rig.values())
         assert pump.in_flight == 1
         office = Office(rig)
-        ended = await getattr(office.operations, verb)(office.job, [(4, 5), (8, 11), (20, 21)], "ann")
+        ended = await getattr(office.acts, verb)(office.job, [(4, 5), (8, 11), (20, 21)], "ann")
         gone = {4, 8, 10, 20} | ({9} if ordering == "partition" else set())
         assert {offset for span in ended.ended for offset in range(*span)} == gone
         assert pump.tracker.base == 0, "the message before them is still in flight"
@@ -141,8 +141,8 @@ async def test_a_message_waiting_for_its_time_ends_at_once_and_its_key_continues
         rig.feed(pump, numbers(8, 2, keys=1))
         await rig.until(lambda: not pump._intake.ready)
         office = Office(rig)
-        assert (await office.operations.skip(office.job, [(0, 1)], "ann")).ended == ((0, 1),)
-        assert (await office.operations.stash(office.job, [(1, 2)], "ann")).ended == ((1, 2),)
+        assert (await office.acts.skip(office.job, [(0, 1)], "ann")).ended == ((0, 1),)
+        assert (await office.acts.stash(office.job, [(1, 2)], "ann")).ended == ((1, 2),)
         assert rig.copied.values("__dlq") == [b"1"]
         await rig.idle()
         assert sorted(int(message.value) for message in rig.seen) == list(range(2, 10))
@@ -154,7 +154,7 @@ async def test_a_message_waiting_for_the_workloads_delay_ends_at_once(ordering: 
         pump = rig.pump()
         rig.feed(pump, numbers(9, keys=3))
         office = Office(rig)
-        assert (await office.operations.skip(office.job, [(0, 9)], "ann")).ended == ((0, 9),)
+        assert (await office.acts.skip(office.job, [(0, 9)], "ann")).ended == ((0, 9),)
         assert (pump.tracker.base, rig.seen) == (9, [])
 
 
@@ -164,7 +164,7 @@ async def test_a_second_operator_learns_that_a_message_is_being_ended() -> None:
         rig.feed(pump, numbers(9))
         await rig.until(lambda: len(rig.seen) == 9)
         office = Office(rig)
-        acts = [office.operations.skip(office.job, [(2, 3)], name) for name in ("ann", "bob")]
+        acts = [office.acts.skip(office.job, [(2, 3)], name) for name in ("ann", "bob")]
         first, second = await asyncio.gather(*acts)
         assert (first.ended, second.refused) == (((2, 3),), {ENDING: ((2, 3),)})
 
@@ -174,9 +174,9 @@ async def test_a_stash_that_the_dlq_refuses_counts_as_in_flight(monkeypatch: Any
     async with dispatch_rig(Hangs(7)) as rig:
         office = await stuck_at(rig, 7)
         rig.copied.refuse = True
-        ended = await office.operations.stash(office.job, [(7, 8)], "ann")
+        ended = await office.acts.stash(office.job, [(7, 8)], "ann")
         assert (ended.ended, ended.pending) == ((), ((7, 8),))
-        assert (await office.operations.skip(office.job, [(7, 8)], "ann")).refused == {COPYING: ((7, 8),)}
+        assert (await office.acts.skip(office.job, [(7, 8)], "ann")).refused == {COPYING: ((7, 8),)}
         assert office.pump.tracker.base == 7
         rig.copied.refuse = False
         await rig.idle()
@@ -186,7 +186,7 @@ async def test_a_stash_that_the_dlq_refuses_counts_as_in_flight(monkeypatch: Any
 async def test_only_the_owner_ends_offsets_under_its_epoch_and_lease() -> None:
     async with dispatch_rig(Hangs(7)) as rig:
         office = await stuck_at(rig, 7)
-        acts = [office.operations.skip, office.operations.stash]
+        acts = [office.acts.skip, office.acts.stash]
         office.assign("w2", 2)
         for act in acts:
             with pytest.raises(NotHere, match="belongs to w2"):
@@ -200,7 +200,7 @@ async def test_only_the_owner_ends_offsets_under_its_epoch_and_lease() -> None:
         for act in acts:
             with pytest.raises(NotHere, match="lease"):
                 await act(office.job, [(7, 8)], "ann")
-        assert (office.pump.tracker.base, office.acts) == (7, [])
+        assert (office.pump.tracker.base, office.recorded) == (7, [])
 
 
 async def test_an_owner_that_loses_the_job_names_the_offsets_it_did_not_end(monkeypatch: Any) -> None:
@@ -218,10 +218,10 @@ async def test_an_owner_that_loses_the_job_names_the_offsets_it_did_not_end(monk
             return conclude(offset, decision)
 
         monkeypatch.setattr(pump, "finish_by_operator", then_moves)
-        ended = await office.operations.skip(office.job, [(0, 100)], "ann")
+        ended = await office.acts.skip(office.job, [(0, 100)], "ann")
         assert count(ended.ended) + count(ended.pending) == 2 * module.OFFSETS_PER_TURN
         assert ended.refused == {MOVED: ((32, 100),)}
-        assert len(office.acts) == 1
+        assert len(office.recorded) == 1
 
 
 async def test_a_message_of_the_backlog_ends_during_a_catch_up() -> None:
@@ -230,7 +230,7 @@ async def test_a_message_of_the_backlog_ends_during_a_catch_up() -> None:
         main = office.pump.split(30)
         office.jobs.pumps[office.job] = main
         ranges = [(6, 8), (30, 31)]
-        ended = await office.operations.skip(office.job, ranges, "ann")
+        ended = await office.acts.skip(office.job, ranges, "ann")
         assert ended == EndedOffsets(((7, 8),), (), {FINISHED: ((6, 7),), NOT_READ: ((30, 31),)})
         assert main.base == 30
         main.close()
@@ -240,7 +240,7 @@ async def test_without_a_dlq_nothing_is_stashed() -> None:
     async with dispatch_rig(Hangs(7), dlq={"enabled": False}) as rig:
         office = await stuck_at(rig, 7)
         with pytest.raises(OperationRefused, match="no DLQ"):
-            await office.operations.stash(office.job, [(7, 8)], "ann")
+            await office.acts.stash(office.job, [(7, 8)], "ann")
         assert 7 in office.pump.calls
 
 
@@ -259,32 +259,11 @@ async def test_many_offsets_do_not_hold_the_loop(monkeypatch: Any) -> None:
                 turns += 1
 
         task = asyncio.create_task(others())
-        ended = await office.operations.skip(office.job, [(0, 2_000)], "ann")
+        ended = await office.acts.skip(office.job, [(0, 2_000)], "ann")
         task.cancel()
         answered_offsets = count(ended.ended) + count(ended.pending) + sum(map(count, ended.refused.values()))
         assert (answered_offsets, set(ended.refused) <= {NOT_READ}) == (2_000, True)
         assert turns >= 2_000 // module.OFFSETS_PER_TURN
-
-
-async def test_pauses_are_written_when_they_change_something_and_a_resume_of_all_always() -> None:
-    async with dispatch_rig(Hangs()) as rig:
-        rig.pump()
-        office = Office(rig)
-        pause, log = office.operators.pause, office.log
-        key = office.pump.job.name
-        assert await pause(key, [3, 1], True, "ann")
-        assert not await pause(key, [1], True, "ann")
-        assert log.view.paused[key] == {1, 3}
-        assert await pause(key, [ALL], True, "ann")
-        with pytest.raises(OperationRefused, match="whole workload"):
-            await pause(key, [1], False, "ann")
-        assert await pause(key, [ALL], False, "ann")
-        assert not await pause(key, [ALL], False, "ann")
-        assert key not in log.view.paused
-        events = [event for event in log.appended if isinstance(event, Paused)]
-        assert [(event.partition, event.paused) for event in events] == [
-            (1, True), (3, True), (ALL, True), (ALL, False), (ALL, False),
-        ]  # fmt: skip
 
 
 async def test_fetched_messages_wait_while_paused_and_are_delivered_once() -> None:

@@ -14,8 +14,8 @@ from app.kafka.client.topic_configs import alter
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.fetch.deliveries import FetchIncident, LogGap
 from app.kernel.job import JobId
-from app.replicate.jobs.operations import ReplicaOperations
-from app.replicate.pump.status import STALLED_AFTER_S, check_progress, copying
+from app.replicate.jobs.operator_acts import ReplicaActs
+from app.replicate.pump.status import STALLED_AFTER_S, check_progress, copying_status
 from app.worker.jobs.operator_acts import NotHere, OperationRefused
 from app.worker.runtime.operators import OperatorActions
 from tests.kafka.conftest import connected, producing, write
@@ -28,8 +28,8 @@ def operators(manager: ReplicaManagerRig) -> OperatorActions:
     return OperatorActions(manager.jobs, manager.log, manager.jobs._clusters)  # type: ignore[arg-type]
 
 
-def operations(manager: ReplicaManagerRig) -> ReplicaOperations:
-    return ReplicaOperations(operators(manager), manager.jobs.kinds.replicate.pumps)
+def acts(manager: ReplicaManagerRig) -> ReplicaActs:
+    return ReplicaActs(operators(manager), manager.jobs.kinds.replicate.pumps)
 
 
 def actions(manager: ReplicaManagerRig) -> list[tuple[str, str]]:
@@ -78,17 +78,17 @@ async def test_only_offsets_that_cannot_be_copied_are_skipped_by_hand(
     await _write(yard, manager.topic, "b")
     await manager.until(lambda: manager.pump is not None and manager.pump.stuck)
     assert manager.pump is not None
-    assert copying(manager.pump).stuck == (1, 2)
+    assert copying_status(manager.pump).stuck == (1, 2)
     with pytest.raises(OperationRefused, match=r"\[1, 2\) waits"):
-        operations(manager).foresee_pass(manager.job, 2, 9)
-    skipped, why = operations(manager).foresee_pass(manager.job, 0, 3)
+        acts(manager).foresee_pass(manager.job, 2, 9)
+    skipped, why = acts(manager).foresee_pass(manager.job, 0, 3)
     assert (skipped, "max.message.bytes" in why) == (((1, 2),), True), why
-    assert await operations(manager).pass_over(manager.job, 0, 3, "ann", "too large") == ((1, 2),)
+    assert await acts(manager).pass_over(manager.job, 0, 3, "ann", "too large") == ((1, 2),)
     await manager.copied(3)
     assert await _copy(yard, manager.topic) == [b"a", b"b"]
     assert actions(manager) == [("skip", "1: 1 offsets are not copied (too large)")]
     with pytest.raises(OperationRefused, match="needs no skip"):
-        operations(manager).foresee_pass(manager.job, 0, 3)
+        acts(manager).foresee_pass(manager.job, 0, 3)
 
 
 async def test_a_route_that_its_limits_hold_back_is_not_reported_as_stalled(
@@ -103,10 +103,10 @@ async def test_a_route_that_its_limits_hold_back_is_not_reported_as_stalled(
     await manager.until(lambda: pump.limited and not pump.in_flight)
     check_progress(pump, time.monotonic() + STALLED_AFTER_S + 1)
     assert manager.incidents == []
-    assert copying(pump).limited
+    assert copying_status(pump).limited
     manager.put()
     await manager.copied(6)
-    assert not copying(pump).limited
+    assert not copying_status(pump).limited
 
 
 async def test_another_priority_is_in_force_for_what_is_fetched_already(
@@ -167,7 +167,8 @@ async def test_provenance_names_clusters_by_id_and_not_by_their_names(
     async with connected(yard.bootstrap(AWAY)) as client:
         ((_, _, _, headers),) = await rows(client, topic)
     assert headers[-1] == (origin, f"{ids[HOME]}/{topic}/0/1".encode())
-    assert copying(pump).left_out == 1
+    assert copying_status(pump).left_out == 1
+    await manager.until(lambda: "records-left-out" in [kind for kind, _ in manager.incidents])
 
 
 async def test_a_route_that_stops_at_a_gap_reports_it_beside_other_troubles_until_an_operator_skips_it(
@@ -189,7 +190,7 @@ async def test_a_route_that_stops_at_a_gap_reports_it_beside_other_troubles_unti
     assert "offsets [3, 5) are gone" in status.trouble
     assert "route-halted" in [kind for kind, _ in manager.incidents]
     await _write(yard, manager.topic, "d", "e", "f")
-    assert await operations(manager).pass_over(manager.job, 3, 5, "ann") == ((3, 5),)
+    assert await acts(manager).pass_over(manager.job, 3, 5, "ann") == ((3, 5),)
     await manager.copied(6)
     assert await _copy(yard, manager.topic) == [b"a", b"b", b"c", b"f"]
     (status,) = manager.jobs.statuses()

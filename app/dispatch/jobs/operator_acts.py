@@ -1,8 +1,7 @@
 """Operators' acts on single messages: skip and stash.
 
-Rules
-1. Only a job's owner acts on its offsets, under its epoch and while its lease holds.
-2. A skipped message finishes as if it were acknowledged, a stashed one when its copy in the DLQ is safe. A
+Rules, after rule 1 of `app.worker.runtime.operators`
+1. A skipped message finishes as if it were acknowledged, a stashed one when its copy in the DLQ is safe. A
    message that waits for its turn or its time ends at once, and the messages behind it continue in order.
    The answer names the offsets that cannot end now, with the reason; the worker does not try them later.
 """
@@ -34,7 +33,7 @@ FINISHED, NOT_READ, COPYING = "already finished", "not read yet", "its copy is o
 ENDING, MOVED = "is being ended already", "its job moved meanwhile"
 
 
-class DispatchOperations:
+class DispatchActs:
     """The acts on the dispatch jobs of one worker. `pumps`: these, by job."""
 
     def __init__(self, acts: JobActs, pumps: Mapping[str, DispatchPump]) -> None:
@@ -43,7 +42,7 @@ class DispatchOperations:
 
     def foresee(self, job: str, ranges: Sequence[Range]) -> EndedOffsets:
         """The offsets that `skip` and `stash` would end now. Raises OperationRefused."""
-        pump = self._mine(job)
+        pump = self._own_pump(job)
         can: list[int] = []
         refused: dict[str, list[int]] = {}
         for offset in offsets_of(ranges):
@@ -59,7 +58,7 @@ class DispatchOperations:
 
     async def stash(self, job: str, ranges: Sequence[Range], actor: str, why: str = "") -> EndedOffsets:
         """Moves messages into the DLQ. Raises OperationRefused."""
-        pump = self._mine(job)
+        pump = self._own_pump(job)
         if not pump.runtime.policy.dlq_enabled:
             raise OperationRefused("the workload has no DLQ; enable dlq, or skip")
         return await self._end(job, ranges, Action.DLQ, "stash", actor, why)
@@ -67,7 +66,7 @@ class DispatchOperations:
     async def _end(
         self, job: str, ranges: Sequence[Range], action: Action, verb: str, actor: str, why: str
     ) -> EndedOffsets:
-        pump = self._mine(job)
+        pump = self._own_pump(job)
         because, verbed = f": {why}" if why else "", "skipped" if action is Action.ACK else "stashed"
         decision = DeliveryDecision(action, None, 0.0, f"{verbed} by {actor}{because}")
         done: list[int] = []
@@ -102,14 +101,14 @@ class DispatchOperations:
             await asyncio.sleep(SETTLE_POLL_INTERVAL_S)
         return left
 
-    def _mine(self, job: str) -> DispatchPump:
-        """The job's pump (rule 1). Raises NotHere."""
+    def _own_pump(self, job: str) -> DispatchPump:
+        """The job's pump, if this worker may act on it. Raises NotHere."""
         self._acts.own_pump(job)
         return self._pumps[job]
 
     def _is_mine(self, job: str, pump: DispatchPump) -> bool:
         try:
-            return self._mine(job) is pump
+            return self._own_pump(job) is pump
         except NotHere:
             return False
 

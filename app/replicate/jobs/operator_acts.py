@@ -1,5 +1,8 @@
-"""Operators' acts on what a route cannot copy. A route copies what it can; only the other offsets can be
-skipped."""
+"""Operators' acts on what a route cannot copy: skip. Only such offsets can be skipped, because the route
+copies the others.
+
+Rule 1 of `app.worker.runtime.operators` holds.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Mapping
 
 from app.kernel.ranges import Range, union
 from app.replicate.pump.partition import ReplicaPump
-from app.replicate.pump.status import job_status
+from app.replicate.pump.status import trouble_of
 from app.worker.jobs.operator_acts import (
     SETTLE_POLL_INTERVAL_S,
     SETTLE_TIMEOUT_S,
@@ -21,7 +24,7 @@ from app.worker.jobs.operator_acts import (
 )
 
 
-class ReplicaOperations:
+class ReplicaActs:
     """The acts on the replicas of one worker. `pumps`: these, by job."""
 
     def __init__(self, acts: JobActs, pumps: Mapping[str, ReplicaPump]) -> None:
@@ -31,14 +34,14 @@ class ReplicaOperations:
     def foresee_pass(self, job: str, start: int, end: int) -> tuple[tuple[Range, ...], str]:
         """The offsets of [start, end) that `pass_over` would skip, and why. Raises OperationRefused,
         NotHere."""
-        pump = self._replica(job)
+        pump = self._own_pump(job)
         if not pump.stuck:
             raise OperationRefused(f"{job} needs no skip: only records that cannot be copied can be skipped")
         found = _within(pump, start, end)
         if not found:
             (first, before), *_ = pump.stuck
             raise OperationRefused(f"[{first}, {before}) waits as a whole: skip at least these offsets")
-        return found, job_status(pump).trouble
+        return found, trouble_of(pump)
 
     async def pass_over(
         self, job: str, start: int, end: int, actor: str, reason: str = ""
@@ -51,7 +54,7 @@ class ReplicaOperations:
         until_s = time.monotonic() + SETTLE_TIMEOUT_S
         while time.monotonic() < until_s:
             try:
-                pump = self._replica(job)
+                pump = self._own_pump(job)
             except NotHere:
                 if not passed:
                     raise
@@ -69,11 +72,11 @@ class ReplicaOperations:
         detail = f"{text(passed_over)}: {count(passed_over)} offsets are not copied"
         detail += f" ({reason})" if reason else ""
         if follow is not None:
-            await self._acts.lasts(job, "skip", *follow, detail, actor)
+            await self._acts.wait_until_lasting(job, "skip", *follow, detail, actor)
         await self._acts.record(job, "skip", detail, actor)
         return passed_over
 
-    def _replica(self, job: str) -> ReplicaPump:
+    def _own_pump(self, job: str) -> ReplicaPump:
         """The job's pump, if this worker may act on it. Raises NotHere."""
         self._acts.own_pump(job)
         return self._pumps[job]
