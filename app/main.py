@@ -39,7 +39,6 @@ from app.kernel.job import Kind, kind_of
 from app.offsets.store.tables import RegionAtlas
 from app.payload.interceptor_loader import InterceptorError, load_interceptors
 from app.payload.interceptors import Interceptor
-from app.payload.schema_loader import SchemaLoader
 from app.web.console import server as console
 from app.worker.members.advertised_address import loopback_place, own_url
 from app.worker.runtime import open_files
@@ -47,6 +46,7 @@ from app.worker.runtime.data_directory import prepare_datadir, worker_directory
 from app.worker.runtime.log_setup import configure_logging, logging_config
 from app.worker.runtime.loop_guard import LoopGuard
 from app.worker.runtime.meter import Meter
+from app.worker.runtime.options import WorkerOptions
 from app.worker.runtime.service import Runtime
 
 log = structlog.get_logger(__name__)
@@ -179,24 +179,26 @@ class SwitchyardApp(PatientApp):
         capacity = settings.worker.capacity
         specs = await asyncio.to_thread(cluster_specs, settings)
         self.runtime = Runtime(
-            name=worker_name(settings),
-            url=lambda: self.own_url,
-            place=self.place,
-            topics=self.topics_declared,
-            seals=self.seals,
-            control_spec=specs[settings.control_cluster_name],
-            clusters=specs,
-            deliver=self._deliver,
-            memory_budget_bytes=settings.worker.memory_budget,
-            grace_s=settings.worker.grace_s,
-            meter=Meter(capacity.cpu, capacity.memory, capacity.network),
-            group=settings.worker.group or "",
-            interceptors=self.interceptors,
-            schemas=SchemaLoader(settings.schemas_path),
-            atlas=atlas(settings),
-            layout=settings.layout(),
-            refuses_local_alerts=settings.alerts.local == "refuse",
-            directory=worker_directory(settings.data_path, worker_name(settings)),
+            WorkerOptions(
+                name=worker_name(settings),
+                url=self.own_url,
+                place=self.place,
+                topics=self.topics_declared,
+                control_cluster=settings.control_cluster_name,
+                clusters=specs,
+                memory_budget_bytes=settings.worker.memory_budget,
+                grace_s=settings.worker.grace_s,
+                group=settings.worker.group or "",
+                interceptors=self.interceptors,
+                schemas=settings.schemas_path,
+                atlas=atlas(settings),
+                layout=settings.layout(),
+                refuses_local_alerts=settings.alerts.local == "refuse",
+                directory=worker_directory(settings.data_path, worker_name(settings)),
+            ),
+            self._deliver,
+            Meter(capacity.cpu, capacity.memory, capacity.network),
+            self.seals,
         )
         await self.add_runtime_dependency(self.runtime)
         await super().on_started()

@@ -13,6 +13,9 @@ T = TypeVar("T")
 class DefinitionCache(Generic[T]):
     """The definitions of one kind.
 
+    Attributes:
+        unreadable: By key, why a definition cannot be read. Deleted ones may stay.
+
     Args:
         puts: The definitions in the control log, by key.
         parse: Parses a key's definition; raises ValueError.
@@ -29,6 +32,7 @@ class DefinitionCache(Generic[T]):
         self._parse = parse
         self._report_incident = report_incident
         self._known: dict[str, tuple[str, T | None]] = {}
+        self.unreadable: dict[str, str] = {}
 
     def get(self, key: str) -> T | None:
         """The definition of `key`; None when there is none.
@@ -39,12 +43,15 @@ class DefinitionCache(Generic[T]):
         put = self._puts().get(key)
         if put is None:
             self._known.pop(key, None)
+            self.unreadable.pop(key, None)
             return None
         etag, found = self._known.get(key, ("", None))
         if etag != put.etag or key not in self._known:
+            self.unreadable.pop(key, None)
             try:
                 found = self._parse(key, put.definition)
             except ValueError as error:
-                self._report_incident(key, f"its definition cannot be read: {error}")
+                self.unreadable[key] = f"its definition cannot be read: {error}"
+                self._report_incident(key, self.unreadable[key])
             self._known[key] = put.etag, found
         return found

@@ -28,11 +28,11 @@ from app.controllog.codec import Heartbeat
 from app.controllog.events import AnyControlEvent, Assignment, Claim, Drain
 from app.controllog.log import ControlLog
 from app.kernel.clock import now_ms
-from app.kernel.lease import Lease
 from app.placement.inputs import PlacementInputs, members_of
 from app.placement.limit_divider import LimitDivider
 from app.placement.model.plan import Member, PlacementRules, RoundPlan
 from app.placement.repairs import repairs
+from app.worker.members.leadership import Leadership
 from app.worker.members.membership import DRAINING, Members
 
 log = structlog.get_logger(__name__)
@@ -52,10 +52,9 @@ class Leader(Service):
 
     def __init__(
         self,
-        worker: str,
+        leadership: Leadership,
         control: ControlLog,
         members: Members,
-        lease: Lease,
         jobs: JobsOf,
         inputs: PlacementInputs,
         asleep: Callable[[], Mapping[str, str]],
@@ -63,17 +62,18 @@ class Leader(Service):
         limits: LimitDivider | None = None,
     ) -> None:
         super().__init__()
-        self.worker = worker
+        self.worker = leadership.worker
+        self._leadership = leadership
         self._control = control
         self._members = members
-        self._lease = lease
+        self._lease = leadership.lease
         self._jobs = jobs
         self._inputs = inputs
         self._asleep = asleep
         self._chores = chores  # the leader's other work in each round
         self._limits = limits
         self._buried: set[str] = set()
-        self._wake = asyncio.Event()
+        self._wake = leadership.round_wanted
         self._repaired_s = float("-inf")
         self._acting_since_s = float("inf")
         self._well_until_s = float("-inf")  # the deadline of the next successful round
@@ -87,14 +87,10 @@ class Leader(Service):
     @property
     def leads(self) -> bool:
         """Whether this worker's claim is current."""
-        return self._control.view.leader == self.worker
+        return self._leadership.leads()
 
     async def on_start(self) -> None:
         self._control.on_change(self._wake.set)
-
-    def start_round(self) -> None:
-        """Starts a round now, because a worker died."""
-        self._wake.set()
 
     @Service.task
     async def _rounds(self) -> None:

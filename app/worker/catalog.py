@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from app.audit.topics.catalog import AuditsCatalog
 from app.controllog.log import ControlLog
 from app.dispatch.topics.catalog import WorkloadsCatalog
-from app.failover.topology import Layout
+from app.dispatch.topics.readable_workloads import NoRoles, WorkloadRoles
 from app.kafka.data_clusters import DataClusters
 from app.placement.model.round import is_hibernated
+from app.replicate.model.copy_graph import ALONE, OtherRegions
 from app.replicate.topics.catalog import RoutesCatalog
 from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.vanished_topics import TopicPresence, VanishedTopics
+from app.worker.readable_definitions import ReadableDefinitions
 
 # The control log's jobs that do not hibernate, by their name without the partition.
 HeldJobs = Mapping[str, Collection[str]]
@@ -40,20 +42,29 @@ class KindCatalog(Protocol):
 
 
 class Catalog:
-    """The catalogs of all kinds of jobs."""
+    """The catalogs of all kinds of jobs.
+
+    Args:
+        roles: This region's part in workloads with a mode.
+        other_regions: As for `RoutesCatalog`.
+    """
 
     def __init__(
         self,
         control: ControlLog,
         clusters: DataClusters,
         report_incident: ReportIncident,
-        layout: Layout | None = None,
+        definitions: ReadableDefinitions,
+        roles: WorkloadRoles | None = None,
+        other_regions: Callable[[], OtherRegions] = lambda: ALONE,
     ) -> None:
         self._control = control
-        self.layout = layout
-        self.workloads = WorkloadsCatalog(control, clusters, report_incident, layout)
-        self.routes = RoutesCatalog(control, clusters, report_incident)
-        self.audits = AuditsCatalog(control, clusters, report_incident, layout, self.workloads.workload)
+        self.layout = layout = definitions.layout
+        self.workloads = WorkloadsCatalog(
+            control, clusters, report_incident, definitions.workloads, roles or NoRoles()
+        )
+        self.routes = RoutesCatalog(control, clusters, report_incident, definitions.routes, other_regions)
+        self.audits = AuditsCatalog(control, clusters, report_incident, layout, definitions.workloads.get)
         self.vanished_topics = VanishedTopics(clusters, report_incident)
         self._kinds: tuple[KindCatalog, ...] = self.routes, self.audits, self.workloads
 

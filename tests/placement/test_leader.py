@@ -27,6 +27,7 @@ from app.kernel.lease import Lease
 from app.placement import leader as module
 from app.placement.inputs import PlacementInputs
 from app.placement.leader import Leader
+from app.worker.members.leadership import Leadership
 from app.worker.members.membership import STOPPED, Members
 from tests.web.runtime_fake import definition, put, put_route, route
 from tests.worker.runtime import test_job_manager
@@ -85,7 +86,8 @@ class Region:
         async def jobs() -> set[str]:
             return await self.wanted[name]()
 
-        return Leader(name, log, self.members, Lease(LEASE_S), jobs, placing, dict)
+        leadership = Leadership(name, log, Lease(LEASE_S))
+        return Leader(leadership, log, self.members, jobs, placing, dict)
 
     def send_heartbeats(self, *names: str, state: str = "running") -> None:
         """A heartbeat of each worker arrives and renews the sender's lease."""

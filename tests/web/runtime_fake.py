@@ -49,6 +49,7 @@ from app.worker.jobs.failures import JobFailures
 from app.worker.jobs.kind import JobPorts
 from app.worker.members.host_clock import HostClock
 from app.worker.members.membership import Members
+from app.worker.readable_definitions import ReadableDefinitions
 from app.worker.runtime.job_kinds import JobServices, make_job_kinds
 from app.worker.runtime.loop_watch import LoopWatch
 from app.worker.runtime.open_files import OpenFilesWatch
@@ -252,9 +253,12 @@ class FakeRuntime:
         self.control = FakeControlLog()
         self.schemas = SchemaLoader(Path("/"))
         self.clusters = FakeClusters()
-        self.catalog = Catalog(cast("Any", self.control), cast("Any", self.clusters), lambda *_: None, LAYOUT)
+        nothing: Any = None
+        control: Any = self.control
+        definitions = ReadableDefinitions(control, lambda *_: None, LAYOUT)
+        self.catalog = Catalog(control, cast("Any", self.clusters), lambda *_: None, definitions)
         self.members = Members(dead_after_s=3600.0)  # a test sends each heartbeat once
-        self.incidents: deque[IncidentRecord] = deque()
+        self.incidents = SimpleNamespace(latest=deque[IncidentRecord]())
         self.lease = Lease(3600.0)
         self.lease.renewed(time.monotonic())
         self.writes = WriteHealth()
@@ -268,8 +272,6 @@ class FakeRuntime:
         self.beat: Heartbeat | None = None
         self.regions: Any = None
         self.region = "east"
-        nothing: Any = None
-        control: Any = self.control
         self.failover = FailoverParticipant(
             control, nothing, {}, LAYOUT, self.catalog.workloads.workload, leads=lambda: True,
             on_news=lambda: None, report_incident=lambda *_: None, presence=Presence(ME, time.monotonic),

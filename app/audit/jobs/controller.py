@@ -31,12 +31,12 @@ from app.audit.topics.catalog import AuditsCatalog
 from app.controllog.codec import JobStatus
 from app.kafka.client.cluster import LATEST, READ_COMMITTED, ClusterUnreachable
 from app.kafka.data_clusters import DataCluster
-from app.kafka.fetch.deliveries import FetchedBatches, FetchItem, LogGap
+from app.kafka.fetch.deliveries import FetchItem
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.limit_shares import LimitNeed, WorkerShare
-from app.worker.jobs.fetch_troubles import clear_fetch_trouble, discard, show_fetch_incident, skip_gap
+from app.worker.jobs.deliveries import hand_over
 from app.worker.jobs.kind import JobPorts, JobRestarts
 from app.worker.jobs.pump import StartedJob, StartPostponed
 from app.worker.jobs.start_position import LineageReset
@@ -81,22 +81,7 @@ class AuditController(Service):
 
     def accept(self, item: FetchItem) -> None:
         """Hands a fetched batch to the job's pump. Never raises."""
-        job, epoch = item.key
-        pump = self.pumps.get(job)
-        if pump is None or pump.epoch != epoch:
-            discard(item)
-            return
-        with self._jobs.contain_errors(item):
-            match item:
-                case FetchedBatches(is_stale=True):
-                    item.release()
-                case FetchedBatches():
-                    pump.accept(item)
-                    clear_fetch_trouble(pump)
-                case LogGap():
-                    skip_gap(pump, item, self._jobs, self._report_incident)
-                case _:
-                    show_fetch_incident(pump, item, self._report_incident)
+        hand_over(self.pumps.get(item.key[0]), item, self._jobs, self._report_incident)
 
     # -- one job -----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from app.cli.client import (
     EXIT_CHANGES,
+    EXIT_NOT_FOUND,
     EXIT_PARTIAL,
     EXIT_PRECONDITION,
     Client,
@@ -30,6 +31,7 @@ from app.config.settings import DEFAULT_FILE, Settings, load_settings
 from app.definitions.plan import DefinitionsPlan, UnreadableDefinition, plan
 from app.definitions.registry import KINDS, json_schema, load_definitions
 from app.definitions.schema_checks import schema_problem
+from app.dispatch.definition_kind import WORKLOAD
 from app.kernel.topic_names import NAME_REFUSED
 from app.payload.schema_loader import SchemaLoader
 from app.replicate.definition import RouteDefinition
@@ -142,7 +144,7 @@ class _Current(NamedTuple):
 def _current(client: Client) -> _Current:
     found = _Current({}, {}, {})
     for kind in KINDS:
-        for item in client.all(kind.list_api or kind.api):
+        for item in _listed(client, kind):
             key = item["key"] if len(kind.named_by) > 1 else kind.prefix + item["name"]
             if kind.is_listed_whole:
                 _read(kind, key, item["definition"], item["etag"], found)
@@ -151,6 +153,15 @@ def _current(client: Client) -> _Current:
             if not body.get("deployed", {}).get("made_by"):
                 _read(kind, key, body["definition"], body["status"]["etag"], found)
     return found
+
+
+def _listed(client: Client, kind: DefinitionKind[Any]) -> list[Any]:
+    try:
+        return client.all(kind.list_api or kind.api)
+    except CommandFailure as failure:
+        if failure.code != EXIT_NOT_FOUND or kind is WORKLOAD:  # every worker has workloads
+            raise
+        return []  # a worker of a release without this kind
 
 
 def _read(kind: DefinitionKind[Any], key: str, data: Any, etag: str, current: _Current) -> None:
@@ -165,7 +176,12 @@ def _read(kind: DefinitionKind[Any], key: str, data: Any, etag: str, current: _C
 
 
 def _beside(client: Client) -> OtherRegions:
-    remote = client.ask("GET", "/routes-elsewhere")
+    try:
+        remote = client.ask("GET", "/routes-elsewhere")
+    except CommandFailure as failure:
+        if failure.code != EXIT_NOT_FOUND:
+            raise
+        return ALONE  # likewise
     return beside_of(remote["clusters"], [RemoteRoute(**one) for one in remote["routes"]])
 
 

@@ -34,7 +34,7 @@ from app.definitions.registry import parse_definition
 from app.definitions.schema_checks import schema_problem
 from app.dispatch.api.rest_operators import tracker_job
 from app.dispatch.definition import Workload
-from app.dispatch.topics.catalog import local
+from app.dispatch.topics.readable_workloads import local
 from app.dispatch.topics.settings import refused_topics
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.group_members import SHARE

@@ -36,12 +36,12 @@ from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.dispatch.topics.leftovers import tier_of
 from app.dispatch.topics.settings import create_delayed
 from app.kafka.data_clusters import DataCluster
-from app.kafka.fetch.deliveries import FetchedBatches, FetchItem, LogGap
+from app.kafka.fetch.deliveries import FetchItem
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.limit_shares import NOTHING, LimitNeed, WorkerShare
 from app.payload.interceptors import Interceptor
-from app.worker.jobs.fetch_troubles import clear_fetch_trouble, discard, show_fetch_incident, skip_gap
+from app.worker.jobs.deliveries import hand_over
 from app.worker.jobs.kind import JobPorts, JobRestarts
 from app.worker.jobs.pump import StartedJob
 from app.worker.jobs.start_position import LineageReset, StartPosition
@@ -117,24 +117,11 @@ class DispatchController(Service):
 
     def accept(self, item: FetchItem) -> None:
         """Hands a fetched batch to the job's pump, or to its backlog's. Never raises."""
-        job, epoch, *part = item.key
+        job, _, *part = item.key
         pump = self.pumps.get(job)
         if pump is not None and part:
             pump = None if pump.backlog is None else pump.backlog.pump
-        if pump is None or pump.epoch != epoch:
-            discard(item)
-            return
-        with self._jobs.contain_errors(item):
-            match item:
-                case FetchedBatches(is_stale=True):
-                    item.release()
-                case FetchedBatches():
-                    pump.accept(item)
-                    clear_fetch_trouble(pump)
-                case LogGap():
-                    skip_gap(pump, item, self._jobs, self._ports.report_incident)
-                case _:
-                    show_fetch_incident(pump, item, self._ports.report_incident)
+        hand_over(pump, item, self._jobs, self._ports.report_incident)
 
     # -- one job -----------------------------------------------------------------------------------
 

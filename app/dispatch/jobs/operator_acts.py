@@ -1,9 +1,9 @@
 """Operators' acts on single messages: skip and stash.
 
-Rules, after rule 1 of `app.worker.runtime.operators`
-1. A skipped message finishes as if it were acknowledged, a stashed one when its copy in the DLQ is safe. A
-   message that waits for its turn or its time ends at once, and the messages behind it continue in order.
-   The answer names the offsets that cannot end now, with the reason; the worker does not try them later.
+Rule 1 of `app.worker.runtime.operators` holds. A skipped message finishes as if it were acknowledged, a
+stashed one when its copy in the DLQ is safe. A message that waits for its turn or its time ends at once, and
+the messages behind it continue in order. The answer names the offsets that cannot end now, with the reason;
+the worker does not try them later.
 """
 
 from __future__ import annotations

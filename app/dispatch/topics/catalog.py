@@ -19,24 +19,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import filterfalse
-from typing import Any
 from uuid import uuid4
 
 import structlog
 from aiokafka.errors import KafkaError, for_code
 
-from app.controllog.definition_cache import DefinitionCache
 from app.controllog.events import Assignment, StartRecorded
 from app.controllog.log import ControlLog
-from app.dispatch.definition import DISPATCH_JOBS, Workload, dispatch_job
-from app.dispatch.push.metadata import SenderRole
+from app.dispatch.definition import DISPATCH_JOBS, Workload
 from app.dispatch.topics.hibernation import HibernationTracker
 from app.dispatch.topics.leftovers import TierLeftovers, candidates, is_left, partitions_of
+from app.dispatch.topics.readable_workloads import ReadableWorkloads, WorkloadRoles
 from app.dispatch.topics.settings import MAX_PARTITIONS, check_settings, create_topics, grow_topics
-from app.failover.topology import Layout
 from app.kafka.client.cluster import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
 from app.kafka.client.needed_settings import SettingsProblem
 from app.kafka.client.permissions import NOT_AUTHORISED, grant, lacks, principal
@@ -74,10 +71,7 @@ class WorkloadsCatalog:
 
     Attributes:
         hibernation: Which workloads are idle and sleep.
-        runs_here: Whether a workload with a mode has jobs in this region; None: not known yet
-            (`app.failover.run.role_keeper`).
-        sender_role: The role that receivers get, for a workload with a mode.
-        troubles: Workload -> its problem and the remedy.
+        runs_here, sender_role: As in `WorkloadRoles`.
     """
 
     def __init__(
@@ -85,7 +79,8 @@ class WorkloadsCatalog:
         control: ControlLog,
         clusters: DataClusters,
         report_incident: ReportIncident,
-        layout: Layout | None,
+        workloads: ReadableWorkloads,
+        roles: WorkloadRoles,
     ) -> None:
         self._control = control
         self._clusters = clusters
@@ -94,11 +89,7 @@ class WorkloadsCatalog:
         self._ids: dict[tuple[str, str], str] = {}  # of topics, from the time of the count
         self._read_at_s: dict[str, float] = {}
         self._prepared: dict[str, tuple[str, int]] = {}  # etag and partitions of the topic
-        self._workloads = DefinitionCache(
-            lambda: control.view.workloads,
-            lambda key, data: local(_parsed(key, data), layout),
-            lambda key, why: self._report(key, why, "deploy it again"),
-        )
+        self._workloads = workloads
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._late: set[str] = set()  # clusters that did not answer in time
         self._reported: set[tuple[str, str]] = set()  # workload, message
@@ -107,19 +98,23 @@ class WorkloadsCatalog:
         # workload -> problems of its topics' settings, and when they are checked again
         self._wrong: dict[str, list[SettingsProblem]] = {}
         self._check_again_s: dict[str, float] = {}
-        self.troubles: dict[str, str] = {}
+        self._troubles: dict[str, str] = {}
         self._leftovers = TierLeftovers()
         self.hibernation = HibernationTracker()
         self._reported_left: set[tuple[str, str]] = set()  # workload, topic
         self._reported_unread: set[tuple[str, str, str]] = set()  # workload, topic, the definition's etag
         # workload -> the state of its topic, since when
         self._states: dict[str, tuple[TopicExistence, float]] = {}
-        self.runs_here: Callable[[Workload], bool | None] = lambda _: True
-        self.sender_role: Callable[[Workload], SenderRole | None] = lambda _: None
+        self.runs_here, self.sender_role = roles.runs_here, roles.sender_role
 
     def workload(self, key: str) -> Workload | None:
         """The definition in the control log; with a mode, its cluster is this region's own."""
         return self._workloads.get(key)
+
+    def troubles(self) -> dict[str, str]:
+        """The workloads' problems, each with its remedy. An unreadable definition comes before the others."""
+        found = self._troubles | self._workloads.troubles()
+        return {key: why for key, why in found.items() if key in self._control.view.workloads}
 
     # -- the leader's rounds -----------------------------------------------------------------------
 
@@ -131,7 +126,7 @@ class WorkloadsCatalog:
         self._leftovers.keep(workloads)
         self.hibernation.keep(workloads)
         for known in (self._read_at_s, self._prepared, self._states, self._refused, self._create_again_s,
-                      self._wrong, self._check_again_s, self.troubles):  # fmt: skip
+                      self._wrong, self._check_again_s, self._troubles):  # fmt: skip
             for key in known.keys() - workloads.keys():
                 del known[key]
         self._reported = {entry for entry in self._reported if entry[0] in workloads}
@@ -310,9 +305,9 @@ class WorkloadsCatalog:
         elif wrong:
             first, *more = wrong
             rest = f"; incidents topic-settings name {len(more)} more of its topics" if more else ""
-            self.troubles[key] = f"{first.message}; {first.remedy}{rest}"
+            self._troubles[key] = f"{first.message}; {first.remedy}{rest}"
         else:
-            self.troubles.pop(key, None)
+            self._troubles.pop(key, None)
 
     async def _counted(
         self, client: ClusterClient, name: str, sizes: Mapping[str, int]
@@ -420,7 +415,7 @@ class WorkloadsCatalog:
                 )
 
     def _report(self, key: str, message: str, remedy: str, *, kind: str = "workload-trouble") -> None:
-        self.troubles[key] = f"{message}; {remedy}"
+        self._troubles[key] = f"{message}; {remedy}"
         if (key, message) not in self._reported:
             self._reported.add((key, message))
             self._report_incident(kind, key, message, remedy)
@@ -428,29 +423,6 @@ class WorkloadsCatalog:
 
 def _hibernates(assignments: Mapping[str, Assignment], job: str) -> bool:
     return job in assignments and is_hibernated(assignments[job])
-
-
-def _parsed(key: str, definition: Mapping[str, Any]) -> Workload:
-    """Raises ValueError: it is another workload's, or its jobs have no valid names (`app.kernel.job`)."""
-    workload = Workload.from_wire(definition)
-    if workload.key != key:
-        raise ValueError(f"the definition under {key!r} is one of {workload.key!r}")
-    for topic in (workload.metadata.topic, *workload.retry_topics(), *candidates(workload)):
-        dispatch_job(key, topic, 0)
-    return workload
-
-
-def local(workload: Workload, layout: Layout | None) -> Workload:
-    """The workload on this region's cluster, if it has a mode. Raises ValueError: there is none, or
-    several."""
-    if workload.spec.mode is None or layout is None:
-        return workload
-    try:
-        cluster = layout.local(workload.metadata.cluster)
-    except LookupError as error:
-        raise ValueError(str(error)) from error
-    metadata = workload.metadata.model_copy(update={"cluster": cluster})
-    return workload.model_copy(update={"metadata": metadata})
 
 
 def _prefix(key: str, topic: str) -> str:

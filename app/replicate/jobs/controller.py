@@ -22,7 +22,7 @@ from mode import Service
 
 from app.controllog.codec import JobStatus
 from app.kafka.data_clusters import DataCluster
-from app.kafka.fetch.deliveries import ALL_BYTES, FetchedBatches, FetchItem, LogGap
+from app.kafka.fetch.deliveries import ALL_BYTES, FetchItem, LogGap
 from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
@@ -41,7 +41,7 @@ from app.replicate.pump.route_runtime import RouteRuntime, group_of
 from app.replicate.pump.status import check_progress, copying_status, job_status
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 from app.replicate.topics.catalog import RoutesCatalog
-from app.worker.jobs.fetch_troubles import clear_fetch_trouble, discard, show_fetch_incident
+from app.worker.jobs.deliveries import hand_over
 from app.worker.jobs.kind import JobPorts, JobRestarts
 from app.worker.jobs.pump import StartedJob, StartPostponed
 from app.worker.jobs.start_position import LineageReset
@@ -98,22 +98,7 @@ class ReplicaController(Service):
 
     def accept(self, item: FetchItem) -> None:
         """Hands a fetched batch to the job's pump. Never raises."""
-        job, epoch = item.key
-        pump = self.pumps.get(job)
-        if pump is None or pump.epoch != epoch:
-            discard(item)
-            return
-        with self._jobs.contain_errors(item):
-            match item:
-                case FetchedBatches(is_stale=True):
-                    item.release()
-                case FetchedBatches():
-                    pump.accept(item)
-                    clear_fetch_trouble(pump)
-                case LogGap():
-                    self.skip(pump, item)
-                case _:
-                    show_fetch_incident(pump, item, self._report_incident)
+        hand_over(self.pumps.get(item.key[0]), item, self._jobs, self._report_incident, self.skip)
 
     # -- one job -----------------------------------------------------------------------------------
 

@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import structlog
 from aiokafka.errors import KafkaError
 
-from app.controllog.definition_cache import DefinitionCache
 from app.controllog.log import ControlLog
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
@@ -41,6 +40,7 @@ from app.replicate.model.copy_graph import ALONE, OtherRegions
 from app.replicate.model.name_patterns import is_name
 from app.replicate.model.route import Route
 from app.replicate.topics.conflicts import ConflictingRoutes, conflicts
+from app.replicate.topics.readable_routes import ReadableRoute, ReadableRoutes
 from app.replicate.topics.source_ends import beginning_of, lacks_beginning, not_known
 from app.replicate.topics.targets import DestinationTopics
 from app.worker.jobs.start_position import ReportIncident
@@ -56,11 +56,6 @@ WHY_VANISHED = {
     "denied": "Switchyard may not describe it: grant its principal Describe and Read on it",
 }
 BUSY_SHARE = 20  # a cluster is read for at most a twentieth of the time
-
-
-class ReadableRoute(NamedTuple):
-    definition: RouteDefinition
-    route: Route
 
 
 class _Copies(NamedTuple):
@@ -98,18 +93,24 @@ class TopicsOfRoute(NamedTuple):
 
 
 class RoutesCatalog:
-    """The control log's routes. On workers that do not lead only `definition` and `route` are valid."""
+    """The control log's routes. On workers that do not lead only `definition` and `route` are valid.
+
+    Args:
+        other_regions: Other regions' routes and cluster ids (`app.offsets.sync.remote_routes`).
+    """
 
     def __init__(
         self,
         control: ControlLog,
         clusters: DataClusters,
         report_incident: ReportIncident,
+        routes: ReadableRoutes,
+        other_regions: Callable[[], OtherRegions] = lambda: ALONE,
     ) -> None:
         self._control = control
         self._clusters = clusters
         self._report_incident = report_incident
-        self._known = DefinitionCache(lambda: control.view.routes, _parsed, self._report_unreadable)
+        self._known = routes
         self._expected: dict[str, set[str]] = {}  # source -> topics that have jobs
         self._lost: dict[str, dict[str, TopicExistence]] = {}  # route -> topics that vanished
         self._topics: defaultdict[str, ClusterTopics] = defaultdict(ClusterTopics)
@@ -122,8 +123,7 @@ class RoutesCatalog:
         self._refused: list[ConflictingRoutes] = []
         self._ids: dict[str, str] = {}  # the ids of the clusters that were read
         self._proved_beside = ALONE
-        # Other regions' routes and cluster ids (`app.offsets.sync.remote_routes`).
-        self.other_regions: Callable[[], OtherRegions] = lambda: ALONE
+        self._other_regions = other_regions
         self._unreachable: dict[str, frozenset[str]] = {}  # cluster -> routes for which that was reported
         self.targets = DestinationTopics(self._topics, clusters, report_incident)
 
@@ -142,7 +142,7 @@ class RoutesCatalog:
         """Reads clusters again, prepares destination topics; takes at most `REFRESH_TIMEOUT_S`. `held`: see
         `jobs`."""
         view = self._control.view
-        routes = {name: known for name in list(view.routes) if (known := self._known.get(name)) is not None}
+        routes = self._known.all()
         self._copies = {name: self._copies[name] for name in self._copies.keys() & routes.keys()}
         if view.term != self._term:  # knowledge from an earlier leadership may be old
             self._term = view.term
@@ -399,7 +399,7 @@ class RoutesCatalog:
         return next((found for found in self._refused if name in found.names), None)
 
     def _prove(self, routes: Mapping[str, ReadableRoute]) -> set[asyncio.Task[None]]:
-        etags, remote = {name: self._stamp(known) for name, known in routes.items()}, self.other_regions()
+        etags, remote = {name: self._stamp(known) for name, known in routes.items()}, self._other_regions()
         known_beside = remote == self._proved_beside
         if (etags == self._proved and known_beside) or (
             self._proving is not None and not self._proving.done()
@@ -432,14 +432,3 @@ class RoutesCatalog:
             for name in sorted(refused.names & routes.keys() if refused not in self._refused else ()):
                 self._report_incident("route-refused", name, refused.message, refused.remedy)
         self._refused, self._proved, self._proved_beside = found, etags, remote
-
-    def _report_unreadable(self, name: str, why: str) -> None:
-        self._report_incident("route-trouble", name, why, "deploy it again")
-
-
-def _parsed(name: str, definition: Mapping[str, Any]) -> ReadableRoute:
-    """Raises ValueError: the definition is another route's, or invalid."""
-    found = RouteDefinition.from_wire(definition)
-    if found.key != name:
-        raise ValueError(f"it is the definition of {found.key!r}, but is stored under {name!r}")
-    return ReadableRoute(found, found.route())

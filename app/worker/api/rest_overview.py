@@ -26,7 +26,7 @@ def region_overview(api: ApiContext) -> dict[str, Any]:
     runtime, now_s = api.runtime, time.monotonic()
     members = runtime.members
     return overview.overview(
-        api.region, runtime.control.view, members.heard, members.live(now_s), list(runtime.incidents),
+        api.region, runtime.control.view, members.heard, members.live(now_s), list(runtime.incidents.latest),
         now_ms(), now_s, returned=runtime.failover.keeper.has_just_returned(),
     )  # fmt: skip
 
@@ -114,5 +114,5 @@ class OverviewRoutes:
     @described(Page[schemas.Incident], query=PAGE)
     async def get_incidents(self, request: web.Request) -> web.Response:
         """Incidents, the newest first."""
-        incidents = reversed(self._api.runtime.incidents)
+        incidents = reversed(self._api.runtime.incidents.latest)
         return json_response(paged([overview.incident(record) for record in incidents], request))

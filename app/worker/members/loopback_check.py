@@ -54,7 +54,7 @@ class LoopbackCheck(Service):
     def __init__(
         self,
         place: str,
-        url: Callable[[], str],
+        url: str,
         members: Members,
         report_incident: Callable[[str, str, str, str], None],
     ) -> None:
@@ -69,12 +69,12 @@ class LoopbackCheck(Service):
         started_s, is_reported = time.monotonic(), False
         while not self.should_stop:
             now_s = time.monotonic()
-            other = apart(self._place, self._url(), self._members.live(now_s))
-            why = f"this worker announces {self._url()}, which {other} on another host cannot reach"
+            other = apart(self._place, self._url, self._members.live(now_s))
+            why = f"this worker announces {self._url}, which {other} on another host cannot reach"
             if other and now_s - started_s < HEARTBEATS_GRACE_S:
                 log.critical(why, remedy=REMEDY)
                 raise NotReachable(f"{why}; {REMEDY}")
             if other and not is_reported:
-                self._report_incident("loopback-address", self._url(), why, f"{REMEDY}; then start it again")
+                self._report_incident("loopback-address", self._url, why, f"{REMEDY}; then start it again")
             is_reported = bool(other)
             await self.sleep(LOOPBACK_POLL_INTERVAL_S)

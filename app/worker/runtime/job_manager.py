@@ -35,8 +35,8 @@ from app.kernel.limit_shares import LimitNeed, WorkerShare
 from app.kernel.load import Load
 from app.kernel.rates import JobRates
 from app.placement.limit_divider import shares_of
+from app.worker.jobs.deliveries import apply_fetch_state, discard
 from app.worker.jobs.failures import MOST_FAILURES, NOWHERE
-from app.worker.jobs.fetch_troubles import apply_fetch_state, discard
 from app.worker.jobs.kind import JobPorts, JobRestarts
 from app.worker.jobs.operator_acts import NotHere
 from app.worker.jobs.pump import Pump

@@ -1,4 +1,4 @@
-"""Skip and stash on a pump with a real receiver."""
+"""Skip, stash and a pause on a pump with a real receiver."""
 
 from __future__ import annotations
 

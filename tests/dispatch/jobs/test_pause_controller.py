@@ -17,8 +17,8 @@ from app.dispatch.model.throughput_diagnosis import RESTS
 from app.dispatch.push.metadata import SenderRole
 from app.kafka.client.cluster import ClusterSpec
 from app.kernel.job import JobId
-from app.payload.schema_loader import SchemaLoader
 from app.worker.runtime.meter import Meter
+from app.worker.runtime.options import WorkerOptions
 from app.worker.runtime.service import Runtime
 from tests.dispatch.pump.rig import definition, dispatch_rig, numbers
 from tests.failover.run.region_fakes import failover
@@ -36,11 +36,12 @@ def runtime() -> Runtime:
 
     async def nowhere(_: Any) -> None: ...
 
-    return Runtime(
-        name="w", url=lambda: "http://h:1", topics=ControlTopics("east"), control_spec=spec,
-        clusters={"east": spec}, deliver=nowhere, memory_budget_bytes=1 << 20, grace_s=1.0,
-        meter=Meter(None, None, None), layout=LAYOUT, schemas=SchemaLoader(Path("schemas")),
+    options = WorkerOptions(
+        name="w", url="http://h:1", topics=ControlTopics("east"), control_cluster="east",
+        clusters={"east": spec}, memory_budget_bytes=1 << 20, grace_s=1.0, layout=LAYOUT,
+        directory=Path("unused"), schemas=Path("schemas"),
     )  # fmt: skip
+    return Runtime(options, nowhere, Meter(None, None, None))
 
 
 def renew(worker: Runtime) -> None:

@@ -34,6 +34,7 @@ from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from app.placement.model.plan import HIBERNATED
 from app.worker.catalog import Catalog
+from app.worker.readable_definitions import ReadableDefinitions
 from tests.web.runtime_fake import assigned, definition, put
 
 DAY_MS = 24 * 3_600_000
@@ -58,7 +59,10 @@ class Region:
     def restart(self) -> None:
         """Replaces the leader by one that has no state yet."""
         log: Any = SimpleNamespace(view=self.view, append=self.append)
-        self.catalog = Catalog(log, self.clusters, lambda *trouble: self.reported.append(trouble[2]))
+        self.catalog = Catalog(log, self.clusters, self._report, ReadableDefinitions(log, self._report))
+
+    def _report(self, *trouble: str) -> None:
+        self.reported.append(trouble[2])
 
     async def append(self, *events: AnyControlEvent) -> int:
         for event in events:
@@ -361,13 +365,13 @@ async def test_a_topic_that_the_cluster_refuses_is_reported_with_its_error_until
     assert reported == str(refused)
     assert reported.startswith(f"cluster east does not create topic {dlq}: ")
     assert reported.endswith(f"collides with existing topic: {other} (InvalidTopicError, error 17)")
-    assert region.catalog.workloads.troubles[key].startswith(
+    assert region.catalog.workloads.troubles()[key].startswith(
         f"{reported}; choose another name; the leader tries again every"
     )
     await region.delete(other)
     await until(region.jobs, jobs)
     assert await client.partitions(dlq) == 2
-    assert (len(region.reported), region.catalog.workloads.troubles) == (1, {})
+    assert (len(region.reported), region.catalog.workloads.troubles()) == (1, {})
 
 
 async def test_a_refused_setting_is_reported_with_the_clusters_error(
@@ -395,7 +399,7 @@ async def test_a_deleted_retry_topic_or_dlq_is_created_again(
         await until(region.jobs, jobs)
         assert await (await region.client()).partitions(topic) == 2
         assert int((await region.settings(topic))["max.message.bytes"]) == COPY_MAX_BYTES
-    assert (region.reported, region.catalog.workloads.troubles) == ([], {})
+    assert (region.reported, region.catalog.workloads.troubles()) == ([], {})
 
 
 async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_and_kept(
@@ -430,7 +434,7 @@ async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_
     command = (
         f"kafka-configs.sh --bootstrap-server {region.options['bootstrap_servers']} --alter --topic {delayed}"
     )
-    assert region.catalog.workloads.troubles[f"billing/{region.topic}"] == (
+    assert region.catalog.workloads.troubles()[f"billing/{region.topic}"] == (
         f"{region.reported[0]}; alter it: {command} --add-config max.message.bytes={enough}; "
         "incidents topic-settings name 3 more of its topics"
     )
@@ -443,7 +447,7 @@ async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_
 
     async def troubles() -> dict[str, str]:
         await region.jobs()
-        return region.catalog.workloads.troubles
+        return region.catalog.workloads.troubles()
 
     await until(troubles, {})
     assert len(region.reported) == 4
@@ -468,4 +472,7 @@ async def test_jobs_of_a_definition_that_cannot_be_read_stay(region: Region) -> 
     assert await region.catalog.jobs() == await region.catalog.jobs() == {job}
     (reported,) = region.reported
     assert "cannot be read" in reported
-    assert reported in region.catalog.workloads.troubles[newer.key]
+    assert reported in region.catalog.workloads.troubles()[newer.key]
+    await region.append(put(definition("billing", region.topic, flow={"max_inflight": 7})))
+    await region.catalog.jobs()
+    assert not region.catalog.workloads.troubles()

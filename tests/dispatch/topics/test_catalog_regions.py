@@ -9,6 +9,7 @@ import pytest
 from app.controllog.events import RolePut
 from app.controllog.roles import ACTIVE, MOVING, RoleState
 from app.worker.catalog import Catalog
+from app.worker.readable_definitions import ReadableDefinitions
 from tests.failover.run.region_fakes import KEY, SITES, FakeRegion, failover, workload
 from tests.web.runtime_fake import assigned
 from tests.worker.runtime.test_job_manager import Away
@@ -20,8 +21,12 @@ def catalog_of(region: FakeRegion) -> Catalog:
     """The leader's catalog, which has seen the topic; its clusters do not answer since."""
     clusters: Any = Away(*SITES)
     layout = region.failovers.layout
-    catalog = Catalog(region.log, clusters, lambda *trouble: region.incidents.append(trouble[2]), layout)
-    catalog.workloads.runs_here = region.keeper.runs_here
+    log: Any = region.log
+
+    def report(*trouble: str) -> None:
+        region.incidents.append(trouble[2])
+
+    catalog = Catalog(log, clusters, report, ReadableDefinitions(log, report, layout), region.keeper)
     catalog.workloads._partitions[f"{region.own}-aggregate", "orders"] = 2
     return catalog
 

@@ -36,6 +36,7 @@ from app.offsets.model.group_sync import stamped
 from app.offsets.model.translation import Log
 from app.offsets.sync.regions import Regions
 from app.worker.catalog import Catalog
+from app.worker.readable_definitions import ReadableDefinitions
 from tests.offsets.clusters import HERE, NOWHERE, THERE, a_line, regions
 from tests.offsets.clusters import Regions as Stand
 from tests.web.runtime_fake import FakeRuntime, assigned, beat, copying, definition, flowing, put_route, route
@@ -76,7 +77,8 @@ class Case:
         control: Any = self.fed.control
         clusters: Any = self.fed.clusters
         layout = Layout(own, sites, HERE)
-        self.fed.catalog = Catalog(control, clusters, lambda *_: None, layout)
+        definitions = ReadableDefinitions(control, lambda *_: None, layout)
+        self.fed.catalog = Catalog(control, clusters, lambda *_: None, definitions)
         self.fed.failover = FailoverParticipant(
             control, nothing, {}, layout, self.fed.catalog.workloads.workload,
             leads=lambda: True, on_news=lambda: None, report_incident=lambda *_: None,

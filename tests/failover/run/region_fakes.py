@@ -17,7 +17,7 @@ from app.controllog.events import (
 )
 from app.controllog.failover_run import EXECUTING
 from app.dispatch.definition import Workload
-from app.dispatch.topics.catalog import local
+from app.dispatch.topics.readable_workloads import local
 from app.failover.definition import FailoverDefinition
 from app.failover.run.derived_routes import DerivedRoutes
 from app.failover.run.presence import Presence

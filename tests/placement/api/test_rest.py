@@ -14,6 +14,7 @@ from app.kernel.lease import Lease
 from app.kernel.load import Load
 from app.placement.inputs import PlacementInputs
 from app.placement.leader import Leader
+from app.worker.members.leadership import Leadership
 from tests.web.client import Console
 from tests.web.runtime_fake import ME, assigned, beat, definition, flowing, job, put, serving
 
@@ -31,10 +32,9 @@ def lead(console: Console, *, loads: float = 0.01) -> None:
     lease.renewed(time.monotonic())
     log: Any = fed.control
     fed.leader = Leader(
-        ME,
+        Leadership(ME, log, lease),
         log,
         fed.members,
-        lease,
         jobs,
         PlacementInputs(fed.catalog.workloads.workload, lambda *_: None),
         dict,

@@ -18,6 +18,7 @@ from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import NeedItem, PinnedOffsets
 from app.replicate.jobs.pinned_offset_syncs import PinnedOffsetSyncs
 from app.replicate.topics.catalog import RoutesCatalog
+from app.replicate.topics.readable_routes import ReadableRoutes
 from tests.web.runtime_fake import put_route, route
 
 
@@ -39,9 +40,9 @@ async def test_the_leader_publishes_the_unmoved_positions_of_groups_in_a_copy_an
         return []
 
     sender: Any = SimpleNamespace(ask=ask)
-    needed = PinnedOffsetSyncs(
-        control, RoutesCatalog(control, clusters, lambda *_: None), clusters, sender, lambda: True
-    )
+    routes = ReadableRoutes(control, lambda *_: None)
+    catalog = RoutesCatalog(control, clusters, lambda *_: None, routes)
+    needed = PinnedOffsetSyncs(control, catalog, clusters, sender, lambda: True)
 
     async def published_needs() -> list[PinnedOffsets]:
         published.clear()

@@ -30,6 +30,7 @@ from app.offsets.model.offset_map import (
 from app.replicate.jobs import pinned_offset_syncs as module
 from app.replicate.jobs.pinned_offset_syncs import ClusterPositions, PinnedOffsetSyncs
 from app.replicate.topics.catalog import RoutesCatalog
+from app.replicate.topics.readable_routes import ReadableRoutes
 from tests.web.runtime_fake import put_route, route
 
 AT = "orders", 0
@@ -74,7 +75,7 @@ class Rig:
         clusters: Any = self
         sender: Any = self
         self.specs = {name: ClusterSpec(name, ("127.0.0.1:1",)) for name in ("east", "west")}
-        catalog = RoutesCatalog(control, clusters, lambda *_: None)
+        catalog = RoutesCatalog(control, clusters, lambda *_: None, ReadableRoutes(control, lambda *_: None))
         self.needed = PinnedOffsetSyncs(control, catalog, clusters, sender, lambda: True)
         view.apply(put_route(route("mirror", "east", "west", "orders")))
         view.apply(Claim(at_ms=0, term=1, worker="w"))

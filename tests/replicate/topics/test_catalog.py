@@ -31,6 +31,7 @@ from app.replicate.topics.new_copies import new_copies, refused_copies
 from app.worker.catalog import Catalog
 from app.worker.jobs import topic_inventory
 from app.worker.jobs.topic_inventory import ClusterTopics
+from app.worker.readable_definitions import ReadableDefinitions
 from tests.kafka.conftest import write
 from tests.web.runtime_fake import assigned, put_route, route
 
@@ -52,6 +53,7 @@ class TwoClusters:
         }
         self.clusters = DataClusters(specs, self._nowhere, ByteBudget(1 << 20))
         self.made: list[tuple[str, str]] = []
+        self.other_regions = OtherRegions()
         self.restart()
 
     async def _nowhere(self, _: Any) -> None: ...
@@ -59,7 +61,13 @@ class TwoClusters:
     def restart(self) -> None:
         """Replaces the leader by one that knows nothing yet."""
         log: Any = SimpleNamespace(view=self.view, append=self.append)
-        self.catalog = Catalog(log, self.clusters, lambda *trouble: self.incidents.append(trouble))
+        definitions = ReadableDefinitions(log, self._report)
+        self.catalog = Catalog(
+            log, self.clusters, self._report, definitions, other_regions=lambda: self.other_regions
+        )
+
+    def _report(self, *trouble: str) -> None:
+        self.incidents.append(trouble)
 
     async def append(self, *events: AnyControlEvent) -> int:
         for event in events:
@@ -380,11 +388,10 @@ async def test_a_loop_by_another_name_of_a_cluster_or_through_another_region_is_
 
     two.incidents.clear()
     back = RouteDefinition.model_validate(route("back", "west", "east", two.name("orders"))).route()
-    heard = [OtherRegions({}, (replace(back, name="back of region west"),))]
-    two.catalog.routes.other_regions = lambda: heard[0]
+    two.other_regions = OtherRegions({}, (replace(back, name="back of region west"),))
     await two.until({})
     ((kind, subject, message, _),) = two.incidents
     assert (kind, subject) == ("route-refused", "there")
     assert "(route back of region west)" in message
-    heard[0] = OtherRegions()
+    two.other_regions = OtherRegions()
     await two.until({"there orders": {0}})

@@ -217,8 +217,8 @@ def test_workers_assignments_activity_and_incidents_are_listed(console: Console)
     console.ask("PUT", PATH, definition(), X_Switchyard_Actor="jo")
     console.fed.apply(assigned(job(0), reason="it had no owner"))
     console.fed.observe(beat(flowing(job(0))))
-    console.fed.incidents.append(incident("first"))
-    console.fed.incidents.append(incident("second"))
+    console.fed.incidents.latest.append(incident("first"))
+    console.fed.incidents.latest.append(incident("second"))
     (worker,) = console.ask("GET", "/api/v1/workers").json["items"]
     assert (worker["worker"], worker["state"], worker["jobs"]) == ("worker-a", "running", 1)
     (assignment,) = console.ask("GET", "/api/v1/assignments").json["items"]

@@ -140,7 +140,7 @@ def test_outside_data_is_shown_as_text_everywhere(page: Any, fed: FakeRuntime) -
     )
     troubled = in_trouble(evil)
     fed.observe(beat(flowing(job(0), trouble=evil), url="javascript:document.title='owned'", **troubled))
-    fed.incidents.append(
+    fed.incidents.latest.append(
         IncidentRecord(at_ms=1, worker=evil, kind=evil, subject=evil, message=evil, remedy=evil)
     )
     with serving(fed) as url:

@@ -45,7 +45,7 @@ def test_another_address_or_a_draining_neighbour_is_no_reason() -> None:
 
 
 def service(members: Members, reported: list[str]) -> LoopbackCheck:
-    return LoopbackCheck(HERE, lambda: LOOPBACK, members, lambda kind, *_: reported.append(kind))
+    return LoopbackCheck(HERE, LOOPBACK, members, lambda kind, *_: reported.append(kind))
 
 
 def test_a_starting_worker_with_a_loopback_address_ends_with_the_remedy() -> None:

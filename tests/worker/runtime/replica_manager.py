@@ -27,6 +27,7 @@ from app.replicate.pump.partition import ReplicaPump
 from app.worker.catalog import Catalog
 from app.worker.jobs.failures import JobFailures
 from app.worker.jobs.kind import JobPorts
+from app.worker.readable_definitions import ReadableDefinitions
 from app.worker.runtime.job_kinds import JobServices, make_job_kinds
 from app.worker.runtime.job_manager import JobManager
 from app.worker.tracker.fold import TrackerFold
@@ -143,7 +144,7 @@ async def replica_manager_rig(
     fake_log: Any = log
     trackers: Any = FakeTrackers()
     barriers: Any = sender
-    catalog = Catalog(fake_log, clusters, report, layout)
+    catalog = Catalog(fake_log, clusters, report, ReadableDefinitions(fake_log, report, layout))
     ports = JobPorts("me", fake_log, clusters, lease, report, SchemaLoader(Path("schemas")), JobFailures())
     jobs = JobManager(
         ports,

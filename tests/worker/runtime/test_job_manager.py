@@ -25,6 +25,7 @@ from app.payload.schema_loader import SchemaLoader
 from app.worker.catalog import Catalog
 from app.worker.jobs.failures import JobFailures
 from app.worker.jobs.kind import JobPorts
+from app.worker.readable_definitions import ReadableDefinitions
 from app.worker.runtime.job_kinds import JobServices, make_job_kinds
 from app.worker.runtime.job_manager import JobManager
 from app.worker.runtime.job_starter import START_RETRY_S, JobStarter
@@ -90,7 +91,7 @@ async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[JobManager, l
     def report(_kind: str, _subject: str, message: str, _remedy: str) -> None:
         reported.append(message)
 
-    catalog = Catalog(fake_log, fake, report)
+    catalog = Catalog(fake_log, fake, report, ReadableDefinitions(fake_log, report))
     ports = JobPorts("me", fake_log, fake, Lease(2.0), report, SchemaLoader(Path("schemas")), JobFailures())
     jobs = JobManager(
         ports, unused, lambda jobs: make_job_kinds(ports, jobs, catalog, JobServices()), grace_s=1.0

@@ -19,9 +19,9 @@ from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.main import SwitchyardApp
-from app.payload.schema_loader import SchemaLoader
 from app.worker.runtime import service as module
 from app.worker.runtime.meter import Meter
+from app.worker.runtime.options import WorkerOptions
 from app.worker.runtime.service import Runtime
 from tests.web.runtime_fake import definition, put
 
@@ -49,11 +49,11 @@ async def a_runtime(spec: ClusterSpec) -> Runtime:
 
     async def nowhere(_: Any) -> None: ...
 
-    return Runtime(
-        name="w", url=lambda: "http://h:1", topics=topics, control_spec=spec, clusters={"east": spec},
-        deliver=nowhere, memory_budget_bytes=1 << 20, grace_s=GRACE_S, meter=Meter(None, None, None),
-        schemas=SchemaLoader(Path("schemas")),
+    options = WorkerOptions(
+        name="w", url="http://h:1", topics=topics, control_cluster="east", clusters={"east": spec},
+        memory_budget_bytes=1 << 20, grace_s=GRACE_S, directory=Path("unused"), schemas=Path("schemas"),
     )  # fmt: skip
+    return Runtime(options, nowhere, Meter(None, None, None))
 
 
 async def until(condition: Any) -> None:

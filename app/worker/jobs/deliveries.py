@@ -1,8 +1,9 @@
-"""Handles the deliveries of a fetch service that are no batches: lost offsets, another log, troubles."""
+"""Hands a fetch service's deliveries to pumps: batches, lost offsets, another log, troubles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from app.kafka.fetch.deliveries import FetchedBatches, FetchIncident, FetchItem, LogGap
 from app.kafka.fetch.service import FetchService
@@ -10,7 +11,37 @@ from app.worker.jobs.kind import JobRestarts
 from app.worker.jobs.pump import Pump
 from app.worker.jobs.start_position import LineageReset, ReportIncident
 
+P = TypeVar("P", bound=Pump)
+
 TROUBLE = "fetch: "  # begins a pump's trouble of this source
+
+
+def hand_over(
+    pump: P | None, item: FetchItem, jobs: JobRestarts, report_incident: ReportIncident,
+    skip: Callable[[P, LogGap], None] | None = None,
+) -> None:  # fmt: skip
+    """Hands a delivery to its job's pump. Never raises.
+
+    Args:
+        pump: None: the job does not run here.
+        skip: Takes lost offsets; without it they are passed over and reported.
+    """
+    if pump is None or pump.epoch != item.key[1]:
+        discard(item)
+        return
+    with jobs.contain_errors(item):
+        match item:
+            case FetchedBatches(is_stale=True):
+                item.release()
+            case FetchedBatches():
+                pump.accept(item)
+                _clear_fetch_trouble(pump)
+            case LogGap() if skip is not None:
+                skip(pump, item)
+            case LogGap():
+                _skip_gap(pump, item, jobs, report_incident)
+            case _:
+                _show_fetch_incident(pump, item, report_incident)
 
 
 def discard(item: FetchItem) -> None:
@@ -19,7 +50,7 @@ def discard(item: FetchItem) -> None:
         item.release()
 
 
-def skip_gap(pump: Pump, gap: LogGap, jobs: JobRestarts, report_incident: ReportIncident) -> None:
+def _skip_gap(pump: Pump, gap: LogGap, jobs: JobRestarts, report_incident: ReportIncident) -> None:
     """Passes over lost offsets, and reports them. A job of a recreated topic starts in a new lineage."""
     if gap.begun_anew:
         next_offset = gap.resume_offset(pump.base)
@@ -36,12 +67,12 @@ def skip_gap(pump: Pump, gap: LogGap, jobs: JobRestarts, report_incident: Report
     )
 
 
-def show_fetch_incident(pump: Pump, incident: FetchIncident, report_incident: ReportIncident) -> None:
+def _show_fetch_incident(pump: Pump, incident: FetchIncident, report_incident: ReportIncident) -> None:
     pump.trouble = f"{TROUBLE}{incident.message}"
     report_incident("fetch-trouble", str(pump.job), incident.message, incident.remedy)
 
 
-def clear_fetch_trouble(pump: Pump) -> None:
+def _clear_fetch_trouble(pump: Pump) -> None:
     """A batch was fetched, so the trouble is over."""
     if not pump.closed and pump.trouble.startswith(TROUBLE):
         pump.trouble = ""
