@@ -31,7 +31,7 @@ from app.dev.yard.security import ADMIN, YardSecurity
 from tests.examples import CI_EXAMPLES
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
-USERS = {ADMIN: "adminword", "switchyard": "switchword", "reader": "readerword"}  # the last never writes
+USERS = {ADMIN: "adminword", "switchyard": "switchword", "service": "serviceword", "reader": "readerword"}
 PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": the ports of this process (tests/__main__.py)
 PROCESS_VARIABLE = "SWITCHYARD_TEST_PROCESS"  # "first", "second" or "beside": runs these tests (the same)
 PART_VARIABLE = "SWITCHYARD_TEST_PART"  # "3/8": the deep tests that are marked `in_part` (the same)

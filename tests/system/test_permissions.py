@@ -30,7 +30,7 @@ pytestmark = pytest.mark.system
 
 PAGE = Path(__file__).parents[2] / "docs" / "permissions.md"
 HOME, AWAY = "east-regional", "east-aggregate"
-USER, SERVICE = "switchyard", "reader"
+USER, SERVICE = "switchyard", "service"
 MESSAGES, ENOUGH_S = 200, 90.0
 OPERATIONS = {
     "Read": acls.READ, "Write": acls.WRITE, "Create": acls.CREATE, "Alter": acls.ALTER,
