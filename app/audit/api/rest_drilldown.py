@@ -39,7 +39,7 @@ from app.web.http.exports import CSV, FORMAT, NDJSON, check_whole, csv_lines, fo
 from app.web.http.forwarding import FORWARDED_CHANGE_TIMEOUT_S, HOP_HEADER, ask_worker
 from app.web.http.operations import STARTED, TrackedOperation
 from app.web.http.operator_requests import actor_of, flag_of, read_body, when_of
-from app.web.http.responses import ApiError, json_response, paged
+from app.web.http.responses import ApiError, errors_as_problems, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Param, described
 from switchyard.audit.model.fingerprint import Fingerprint
 from switchyard.audit.model.places import group_of
@@ -72,6 +72,8 @@ QUERY_PARAMS = (
 )  # fmt: skip
 FOUND = {200: AnswerDoc({JSON: schemas.AuditMissing, CSV: TEXT, NDJSON: TEXT}), **STARTED}
 FORESEEN = {200: AnswerDoc({JSON: schemas.AuditCopyForeseen}, "what would be copied"), **STARTED}
+
+_readable = errors_as_problems((NotReadable, 409, "Not to be read"))
 
 
 class AuditedWindow(NamedTuple):
@@ -407,19 +409,3 @@ def _file(form: str, rows: list[dict[str, Any]]) -> web.Response:
     else:
         kind, body = NDJSON, b"".join(orjson.dumps(row) + b"\n" for row in rows)
     return web.Response(body=body, headers={"Content-Type": kind, "Cache-Control": "no-store"})
-
-
-def _readable(handler: Any) -> Any:
-    """`handler`, which reports a question that no log answers as a problem."""
-
-    async def around(request: web.Request) -> web.Response:
-        try:
-            answer: web.Response = await handler(request)
-        except NotReadable as error:
-            raise ApiError(409, "Not to be read", str(error)) from error
-        return answer
-
-    around.__name__ = handler.__name__
-    around.__doc__ = handler.__doc__
-    around.__dict__.update(handler.__dict__)
-    return around

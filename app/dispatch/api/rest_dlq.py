@@ -6,7 +6,6 @@ request that repeats the forecast's bounds as `ranges` touches no letter that ar
 
 from __future__ import annotations
 
-import functools
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from app.web.http import request_bodies
 from app.web.http.context import ApiContext
 from app.web.http.operations import STARTED
 from app.web.http.operator_requests import actor_of, check_fields, flag_of, read_body, when_of
-from app.web.http.responses import ApiError, is_number, json_response, number
+from app.web.http.responses import ApiError, errors_as_problems, is_number, json_response, number
 from app.web.http.route_docs import ACTOR, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated, whole
 
 if TYPE_CHECKING:
@@ -58,6 +57,9 @@ EXPORT = {
         {"application/x-ndjson": {"type": "string"}}, "one letter per line", ("X-Switchyard-Offsets",)
     )
 }
+
+
+dlq_errors_as_problems = errors_as_problems((BadQuery, 400, "Bad query"), (NoQueue, 404, "No queue"))
 
 
 class DlqTools:
@@ -287,22 +289,6 @@ class DlqTools:
     async def _queue(self, request: web.Request) -> tuple[Workload, ClusterClient]:
         workload = self._api.workload_of(request)
         return workload, (await self._api.cluster_of(workload)).client
-
-
-def dlq_errors_as_problems(handler: Any) -> Any:
-    """`handler`, with the DLQ package's errors as problem responses."""
-
-    @functools.wraps(handler)
-    async def around(request: web.Request) -> web.StreamResponse:
-        try:
-            answer: web.StreamResponse = await handler(request)
-        except BadQuery as error:
-            raise ApiError(400, "Bad query", str(error)) from error
-        except NoQueue as error:
-            raise ApiError(404, "No queue", str(error)) from error
-        return answer
-
-    return around
 
 
 def query_of(request: web.Request) -> LetterQuery:

@@ -6,11 +6,10 @@ Its leader carries the failover out.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -29,25 +28,10 @@ from app.kernel.clock import now_ms
 from app.web.http.context import ApiContext
 from app.web.http.operations import STARTED
 from app.web.http.operator_requests import actor_of, flag_of, read_body, reason_of
-from app.web.http.responses import ApiError, json_response, paged
+from app.web.http.responses import ApiError, errors_as_problems, json_response, paged
 from app.web.http.route_docs import ACTOR, PAGE, Page, described
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
-
-
-def run_errors_as_problems(handler: Handler) -> Handler:
-    """`handler`, with the errors of plans and requests as problems."""
-
-    @functools.wraps(handler)
-    async def around(request: web.Request) -> web.Response:
-        try:
-            return await handler(request)
-        except BadQuery as error:
-            raise ApiError(400, "Bad request", str(error)) from error
-        except PlanRefused as error:
-            raise ApiError(409, "Refused", str(error)) from error
-
-    return around
+run_errors_as_problems = errors_as_problems((BadQuery, 400, "Bad request"), (PlanRefused, 409, "Refused"))
 
 
 class FailoverRunRoutes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -28,7 +27,7 @@ from app.offsets.sync.time_lookup import copies_of
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.operator_requests import actor_of, flag_of, read_body
-from app.web.http.responses import ApiError, is_number, json_response, paged
+from app.web.http.responses import ApiError, errors_as_problems, is_number, json_response, paged
 from app.web.http.route_docs import ACTOR, PAGE, TEXT, Page, Param, described, repeated
 
 log = structlog.get_logger(__name__)
@@ -52,28 +51,13 @@ TIME = (
     Param("cluster", TEXT, "only this cluster"),
 )
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def offset_errors_as_problems(handler: Handler) -> Handler:
-    """The handler, with errors of offset queries turned into problems of the API."""
-
-    @functools.wraps(handler)
-    async def around(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except BadQuery as error:
-            raise ApiError(400, "Bad request", str(error)) from error
-        except NotJoined as error:
-            raise ApiError(404, "Nothing joins them", str(error)) from error
-        except NotRead as error:
-            raise ApiError(503, "Offset map not read", str(error)) from error
-        except ValueError as error:
-            raise ApiError(409, "Too much", str(error)) from error
-        except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
-            raise ApiError(502, "Cluster unreachable", str(error) or repr(error)) from error
-
-    return around
+offset_errors_as_problems = errors_as_problems(
+    (BadQuery, 400, "Bad request"),
+    (NotJoined, 404, "Nothing joins them"),
+    (NotRead, 503, "Offset map not read"),
+    (ValueError, 409, "Too much"),
+    ((ClusterUnreachable, KafkaError, OSError, TimeoutError), 502, "Cluster unreachable"),
+)
 
 
 class OffsetRoutes:

@@ -1,4 +1,4 @@
-"""What the handlers of the REST API share: the worker's runtime, its region, and lookups for a request."""
+"""The common context of the REST handlers: the worker's runtime, its region, and lookups for a request."""
 
 from __future__ import annotations
 

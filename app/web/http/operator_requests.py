@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -15,7 +14,7 @@ from app.kafka.client.cluster import EARLIEST, LATEST
 from app.kernel.clock import now_ms
 from app.kernel.ranges import Range
 from app.web.http.request_bodies import LEAST_MS, MAX_REASON_CHARS, MOST_MS, fields
-from app.web.http.responses import ApiError, is_number
+from app.web.http.responses import errors_as_problems, is_number
 from app.worker.jobs.operator_acts import (
     EndedOffsets,
     NotHere,
@@ -29,27 +28,12 @@ PARTITIONS_AT_ONCE = 16
 MAX_PARTITIONS = 256  # reset by one request
 ENDS = {"earliest": EARLIEST, "latest": LATEST}
 
-
-Handler = Callable[[web.Request], Awaitable[web.Response]]
-
-
-def acting(handler: Handler) -> Handler:
-    """`handler`, with the errors of an act as problem responses."""
-
-    @functools.wraps(handler)
-    async def around(request: web.Request) -> web.Response:
-        try:
-            return await handler(request)
-        except NotHere as error:
-            raise ApiError(503, "Not now", str(error)) from error
-        except OperationRefused as error:
-            raise ApiError(409, "Refused", str(error)) from error
-        except BadQuery as error:
-            raise ApiError(400, "Bad request", str(error)) from error
-        except LookupError as error:
-            raise ApiError(503, "Partition away", str(error)) from error
-
-    return around
+acting = errors_as_problems(
+    (NotHere, 503, "Not now"),
+    (OperationRefused, 409, "Refused"),
+    (BadQuery, 400, "Bad request"),
+    (LookupError, 503, "Partition away"),
+)
 
 
 def reset_fields(partition: int, move: PositionMove) -> dict[str, Any]:

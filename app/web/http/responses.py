@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -57,6 +58,27 @@ class ApiError(Exception):
         if self.title == HTTPStatus(self.status).phrase:
             return "about:blank"
         return PROBLEM + re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+
+def errors_as_problems(
+    *known: tuple[type[Exception] | tuple[type[Exception], ...], int, str],
+) -> Callable[[Handler], Handler]:
+    """Wraps a handler. An error becomes a problem by the first entry that names its class: status, title."""
+
+    def wrapped(handler: Handler) -> Handler:
+        @functools.wraps(handler)
+        async def around(request: web.Request) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except Exception as error:
+                for errors, status, title in known:
+                    if isinstance(error, errors):
+                        raise ApiError(status, title, str(error) or repr(error)) from error
+                raise
+
+        return around
+
+    return wrapped
 
 
 def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
