@@ -345,18 +345,22 @@ class JobManager(Service):
 
     # -- state -----------------------------------------------------------------------------------
 
-    def statuses(
-        self, loads: Mapping[str, Load] = UNMEASURED, rates: Mapping[str, JobRates] = UNMEASURED
-    ) -> list[JobStatus]:
-        """The jobs' statuses for the heartbeat, with measured loads and rates."""
+    def running_statuses(self) -> dict[str, JobStatus]:
+        """The statuses of the jobs that run here."""
         apply_fetch_state(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
-        mine = self._control.view.owned_by(self.worker)
-        running = [self.status(job) for job in self.flowing]
-        return job_statuses(running, mine, self._starter.troubles, loads, rates)
+        return {job: self.kinds.of(job).status(job) for job in self.flowing}
 
-    def status(self, job: str) -> JobStatus:
-        """The status of a job that runs here."""
-        return self.kinds.of(job).status(job)
+    def statuses(
+        self,
+        running: Mapping[str, JobStatus] | None = None,
+        loads: Mapping[str, Load] = UNMEASURED,
+        rates: Mapping[str, JobRates] = UNMEASURED,
+    ) -> list[JobStatus]:
+        """The jobs' statuses for the heartbeat, with measured loads and rates. `running`: those of the jobs
+        that run here, if they are known already."""
+        known = self.running_statuses() if running is None else running
+        mine = self._control.view.owned_by(self.worker)
+        return job_statuses(known.values(), mine, self._starter.troubles, loads, rates)
 
     def needs(self, now_s: float) -> list[LimitNeed]:
         return [need for kind in self.kinds for need in kind.needs(now_s)]

@@ -7,7 +7,7 @@ interpreter, Faust and its tables belong to no job: `IDLE_CPU`, and the memory b
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -49,8 +49,11 @@ class Meter:
         self._cpu_s = 0.0
         self._idle = Load(IDLE_CPU, self._process.memory_info().rss)
 
-    def sample(self, pumps: Mapping[str, Pump], status_of: Callable[[str], JobStatus], now_s: float) -> None:
-        """Measures, unless the last sample is less than `SAMPLE_S` old; takes a fraction of a millisecond."""
+    def sample(self, pumps: Mapping[str, Pump], statuses: Mapping[str, JobStatus], now_s: float) -> None:
+        """Measures, unless the last sample is less than `SAMPLE_S` old; takes a fraction of a millisecond.
+
+        Each pump has a status.
+        """
         passed_s = now_s - self._at_s
         if passed_s < SAMPLE_S:
             return
@@ -68,7 +71,7 @@ class Meter:
         self.rates = {job: self.rates.get(job) or JobRates() for job in pumps}
         full = self.used.cpu_cores >= FULL * self.capacity.cpu_cores
         for job in pumps:
-            _sample_rates(self.rates[job], status_of(job), done[job].messages, full, now_s)
+            _sample_rates(self.rates[job], statuses[job], done[job].messages, full, now_s)
         self._smoothed = {job: one for job, one in self._smoothed.items() if job in pumps}
         self.loads = {job: _short(one.load) for job, one in self._smoothed.items()}
         self._at_s, self._cpu_s, self._done = now_s, cpu_s, done

@@ -1,6 +1,6 @@
 """Operators' acts on jobs of every kind: pause, resume, reset. The control log records each act.
 
-`app.dispatch.jobs.operator_acts` and `app.replicate.jobs.operator_acts` have the acts that one kind has.
+`app.dispatch.jobs.operator_acts` and `app.replicate.jobs.operator_acts` have the acts of a single kind.
 
 Rules
 1. Only a job's owner acts on its offsets, under its epoch and while its lease holds.

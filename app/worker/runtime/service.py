@@ -303,11 +303,12 @@ class Runtime(Service):
 
     def _compose(self) -> Heartbeat:
         now_s = time.monotonic()
-        self.meter.sample(self.jobs.flowing, self.jobs.status, now_s)
         self.presence.update(now_s)
         # Pauses and moves that other workers rely on apply before this heartbeat can renew the lease.
         self.kinds.dispatch.pause_controller.reconcile()
         self.jobs.share_limits()  # as of `read`: the leader then divides what this worker gave up
+        running = self.jobs.running_statuses()
+        self.meter.sample(self.jobs.flowing, running, now_s)
         return Heartbeat(
             worker=self.worker,
             at_ms=now_ms(),
@@ -315,7 +316,7 @@ class Runtime(Service):
             url=self._options.url,
             state=self._state,
             term=self.leader.term,
-            jobs=self.jobs.statuses(self.meter.loads, self.meter.rates),
+            jobs=self.jobs.statuses(running, self.meter.loads, self.meter.rates),
             workloads=self.kinds.dispatch.workload_statuses(),
             group=self._options.group,
             capacity=self.meter.capacity,
