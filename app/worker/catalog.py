@@ -12,7 +12,7 @@ from typing import Protocol
 from app.audit.topics.catalog import AuditsCatalog
 from app.controllog.log import ControlLog
 from app.dispatch.topics.catalog import WorkloadsCatalog
-from app.dispatch.topics.readable_workloads import NoRoles, WorkloadRoles
+from app.dispatch.topics.readable_workloads import WorkloadRoles
 from app.kafka.data_clusters import DataClusters
 from app.placement.model.round import is_hibernated
 from app.replicate.model.copy_graph import ALONE, OtherRegions
@@ -55,14 +55,12 @@ class Catalog:
         clusters: DataClusters,
         report_incident: ReportIncident,
         definitions: ReadableDefinitions,
-        roles: WorkloadRoles | None = None,
+        roles: WorkloadRoles,
         other_regions: Callable[[], OtherRegions] = lambda: ALONE,
     ) -> None:
         self._control = control
         self.layout = layout = definitions.layout
-        self.workloads = WorkloadsCatalog(
-            control, clusters, report_incident, definitions.workloads, roles or NoRoles()
-        )
+        self.workloads = WorkloadsCatalog(control, clusters, report_incident, definitions.workloads, roles)
         self.routes = RoutesCatalog(control, clusters, report_incident, definitions.routes, other_regions)
         self.audits = AuditsCatalog(control, clusters, report_incident, layout, definitions.workloads.get)
         self.vanished_topics = VanishedTopics(clusters, report_incident)

@@ -34,6 +34,7 @@ from app.controllog.events import AnyControlEvent, Assignment, RoutePut, Workloa
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
 from app.dispatch.model.throughput_diagnosis import TargetStatus
+from app.dispatch.push.metadata import SenderRole
 from app.failover.run.participant import FailoverParticipant
 from app.failover.run.presence import Presence
 from app.failover.topology import Layout, Site
@@ -112,6 +113,16 @@ def copying(partition: int, topic: str = "orders", name: str = "mirror") -> str:
 def job(partition: int, topic: str = "orders", key: str = "billing/orders") -> str:
     """A dispatch job's name."""
     return str(JobId(Kind.DISPATCH, key, topic, partition))
+
+
+class Alone:
+    """The roles of a region that is alone: everything runs here."""
+
+    def runs_here(self, _: Workload) -> bool | None:
+        return True
+
+    def sender_role(self, _: Workload) -> SenderRole | None:
+        return None
 
 
 def assigned(name: str, worker: str = ME, epoch: int = 1, reason: str = "") -> Assignment:
@@ -256,7 +267,7 @@ class FakeRuntime:
         nothing: Any = None
         control: Any = self.control
         definitions = ReadableDefinitions(control, lambda *_: None, LAYOUT)
-        self.catalog = Catalog(control, cast("Any", self.clusters), lambda *_: None, definitions)
+        self.catalog = Catalog(control, cast("Any", self.clusters), lambda *_: None, definitions, Alone())
         self.members = Members(dead_after_s=3600.0)  # a test sends each heartbeat once
         self.incidents = SimpleNamespace(latest=deque[IncidentRecord]())
         self.lease = Lease(3600.0)

@@ -36,7 +36,7 @@ from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.limit_shares import LimitNeed, WorkerShare
-from app.worker.jobs.deliveries import hand_over
+from app.worker.jobs.deliveries import pass_to_pump
 from app.worker.jobs.kind import JobPorts, JobRestarts
 from app.worker.jobs.pump import StartedJob, StartPostponed
 from app.worker.jobs.start_position import LineageReset
@@ -81,7 +81,7 @@ class AuditController(Service):
 
     def accept(self, item: FetchItem) -> None:
         """Hands a fetched batch to the job's pump. Never raises."""
-        hand_over(self.pumps.get(item.key[0]), item, self._jobs, self._report_incident)
+        pass_to_pump(self.pumps.get(item.key[0]), item, self._jobs, self._report_incident)
 
     # -- one job -----------------------------------------------------------------------------------
 

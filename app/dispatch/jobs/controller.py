@@ -41,7 +41,7 @@ from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.limit_shares import NOTHING, LimitNeed, WorkerShare
 from app.payload.interceptors import Interceptor
-from app.worker.jobs.deliveries import hand_over
+from app.worker.jobs.deliveries import pass_to_pump
 from app.worker.jobs.kind import JobPorts, JobRestarts
 from app.worker.jobs.pump import StartedJob
 from app.worker.jobs.start_position import LineageReset, StartPosition
@@ -121,7 +121,7 @@ class DispatchController(Service):
         pump = self.pumps.get(job)
         if pump is not None and part:
             pump = None if pump.backlog is None else pump.backlog.pump
-        hand_over(pump, item, self._jobs, self._ports.report_incident)
+        pass_to_pump(pump, item, self._jobs, self._ports.report_incident)
 
     # -- one job -----------------------------------------------------------------------------------
 

@@ -28,16 +28,6 @@ class WorkloadRoles(Protocol):
         ...
 
 
-class NoRoles:
-    """The roles of a region that is alone: everything runs here."""
-
-    def runs_here(self, _: Workload) -> bool | None:
-        return True
-
-    def sender_role(self, _: Workload) -> SenderRole | None:
-        return None
-
-
 class ReadableWorkloads:
     """The workloads that this version can read, by key."""
 

@@ -41,7 +41,7 @@ from app.replicate.pump.route_runtime import RouteRuntime, group_of
 from app.replicate.pump.status import check_progress, copying_status, job_status
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 from app.replicate.topics.catalog import RoutesCatalog
-from app.worker.jobs.deliveries import hand_over
+from app.worker.jobs.deliveries import pass_to_pump
 from app.worker.jobs.kind import JobPorts, JobRestarts
 from app.worker.jobs.pump import StartedJob, StartPostponed
 from app.worker.jobs.start_position import LineageReset
@@ -98,7 +98,7 @@ class ReplicaController(Service):
 
     def accept(self, item: FetchItem) -> None:
         """Hands a fetched batch to the job's pump. Never raises."""
-        hand_over(self.pumps.get(item.key[0]), item, self._jobs, self._report_incident, self.skip)
+        pass_to_pump(self.pumps.get(item.key[0]), item, self._jobs, self._report_incident, self.skip)
 
     # -- one job -----------------------------------------------------------------------------------
 

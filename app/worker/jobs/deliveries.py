@@ -1,4 +1,4 @@
-"""Hands a fetch service's deliveries to pumps: batches, lost offsets, another log, troubles."""
+"""Passes a fetch service's deliveries to pumps: batches, lost offsets, another log, troubles."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ P = TypeVar("P", bound=Pump)
 TROUBLE = "fetch: "  # begins a pump's trouble of this source
 
 
-def hand_over(
+def pass_to_pump(
     pump: P | None, item: FetchItem, jobs: JobRestarts, report_incident: ReportIncident,
     skip: Callable[[P, LogGap], None] | None = None,
 ) -> None:  # fmt: skip
-    """Hands a delivery to its job's pump. Never raises.
+    """Passes a delivery to its job's pump. Never raises.
 
     Args:
         pump: None: the job does not run here.

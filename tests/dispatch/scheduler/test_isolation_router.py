@@ -12,7 +12,7 @@ from app.dispatch.pump.intake import HELD_LEAST_BYTES
 from app.dispatch.pump.line_head import free_head
 from app.dispatch.scheduler.isolation_router import MOST_WAITING
 from switchyard.receiver import Message
-from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
+from tests.dispatch.pump.rig import DispatchRig, Handler, dispatch_rig, numbers
 
 ZONE = [("zone", b"b")]
 KIB = 1024
@@ -33,6 +33,19 @@ async def zones(rig: DispatchRig, *names: str) -> list[tuple[dict[str, Any], lis
         ({"zone": name, "address": address}, seen, receiver)
         for name, (address, seen, receiver) in zip(names, made, strict=True)
     ]
+
+
+async def zone_away(
+    rig: DispatchRig, at_fallback: Handler, after: str, **spec: Any
+) -> tuple[list[Message], str]:
+    """Zone b's target is away, and its messages go to zone c `after` that: what c sees, and its address."""
+    ((away, _, receiver),) = await zones(rig, "b")
+    address, seen, _ = await rig.another_receiver(at_fallback)
+    await receiver.stop(0)
+    await rig.runtime.close()
+    fallback = {"zone": "c", "address": address}
+    rig.run(isolation=zoned({**away, "fallback": "c"}, fallback, fallbackAfter=after), **spec)
+    return seen, address
 
 
 @pytest.mark.deep(minutes=0.2)
@@ -132,12 +145,7 @@ async def test_the_time_at_a_zone_that_is_away_does_not_count_against_a_message_
             await gate.wait()
 
     async with dispatch_rig(lambda _: None) as rig:
-        ((away, _, receiver),) = await zones(rig, "b")
-        address, at_fallback, _ = await rig.another_receiver(wait)
-        await receiver.stop(0)
-        await rig.runtime.close()
-        fallback = {"zone": "c", "address": address}
-        rig.run(isolation=zoned({**away, "fallback": "c"}, fallback, fallbackAfter="1200ms"))
+        at_fallback, _ = await zone_away(rig, wait, "1200ms")
         pump = rig.pump(capacity=200)
         rig.feed(pump, numbers(199), headers=ZONE)
         await rig.until(lambda: len(at_fallback) == 199 and pump.tracker.unfinished == 1)
@@ -154,12 +162,7 @@ async def test_a_message_that_waits_for_room_at_its_fallback_is_not_to_blame() -
         await gate.wait()
 
     async with dispatch_rig(lambda _: None) as rig:
-        ((away, _, receiver),) = await zones(rig, "b")
-        address, at_fallback, _ = await rig.another_receiver(wait)
-        await receiver.stop(0)
-        await rig.runtime.close()
-        isolation = zoned({**away, "fallback": "c"}, {"zone": "c", "address": address}, fallbackAfter="300ms")
-        rig.run(isolation=isolation, flow={"max_inflight": 1})
+        at_fallback, address = await zone_away(rig, wait, "300ms", flow={"max_inflight": 1})
         pump = rig.pump(capacity=200)
         rig.feed(pump, numbers(1), headers=ZONE)
         rig.feed(pump, numbers(1, 1), headers=[("zone", b"c")])  # hangs, and leaves no room

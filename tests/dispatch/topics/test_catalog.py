@@ -35,7 +35,7 @@ from app.kafka.fetch.deliveries import ByteBudget
 from app.placement.model.plan import HIBERNATED
 from app.worker.catalog import Catalog
 from app.worker.readable_definitions import ReadableDefinitions
-from tests.web.runtime_fake import assigned, definition, put
+from tests.web.runtime_fake import Alone, assigned, definition, put
 
 DAY_MS = 24 * 3_600_000
 ENOUGH_S = 120.0  # ends a test that would hang; nothing is measured with it
@@ -59,7 +59,8 @@ class Region:
     def restart(self) -> None:
         """Replaces the leader by one that has no state yet."""
         log: Any = SimpleNamespace(view=self.view, append=self.append)
-        self.catalog = Catalog(log, self.clusters, self._report, ReadableDefinitions(log, self._report))
+        definitions = ReadableDefinitions(log, self._report)
+        self.catalog = Catalog(log, self.clusters, self._report, definitions, Alone())
 
     def _report(self, *trouble: str) -> None:
         self.reported.append(trouble[2])

@@ -39,7 +39,17 @@ from app.worker.catalog import Catalog
 from app.worker.readable_definitions import ReadableDefinitions
 from tests.offsets.clusters import HERE, NOWHERE, THERE, a_line, regions
 from tests.offsets.clusters import Regions as Stand
-from tests.web.runtime_fake import FakeRuntime, assigned, beat, copying, definition, flowing, put_route, route
+from tests.web.runtime_fake import (
+    Alone,
+    FakeRuntime,
+    assigned,
+    beat,
+    copying,
+    definition,
+    flowing,
+    put_route,
+    route,
+)
 
 BARRIERS = [(n, n + 10) for n in range(0, 101, 10)]  # the copy here has offsets that are higher by ten
 
@@ -78,7 +88,7 @@ class Case:
         clusters: Any = self.fed.clusters
         layout = Layout(own, sites, HERE)
         definitions = ReadableDefinitions(control, lambda *_: None, layout)
-        self.fed.catalog = Catalog(control, clusters, lambda *_: None, definitions)
+        self.fed.catalog = Catalog(control, clusters, lambda *_: None, definitions, Alone())
         self.fed.failover = FailoverParticipant(
             control, nothing, {}, layout, self.fed.catalog.workloads.workload,
             leads=lambda: True, on_news=lambda: None, report_incident=lambda *_: None,

@@ -33,7 +33,7 @@ from app.worker.jobs import topic_inventory
 from app.worker.jobs.topic_inventory import ClusterTopics
 from app.worker.readable_definitions import ReadableDefinitions
 from tests.kafka.conftest import write
-from tests.web.runtime_fake import assigned, put_route, route
+from tests.web.runtime_fake import Alone, assigned, put_route, route
 
 PATIENCE_S = 150.0
 
@@ -63,7 +63,7 @@ class TwoClusters:
         log: Any = SimpleNamespace(view=self.view, append=self.append)
         definitions = ReadableDefinitions(log, self._report)
         self.catalog = Catalog(
-            log, self.clusters, self._report, definitions, other_regions=lambda: self.other_regions
+            log, self.clusters, self._report, definitions, Alone(), lambda: self.other_regions
         )
 
     def _report(self, *trouble: str) -> None:

@@ -32,6 +32,7 @@ from app.worker.runtime.job_kinds import JobServices, make_job_kinds
 from app.worker.runtime.job_manager import JobManager
 from app.worker.tracker.fold import TrackerFold
 from tests.replicate.rig import definition
+from tests.web.runtime_fake import Alone
 from tests.worker.runtime.test_job_manager import Log
 
 ENOUGH_S = 150.0
@@ -144,7 +145,8 @@ async def replica_manager_rig(
     fake_log: Any = log
     trackers: Any = FakeTrackers()
     barriers: Any = sender
-    catalog = Catalog(fake_log, clusters, report, ReadableDefinitions(fake_log, report, layout))
+    definitions = ReadableDefinitions(fake_log, report, layout)
+    catalog = Catalog(fake_log, clusters, report, definitions, Alone())
     ports = JobPorts("me", fake_log, clusters, lease, report, SchemaLoader(Path("schemas")), JobFailures())
     jobs = JobManager(
         ports,

@@ -30,7 +30,7 @@ from app.worker.runtime.job_kinds import JobServices, make_job_kinds
 from app.worker.runtime.job_manager import JobManager
 from app.worker.runtime.job_starter import START_RETRY_S, JobStarter
 from tests.audit.api.plans import plan as audit_plan
-from tests.web.runtime_fake import definition, put
+from tests.web.runtime_fake import Alone, definition, put
 
 JOB = "dispatch:billing/orders:orders:0"
 ENOUGH_S = 150.0
@@ -91,7 +91,7 @@ async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[JobManager, l
     def report(_kind: str, _subject: str, message: str, _remedy: str) -> None:
         reported.append(message)
 
-    catalog = Catalog(fake_log, fake, report, ReadableDefinitions(fake_log, report))
+    catalog = Catalog(fake_log, fake, report, ReadableDefinitions(fake_log, report), Alone())
     ports = JobPorts("me", fake_log, fake, Lease(2.0), report, SchemaLoader(Path("schemas")), JobFailures())
     jobs = JobManager(
         ports, unused, lambda jobs: make_job_kinds(ports, jobs, catalog, JobServices()), grace_s=1.0
