@@ -20,6 +20,13 @@ Rules
    may still be sent, behind the next owner's. A key may then show a former value until it changes again,
    as with Faust's own clients.
 
+This file is the place for Faust's internals. Its classes override these methods and properties of Faust:
+`ProducerBuffer.flush` and `_send_pending`, `Producer.flush`, `send` and `_producer_type`,
+`AIOKafkaConsumerThread.on_start`, `_commit`, `_fetch_records`, `highwaters` and `earliest_offsets`,
+`Consumer._getmany`, `_commit_offsets` and `_new_consumer_thread`, `App._new_transport`,
+`_new_producer_transport` and `_producer_flush`, `Recovery._wait`, and `TableManager.recovery`. No upstream
+issues are known for them. aiokafka's internals are in `app.kafka.client.aiokafka_internals`.
+
 Tests: `tests/test_faust_resilience.py`.
 """
 
@@ -27,7 +34,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from time import monotonic
@@ -48,6 +54,7 @@ from faust.types import TP, FutureMessage
 from mode import Service
 
 from app.kafka.append.replaceable_producer import RecordSeal
+from app.kafka.client import aiokafka_internals
 from app.kafka.client.startup_retry import heals, start_patiently
 from app.kafka.fetch.bounded_consumer import BoundedFetcher
 from app.kafka.fetch.reader_turns import ReaderTurns
@@ -77,7 +84,7 @@ class PatientAIOKafkaProducer(AIOKafkaProducer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]  # aiokafka has no types
-        self._message_accumulator._batch_ttl = math.inf
+        aiokafka_internals.keep_unsent(self)
 
     async def start(self) -> None:
         await start_patiently(super().start, "Faust's producer")
@@ -237,26 +244,26 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
         active while none is. So it may take the first changelog records of a new recovery, which then
         waits for them for ever or ends without them.
         """
-        assert isinstance(consumer._fetcher, BoundedFetcher), "installed before consumers are made"
-        fetcher: Any = consumer._fetcher
+        fetcher = aiokafka_internals.fetcher_of(consumer)
+        assert isinstance(fetcher, BoundedFetcher), "installed before consumers are made"
         until_s = monotonic() + (timeout or 0.0)
-        with fetcher._subscriptions.fetch_context():
+        with aiokafka_internals.counts_as_fetching(fetcher):
             while self.consumer.flow_active:
-                if consumer._closed or fetcher._closed:
+                if aiokafka_internals.is_closed(consumer) or aiokafka_internals.is_closed(fetcher):
                     raise ConsumerStoppedError
                 await fetcher.wait_for_turn()
                 wanted = None if active_partitions is None else set(active_partitions)
-                is_still = self.consumer.flow_active and not fetcher._subscriptions.reassignment_in_progress
-                if wanted != set() and is_still:
+                is_being_assigned = aiokafka_internals.is_being_assigned(fetcher)
+                if wanted != set() and self.consumer.flow_active and not is_being_assigned:
                     records: RecordMap = await fetcher.take(wanted, max_records)
                     if records:
                         return records
-                    if fetcher._passes_over(wanted or ()):
+                    if fetcher.passes_over(wanted or ()):
                         continue
                 left_s = until_s - monotonic()
                 if left_s <= 0:
                     break
-                came = fetcher._create_fetch_waiter()
+                came = aiokafka_internals.next_fetch(fetcher)
                 try:
                     await asyncio.wait([came], timeout=min(left_s, ACTIVE_PARTITIONS_INTERVAL_S))
                     if came.done():
@@ -266,12 +273,10 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
         return {}
 
     def position_now(self, tp: TP) -> int | None:
-        consumer = self._consumer
-        subscription = None if consumer is None else consumer._subscription.subscription
-        assignment = None if subscription is None else subscription.assignment
-        if assignment is None or (state := assignment.state_value(tp)) is None:
+        """The next offset to read of a partition, if known; sends no request and does not wait."""
+        if self._consumer is None:
             return None
-        return int(state.position) if state.has_valid_position else None
+        return aiokafka_internals.position_now(self._consumer, driver.ensure_aiokafka_TP(tp))
 
     async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
         """The ends of partitions. Retries outside the consumer's thread, which must revoke and commit."""

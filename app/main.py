@@ -29,6 +29,7 @@ from app.controllog.topics import ControlTopic, ControlTopics
 from app.dispatch.topics.settings import safe_replication
 from app.faust_channels import DataChannel
 from app.faust_resilience import PatientApp, PatientTableManager
+from app.kafka.client import aiokafka_patches
 from app.kafka.client.cluster import CLUSTER_RETRY_INTERVAL_S, ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.client.startup_retry import heals
 from app.kafka.client.topic_tail import bounded
@@ -344,6 +345,7 @@ def build() -> SwitchyardApp:
             "switchyard.yaml has sizing, which is ignored: there are no forecasts", remedy="remove it"
         )
     open_files.raise_limit()
+    aiokafka_patches.install()
     bounded_consumer.install()
     if os.environ.get("SWITCHYARD_LOOP", "uvloop") == "uvloop":
         import uvloop

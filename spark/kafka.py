@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark import RDD
@@ -26,6 +26,7 @@ from pyspark.sql import functions as f
 from app.archive.errors import BadOption, InvalidArchive, Unreachable, UnreadableTopic, cause
 from spark import raw_ranges
 from spark.archive.restore import client_options
+from spark.jvm import jvm_of
 from spark.progress import say
 from spark.raw_ranges import Examined
 from spark.schemas import RECORD
@@ -164,7 +165,7 @@ class KafkaCluster:
     @contextmanager
     def _silence(self) -> Iterator[None]:
         """Switches Spark's log off, because failures are expected."""
-        context, jvm = self._spark.sparkContext, cast(Any, self._spark._jvm)
+        context, jvm = self._spark.sparkContext, jvm_of(self._spark)
         level = str(jvm.org.apache.logging.log4j.LogManager.getRootLogger().getLevel())
         context.setLogLevel("OFF")
         try:
@@ -207,7 +208,7 @@ class KafkaCluster:
         Raises:
             Unreachable: The consumer made no progress for `TIMEOUT_MS`.
         """
-        jvm: Any = self._spark._jvm
+        jvm = jvm_of(self._spark)
         properties = self._properties()
         for what in ("key", "value"):
             properties.setProperty(f"{what}.deserializer", BYTES)
@@ -244,7 +245,7 @@ class KafkaCluster:
 
     def topic_config(self, topic: str) -> dict[str, str]:
         """The topic's configuration in force."""
-        jvm: Any = self._spark._jvm
+        jvm = jvm_of(self._spark)
         resource = jvm.org.apache.kafka.common.config.ConfigResource
         named = resource(resource.Type.TOPIC, topic)
         with self._admin() as admin:
@@ -252,7 +253,7 @@ class KafkaCluster:
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
         """Makes a topic with the cluster's default replication factor; returns its configuration in force."""
-        jvm: Any = self._spark._jvm
+        jvm = jvm_of(self._spark)
         optional = jvm.java.util.Optional
         settings = jvm.java.util.HashMap()
         for key, value in config.items():
@@ -264,13 +265,13 @@ class KafkaCluster:
             return self._settings_of(self._get(made.config(topic)))
 
     def _settings_of(self, config: Any) -> dict[str, str]:
-        jvm: Any = self._spark._jvm
+        jvm = jvm_of(self._spark)
         entries = jvm.java.util.ArrayList(config.entries())  # py4j cannot iterate a plain collection
         return {str(entry.name()): str(entry.value()) for entry in entries}
 
     def _described(self, admin: Any, names: list[str]) -> dict[str, KafkaTopic]:
         """The topics of these names, without those that were deleted meanwhile."""
-        jvm: Any = self._spark._jvm
+        jvm = jvm_of(self._spark)
         descriptions = admin.describeTopics(self._list(names)).topicNameValues()
         spec = jvm.org.apache.kafka.clients.admin.OffsetSpec
         partition = jvm.org.apache.kafka.common.TopicPartition
@@ -310,14 +311,14 @@ class KafkaCluster:
         }
 
     def _list(self, items: Sequence[Any]) -> Any:
-        found = self._spark._jvm.java.util.ArrayList()  # type: ignore[union-attr]
+        found = jvm_of(self._spark).java.util.ArrayList()
         for item in items:
             found.add(item)
         return found
 
     @contextmanager
     def _admin(self) -> Iterator[Any]:
-        jvm: Any = self._spark._jvm
+        jvm = jvm_of(self._spark)
         properties = self._properties()
         try:
             admin = jvm.org.apache.kafka.clients.admin.Admin.create(properties)
@@ -329,7 +330,7 @@ class KafkaCluster:
             admin.close()
 
     def _properties(self) -> Any:
-        properties = self._spark._jvm.java.util.Properties()  # type: ignore[union-attr]
+        properties = jvm_of(self._spark).java.util.Properties()
         for key, value in self.options.items():
             properties.setProperty(key, value)
         properties.setProperty("default.api.timeout.ms", str(TIMEOUT_MS))

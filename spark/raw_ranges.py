@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from aiokafka.errors import KafkaError
 
 from app.archive.errors import BadOption, SparkJobError
+from app.kafka.client import aiokafka_patches
 from app.kafka.client.cluster import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.span_reader import read_span
@@ -157,6 +158,7 @@ async def _batches(
         Unreadable: A batch is damaged, unless `skips_damage`.
     """
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a task's log reaches the terminal
+    aiokafka_patches.install()  # a task runs in a Python process of Spark's
     client = ClusterClient(_spec(options))
     try:
         await client.start()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tables.faust_internals import items_of_partition
+
 MIB = 1024 * 1024
 
 # Faust's defaults are 2 GiB of block cache and three memtables of 64 MiB for every partition.
@@ -35,5 +37,4 @@ def raw_table(app: Any, name: str, *, partitions: int) -> Any:
 
 def items_of(table: Any, partition: int) -> Iterator[tuple[bytes, bytes]]:
     """All items of a partition, from this worker's disk."""
-    store = table.data  # Faust's own iteration mixes all partitions
-    yield from store._visible_items(store._db_for_partition(partition))
+    yield from items_of_partition(table.data, partition)

@@ -28,6 +28,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase, MultiplexedDataba
 
 from app.dev.yard import Yard, broker
 from app.dev.yard.security import ADMIN, YardSecurity
+from app.kafka.client import aiokafka_patches
 from tests.examples import CI_EXAMPLES
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
@@ -183,7 +184,9 @@ def commit_seed() -> int | None:
 
 @pytest.hookimpl(tryfirst=True)  # Hypothesis' own plugin reads the option after that
 def pytest_configure(config: pytest.Config) -> None:
-    """Seeds Hypothesis with the commit in CI: each commit tries other examples, and failures repeat."""
+    """Patches aiokafka for tests' clients. Seeds Hypothesis with the commit in CI: each commit tries other
+    examples, and failures repeat."""
+    aiokafka_patches.install()
     if getattr(config.option, SEED_DEST) is not None:
         return
     given = os.environ.get(SEED_VARIABLE)

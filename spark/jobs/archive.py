@@ -17,6 +17,7 @@ from app.archive.errors import (
 from app.archive.log import Archive
 from spark.archive.ingest import IngestResult, run_round
 from spark.jobs import common
+from spark.jvm import has_ended
 from spark.kafka import KafkaCluster
 from spark.progress import say, watching
 
@@ -65,7 +66,7 @@ def run(options: Namespace) -> int:
         except (BadOption, InvalidArchive, ConcurrentCommit):
             raise
         except SparkJobError as failure:  # the cluster does not answer, or stopped during the round
-            if options.once or common.ended(spark):
+            if options.once or has_ended(spark):
                 raise
             say(f"{failure}; the next round retries")
         else:

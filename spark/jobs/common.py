@@ -101,12 +101,6 @@ def cluster(spark: SparkSession, bootstrap: str, config: Path | None) -> KafkaCl
     return KafkaCluster(spark, bootstrap, read_options(config))
 
 
-def ended(spark: SparkSession) -> bool:
-    """Whether the session has ended, such as when its cluster's master is gone: no round can work then."""
-    context: Any = spark.sparkContext._jsc
-    return context is None or bool(context.sc().isStopped())
-
-
 def time_ms(text: str) -> int:
     """Parses "2026-11-22T09:30" (UTC without an offset) or a number; returns milliseconds since 1970."""
     if text.lstrip("-").isdigit():

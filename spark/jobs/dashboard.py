@@ -15,6 +15,7 @@ from spark.dashboard.daily import GLOBAL, Stores, bring_up, open_stores
 from spark.dashboard.fold import fold_round
 from spark.dashboard.store import tidy
 from spark.jobs import common
+from spark.jvm import has_ended
 from spark.kafka import KafkaCluster
 from spark.progress import say, watching
 
@@ -95,7 +96,7 @@ def run(options: Namespace) -> int:
             except (BadOption, InvalidArchive):
                 raise
             except SparkJobError as failure:  # the region does not answer, or stopped during the round
-                if common.ended(spark):
+                if has_ended(spark):
                     raise
                 away[region] = str(failure)
                 say(f"{region} could not be read, and the other regions continue: {failure}")
@@ -106,7 +107,7 @@ def run(options: Namespace) -> int:
             except (BadOption, InvalidArchive):
                 raise
             except SparkJobError as failure:
-                if options.once or common.ended(spark):
+                if options.once or has_ended(spark):
                     raise
                 say(f"{failure}; the next round retries")
         say(f"Computed dates: {', '.join(dates) or 'none'}; {time.monotonic() - began_s:.1f} s")

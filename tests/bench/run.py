@@ -29,6 +29,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from app.kafka.client import aiokafka_patches
+
 Progress = Callable[[str], None]
 
 MIN_ROUNDS = 3
@@ -141,6 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     if has_options:
         bench.add_arguments(parser)
     options = parser.parse_args(given[1:])
+    aiokafka_patches.install()
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of brokers that are killed on purpose
 
     def progress(text: str) -> None:

@@ -117,7 +117,7 @@ def test_an_error_that_the_next_round_cannot_mend_ends_the_job(
     use_cluster(monkeypatch, session, Failing(session, [row(0)], failures=outdone))
     with pytest.raises(ConcurrentCommit, match="another archiver"):
         job.run(options(tmp_path / "archive", "--every", "1h"))
-    monkeypatch.setattr(job.common, "ended", lambda _: True)
+    monkeypatch.setattr(job, "has_ended", lambda _: True)
     use_cluster(monkeypatch, session, Failing(session, [row(0)], failures=[Unreachable("b: no answer")]))
     with pytest.raises(Unreachable):
         job.run(options(tmp_path / "archive", "--every", "1h"))

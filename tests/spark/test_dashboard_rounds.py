@@ -106,7 +106,7 @@ def disconnect(monkeypatch: pytest.MonkeyPatch, *, ended: bool = False) -> None:
     """Replaces session and cluster, so that the job connects to nothing."""
     for name in ("session", "cluster"):
         monkeypatch.setattr(job.common, name, lambda *_: None)
-    monkeypatch.setattr(job.common, "ended", lambda _: ended)
+    monkeypatch.setattr(job, "has_ended", lambda _: ended)
 
 
 def options(root: Path, *more: str) -> Namespace:

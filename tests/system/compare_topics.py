@@ -27,6 +27,7 @@ from aiokafka.errors import for_code
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.util import calc_crc32c
 
+from app.kafka.client import aiokafka_patches
 from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterSpec
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.batch import CHECKED_FROM, HEADER_BYTES, ReadCommittedFilter, RecordBatch, iter_batches
@@ -289,6 +290,7 @@ def _index(rows: list[Row], row: Row) -> int | None:
 
 
 if __name__ == "__main__":
+    aiokafka_patches.install()
     result = asyncio.run(compare_topics(*sys.argv[1:5]))
     sys.stdout.write(f"{result}\n")
     sys.exit(bool(result.differences))

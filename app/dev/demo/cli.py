@@ -58,6 +58,7 @@ def demo(story: str, once: bool, report: Path | None, messages: int, regions: in
     """
     from app.archive.errors import MissingSpark, check_spark
     from app.dev.demo.story import Options, play
+    from app.kafka.client import aiokafka_patches
 
     given = click.get_current_context().get_parameter_source
     for option in ("report", "messages", "regions"):
@@ -70,4 +71,5 @@ def demo(story: str, once: bool, report: Path | None, messages: int, regions: in
             check_spark()
         except MissingSpark as error:
             raise click.ClickException(str(error)) from error
+    aiokafka_patches.install()
     sys.exit(play(Options(story, once, report, messages, regions)))

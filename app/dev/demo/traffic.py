@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from app.kafka.client.aiokafka_internals import client_of
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.topics import TopicSpec, ensure_topics
@@ -88,7 +89,7 @@ async def read_all(bootstrap: str, topic: str) -> list[Any]:
     )
     await consumer.start()
     try:
-        found = (await consumer._client.fetch_all_metadata()).partitions_for_topic(topic)
+        found = (await client_of(consumer).fetch_all_metadata()).partitions_for_topic(topic)
         partitions = [TopicPartition(topic, p) for p in found or ()]
         if not partitions:
             return []

@@ -105,7 +105,7 @@ class Kit:
         classes = jars.folder / f"classes-{java.version}-{name:08x}.jsa"
         kit = cls(java, jars, jars.folder / "bootstrap.checkpoint", classes)
         if not kit.snapshot.exists():
-            kit._format()
+            kit.format()
         return kit
 
     def class_options(self) -> Sequence[str]:
@@ -115,7 +115,8 @@ class Kit:
         has_some = self.classes.exists() and self.classes.stat().st_size
         return (f"-XX:SharedArchiveFile={self.classes}",) if has_some else ()
 
-    def _format(self) -> None:
+    def format(self) -> None:
+        """Makes `snapshot`."""
         with tempfile.TemporaryDirectory(dir=self.jars.folder) as name:
             folder = Path(name)
             properties = folder / "server.properties"

@@ -61,7 +61,7 @@ class Yard:
     `regions` is 1 (two clusters) or 2 (four). With `port_base` brokers listen on port_base … +3 and
     controllers on +4 … +7, otherwise on free ports. `detached` brokers outlive this process; others end
     with it, even if it is killed. With `security` clients must log in. `settings` are for the brokers, and
-    override the yard's own.
+    override the yard's own. `kit` is what brokers start with; None before the first start, unless it was set.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Yard:
         self._detached = detached
         self._security = security
         self._settings = tuple((settings or {}).items())
-        self._kit: Kit | None = None
+        self.kit: Kit | None = None
         self._warden: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
 
@@ -237,11 +237,11 @@ class Yard:
         return {key: process for key, process in running(self.home).items() if key == cluster}
 
     def _prepared(self) -> Kit:
-        if self._kit is None:
-            self._kit = Kit.prepare(find_java(), JarSet.load())
-            if not self._kit.classes.exists() and os.access(self._kit.jars.folder, os.W_OK):
-                _record_classes(self._kit)
-        return self._kit
+        if self.kit is None:
+            self.kit = Kit.prepare(find_java(), JarSet.load())
+            if not self.kit.classes.exists() and os.access(self.kit.jars.folder, os.W_OK):
+                _record_classes(self.kit)
+        return self.kit
 
     def _launch_and_wait(self, brokers: list[Broker]) -> None:
         alive = running(self.home)
@@ -381,7 +381,7 @@ def _record_classes(kit: Kit) -> None:
         partial = kit.classes.with_suffix(".partial")
         partial.unlink(missing_ok=True)
         yard = Yard(regions=1)
-        yard._kit = replace(kit, classes=partial, records=True)
+        yard.kit = replace(kit, classes=partial, records=True)
         try:
             yard.start(f"{REGIONS[0]}-{TIERS[0]}")
         finally:

@@ -17,6 +17,7 @@ from grpc import aio
 from app.dispatch.model.crash_suspicion import is_planned_end
 from app.dispatch.push.answer_limits import MAX_UNARY_BYTES
 from app.dispatch.push.channel_options import CONNECTION_OPTIONS
+from app.dispatch.push.grpc_internals import status_of, when_ended
 from app.dispatch.push.metadata import VALUE_NULL
 from app.dispatch.push.size_refusal import METADATA_WORDS, is_about_answer, size_refusal
 from app.kernel.grpc_status import CANCELLED, INTERNAL, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
@@ -124,15 +125,14 @@ class UnaryTarget:
             asyncio.get_running_loop().call_soon(done, CallResult.local(f"gRPC refuses the message: {error}"))
             return None
 
-        def on_end(task: asyncio.Task[Any]) -> None:
+        def on_end(task: asyncio.Task[object]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
                 # For metadata that it does not send, grpcio raises here and sets no status.
                 done(CallResult.local(f"gRPC refuses the message: {type(error).__name__}; check its headers"))
             else:
                 done(_result(call, started_s, metadata))
 
-        # `call.add_done_callback` does not report the case above, so this is the call's own task.
-        call._call_response.add_done_callback(on_end)
+        when_ended(call, on_end)
         return CallHandle(call)
 
     async def close(self) -> None:
@@ -144,7 +144,7 @@ class UnaryTarget:
 def _result(call: Any, started_s: float, metadata: Sequence[tuple[str, str | bytes]]) -> CallResult:
     """The result of a finished call, without awaiting: grpc.aio keeps the status ready."""
     latency_s = time.monotonic() - started_s
-    status = call._cython_call._status
+    status = status_of(call)
     if status is None:
         return CallResult(CANCELLED, "cancelled", latency_s=latency_s)
     code = status.code()

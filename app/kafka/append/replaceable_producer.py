@@ -35,6 +35,7 @@ from aiokafka.errors import (
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from app.kafka.client.aiokafka_internals import fail_unsent, sender_of
 from app.kafka.client.startup_retry import heals, start_patiently
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
 from app.kernel.clock import now_ms
@@ -214,9 +215,8 @@ async def _close(producer: AIOKafkaProducer, timeout_s: float, name: str) -> Non
     if not stopping.done():
         log.warning("a producer could not write all its records in time", producer=name, timeout_s=timeout_s)
         stopping.cancel()
-        error = KafkaTimeoutError(f"the record was not written within {timeout_s:.0f} s")
-        producer._message_accumulator.fail_all(error)
+        fail_unsent(producer, KafkaTimeoutError(f"the record was not written within {timeout_s:.0f} s"))
         await bounded(producer.client.close(), TAIL_STOP_TIMEOUT_S, f"client of {name}")
-        await bounded(producer._sender.close(), TAIL_STOP_TIMEOUT_S, f"sender of {name}")
+        await bounded(sender_of(producer).close(), TAIL_STOP_TIMEOUT_S, f"sender of {name}")
     with contextlib.suppress(KafkaError, OSError, asyncio.CancelledError):  # the futures have the errors
         await stopping

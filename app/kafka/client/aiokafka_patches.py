@@ -1,17 +1,23 @@
 """Changes to aiokafka for all clients of this process, Faust's among them.
 
+`install` makes them; an import changes nothing. Every process with a `ClusterClient` calls it in its main
+function, and `ClusterClient` refuses to work without it.
+
 A closed connection fails with a Kafka error:
 
 1. uvloop refuses to write to it with RuntimeError until the connection learns of its end. aiokafka expects
    OSError. After any other error its metadata task ends, and its callers wait for metadata for ever.
+   Upstream issue: aiokafka #1038.
 2. If several requests time out at once (a suspended process, a hanging broker), the first closes the
    connection. A new one may have replaced it when the second looks for it. aiokafka then raises KeyError;
-   this ends its tasks, and Faust ends the worker.
+   this ends its tasks, and Faust ends the worker. Upstream issue: aiokafka #1118, the same lines of `send`,
+   which do not expect that a connection was closed meanwhile.
 
 A broker's refusal of a record gets its own error (INVALID_RECORD, KIP-467), which aiokafka does not know.
+No upstream issue is known.
 
 A metadata request never creates a topic. By default brokers create unknown topics, so a deleted topic
-would come back with one partition and default settings.
+would come back with one partition and default settings. No upstream issue is known.
 """
 
 from __future__ import annotations
@@ -64,6 +70,12 @@ async def _client_send_or_fail(
 
 
 def install() -> None:
+    """Makes the changes; a second call does nothing."""
     kafka_errors[InvalidRecordError.errno] = InvalidRecordError
     AIOKafkaConnection.send = _connection_send_or_fail  # type: ignore[method-assign]
     AIOKafkaClient.send = _client_send_or_fail  # type: ignore[method-assign]
+
+
+def is_installed() -> bool:
+    """Whether `install` was called in this process."""
+    return AIOKafkaConnection.send is _connection_send_or_fail and AIOKafkaClient.send is _client_send_or_fail

@@ -27,8 +27,6 @@ from app.kafka.client.topic_ids import UNKNOWN_ID, TopicIdsRequest, ids_of, lead
 
 log = structlog.get_logger(__name__)
 
-aiokafka_patches.install()
-
 CONNECT_TIMEOUT_S = 30.0
 CONNECT_RETRY_INTERVAL_S = 0.3
 NEW_LEADER_TRIES, NEW_LEADER_RETRY_S = 20, 0.25  # a new partition has no leader yet
@@ -103,7 +101,15 @@ class _Client(AIOKafkaClient):
 
 
 class ClusterClient:
+    """The connections to one cluster. Raises RuntimeError: this process did not call
+    `aiokafka_patches.install`."""
+
     def __init__(self, spec: ClusterSpec) -> None:
+        if not aiokafka_patches.is_installed():
+            raise RuntimeError(
+                f"no client of cluster {spec.name} is made, because aiokafka is not patched in this process; "
+                "its main function must call app.kafka.client.aiokafka_patches.install()"
+            )
         self.spec = spec
         self.name = spec.name
         self._client: AIOKafkaClient | None = None

@@ -6,13 +6,15 @@ import asyncio
 
 from aiokafka import AIOKafkaConsumer
 
+from app.kafka.client.aiokafka_internals import client_of
+
 
 async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
     """Stops a consumer.
 
     aiokafka awaits a task that it has cancelled. So a consumer that waits after a failed fetch raises
     CancelledError, although its caller was not cancelled. The caller would end, not retry, and leave
-    connections open.
+    connections open. Upstream issue: aiokafka #647.
 
     Raises KafkaError, OSError: the consumer fails. Raises CancelledError: the caller was cancelled.
     """
@@ -21,6 +23,6 @@ async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
     try:
         await consumer.stop()
     except asyncio.CancelledError:
-        await consumer._client.close()  # the step that `stop` did not reach
+        await client_of(consumer).close()  # the step that `stop` did not reach
         if task is not None and task.cancelling() > cancellations:
             raise

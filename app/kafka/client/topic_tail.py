@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app.kafka.client.aiokafka_internals import fetcher_of
 from app.kafka.client.consumer_shutdown import stop_consumer
 
 log = structlog.get_logger(__name__)
@@ -83,7 +84,7 @@ class TopicTail(Service):
             **self._options,
         )
         await consumer.start()
-        if (turns := getattr(consumer._fetcher, "turns", None)) is not None:  # not in aiokafka's own
+        if (turns := getattr(fetcher_of(consumer), "turns", None)) is not None:  # not in aiokafka's own
             turns.is_first = self._is_first
         try:
             partition = TopicPartition(self.topic, 0)

@@ -10,6 +10,7 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, NotControllerError, for_code
 
+from app.kafka.client.aiokafka_internals import client_of
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.permissions import CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, allow, lacks
 
@@ -136,7 +137,7 @@ async def _create(
 
 async def _wait_for_controller(admin: AIOKafkaAdminClient, cluster: str) -> None:
     """Waits for a controller: a restarted cluster may have none yet, and the admin client would use that."""
-    known = admin._client
+    known = client_of(admin)
     for _ in range(VISIBLE_TRIES):
         if known.cluster.controller is not None:
             return

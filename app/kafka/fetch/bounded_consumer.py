@@ -307,7 +307,7 @@ class BoundedFetcher(fetcher.Fetcher):
             await self.wait_for_turn()
             if found := await self.take(partitions, max_records):
                 return found
-            if not self._passes_over(partitions):
+            if not self.passes_over(partitions):
                 return await self.take(partitions, max_records, timeout) if timeout else {}
         return {}
 
@@ -329,7 +329,9 @@ class BoundedFetcher(fetcher.Fetcher):
             self.turns.begin()  # waiting does not count
         return found
 
-    def _passes_over(self, partitions: Collection[Any]) -> bool:
+    def passes_over(self, partitions: Collection[Any]) -> bool:
+        """Whether records of these partitions, or of any if there are none named, wait although the last
+        `take` returned none (rules 7 and 8)."""
         return any(
             isinstance(result, BoundedResult) and result.waits
             for part, result in self._records.items()

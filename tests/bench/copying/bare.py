@@ -17,6 +17,7 @@ import uvloop
 from aiokafka.protocol.fetch import FetchRequest
 
 from app.kafka.append.protocol import AppendRequest
+from app.kafka.client import aiokafka_patches
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 
 IN_FLIGHT = 5
@@ -110,4 +111,5 @@ async def main(source: str, target: str, topic: str, copy: str, count: int) -> N
 
 
 if __name__ == "__main__":
+    aiokafka_patches.install()
     uvloop.run(main(*sys.argv[1:5], int(sys.argv[5])))

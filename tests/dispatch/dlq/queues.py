@@ -25,6 +25,7 @@ from app.dispatch.dlq.reader import queue_ends
 from app.dispatch.dlq.rules import Span
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import MERGES
+from app.kafka.client import aiokafka_patches
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
 
@@ -181,4 +182,5 @@ async def run_operation(bootstrap: str, topic: str, operation: str, rate: str) -
 
 
 if __name__ == "__main__":
+    aiokafka_patches.install()
     asyncio.run(run_operation(*sys.argv[1:5]))

@@ -173,6 +173,7 @@ async def test_many_letters_that_compress_well_are_read_within_bounds(queue: Dea
 import asyncio, resource
 from app.dispatch.api.dlq_view import newest
 from app.dispatch.dlq.reader import scan
+from app.kafka.client import aiokafka_patches
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from tests.dispatch.dlq.queues import of_topic
 
@@ -187,6 +188,7 @@ async def main():
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(len(page["items"]), sum(seen), grown_kb)
 
+aiokafka_patches.install()
 asyncio.run(main())
 """
     ran = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)

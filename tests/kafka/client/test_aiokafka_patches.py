@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -97,3 +99,23 @@ async def test_each_request_to_a_frozen_broker_raises_a_kafka_error(
         await asyncio.to_thread(killable_yard.resume, CLUSTER)
         await shared_client.close()
     assert [error for error in found if not isinstance(error, KafkaError)] == []
+
+
+def test_a_process_that_forgot_the_patches_makes_no_client() -> None:
+    script = """
+from aiokafka.conn import AIOKafkaConnection
+before = AIOKafkaConnection.send
+from app.kafka.client import aiokafka_patches
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+assert AIOKafkaConnection.send is before, "an import changes nothing"
+try:
+    ClusterClient(ClusterSpec("east", ("h:1",)))
+except RuntimeError as error:
+    print(error)
+for _ in range(2):
+    aiokafka_patches.install()
+    ClusterClient(ClusterSpec("east", ("h:1",)))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "aiokafka_patches.install()" in ran.stdout
+    assert "east" in ran.stdout

@@ -28,6 +28,7 @@ from grpc import aio
 
 from app.dispatch.model.crash_suspicion import NOT_SENT
 from app.dispatch.push.answer_limits import RANGES_AT_ONCE, AnswerTooLarge, ranges_in
+from app.dispatch.push.grpc_internals import send_bytes
 from app.dispatch.push.size_refusal import size_refusal
 from app.dispatch.push.stream.book import InFlightBatches
 from app.dispatch.push.stream.encoder import OutBatch
@@ -197,7 +198,7 @@ class StreamLink:
             async with asyncio.timeout(STREAM_OPEN_TIMEOUT_S):
                 await call.wait_for_connection()
                 with contextlib.suppress(aio.InternalError):
-                    await _send(call, DeliverRequest(open=self._open_message()).SerializeToString())
+                    await send_bytes(call, DeliverRequest(open=self._open_message()).SerializeToString())
                 data = await call.read()
             accepted = data is not EOF
             writer = asyncio.get_running_loop().create_task(self._write(call))
@@ -264,10 +265,10 @@ class StreamLink:
                 self._wake.clear()
                 wrote = False
                 while (data := self._next_request()) is not None:
-                    await _send(call, data)
+                    await send_bytes(call, data)
                     wrote = True
                 if self._draining and not self._book.waiting:
-                    await _send(call, DeliverRequest(drain=True).SerializeToString())
+                    await send_bytes(call, DeliverRequest(drain=True).SerializeToString())
                     await call.done_writing()
                     return
                 if wrote:
@@ -352,14 +353,3 @@ class StreamLink:
             if result.answer_too_large:  # the receiver's failure, though this side ended the stream
                 result = StreamResult(UNAVAILABLE, details)
             self._on_lost(result, accepted)
-
-
-async def _send(call: Any, data: bytes) -> None:
-    """Sends without `call.write`, which after a failure replaces the receiver's own status by INTERNAL.
-
-    The status says whether it has the contract, or which message was too large.
-
-    Raises:
-        InternalError: The call has ended; reading from it shows how.
-    """
-    await call._cython_call.send_serialized_message(data)
