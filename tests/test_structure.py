@@ -118,3 +118,28 @@ def test_only_named_files_use_private_attributes_of_other_classes() -> None:
         for name in private_uses(ast.parse(path.read_text()))
     }
     assert found == PRIVATE_USES_LEFT, "add a public method, or a function in the library's named file"
+
+
+MOST_PARAMETERS = 8  # of a constructor
+MAY_TAKE_MORE = {  # class -> why
+    "Auditing": "the settings of a library, each by keyword",
+    "DispatchPump": "is being regrouped",
+    "PlacementRound": "what a round knows at its start, from one caller",
+    "Receiver": "the settings of a library, each by keyword",
+}
+
+
+def constructor_parameters(defined: ast.ClassDef) -> int:
+    """The number of parameters of a class's own `__init__`, without `self`; 0: it has none."""
+    for function in defined.body:
+        if isinstance(function, ast.FunctionDef) and function.name == "__init__":
+            arguments = function.args
+            return len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - 1
+    return 0
+
+
+def test_no_constructor_takes_more_than_eight_parameters() -> None:
+    trees = (ast.parse(path.read_text()) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    classes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    found = {defined.name for defined in classes if constructor_parameters(defined) > MOST_PARAMETERS}
+    assert found <= MAY_TAKE_MORE.keys(), "group parameters that belong together"

@@ -24,9 +24,10 @@ import uvloop
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from app.audit.counts.counter import ANY_DISORDER, CountingSpec
+from app.audit.counts.handover import CountsFrom
 from app.audit.counts.partition_counter import PartitionReader
 from app.audit.definition import AuditPlan
-from app.audit.pump.partition import AuditPump
+from app.audit.pump.partition import AuditPorts, AuditPump
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.fetch.decoder import lowest_timestamp, records_of
@@ -35,6 +36,8 @@ from app.kafka.fetch.service import FetchService
 from app.kafka.records.batch import iter_batches
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
+from app.kernel.ranges import Snapshot
+from app.worker.jobs.start_position import StartPosition
 from switchyard.audit.model.fingerprint import FingerprintSource
 from switchyard.audit.model.reports import Report, Scope
 from tests.bench.copying.topic import PARTITIONS, Shape, fill
@@ -203,10 +206,10 @@ def _pump(partition: int, disorder: str) -> AuditPump:
 
     async def send(_: AuditPump) -> None: ...
 
-    return AuditPump(
-        JobId.parse(f"audit:all//east:{SHAPE.topic}:{partition}"), 1, plan, "regional", next_offset=0, base=0,
-        lineage=0, log=LogId("c", "t"), is_cut=False, report_incident=lambda *_: None, send=send,
-    )  # fmt: skip
+    job = JobId.parse(f"audit:all//east:{SHAPE.topic}:{partition}")
+    start = StartPosition(Snapshot(0), 0, LogId("c", "t"), known=False)
+    counts, ports = CountsFrom(0, None, is_cut=False), AuditPorts(lambda *_: None, send)
+    return AuditPump(job, 1, plan, "regional", start, counts, ports)
 
 
 def _reported(pump: AuditPump) -> list[Any]:

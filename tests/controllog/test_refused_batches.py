@@ -25,7 +25,7 @@ from app.kernel.lease import Lease
 from app.offsets.model.offset_map import NeedItem
 from app.offsets.sync.offset_sync_sender import BarrierSender
 from app.worker.members.host_clock import HostClock
-from app.worker.members.membership import Heartbeats, Members
+from app.worker.members.membership import Heartbeats, LeaseRenewal, Members
 from app.worker.tracker.client import TrackerClient, tracker_partition
 from tests.kafka.conftest import bound, connected
 from tests.kafka.second_broker import delete
@@ -123,8 +123,8 @@ def beating(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[],
     async def read(_: float) -> None: ...
 
     beats = Heartbeats(
-        topics.heartbeats.name, spec.aiokafka_options(), members=Members(3.0), lease=Lease(60.0),
-        interval_s=3600.0, read_control=read, compose=lambda: beat,
+        topics.heartbeats.name, spec.aiokafka_options(), members=Members(3.0),
+        renewal=LeaseRenewal(Lease(60.0), read), interval_s=3600.0, compose=lambda: beat,
         host_clock=HostClock(clock, lambda *_: None),
     )  # fmt: skip
 

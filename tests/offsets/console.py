@@ -14,7 +14,7 @@ from app.dev.yard import Yard
 from app.kafka.data_clusters import DataClusters
 from app.offsets.sync.group_sync_schedule import PassiveWorkload, SyncedGroups
 from app.offsets.sync.group_syncer import GroupOutcome
-from app.offsets.sync.regions import Regions
+from app.offsets.sync.regions import GroupConsumers, MovingWorkloads, OwnRoutes, Regions
 from tests.offsets.clusters import HERE, THERE, a_line, regions
 from tests.offsets.clusters import Regions as TwoRegions
 from tests.web.runtime_fake import FakeRuntime, put_route, route, serving
@@ -69,9 +69,15 @@ def served(yard: Yard, path: Path, topic: str) -> Iterator[Served]:
     fed.clusters = clusters  # type: ignore[assignment]
     fed.apply(put_route(route("mirror", HERE, THERE, topic)))
     fed.regions = Regions(
-        rig.atlas, clusters, path, routes=dict, jobs=list, busy=lambda *_: "", may_act=lambda: False,
+        rig.atlas,
+        clusters,
+        path,
+        OwnRoutes(routes=dict, jobs=list),
+        GroupConsumers(busy=lambda *_: ""),
+        MovingWorkloads(),
+        may_act=lambda: False,
         report_incident=lambda *_: None,
-    )  # fmt: skip
+    )
     kept = SyncedGroups("mirror", HERE, THERE, good_ms={"a": 5}, took_s=0.5, rounds=3)
     kept.outcomes = {"a": GroupOutcome("a", "unchanged", 5), "b": GroupOutcome("b", "refused", 5, "behind")}
     broken = SyncedGroups("other", HERE, THERE, error="it does not answer")

@@ -21,12 +21,11 @@ from app.kernel.lease import Lease
 from app.kernel.ranges import Snapshot
 from app.offsets.model.offset_map import Barrier
 from app.replicate.definition import RouteDefinition
-from app.replicate.destination.verification import VerificationBudget
-from app.replicate.model.route_priority import RoutePriorities
+from app.replicate.destination.session import FormerCopies
 from app.replicate.pump.partition import ReplicaPump
-from app.replicate.pump.route_runtime import RouteRuntime
+from app.replicate.pump.route_runtime import CopyBudgets, RouteDestination, RouteRuntime
 from app.replicate.pump.status import job_status
-from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
+from app.worker.jobs.start_position import StartPosition
 from tests.kafka.conftest import ENOUGH_S, connected, pumping
 
 ROUTE = "r"
@@ -70,9 +69,7 @@ class ReplicaRig:
         self.saves = True
         self.runtimes: list[RouteRuntime] = []
         self._epoch = 0
-        self._verify_budget = VerificationBudget()
-        self._priorities = RoutePriorities()
-        self.unsaved = UnsnapshottedBudget()
+        self.budgets = CopyBudgets()
 
     async def _deliver(self, item: Any) -> None:
         pump = self.pumps.get(item.key)
@@ -116,20 +113,31 @@ class ReplicaRig:
         snapshot, note = self.saved.get(partition, (None, b""))
         runtime = RouteRuntime(
             definition(self.source.name, self.target.name, topic, **spec),
-            self.source, self.target, self.appender, self.lease, self._report_incident,
-            self._verify_budget, self._priorities, self.unsaved,
-        )  # fmt: skip
+            self.source,
+            RouteDestination(self.target, self.appender),
+            self.lease,
+            self._report_incident,
+            self.budgets,
+        )
         self.runtimes.append(runtime)
         ids = await self.source.topic_ids([topic])
+        start = StartPosition(
+            snapshot or Snapshot(at),
+            lineage,
+            LogId("", ids[topic]),
+            known=snapshot is not None,
+            is_first=snapshot is None and not note,
+        )
         pump = ReplicaPump(
-            JobId(Kind.REPLICATE, ROUTE, topic, partition), self._epoch, runtime,
-            next_offset=at if snapshot is None else snapshot.base, lineage=lineage, note=note,
-            is_same_log=True, is_first=snapshot is None and not note, source_log=LogId("", ids[topic]),
-            report_incident=self._report_incident,
-            on_barrier=self._on_barrier,
-            source_epoch=source_epoch,
-            seals=seals,
-        )  # fmt: skip
+            JobId(Kind.REPLICATE, ROUTE, topic, partition),
+            self._epoch,
+            runtime,
+            start,
+            FormerCopies(note, is_same_log=True, source_epoch=source_epoch),
+            self._report_incident,
+            self._on_barrier,
+            seals,
+        )
         self.pumps[self._epoch] = pump
         if fetches:
             self.fetch.add(

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from app.alerts.delivery.monitor import AlertMonitor
-from app.audit.jobs.books import AuditBooks
+from app.audit.jobs.books import AuditBooks, PlannedCounts
 from app.audit.jobs.region_query import RegionQuery
 from app.config.web_address import Web
 from app.controllog.codec import (
@@ -35,7 +35,7 @@ from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
 from app.dispatch.model.throughput_diagnosis import TargetStatus
 from app.dispatch.push.metadata import SenderRole
-from app.failover.run.participant import FailoverParticipant
+from app.failover.run.participant import FailoverParticipant, FailoverPorts
 from app.failover.run.presence import Presence
 from app.failover.topology import Layout, Site
 from app.kernel.clock import clock, now_ms
@@ -284,13 +284,18 @@ class FakeRuntime:
         self.regions: Any = None
         self.region = "east"
         self.failover = FailoverParticipant(
-            control, nothing, {}, LAYOUT, self.catalog.workloads.workload, leads=lambda: True,
-            on_news=lambda: None, report_incident=lambda *_: None, presence=Presence(ME, time.monotonic),
-        )  # fmt: skip
+            control,
+            nothing,
+            {},
+            LAYOUT,
+            self.catalog.workloads.workload,
+            FailoverPorts(leads=lambda: True, on_news=lambda: None, report_incident=lambda *_: None),
+            presence=Presence(ME, time.monotonic),
+        )
         empty: Any = EmptyTopic()
         self.audit_sender = empty
         self.audit_books = AuditBooks(
-            "", empty, nothing, nothing, self.catalog.audits.bounds_of, lambda *_: None
+            "", empty, nothing, nothing, PlannedCounts(self.catalog.audits.bounds_of), lambda *_: None
         )
         auditor = RegionQuery(
             ME, self.audit_books, cast("Any", self.catalog.audits),

@@ -25,7 +25,8 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from app.audit.counts.counter import CountingSpec, count_chunk, count_headers
-from app.audit.counts.partition_counter import PartitionReader, PartState, by_part, bytes_below, rows_by_part
+from app.audit.counts.handover import CountsFrom
+from app.audit.counts.partition_counter import PartitionReader, by_part, bytes_below, rows_by_part
 from app.kafka.records.batch import ReadCommittedFilter
 from app.kafka.records.header_arrays import BatchHeaderArrays, headers_of_heads
 from app.kernel.ranges import MAX_OFFSET
@@ -64,9 +65,7 @@ class ConsumerReader:
     """Counts for one consumer. It uses no clock: times are given.
 
     Args:
-        next_offset: Everything below is counted, or not this reader's to count.
-        state: A predecessor's; its last part ends at `next_offset`.
-        is_cut: Some earlier messages were not counted.
+        counts: Everything below `counts.next_offset` is counted, or not this reader's to count.
         lateness_ms: By how much records of the first windows may be older than the first one.
 
     Attributes:
@@ -93,11 +92,9 @@ class ConsumerReader:
         scope: Scope,
         source: FingerprintSource,
         spec: CountingSpec,
-        next_offset: int,
+        counts: CountsFrom,
         *,
         lineage: int = 0,
-        state: Sequence[PartState] = (),
-        is_cut: bool,
         lateness_ms: int,
         at_ms: int,
     ) -> None:
@@ -107,15 +104,15 @@ class ConsumerReader:
         self._pieces: list[CountedSpan] = []
         self._log_end, self._log_end_ms = MAX_OFFSET, at_ms  # where the log ended, and when; see `ended`
         self.reader = PartitionReader(
-            scope, source, spec, next_offset, lineage=lineage, part_offsets=PART_OFFSETS
+            scope, source, spec, counts.next_offset, lineage=lineage, part_offsets=PART_OFFSETS
         )
-        self.is_cut = is_cut
-        self.is_known = bool(state) and state[-1].upto == next_offset
+        self.is_cut = counts.is_cut
+        self.is_known = counts.former is not None and counts.former.next_offset == counts.next_offset
         self.version = 1
-        if state:
-            self.reader.resume(state, at_ms)
+        if counts.former is not None:
+            self.reader.resume(counts.former.state, at_ms)
             if not self.is_known:
-                self.reader.pass_over(next_offset, at_ms)
+                self.reader.pass_over(counts.next_offset, at_ms)
 
     @property
     def next_offset(self) -> int:

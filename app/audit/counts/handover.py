@@ -63,7 +63,14 @@ _decoder = msgspec.msgpack.Decoder(AuditNote)
 
 
 class CountsFrom(NamedTuple):
-    """Where the counts of a dispatch job continue. `former`: its former owner's note; None: unusable."""
+    """Where the counts of a job begin, and what its last owner left.
+
+    Attributes:
+        next_offset: Counting begins here. The job's base may lie below or above.
+        former: The last owner's note; None: there is none, or it is unusable.
+        is_cut: Some earlier records were not counted, or were counted by other settings, so the first windows
+            may lack some.
+    """
 
     next_offset: int
     former: AuditNote | None

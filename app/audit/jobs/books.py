@@ -78,6 +78,14 @@ BoundsOf = Callable[[str, str], PlanBounds]  # of a cluster's topic
 OddityOf = Callable[[Scope], str]  # how a client's scope deviates from the plan; "": it does not
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedCounts:
+    """What the audit plans say: when a topic's windows close, and how a client's scope deviates."""
+
+    bounds_of: BoundsOf
+    oddity_of: OddityOf = lambda _: ""
+
+
 @dataclass(slots=True)
 class AuditBook:
     """The fold of a partition. `end`: the topic's end at the last sweep; -1: unknown."""
@@ -92,10 +100,16 @@ class AuditBooks(Service):
     partition. Without a `seal_key` all events count as workers' own."""
 
     def __init__(
-        self, topic: str, client: ClusterClient, sender: AuditSender, margin: Margin, bounds_of: BoundsOf,
-        report_incident: Callable[[str, str, str, str], None], leads: Callable[[], bool] = lambda: False,
-        oddity_of: OddityOf = lambda _: "", seal_key: SealKey | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        topic: str,
+        client: ClusterClient,
+        sender: AuditSender,
+        margin: Margin,
+        plans: PlannedCounts,
+        report_incident: Callable[[str, str, str, str], None],
+        leads: Callable[[], bool] = lambda: False,
+        seal_key: SealKey | None = None,
+    ) -> None:
         super().__init__()
         self.books: dict[int, AuditBook] = {}
         self.passed_over: Counter[int] = Counter()
@@ -104,11 +118,10 @@ class AuditBooks(Service):
         self._client = client
         self._sender = sender
         self._margin = margin
-        self._bounds_of = bounds_of
+        self._plans = plans
         self._report_incident = report_incident
         self._leads = leads
         self._ticked_s = float("-inf")
-        self._oddity_of = oddity_of
         self._seal_key = seal_key
         self._secret = b""
         self._reported: set[tuple[object, str]] = set()
@@ -256,7 +269,7 @@ class AuditBooks(Service):
             if len(collector.tiers[tier].sources) >= MOST_SOURCES:
                 message = f"tier {tier.tier} has {MOST_SOURCES} sources; windows do not wait for any more"
                 self._report_once(tier, "sources", "audit-report-refused", subject, message, TOO_MANY)
-        if oddity := self._oddity_of(event.scope):
+        if oddity := self._plans.oddity_of(event.scope):
             message = f"tier {event.tier} does not count as planned: {oddity}"
             remedy = "change the client or the plan; until then its windows may not be compared"
             self._report_once(event.scope, oddity, "audit-not-as-planned", subject, message, remedy)
@@ -324,7 +337,7 @@ class AuditBooks(Service):
     async def _due(self, collector: Collector) -> None:
         scopes: defaultdict[PlanBounds, list[Scope]] = defaultdict(list)
         for scope in {key.scope for key in collector.windows}:
-            scopes[self._bounds_of(scope.cluster, scope.topic)].append(scope)
+            scopes[self._plans.bounds_of(scope.cluster, scope.topic)].append(scope)
         for bounds, of_bounds in scopes.items():
             at_ms = now_ms()
             for event in collector.due(at_ms, bounds, of_bounds):

@@ -119,11 +119,9 @@ class AuditConsumers:
         """Attaches an audit to a pump that was not fed yet."""
         self._logs[str(pump.job)] = pump.epoch, start.log
         if counts is not None:
-            self._attach(pump, start.log, *counts)
+            self._attach(pump, start.log, counts)
 
-    def _attach(
-        self, pump: DispatchPump, log_id: LogId, next_offset: int, former: AuditNote | None, is_cut: bool
-    ) -> None:
+    def _attach(self, pump: DispatchPump, log_id: LogId, counts: CountsFrom) -> None:
         job, workload = pump.job, pump.runtime.workload
         plan = self._plan(job, workload)
         if plan is None:
@@ -141,19 +139,7 @@ class AuditConsumers:
                        "check the plan's timestamp and schema; a changed plan is read again")  # fmt: skip
             return
         scope = Scope(job.topic, CONSUMER, place, plan.width_ms)
-        pump.audit_by(
-            ConsumerTap(
-                pump,
-                plan,
-                scope,
-                source,
-                spec,
-                next_offset,
-                lineage=pump.lineage,
-                former=former,
-                is_cut=is_cut,
-            )
-        )
+        pump.audit_by(ConsumerTap(pump, plan, scope, source, spec, counts, lineage=pump.lineage))
 
     # -- while it flows --------------------------------------------------------------------------
 
@@ -175,7 +161,7 @@ class AuditConsumers:
             if pump.audit is not None and (plan is None or not pump.audit.adopts(plan)):
                 pump.audit_by(None)
             if pump.audit is None and plan is not None and self._refused.get(job) is not plan:
-                self._attach(pump, log_id, pump.fetched_to, None, is_cut=True)
+                self._attach(pump, log_id, CountsFrom(pump.fetched_to, None, is_cut=True))
 
     def _report(self, job: JobId, message: str, remedy: str) -> None:
         if (str(job), message) not in self._reported:

@@ -26,7 +26,7 @@ from app.audit.jobs.report_sender import AuditSender
 from app.audit.jobs.start_position import find_audit_start
 from app.audit.pump.consumer_tap import ConsumerTap
 from app.audit.pump.counting_spec import open_times
-from app.audit.pump.partition import REPORT_INTERVAL_S, AuditPump
+from app.audit.pump.partition import REPORT_INTERVAL_S, AuditPorts, AuditPump
 from app.audit.topics.catalog import AuditsCatalog
 from app.controllog.codec import JobStatus
 from app.kafka.client.cluster import LATEST, READ_COMMITTED, ClusterUnreachable
@@ -75,6 +75,7 @@ class AuditController(Service):
         self._clusters = ports.clusters
         self._schemas = ports.schemas
         self._report_incident = ports.report_incident
+        self._pump_ports = AuditPorts(ports.report_incident, self.report)
         self._reporting: dict[AuditPump | ConsumerTap, asyncio.Task[None]] = {}
 
     # -- batches, through the agent `audit` --------------------------------------------------------
@@ -119,20 +120,16 @@ class AuditController(Service):
         """
         plan, tier, cluster = await self.check(job)
         times = await open_times(plan, self._schemas)
-        beginning, next_offset, former, is_cut = await find_audit_start(
+        start, counts = await find_audit_start(
             job, cluster, answer, counting=plan.counting, reset=reset, report_incident=self._report_incident
         )
         if not is_mine():
             return None
-        pump = AuditPump(
-            job, epoch, plan, tier, next_offset=next_offset, base=beginning.snapshot.base,
-            lineage=beginning.lineage, log=beginning.log, former=former, is_cut=is_cut,
-            report_incident=self._report_incident, send=self.report, times=times,
-        )  # fmt: skip
+        pump = AuditPump(job, epoch, plan, tier, start, counts, self._pump_ports, times)
         leaves_bytes = int(MEMORY_SHARE_LEFT * self._clusters.budget.capacity_bytes)
         self.pumps[str(job)] = pump
         return StartedJob(
-            pump, beginning, cluster, leaves_bytes, next_offset=next_offset, lingers_s=COUNT_LINGER_S,
+            pump, start, cluster, leaves_bytes, next_offset=counts.next_offset, lingers_s=COUNT_LINGER_S,
             counts=pump.reader.countable_from_headers, heads=pump.reader.heads_of,
         )  # fmt: skip
 

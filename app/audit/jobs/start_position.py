@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from app.audit.counts.handover import AuditNote
+from app.audit.counts.handover import AuditNote, CountsFrom
 from app.kafka.client.cluster import EARLIEST
 from app.kafka.data_clusters import DataCluster
 from app.kernel.fencing import TakeoverAnswer
@@ -25,13 +25,10 @@ from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPo
 
 
 class AuditStart(NamedTuple):
-    """Where a job begins. `next_offset`: reading begins here; what is finished may reach further, or not as
-    far. `former`: the last owner's note; None: unusable. `is_cut`: rule 3."""
+    """Where a job begins. `counts.is_cut`: rule 3."""
 
     start: StartPosition
-    next_offset: int
-    former: AuditNote | None
-    is_cut: bool
+    counts: CountsFrom
 
 
 async def find_audit_start(
@@ -53,7 +50,7 @@ async def find_audit_start(
     if reset is not None:
         at = Snapshot(reset.next_offset)
         beginning = StartPosition(at, reset.lineage, present, known=False)
-        return AuditStart(beginning, reset.next_offset, None, is_cut=True)
+        return AuditStart(beginning, CountsFrom(reset.next_offset, None, is_cut=True))
     first = await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST)
     if answer.log.is_another(present):
         report_incident(
@@ -63,20 +60,20 @@ async def find_audit_start(
             "nothing to do: the old topic's records are counted as far as the audit had come",
         )
         beginning = StartPosition(Snapshot(first), answer.lineage + 1, present, known=False)
-        return AuditStart(beginning, first, None, is_cut=first > 0)
+        return AuditStart(beginning, CountsFrom(first, None, is_cut=first > 0))
     snapshot, log = read_snapshot(job, answer.snapshot, report_incident), answer.log.filled_in(present)
     if snapshot is None:
         beginning = StartPosition(Snapshot(first), answer.lineage, log, known=False)
-        return AuditStart(beginning, first, None, is_cut=first > 0)
+        return AuditStart(beginning, CountsFrom(first, None, is_cut=first > 0))
     base, former = snapshot.base, AuditNote.from_bytes(answer.note)
     if former is None or former.counting != counting:
         # Another version may cut a log into other parts.
         start, lineage = max(first, base), answer.lineage + (former is None)
         beginning = StartPosition(Snapshot(start), lineage, log, known=False)
-        return AuditStart(beginning, start, None, is_cut=True)
+        return AuditStart(beginning, CountsFrom(start, None, is_cut=True))
     upto = former.next_offset
     start = upto if upto >= first else max(first, base)
     finished = Snapshot(base if start == upto else start)
     is_cut = former.is_cut or first > max(upto, base)
     beginning = StartPosition(finished, answer.lineage, log, known=log == answer.log and start == upto)
-    return AuditStart(beginning, start, former, is_cut)
+    return AuditStart(beginning, CountsFrom(start, former, is_cut))

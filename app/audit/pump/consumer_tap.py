@@ -22,7 +22,7 @@ from typing import Protocol
 
 from app.audit.counts.consumer_counter import ConsumerReader
 from app.audit.counts.counter import CountingSpec
-from app.audit.counts.handover import AuditNote
+from app.audit.counts.handover import AuditNote, CountsFrom
 from app.audit.definition import AuditPlan
 from app.kafka.fetch.deliveries import FetchedBatches, LogGap
 from app.kernel.clock import now_ms
@@ -60,9 +60,7 @@ class ConsumerTap:
 
     Args:
         pump: The job's; a split replaces it (`follow`).
-        next_offset: The tap gets all that is fetched from here on.
-        former: The last owner's note.
-        is_cut: Some earlier messages were not counted.
+        counts: The tap gets all that is fetched from `counts.next_offset` on.
 
     Attributes:
         cluster: The cluster of the log.
@@ -76,11 +74,9 @@ class ConsumerTap:
         scope: Scope,
         source: FingerprintSource,
         spec: CountingSpec,
-        next_offset: int,
+        counts: CountsFrom,
         *,
         lineage: int,
-        former: AuditNote | None,
-        is_cut: bool,
     ) -> None:
         self.plan = plan
         self.cluster = group_of(scope.cluster)[0]
@@ -88,9 +84,14 @@ class ConsumerTap:
         self._pump = pump
         self._counting = plan.counting
         self._reader = ConsumerReader(
-            scope, source, spec, next_offset, lineage=lineage, state=() if former is None else former.state,
-            is_cut=is_cut, lateness_ms=plan.bounds.lateness_ms, at_ms=now_ms(),
-        )  # fmt: skip
+            scope,
+            source,
+            spec,
+            counts,
+            lineage=lineage,
+            lateness_ms=plan.bounds.lateness_ms,
+            at_ms=now_ms(),
+        )
         self._known_at = -1  # once the table has this version of the pump, a successor knows the counts
         self._note, self._noted, self._noted_s = b"", (-1, -1), float("-inf")
         self._reported_s, self._reported_offset = float("-inf"), -1

@@ -17,19 +17,20 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
-from app.audit.counts.handover import AuditNote
+from app.audit.counts.handover import AuditNote, CountsFrom
 from app.audit.counts.partition_counter import PartitionReader
 from app.audit.definition import AuditPlan, of_job_name
 from app.audit.pump.counting_spec import how_of
 from app.controllog.codec import JobStatus
 from app.kafka.fetch.deliveries import FetchedBatches, FetchedHeaders, LogGap
 from app.kernel.clock import now_ms
-from app.kernel.fencing import LogId
 from app.kernel.job import JobId
 from app.kernel.load import JobWork
 from app.kernel.ranges import Snapshot
 from app.payload.event_time.source import EventTime
+from app.worker.jobs.start_position import ReportIncident, StartPosition
 from switchyard.audit.model.fingerprint import FingerprintSource
 from switchyard.audit.model.reports import Report, Scope
 
@@ -41,7 +42,14 @@ PART_OFFSETS = 1 << 18  # larger parts need fewer reports, which take a worker s
 MOST_WINDOWS = 16, 8, 4, 2, 1  # the last ones, whose counts are in the note: the first number that fits
 COUNT_POLL_INTERVAL_S = 0.05
 
-SendReports = Callable[["AuditPump"], Awaitable[None]]
+
+@dataclass(frozen=True, slots=True)
+class AuditPorts:
+    """The ways out of an audit pump. `send` reports a pump's latest counts; it returns once the topic has
+    taken or refused them."""
+
+    report_incident: ReportIncident
+    send: Callable[[AuditPump], Awaitable[None]]
 
 
 def group_of(plan: str) -> str:
@@ -53,12 +61,8 @@ class AuditPump:
     """The pump of a job. The job manager owns it; the audit agent feeds it.
 
     Args:
-        next_offset: Counting begins here.
-        base: Everything below is known to be finished.
-        former: The last owner's note.
-        is_cut: Records of the first windows may have expired, or have been counted by other settings.
-        log: The log that the job reads.
-        send: Reports the latest counts; returns once the topic has taken or refused them.
+        start: The log that the job reads, its lineage, and the base below which everything is finished.
+        counts: Where counting begins.
         times: The plan's event time, opened (`app.audit.pump.counting_spec`).
 
     Raises:
@@ -73,20 +77,14 @@ class AuditPump:
         epoch: int,
         plan: AuditPlan,
         tier: str,
-        *,
-        next_offset: int,
-        base: int,
-        lineage: int,
-        log: LogId,
-        former: AuditNote | None = None,
-        is_cut: bool,
-        report_incident: Callable[[str, str, str, str], None],
-        send: SendReports,
+        start: StartPosition,
+        counts: CountsFrom,
+        ports: AuditPorts,
         times: EventTime | None = None,
     ) -> None:
         self.job = job
         self.epoch = epoch
-        self.lineage = lineage
+        self.lineage = start.lineage
         self.plan = plan
         self.cluster = of_job_name(job.name)[1]
         self.high_watermark = -1
@@ -95,29 +93,29 @@ class AuditPump:
         self.snapshot_version = 0
         self.version = 0  # grows whenever snapshot or note change
         self.read_bytes = 0
-        source = FingerprintSource(log.cluster_id, log.topic_id, job.partition)
+        source = FingerprintSource(start.log.cluster_id, start.log.topic_id, job.partition)
         self.scope = Scope(job.topic, tier, self.cluster, plan.width_ms)
         self.reader = PartitionReader(
             self.scope,
             source,
             how_of(plan, source, times),
-            next_offset,
-            lineage=lineage,
+            counts.next_offset,
+            lineage=start.lineage,
             part_offsets=PART_OFFSETS,
         )
-        self._base = base
-        self._is_cut = is_cut
-        if former is not None:
+        self._base = start.snapshot.base
+        self._is_cut = counts.is_cut
+        if counts.former is not None:
             at_ms = now_ms()
-            self.reader.resume(former.state, at_ms)
-            self.reader.complete_ms = former.complete_ms
-            if self.reader.next_offset != next_offset:
-                self.reader.pass_over(next_offset, at_ms)
-                if is_cut:  # the lost records belong to windows that had begun before now
+            self.reader.resume(counts.former.state, at_ms)
+            self.reader.complete_ms = counts.former.complete_ms
+            if self.reader.next_offset != counts.next_offset:
+                self.reader.pass_over(counts.next_offset, at_ms)
+                if counts.is_cut:  # the lost records belong to windows that had begun before now
                     self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
         self._note, self._noted = b"", -1  # the note, and its version
-        self._report_incident = report_incident
-        self._send = send
+        self._report_incident = ports.report_incident
+        self._send = ports.send
         self._waiting: deque[FetchedBatches | LogGap] = deque()
         self._reported_s = float("-inf")
         self._reported_offset = -1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 from mode import Service
@@ -26,15 +27,24 @@ from app.kernel.clock import now_ms
 from app.worker.jobs.start_position import ReportIncident
 
 
-class FailoverParticipant(Service):
-    """Joins the parts, and writes their events.
+@dataclass(frozen=True, slots=True)
+class FailoverPorts:
+    """What failovers need of the worker.
 
-    Args:
+    Attributes:
         leads: Whether this worker is the leader.
         on_news: Starts a round of the leader soon.
-        presence, live: As for `RoleKeeper`.
         arrived: As for `FailoverRuns`.
     """
+
+    leads: Callable[[], bool]
+    on_news: Callable[[], None]
+    report_incident: ReportIncident
+    arrived: Arrived | None = None
+
+
+class FailoverParticipant(Service):
+    """Joins the parts, and writes their events. `presence` and `live` are as for `RoleKeeper`."""
 
     def __init__(
         self,
@@ -43,30 +53,34 @@ class FailoverParticipant(Service):
         kafka_options: dict[str, Any],
         layout: Layout | None,
         workload: Callable[[str], Workload | None],
+        ports: FailoverPorts,
         *,
-        leads: Callable[[], bool],
-        on_news: Callable[[], None],
-        report_incident: ReportIncident,
         presence: Presence,
         live: Callable[[], Collection[str]] = tuple,
-        arrived: Arrived | None = None,
     ) -> None:
         super().__init__()
         self._control = control
-        self.on_news = on_news
+        self.on_news = ports.on_news
+        report_incident = ports.report_incident
         self.derived_routes = DerivedRoutes(control, layout, report_incident)
         self.bridge = RegionBridge(
             client,
             kafka_options,
-            lambda: self.derived_routes.others() if leads() else set(),
-            on_news,
+            lambda: self.derived_routes.others() if ports.leads() else set(),
+            ports.on_news,
             report_incident,
         )
         self.keeper = RoleKeeper(
             control, self.derived_routes, self.bridge, workload, report_incident, presence=presence, live=live
         )
         self.runs = FailoverRuns(
-            control, self.derived_routes, self.keeper, workload, report_incident, on_news, arrived
+            control,
+            self.derived_routes,
+            self.keeper,
+            workload,
+            report_incident,
+            ports.on_news,
+            ports.arrived,
         )
 
     async def on_start(self) -> None:

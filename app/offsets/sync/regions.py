@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,43 @@ from app.offsets.sync.remote_progress import RemoteProgress
 from app.offsets.sync.remote_routes import RemoteRoutes
 
 
+@dataclass(frozen=True, slots=True)
+class OwnRoutes:
+    """This region's readable routes by name, and all assigned jobs."""
+
+    routes: SyncedRoutes
+    jobs: Callable[[], Iterable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConsumers:
+    """Which workload consumes a group, here and in other regions (`GroupSyncer`)."""
+
+    busy: Busy
+    is_active: IsActive = lambda *_: True
+
+
+@dataclass(frozen=True, slots=True)
+class MovingWorkloads:
+    """The workloads that move between regions.
+
+    Attributes:
+        passive: Those that are passive here.
+        regions_of: A workload's regions; none: it does not move.
+        may_come: Whether one may become active here (`RemoteProgress`).
+    """
+
+    passive: Callable[[], Sequence[PassiveWorkload]] = lambda: ()
+    regions_of: Callable[[Workload], Sequence[str]] = lambda _: ()
+    may_come: Callable[[], bool] = lambda: False
+
+
 class Regions(Service):
     """The services, wired to the worker.
 
     Args:
         directory: The worker's; the store is a folder in it.
-        routes, jobs: This region's readable routes by name, and all assigned jobs.
-        busy, is_active: Which workload consumes a group (`GroupSyncer`).
         may_act: Whether this worker syncs groups: it leads, and its lease holds.
-        passive: The workloads that are passive here.
-        regions_of, may_come: A workload's regions, and whether one may become active here (`RemoteProgress`).
 
     `syncer` syncs one group on request, `sync` the groups of routes and of passive workloads.
     """
@@ -43,29 +71,30 @@ class Regions(Service):
         atlas: RegionAtlas,
         clusters: ReadableClusters,
         directory: Path,
+        own: OwnRoutes,
+        consumers: GroupConsumers,
+        workloads: MovingWorkloads,
         *,
-        routes: SyncedRoutes,
-        jobs: Callable[[], Iterable[str]],
-        busy: Busy,
         may_act: Callable[[], bool],
         report_incident: ReportIncident,
-        is_active: IsActive = lambda *_: True,
-        passive: Callable[[], Sequence[PassiveWorkload]] = lambda: (),
-        regions_of: Callable[[Workload], Sequence[str]] = lambda _: (),
-        may_come: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
+        routes = own.routes
         self.tables = RegionTables(atlas, clusters, directory / "regions")
         self.mapper = OffsetMapper(
-            self.tables, clusters, lambda: {name: found for name, (found, _) in routes().items()}, jobs
+            self.tables, clusters, lambda: {name: found for name, (found, _) in routes().items()}, own.jobs
         )
-        self.remote_progress = RemoteProgress(self.tables, self.mapper, regions_of, may_come)
-        self.syncer = GroupSyncer(self.mapper, clusters, busy, is_active)
+        self.remote_progress = RemoteProgress(
+            self.tables, self.mapper, workloads.regions_of, workloads.may_come
+        )
+        self.syncer = GroupSyncer(self.mapper, clusters, consumers.busy, consumers.is_active)
         self.remote_routes = RemoteRoutes(
             self.tables, clusters,
             lambda: {end for _, route in routes().values() for end in (route.source, route.target)}, may_act,
         )  # fmt: skip
-        self.sync = GroupSyncSchedule(self.syncer, clusters, routes, may_act, report_incident, passive)
+        self.sync = GroupSyncSchedule(
+            self.syncer, clusters, routes, may_act, report_incident, workloads.passive
+        )
 
     async def on_start(self) -> None:
         await self.add_runtime_dependency(self.sync)

@@ -43,6 +43,7 @@ def _why_homeless(held: Assignment) -> str:
 class PlacementRound:
     """One call of `plan`: reads the inputs once, then decides in the order of the rules."""
 
+    # more than eight: what a round knows at its start, from its only caller `plan`
     def __init__(
         self,
         jobs: Iterable[str],

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -32,6 +33,7 @@ from app.replicate.destination.handover import BadHandover, ReplicaHandover
 from app.replicate.destination.ledger import CopyLedger, SentBatch
 from app.replicate.destination.predecessor import begins_at
 from app.replicate.destination.succession import Succession
+from app.worker.jobs.start_position import StartPosition
 
 if TYPE_CHECKING:
     from app.kafka.append.appender import Appender
@@ -61,18 +63,45 @@ class DestinationRoute(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class FormerCopies:
+    """The copies that a former owner left at the destination.
+
+    Attributes:
+        note: That owner's note, b"" if there was none.
+        is_same_log: The note was written for the source log that is copied now.
+        source_epoch: The leader epoch in which the source was last found truncated; None: as the note says.
+    """
+
+    note: bytes
+    is_same_log: bool
+    source_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPorts:
+    """What a session does outside of itself.
+
+    Attributes:
+        report_incident: Takes kind, message and remedy.
+        on_unsure: Takes the reason why later records may be in the copy twice.
+        on_lost: Is called when the destination has lost acknowledged records.
+        on_closed: Takes the offset sync behind a former owner's lane: source and target end, stamp, and time.
+    """
+
+    start_task: Callable[[Callable[[], Awaitable[None]]], object]
+    report_incident: Callable[[str, str, str], None]
+    on_unsure: Callable[[str], None]
+    on_lost: Callable[[], None]
+    on_closed: Callable[[int, int, ProducerStamp, float], None]
+
+
 class DestinationSession:
     """The way of one replica's copies into its destination partition.
 
     Args:
         target: Topic and partition.
-        note: The former owner's note, b"" if there was none.
-        is_same_log: The note was written for the source log that is copied now.
-        source_epoch: The leader epoch in which the source was last found truncated; None: as the note says.
-        is_first: The route never copied this log.
-        on_unsure: Takes the reason why later records may be in the copy twice.
-        on_lost: Is called when the destination has lost acknowledged records.
-        on_closed: Takes the offset sync behind a former owner's lane: source and target end, stamp, and time.
+        start: The lineage that is copied, and whether the route ever copied this log.
 
     Attributes:
         log: The destination's log, once it `is_met`.
@@ -88,17 +117,9 @@ class DestinationSession:
         route: DestinationRoute,
         target: tuple[str, int],
         ledger: CopyLedger,
-        note: bytes,
-        *,
-        is_same_log: bool,
-        lineage: int,
-        source_epoch: int | None,
-        is_first: bool,
-        start_task: Callable[[Callable[[], Awaitable[None]]], object],
-        report_incident: Callable[[str, str, str], None],
-        on_unsure: Callable[[str], None],
-        on_lost: Callable[[], None],
-        on_closed: Callable[[int, int, ProducerStamp, float], None],
+        start: StartPosition,
+        former: FormerCopies,
+        ports: SessionPorts,
     ) -> None:
         self.target = target
         self.log = LogId()
@@ -108,35 +129,35 @@ class DestinationSession:
         self.why = ""
         self._route = route
         self._ledger = ledger
-        self._note_bytes = note
-        self._lineage = lineage
-        self._is_history_known = is_first  # whether it is known what was copied before
-        self._start_task = start_task
-        self._report_incident = report_incident
-        self._on_unsure = on_unsure
-        self._on_lost = on_lost
-        self._on_closed = on_closed
+        self._note_bytes = former.note
+        self._lineage = start.lineage
+        self._is_history_known = start.is_first  # whether it is known what was copied before
+        self._start_task = ports.start_task
+        self._report_incident = ports.report_incident
+        self._on_unsure = ports.on_unsure
+        self._on_lost = ports.on_lost
+        self._on_closed = ports.on_closed
         self._saved_version: Callable[[], int] = lambda: -1
         self._target_end = -1  # of this replica's copies, once one was acknowledged
         self._succession = self._succession_of(None)
         self._predecessor: ReplicaHandover | None = None
         self._note_error = ""
         try:
-            self._predecessor = ReplicaHandover.from_bytes(note) if note else None
+            self._predecessor = ReplicaHandover.from_bytes(former.note) if former.note else None
         except BadHandover as error:
             self._note_error = str(error)
-        former = self._predecessor
-        self.losses = 0 if former is None else former.losses
-        if former is not None:
-            ledger.lost, ledger.lost_ms = former.lost, former.lost_ms
-            ledger.uncompared, ledger.begun_anew = former.uncompared, former.begun_anew
-        self.source_epoch = source_epoch or 0
+        note = self._predecessor
+        self.losses = 0 if note is None else note.losses
+        if note is not None:
+            ledger.lost, ledger.lost_ms = note.lost, note.lost_ms
+            ledger.uncompared, ledger.begun_anew = note.uncompared, note.begun_anew
+        self.source_epoch = former.source_epoch or 0
         self.quiet_below = -1
-        if former is not None and is_same_log:
-            ledger.read_epoch, ledger.epochs = former.read_epoch, former.epochs
-            if former.lineage in {-1, lineage}:
-                self.quiet_below = former.quiet_below
-            self.source_epoch = former.source_epoch if source_epoch is None else source_epoch
+        if note is not None and former.is_same_log:
+            ledger.read_epoch, ledger.epochs = note.read_epoch, note.epochs
+            if note.lineage in {-1, start.lineage}:
+                self.quiet_below = note.quiet_below
+            self.source_epoch = note.source_epoch if former.source_epoch is None else former.source_epoch
 
     @property
     def name(self) -> str:

@@ -31,15 +31,13 @@ from app.kernel.limit_shares import NOTHING, LimitNeed, WorkerShare
 from app.offsets.model.offset_map import Barrier, BarrierItem
 from app.offsets.sync.offset_sync_sender import BarrierSender
 from app.replicate.definition import RouteDefinition
-from app.replicate.destination.verification import VerificationBudget
+from app.replicate.destination.session import FormerCopies
 from app.replicate.jobs.sealed_sources import SealedSources
 from app.replicate.jobs.start_position import find_replica_start, same_target
-from app.replicate.model.route_priority import RoutePriorities
 from app.replicate.pump.intake import to_skip
 from app.replicate.pump.partition import ReplicaPump
-from app.replicate.pump.route_runtime import RouteRuntime, group_of
+from app.replicate.pump.route_runtime import CopyBudgets, RouteDestination, RouteRuntime, group_of
 from app.replicate.pump.status import check_progress, copying_status, job_status
-from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 from app.replicate.topics.catalog import RoutesCatalog
 from app.worker.jobs.deliveries import pass_to_pump
 from app.worker.jobs.kind import JobPorts, JobRestarts
@@ -83,9 +81,7 @@ class ReplicaController(Service):
         self._failures = ports.failures
         self._sender = sender
         self._sealed_sources = sealed_sources
-        self._verify_budget = VerificationBudget()
-        self._priorities = RoutePriorities()
-        self._unsnapshotted_budget = UnsnapshottedBudget()
+        self._budgets = CopyBudgets()
         # Pumps to which a changed definition gives another destination, or none.
         self._redirected: set[ReplicaPump] = set()
         # By pump and the number of its destination's losses.
@@ -140,7 +136,7 @@ class ReplicaController(Service):
         view, at = self._control.view, (identity.name, identity.topic, identity.partition)
         recorded = partial(view.begins_at, *at) if view.start_parts_of(identity.name) else None
         continues = await same_target(identity, definition, target.client, answer)
-        beginning = await find_replica_start(
+        start = await find_replica_start(
             identity,
             definition,
             source,
@@ -150,8 +146,12 @@ class ReplicaController(Service):
             report_incident=self._report_incident,
             continues=continues,
         )
-        note = answer.note if continues else b""
-        ids = beginning.log.cluster_id, ""
+        former = FormerCopies(
+            answer.note if continues else b"",
+            is_same_log=not answer.log.is_another(start.log),
+            source_epoch=None if reset is None else reset.source_epoch,
+        )
+        ids = start.log.cluster_id, ""
         if definition.spec.headers.provenance:
             ids = ids[0], await target.client.cluster_id()
         seals = await self._sealed_sources.of(definition.spec.source, identity.topic)
@@ -167,30 +167,32 @@ class ReplicaController(Service):
         if runtime is not None and runtime.definition is not definition:
             self._change(runtime, definition)
         if runtime is None:
+            destination = RouteDestination(target.client, target.appender, target.appended)
             runtime = RouteRuntime(
-                definition, source.client, target.client, target.appender, self._lease, self._report_incident,
-                self._verify_budget, self._priorities, self._unsnapshotted_budget, ids, target.appended,
-            )  # fmt: skip
+                definition,
+                source.client,
+                destination,
+                self._lease,
+                self._report_incident,
+                self._budgets,
+                ids,
+            )
         try:
             pump = ReplicaPump(
-                identity, epoch, runtime, next_offset=beginning.snapshot.base, lineage=beginning.lineage,
-                note=note, is_same_log=not answer.log.is_another(beginning.log),
-                is_first=beginning.is_first, source_log=beginning.log, report_incident=self._report_incident,
-                on_barrier=self._on_barrier, source_epoch=None if reset is None else reset.source_epoch,
-                seals=seals,
-            )  # fmt: skip
+                identity, epoch, runtime, start, former, self._report_incident, self._on_barrier, seals
+            )
         except BaseException:
             if identity.name not in self.routes:
                 await runtime.close()
             raise
         self.routes[identity.name] = runtime
         # A reset by an operator has no reason; it is not counted.
-        pump.ledger.begun_anew += beginning.begun_anew or bool(reset is not None and reset.reason)
-        if beginning.gap is not None:
-            self.skip(pump, beginning.gap)
+        pump.ledger.begun_anew += start.begun_anew or bool(reset is not None and reset.reason)
+        if start.gap is not None:
+            self.skip(pump, start.gap)
         self._pause(pump)
         self.pumps[str(identity)] = pump
-        return StartedJob(pump, beginning, source, self._leaves(runtime), pump.ledger.read_epoch)
+        return StartedJob(pump, start, source, self._leaves(runtime), pump.ledger.read_epoch)
 
     def drop(self, job: str) -> None:
         pump = self.pumps.pop(job, None)

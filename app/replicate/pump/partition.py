@@ -43,14 +43,14 @@ from app.kernel.ranges import Range, Snapshot
 from app.replicate.destination.ledger import CopyLedger, SentBatch
 from app.replicate.destination.predecessor import begins_at
 from app.replicate.destination.sealed_copies import SealedCopies
-from app.replicate.destination.session import DestinationSession
-from app.replicate.destination.verification import ReportIncident
+from app.replicate.destination.session import DestinationSession, FormerCopies, SessionPorts
 from app.replicate.pump.blocked_batch import BlockedBatch
 from app.replicate.pump.intake import BatchIntake
 from app.replicate.pump.offset_sync_emitter import OffsetSyncEmitter
 from app.replicate.pump.send_gate import SendGate
 from app.replicate.pump.tasks import ReplicaTasks
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedRecords
+from app.worker.jobs.start_position import ReportIncident, StartPosition
 
 if TYPE_CHECKING:
     from app.replicate.pump.route_runtime import RouteRuntime
@@ -68,11 +68,10 @@ class ReplicaPump:
     """Owned by the job manager; fed by the replicate agent.
 
     Args:
-        next_offset: The source offset at which copying begins.
-        note, is_same_log, lineage, source_epoch: See `app.replicate.destination.session`.
-        is_first: The route never copied anything of this log.
-        seals: The region's seals; only for a control topic.
+        start: The source's log, and where copying begins.
+        former: What the last owner copied.
         on_barrier: Takes offset syncs (`app.replicate.pump.offset_sync_emitter`).
+        seals: The region's seals; only for a control topic.
 
     Raises:
         LookupError: The route does not copy the topic (any more).
@@ -83,21 +82,15 @@ class ReplicaPump:
         job: JobId,
         epoch: int,
         runtime: RouteRuntime,
-        *,
-        next_offset: int,
-        lineage: int,
-        note: bytes,
-        is_same_log: bool,
-        is_first: bool,
-        source_log: LogId,
+        start: StartPosition,
+        former: FormerCopies,
         report_incident: ReportIncident,
         on_barrier: OnBarrier,
-        source_epoch: int | None = None,
         seals: Callable[[], Seals | None] | None = None,
     ) -> None:
         self.job = job
         self.epoch = epoch
-        self.lineage = lineage
+        self.lineage = start.lineage
         self.runtime = runtime
         target_topic = runtime.route.destination(job.topic)
         if target_topic is None:
@@ -116,30 +109,23 @@ class ReplicaPump:
         self.edit = runtime.edit(job.topic, job.partition, target_topic)
         self._sealed = None if seals is None else SealedCopies(job.topic, job.partition, seals, self.edit)
         self._tasks = ReplicaTasks(job, self.lose)
-        self._is_first = is_first
-        self.source_log = source_log
+        self._is_first = start.is_first
+        self.source_log = start.log
         checkpoint = runtime.definition.spec.checkpoint
         self._offset_syncs = OffsetSyncEmitter(
             checkpoint.every, checkpoint.records, partial(on_barrier, self)
         )
         self.emit_offset_sync = self._offset_syncs.now  # called when a consumer waits for one
-        self.intake = BatchIntake(next_offset, self.lose)
-        self.ledger = CopyLedger(next_offset, self._acknowledged, self._failed, self.intake.release)
-        self.session = DestinationSession(
-            runtime,
-            self.target,
-            self.ledger,
-            note,
-            is_same_log=is_same_log,
-            lineage=lineage,
-            source_epoch=source_epoch,
-            is_first=is_first,
+        self.intake = BatchIntake(start.snapshot.base, self.lose)
+        self.ledger = CopyLedger(start.snapshot.base, self._acknowledged, self._failed, self.intake.release)
+        session_ports = SessionPorts(
             start_task=self._tasks.start,
             report_incident=self.report_incident,
             on_unsure=self._unsure,
             on_lost=self._offset_syncs.lost,
             on_closed=self._offset_syncs.closed,
         )
+        self.session = DestinationSession(runtime, self.target, self.ledger, start, former, session_ports)
         runtime.verifier.start_replica(job, self.ledger.uncompared)
         # after the session, because `where` names its destination
         self.blocked_batch = BlockedBatch(self.report_incident, self.where)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -78,6 +79,26 @@ class RouteReplica(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RouteDestination:
+    """A worker's connection to a route's target. `appended`: takes what the target has acknowledged; None:
+    no audit counts copies here."""
+
+    client: ClusterClient
+    appender: Appender
+    appended: LocalAppends | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBudgets:
+    """The limits that all routes of a worker share: of compared bytes, of copied records without a snapshot,
+    and of routes of a lower priority."""
+
+    verification: VerificationBudget = field(default_factory=VerificationBudget)
+    unsnapshotted: UnsnapshottedBudget = field(default_factory=UnsnapshottedBudget)
+    priorities: RoutePriorities = field(default_factory=RoutePriorities)
+
+
 class RouteRuntime:
     """The shared state of one route on this worker.
 
@@ -88,38 +109,33 @@ class RouteRuntime:
     Args:
         cluster_ids: The source's and the target's ids, for provenance; other installations may name the
             clusters otherwise.
-        appended: Takes what the target has acknowledged.
     """
 
     def __init__(
         self,
         definition: RouteDefinition,
         source: ClusterClient,
-        target: ClusterClient,
-        appender: Appender,
+        destination: RouteDestination,
         lease: Lease,
         report_incident: ReportIncident,
-        verify_budget: VerificationBudget,
-        priorities: RoutePriorities,
-        unsnapshotted_budget: UnsnapshottedBudget,
+        budgets: CopyBudgets,
         cluster_ids: tuple[str, str] = ("", ""),
-        appended: LocalAppends | None = None,
     ) -> None:
         self.definition = definition
         self.route = definition.route()
         self.source = source
-        self.target = target
-        self.appender = appender
-        self.appended = appended
+        self.target = destination.client
+        self.appender = destination.appender
+        self.appended = destination.appended
         self.lease = lease
         self.group = group_of(definition.key)
         self.pumps: set[RouteReplica] = set()
-        self.unsnapshotted_budget = unsnapshotted_budget
+        self.unsnapshotted_budget = budgets.unsnapshotted
         self.renumbered = RepeatedTrouble()  # batches (`app.kafka.records.verbatim_copy`, rule 4)
         self._report_incident = report_incident
         self.messages: TokenBucket | None = None
         self.bytes: TokenBucket | None = None
-        self._priorities = priorities
+        self._priorities = budgets.priorities
         self._limited_s = float("-inf")
         self._keeps = definition.keeps_header()
         self._source_id, self._target_id = cluster_ids
@@ -127,7 +143,7 @@ class RouteRuntime:
         self._usage = LimitUsage()
         self._took_s: dict[JobId, float] = {}
         self._set_limits()
-        self.verifier = CopyVerifier(target, report_incident, verify_budget)
+        self.verifier = CopyVerifier(self.target, report_incident, budgets.verification)
         self.verifier.everything = definition.spec.verify == "all"
         self._topic_ids_at_s = time.monotonic()
         loop = asyncio.get_running_loop()

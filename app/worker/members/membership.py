@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -117,6 +118,15 @@ class Members:
             self._refused.pop(worker, None)
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseRenewal:
+    """The lease that heartbeats renew, and the read that comes before each renewal. `read_control(timeout_s)`
+    returns when the control log is read up to its present end."""
+
+    lease: Lease
+    read_control: Callable[[float], Awaitable[None]]
+
+
 class Heartbeats(Service):
     """Sends `compose()` every `interval_s`, and reads every worker's heartbeats."""
 
@@ -127,20 +137,18 @@ class Heartbeats(Service):
         *,
         compose: Callable[[], Heartbeat],
         members: Members,
-        lease: Lease,
+        renewal: LeaseRenewal,
         interval_s: float,
-        read_control: Callable[[float], Awaitable[None]],
         host_clock: HostClock,
         seal: RecordSeal | None = None,
     ) -> None:
-        """`read_control(timeout_s)` returns when the control log is read up to its present end."""
         super().__init__()
         self.topic = topic
         self.members = members
-        self.lease = lease
+        self.lease = renewal.lease
         self.interval_s = interval_s
         self._compose = compose
-        self._read_control = read_control
+        self._read_control = renewal.read_control
         self.host_clock = host_clock
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=False)
         # One attempt each: a heartbeat delayed by retries renews almost nothing.

@@ -9,7 +9,7 @@ from app.controllog.roles import ACTIVE_PASSIVE, MOVING
 from app.failover.run.participant import FailoverParticipant
 from app.kafka.data_clusters import DataClusters
 from app.offsets.store.tables import RegionAtlas
-from app.offsets.sync.regions import Regions
+from app.offsets.sync.regions import GroupConsumers, MovingWorkloads, OwnRoutes, Regions
 from app.worker.jobs.start_position import ReportIncident
 from app.worker.members.leadership import Leadership
 from app.worker.readable_definitions import ReadableDefinitions
@@ -56,13 +56,9 @@ def make_regions(
         atlas,
         clusters,
         directory,
-        routes=definitions.routes.all,
-        jobs=lambda: list(control.view.assignments),
-        busy=busy,
+        OwnRoutes(definitions.routes.all, lambda: list(control.view.assignments)),
+        GroupConsumers(busy, is_active),
+        MovingWorkloads(keeper.passive, regions_of, may_come),
         may_act=leadership.may_lead,
         report_incident=report_incident,
-        is_active=is_active,
-        passive=keeper.passive,
-        regions_of=regions_of,
-        may_come=may_come,
     )

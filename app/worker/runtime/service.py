@@ -17,7 +17,7 @@ import structlog
 from mode import Service
 
 from app.alerts.delivery.monitor import AlertMonitor
-from app.audit.jobs.books import AuditBooks
+from app.audit.jobs.books import AuditBooks, PlannedCounts
 from app.audit.jobs.region_query import RegionQuery
 from app.audit.jobs.replay_tail import Margin
 from app.audit.jobs.report_sender import AuditSender
@@ -27,7 +27,7 @@ from app.controllog.log import ControlLog
 from app.controllog.seals import VERSION as SEALS
 from app.controllog.seals import Seals
 from app.failover.plan.planner import FailoverPlanner
-from app.failover.run.participant import FailoverParticipant
+from app.failover.run.participant import FailoverParticipant, FailoverPorts
 from app.failover.run.presence import Presence
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
@@ -51,7 +51,7 @@ from app.worker.jobs.kind import JobPorts
 from app.worker.members.host_clock import HostClock
 from app.worker.members.leadership import Leadership
 from app.worker.members.loopback_check import LoopbackCheck
-from app.worker.members.membership import DRAINING, STOPPED, Heartbeats, Members
+from app.worker.members.membership import DRAINING, STOPPED, Heartbeats, LeaseRenewal, Members
 from app.worker.members.sentinel import Sentinel
 from app.worker.readable_definitions import ReadableDefinitions
 from app.worker.runtime.heartbeat_status import workload_troubles
@@ -123,12 +123,14 @@ class Runtime(Service):
             kafka,
             options.layout,
             definitions.workloads.get,
-            leads=leadership.leads,
-            on_news=leadership.round_wanted.set,
-            report_incident=report,
+            FailoverPorts(
+                leads=leadership.leads,
+                on_news=leadership.round_wanted.set,
+                report_incident=report,
+                arrived=lambda positions: FailoverPlanner(self).arrived(positions),
+            ),
             presence=self.presence,
             live=self._present,
-            arrived=lambda positions: FailoverPlanner(self).arrived(positions),
         )
         self.trackers = TrackerClient(worker, topics, kafka, seals)
         self.barriers = BarrierSender(topics, kafka, worker, seals)
@@ -177,10 +179,9 @@ class Runtime(Service):
             client,
             self.audit_sender,
             Margin(topics.audit.name, kafka, client),
-            catalog.audits.bounds_of,
+            PlannedCounts(catalog.audits.bounds_of, catalog.audits.oddity_of),
             report,
             leadership.leads,
-            catalog.audits.oddity_of,
             self.audit_sender.key,
         )
         self.watchdog = Watchdog(
@@ -203,9 +204,8 @@ class Runtime(Service):
             kafka,
             compose=self._compose,
             members=members,
-            lease=lease,
+            renewal=LeaseRenewal(lease, partial(control.read_to_end, client)),
             interval_s=HEARTBEAT_S,
-            read_control=partial(control.read_to_end, client),
             host_clock=HostClock(clock, self.incidents.report_own),
             seal=seals,
         )

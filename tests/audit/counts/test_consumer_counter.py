@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from app.audit.counts import consumer_counter
 from app.audit.counts.consumer_counter import MOST_PIECES, ConsumerReader
 from app.audit.counts.counter import ANY_DISORDER, CountingSpec
+from app.audit.counts.handover import CountsFrom
 from app.audit.counts.partition_counter import IDLE_MS, PartitionReader
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.verbatim_copy import TRANSACTIONAL
@@ -31,10 +32,9 @@ LATENESS_MS = 5_000
 
 
 def consumer(next_offset: int = 0, *, disorder_ms: int = ANY_DISORDER) -> ConsumerReader:
-    return ConsumerReader(
-        SCOPE, SOURCE, CountingSpec(records_of, SOURCE, disorder_ms=disorder_ms), next_offset, is_cut=False,
-        lateness_ms=LATENESS_MS, at_ms=BEGAN_MS,
-    )  # fmt: skip
+    spec = CountingSpec(records_of, SOURCE, disorder_ms=disorder_ms)
+    counts = CountsFrom(next_offset, None, is_cut=False)
+    return ConsumerReader(SCOPE, SOURCE, spec, counts, lateness_ms=LATENESS_MS, at_ms=BEGAN_MS)
 
 
 def test_a_consumer_that_never_reaches_the_end_of_a_log_with_future_times_holds_no_window_open() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from app.audit.counts.consumer_counter import ConsumerReader
 from app.audit.counts.counter import CountingSpec, count_chunk
+from app.audit.counts.handover import CountsFrom
 from app.audit.counts.partition_counter import PartitionReader
 from app.audit.pump.counting_spec import how_of
 from app.kafka.fetch.decoder import lowest_timestamp, records_of
@@ -87,7 +88,8 @@ def by_heads(log: Log, chance: random.Random) -> PartitionReader:
 
 
 def by_consumer(log: Log, chance: random.Random) -> PartitionReader:
-    consumer = ConsumerReader(SCOPE, SOURCE, HOW, 0, is_cut=False, lateness_ms=0, at_ms=NOW_MS)
+    counts = CountsFrom(0, None, is_cut=False)
+    consumer = ConsumerReader(SCOPE, SOURCE, HOW, counts, lateness_ms=0, at_ms=NOW_MS)
     position = 0
     while position < log.next_offset:
         data, end = log.fetch(position, chance.randint(1, 5))

@@ -19,7 +19,7 @@ from app.audit.folds import collector
 from app.audit.folds.collector import UNKNOWN_MS, CollectorTick, TableChanges
 from app.audit.folds.seals import seal_of
 from app.audit.folds.tier import CloseWindows, ForgetWindows, PlanBounds, SourceStatus
-from app.audit.jobs.books import AuditBooks
+from app.audit.jobs.books import AuditBooks, OddityOf, PlannedCounts
 from app.audit.jobs.replay_tail import Recorded
 from app.audit.jobs.report_sender import audit_partition
 from app.audit.jobs.seal_key import PURPOSE, SealKey
@@ -79,16 +79,28 @@ class Last:
 class Rig:
     """Books, and the tables of partition 5 that they write."""
 
-    def __init__(self, topic: Topic, again: int = 0, key: SealKey | None = None) -> None:
+    def __init__(
+        self,
+        topic: Topic,
+        again: int = 0,
+        key: SealKey | None = None,
+        oddity_of: OddityOf = lambda _: "",
+    ) -> None:
         self.topic, self.incidents, self.last = topic, list[tuple[str, ...]](), Last(again)
         self.windows: dict[bytes, bytes] = {}
         self.tiers: dict[bytes, bytes] = {}
         fake: Any = topic
         margin: Any = self.last
         self.books = AuditBooks(
-            "audit", fake, fake, margin, lambda *_: BOUNDS, lambda *incident: self.incidents.append(incident),
-            lambda: True, seal_key=key,
-        )  # fmt: skip
+            "audit",
+            fake,
+            fake,
+            margin,
+            PlannedCounts(lambda *_: BOUNDS, oddity_of),
+            lambda *incident: self.incidents.append(incident),
+            lambda: True,
+            key,
+        )
 
     async def event(
         self, offset: int, value: bytes, recorded_ms: int = UNKNOWN_MS, seal: bytes = b""
@@ -320,8 +332,7 @@ async def test_a_deviating_client_and_full_memory_are_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(collector, "MOST_WINDOWS", 1)
-    rig = Rig(Topic())
-    rig.books._oddity_of = lambda scope: f"windows of {scope.width_ms} ms"
+    rig = Rig(Topic(), oddity_of=lambda scope: f"windows of {scope.width_ms} ms")
     await rig.event(0, codec.encode(report(5, 5)))
     for upto in (6, 7):
         start = Increment(60_000 * upto, Totals(1))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from app.audit.counts import consumer_counter, partition_counter
 from app.audit.counts import handover as notes
-from app.audit.counts.handover import AuditNote
+from app.audit.counts.handover import CountsFrom
 from app.audit.folds.collector import Collector
 from app.audit.folds.counted_parts import ReportOutcome
 from app.audit.jobs.consumer_counts import AuditConsumers
@@ -107,15 +107,13 @@ class Region:
         )
         assert counts is not None
         owner = Owner(len(self.owners), snapshot)
-        self.audit(owner, *counts)
+        self.audit(owner, counts)
         owner.reads_from = counts.next_offset
         self.owners = [*self.owners[-1:], owner]
 
-    def audit(self, owner: Owner, next_offset: int, former: AuditNote | None, is_cut: bool) -> None:
-        owner.audit = ConsumerTap(
-            owner, self.plan, SCOPE, SOURCE, how_of(self.plan, SOURCE), next_offset,
-            lineage=0, former=former, is_cut=is_cut,
-        )  # fmt: skip
+    def audit(self, owner: Owner, counts: CountsFrom) -> None:
+        spec = how_of(self.plan, SOURCE)
+        owner.audit = ConsumerTap(owner, self.plan, SCOPE, SOURCE, spec, counts, lineage=0)
 
     @property
     def catalog(self) -> Any:
@@ -270,7 +268,7 @@ async def test_nothing_is_reported_before_a_successor_would_know_where_counting_
     await region.start()
     region.pass_on(10)
     region.log.append([7] * 10)
-    region.audit(region.owner, 30, None, is_cut=True)  # a plan comes while the job flows
+    region.audit(region.owner, CountsFrom(30, None, is_cut=True))  # a plan comes while the job flows
     region.pass_on(40)
     region.report(region.owner, heard=1.0)
     assert region.counts == {}

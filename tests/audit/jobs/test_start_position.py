@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.audit.counts.handover import AuditNote
+from app.audit.counts.handover import AuditNote, CountsFrom
 from app.audit.counts.partition_counter import PartState
 from app.audit.jobs.start_position import AuditStart, find_audit_start
 from app.audit.pump.partition import PART_OFFSETS
@@ -67,7 +67,7 @@ async def begin(
 @pytest.mark.parametrize(("first", "is_cut"), [(0, False), (700, True)])
 async def test_without_a_position_it_begins_at_the_logs_start(first: int, is_cut: bool) -> None:
     found, _ = await begin(first)
-    assert (found.next_offset, found.start.snapshot.base, found.is_cut) == (first, first, is_cut)
+    assert (found.start.snapshot.base, found.counts) == (first, CountsFrom(first, None, is_cut))
 
 
 BASE = PART_OFFSETS + 1_000
@@ -94,9 +94,10 @@ async def test_a_successor_continues_where_its_predecessor_had_come_if_the_log_h
     first: int, upto: int, starts: int, finished: int
 ) -> None:
     found, incidents = await begin(first, BASE, left(upto).to_bytes())
-    assert (found.next_offset, found.start.snapshot.base, incidents) == (starts, finished, [])
-    assert (found.former, found.start.known) == (left(upto), starts == upto)
-    assert found.is_cut == (first > max(BASE, upto)), "uncounted records are gone"
+    counts = found.counts
+    assert (counts.next_offset, found.start.snapshot.base, incidents) == (starts, finished, [])
+    assert (counts.former, found.start.known) == (left(upto), starts == upto)
+    assert counts.is_cut == (first > max(BASE, upto)), "uncounted records are gone"
     assert found.start.lineage == 4
 
 
@@ -105,17 +106,17 @@ async def test_a_successor_continues_where_its_predecessor_had_come_if_the_log_h
 )
 async def test_windows_that_may_be_cut_are_marked(note: bytes, lineage: int) -> None:
     found, _ = await begin(0, BASE, note)
-    assert (found.next_offset, found.start.lineage, found.is_cut) == (BASE, lineage, True)
+    assert (found.counts.next_offset, found.start.lineage, found.counts.is_cut) == (BASE, lineage, True)
 
 
 async def test_a_job_with_other_settings_begins_where_the_former_owners_reports_end() -> None:
     found, _ = await begin(0, BASE, left(BASE + 50, COUNTING + 1).to_bytes())
-    assert (found.next_offset, found.former, found.is_cut) == (BASE, None, True)
+    assert found.counts == CountsFrom(BASE, None, is_cut=True)
     assert not found.start.known
 
 
 async def test_another_log_begins_a_new_lineage_and_is_reported() -> None:
     found, incidents = await begin(7, BASE, log=LogId("c", "another"))
-    assert (found.next_offset, found.start.lineage, incidents) == (7, 5, ["log-begun-anew"])
+    assert (found.counts.next_offset, found.start.lineage, incidents) == (7, 5, ["log-begun-anew"])
     again, _ = await begin(7, BASE, reset=LineageReset(2, 9, 42))
-    assert (again.next_offset, again.start.lineage, again.is_cut) == (42, 9, True)
+    assert (again.counts, again.start.lineage) == (CountsFrom(42, None, is_cut=True), 9)

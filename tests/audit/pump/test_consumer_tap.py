@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.audit.counts.counter import CountingSpec
-from app.audit.counts.handover import AuditNote
+from app.audit.counts.handover import AuditNote, CountsFrom
 from app.audit.pump.consumer_tap import ConsumerTap
 from app.dispatch.pump.partition import DispatchPump
 from app.kafka.fetch.decoder import records_of
@@ -36,10 +36,8 @@ def audited(pump: DispatchPump, next_offset: int = 0) -> ConsumerTap:
         SCOPE,
         SOURCE,
         CountingSpec(records_of, SOURCE),
-        next_offset,
+        CountsFrom(next_offset, None, is_cut=next_offset > 0),
         lineage=0,
-        former=None,
-        is_cut=next_offset > 0,
     )
     pump.audit_by(audit)
     return audit

@@ -12,20 +12,22 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from app.audit.counts import handover as notes
-from app.audit.counts.handover import AuditNote
+from app.audit.counts.handover import AuditNote, CountsFrom
 from app.audit.counts.partition_counter import new_part
 from app.audit.definition import AuditPlan
 from app.audit.folds.collector import Collector
 from app.audit.jobs.consumer_counts import AuditConsumers
 from app.audit.jobs.controller import AuditController
 from app.audit.pump import partition as pumps
-from app.audit.pump.partition import PART_OFFSETS, AuditPump
+from app.audit.pump.partition import PART_OFFSETS, AuditPorts, AuditPump
 from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, LogGap, PartitionFetch
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
+from app.kernel.ranges import Snapshot
 from app.payload.schema_loader import SchemaLoader
 from app.worker.jobs.failures import JobFailures
 from app.worker.jobs.kind import JobPorts
+from app.worker.jobs.start_position import StartPosition
 from switchyard.audit.model.reports import Report
 from switchyard.audit.model.tally import UNTIMED
 from tests.audit.counts.logs import Log
@@ -43,18 +45,15 @@ class Rig:
         self.log, self.collector, self.position = Log(), Collector(), 0
         self.budget, self.incidents = ByteBudget(1 << 30), list[tuple[str, ...]]()
         self.takes = True
-        self.pump = self.begin(0, 0)
+        self.pump = self.begin(0, CountsFrom(0, None, is_cut=False))
 
-    def begin(
-        self, next_offset: int, base: int, former: AuditNote | None = None, *, is_cut: bool = False
-    ) -> AuditPump:
+    def begin(self, base: int, counts: CountsFrom) -> AuditPump:
         def record(*incident: str) -> None:
             self.incidents.append(incident)
 
-        self.pump = AuditPump(
-            JOB, 1, self.plan, "regional", next_offset=next_offset, base=base, lineage=0,
-            log=LogId("c", "t"), former=former, is_cut=is_cut, report_incident=record, send=self.report,
-        )  # fmt: skip
+        start = StartPosition(Snapshot(base), 0, LogId("c", "t"), known=False)
+        ports = AuditPorts(record, self.report)
+        self.pump = AuditPump(JOB, 1, self.plan, "regional", start, counts, ports)
         return self.pump
 
     async def report(self, pump: AuditPump) -> None:
@@ -130,7 +129,7 @@ async def test_a_successor_counts_only_what_its_predecessor_had_not(killed_at: i
             note, base = saved(rig), rig.pump.base
     assert (note.next_offset, base) == (killed_at, killed_at if is_heard else 0)
     for former in (note, AuditNote(note.counting, False, (new_part(0, 0),))):  # that is all it may know
-        rig.begin(former.next_offset, base, former)
+        rig.begin(base, CountsFrom(former.next_offset, former, is_cut=False))
         rig.feed()
         await rig.report(rig.pump)
         assert rig.counts == {0: 300_000}
@@ -140,7 +139,7 @@ async def test_a_successor_counts_only_what_its_predecessor_had_not(killed_at: i
 async def test_a_successor_reports_from_the_start_of_its_predecessors_part() -> None:
     rig = Rig()
     rig.log.next_offset = 30_000  # what came before had gone
-    rig.begin(30_000, 30_000, is_cut=True)
+    rig.begin(30_000, CountsFrom(30_000, None, is_cut=True))
     rig.log.append([WIDTH_MS * 5] * 10)
     rig.feed()
 
@@ -152,7 +151,7 @@ async def test_a_successor_reports_from_the_start_of_its_predecessors_part() -> 
     (tier,) = rig.collector.tiers.values()
     assert tier.complete_ms == WIDTH_MS * 5 + rig.plan.bounds.lateness_ms
     rig.log.append([WIDTH_MS * 5] * 10)
-    rig.begin(30_010, 30_010, note)
+    rig.begin(30_010, CountsFrom(30_010, note, is_cut=False))
     rig.feed()
     await rig.report(rig.pump)
     assert rig.counts == {WIDTH_MS * 5: 20}
@@ -165,7 +164,7 @@ async def test_a_successor_knows_of_losses_that_were_not_reported_yet() -> None:
     rig.pump.skip(LogGap((), "orders", 3, 10, 20, "retention"))
     complete_ms = rig.pump.reader.complete_ms
     assert complete_ms > 0
-    rig.begin(20, 0, saved(rig))
+    rig.begin(0, CountsFrom(20, saved(rig), is_cut=False))
     await rig.report(rig.pump)
     (tier,) = rig.collector.tiers.values()
     assert (tier.complete_ms, rig.counts) == (complete_ms, {WIDTH_MS: 10})
@@ -178,7 +177,7 @@ async def test_losses_between_two_owners_are_reported_also_after_an_earlier_cut(
     note = AuditNote(rig.plan.counting, False, rig.pump.reader.state(), complete_ms=7)
     rig.log.next_offset = 20  # what came meanwhile has gone
     rig.log.append([WIDTH_MS] * 5)
-    rig.begin(20, 20, note, is_cut=True)
+    rig.begin(20, CountsFrom(20, note, is_cut=True))
     rig.feed()
     await rig.report(rig.pump)
     (tier,) = rig.collector.tiers.values()

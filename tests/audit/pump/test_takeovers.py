@@ -34,7 +34,7 @@ class Region(Rig):
         """Starts another owner from the saved state."""
         base, note = self.saved or (None, b"")
         found, _ = await begin(self.first, base, note, counting=self.plan.counting)
-        self.begin(found.next_offset, found.start.snapshot.base, found.former, is_cut=found.is_cut)
+        self.begin(found.start.snapshot.base, found.counts)
         self.save()
 
     def save(self) -> None:

@@ -26,7 +26,7 @@ from app.failover.plan.cluster_queries import TOPICS_AT_ONCE, ClusterQueries
 from app.failover.plan.document import Plan, PlannedWorkload
 from app.failover.plan.drill import LEFTOVER_MS, PREFIX, Drill
 from app.failover.plan.planner import FailoverPlanner
-from app.failover.run.participant import FailoverParticipant
+from app.failover.run.participant import FailoverParticipant, FailoverPorts
 from app.failover.run.presence import Presence
 from app.failover.topology import AGGREGATE, REGIONAL, Layout, Site
 from app.kafka.client.cluster import ClusterClient
@@ -34,7 +34,7 @@ from app.kernel.clock import now_ms
 from app.kernel.fencing import TrackerRecord
 from app.offsets.model.group_sync import stamped
 from app.offsets.model.translation import Log
-from app.offsets.sync.regions import Regions
+from app.offsets.sync.regions import GroupConsumers, MovingWorkloads, OwnRoutes, Regions
 from app.worker.catalog import Catalog
 from app.worker.readable_definitions import ReadableDefinitions
 from tests.offsets.clusters import HERE, NOWHERE, THERE, a_line, regions
@@ -90,10 +90,14 @@ class Case:
         definitions = ReadableDefinitions(control, lambda *_: None, layout)
         self.fed.catalog = Catalog(control, clusters, lambda *_: None, definitions, Alone())
         self.fed.failover = FailoverParticipant(
-            control, nothing, {}, layout, self.fed.catalog.workloads.workload,
-            leads=lambda: True, on_news=lambda: None, report_incident=lambda *_: None,
+            control,
+            nothing,
+            {},
+            layout,
+            self.fed.catalog.workloads.workload,
+            FailoverPorts(leads=lambda: True, on_news=lambda: None, report_incident=lambda *_: None),
             presence=Presence("a-worker", time.monotonic),
-        )  # fmt: skip
+        )
 
     async def whole(self) -> Plan:
         return await self.planner.plan(self.planner.choose(self.stand.own), forced=True)
@@ -150,12 +154,11 @@ async def case(yard: Yard, tmp_path: Path, topic_name: str) -> AsyncIterator[Cas
             stand.atlas,
             clusters,
             tmp_path,
-            routes=dict,
-            jobs=list,
-            busy=lambda *_: "",
+            OwnRoutes(routes=dict, jobs=list),
+            GroupConsumers(busy=lambda *_: ""),
+            MovingWorkloads(regions_of=lambda _: (stand.own, stand.other)),
             may_act=lambda: False,
             report_incident=lambda *_: None,
-            regions_of=lambda _: (stand.own, stand.other),
         )
         try:
             yield made

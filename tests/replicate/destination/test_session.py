@@ -18,11 +18,13 @@ from app.kafka.records.checksum import crc32c
 from app.kafka.records.producer_sequences import ProducerStamp, ProducerTail
 from app.kafka.records.verbatim_copy import VerbatimCopy, stamped
 from app.kernel.fencing import LogId
+from app.kernel.ranges import Snapshot
 from app.replicate.destination import predecessor, succession
 from app.replicate.destination import session as way
 from app.replicate.destination.handover import STEP, ReplicaHandover
 from app.replicate.destination.ledger import CopyLedger
-from app.replicate.destination.session import DestinationSession
+from app.replicate.destination.session import DestinationSession, FormerCopies, SessionPorts
+from app.worker.jobs.start_position import StartPosition
 from tests.kafka.conftest import ENOUGH_S
 from tests.kafka.records.test_verbatim_copy import as_logged
 
@@ -133,21 +135,16 @@ class Destination:
             max_batch_bytes=self.max_batch_bytes,
         )
         ledger = CopyLedger(note.base, lambda *_: None, lambda *_: None, lambda _: None)
-        return DestinationSession(
-            runtime,
-            ("t", 0),
-            ledger,
-            note.to_bytes(),
-            is_same_log=True,
-            lineage=0,
-            source_epoch=None,
-            is_first=False,
+        start = StartPosition(Snapshot(note.base), 0, LogId(), known=True)
+        ports = SessionPorts(
             start_task=lambda work: self.tasks.append(asyncio.ensure_future(work())),
             report_incident=lambda kind, message, _: self.reports.append((kind, message)),
             on_unsure=lambda why: self.reports.append(("unsure", why)),
             on_lost=lambda: None,
             on_closed=lambda *_: None,
         )
+        former = FormerCopies(note.to_bytes(), is_same_log=True)
+        return DestinationSession(runtime, ("t", 0), ledger, start, former, ports)
 
     async def open(self, way: DestinationSession) -> None:
         def saved() -> int:

@@ -23,6 +23,7 @@ from app.replicate.destination.comparison import ExpectedCopy, compare, compare_
 from app.replicate.destination.handover import ReplicaHandover
 from app.replicate.destination.ledger import SentBatch
 from app.replicate.destination.verification import CopyVerifier, VerificationBudget
+from app.replicate.pump.route_runtime import CopyBudgets
 from app.replicate.pump.status import copying_status, job_status
 from tests.kafka.conftest import create
 from tests.kafka.conftest import write as write_to
@@ -321,7 +322,7 @@ async def test_a_route_compares_a_sample_or_everything(
     rig: ReplicaRig, topic_name: str, verify: str, everything: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "MAX_BEHIND", 3)
-    rig._verify_budget = VerificationBudget(verification.RUN_BYTES)  # one run a second
+    rig.budgets = CopyBudgets(VerificationBudget(verification.RUN_BYTES))  # one run a second
     await create_on_both_sides(rig, topic_name)
     await write(rig, topic_name, 400, name="v" * 10_000, max_batch_size=200_000)  # 8 MB, nothing to join
     pump = await rig.start_pump(topic_name, verify=verify)

@@ -22,12 +22,12 @@ from app.kernel.lease import Lease
 from app.kernel.ranges import Snapshot
 from app.replicate.destination import verification
 from app.replicate.destination.handover import ReplicaHandover
+from app.replicate.destination.session import FormerCopies
 from app.replicate.destination.verification import CopyVerifier, VerificationBudget
-from app.replicate.model.route_priority import RoutePriorities
 from app.replicate.pump.partition import ReplicaPump
-from app.replicate.pump.route_runtime import RouteRuntime
+from app.replicate.pump.route_runtime import CopyBudgets, RouteDestination, RouteRuntime
 from app.replicate.pump.status import copying_status
-from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
+from app.worker.jobs.start_position import StartPosition
 from tests.kafka.fetch.test_decoder import fetched
 from tests.kafka.records.test_verbatim_copy import NO_LIMIT, as_logged, rows_of
 from tests.replicate.rig import ROUTE, definition
@@ -80,13 +80,10 @@ async def a_runtime() -> AsyncIterator[RouteRuntime]:
     runtime = RouteRuntime(
         definition("east", "west", "t", verify="all"),
         source,
-        target,
-        Appender(target, may_send=lambda: True),
+        RouteDestination(target, Appender(target, may_send=lambda: True)),
         lease,
         nothing,
-        VerificationBudget(1e9),
-        RoutePriorities(),
-        UnsnapshottedBudget(),
+        CopyBudgets(VerificationBudget(1e9)),
     )
     try:
         yield runtime
@@ -98,10 +95,8 @@ async def a_runtime() -> AsyncIterator[RouteRuntime]:
 
 def started_pump(runtime: RouteRuntime, note: bytes) -> ReplicaPump:
     """A replica that continues from the note."""
-    return ReplicaPump(
-        JOB, 1, runtime, next_offset=0, lineage=0, note=note, is_same_log=True, is_first=False,
-        source_log=LogId(), report_incident=nothing, on_barrier=nothing,
-    )  # fmt: skip
+    start = StartPosition(Snapshot(0), 0, LogId(), known=True)
+    return ReplicaPump(JOB, 1, runtime, start, FormerCopies(note, is_same_log=True), nothing, nothing)
 
 
 def save_note(pump: ReplicaPump) -> int:

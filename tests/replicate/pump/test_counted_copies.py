@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.audit.pump.partition import AuditPump
+from app.audit.counts.handover import CountsFrom
+from app.audit.pump.partition import AuditPorts, AuditPump
 from app.dev.yard import Yard
 from app.kafka.append import local_appends as appended_module
 from app.kafka.append.local_appends import LocalAppends
@@ -20,8 +21,10 @@ from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, FetchedHeader
 from app.kafka.fetch.service import FetchService
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
+from app.kernel.ranges import Snapshot
 from app.replicate.pump import route_runtime as runtime_module
 from app.replicate.pump.partition import ReplicaPump
+from app.worker.jobs.start_position import StartPosition
 from tests.audit.query.test_view import audit_plan
 from tests.kafka.conftest import producing
 from tests.replicate.pump.test_truncation import cut_off, until_led
@@ -50,11 +53,10 @@ class Counting:
         async def send(_: AuditPump) -> None:
             pass
 
-        pump = AuditPump(
-            JobId.parse(f"audit:all//{self.client.name}:{topic}:0"), 1, audit_plan(), "aggregate",
-            next_offset=0, base=0, lineage=0, log=LogId("c", topic_id), is_cut=False,
-            report_incident=lambda *_: None, send=send,
-        )  # fmt: skip
+        job = JobId.parse(f"audit:all//{self.client.name}:{topic}:0")
+        start = StartPosition(Snapshot(0), 0, LogId("c", topic_id), known=False)
+        from_start, ports = CountsFrom(0, None, is_cut=False), AuditPorts(lambda *_: None, send)
+        pump = AuditPump(job, 1, audit_plan(), "aggregate", start, from_start, ports)
         key = len(self.pumps)
         self.pumps[key] = pump
         counts = pump.reader.countable_from_headers if follows else None

@@ -87,14 +87,14 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_continues
     assert pump.base < 400 + 2 * BATCH
 
     rig.kill(pump)
-    assert rig.unsaved.records == 0
+    assert rig.budgets.unsnapshotted.records == 0
     note = ReplicaHandover.from_bytes(rig.saved[0][1])
     assert note.base >= 200, "a successor reads what lies behind it"
     rig.saves = True
     pump = await rig.start_pump(topic_name)
     await rig.copied([pump])
     assert await assert_same(rig, topic_name) == 2_000
-    await rig.until(lambda: rig.unsaved.records == 0)
+    await rig.until(lambda: rig.budgets.unsnapshotted.records == 0)
     assert not pump.awaits_snapshot
     assert job_status(pump).trouble == ""
 

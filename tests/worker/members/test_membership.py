@@ -16,7 +16,7 @@ from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kernel.clock import clock
 from app.kernel.lease import Lease
 from app.worker.members.host_clock import HostClock
-from app.worker.members.membership import Heartbeats, Members
+from app.worker.members.membership import Heartbeats, LeaseRenewal, Members
 
 pytestmark = pytest.mark.system
 
@@ -38,8 +38,8 @@ async def test_a_lease_is_renewed_only_after_the_control_log_is_read(bootstrap: 
         await mine.read_to_end(client, timeout_s)
 
     heartbeats = Heartbeats(
-        beats, spec.aiokafka_options(), members=Members(3.0), lease=lease, interval_s=3600.0,
-        read_control=read, host_clock=HostClock(clock, lambda *_: None),
+        beats, spec.aiokafka_options(), members=Members(3.0), renewal=LeaseRenewal(lease, read),
+        interval_s=3600.0, host_clock=HostClock(clock, lambda *_: None),
         compose=lambda: Heartbeat(worker="me", at_ms=0, started_ms=0, url="", state="running", term=0),
     )  # fmt: skip
     await client.start()

@@ -104,6 +104,7 @@ class _NotNow(Exception):
 class Auditing(Counting):
     """The base of `Audit` and `SyncAudit`."""
 
+    # more than eight: the settings of the library, each by keyword
     def __init__(
         self,
         *,

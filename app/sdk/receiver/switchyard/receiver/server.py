@@ -71,6 +71,7 @@ class Receiver:
         options: More of gRPC's channel arguments, such as ("grpc.max_connection_age_ms", 600_000).
     """
 
+    # more than eight: the settings of the library, each by keyword
     def __init__(
         self,
         host: str = "127.0.0.1",
