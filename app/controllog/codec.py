@@ -102,6 +102,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         outgoing: Messages on their way to a retry topic or the DLQ.
         passed_over: Messages finished in another copy of the topic
             (`app.dispatch.pump.remote_progress_filter`).
+        trouble_from: What found the trouble (`app.kernel.troubles.TroubleSource`); "": the pump itself, or
+            there is none. Replicas have none.
         buffered_bytes: Bytes that were fetched and wait.
         arriving, ceiling: Messages per second (`app.kernel.rates`); below 0: not known.
     """
@@ -120,6 +122,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dead_lettered: int = 0
     passed_over: int = 0
     trouble: str = ""
+    trouble_from: str = ""
     ready: int = 0
     behind: int = 0
     postponed: int = 0

@@ -16,7 +16,6 @@ from app.dispatch.definition import HEAD_OF_LINE_S, Workload
 from app.dispatch.model.dead_letter_budget import spelled
 from app.dispatch.model.head_of_line import UNFINISHED_THRESHOLD, UTILISATION_THRESHOLD
 from app.dispatch.model.throughput_diagnosis import (
-    NO_COPY,
     RESTS,
     FlowReport,
     RateShare,
@@ -26,6 +25,7 @@ from app.dispatch.model.throughput_diagnosis import (
     pace,
     without_worker,
 )
+from app.kernel.troubles import TroubleSource
 
 STUCK_SHARE = 0.5  # unfinished part of a full tracker; below it, few messages hold up many
 MAX_DECISIONS = 20  # of all workers together
@@ -174,8 +174,8 @@ def workload_flow(
 
 def _facts(status: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> FlowReport:
     running = [job for job in jobs if job.state != "paused"]
-    troubles = {job.trouble for job in jobs if job.state == "paused" and job.trouble}
-    resting = sorted(trouble.removeprefix(RESTS) for trouble in troubles if trouble.startswith(RESTS))
+    troubles = {(job.trouble_from, job.trouble) for job in jobs if job.state == "paused" and job.trouble}
+    resting = sorted(words.removeprefix(RESTS) for source, words in troubles if source == TroubleSource.PAUSE)
     full = [job for job in running if job.used >= job.capacity and not job.ready]
     stuck = [job for job in full if job.unfinished <= STUCK_SHARE * job.used]
     cramped = [job for job in full if job.unfinished > STUCK_SHARE * job.used and _at_work(job)]
@@ -198,7 +198,7 @@ def _facts(status: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Fl
         due_in_s=(min(dues) - now_ms) / 1000 if dues else None,
         backoff=sum(job.backoff for job in running),
         outgoing=sum(job.outgoing for job in running),
-        not_taken=sorted({job.trouble for job in running if job.trouble.startswith(NO_COPY)}),
+        not_taken=sorted({job.trouble for job in running if job.trouble_from == TroubleSource.COPY}),
         unread=_unread(running),
         catching_up=sum(job.state == "catching-up" for job in running),
         budget_used=status.budget_used,

@@ -16,7 +16,7 @@ from app.kafka.append.producer import Producer
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.topic_tail import bounded
-from app.kafka.fetch.deliveries import ByteBudget
+from app.kafka.fetch.deliveries import ByteBudget, FetchItem
 from app.kafka.fetch.service import FetchService
 
 CLUSTER_STOP_TIMEOUT_S = 5.0
@@ -28,7 +28,7 @@ class DataCluster:
     def __init__(
         self,
         spec: ClusterSpec,
-        deliver: Callable[[Any], Awaitable[None]],
+        deliver: Callable[[FetchItem], Awaitable[None]],
         budget: ByteBudget,
         may_append: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -80,7 +80,7 @@ class DataClusters:
     def __init__(
         self,
         specs: Mapping[str, ClusterSpec],
-        deliver: Callable[[Any], Awaitable[None]],
+        deliver: Callable[[FetchItem], Awaitable[None]],
         budget: ByteBudget,
         may_append: Callable[[], bool] = lambda: True,
     ) -> None:

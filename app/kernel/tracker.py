@@ -17,8 +17,9 @@ Rules
 Invariants (`tests/kernel/test_tracker_model.py`)
 - Everything below `base` is finished; `base` itself is unfinished, unless the tracker is idle.
 - base <= end; neither ever decreases.
-- At most `capacity` fetched offsets are in the window. Gaps and inherited offsets take no place in it,
-  however wide. So a sparse, compacted topic is delivered with as many messages at once as a dense one.
+- At most `limit` fetched offsets are in the window. It exceeds a `limit` that was lowered, and offsets that
+  were fetched `beyond_room`. Gaps and inherited offsets take no place in it, however wide. So a sparse,
+  compacted topic is delivered with as many messages at once as a dense one.
 
 The window is a bytearray, one byte per offset (0 = open), which C code searches, counts and overwrites.
 Measured on one core with a window of 10,000 and random acknowledgements, in millions of acks per second:
@@ -79,7 +80,8 @@ class Tracker:
         capacity: How many fetched offsets the window may hold; may be changed later.
         snapshot: Offsets finished by an earlier owner. Its base may be above `next_offset`: fetch from `end`.
 
-    Attributes (read only, but `capacity`):
+    Attributes (read only, but `capacity` and `extra`):
+        extra: How many fetched offsets the window may hold above its capacity; may be changed later.
         base: The first unfinished offset, which is the offset to commit.
         end: The next offset to fetch.
         unfinished: The number of fetched, unfinished offsets.
@@ -87,7 +89,7 @@ class Tracker:
 
     __slots__ = (
         "_canceled", "_firsts", "_gaps", "_head", "_inherited", "_origin", "_slots", "_split", "_trimmed",
-        "_window", "base", "capacity", "end", "unfinished",
+        "_window", "base", "capacity", "end", "extra", "unfinished",
     )  # fmt: skip
 
     def __init__(self, next_offset: int, capacity: int, snapshot: Snapshot | None = None) -> None:
@@ -99,6 +101,7 @@ class Tracker:
         if snapshot is not None:
             known = known.merge(snapshot)
         self.capacity = capacity
+        self.extra = 0
         self.base = self.end = known.base
         self.unfinished = 0
         self._canceled: set[int] = set()
@@ -114,18 +117,20 @@ class Tracker:
 
     # -- registering -----------------------------------------------------------------------------
 
-    def fetched(self, start: int, end: int) -> list[Range]:
+    def fetched(self, start: int, end: int, *, beyond_room: bool = False) -> list[Range]:
         """Registers [start, end) as read from the log, and the offsets from `self.end` to `start` as a gap.
 
         Returns: the ranges to deliver, those that the inherited snapshot does not have.
 
         Raises:
-            TrackerError: [start, end) lies below `self.end`, or has more to deliver than `room`.
+            TrackerError: [start, end) lies below `self.end`, or has more to deliver than `room`, and may not
+                go `beyond_room`.
         """
         if not self.end <= start <= end:
             raise TrackerError(f"fetched [{start}, {end}), but the next offset to fetch is {self.end}")
         deliver = outside(self._inherited, start, end)
-        if (count := sum(last - first for first, last in deliver)) > self.room:
+        count = sum(last - first for first, last in deliver)
+        if count > self.room and not beyond_room:
             raise TrackerError(f"fetched [{start}, {end}): {count} to deliver, but room for {self.room}")
         if start > self.end:
             self._gaps += 1
@@ -213,13 +218,18 @@ class Tracker:
 
     @property
     def tracked(self) -> int:
-        """Offsets in the window, finished or not. May exceed a `capacity` that was lowered."""
+        """Offsets in the window, finished or not. May exceed a `limit` that was lowered."""
         return len(self._window) - self._head
 
     @property
+    def limit(self) -> int:
+        """How many fetched offsets the window may hold now."""
+        return self.capacity + self.extra
+
+    @property
     def room(self) -> int:
-        """How many more offsets to deliver may be fetched; without gaps, capacity - (end - base)."""
-        return max(0, self.capacity - self.tracked)
+        """How many more offsets to deliver may be fetched; without gaps, limit - (end - base)."""
+        return max(0, self.capacity + self.extra - self.tracked)
 
     @property
     def idle(self) -> bool:
@@ -253,8 +263,8 @@ class Tracker:
 
     @property
     def utilisation(self) -> float:
-        """The share of the capacity in use, 0 to 1; a full tracker stops fetching."""
-        return min(1.0, self.tracked / self.capacity)  # a lowered capacity may be exceeded for a while
+        """The share of the limit in use, 0 to 1; a full tracker stops fetching."""
+        return min(1.0, self.tracked / self.limit)  # a lowered limit may be exceeded for a while
 
     @property
     def unfinished_share(self) -> float:

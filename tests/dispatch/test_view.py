@@ -9,10 +9,10 @@ from typing import Any
 from app.controllog.codec import MAX_EVENT_BYTES, Heartbeat, encode, heartbeat, heartbeat_events
 from app.dispatch.jobs.heartbeat_status import job_status, workload_statuses
 from app.dispatch.model.throughput_diagnosis import RESTS
-from app.dispatch.pump.line_head import free_head
 from app.dispatch.view import WorkloadFlow, workload_flow
 from app.kernel.clock import now_ms
 from app.kernel.limit_shares import ALL
+from app.kernel.troubles import TroubleSource
 from app.worker.runtime.heartbeat_status import job_statuses
 from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
@@ -50,7 +50,7 @@ async def test_a_full_receiver_is_the_reason_with_the_messages_in_flight() -> No
     handler = Stuck()
     async with dispatch_rig(handler, flow={"max_inflight": 3}) as rig:
         rig.feed(rig.pump(), numbers(20))
-        await rig.until(lambda: rig.runtime.in_flight == 3)
+        await rig.until(lambda: rig.runtime.receivers.in_flight == 3)
         flow = seen(rig)
         assert flow.bound == "limit"
         assert "3 of 3 are in flight" in flow.why
@@ -66,7 +66,7 @@ async def test_an_unreachable_receiver_is_shown_with_the_reason_and_the_next_pro
     async with dispatch_rig(lambda _: None) as rig:
         await rig.receiver.stop(0)
         rig.feed(rig.pump(), numbers(20))
-        await rig.until(lambda: not rig.runtime.link.breaker.closed and bool(rig.runtime.link.held))
+        await rig.until(lambda: not rig.main.breaker.closed and bool(rig.queues.held))
         flow = seen(rig)
         assert flow.bound == "breaker"
         (receiver,) = flow.receivers
@@ -81,7 +81,7 @@ async def test_an_unreachable_receiver_is_shown_with_the_reason_and_the_next_pro
 
 async def test_a_rate_limit_is_the_reason_with_the_missing_permits() -> None:
     async with dispatch_rig(lambda _: None, flow={"messages_per_second": 0.5}) as rig:
-        rig.runtime.shared(ALL)
+        rig.runtime.apply_share(ALL)
         rig.feed(rig.pump(), numbers(20))
         await rig.until(lambda: len(rig.seen) == 1)
         flow = seen(rig)
@@ -110,7 +110,7 @@ async def test_messages_with_a_not_before_time_count_as_delayed() -> None:
 async def test_messages_that_wait_behind_their_key_are_held_by_the_order() -> None:
     async with dispatch_rig(Stuck(), ordering="key") as rig:
         rig.feed(rig.pump(), numbers(20, keys=1))
-        await rig.until(lambda: rig.runtime.in_flight == 1)
+        await rig.until(lambda: rig.runtime.receivers.in_flight == 1)
         flow = seen(rig)
         assert (flow.bound, flow.workers[0].behind) == ("order", 19)
 
@@ -130,19 +130,19 @@ async def test_a_workload_that_no_operator_paused_says_why_it_rests() -> None:
         pump = rig.pump()
         pump.pause(True)
         assert "paused by an operator" in seen(rig).why
-        pump.trouble = f"{RESTS}region west has it"
+        pump.troubles.show(TroubleSource.PAUSE, f"{RESTS}region west has it")
         flow = seen(rig)
         assert (flow.bound, "region west has it" in flow.why, "operator resume" in flow.why) == (
             "paused", True, False,
         )  # fmt: skip
-        pump.trouble = "commit: east does not answer"
+        pump.troubles.show(TroubleSource.COMMIT, "commit: east does not answer")
         assert "operator" not in seen(rig).why, "that is not known"
 
 
 async def test_a_stream_shows_its_credit_and_each_receiver_has_its_own_state() -> None:
     async with dispatch_rig(Stuck(), target={"contract": "stream"}) as rig:
         rig.feed(rig.pump(), numbers(5))
-        await rig.until(lambda: rig.runtime.in_flight == 5)
+        await rig.until(lambda: rig.runtime.receivers.in_flight == 5)
         (receiver,) = seen(rig).receivers
         assert receiver.contract == "stream"
         assert receiver.credit
@@ -153,7 +153,7 @@ async def test_a_stream_shows_its_credit_and_each_receiver_has_its_own_state() -
             isolation={"environment": "env", "targets": [{"environment": "test", "address": address}]},
         )
         rig.feed(rig.pump(), numbers(10), headers=[("env", b"test")])
-        await rig.until(lambda: not rig.runtime.links[address].breaker.closed)
+        await rig.until(lambda: not rig.targets[address].receiver.breaker.closed)
         flow = seen(rig)
         assert [(r.address == address, r.breaker == "closed") for r in flow.receivers] == [
             (False, True),
@@ -166,10 +166,10 @@ async def test_a_message_that_blocks_is_a_candidate_with_its_numbers_and_then_a_
     handler = Stuck(lambda message: message.value == b"0")
     async with dispatch_rig(handler, headOfLine={"after": "1h"}) as rig:
         pump = rig.pump(capacity=50)
-        pump.head.patience_s = 3_600.0  # a slow machine lets no acknowledgement free it
+        pump.head.detector.patience_s = 3_600.0  # a slow machine lets no acknowledgement free it
         rig.feed(pump, numbers(200))
         await rig.until(lambda: pump.tracker.room == 0 and pump.tracker.unfinished == 1)
-        assert free_head(pump, time.monotonic()) is None
+        assert pump.free_head(time.monotonic()) is None
         flow = seen(rig)
         assert flow.bound == "head-of-line"
         assert "orders-0 at offset 0" in flow.why
@@ -178,7 +178,7 @@ async def test_a_message_that_blocks_is_a_candidate_with_its_numbers_and_then_a_
         assert (head.tracker_used, head.unfinished_share) == (1.0, 0.02)
         assert "has been out for" in head.why_not
         assert flow.head_of_line.after_s == 3600.0
-        await rig.until(lambda: free_head(pump, time.monotonic() + 3600.0) is not None)
+        await rig.until(lambda: pump.free_head(time.monotonic() + 3600.0) is not None)
         handler.go.set()
         await rig.idle()
         head_of_line = seen(rig).head_of_line
@@ -202,7 +202,7 @@ async def test_a_tracker_smaller_than_the_receivers_limit_is_the_reason() -> Non
     async with dispatch_rig(Stuck()) as rig:
         pump = rig.pump(capacity=10)
         rig.feed(pump, numbers(100))
-        await rig.until(lambda: rig.runtime.in_flight == 10)
+        await rig.until(lambda: rig.runtime.receivers.in_flight == 10)
         assert seen(rig).bound == "tracker"
 
 

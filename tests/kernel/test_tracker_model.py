@@ -27,6 +27,7 @@ class TrackerAgainstModel(RuleBasedStateMachine):
         self.inherited: set[int] = set()
         self.capacity = 20
         self.tracker = Tracker(START, self.capacity)
+        self.may_exceed = False  # it fetched beyond its room, or its limit was lowered
         self.seen_versions: dict[int, Snapshot] = {}
         self.last_base = self.last_version = -1
 
@@ -48,9 +49,22 @@ class TrackerAgainstModel(RuleBasedStateMachine):
     @rule(hole=st.sampled_from([0, 0, 0, 1, 5, 30]), width=widths)
     def fetch(self, hole: int, width: int) -> None:
         """Fetches the next offsets of the log, sometimes after a hole."""
-        start = self.end + hole
-        end = start + min(width, self.tracker.room)
-        deliver = self.tracker.fetched(start, end)
+        self.register(self.end + hole, min(width, self.tracker.room), beyond_room=False)
+
+    @rule(width=widths)
+    def fetch_whole(self, width: int) -> None:
+        """Fetches offsets together, whether or not there is room for them."""
+        self.may_exceed |= width > self.tracker.room
+        self.register(self.end, width, beyond_room=True)
+
+    @rule(extra=st.integers(0, 15))
+    def grant(self, extra: int) -> None:
+        self.may_exceed |= extra < self.tracker.extra
+        self.tracker.extra = extra
+
+    def register(self, start: int, width: int, *, beyond_room: bool) -> None:
+        end = start + width
+        deliver = self.tracker.fetched(start, end, beyond_room=beyond_room)
         expected = [offset for offset in range(start, end) if offset not in self.inherited]
         assert [offset for first, last in deliver for offset in range(first, last)] == expected
         self.model.update(dict.fromkeys(expected, OffsetState.IN_FLIGHT))
@@ -139,8 +153,10 @@ class TrackerAgainstModel(RuleBasedStateMachine):
         assert tracker.canceled == in_window.count(OffsetState.CANCELED)
         assert tracker.acked == in_window.count(OffsetState.ACKED)
         assert tracker.nacked == in_window.count(OffsetState.NACKED)
-        assert tracker.room == self.capacity - len(in_window)
-        assert tracker.utilisation == len(in_window) / self.capacity
+        assert tracker.limit == self.capacity + tracker.extra
+        assert self.may_exceed or len(in_window) <= tracker.limit
+        assert tracker.room == max(0, tracker.limit - len(in_window))
+        assert tracker.utilisation == min(1.0, len(in_window) / tracker.limit)
         assert tracker.unfinished_share == (len(unfinished) / len(in_window) if in_window else 0.0)
         spans = tracker.unfinished_ranges(1_000)
         assert [offset for start, end in spans for offset in range(start, end)] == sorted(unfinished)

@@ -42,6 +42,7 @@ from app.kernel.clock import clock, now_ms
 from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
 from app.kernel.tracker import Tracker
+from app.kernel.troubles import Troubles
 from app.payload.schema_loader import SchemaLoader
 from app.replicate.definition import RouteDefinition
 from app.web.console import server
@@ -239,7 +240,7 @@ class FakePump:
         self.calls = calls
         self.epoch = epoch
         self.high_watermark = tracker.end
-        self.trouble = ""
+        self.troubles = Troubles()
 
     def status(self) -> JobStatus:
         return flowing(job(0), self.epoch)

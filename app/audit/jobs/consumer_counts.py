@@ -122,7 +122,7 @@ class AuditConsumers:
             self._attach(pump, start.log, counts)
 
     def _attach(self, pump: DispatchPump, log_id: LogId, counts: CountsFrom) -> None:
-        job, workload = pump.job, pump.runtime.workload
+        job, workload = pump.job, pump.runtime.settings.workload
         plan = self._plan(job, workload)
         if plan is None:
             return
@@ -153,7 +153,7 @@ class AuditConsumers:
             epoch, log_id = self._logs.get(job, (-1, LogId()))
             if epoch != pump.epoch or pump.closed or pump.draining:
                 continue
-            audit, plan = pump.audit, self._plan(pump.job, pump.runtime.workload)
+            audit, plan = pump.audit, self._plan(pump.job, pump.runtime.settings.workload)
             if audit is not None and audit.broken:
                 self._report(pump.job, f"finished messages cannot be counted: {audit.broken}",
                            "counting begins again; earlier windows may lack some")  # fmt: skip

@@ -36,6 +36,7 @@ from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.limit_shares import LimitNeed, WorkerShare
+from app.kernel.troubles import TroubleSource
 from app.worker.jobs.deliveries import pass_to_pump
 from app.worker.jobs.kind import JobPorts, JobRestarts
 from app.worker.jobs.pump import StartedJob, StartPostponed
@@ -194,17 +195,17 @@ class AuditController(Service):
             for report, taken in sent:
                 await taken
                 pump.acknowledged(report)
-            if pump.trouble.startswith("report: "):
-                pump.trouble = ""
+            pump.troubles.show(TroubleSource.REPORT, "")
         except (KafkaError, OSError, TimeoutError) as error:
-            pump.trouble = f"report: the audit topic does not take reports: {error!r}"
+            words = f"report: the audit topic does not take reports: {error!r}"
+            pump.troubles.show(TroubleSource.REPORT, words)
             log.warning(
                 "the audit topic did not take reports; they are repeated",
                 job=str(pump.job),
                 error=repr(error),
             )
         except Exception as error:
-            pump.trouble = f"report: {error!r}"
+            pump.troubles.show(TroubleSource.REPORT, f"report: {error!r}")
             log.exception("audit reports failed; they are repeated", job=str(pump.job))
 
     async def on_stop(self) -> None:

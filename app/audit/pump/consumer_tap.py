@@ -1,7 +1,7 @@
 """Counts the messages that a workload's group has finished in a partition, beside the dispatch pump.
 
-    Fetched -> pump -> intake -> ... -> tracker -> base
-            \\-> ConsumerReader ------------------> reports -> the audit topic
+    FetchedBatches -> pump -> intake -> ... -> tracker -> base
+                   \\-> ConsumerReader ------------------> reports -> the audit topic
 
 Rules (tests/audit/pump/test_consumer_tap.py)
 1. Everything that the pump gets is counted once, before it is decoded, and from the batches' headers where
@@ -27,6 +27,7 @@ from app.audit.definition import AuditPlan
 from app.kafka.fetch.deliveries import FetchedBatches, LogGap
 from app.kernel.clock import now_ms
 from app.kernel.job import JobId
+from app.kernel.troubles import Troubles
 from switchyard.audit.model.fingerprint import FingerprintSource
 from switchyard.audit.model.places import group_of
 from switchyard.audit.model.reports import Report, Scope
@@ -41,7 +42,7 @@ class TappedPump(Protocol):
 
     job: JobId
     closed: bool
-    trouble: str
+    troubles: Troubles
     snapshot_version: int
 
     @property
@@ -118,14 +119,8 @@ class ConsumerTap:
         return self._pump.job
 
     @property
-    def trouble(self) -> str:
-        """The pump's trouble; the audit replaces only its own."""
-        return self._pump.trouble
-
-    @trouble.setter
-    def trouble(self, trouble: str) -> None:
-        if not self._pump.trouble or self._pump.trouble.startswith("report: "):
-            self._pump.trouble = trouble
+    def troubles(self) -> Troubles:
+        return self._pump.troubles
 
     @property
     def next_offset(self) -> int:

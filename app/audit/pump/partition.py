@@ -1,6 +1,6 @@
 """The pump of one audit job: counts the records of a partition.
 
-    Fetched -> PartitionReader -> reports -> the audit topic -> acknowledged -> base
+    FetchedBatches -> PartitionReader -> reports -> the audit topic -> acknowledged -> base
 
 Rules (tests/audit/pump/test_partition.py)
 1. Batches are counted at once, and their memory is released: nothing is sent on.
@@ -29,6 +29,7 @@ from app.kernel.clock import now_ms
 from app.kernel.job import JobId
 from app.kernel.load import JobWork
 from app.kernel.ranges import Snapshot
+from app.kernel.troubles import Troubles
 from app.payload.event_time.source import EventTime
 from app.worker.jobs.start_position import ReportIncident, StartPosition
 from switchyard.audit.model.fingerprint import FingerprintSource
@@ -89,7 +90,7 @@ class AuditPump:
         self.cluster = of_job_name(job.name)[1]
         self.high_watermark = -1
         self.closed = self.draining = False
-        self.trouble = ""
+        self.troubles = Troubles()
         self.snapshot_version = 0
         self.version = 0  # grows whenever snapshot or note change
         self.read_bytes = 0
@@ -272,7 +273,8 @@ class AuditPump:
             high_watermark=self.high_watermark,
             unfinished=max(0, self.reader.next_offset - self._base),
             delivered=self.reader.records,
-            trouble=self.trouble,
+            trouble=self.troubles.words,
+            trouble_from=self.troubles.source or "",
             buffered_bytes=sum(item.nbytes for item in self._waiting if isinstance(item, FetchedBatches)),
         )
 

@@ -210,12 +210,12 @@ class WorkloadRoutes:
             return json_response({
                 "job": job, "worker": runtime.worker, "epoch": pump.epoch, "state": pump.status().state,
                 "base": tracker.base, "end": tracker.end, "high_watermark": pump.high_watermark,
-                "capacity": tracker.capacity, "room": tracker.room, "in_flight": len(pump.calls),
+                "capacity": tracker.limit, "room": tracker.room, "in_flight": len(pump.calls),
                 "unfinished": tracker.unfinished, "acked": tracker.acked, "nacked": tracker.nacked,
                 "canceled": tracker.canceled, "utilisation": round(tracker.utilisation, 4),
                 "unfinished_ranges": tracker.unfinished_ranges(MAX_RANGES),
                 "finished_ranges": finished[:MAX_RANGES], "more_ranges": max(0, len(finished) - MAX_RANGES),
-                "in_flight_offsets": sorted(pump.calls)[:MAX_RANGES], "trouble": pump.trouble,
+                "in_flight_offsets": sorted(pump.calls)[:MAX_RANGES], "trouble": pump.troubles.words,
             })  # fmt: skip
         if request.headers.get(HOP_HEADER):
             raise ApiError(503, "Moving", f"{job} is on its way to {held.worker}; ask again in a moment")

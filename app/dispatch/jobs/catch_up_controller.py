@@ -35,7 +35,7 @@ class CatchUpController(Service):
         while not self.should_stop:
             await self.sleep(CATCH_UP_POLL_INTERVAL_S)
             for job, pump in list(self._pumps.items()):
-                workload = pump.runtime.workload
+                workload = pump.runtime.settings.workload
                 fetch = next(
                     (c.fetch for c in self._clusters.started() if c.name == workload.metadata.cluster), None
                 )

@@ -102,7 +102,7 @@ class DispatchController(Service):
         report_incident = self._ports.report_incident
         for part in (
             self._remote_progress_import,
-            HeadOfLineMonitor(self.pumps, report_incident),
+            HeadOfLineMonitor(self.pumps, self.runtimes, report_incident),
             CatchUpController(self.pumps, self._ports.clusters, report_incident),
         ):
             await self.add_runtime_dependency(part)
@@ -171,7 +171,12 @@ class DispatchController(Service):
         if runtime is not None and runtime.workload.metadata.cluster != workload.metadata.cluster:
             raise LookupError(f"this worker still ends jobs of {job.name} on its former cluster")
         made = runtime or WorkloadRuntime(
-            workload, GrpcTargets(self._ports.worker), cluster.producer, self._ports.lease, chain
+            workload,
+            GrpcTargets(self._ports.worker),
+            cluster.producer,
+            self._ports.lease,
+            partial(create_delayed, cluster.client, workload),
+            chain,
         )
         made.announce_role(self._catalog.sender_role(workload))
         try:
@@ -179,14 +184,9 @@ class DispatchController(Service):
                 job,
                 epoch,
                 made,
+                beginning,
                 tier=tier_of(workload, job.topic),
                 merged=job.topic in (workload.merge_topic(), workload.delayed_topic()),
-                next_offset=beginning.snapshot.base,
-                snapshot=beginning.snapshot,
-                capacity=workload.spec.tracker.capacity,
-                group=workload.metadata.group,
-                lineage=beginning.lineage,
-                topic_id=beginning.log.topic_id,
             )
             if answer.lineage == beginning.lineage:
                 pump.inherit_risks(answer.note)
@@ -198,7 +198,6 @@ class DispatchController(Service):
                 await made.close()
             raise
         if runtime is None:
-            made.retry_publisher.make_delayed = partial(create_delayed, cluster.client, workload)
             self.runtimes[job.name] = made
         return StartedJob(pump, beginning, cluster, next_offset=counts and counts.next_offset)
 
@@ -242,8 +241,7 @@ class DispatchController(Service):
     def _on_definition(self, runtime: WorkloadRuntime, reordered: bool) -> None:
         for pump in self.pumps.values():
             if pump.runtime is runtime:
-                pump.tracker.capacity = runtime.workload.spec.tracker.capacity
-                pump.refill()  # a delay may be shorter now, or gone
+                pump.apply_settings()
         if reordered:
             self._restart_all(runtime)
         runtime.send()
@@ -256,7 +254,7 @@ class DispatchController(Service):
     def share(self, shares: Mapping[str, WorkerShare]) -> None:
         for key, runtime in self.runtimes.items():
             try:
-                runtime.shared(shares.get(key, NOTHING))
+                runtime.apply_share(shares.get(key, NOTHING))
             except ValueError:  # a wrong definition must not stop the other workloads
                 log.exception("the worker cannot set a workload's limits", workload=key)
 

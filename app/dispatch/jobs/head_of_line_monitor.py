@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import structlog
 from mode import Service
 
-from app.dispatch.pump.line_head import free_head
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.push.answer_limits import REMEDY as ANSWER_REMEDY
 
@@ -35,10 +34,14 @@ class HeadOfLineMonitor(Service):
     """Lets every pump move a message away that blocks its partition, and reports it."""
 
     def __init__(
-        self, pumps: Mapping[str, DispatchPump], report_incident: Callable[[str, str, str, str], None]
+        self,
+        pumps: Mapping[str, DispatchPump],
+        runtimes: Mapping[str, WorkloadRuntime],
+        report_incident: Callable[[str, str, str, str], None],
     ) -> None:
         super().__init__()
         self._pumps = pumps
+        self._runtimes = runtimes
         self._report_incident = report_incident
 
     @Service.task
@@ -51,7 +54,7 @@ class HeadOfLineMonitor(Service):
         self._report_trouble(now_s)
         for job, pump in list(self._pumps.items()):
             try:
-                verdict = free_head(pump, now_s)
+                verdict = pump.free_head(now_s)
             except Exception:  # other jobs continue
                 log.exception("a job could not be checked for head-of-line blocking", job=job)
                 continue
@@ -63,26 +66,21 @@ class HeadOfLineMonitor(Service):
     def _report_trouble(self, now_s: float) -> None:
         """Reports failed messages that may not be dead-lettered, receivers whose answers are too large to
         read, and batches that cannot be decoded."""
-        reported: set[str] = set()
-        for job, pump in list(self._pumps.items()):
+        for key, runtime in list(self._runtimes.items()):
             try:
-                runtime = pump.runtime
-                key = runtime.workload.key
-                if key not in reported:
-                    reported.add(key)
-                    self._report_workload(key, runtime, now_s)
-            except Exception:  # other jobs continue
-                log.exception("a job could not be checked for failed messages", job=job)
+                self._report_workload(key, runtime, now_s)
+            except Exception:  # other workloads continue
+                log.exception("a workload could not be checked for failed messages", workload=key)
 
     def _report_workload(self, key: str, runtime: WorkloadRuntime, now_s: float) -> None:
-        if message := runtime.withholding.incident_message(now_s):
+        if message := runtime.withheld.incident_message(now_s):
             self._report_incident("withheld", key, message, WITHHELD_REMEDY)
-        for link in runtime.links.values():
-            if due := link.unread.due(now_s):
-                message = f"{due[0]} answers of {link.address} were too large to read: {due[1]}"
+        for address, queues in runtime.receivers.by_address.items():
+            if due := queues.receiver.unread.due(now_s):
+                message = f"{due[0]} answers of {address} were too large to read: {due[1]}"
                 self._report_incident("answer-too-large", key, message, ANSWER_REMEDY)
         if due := runtime.undecodable.due(now_s):
-            has_queue = runtime.policy.dlq_enabled
+            has_queue = runtime.settings.policy.dlq_enabled
             become = "go to the dead letter queue" if has_queue else "wait, because spec.dlq.enabled is false"
             message = f"{due[0]} records or batches cannot be decoded. They {become}. The last: {due[1]}"
             remedy = UNDECODABLE_REMEDY if has_queue else UNDECODABLE_WAITS

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from app.controllog.codec import TRACKER_CAPACITY, HeadStatus, JobStatus, WorkloadStatus
-from app.dispatch.pump.line_head import candidate
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.dispatch.topics.leftovers import is_left
@@ -22,11 +21,11 @@ MAX_HEADS = 100  # in every heartbeat, of all workloads: the oldest ones
 def job_status(pump: DispatchPump) -> JobStatus:
     """The pump's status, with its tracker's room, and whether it only empties a removed retry tier."""
     tracker = pump.tracker
-    used = tracker.capacity - tracker.room
+    used = tracker.limit - tracker.room
     # msgspec leaves out what *is* the default, not what equals it.
-    capacity = TRACKER_CAPACITY if tracker.capacity == TRACKER_CAPACITY else tracker.capacity
+    capacity = TRACKER_CAPACITY if tracker.limit == TRACKER_CAPACITY else tracker.limit
     status = msgspec.structs.replace(pump.status(), used=used, capacity=capacity)
-    if status.state == "flowing" and is_left(pump.runtime.workload, pump.job.topic):
+    if status.state == "flowing" and is_left(pump.runtime.settings.workload, pump.job.topic):
         status = msgspec.structs.replace(status, state="emptying", trouble=status.trouble or EMPTYING)
     return status
 
@@ -46,14 +45,15 @@ def workload_statuses(
 def _workload(
     key: str, runtime: WorkloadRuntime, heads: list[HeadStatus], more: int, now_s: float, budget_used: float
 ) -> WorkloadStatus:
-    targets = [link.status(now_s) for link in runtime.links.values()]
-    messages, size, lease, withholding = runtime.messages, runtime.bytes, runtime.lease, runtime.withholding
+    limits, receivers, lease, withheld = runtime.limits, runtime.receivers, runtime.lease, runtime.withheld
+    targets = [queues.status(now_s) for queues in receivers.by_address.values()]
+    messages, size, main = limits.messages, limits.bytes, receivers.main.receiver
     blocked = "" if lease.may_push(now_s) else "snapshots" if lease.holds(now_s) else "lease"
     return WorkloadStatus(
         key=key,
-        breaker=str(runtime.link.breaker.state),
-        in_flight=runtime.in_flight,
-        limit=runtime.link.limit,
+        breaker=str(main.breaker.state),
+        in_flight=receivers.in_flight,
+        limit=main.limit,
         held=sum(target.held for target in targets),
         targets=targets,
         rate_messages=0 if messages is None else round(messages.rate_per_s, 3),
@@ -66,16 +66,16 @@ def _workload(
         decisions=list(runtime.decisions.last),
         heads=heads,
         more_heads=more,
-        withheld=withholding.count,
-        withheld_by=dict(withholding.by_code),
-        withheld_last=withholding.last,
-        letters=-1 if runtime.dead_letters.unlimited else round(runtime.dead_letters.available(now_s), 1),
+        withheld=withheld.count,
+        withheld_by=dict(withheld.by_code),
+        withheld_last=withheld.last,
+        letters=-1 if limits.dead_letters.unlimited else round(limits.dead_letters.available(now_s), 1),
     )
 
 
 def _heads(pumps: Iterable[DispatchPump], now_s: float) -> tuple[dict[str, list[HeadStatus]], dict[str, int]]:
     """Workload -> the heads that hold a partition back, the oldest first, and how many are omitted."""
-    found = [(pump.job.name, head) for pump in pumps if (head := candidate(pump, now_s)) is not None]
+    found = [(pump.job.name, head) for pump in pumps if (head := pump.head_candidate(now_s)) is not None]
     found.sort(key=lambda entry: -1.0 if entry[1].age_s is None else entry[1].age_s, reverse=True)
     kept: dict[str, list[HeadStatus]] = {}
     for key, head in found[:MAX_HEADS]:

@@ -59,7 +59,7 @@ class DispatchActs:
     async def stash(self, job: str, ranges: Sequence[Range], actor: str, why: str = "") -> EndedOffsets:
         """Moves messages into the DLQ. Raises OperationRefused."""
         pump = self._own_pump(job)
-        if not pump.runtime.policy.dlq_enabled:
+        if not pump.runtime.settings.policy.dlq_enabled:
             raise OperationRefused("the workload has no DLQ; enable dlq, or skip")
         return await self._end(job, ranges, Action.DLQ, "stash", actor, why)
 

@@ -22,6 +22,7 @@ from app.controllog.roles import ACTIVE
 from app.dispatch.model.throughput_diagnosis import RESTS
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.topics.catalog import WorkloadsCatalog
+from app.kernel.troubles import TroubleSource
 from app.worker.jobs.start_position import ReportIncident
 
 log = structlog.get_logger(__name__)
@@ -87,14 +88,14 @@ class PauseController:
         return f"region {role.region} has it (epoch {role.epoch}, {role.state}), see failover status"
 
     def _set(self, pump: DispatchPump, why_passive: str) -> None:
-        runs, defined = pump.runtime.workload, self._catalog.workload(pump.job.name)
+        runs, defined = pump.runtime.settings.workload, self._catalog.workload(pump.job.name)
         why = why_passive
         if defined is not None and defined.metadata.cluster != runs.metadata.cluster:
             why = f"the workload has left cluster {runs.metadata.cluster} for {defined.metadata.cluster}"
         if why:
             _rest(pump, why)
             return
-        _show_trouble(pump, "")
+        _show(pump, "")
         partition = pump.job.partition if pump.job.topic == runs.metadata.topic else None
         pump.pause(self._control.view.is_paused(pump.job.name, partition))
 
@@ -102,11 +103,9 @@ class PauseController:
 def _rest(pump: DispatchPump, why: str) -> None:
     """Pauses the pump by a rule other than the first, so that no operator can resume it."""
     pump.pause(True)
-    _show_trouble(pump, f"{RESTS}{why}")
+    _show(pump, f"{RESTS}{why}")
 
 
-def _show_trouble(pump: DispatchPump, trouble: str) -> None:
-    """Shows it in the job's status, unless the pump has a trouble of another kind."""
+def _show(pump: DispatchPump, trouble: str) -> None:
     for part in (pump, pump.backlog.pump) if pump.backlog is not None else (pump,):
-        if not part.trouble or part.trouble.startswith(RESTS):
-            part.trouble = trouble
+        part.troubles.show(TroubleSource.PAUSE, trouble)

@@ -19,8 +19,6 @@ import msgspec
 
 # prefix of the trouble of a job that pauses, but not for an operator (`app.dispatch.jobs.pause_controller`)
 RESTS = "rests: "
-# prefix of the trouble of a job whose copies no topic accepts (`app.dispatch.pump.retry_publisher`)
-NO_COPY = "no copy"
 NEARLY = 0.9  # of a limit: it counts as reached, because some calls were just answered
 SHOWN = 3  # partitions, or troubles, in a sentence
 MEMORY_FULL = 0.95  # of the budget, because a partition has to wait before the last byte is taken

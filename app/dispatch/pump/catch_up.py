@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -31,15 +31,24 @@ from app.kernel.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from app.controllog.codec import JobStatus
-    from app.dispatch.pump.partition import DispatchPump
+    from app.kernel.tracker import Tracker
 
 
-class CatchUpBacklog:
+class BacklogPump(Protocol):
+    tracker: Tracker
+
+    def status(self) -> JobStatus: ...
+
+
+P = TypeVar("P", bound=BacklogPump)
+
+
+class CatchUpBacklog(Generic[P]):
     """The offsets below `end`, and the pump that delivers them."""
 
     __slots__ = ("end", "pump")
 
-    def __init__(self, pump: DispatchPump, end: int) -> None:
+    def __init__(self, pump: P, end: int) -> None:
         self.pump = pump
         self.end = end
 
@@ -72,6 +81,7 @@ class CatchUpBacklog:
             dead_lettered=main.dead_lettered + own.dead_lettered,
             passed_over=main.passed_over + own.passed_over,
             trouble=main.trouble or own.trouble,
+            trouble_from=main.trouble_from if main.trouble else own.trouble_from,
         )
 
 

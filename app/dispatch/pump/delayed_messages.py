@@ -26,15 +26,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.dispatch.model.delayed_delivery import FAR_MS, LEVELS_MS, DueQueue
-from app.dispatch.pump.retry_publisher import PostponedMessage
+from app.dispatch.pump.delivery import PostponedMessage
 from app.kafka.fetch.deliveries import TopicRetention
 from app.kafka.records.record import size_of
 from app.kernel.clock import iso, now_ms
+from app.kernel.troubles import TroubleSource
 
 if TYPE_CHECKING:
     from app.dispatch.model.retry_headers import MessageOrigin
+    from app.dispatch.pump.delivery import DeliveryPump
     from app.dispatch.pump.intake import MessageIntake
-    from app.dispatch.pump.partition import DispatchPump
     from app.kafka.records.record import Record
 
 SOON_MS = LEVELS_MS[0]
@@ -45,7 +46,6 @@ MAX_WIDENED_OFFSETS = 1_000_000  # in a widened window
 COPY_RETRY_MS = 30_000  # after the topic took no copies
 # Nothing else reports the end of a pause, or a changed capacity.
 DELAY_POLL_INTERVAL_MS = 1_000
-TROUBLE_PREFIX = "postponed: "
 ORDER = "the workload's order keeps it in place"
 
 
@@ -63,7 +63,7 @@ class DelayedMessages:
 
     def __init__(
         self,
-        pump: DispatchPump,
+        pump: DeliveryPump,
         intake: MessageIntake,
         *,
         ordered: bool,
@@ -86,7 +86,6 @@ class DelayedMessages:
         self._unmovable: dict[int, str] = {}  # offset -> why no topic takes the message
         self._is_copying = False
         self._copy_pause = 0, ""  # no copies until then (ms), and why
-        self._defined_capacity = self._widened_capacity = 0
 
     def __len__(self) -> int:
         return len(self._due)
@@ -94,21 +93,11 @@ class DelayedMessages:
     @property
     def has_work(self) -> bool:
         """Something waits, or a widened window is to be restored."""
-        return bool(self._bytes or self._widened_capacity)
+        return bool(self._bytes or self._pump.tracker.extra)
 
     @property
     def next_due_ms(self) -> int | None:
         return self._due.next_due_ms
-
-    @property
-    def capacity(self) -> int:
-        """The tracker's capacity as defined, without the widening of rule 4."""
-        capacity = self._pump.tracker.capacity
-        return (
-            self._defined_capacity
-            if self._widened_capacity and capacity == self._widened_capacity
-            else capacity
-        )
 
     # -- in and out ------------------------------------------------------------------------------
 
@@ -165,8 +154,8 @@ class DelayedMessages:
         pump = self._pump
         if self.retention.ms != self._retention_ms:
             self._check_retention()
-        if self._widened_capacity and pump.tracker.base not in self._due:
-            self._restore_capacity()
+        if pump.tracker.extra and pump.tracker.base not in self._due:
+            pump.tracker.extra = 0
         trouble = ""
         if self._due and not (pump.paused or pump.closed or pump.draining):
             present_ms = now_ms()
@@ -180,16 +169,13 @@ class DelayedMessages:
             can_move = may_copy and pump.tracker.base in self._movable
             if is_in_the_way and not self._is_copying and not can_move:
                 trouble = self._read_past_base(present_ms)
-        if trouble or pump.trouble.startswith(TROUBLE_PREFIX):
-            pump.trouble = (
-                trouble if not pump.trouble or pump.trouble.startswith(TROUBLE_PREFIX) else pump.trouble
-            )
+        pump.troubles.show(TroubleSource.POSTPONED, trouble)
 
     def _is_in_the_way(self) -> bool:
         """The base waits here, and there is little or no room to read past it."""
         tracker = self._pump.tracker
         return tracker.base in self._due and (
-            tracker.room <= (1 - FULL_SHARE) * self.capacity or self._intake.is_held_up
+            tracker.room <= (1 - FULL_SHARE) * tracker.capacity or self._intake.is_held_up
         )
 
     def _next_to_copy(self, present_ms: int, is_in_the_way: bool) -> list[int]:
@@ -216,7 +202,7 @@ class DelayedMessages:
             self._forget([waiting.record])
             to_copy.append(PostponedMessage(waiting.record, self._origin(waiting.record), waiting.due_ms))
         self._is_copying = True
-        pump.runtime.retry_publisher.postpone(pump, to_copy, self._on_moved, self._on_stay, self._on_copied)
+        pump.runtime.postpone(pump, to_copy, self._on_moved, self._on_stay, self._on_copied)
 
     def _on_moved(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -254,25 +240,19 @@ class DelayedMessages:
         fills = "memory" if self._intake.is_held_up else "the tracker"
         remedy = "skip it" if self._intake.is_held_up else "skip it, or raise tracker.capacity"
         return (
-            f"{TROUBLE_PREFIX}the message at {base} is not due before {iso(due_ms)} and fills {fills}"
+            f"postponed: the message at {base} is not due before {iso(due_ms)} and fills {fills}"
             f" meanwhile: {why}; {remedy}"
         )
 
     def _widen(self) -> bool:
         """Whether more may be read behind a base that must stay."""
         tracker = self._pump.tracker
-        if tracker.capacity != self._widened_capacity:  # the definition's, which may have changed
-            self._defined_capacity = tracker.capacity
-        wider = min(MAX_WIDENED_OFFSETS, tracker.tracked - tracker.unfinished + self._defined_capacity)
-        if tracker.unfinished >= FULL_SHARE * self._defined_capacity or wider <= tracker.capacity:
+        wider = min(MAX_WIDENED_OFFSETS, tracker.tracked - tracker.unfinished + tracker.capacity)
+        if tracker.unfinished >= FULL_SHARE * tracker.capacity or wider <= tracker.limit:
             return False
-        tracker.capacity = self._widened_capacity = wider
+        tracker.extra = wider - tracker.capacity
         asyncio.get_running_loop().call_soon(self._on_room)
         return not self._intake.is_held_up
-
-    def _restore_capacity(self) -> None:
-        self._pump.tracker.capacity = self.capacity
-        self._widened_capacity = 0
 
     # -- retention -------------------------------------------------------------------------------
 

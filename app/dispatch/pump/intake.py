@@ -1,6 +1,6 @@
 """From fetched bytes to records that may be sent: decoded in chunks, as the tracker has room.
 
-    Fetched -> RecordReader -> tracker.fetched -> ready (a few hundred records)
+    FetchedBatches -> RecordReader -> tracker.fetched -> ready (a few hundred records)
 
 Rules
 1. Three bounds stop decoding: the tracker's room, `READY_BYTES` of ready records, and `HELD_BYTES` of decoded
@@ -246,12 +246,8 @@ class MessageIntake:
             self.remote_progress.progress.lose(error.start, error.end)
         start = max(error.start, tracker.end)
         end = max(error.end, start)
-        # The whole batch is registered at once, beyond the room: the receiver gets none of its messages.
-        tracker.capacity += end - start
-        try:
-            shown = tracker.fetched(start, end) if end > start else []
-        finally:
-            tracker.capacity -= end - start
+        # The whole batch is registered at once, because the receiver gets none of its messages.
+        shown = tracker.fetched(start, end, beyond_room=True) if end > start else []
         if shown:
             self.hold(len(error.raw))
             self._on_undecodable(error, shown)

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from app.dispatch.model.outcome import DeliveryDecision
-    from app.dispatch.pump.partition import DispatchPump
+    from app.dispatch.pump.delivery import DeliveryPump
     from app.kafka.fetch.decoder import UndecodableBatch
 
 
-def finish_by_operator(pump: DispatchPump, offset: int, decision: DeliveryDecision) -> bool:
+def finish_by_operator(pump: DeliveryPump, offset: int, decision: DeliveryDecision) -> bool:
     """Ends the message at `offset`, and gives up its call and its retries.
 
     Returns False if the message is finished, is being copied, or was not read yet.
     """
-    if pump.backlog is not None and offset < pump.backlog.end:
-        return finish_by_operator(pump.backlog.pump, offset, decision)
     if pump.closed or offset in pump.copying:
         return False
     call = pump.calls.get(offset)
@@ -33,11 +31,11 @@ def finish_by_operator(pump: DispatchPump, offset: int, decision: DeliveryDecisi
         return _in_batch(pump, offset, decision)
     pump.tracker.cancel(offset)
     delivery.verdict = decision
-    pump.runtime.outcomes.carry_out(delivery, decision, "", "CANCELED")
+    pump.runtime.carry_out(delivery, decision)
     return True
 
 
-def stash_batch(pump: DispatchPump, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
+def stash_batch(pump: DeliveryPump, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
     """Moves the batch to the DLQ, then finishes its offset ranges in `shown`."""
 
     def finished() -> None:
@@ -49,7 +47,7 @@ def stash_batch(pump: DispatchPump, error: UndecodableBatch, shown: list[tuple[i
     pump.runtime.stash_batch(pump, error, finished)
 
 
-def _in_batch(pump: DispatchPump, offset: int, decision: DeliveryDecision) -> bool:
+def _in_batch(pump: DeliveryPump, offset: int, decision: DeliveryDecision) -> bool:
     for batch in pump.batches:
         index = batch.find(offset)
         if index is not None and pump.tracker.cancel(offset):

@@ -1,6 +1,6 @@
 """The pump of one dispatch job: fetched batches in, deliveries out, an offset to commit.
 
-    Fetched -> MessageIntake -> ReadyQueue (its time, its turn) -> Delivery -> tracker
+    FetchedBatches -> MessageIntake -> ReadyQueue (its time, its turn) -> Delivery -> tracker
 
 Rule: a pump that is `closed` (fenced, moved, stopped) finishes nothing and sends nothing.
 
@@ -11,66 +11,71 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.controllog.codec import JobStatus
-from app.dispatch.model.head_of_line import HeadOfLineDetector
 from app.dispatch.model.outcome import DeliveryDecision
 from app.dispatch.model.retry_headers import Header
 from app.dispatch.pump.catch_up import CatchUpAllowance, CatchUpBacklog
 from app.dispatch.pump.delivery import BatchDelivery, Delivery, recall
 from app.dispatch.pump.intake import HELD_BYTES, MessageIntake
-from app.dispatch.pump.line_head import check_head_soon
+from app.dispatch.pump.line_head import LineHead
 from app.dispatch.pump.operator_finish import finish_by_operator, stash_batch
 from app.dispatch.pump.ready_queue import ReadyQueue
-from app.dispatch.pump.receiver_backlog import take_waiting
-from app.dispatch.pump.status import status_of
-from app.dispatch.push.metadata import MetadataTemplate
+from app.dispatch.push.metadata import Metadata, MetadataTemplate
 from app.kafka.records.record import Record, size_of
 from app.kafka.records.scan import PRODUCER_LIMITS
 from app.kernel.job import JobFault, JobId
 from app.kernel.load import JobWork
 from app.kernel.ranges import Snapshot
 from app.kernel.tracker import Tracker
+from app.kernel.troubles import Troubles
 from app.offsets.model.producer_progress import risks_of, with_audit, with_risks
+from app.worker.jobs.start_position import StartPosition
 
 if TYPE_CHECKING:
     from app.audit.pump.consumer_tap import ConsumerTap
+    from app.controllog.codec import HeadStatus
     from app.dispatch.model.head_of_line import StashVerdict
+    from app.dispatch.pump.delivery import Dispatcher
     from app.dispatch.pump.remote_progress_filter import RemoteProgressFilter
-    from app.dispatch.scheduler.workload import WorkloadRuntime
     from app.kafka.fetch.decoder import UndecodableBatch
     from app.kafka.fetch.deliveries import FetchedBatches, LogGap
     from app.offsets.model.source_frontier import PassOver
-
-MAX_UNREPORTED = 100  # more are not reported, but counted; each copy's headers say why it was moved
 
 
 class DispatchPump:
     """One partition's pump. The job manager owns it, and the dispatch agent feeds it.
 
-    `tier` is the retry topic's; None: the main topic, or the merge topic (`merged`) with returned dead
-    letters, whose headers say where they were first produced. `topic_id` is Kafka's, "" if there is none.
+    Args:
+        start: The log, its lineage, and what earlier owners finished there.
+        tier: The retry topic's; None: the main topic, or one of returned or delayed messages.
+        merged: Its topic has returned or delayed messages, whose headers say where they were first produced.
     """
 
     may_save_seldom = False
 
     def __init__(
-        self, job: JobId, epoch: int, runtime: WorkloadRuntime, *, tier: int | None, merged: bool = False,
-        next_offset: int, snapshot: Snapshot | None, capacity: int, group: str, lineage: int,
-        topic_id: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        job: JobId,
+        epoch: int,
+        runtime: Dispatcher,
+        start: StartPosition,
+        *,
+        tier: int | None,
+        merged: bool = False,
+    ) -> None:
+        workload = runtime.settings.workload
         self.job = job
         self.epoch = epoch
-        self.lineage = lineage
-        self.topic_id = topic_id
+        self.lineage = start.lineage
+        self.topic_id = start.log.topic_id
         self.runtime = runtime
-        self.commits_to = runtime.workload.metadata.cluster, group
+        self.commits_to = workload.metadata.cluster, workload.metadata.group
         self.tier = tier
-        self.tracker = Tracker(next_offset, capacity, snapshot)
+        self.tracker = Tracker(start.snapshot.base, workload.spec.tracker.capacity, start.snapshot)
         self.open: dict[int, Delivery] = {}  # sent on their own, not finished
         self.calls: dict[int, Delivery] = {}  # the open ones that are on their way
         self.batches: set[BatchDelivery] = set()  # runs on their way
@@ -78,28 +83,25 @@ class DispatchPump:
         self.is_main = tier is None and not merged
         self.allowance: CatchUpAllowance | None = None  # set for a backlog
         self.in_turn = self.paused = self.closed = self.draining = False
-        self.head_due = False  # `check_head_soon` is scheduled
-        # heads that were moved after acknowledgements
-        self.unreported: deque[StashVerdict] = deque(maxlen=MAX_UNREPORTED)
-        self.trouble = ""
+        self.troubles = Troubles()
         self.high_watermark = -1
         self.delivered = self.retried = self.dead_lettered = self.read_bytes = 0
         self.batched = 0  # messages in `batches`
         self._snapshot_version = self.tracker.version
-        self.head = HeadOfLineDetector(runtime.head_after_s, runtime.head_tokens)
+        self.head = LineHead(self)
         self._intake = MessageIntake(self.tracker, partial(stash_batch, self))
         if self.is_main:
             self._intake.limits = PRODUCER_LIMITS
-        self._queue = ReadyQueue(
-            self, self._intake, runtime.new_lanes() if self.is_main else None, self._on_sendable
-        )
-        self.backlog: CatchUpBacklog | None = None
+        lanes = runtime.settings.new_lanes() if self.is_main else None
+        self._queue = ReadyQueue(self, self._intake, lanes, self._on_sendable)
+        self.backlog: CatchUpBacklog[DispatchPump] | None = None
         self.audit: ConsumerTap | None = None  # counts what is finished
         self._retired_versions = 0  # versions of former backlogs and audits
         self._refill_pending = False
-        self._group = group
-        self._template = MetadataTemplate(job.topic, group, job.partition)
-        runtime.scheduler.join(self)
+        self._log = start.log
+        self._group = workload.metadata.group
+        self._template = MetadataTemplate(job.topic, self._group, job.partition)
+        runtime.join(self)
 
     # -- batches in ------------------------------------------------------------------------------
 
@@ -123,12 +125,16 @@ class DispatchPump:
                 self.audit.skip(gap)
 
     def refill(self) -> None:
-        """Decodes while there is room, and joins the scheduler's round if there is something to send."""
         if self.draining:
             return
         self._intake.refill()
         if self._queue.has_messages:
             self.runtime.offer(self)
+
+    def apply_settings(self) -> None:
+        """The definition has changed: another capacity of the tracker, or a delay that is shorter or gone."""
+        self.tracker.capacity, self.tracker.extra = self.runtime.settings.workload.spec.tracker.capacity, 0
+        self.refill()
 
     def stashed(self, error: UndecodableBatch) -> None:
         self._intake.stashed(error)
@@ -173,7 +179,6 @@ class DispatchPump:
         return delivery
 
     def next_records(self, limit: int) -> list[Record]:
-        """At most `limit` messages that may travel together; empty: `next_delivery` has the next one."""
         if not self.is_main or self.closed or self.draining or self.paused:
             return []
         if self.allowance is None:
@@ -184,13 +189,12 @@ class DispatchPump:
 
     @property
     def delay_ms(self) -> int:
-        """How long after its append a message may be delivered."""
+        settings = self.runtime.settings
         if self.tier is None:
-            return self.runtime.delay_ms if self.is_main else 0
-        tiers = self.runtime.policy.tiers
-        return int(tiers[self.tier].delay_s * 1000) if self.tier < len(tiers) else 0
+            return settings.delay_ms if self.is_main else 0
+        return settings.tier_delay_ms(self.tier)
 
-    def metadata(self, delivery: Delivery) -> Any:
+    def metadata(self, delivery: Delivery) -> Metadata:
         """The call's metadata; a retried message names the place where it was first produced."""
         record, origin = delivery.record, delivery.origin
         headers = self.filter_headers(record.headers)
@@ -205,26 +209,22 @@ class DispatchPump:
         )  # fmt: skip
 
     def filter_headers(self, headers: Sequence[Header]) -> Sequence[Header]:
-        """The headers that the receiver gets."""
-        header_filter = self.runtime.header_filter
+        header_filter = self.runtime.settings.header_filter
         return headers if header_filter is None or not headers else header_filter.of(headers)
 
     def later(self, delivery: Delivery, delay_s: float) -> None:
-        """Delivers the message again after `delay_s`; until then it does not count as a call in flight."""
         self._queue.later(delivery, delay_s)
 
     def put_back(self, delivery: Delivery) -> None:
         self._queue.put_back(delivery)
 
     def put_back_unsent(self, records: Sequence[Record]) -> None:
-        """Takes messages back that no receiver got; they may travel together again."""
         self._queue.put_back_unsent(records)
 
     def hold(self, size: int) -> None:
         self._intake.hold(size)
 
     def may_hold(self, record: Record) -> bool:
-        """Whether the message may wait in memory without stopping the pump's reading."""
         return self._intake.held_bytes + size_of(record) < HELD_BYTES
 
     @property
@@ -247,11 +247,8 @@ class DispatchPump:
         """Makes a pump for offsets from `at` on; this one becomes its backlog (`catch_up`)."""
         self._intake.end_at(at)
         above = [(max(start, at), end) for start, end in self.tracker.snapshot().finished if end > at]
-        main = DispatchPump(
-            self.job, self.epoch, self.runtime, tier=None, next_offset=at, group=self._group,
-            snapshot=Snapshot(at, tuple(above)), capacity=self._queue.delayed.capacity, lineage=self.lineage,
-            topic_id=self.topic_id,
-        )  # fmt: skip
+        start = StartPosition(Snapshot(at, tuple(above)), self.lineage, self._log, known=True)
+        main = DispatchPump(self.job, self.epoch, self.runtime, start, tier=None)
         main._intake.remote_progress = self._intake.remote_progress.for_rest_of_partition()
         main._intake.risks = self._intake.risks
         self.allowance = CatchUpAllowance(self.runtime.backlog_bucket, self.runtime.clock, self._on_sendable)
@@ -374,16 +371,12 @@ class DispatchPump:
             self.retried += pump.retried
             self.dead_lettered += pump.dead_lettered
             self._intake.remote_progress.add_counts(pump._intake.remote_progress)
-            self.unreported += pump.unreported
+            self.head.unreported += pump.head.unreported
             pump.close()
 
     # -- outcomes --------------------------------------------------------------------------------
 
     def finished(self, record: Record, *, acknowledged: bool, dead: bool = False, sent: bool = True) -> None:
-        """Finishes a message: acknowledged, or safe in another topic (`dead`: the DLQ).
-
-        `sent` is False for an acknowledged message that was passed over.
-        """
         self.open.pop(record.offset, None)
         if acknowledged:
             self.tracker.ack(record.offset)
@@ -395,7 +388,6 @@ class DispatchPump:
         self._finished([record])
 
     def finished_run(self, records: Sequence[Record], start: int, end: int) -> None:
-        """Finishes the messages [start, end) of a run, which were acknowledged."""
         first_offset, end_offset = records[start].offset, records[end - 1].offset + 1
         if end_offset - first_offset == end - start:
             self.tracker.ack_range(first_offset, end_offset)
@@ -408,13 +400,28 @@ class DispatchPump:
         self._queue.finished(records)
         self._refill_soon()
         if not self.tracker.room:
-            check_head_soon(self)
+            self.head.check_soon()
 
     def finish_by_operator(self, offset: int, decision: DeliveryDecision) -> bool:
+        """As `app.dispatch.pump.operator_finish`, here or in the backlog."""
+        if self.backlog is not None and offset < self.backlog.end:
+            return self.backlog.pump.finish_by_operator(offset, decision)
         return finish_by_operator(self, offset, decision)
 
+    def free_head(self, now_s: float) -> StashVerdict | None:
+        """As `LineHead.free`; the backlog's head goes first."""
+        if self.backlog is not None and (verdict := self.backlog.pump.free_head(now_s)):
+            return verdict
+        return self.head.free(now_s)
+
+    def head_candidate(self, now_s: float) -> HeadStatus | None:
+        """As `LineHead.candidate`; the backlog's head goes first."""
+        if self.backlog is not None and (found := self.backlog.pump.head_candidate(now_s)):
+            return found
+        return self.head.candidate(now_s)
+
     def remove_waiting(self, offset: int) -> Delivery | None:
-        return take_waiting(self.runtime.held(), self, offset) or self._queue.remove_waiting(offset)
+        return self.runtime.take_waiting(self, offset) or self._queue.remove_waiting(offset)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -432,11 +439,31 @@ class DispatchPump:
         """The work since the pump started. It sends the bytes that it reads, so they count twice."""
         pumps = [self] if self.backlog is None else [self, self.backlog.pump]
         messages = sum(one.delivered + one.retried + one.dead_lettered for one in pumps)
-        unary = self.runtime.link.stream is None
-        return JobWork(2 * sum(one.read_bytes for one in pumps), messages, messages if unary else 0)
+        calls = messages if self.runtime.sends_calls else 0
+        return JobWork(2 * sum(one.read_bytes for one in pumps), messages, calls)
 
     def status(self) -> JobStatus:
-        status = status_of(self, self._intake, self._queue)
+        """The job's state as the heartbeat reports it."""
+        tracker, trouble = self.tracker, self.troubles.words
+        status = JobStatus(
+            job=str(self.job),
+            epoch=self.epoch,
+            state=self.state,
+            committed=tracker.base,
+            fetched=tracker.end,
+            high_watermark=self.high_watermark,
+            in_flight=self.in_flight,
+            unfinished=tracker.unfinished,
+            oldest_ms=self._intake.oldest_ms(),
+            delivered=self.delivered,
+            retried=self.retried,
+            dead_lettered=self.dead_lettered,
+            outgoing=len(self.copying),
+            passed_over=self._intake.remote_progress.passed_over,
+            trouble=trouble or self._queue.risk(),
+            trouble_from=self.troubles.source or "",
+            **self._queue.status_fields(),
+        )
         return status if self.backlog is None else self.backlog.combined_status(status)
 
     # -- the end ---------------------------------------------------------------------------------
@@ -483,7 +510,7 @@ class DispatchPump:
         if self.backlog is not None:
             self.backlog.pump.close()
         self.closed = True
-        self.runtime.scheduler.leave(self)
+        self.runtime.leave(self)
         self._cancel_calls()
         for task in list(self.copying.values()):
             task.cancel()

@@ -41,8 +41,8 @@ from app.kernel.clock import now_ms
 
 if TYPE_CHECKING:
     from app.dispatch.model.key_lanes import KeyLanes
+    from app.dispatch.pump.delivery import DeliveryPump
     from app.dispatch.pump.intake import MessageIntake
-    from app.dispatch.pump.partition import DispatchPump
     from app.kafka.records.record import Record
 
 log = structlog.get_logger(__name__)
@@ -54,7 +54,7 @@ class ReadyQueue:
 
     def __init__(
         self,
-        pump: DispatchPump,
+        pump: DeliveryPump,
         intake: MessageIntake,
         lanes: KeyLanes[Record] | None,
         on_sendable: Callable[[], None],
@@ -68,7 +68,7 @@ class ReadyQueue:
         self._freed: deque[Record] = deque()  # their turn has come, or they were taken back unsent
         self._out_of_turn: set[int] = set()  # taken before their turn, and not finished (rule 4)
         self._level_ms = 0
-        if pump.job.topic == pump.runtime.workload.delayed_topic():
+        if pump.job.topic == pump.runtime.settings.delayed_topic:
             self._level_ms = LEVELS_MS[min(pump.job.partition, len(LEVELS_MS) - 1)]
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
@@ -193,7 +193,7 @@ class ReadyQueue:
         if not record.headers:
             return False
         present_ms = now_ms()
-        heeded = self._pump.runtime.heeds_not_before
+        heeded = self._pump.runtime.settings.heeds_not_before
         if not heeded and self._pump.is_main:
             return False  # the workload ignores the header, and only copies have a time of their own besides
         at_ms, problem = not_before_ms(record.headers, present_ms, heeded)

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 from app.kafka.records.record import size_of
 
 if TYPE_CHECKING:
-    from app.dispatch.pump.delivery import Delivery
-    from app.dispatch.pump.partition import DispatchPump
+    from app.dispatch.pump.delivery import Delivery, DeliveryPump
 
 
 class ReceiverBacklog:
     """A queue for each pump, in that pump's order."""
 
     def __init__(self) -> None:
-        self._queues: dict[DispatchPump, deque[Delivery]] = {}
+        self._queues: dict[DeliveryPump, deque[Delivery]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -30,7 +29,7 @@ class ReceiverBacklog:
     def __iter__(self) -> Iterator[Delivery]:
         return chain.from_iterable(self._queues.values())
 
-    def count(self, pump: DispatchPump) -> int:
+    def count(self, pump: DeliveryPump) -> int:
         return len(self._queues.get(pump, ()))
 
     def append(self, delivery: Delivery) -> None:
@@ -39,7 +38,7 @@ class ReceiverBacklog:
         self._count += 1
         delivery.pump.hold(size_of(delivery.record))
 
-    def pop_next(self, can_send: Callable[[DispatchPump], object]) -> Delivery | None:
+    def pop_next(self, can_send: Callable[[DeliveryPump], object]) -> Delivery | None:
         """The first delivery of the next pump that `can_send`; None: there is none."""
         for pump, queue in self._queues.items():
             if can_send(pump):
@@ -60,7 +59,7 @@ class ReceiverBacklog:
         if not queue:
             del self._queues[delivery.pump]
 
-    def pop_all(self, matches: Callable[[DispatchPump], object]) -> list[Delivery]:
+    def pop_all(self, matches: Callable[[DeliveryPump], object]) -> list[Delivery]:
         """Takes out the deliveries of all pumps for which `matches` is true."""
         removed: list[Delivery] = []
         for pump in [pump for pump in self._queues if matches(pump)]:
@@ -75,7 +74,7 @@ class ReceiverBacklog:
 
 
 def take_waiting(
-    queues: Iterable[ReceiverBacklog | deque[Delivery]], pump: DispatchPump, offset: int
+    queues: Iterable[ReceiverBacklog | deque[Delivery]], pump: DeliveryPump, offset: int
 ) -> Delivery | None:
     """Takes the pump's message at `offset` out of the queues; None: it waits in none."""
     for queue in queues:

@@ -16,11 +16,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from app.dispatch.model.delayed_delivery import LEVELS_MS, level_of
+from app.dispatch.model.delayed_delivery import level_of
 from app.dispatch.model.retry_headers import (
     RAW_BATCH,
     Header,
@@ -29,15 +29,14 @@ from app.dispatch.model.retry_headers import (
     moved_headers,
     postponed_headers,
 )
-from app.dispatch.model.throughput_diagnosis import NO_COPY
 from app.kafka.append.errors import RECORD_INVALID
 from app.kafka.append.producer import RecordTooLarge
 from app.kernel.clock import now_ms
 from app.kernel.lease import Lease
+from app.kernel.troubles import TroubleSource
 
 if TYPE_CHECKING:
-    from app.dispatch.pump.delivery import Delivery
-    from app.dispatch.pump.partition import DispatchPump
+    from app.dispatch.pump.delivery import Delivery, DeliveryPump, OnStay, PostponedMessage
     from app.kafka.fetch.decoder import UndecodableBatch
     from app.kafka.records.record import Record
 
@@ -48,6 +47,7 @@ PRODUCE_RETRY_S = 0.5
 LEASE_RETRY_S = 0.05
 NO_DLQ_RETRY_S = 1.0
 TOO_LARGE = "too large for a copy, read it in its source topic"
+NO_COPY = "no copy"  # begins the trouble while no topic takes copies
 
 
 class LeftOut(IntEnum):
@@ -64,30 +64,25 @@ COPY_REFUSALS = (RecordTooLarge, *RECORD_INVALID)
 
 
 class CopyProducer(Protocol):
+    """Sends copies: `app.kafka.append.producer.Producer`."""
+
     def send(
         self, topic: str, key: bytes | None, value: bytes | None, headers: list[Header],
         partition: int | None = None, codec: int = 0,
     ) -> Awaitable[Any]: ...  # fmt: skip
 
 
-async def _all_levels() -> int:
-    return len(LEVELS_MS)
-
-
-class PostponedMessage(NamedTuple):
-    record: Record
-    origin: MessageOrigin
-    due_ms: int
-
-
-OnStay = Callable[[list[PostponedMessage], str, bool], None]
-
-
 class RetryPublisher:
     """Copies one workload's messages. `make_delayed` creates the delayed topic; returns its partitions."""
 
-    def __init__(self, copies: CopyProducer, lease: Lease, clock: Callable[[], float]) -> None:
-        self.make_delayed: Callable[[], Awaitable[int]] = _all_levels
+    def __init__(
+        self,
+        copies: CopyProducer,
+        lease: Lease,
+        make_delayed: Callable[[], Awaitable[int]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._make_delayed = make_delayed
         self._levels = 0
         self._copies = copies
         self._lease = lease
@@ -132,7 +127,7 @@ class RetryPublisher:
         self._run(pump, record.offset, copying)
 
     def start_raw(
-        self, pump: DispatchPump, error: UndecodableBatch, dlq_topic: Callable[[], str | None],
+        self, pump: DeliveryPump, error: UndecodableBatch, dlq_topic: Callable[[], str | None],
         finished: Callable[[], None],
     ) -> None:  # fmt: skip
         """Starts to copy the bytes of a batch that cannot be decoded to the DLQ; then calls `finished`."""
@@ -157,7 +152,7 @@ class RetryPublisher:
         self._run(pump, error.start, self._copy(pump, dlq_topic, letter, finished, 0, None))
 
     def postpone(
-        self, pump: DispatchPump, messages: Sequence[PostponedMessage],
+        self, pump: DeliveryPump, messages: Sequence[PostponedMessage],
         on_moved: Callable[[list[Record]], None], on_stay: OnStay, on_end: Callable[[], None],
     ) -> None:  # fmt: skip
         """Starts to copy messages to where they wait for their time (`app.dispatch.model.delayed_delivery`).
@@ -184,7 +179,7 @@ class RetryPublisher:
         task.add_done_callback(done)
 
     async def _postpone(
-        self, pump: DispatchPump, remaining: dict[int, PostponedMessage],
+        self, pump: DeliveryPump, remaining: dict[int, PostponedMessage],
         on_moved: Callable[[list[Record]], None], on_stay: OnStay, on_end: Callable[[], None],
     ) -> None:  # fmt: skip
         """Empties `remaining`, which holds the messages that no callback has got yet."""
@@ -199,10 +194,10 @@ class RetryPublisher:
                 on_end()
 
     async def _postpone_all(
-        self, pump: DispatchPump, remaining: dict[int, PostponedMessage],
+        self, pump: DeliveryPump, remaining: dict[int, PostponedMessage],
         on_moved: Callable[[list[Record]], None], on_stay: OnStay,
     ) -> None:  # fmt: skip
-        topic = pump.runtime.workload.delayed_topic()
+        topic = pump.runtime.settings.delayed_topic
 
         async def send(message: PostponedMessage, level: int) -> None:
             record = message.record
@@ -241,7 +236,7 @@ class RetryPublisher:
                 continue
             try:
                 if not self._levels:
-                    self._levels = await self.make_delayed()
+                    self._levels = await self._make_delayed()
                     waited = False
                     continue  # the topic may have fewer levels
             except Exception as error:  # noqa: BLE001 - whatever it raises, the messages stay
@@ -263,8 +258,8 @@ class RetryPublisher:
                 await on_refusal(why)
 
     @staticmethod
-    async def _report_refusal(pump: DispatchPump, topic: str, error: object) -> None:
-        pump.trouble = f"{NO_COPY} in {topic}: {error}"
+    async def _report_refusal(pump: DeliveryPump, topic: str, error: object) -> None:
+        pump.troubles.show(TroubleSource.COPY, f"{NO_COPY} in {topic}: {error}")
         log.warning(
             "a copy was not taken and is tried again; the message stays unfinished",
             topic=topic, job=str(pump.job), error=repr(error),
@@ -272,7 +267,7 @@ class RetryPublisher:
         await asyncio.sleep(PRODUCE_RETRY_S)
 
     @staticmethod
-    def _run(pump: DispatchPump, offset: int, copying: Coroutine[Any, Any, None]) -> None:
+    def _run(pump: DeliveryPump, offset: int, copying: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(copying)
         pump.copying[offset] = task
 
@@ -284,7 +279,7 @@ class RetryPublisher:
         task.add_done_callback(on_end)
 
     async def _copy(
-        self, pump: DispatchPump, topic: Callable[[], str | None],
+        self, pump: DeliveryPump, topic: Callable[[], str | None],
         letter: Callable[[LeftOut], tuple[bytes | None, bytes | None, list[Header]]],
         done: Callable[[], None], codec: int, on_stay: Callable[[], None] | None,
     ) -> None:  # fmt: skip
@@ -294,9 +289,8 @@ class RetryPublisher:
             where = topic()
             waited = True
             if where is None:
-                pump.trouble = (
-                    f"{NO_COPY}: a message must go to the DLQ, but the definition has none: enable dlq"
-                )
+                why = "a message must go to the DLQ, but the definition has none: enable dlq"
+                pump.troubles.show(TroubleSource.COPY, f"{NO_COPY}: {why}")
                 await asyncio.sleep(NO_DLQ_RETRY_S)
                 continue
             if not self._lease.holds(self._clock()):
@@ -314,7 +308,7 @@ class RetryPublisher:
                     await self._report_refusal(pump, where, error)
                     continue
                 if left_out is LeftOut.ALL:
-                    pump.trouble = f"{NO_COPY} in {where}: {error}"
+                    pump.troubles.show(TroubleSource.COPY, f"{NO_COPY} in {where}: {error}")
                     await asyncio.sleep(NO_DLQ_RETRY_S)
                     continue
                 left_out, waited = LeftOut(left_out + 1), False
@@ -328,18 +322,16 @@ class RetryPublisher:
             return
 
 
-def _clear_failure(pump: DispatchPump) -> None:
+def _clear_failure(pump: DeliveryPump) -> None:
     """Withdraws the trouble once copies are taken again."""
-    if pump.trouble.startswith(NO_COPY):
-        pump.trouble = ""
+    pump.troubles.show(TroubleSource.COPY, "")
 
 
-def _report_failure(pump: DispatchPump, task: asyncio.Task[None]) -> None:
+def _report_failure(pump: DeliveryPump, task: asyncio.Task[None]) -> None:
     """Reports a fault of Switchyard's own; the message stays unfinished, and the next owner delivers it."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        pump.trouble = (
-            f"copying failed by a fault of Switchyard's own; the worker's log has the traceback: {error!r}"
-        )
+        words = "copying failed by a fault of Switchyard's own; the worker's log has the traceback"
+        pump.troubles.show(TroubleSource.FAULT, f"{words}: {error!r}")
         log.error(
             "copying a message failed by a fault of Switchyard's own; it stays unfinished",
             job=str(pump.job),

@@ -1,7 +1,7 @@
-"""Every private attribute of grpc.aio's calls that this project uses, in one function each.
+"""The private attributes of grpc.aio's calls that this project uses, in one function each.
 
-A new grpcio may rename one of them; then all tests of `tests/dispatch/push` fail here. The functions run for
-every message, so they do nothing else.
+A new grpcio may rename one of them; then no call of `tests/dispatch/push` ends. The functions run for every
+message, so they do nothing else.
 
 Upstream issue: grpc #36066, a failed write replaces the receiver's own status by INTERNAL (`send_bytes`). No
 issue is known for the others.

@@ -6,40 +6,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.dispatch.scheduler.receiver import ReceiverLink
-    from app.dispatch.scheduler.workload import WorkloadRuntime
+    from app.dispatch.scheduler.receiver_queues import ReceiverQueues
+    from app.dispatch.scheduler.send_gate import SendGate
 
 SUSPECT_POLL_INTERVAL_S = 0.1
 
 
-def send_suspects(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) -> None:
+def send_suspects(queues: ReceiverQueues, gate: SendGate, has_fresh: bool, now_s: float) -> None:
     """Sends the next suspects that may go together, once all earlier ones are answered. Checks again later
-    while only the receiver's health can decide."""
-    suspects, out = link.suspects, link.suspects_out
+    while only the receiver's health can decide.
+
+    Args:
+        has_fresh: Fresh messages wait for this receiver, too.
+    """
+    suspects, out, receiver = queues.suspects, queues.suspects_out, queues.receiver
     if out:
         return
-    link.suspects_sent = 0
-    while suspects and link.suspects_sent < link.suspects_most:
+    queues.suspects_sent = 0
+    while suspects and queues.suspects_sent < queues.suspects_most:
         first = suspects[0]
         assert first.suspicion is not None
         if first.pump.draining:
             suspects.popleft()
         elif first.pump.paused:
             first.pump.put_back(suspects.popleft())
-        elif link.held or (runtime.scheduler and runtime.routing is None and not link.breaker.closed):
+        elif queues.held or (has_fresh and not receiver.breaker.closed):
             return  # other messages go first, and are better probes
         elif out and first.suspicion.goes_alone:
             return
         elif not first.suspicion.may_go(
-            now_s, taken=link.taken, heard=link.health.answers, alone=not link.in_flight
+            now_s, taken=receiver.taken, heard=receiver.health.answers, alone=not receiver.in_flight
         ):
-            link.health.ask()
-            runtime.call_at(now_s + SUSPECT_POLL_INTERVAL_S)
+            receiver.health.ask()
+            gate.call_at(now_s + SUSPECT_POLL_INTERVAL_S)
             return
-        elif runtime.room(link, now_s):
+        elif gate.room(receiver, now_s):
             out.add(suspects.popleft())
-            link.suspects_sent += 1
-            runtime.start(first, link, now_s)
+            queues.suspects_sent += 1
+            gate.start(first, receiver, now_s)
             if first.suspicion.goes_alone:
                 return
         else:

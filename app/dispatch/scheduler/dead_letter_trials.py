@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 from app.dispatch.model.dead_letter_budget import spelled
 
 if TYPE_CHECKING:
+    from app.dispatch.model.dead_letter_budget import DeadLetterBudget
     from app.dispatch.pump.delivery import Delivery
-    from app.dispatch.scheduler.receiver import ReceiverLink
-    from app.dispatch.scheduler.workload import WorkloadRuntime
+    from app.dispatch.scheduler.receiver_queues import ReceiverQueues
+    from app.dispatch.scheduler.receivers import Receivers
+    from app.dispatch.scheduler.send_gate import SendGate
 
 MAX_CODES = 20  # gRPC's, and one for all numbers that gRPC does not define
 OTHER = "OTHER"
@@ -34,18 +36,18 @@ class WithheldDeadLetters:
         last: The newest of them, for people; "" before the first.
     """
 
-    __slots__ = ("_reported_s", "_runtime", "by_code", "last")
+    __slots__ = ("_receivers", "_reported_s", "by_code", "last")
 
-    def __init__(self, runtime: WorkloadRuntime) -> None:
+    def __init__(self, receivers: Receivers) -> None:
         self.by_code: Counter[str] = Counter()
         self.last = ""
-        self._runtime = runtime
+        self._receivers = receivers
         self._reported_s = float("-inf")
 
     @property
     def count(self) -> int:
         """The number of withheld messages, including those that are being retried."""
-        return sum(link.failed for link in self._runtime.links.values())
+        return self._receivers.failed
 
     def record_withheld(self, delivery: Delivery, code: str, why: str) -> None:
         has_room = code in self.by_code or len(self.by_code) < MAX_CODES
@@ -64,28 +66,34 @@ class WithheldDeadLetters:
         return f"{count} messages failed and are withheld: {spelled(self.by_code)}; the last: {self.last}"
 
 
-def send_withheld(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) -> None:
-    """Sends the messages that may go now, and schedules the next attempt."""
-    withheld, trials, budget = link.withheld, link.trials, runtime.dead_letters
+def send_withheld(
+    queues: ReceiverQueues, gate: SendGate, budget: DeadLetterBudget, has_fresh: bool, now_s: float
+) -> None:
+    """Sends the messages that may go now, and schedules the next attempt.
+
+    Args:
+        has_fresh: Fresh messages wait for this receiver, too.
+    """
+    withheld, trials, receiver = queues.withheld, queues.trials, queues.receiver
     withheld.pop_all(attrgetter("draining"))  # their next owner delivers them
     for paused in withheld.pop_all(attrgetter("paused")):
         paused.pump.put_back(paused)
-    if link.breaker.closed:
+    if receiver.breaker.closed:
         allowed = trials.room(now_s, budget.available(now_s))
-    elif link.held or (runtime.scheduler and runtime.routing is None and not link.probe_held):
+    elif queues.held or (has_fresh and not queues.probe_held):
         return
     else:
         allowed = 1
-        link.probe_held = False
-    while withheld and allowed > 0 and runtime.room(link, now_s):
+        queues.probe_held = False
+    while withheld and allowed > 0 and gate.room(receiver, now_s):
         delivery = withheld.pop_next(lambda _: True)
         assert delivery is not None
-        link.trials_out.add(delivery)
+        queues.trials_out.add(delivery)
         trials.sent()
         allowed -= 1
-        runtime.start(delivery, link, now_s)
-    if withheld and link.breaker.closed and not trials.out:
-        runtime.call_at(
+        gate.start(delivery, receiver, now_s)
+    if withheld and receiver.breaker.closed and not trials.out:
+        gate.call_at(
             min(
                 max(trials.next_at_s, now_s + TRIAL_POLL_INTERVAL_S),
                 now_s + max(TRIAL_POLL_INTERVAL_S, budget.wait_s(now_s)),

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from app.dispatch.pump.delivery import Delivery
-    from app.dispatch.pump.partition import DispatchPump
-    from app.dispatch.scheduler.receiver import ReceiverLink
+    from app.dispatch.pump.delivery import Delivery, DeliveryPump
+    from app.dispatch.push.receiver import Receiver
 
 FREE_ROOM_FACTOR = 10
 
@@ -35,36 +34,36 @@ class FairScheduler:
     """The pumps that have messages to send, in turn; falsy: none has."""
 
     def __init__(self) -> None:
-        self._queue: deque[DispatchPump] = deque()
-        self._members: WeakSet[DispatchPump] = WeakSet()
+        self._queue: deque[DeliveryPump] = deque()
+        self._members: WeakSet[DeliveryPump] = WeakSet()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def join(self, pump: DispatchPump) -> None:
+    def join(self, pump: DeliveryPump) -> None:
         """`pump` shares from now on."""
         self._members.add(pump)
 
-    def leave(self, pump: DispatchPump) -> None:
+    def leave(self, pump: DeliveryPump) -> None:
         self._members.discard(pump)
 
-    def offer(self, pump: DispatchPump) -> None:
+    def offer(self, pump: DeliveryPump) -> None:
         """`pump` has messages ready, and waits for its turn."""
         if not pump.in_turn:
             pump.in_turn = True
             self._queue.append(pump)
 
-    def allowance(self, pump: DispatchPump, room: int, link: ReceiverLink) -> int:
+    def allowance(self, pump: DeliveryPump, room: int, receiver: Receiver) -> int:
         """How many messages the pump may send to this receiver, at most `room`. A probe needs no share."""
-        if len(self._members) < 2 or not link.breaker.closed:
+        if len(self._members) < 2 or not receiver.breaker.closed:
             return room
-        return min(room, fair_allowance(room, link.out[pump]))
+        return min(room, fair_allowance(room, receiver.out[pump]))
 
-    def first(self, room: int, link: ReceiverLink) -> tuple[DispatchPump, int] | None:
+    def first(self, room: int, receiver: Receiver) -> tuple[DeliveryPump, int] | None:
         """The next pump that may send to this receiver, and how many; None: there is none."""
         queue = self._queue
         for _ in range(len(queue)):
-            if allowance := self.allowance(queue[0], room, link):
+            if allowance := self.allowance(queue[0], room, receiver):
                 return queue[0], allowance
             queue.rotate(-1)
         return None
@@ -77,7 +76,7 @@ class FairScheduler:
         """The first pump has no more messages."""
         self._queue.popleft().in_turn = False
 
-    def next(self, may: Callable[[DispatchPump], bool]) -> Delivery | None:
+    def next(self, may: Callable[[DeliveryPump], bool]) -> Delivery | None:
         """The next message of a pump for which `may` is true, regardless of shares; None: there is none."""
         for _ in range(len(self._queue)):
             if not may(self._queue[0]):

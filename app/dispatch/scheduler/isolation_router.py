@@ -27,8 +27,12 @@ from app.dispatch.model.receiver_routing import ReceiverRouting, RoutingRefusal
 
 if TYPE_CHECKING:
     from app.dispatch.pump.delivery import Delivery
-    from app.dispatch.scheduler.receiver import ReceiverLink
-    from app.dispatch.scheduler.workload import WorkloadRuntime
+    from app.dispatch.pump.settings import DispatchSettings
+    from app.dispatch.scheduler.fair_scheduler import FairScheduler
+    from app.dispatch.scheduler.outcomes import OutcomeHandler
+    from app.dispatch.scheduler.receiver_queues import ReceiverQueues
+    from app.dispatch.scheduler.receivers import Receivers
+    from app.dispatch.scheduler.send_gate import SendGate
 
 log = structlog.get_logger(__name__)
 
@@ -39,129 +43,153 @@ AWAY_POLL_INTERVAL_S = 0.1
 
 
 class IsolationRouter:
-    def __init__(self, runtime: WorkloadRuntime) -> None:
-        self._runtime = runtime
+    """Sends one workload's messages, as far as `gate` lets them go."""
+
+    def __init__(
+        self,
+        settings: DispatchSettings,
+        receivers: Receivers,
+        turns: FairScheduler,
+        gate: SendGate,
+        outcomes: OutcomeHandler,
+    ) -> None:
+        self._settings = settings
+        self._receivers = receivers
+        self._turns = turns
+        self._gate = gate
+        self._outcomes = outcomes
         self._next_look_s = 0.0
         self._on_fallback: set[str] = set()  # targets whose messages go to a fallback now
 
-    def send(self, routing: ReceiverRouting, now_s: float) -> None:
-        """Sends ready messages, and moves waiting ones that may wait no longer."""
-        runtime, production = self._runtime, routing.production
-        if runtime.fallbacks:
+    def send(self, routing: ReceiverRouting, rate_wait_s: float, now_s: float) -> None:
+        """Sends ready messages, and moves waiting ones that may wait no longer.
+
+        Args:
+            rate_wait_s: Seconds until the workload's rates allow the next message.
+        """
+        receivers, gate, production = self._receivers, self._gate, routing.production
+        if receivers.fallbacks:
             self._refresh_away(now_s)
-        if wait_s := runtime.rate_wait_s(now_s):
-            runtime.call_at(now_s + wait_s)
+        if rate_wait_s:
+            gate.call_at(now_s + rate_wait_s)
         else:
-            up = [link for at, link in runtime.links.items() if at in production and not link.is_away]
-            while delivery := runtime.scheduler.next(
-                lambda pump: all(link.held.count(pump) < MOST_WAITING for link in up)
+            up = [
+                queues for at, queues in receivers.by_address.items()
+                if at in production and not queues.receiver.is_away
+            ]  # fmt: skip
+            while delivery := self._turns.next(
+                lambda pump: all(queues.held.count(pump) < MOST_WAITING for queues in up)
             ):
                 self._route(delivery, routing, production, now_s)
-        waited_for = [link for link in runtime.links.values() if link.held or link.suspects]
-        if waited_for == [runtime.link] or not waited_for:
+        waited_for = [queues for queues in receivers.by_address.values() if queues.held or queues.suspects]
+        if waited_for == [receivers.main] or not waited_for:
             return
         if now_s < self._next_look_s:
-            runtime.call_at(self._next_look_s)
+            gate.call_at(self._next_look_s)
             return
         self._next_look_s = now_s + AWAY_POLL_INTERVAL_S
-        if runtime.fallbacks:
-            runtime.call_at(self._next_look_s)
-        for link in waited_for:
-            self._move_to_fallback(link, now_s)
-            if link is not runtime.link:
-                self._relieve(link, now_s, production)
+        if receivers.fallbacks:
+            gate.call_at(self._next_look_s)
+        for queues in waited_for:
+            self._move_to_fallback(queues, now_s)
+            if queues is not receivers.main:
+                self._relieve(queues, now_s, production)
 
     def _route(
         self, delivery: Delivery, routing: ReceiverRouting, production: set[str], now_s: float
     ) -> None:
         """Sends the message to its target, or applies the rules."""
-        runtime = self._runtime
         chosen = routing.choose(delivery.record.headers)
         if isinstance(chosen, RoutingRefusal):
             action = Action.ACK if chosen.skip else Action.DLQ
             decision = DeliveryDecision(action, None, 0.0, chosen.reason)
-            runtime.outcomes.carry_out(delivery, decision, "", "UNMATCHED")
+            self._outcomes.carry_out(delivery, decision, "", "UNMATCHED")
             return
-        link = runtime.links[chosen]
-        if link.held or link.in_flight:  # else it serves as a probe (rule 4)
-            link = self._link_for(link, now_s)
-        delivery.link = link
-        if link.breaker.failed and delivery.attempts:
-            link.withhold(delivery, now_s)
+        queues = self._receivers.by_address[chosen]
+        if queues.held or queues.receiver.in_flight:  # else it serves as a probe (rule 4)
+            queues = self._now_for(queues, now_s)
+        receiver = delivery.receiver = queues.receiver
+        if receiver.breaker.failed and delivery.attempts:
+            queues.withhold(delivery, now_s)
             return
-        if len(link.held) >= MAX_HELD_APART and self._may_move(link, production):
-            self._move_away(delivery, f"{link.address} is too slow")
+        if len(queues.held) >= MAX_HELD_APART and self._may_move(queues, production):
+            self._move_away(delivery, f"{receiver.address} is too slow")
             return
         delivery.started_s = now_s
-        link.hold(delivery)
-        runtime.send_held(link, now_s)
+        queues.hold(delivery)
+        self._gate.send_held(queues, now_s)
 
     def _refresh_away(self, now_s: float) -> None:
-        runtime = self._runtime
-        for address, link in runtime.links.items():
-            runtime.fallbacks.update(address, now_s, is_away=link.is_away)
+        receivers = self._receivers
+        for address, queues in receivers.by_address.items():
+            receivers.fallbacks.update(address, now_s, is_away=queues.receiver.is_away)
 
-    def _link_for(self, link: ReceiverLink, now_s: float) -> ReceiverLink:
-        """The link that gets this one's messages now."""
-        runtime = self._runtime
-        if not runtime.fallbacks:
-            return link
-        links = runtime.links
-        address = runtime.fallbacks.choose(link.address, now_s, lambda at: links[at].is_away)
-        if (address != link.address) is not (link.address in self._on_fallback):
-            log.warning("the target of a zone's messages changed", target=link.address, now_to=address)
-            self._on_fallback ^= {link.address}
-        return links[address]
+    def _now_for(self, queues: ReceiverQueues, now_s: float) -> ReceiverQueues:
+        """The queues that get this target's messages now."""
+        fallbacks, by_address = self._receivers.fallbacks, self._receivers.by_address
+        if not fallbacks:
+            return queues
+        target = queues.receiver.address
+        address = fallbacks.choose(target, now_s, lambda at: by_address[at].receiver.is_away)
+        if (address != target) is not (target in self._on_fallback):
+            log.warning("the target of a zone's messages changed", target=target, now_to=address)
+            self._on_fallback ^= {target}
+        return by_address[address]
 
-    def _move_to_fallback(self, link: ReceiverLink, now_s: float) -> None:
+    def _move_to_fallback(self, queues: ReceiverQueues, now_s: float) -> None:
         """Rule 4, for messages that already wait."""
-        fallback = self._link_for(link, now_s)
-        if fallback is link:
+        fallback = self._now_for(queues, now_s)
+        if fallback is queues:
             return
-        waiting = list(link.held)
+        waiting = list(queues.held)
         for index, delivery in enumerate(waiting):
-            tracker = delivery.pump.tracker
-            is_last = index == len(waiting) - 1 and not link.in_flight
+            is_last = index == len(waiting) - 1 and not queues.receiver.in_flight
             is_young = now_s < (delivery.first_sent_s or delivery.started_s) + ISOLATION_WAIT_S
-            if is_last and is_young and tracker.end - delivery.record.offset <= tracker.capacity // 2:
+            if is_last and is_young and not _has_half_a_tracker_behind(delivery):
                 break
-            link.held.remove(delivery)
-            delivery.link = fallback
+            queues.held.remove(delivery)
+            delivery.receiver = fallback.receiver
             delivery.started_s = now_s
             fallback.hold(delivery)
-        self._runtime.send_held(fallback, now_s)
+        self._gate.send_held(fallback, now_s)
 
-    def _may_move(self, link: ReceiverLink, production: set[str]) -> bool:
+    def _may_move(self, queues: ReceiverQueues, production: set[str]) -> bool:
         """Whether messages that wait for the target may leave their topic (rules 2 and 3)."""
-        runtime = self._runtime
-        if link is runtime.link or runtime.head_decision(None) is None:
+        settings = self._settings
+        if queues is self._receivers.main or settings.head_decision(None) is None:
             return False
-        return link.address not in production or bool(runtime.policy.tiers and not runtime.ordered)
+        is_test = queues.receiver.address not in production
+        return is_test or bool(settings.policy.tiers and not settings.ordered)
 
-    def _relieve(self, link: ReceiverLink, now_s: float, production: set[str]) -> None:
+    def _relieve(self, queues: ReceiverQueues, now_s: float, production: set[str]) -> None:
         """Moves messages away that have waited too long, if they may move."""
-        runtime, is_away = self._runtime, not (link.breaker.closed and link.health.serving)
-        if not self._may_move(link, production):
+        receiver = queues.receiver
+        is_away = not (receiver.breaker.closed and receiver.health.serving)
+        if not self._may_move(queues, production):
             return
-        for queue in (link.held, link.suspects):
+        for queue in (queues.held, queues.suspects):
             for delivery in list(queue):
-                tracker = delivery.pump.tracker
-                if tracker.end - delivery.record.offset <= tracker.capacity // 2 or delivery.pump.paused:
+                if delivery.pump.paused or not _has_half_a_tracker_behind(delivery):
                     continue
                 if not is_away and now_s < delivery.started_s + ISOLATION_WAIT_S:
-                    runtime.call_at(now_s + AWAY_POLL_INTERVAL_S)
+                    self._gate.call_at(now_s + AWAY_POLL_INTERVAL_S)
                     continue
                 queue.remove(delivery)
                 state = "is away" if is_away else "is too slow"
                 self._move_away(
-                    delivery, f"{link.address} {state}, and half a tracker was read behind the message"
+                    delivery, f"{receiver.address} {state}, and half a tracker was read behind the message"
                 )
 
     def _move_away(self, delivery: Delivery, why: str) -> None:
-        runtime, policy, tiers = self._runtime, self._runtime.policy, self._runtime.policy.tiers
+        settings, policy = self._settings, self._settings.policy
         decision = stash(why, attempts_in_memory=1, policy=policy)
-        if tiers and not runtime.ordered:  # it was not delivered, so it stays in its tier
+        if policy.tiers and not settings.ordered:  # it was not delivered, so it stays in its tier
             from_tier = delivery.message_origin().tier
-            tier = from_tier if from_tier is not None and from_tier < len(tiers) else 0
-            decision = DeliveryDecision(Action.RETRY_TOPIC, tier, tiers[tier].delay_s, why)
-        runtime.outcomes.carry_out(delivery, decision, "", "UNAVAILABLE")
+            tier = from_tier if from_tier is not None and from_tier < len(policy.tiers) else 0
+            decision = DeliveryDecision(Action.RETRY_TOPIC, tier, policy.tiers[tier].delay_s, why)
+        self._outcomes.carry_out(delivery, decision, "", "UNAVAILABLE")
+
+
+def _has_half_a_tracker_behind(delivery: Delivery) -> bool:
+    tracker = delivery.pump.tracker
+    return tracker.end - delivery.record.offset > tracker.limit // 2

@@ -19,6 +19,7 @@ Rules (tests/dispatch/scheduler/test_outcomes.py)
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
@@ -32,24 +33,45 @@ from app.kernel.grpc_status import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, UNAVA
 
 if TYPE_CHECKING:
     from app.dispatch.pump.delivery import BatchDelivery, Delivery
+    from app.dispatch.pump.retry_publisher import RetryPublisher
+    from app.dispatch.pump.settings import DispatchSettings
+    from app.dispatch.push.receiver import Receiver
     from app.dispatch.push.unary import CallResult
-    from app.dispatch.scheduler.receiver import ReceiverLink
-    from app.dispatch.scheduler.workload import WorkloadRuntime
+    from app.dispatch.scheduler.dead_letter_trials import WithheldDeadLetters
+    from app.dispatch.scheduler.limits import WorkloadLimits
+    from app.dispatch.scheduler.receiver_queues import ReceiverQueues
+    from app.dispatch.scheduler.receivers import Receivers
 
 MAX_RETRY_AFTER_S = 3_600.0
 
 
 class OutcomeHandler:
-    def __init__(self, runtime: WorkloadRuntime) -> None:
-        self._runtime = runtime
+    """The outcomes of one workload's messages. `send` is called when a message has left its pump."""
+
+    def __init__(
+        self,
+        settings: DispatchSettings,
+        receivers: Receivers,
+        limits: WorkloadLimits,
+        withheld: WithheldDeadLetters,
+        publisher: RetryPublisher,
+        clock: Callable[[], float],
+        send: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._receivers = receivers
+        self._limits = limits
+        self._withheld = withheld
+        self._publisher = publisher
+        self._clock = clock
+        self._send = send
 
     def answered(self, delivery: Delivery, result: CallResult) -> None:
         """Takes an answer of the receiver, or of the network before it."""
         if result.code != 0 or result.action is not None:
             self._handle_failure(delivery, result)
         elif not delivery.pump.closed:
-            runtime = self._runtime
-            runtime.dead_letters.earn(runtime.clock())
+            self._limits.dead_letters.earn(self._clock())
             delivery.pump.finished(delivery.record, acknowledged=True)
 
     def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
@@ -58,12 +80,11 @@ class OutcomeHandler:
             for index in range(start, end):
                 self._handle_failure(batch.single(index), result)
         elif not batch.pump.closed:
-            runtime = self._runtime
-            runtime.dead_letters.earn(runtime.clock(), end - start)
+            self._limits.dead_letters.earn(self._clock(), end - start)
             batch.pump.finished_run(batch.records, start, end)
 
     def _handle_failure(self, delivery: Delivery, result: CallResult) -> None:
-        pump, runtime = delivery.pump, self._runtime
+        pump = delivery.pump
         if pump.closed:
             return
         if delivery.verdict is not None:
@@ -82,17 +103,18 @@ class OutcomeHandler:
             decision = stash(
                 result.local_error or f"too large for the receiver: {result.details}",
                 attempts_in_memory=delivery.attempts,
-                policy=runtime.policy,
+                policy=self._settings.policy,
                 random01=random.random(),  # noqa: S311 - jitter
             )
         else:
-            assert delivery.link is not None
-            breaker = delivery.link.breaker
+            receiver = delivery.receiver
+            assert receiver is not None
+            breaker = receiver.breaker
             decision = self._decide(
                 delivery, result.code, result.action, not breaker.closed, fails_all=breaker.failed
             )
             if decision.action is Action.HOLD and result.code == UNAVAILABLE:
-                decision = self._blame(delivery, delivery.link, decision, details)
+                decision = self._blame(delivery, receiver, decision, details)
                 is_limited = False  # rule 3: a suspect has its own limit
         wish_s = min(result.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
         if decision.delay_s < wish_s:
@@ -120,102 +142,113 @@ class OutcomeHandler:
             attempts_in_memory=max(attempts, delivery.attempts),
             tier=origin.tier if origin else None,
             tier_attempt=(origin.tier_attempt if origin else 0) + 1,
-            policy=self._runtime.policy,
+            policy=self._settings.policy,
             breaker_open=breaker_open,
             fails_all=fails_all,
             random01=random.random(),  # noqa: S311 - jitter
         )
 
     def _blame(
-        self, delivery: Delivery, link: ReceiverLink, held: DeliveryDecision, details: str
+        self, delivery: Delivery, receiver: Receiver, held: DeliveryDecision, details: str
     ) -> DeliveryDecision:
         """`held`, or the decision about a message that is to blame for the loss of its receiver."""
-        runtime, tracker, now_s = self._runtime, delivery.pump.tracker, self._runtime.clock()
+        settings, tracker, now_s = self._settings, delivery.pump.tracker, self._clock()
+        queues, policy = self._receivers.of(delivery), settings.policy
         if (loss := read_loss(details)) in (Loss.UNREACHED, Loss.PLANNED):
             return held
         suspicion = delivery.suspicion = delivery.suspicion or CrashSuspicion()
-        stuck = tracker.room <= 0 and tracker.unfinished <= max(1, tracker.capacity * (1 - FINISHED_SHARE))
-        together = suspicion.is_suspect and link.suspects_sent > 1
+        stuck = tracker.room <= 0 and tracker.unfinished <= max(1, tracker.limit * (1 - FINISHED_SHARE))
+        together = suspicion.is_suspect and queues is not None and queues.suspects_sent > 1
         suspicion.lost(
-            loss, now_s, taken=link.taken, heard=link.health.answers, stuck=stuck, together=together
+            loss, now_s, taken=receiver.taken, heard=receiver.health.answers, stuck=stuck, together=together
         )
-        age_s, tokens = now_s - delivery.first_sent_s, runtime.head_tokens
-        if suspicion.has_failed(stuck=stuck, age_s=age_s, patience_s=runtime.head_after_s) and link.credit:
-            failed = self._decide(delivery, INTERNAL, None, False, runtime.policy.in_memory_attempts)
+        age_s, tokens = now_s - delivery.first_sent_s, self._limits.head_tokens
+        has_failed = suspicion.has_failed(stuck=stuck, age_s=age_s, patience_s=settings.head_after_s)
+        if has_failed and receiver.credit:
+            failed = self._decide(delivery, INTERNAL, None, False, policy.in_memory_attempts)
             if failed.action is not Action.RETRY_IN_MEMORY and not tokens.wait_s(now_s):
-                if failed.action is Action.DLQ or not runtime.ordered:  # otherwise it stays in place
+                if failed.action is Action.DLQ or not settings.ordered:  # otherwise it stays in place
                     tokens.take(now_s)
-                    link.credit -= 1
+                    receiver.credit -= 1
                 return replace(failed, reason=suspicion.reason)
-        return replace(held, delay_s=runtime.policy.backoff.delay_s(suspicion.blamed, random.random()))  # noqa: S311
+        return replace(held, delay_s=policy.backoff.delay_s(suspicion.blamed, random.random()))  # noqa: S311
 
     def _is_withheld(
         self, delivery: Delivery, decision: DeliveryDecision, code: int, is_limited: bool
     ) -> bool:
         """Whether rule 3 withholds the message; if not, spends the token of its dead letter."""
         if decision.action is Action.HOLD:
-            link = delivery.link
-            return link is not None and link.breaker.failed and code not in FAILURES
-        budget = self._runtime.dead_letters
-        return decision.action is Action.DLQ and is_limited and not budget.try_spend(self._runtime.clock())
+            receiver = delivery.receiver
+            return receiver is not None and receiver.breaker.failed and code not in FAILURES
+        if decision.action is not Action.DLQ or not is_limited:
+            return False
+        return not self._limits.dead_letters.try_spend(self._clock())
 
     def _withhold(self, delivery: Delivery, decision: DeliveryDecision, details: str, code: str) -> None:
         """Keeps the message until it may be tried again; this attempt does not count."""
-        runtime, now_s = self._runtime, self._runtime.clock()
-        runtime.withholding.record_withheld(
+        self._withheld.record_withheld(
             delivery, code, f"{decision.reason}: {details}" if details else decision.reason
         )
         delivery.attempts = max(0, delivery.attempts - 1)
-        link = delivery.link
-        if link is None or link is not runtime.link_of(delivery):
-            delivery.link = None  # the definition has changed, so it is routed again
+        queues = self._chosen_again(delivery)
+        if queues is None:
+            delivery.receiver = None  # the definition has changed, so it is routed again
             delivery.pump.later(delivery, TRIAL_MIN_S)
         else:
-            link.withhold(delivery, now_s)
+            queues.withhold(delivery, self._clock())
+
+    def _chosen_again(self, delivery: Delivery) -> ReceiverQueues | None:
+        """The receiver that has the message, if the present definition chooses it again."""
+        if delivery.receiver is None:
+            return None
+        queues = self._receivers.chosen_for(delivery)
+        return queues if queues is not None and queues.receiver is delivery.receiver else None
 
     def carry_out(
         self, delivery: Delivery, decision: DeliveryDecision, details: str, code: str, *, sent: bool = False
     ) -> None:
         """Carries out a decision about a delivery that is not in flight; `sent`: after its receiver's
         answer."""
-        pump, runtime = delivery.pump, self._runtime
+        pump, settings = delivery.pump, self._settings
         match decision.action:
             case Action.ACK:
                 if sent:
-                    runtime.dead_letters.earn(runtime.clock())
+                    self._limits.dead_letters.earn(self._clock())
                 pump.finished(delivery.record, acknowledged=True, sent=sent)
             case Action.HOLD:
                 delivery.attempts = max(0, delivery.attempts - 1)
-                link = delivery.link
-                if link is None or link.breaker.closed or link is not runtime.link_of(delivery):
-                    delivery.link = None  # the definition may have changed, so it is routed again
+                receiver = delivery.receiver
+                is_back = receiver is None or receiver.breaker.closed
+                queues = None if is_back else self._chosen_again(delivery)
+                if queues is None:
+                    delivery.receiver = None  # the definition may have changed, so it is routed again
                     pump.later(delivery, decision.delay_s)  # with a delay, because only this message failed
                 else:
-                    link.hold(delivery)
+                    queues.hold(delivery)
             case Action.RETRY_IN_MEMORY:
                 pump.later(delivery, decision.delay_s)
-            case Action.RETRY_TOPIC if runtime.ordered:
+            case Action.RETRY_TOPIC if settings.ordered:
                 self._retry_in_place(delivery, decision)
             case Action.RETRY_TOPIC | Action.DLQ:
                 tier = decision.tier if decision.action is Action.RETRY_TOPIC else None
-                topic = runtime.dlq_topic if tier is None else runtime.retry_topics[tier]
+                topic = settings.dlq_topic if tier is None else settings.retry_topics[tier]
                 words = f"{decision.reason}: {details}" if details else decision.reason
                 due_ms = None
-                if tier is not None and decision.delay_s > runtime.policy.tiers[tier].delay_s:
+                if tier is not None and decision.delay_s > settings.policy.tiers[tier].delay_s:
                     due_ms = now_ms() + ceil(decision.delay_s * 1000)  # the receiver asked for a longer delay
-                runtime.retry_publisher.start(
-                    delivery, topic, tier, words, code, runtime.send,
+                self._publisher.start(
+                    delivery, topic, tier, words, code, self._send,
                     lambda: self._keep_in_place(delivery, decision, words, code), due_ms,
                 )  # fmt: skip
 
     def _keep_in_place(self, delivery: Delivery, decision: DeliveryDecision, reason: str, code: str) -> None:
         """Rule 5: no retry topic takes the message."""
-        runtime, budget = self._runtime, self._runtime.dead_letters
+        settings, may_hold = self._settings, delivery.pump.may_hold(delivery.record)
         leaves = delivery.verdict is not None or (
-            not delivery.pump.may_hold(delivery.record) and budget.try_spend(runtime.clock())
+            not may_hold and self._limits.dead_letters.try_spend(self._clock())
         )
-        if leaves and runtime.policy.dlq_enabled:
-            runtime.retry_publisher.start(delivery, runtime.dlq_topic, None, reason, code, runtime.send)
+        if leaves and settings.policy.dlq_enabled:
+            self._publisher.start(delivery, settings.dlq_topic, None, reason, code, self._send)
             return
         delivery.verdict = None  # the messages behind it continue to wait
         self._retry_in_place(delivery, decision)

@@ -6,8 +6,7 @@ loop, without a task or a future for each message.
 
 Rules
 1. A message is sent only while the lease holds and snapshots are saved; this is checked again after a wait
-   for a stream's credit. Its receiver must have room (`app.dispatch.scheduler.receiver`), and the workload's
-   rates must allow it.
+   for a stream's credit. The receiver and the rates must have room (`app.dispatch.scheduler.send_gate`).
 2. Jobs take turns and share the room (`app.dispatch.scheduler.fair_scheduler`), so neither a deep backlog nor
    hanging messages of one partition starve another one.
 3. The order is: held messages (the receiver was away), fresh messages, withheld ones
@@ -18,25 +17,18 @@ Rules
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from app.dispatch.definition import HeadOfLine, Workload
-from app.dispatch.model.dead_letter_budget import DeadLetterBudget
-from app.dispatch.model.head_of_line import changed_tokens, shared_tokens
-from app.dispatch.model.header_filter import HeaderFilter
-from app.dispatch.model.key_lanes import KeyLanes
-from app.dispatch.model.outcome import Action, DeliveryDecision, RetryPolicy, RetryTopic
-from app.dispatch.model.receiver_routing import Fallbacks, ReceiverRouting, RoutingRefusal, Unmatched
-from app.dispatch.pump.delivery import BatchDelivery, Delivery
+from app.dispatch.definition import Workload
+from app.dispatch.pump.delivery import BatchDelivery, Delivery, OnStay, PostponedMessage
 from app.dispatch.pump.line_head import HeadDecisions
-from app.dispatch.pump.receiver_backlog import ReceiverBacklog
+from app.dispatch.pump.receiver_backlog import take_waiting
 from app.dispatch.pump.retry_publisher import CopyProducer, RetryPublisher
+from app.dispatch.pump.settings import DispatchSettings
 from app.dispatch.push.metadata import Metadata, SenderRole
+from app.dispatch.push.receiver import ReceiverClients, was_taken
 from app.dispatch.push.stream.results import UNSENT
 from app.dispatch.scheduler.crash_suspects import send_suspects
 from app.dispatch.scheduler.dead_letter_trials import (
@@ -46,92 +38,100 @@ from app.dispatch.scheduler.dead_letter_trials import (
 )
 from app.dispatch.scheduler.fair_scheduler import FairScheduler
 from app.dispatch.scheduler.isolation_router import IsolationRouter
+from app.dispatch.scheduler.limits import WorkloadLimits
 from app.dispatch.scheduler.outcomes import OutcomeHandler
-from app.dispatch.scheduler.receiver import ReceiverClientFactory, ReceiverLink, was_taken
+from app.dispatch.scheduler.receivers import Receivers
+from app.dispatch.scheduler.send_gate import SendGate
 from app.kernel.lease import Lease
-from app.kernel.limit_shares import ALL, LimitNeed, LimitUsage, WorkerShare
+from app.kernel.limit_shares import LimitNeed, WorkerShare
 from app.kernel.repeated_trouble import RepeatedTrouble
 from app.kernel.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
-    from app.dispatch.pump.partition import DispatchPump
+    from app.dispatch.model.head_of_line import StashVerdict
+    from app.dispatch.model.outcome import DeliveryDecision
+    from app.dispatch.pump.delivery import DeliveryPump
     from app.dispatch.push.unary import CallResult
+    from app.dispatch.scheduler.receiver_queues import ReceiverQueues
     from app.kafka.fetch.decoder import UndecodableBatch
     from app.kafka.records.record import Record
+    from app.kernel.job import JobId
     from app.payload.interceptors import InterceptorChain
 
-
 LEASE_RETRY_S = 0.05
-# while the worker has no share of the rates; a new share wakes it at once
-NO_SHARE_RETRY_INTERVAL_S = 0.25
-BUSY_PAUSE_S = 0.001
 MAX_BATCH = 512  # messages sent together over a stream
-DEFAULT_BACKLOG_RATE = 1_000.0  # for a running backlog after its rate was removed from the definition
 
 
 class WorkloadRuntime:
-    """The runtime of one workload. `DispatchController.share` gives it this worker's share of the limits."""
+    """The runtime of one workload (`app.dispatch.pump.delivery.Dispatcher`).
+
+    Args:
+        clients: Makes the gRPC clients of receivers.
+        copies: Takes the copies for retry topics and the DLQ.
+        make_delayed: Makes the topic of delayed messages; returns how many partitions it has.
+        chain: The interceptors; None: there are none.
+
+    Attributes:
+        settings: What the definition in force asks for.
+        limits: How much of that this worker may use, and has used.
+        receivers: The receivers, with the messages that wait for them.
+        decisions: The messages that blocked their partition and were moved away.
+        withheld: How messages fail that may not be dead-lettered now.
+        undecodable: Batches and records that cannot be decoded.
+    """
 
     def __init__(
         self,
         workload: Workload,
-        targets: ReceiverClientFactory,
+        clients: ReceiverClients,
         copies: CopyProducer,
         lease: Lease,
+        make_delayed: Callable[[], Awaitable[int]],
         chain: InterceptorChain | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lease = lease
         self.clock = clock
-        self.retry_publisher = RetryPublisher(copies, lease, clock)
-        self.outcomes = OutcomeHandler(self)
-        self.decisions = HeadDecisions()
-        self.messages: TokenBucket | None = None
-        self.bytes: TokenBucket | None = None
-        self.backlog_bucket = TokenBucket(DEFAULT_BACKLOG_RATE)
-        self._backlog_rate = DEFAULT_BACKLOG_RATE
-        self._share = ALL
-        self.rate_usage, self.slot_usage = LimitUsage(), LimitUsage()
-        self.scheduler = FairScheduler()
-        self._isolation = IsolationRouter(self)
-        self.fallbacks = Fallbacks({}, 0.0)
-        self._targets = targets
-        self._old_links: list[ReceiverLink] = []
-        self._sending = self._is_send_due = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s = 0.0
-        self.workload = workload
         self.chain = chain
-        self.role_metadata: Metadata = ()  # for unary calls; links announce the role over streams
-        self._role: SenderRole | None = None
-        self.links: dict[str, ReceiverLink] = {}  # by address, the main target first
-        self._apply(workload)
-        self.head_tokens = shared_tokens(self._heads_per_minute)
-        self.dead_letters = _dead_letters(workload, clock())
-        self.withholding = WithheldDeadLetters(self)
+        self.role_metadata: Metadata = ()  # for unary calls; receivers announce the role over streams
+        self.settings = DispatchSettings(workload)
+        self.limits = WorkloadLimits(workload, clock)
+        self.decisions = HeadDecisions()
         self.undecodable = RepeatedTrouble()
+        self._role: SenderRole | None = None
+        self._sending = False
+        self._publisher = RetryPublisher(copies, lease, make_delayed, clock)
+        self._turns = FairScheduler()
+        self._gate = SendGate(self._turns, self.limits, clock, self.send)
+        self.receivers = Receivers(workload, clients, lease, clock, self.send)
+        self.withheld = WithheldDeadLetters(self.receivers)
+        self._outcomes = OutcomeHandler(
+            self.settings, self.receivers, self.limits, self.withheld, self._publisher, clock, self.send
+        )
+        self._isolation = IsolationRouter(
+            self.settings, self.receivers, self._turns, self._gate, self._outcomes
+        )
+
+    @property
+    def workload(self) -> Workload:
+        """The definition in force."""
+        return self.settings.workload
 
     def change(self, workload: Workload, chain: InterceptorChain | None) -> None:
         """Applies a changed definition; messages in flight end under the old one.
 
         If targets changed, waiting messages go back to their pumps and are routed again. A message in flight
-        that has to be sent again finds its target by `link_of`.
+        that has to be sent again finds its target by `Receivers.chosen_for`.
         """
         former = self.workload
         self.chain = chain
-        if _connection_key(workload) != _connection_key(former):
-            self._old_links += self.links.values()
-            self.links = {}
-        self._apply(workload)
-        for link in self.links.values():
-            link.trials.reset()  # withheld messages may succeed now
-            if workload.spec.isolation != former.spec.isolation:
-                self._put_back(link)
-        for link in list(self._old_links):
-            self._put_back(link)
-            self._close_when_idle(link)
-        self.shared(self._share)
+        self.settings.change(workload)
+        for delivery in self.receivers.change(former, workload):
+            delivery.receiver = None
+            delivery.pump.put_back(delivery)
+            self.offer(delivery.pump)
+        self.limits.change(workload)
         self.send_soon()
 
     def announce_role(self, role: SenderRole | None) -> None:
@@ -139,123 +139,73 @@ class WorkloadRuntime:
         if role != self._role:
             self._role = role
             self.role_metadata = () if role is None else role.metadata()
-            for link in [*self.links.values(), *self._old_links]:
-                link.announce_role(role)
+            self.receivers.announce_role(role)
 
-    def _put_back(self, link: ReceiverLink) -> None:
-        """Returns the link's waiting messages to their pumps, because they may have another target now."""
-        for delivery in [*link.held, *link.withheld, *link.suspects]:
-            delivery.link = None
-            delivery.pump.put_back(delivery)
-            self.offer(delivery.pump)
-        link.held.clear()
-        link.withheld.clear()
-        link.suspects.clear()
-
-    def _close_when_idle(self, link: ReceiverLink) -> None:
-        if link in self._old_links and not link.in_flight:
-            self._old_links.remove(link)
-            asyncio.get_running_loop().create_task(link.close())
-
-    def _apply(self, workload: Workload) -> None:
-        spec = workload.spec
-        self.workload = workload
-        self.routing = _routing(workload)
-        self.fallbacks = _fallbacks(workload).kept(self.fallbacks)
-        addresses = [spec.target.address] if self.routing is None else self.routing.addresses
-        for address in addresses:
-            if address in self.links:
-                self.links[address].change(workload)
-            else:
-                link = ReceiverLink(workload, address, self._targets, self.clock, self.send)
-                self.links[address] = link
-                link.announce_role(self._role)
-                if link.stream is not None:
-                    link.stream.may_send = lambda: self.lease.may_push(self.clock())
-        for address in [address for address in self.links if address not in addresses]:
-            self._old_links.append(self.links.pop(address))
-        self.link = self.links[spec.target.address]
-        self.ordered = spec.ordering != "none"
-        self.delay_ms = int(spec.delay * 1000)
-        self.heeds_not_before = spec.not_before == "header"
-        passing = spec.headers
-        self.header_filter = None if passing is None else HeaderFilter(passing.allow, passing.deny)
-        self.retry_topics = workload.retry_topics()
-        self.dlq_topic = workload.dlq_topic()
-        head = spec.head_of_line or HeadOfLine()
-        self.head_after_s, self._head_stash = workload.head_of_line_after_s(), head.stash
-        self._heads_per_minute = head.per_minute
-        if spec.catch_up is not None:
-            self._backlog_rate = spec.catch_up.rate
-        self.policy = RetryPolicy(
-            tiers=tuple(RetryTopic(delay_s=tier.delay, attempts=tier.attempts) for tier in spec.retry),
-            dlq_enabled=spec.dlq.enabled,
-        )
-
-    def shared(self, share: WorkerShare) -> None:
+    def apply_share(self, share: WorkerShare) -> None:
         """Applies this worker's share of the workload's limits."""
-        gains = share.rate > self._share.rate or share.slots > self._share.slots
-        self._share = share
-        for link in self.links.values():
-            link.share = share
-        flow, now_s = self.workload.spec.flow, self.clock()
-        self.messages = _bucket(self.messages, flow.messages_per_second, share.rate, now_s)
-        self.bytes = _bucket(self.bytes, flow.bytes_per_second, share.rate, now_s)
-        if share.topic > 0:
-            self.backlog_bucket.change(self._backlog_rate * share.topic, now_s)
-        if share.jobs > 0:
-            self.head_tokens = changed_tokens(self.head_tokens, self._heads_per_minute * share.jobs, now_s)
-        dlq = self.workload.spec.dlq
-        self.dead_letters.change(now_s, dlq.share, dlq.per_minute * share.jobs, dlq.burst)
-        if gains:
+        self.receivers.apply_share(share)
+        if self.limits.apply_share(share):
             self.send_soon()
 
     def need(self, now_s: float) -> LimitNeed | None:
         """This worker's need of the limits, for its heartbeat; None: the workload has no limits."""
-        flow = self.workload.spec.flow
-        if not flow.is_limited:
-            return None
-        return LimitNeed(
-            self.workload.key,
-            round(self.rate_usage.per_s(now_s), 4),
-            self.rate_usage.wants(now_s),
-            max(link.in_flight for link in [*self.links.values(), *self._old_links]),
-            self.slot_usage.wants(now_s),
-            max(1, len(self.scheduler)),
-        )
+        return self.limits.need(now_s, self.receivers.most_in_flight, len(self._turns))
+
+    # -- for the pumps -----------------------------------------------------------------------------
 
     @property
-    def in_flight(self) -> int:
-        return sum(link.in_flight for link in self.links.values())
+    def head_tokens(self) -> TokenBucket:
+        return self.limits.head_tokens
 
-    def held(self) -> list[ReceiverBacklog | deque[Delivery]]:
-        """The queues of messages that wait for a receiver."""
-        return [queue for link in self.links.values() for queue in (link.held, link.withheld, link.suspects)]
+    @property
+    def backlog_bucket(self) -> TokenBucket:
+        return self.limits.backlog_bucket
 
-    def is_spent(self, now_s: float) -> bool:
-        """Whether there is a DLQ, but no message may be dead-lettered now."""
-        return self.policy.dlq_enabled and self.dead_letters.is_spent(now_s)
+    @property
+    def sends_calls(self) -> bool:
+        return self.receivers.main.receiver.stream is None
+
+    def join(self, pump: DeliveryPump) -> None:
+        self._turns.join(pump)
+
+    def leave(self, pump: DeliveryPump) -> None:
+        self._turns.leave(pump)
+
+    def offer(self, pump: DeliveryPump) -> None:
+        self._turns.offer(pump)
 
     def is_serving(self, delivery: Delivery | None, now_s: float) -> bool:
-        """Whether messages may be sent to the receiver of `delivery` (None: the main one)."""
-        link = delivery.link if delivery is not None and delivery.link is not None else self.link
-        return link.breaker.closed and link.health.serving and self.lease.may_push(now_s)
+        receiver = delivery.receiver if delivery is not None else None
+        receiver = receiver or self.receivers.main.receiver
+        return receiver.breaker.closed and receiver.health.serving and self.lease.may_push(now_s)
 
-    def new_lanes(self) -> KeyLanes[Record] | None:
-        """Lanes that keep a job's messages in the definition's order; None: it asks for no order."""
-        ordering = self.workload.spec.ordering
-        return None if ordering == "none" else KeyLanes(single=ordering == "partition")
+    def is_turn_of(self, suspect: Delivery) -> bool:
+        queues = self.receivers.of(suspect)
+        return queues is not None and queues.is_turn_of(suspect)
 
-    def head_decision(self, tier: int | None) -> DeliveryDecision | None:
-        """The decision for a message of this tier that blocks its partition; None: it stays."""
-        if self._head_stash == "retry" and tier is None and self.policy.tiers and not self.ordered:
-            return DeliveryDecision(Action.RETRY_TOPIC, 0, self.policy.tiers[0].delay_s, "")
-        return DeliveryDecision(Action.DLQ, None, 0.0, "") if self.policy.dlq_enabled else None
+    def take_waiting(self, pump: DeliveryPump, offset: int) -> Delivery | None:
+        return take_waiting(self.receivers.waiting(), pump, offset)
 
-    # -- sending ---------------------------------------------------------------------------------
+    def carry_out(self, delivery: Delivery, decision: DeliveryDecision) -> None:
+        self._outcomes.carry_out(delivery, decision, "", "CANCELED")
 
-    def offer(self, pump: DispatchPump) -> None:
-        self.scheduler.offer(pump)
+    def head_moved(self, job: JobId, verdict: StashVerdict) -> None:
+        self.decisions.record(job, verdict)
+
+    def postpone(
+        self, pump: DeliveryPump, messages: Sequence[PostponedMessage],
+        on_moved: Callable[[list[Record]], None], on_stay: OnStay, on_end: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._publisher.postpone(pump, messages, on_moved, on_stay, on_end)
+
+    def stash_batch(self, pump: DeliveryPump, error: UndecodableBatch, finished: Callable[[], None]) -> None:
+        self.undecodable.record(f"{pump.job.topic}-{pump.job.partition}, {error}"[:MAX_WHY_CHARS])
+        settings = self.settings
+        self._publisher.start_raw(
+            pump, error, lambda: settings.dlq_topic if settings.policy.dlq_enabled else None, finished
+        )
+
+    # -- sending -----------------------------------------------------------------------------------
 
     def send(self) -> None:
         if self._sending:
@@ -266,248 +216,115 @@ class WorkloadRuntime:
         finally:
             self._sending = False
 
+    def send_soon(self) -> None:
+        self._gate.send_soon(self.receivers.main.receiver)
+
     def _send(self) -> None:
-        now_s, links = self.clock(), self.links.values()
-        if not (self.scheduler or any(link.held or link.withheld or link.suspects for link in links)):
+        now_s, turns, gate, routing = self.clock(), self._turns, self._gate, self.receivers.routing
+        all_queues = self.receivers.by_address.values()
+        if not (turns or any(queues.has_messages for queues in all_queues)):
             return
         if not self.lease.may_push(now_s):
-            self.call_at(now_s + LEASE_RETRY_S)
+            gate.call_at(now_s + LEASE_RETRY_S)
             return
-        for link in links:
-            is_turn = link.probe_held or not self.scheduler or self.routing is not None
-            if link.held and (link.breaker.closed or is_turn):
-                self.send_held(link, now_s)
-            if link.withheld and not link.breaker.closed and link.probe_held:
-                send_withheld(self, link, now_s)
-        if self.routing is not None:
-            self._isolation.send(self.routing, now_s)
+        budget = self.limits.dead_letters
+        for queues in all_queues:
+            has_turn = queues.probe_held or not turns or routing is not None
+            if queues.held and (queues.receiver.breaker.closed or has_turn):
+                gate.send_held(queues, now_s)
+            if queues.withheld and not queues.receiver.breaker.closed and queues.probe_held:
+                send_withheld(queues, gate, budget, self._has_fresh(), now_s)
+        if routing is not None:
+            self._isolation.send(routing, self.limits.rate_wait_s(now_s), now_s)
         else:
-            self._send_fresh(self.link, now_s)
-        for link in links:
-            if link.withheld:
-                send_withheld(self, link, now_s)
-            if link.suspects:
-                send_suspects(self, link, now_s)
+            self._send_fresh(self.receivers.main, now_s)
+        for queues in all_queues:
+            if queues.withheld:
+                send_withheld(queues, gate, budget, self._has_fresh(), now_s)
+            if queues.suspects:
+                send_suspects(queues, gate, self._has_fresh(), now_s)
 
-    def _send_fresh(self, link: ReceiverLink, now_s: float) -> None:
-        turns = self.scheduler
-        while turns and (room := self.room(link, now_s)):
-            link.probe_held = True
-            while (found := turns.first(room, link)) is not None:
+    def _has_fresh(self) -> bool:
+        """Fresh messages wait in the pumps; with isolation they wait for their target instead."""
+        return bool(self._turns) and self.receivers.routing is None
+
+    def _send_fresh(self, queues: ReceiverQueues, now_s: float) -> None:
+        turns, receiver = self._turns, queues.receiver
+        while turns and (room := self._gate.room(receiver, now_s)):
+            queues.probe_held = True
+            while (found := turns.first(room, receiver)) is not None:
                 pump, allowance = found
-                if self._send_from(pump, allowance, link, now_s):
+                if self._send_from(pump, allowance, queues, now_s):
                     turns.took()
                     break
                 turns.done()
             else:
-                link.breaker.forgo(now_s)
+                receiver.breaker.forgo(now_s)
                 return
 
-    def _send_from(self, pump: DispatchPump, limit: int, link: ReceiverLink, now_s: float) -> bool:
+    def _send_from(self, pump: DeliveryPump, limit: int, queues: ReceiverQueues, now_s: float) -> bool:
         """Sends up to `limit` messages of the pump; returns whether it had any."""
-        if (stream := link.stream) is not None and self.chain is None:
-            if self.messages is not None:
-                limit = min(limit, max(1, int(self.messages.available(now_s))))
+        receiver = queues.receiver
+        if (stream := receiver.stream) is not None and self.chain is None:
+            if (rate := self.limits.messages) is not None:
+                limit = min(limit, max(1, int(rate.available(now_s))))
             if records := pump.next_records(min(limit, MAX_BATCH)):
-                self._spend(records, now_s)
-                BatchDelivery(pump, link, stream, records, now_s).start()
+                self.limits.spend(records, now_s)
+                BatchDelivery(pump, receiver, stream, records, now_s).start()
                 return True
         while (delivery := pump.next_delivery()) is not None:
-            delivery.link = link
-            if link.breaker.failed and delivery.attempts:  # a fresh message is a better probe
-                link.withhold(delivery, now_s)
+            delivery.receiver = receiver
+            if receiver.breaker.failed and delivery.attempts:  # a fresh message is a better probe
+                queues.withhold(delivery, now_s)
                 continue
             if delivery.suspicion is None or not delivery.suspicion.is_suspect:
-                self.start(delivery, link, now_s)
+                self._gate.start(delivery, receiver, now_s)
                 return True
-            link.suspects.append(delivery)
+            queues.suspects.append(delivery)
         return False
 
-    def send_held(self, link: ReceiverLink, now_s: float) -> None:
-        """Sends held messages to this receiver, as far as it has room."""
-        held = link.held
-        held.pop_all(attrgetter("draining"))  # the job's next owner delivers them
-        for paused in held.pop_all(attrgetter("paused")):
-            paused.pump.put_back(paused)
-        while held and (room := self.room(link, now_s)):
-            delivery = held.pop_next(lambda pump: self.scheduler.allowance(pump, room, link))
-            if delivery is None:
-                return
-            link.probe_held = False
-            self.start(delivery, link, now_s)
-
-    def room(self, link: ReceiverLink, now_s: float) -> int:
-        """How many messages may go to the receiver now (rule 1); schedules the next look."""
-        if wait_s := self.rate_wait_s(now_s):
-            self.call_at(now_s + wait_s)
-            return 0
-        room = link.room(now_s)
-        if room <= 0:
-            if link.fixed is not None and link.in_flight >= link.limit:
-                self.slot_usage.short(now_s)
-            if wait_s := link.wait_s(now_s):
-                self.call_at(now_s + wait_s)
-        return max(0, room)
-
-    def start(self, delivery: Delivery, link: ReceiverLink, now_s: float) -> None:
-        self._spend((delivery.record,), now_s)
-        delivery.start(link, now_s)
-
-    def _spend(self, records: Sequence[Record], now_s: float) -> None:
-        flow, used = self.workload.spec.flow, 0.0
-        if self.messages is not None and flow.messages_per_second:
-            self.messages.take(now_s, len(records))
-            used = len(records) / flow.messages_per_second
-        if self.bytes is not None and flow.bytes_per_second:
-            size_bytes = max(1, sum(len(record.value or b"") for record in records))
-            self.bytes.take(now_s, size_bytes)
-            used = max(used, size_bytes / flow.bytes_per_second)
-        if used:
-            self.rate_usage.add(now_s, used)
-
-    def rate_wait_s(self, now_s: float) -> float:
-        """Seconds until the rates allow the next message."""
-        flow = self.workload.spec.flow
-        if self._share.rate <= 0 and (flow.messages_per_second or flow.bytes_per_second):
-            self.rate_usage.short(now_s)
-            return NO_SHARE_RETRY_INTERVAL_S
-        wait_s = 0.0
-        if self.messages is not None:
-            wait_s = self.messages.wait_s(now_s)
-        if self.bytes is not None:
-            wait_s = max(wait_s, self.bytes.wait_s(now_s))
-        if wait_s:
-            self.rate_usage.short(now_s)
-        return wait_s
-
-    def call_at(self, at_s: float) -> None:
-        """Calls `send` at that time or earlier."""
-        if self._timer is not None and not self._timer.cancelled() and self._timer_at_s <= at_s:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at_s = at_s
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock()), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.send()
+    # -- answers -----------------------------------------------------------------------------------
 
     def answered(self, delivery: Delivery, result: CallResult) -> None:
         """Takes an answer of the receiver, or of the network before it."""
-        link = delivery.link
+        receiver, queues = delivery.receiver, self.receivers.of(delivery)
+        assert receiver is not None
         if result is UNSENT:
             self._count_answer(delivery, result, 1)
             delivery.come_back()
         else:
-            if link is not None and delivery in link.suspects_out:
-                link.suspect_answered(delivery, result.code)
-            self._count_answer(delivery, result, 1)
-            self.outcomes.answered(delivery, result)
-            if link is not None:
-                link.back(delivery, self.clock(), taken=was_taken(result))
-        if link is not None and link.stream is not None:
-            self.send_soon(link)  # one response may answer thousands
+            if queues is not None and delivery in queues.suspects_out:
+                queues.suspect_answered(delivery, result.code)
+            self._count_answer(delivery, result, 1)  # first: the breaker's state is a reason of the outcome
+            self._outcomes.answered(delivery, result)
+            if queues is not None:
+                queues.came_back(delivery, self.clock(), taken=was_taken(result))
+        self.receivers.close_when_idle(receiver)
+        if receiver.stream is not None:
+            self._gate.send_soon(receiver)  # one response may answer thousands
         else:
             self.send()
 
     def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
-        """Takes the common answer of messages [start, end) of `batch`."""
         self._count_answer(batch, result, end - start)
         if result is UNSENT:
             batch.come_back(start, end)
         else:
-            self.outcomes.batch_answered(batch, start, end, result)
-        self.send_soon(batch.link)
+            self._outcomes.batch_answered(batch, start, end, result)
+        self.receivers.close_when_idle(batch.receiver)
+        self._gate.send_soon(batch.receiver)
 
-    def send_soon(self, link: ReceiverLink | None = None) -> None:
-        """Calls `send` once for all results that arrive together. While `link` (default: the main one) is
-        busy, it also waits for those of the next moment, because larger runs cost both sides less."""
-        if not self._is_send_due:
-            self._is_send_due, link = True, link or self.link
-            wait_s = BUSY_PAUSE_S if 2 * link.in_flight > link.limit else 0.0
-            asyncio.get_running_loop().call_later(wait_s, self._send_due)
-
-    def _send_due(self) -> None:
-        self._is_send_due = False
-        self.send()
+    def not_sent(self, delivery: Delivery) -> None:
+        if (queues := self.receivers.of(delivery)) is not None:
+            queues.suspects_out.discard(delivery)
+            queues.came_back(delivery, self.clock(), taken=False)
 
     def _count_answer(self, sent: Delivery | BatchDelivery, result: CallResult, count: int) -> None:
-        link = sent.link
-        assert link is not None
-        now_s = self.clock()
-        link.answered(sent.pump, result, count, sent.started_s, now_s, self.is_spent(now_s))
-        self._close_when_idle(link)
-
-    def link_of(self, delivery: Delivery) -> ReceiverLink | None:
-        """The link for `delivery` by the present definition; None: no target may have it."""
-        if self.routing is None:
-            return self.link
-        chosen = self.routing.choose(delivery.record.headers)
-        return None if isinstance(chosen, RoutingRefusal) else self.links[chosen]
-
-    def stash_batch(self, pump: DispatchPump, error: UndecodableBatch, finished: Callable[[], None]) -> None:
-        """Writes a batch that cannot be decoded to the DLQ unchanged; then calls `finished`."""
-        self.undecodable.record(f"{pump.job.topic}-{pump.job.partition}, {error}"[:MAX_WHY_CHARS])
-        self.retry_publisher.start_raw(
-            pump, error, lambda: self.dlq_topic if self.policy.dlq_enabled else None, finished
-        )
+        receiver, now_s = sent.receiver, self.clock()
+        assert receiver is not None
+        receiver.answered(sent.pump, result, count, sent.started_s, now_s, self.limits.is_spent(now_s))
 
     async def close(self) -> None:
         """Ends the timer and the connections; the pumps must be closed already."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for link in [*self.links.values(), *self._old_links]:
-            await link.close()
-
-
-def _bucket(
-    former: TokenBucket | None, rate_per_s: float | None, share: float, now_s: float
-) -> TokenBucket | None:
-    """The bucket for this worker's share of a rate; keeps saved tokens and debts."""
-    if rate_per_s is None:
-        return None
-    if share <= 0:
-        return former  # without a share nothing is sent (`rate_wait_s`)
-    if former is None:
-        return TokenBucket(rate_per_s * share)
-    former.change(rate_per_s * share, now_s)
-    return former
-
-
-def _dead_letters(workload: Workload, now_s: float) -> DeadLetterBudget:
-    dlq = workload.spec.dlq
-    return DeadLetterBudget(now_s, dlq.share, dlq.per_minute, dlq.burst)
-
-
-def _connection_key(workload: Workload) -> tuple[str, str, str]:
-    """The part of a definition that connections depend on."""
-    target = workload.spec.target
-    return target.address, target.contract, workload.method()
-
-
-def _fallbacks(workload: Workload) -> Fallbacks:
-    isolation = workload.spec.isolation
-    if isolation is None:
-        return Fallbacks({}, 0.0)
-    zones = {(target.environment, target.zone): target.address for target in isolation.targets}
-    named = {
-        target.address: zones[target.environment, target.fallback]
-        for target in isolation.targets
-        if target.fallback is not None and (target.environment, target.fallback) in zones
-    }
-    return Fallbacks(named, isolation.fallback_after)
-
-
-def _routing(workload: Workload) -> ReceiverRouting | None:
-    isolation = workload.spec.isolation
-    if isolation is None:
-        return None
-    return ReceiverRouting(
-        workload.spec.target.address,
-        zone=isolation.zone,
-        environment=isolation.environment,
-        targets=[(target.environment, target.zone, target.address) for target in isolation.targets],
-        unmatched=Unmatched(isolation.unmatched),
-        production=isolation.production,
-    )
+        self._gate.close()
+        await self.receivers.close()

@@ -1,10 +1,8 @@
-"""Every private attribute of aiokafka's objects that this project uses, in one function each.
+"""The private attributes of aiokafka's objects that this project uses, in one function each.
 
 A new aiokafka may rename one of them. Then `tests/kafka/client/test_aiokafka_internals.py` fails and names
-the function. Changes to aiokafka's own methods are in `app.kafka.client.aiokafka_patches`.
-
-Upstream issue: aiokafka #647, a consumer's stop raises CancelledError (`client_of`). No issue is known that
-asks for public forms of the others.
+the function. Changes to aiokafka's own methods are in `app.kafka.client.aiokafka_patches`, and its consumers'
+limits in `app.kafka.fetch.bounded_consumer`. No upstream issue is known that asks for public forms.
 """
 
 from __future__ import annotations
@@ -44,14 +42,14 @@ def counts_as_fetching(fetcher: Fetcher) -> AbstractContextManager[None]:
 
 
 def is_being_assigned(fetcher: Fetcher) -> bool:
-    """Whether a rebalance is under way, or nothing was ever assigned."""
+    """Whether a rebalance is under way, or nothing is subscribed or assigned."""
     return bool(fetcher._subscriptions.reassignment_in_progress)
 
 
 def next_fetch(fetcher: Fetcher) -> asyncio.Future[None]:
-    """A future that ends with the next response; it raises KafkaError if the permission to read is missing.
+    """A future that ends with the next response that has records, or with the fetcher's end.
 
-    Cancel it if it is not awaited to its end.
+    It raises KafkaError if the permission to read is missing. Cancel it if it is not awaited to its end.
     """
     came: asyncio.Future[None] = fetcher._create_fetch_waiter()
     return came
@@ -72,7 +70,8 @@ def keep_unsent(producer: AIOKafkaProducer) -> None:
 
 
 def fail_unsent(producer: AIOKafkaProducer, error: BaseException) -> None:
-    """Ends the futures of all records that were not acknowledged with this error."""
+    """Ends the futures of all records that were not acknowledged with this error. The producer refuses later
+    records with it, too."""
     producer._message_accumulator.fail_all(error)
 
 

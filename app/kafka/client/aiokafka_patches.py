@@ -1,7 +1,7 @@
 """Changes to aiokafka for all clients of this process, Faust's among them.
 
-`install` makes them; an import changes nothing. Every process with a `ClusterClient` calls it in its main
-function, and `ClusterClient` refuses to work without it.
+`install` makes them; an import changes nothing. Every process calls it before it makes a `ClusterClient`,
+which refuses to work without it.
 
 A closed connection fails with a Kafka error:
 
@@ -9,9 +9,8 @@ A closed connection fails with a Kafka error:
    OSError. After any other error its metadata task ends, and its callers wait for metadata for ever.
    Upstream issue: aiokafka #1038.
 2. If several requests time out at once (a suspended process, a hanging broker), the first closes the
-   connection. A new one may have replaced it when the second looks for it. aiokafka then raises KeyError;
-   this ends its tasks, and Faust ends the worker. Upstream issue: aiokafka #1118, the same lines of `send`,
-   which do not expect that a connection was closed meanwhile.
+   connection. Until a new one is made, the second does not find it. aiokafka then raises KeyError; this ends
+   its tasks, and Faust ends the worker. No upstream issue is known; #1118 is about the same method.
 
 A broker's refusal of a record gets its own error (INVALID_RECORD, KIP-467), which aiokafka does not know.
 No upstream issue is known.
@@ -71,6 +70,8 @@ async def _client_send_or_fail(
 
 def install() -> None:
     """Makes the changes; a second call does nothing."""
+    if is_installed():
+        return
     kafka_errors[InvalidRecordError.errno] = InvalidRecordError
     AIOKafkaConnection.send = _connection_send_or_fail  # type: ignore[method-assign]
     AIOKafkaClient.send = _client_send_or_fail  # type: ignore[method-assign]
@@ -78,4 +79,4 @@ def install() -> None:
 
 def is_installed() -> bool:
     """Whether `install` was called in this process."""
-    return AIOKafkaConnection.send is _connection_send_or_fail and AIOKafkaClient.send is _client_send_or_fail
+    return kafka_errors.get(InvalidRecordError.errno) is InvalidRecordError

@@ -56,6 +56,7 @@ from app.kafka.fetch.deliveries import (
     ByteBudget,
     FetchedBatches,
     FetchIncident,
+    FetchItem,
     PartitionFetch,
     refusal,
     remedy_of,
@@ -84,10 +85,15 @@ OFFSET_OUT_OF_RANGE = 1
 
 
 class FetchService(Service):
-    """Fetches one cluster. `deliver` takes `FetchedBatches`, `LogGap` and `FetchIncident`."""
+    """Fetches one cluster.
+
+    Args:
+        deliver: Takes what was fetched. A worker's is `SwitchyardApp._deliver`, which puts it into the Faust
+            channel of its kind of job.
+    """
 
     def __init__(
-        self, client: ClusterClient, deliver: Callable[[Any], Awaitable[None]], budget: ByteBudget
+        self, client: ClusterClient, deliver: Callable[[FetchItem], Awaitable[None]], budget: ByteBudget
     ) -> None:
         super().__init__()
         self.client = client

@@ -28,7 +28,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import numpy as np
 import structlog
@@ -41,6 +40,7 @@ from app.kafka.fetch.deliveries import (
     ByteBudget,
     FetchedBatches,
     FetchedHeaders,
+    FetchItem,
     PartitionFetch,
     UncheckedHeaders,
 )
@@ -57,7 +57,7 @@ NEAR_S, MOST_ANSWERS_AHEAD = 0.5, 4
 MOST_HEADS = 8_192  # headers that are checked together
 MOST_TRAIL, MOST_TRAILS = 8_192, 131_072  # headers, of about a hundred bytes
 
-Deliver = Callable[[Any], Awaitable[None]]
+Deliver = Callable[[FetchItem], Awaitable[None]]
 Counts = Callable[[BatchHeaderArrays], int]  # for how many of the first batches headers suffice
 HeadsOf = Callable[[bytes], list[bytes] | None]  # headers of whole batches; None: they do not suffice
 

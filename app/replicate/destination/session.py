@@ -83,6 +83,7 @@ class SessionPorts:
     """What a session does outside of itself.
 
     Attributes:
+        start_task: Runs a coroutine for as long as the replica runs.
         report_incident: Takes kind, message and remedy.
         on_unsure: Takes the reason why later records may be in the copy twice.
         on_lost: Is called when the destination has lost acknowledged records.

@@ -1,6 +1,6 @@
 """The pump of one replica: it copies a partition of one cluster into a partition of another.
 
-    Fetched -> batches unchanged, or encoded again -> Lane -> acknowledged by all in-sync replicas -> Ledger
+    FetchedBatches -> unchanged, or encoded again -> Lane -> acknowledged by all in-sync replicas -> Ledger
 
 Rules
 1. Batches go in the source's order through one lane, and are acknowledged in that order, so the finished part
@@ -40,6 +40,7 @@ from app.kernel.fencing import LogId
 from app.kernel.job import JobId
 from app.kernel.load import JobWork
 from app.kernel.ranges import Range, Snapshot
+from app.kernel.troubles import Troubles
 from app.replicate.destination.ledger import CopyLedger, SentBatch
 from app.replicate.destination.predecessor import begins_at
 from app.replicate.destination.sealed_copies import SealedCopies
@@ -98,7 +99,8 @@ class ReplicaPump:
         self.target = target_topic, job.partition
         self.high_watermark = -1
         self.closed = self.draining = False
-        self.trouble = self.lost = ""
+        self.troubles = Troubles()
+        self.lost = ""
         self.copied_ms = now_ms()  # when the last copied record was written; at first, when this pump began
         self.lost_at_s = 0.0
         self.reset: LogGap | None = None

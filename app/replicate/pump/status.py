@@ -5,6 +5,7 @@ from __future__ import annotations
 from app.controllog.codec import CopyingStatus, JobStatus
 from app.kafka.records.verbatim_copy import DELETE_HORIZON, Bytes
 from app.kernel.clock import now_ms
+from app.kernel.troubles import TroubleSource
 from app.replicate.destination.copy_headers import ORIGIN
 from app.replicate.destination.session import NOT_SAVED
 from app.replicate.pump.partition import MAX_TIMESTAMP, ReplicaPump
@@ -17,7 +18,7 @@ LEFT_OUT_REPORT_INTERVAL_S = 3600.0  # between reports of records that are left 
 
 def trouble_of(pump: ReplicaPump) -> str:
     """Why the replica makes no progress, or less than it could; "": it does."""
-    return pump.lost or pump.halted or pump.blocked_batch.why or pump.trouble or pump.session.why
+    return pump.lost or pump.halted or pump.blocked_batch.why or pump.troubles.words or pump.session.why
 
 
 def job_status(pump: ReplicaPump) -> JobStatus:
@@ -79,7 +80,7 @@ def check_progress(pump: ReplicaPump, now_s: float) -> None:
     _report_left_out(pump, now_s)
     has_records = pump.in_flight > 0 or not pump.intake.is_empty
     unread = not has_records and pump.intake.expected < pump.high_watermark
-    is_reported = pump.halted or pump.trouble.startswith("fetch: ")
+    is_reported = pump.halted or pump.troubles.of(TroubleSource.FETCH)
     may_send = not (pump.paused or pump.limited) and (has_records or (unread and not is_reported))
     if not (may_send or pump.in_flight) or not pump.runtime.lease.holds(now_s):
         pump.ledger.progress_s = now_s

@@ -7,13 +7,12 @@ from typing import TypeVar
 
 from app.kafka.fetch.deliveries import FetchedBatches, FetchIncident, FetchItem, LogGap
 from app.kafka.fetch.service import FetchService
+from app.kernel.troubles import TroubleSource
 from app.worker.jobs.kind import JobRestarts
 from app.worker.jobs.pump import Pump
 from app.worker.jobs.start_position import LineageReset, ReportIncident
 
 P = TypeVar("P", bound=Pump)
-
-TROUBLE = "fetch: "  # begins a pump's trouble of this source
 
 
 def pass_to_pump(
@@ -35,7 +34,8 @@ def pass_to_pump(
                 item.release()
             case FetchedBatches():
                 pump.accept(item)
-                _clear_fetch_trouble(pump)
+                if not pump.closed:  # a batch was fetched, so the trouble is over
+                    pump.troubles.show(TroubleSource.FETCH, "")
             case LogGap() if skip is not None:
                 skip(pump, item)
             case LogGap():
@@ -68,14 +68,8 @@ def _skip_gap(pump: Pump, gap: LogGap, jobs: JobRestarts, report_incident: Repor
 
 
 def _show_fetch_incident(pump: Pump, incident: FetchIncident, report_incident: ReportIncident) -> None:
-    pump.trouble = f"{TROUBLE}{incident.message}"
+    pump.troubles.show(TroubleSource.FETCH, f"fetch: {incident.message}")
     report_incident("fetch-trouble", str(pump.job), incident.message, incident.remedy)
-
-
-def _clear_fetch_trouble(pump: Pump) -> None:
-    """A batch was fetched, so the trouble is over."""
-    if not pump.closed and pump.trouble.startswith(TROUBLE):
-        pump.trouble = ""
 
 
 def apply_fetch_state(pumps: Iterable[Pump], services: Sequence[FetchService]) -> None:
@@ -84,5 +78,5 @@ def apply_fetch_state(pumps: Iterable[Pump], services: Sequence[FetchService]) -
         key = str(pump.job), pump.epoch
         for service in services:
             pump.high_watermark = max(pump.high_watermark, service.high_watermark(key))
-            if pump.trouble.startswith(TROUBLE) and service.trouble(key) == "":
-                pump.trouble = ""
+            if pump.troubles.of(TroubleSource.FETCH) and service.trouble(key) == "":
+                pump.troubles.show(TroubleSource.FETCH, "")

@@ -12,6 +12,7 @@ from app.kafka.records.header_arrays import heads_of
 from app.kernel.job import JobId
 from app.kernel.load import JobWork
 from app.kernel.ranges import Snapshot
+from app.kernel.troubles import Troubles
 from app.worker.jobs.start_position import StartPosition
 
 
@@ -25,7 +26,7 @@ class Pump(Protocol):
 
     Attributes:
         job, epoch, lineage: The job, its assignment's epoch, and its log's lineage.
-        trouble: A problem that another object found with it; "" for none.
+        troubles: The problems that other objects found with it.
         snapshot_version: The `version` in the tracker table; -1: the table does not know this pump.
         high_watermark: The end of its partition, as last read.
     """
@@ -35,7 +36,7 @@ class Pump(Protocol):
     lineage: int
     closed: bool
     draining: bool
-    trouble: str
+    troubles: Troubles
     snapshot_version: int
     high_watermark: int
 

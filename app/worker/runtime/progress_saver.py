@@ -30,6 +30,7 @@ from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId, SnapshotItem
 from app.kernel.lease import MAX_LATE_S, Lease
 from app.kernel.ranges import Snapshot
+from app.kernel.troubles import TroubleSource
 from app.offsets.model.group_sync import stamped
 from app.worker.jobs.pump import Pump
 from app.worker.jobs.start_position import ReportIncident
@@ -154,7 +155,7 @@ class ProgressSaver(Service):
             task.cancel()
 
     def _is_due(self, pump: Pump, now_s: float) -> bool:
-        """Rule 4, for a pump with unsaved progress. A snapshot that a replica awaits is sent at once."""
+        """Rule 4, for a pump with unsaved progress."""
         job = str(pump.job)
         if not pump.may_save_seldom:
             return True
@@ -261,16 +262,15 @@ class ProgressSaver(Service):
                 continue
             if refused := errors.get(at):
                 trouble = f"commit: {refused}"
-                if pump.trouble != trouble:
-                    pump.trouble = trouble
+                if pump.troubles.of(TroubleSource.COMMIT) != trouble:
+                    pump.troubles.show(TroubleSource.COMMIT, trouble)
                     message, _, remedy = refused.partition("; ")
                     again = "the worker keeps trying"
                     remedy = f"{remedy}; {again}" if remedy else again
                     self._report_incident("commit-refused", str(pump.job), message, remedy)
             else:
                 self._committed[str(pump.job)] = (offsets[at], now_s)
-                if pump.trouble.startswith("commit: "):
-                    pump.trouble = ""
+                pump.troubles.show(TroubleSource.COMMIT, "")
         return answered
 
 

@@ -29,6 +29,7 @@ from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
 from app.kernel.tracker import Tracker
+from app.kernel.troubles import Troubles
 from app.offsets.model.producer_progress import with_audit
 from app.payload.schema_loader import SchemaLoader
 from app.worker.jobs.start_position import StartPosition
@@ -51,7 +52,7 @@ class Owner:
     """The part of a pump that its audit uses: a tracker, and whether its snapshot was saved."""
 
     def __init__(self, epoch: int, snapshot: Snapshot) -> None:
-        self.job, self.closed, self.trouble, self.epoch = JOB, False, "", epoch
+        self.job, self.closed, self.troubles, self.epoch = JOB, False, Troubles(), epoch
         self.tracker = Tracker(snapshot.base, 1_000, snapshot)
         self.snapshot_version = -1
         self.audit: ConsumerTap

@@ -96,7 +96,7 @@ async def test_an_unfinished_message_holds_back_only_its_chunk() -> None:
 
 async def test_backlog_and_new_messages_are_counted_in_the_order_of_the_log() -> None:
     async with dispatch_rig(lambda _: None, catchUp={"lag": 100, "rate": 1e6}) as rig:
-        rig.runtime.shared(ALL)
+        rig.runtime.apply_share(ALL)
         backlog = rig.pump()
         audited(backlog)
         rig.feed(backlog, numbers(300), timestamp_ms=1_000)

@@ -17,6 +17,7 @@ from app.dispatch.model.throughput_diagnosis import RESTS
 from app.dispatch.push.metadata import SenderRole
 from app.kafka.client.cluster import ClusterSpec
 from app.kernel.job import JobId
+from app.kernel.troubles import TroubleSource
 from app.worker.runtime.meter import Meter
 from app.worker.runtime.options import WorkerOptions
 from app.worker.runtime.service import Runtime
@@ -112,18 +113,17 @@ async def test_a_worker_pauses_a_job_as_soon_as_it_reads_that_another_region_is_
         log.apply(RolePut(at_ms=1, key=KEY, region="west", epoch=65, state=ACTIVE))
         west = f"{RESTS}region west has it (epoch 65, active), see failover status"
         assert pump.status().trouble == west
-        pump.trouble = "commit: east does not answer"
+        pump.troubles.show(TroubleSource.COMMIT, "commit: east does not answer")
         log.apply()
-        assert pump.trouble == "commit: east does not answer", "no other trouble is hidden"
-        pump.trouble = ""
-        log.apply()
-        assert pump.trouble == west
+        assert pump.troubles.words == "commit: east does not answer", "no other trouble is hidden"
+        pump.troubles.show(TroubleSource.COMMIT, "")
+        assert pump.troubles.words == west
         runs = None
         log.apply()
         assert not pump.paused, "the role is unknown: the job keeps its state"
-        assert pump.trouble == ""
+        assert pump.troubles.words == ""
         log.apply(Paused(at_ms=1, key=KEY, partition=0, paused=True, actor="me"))
-        assert (pump.paused, pump.trouble) == (True, ""), "an operator paused it"
+        assert (pump.paused, pump.troubles.words) == (True, ""), "an operator paused it"
         del jobs.kinds.dispatch.pumps[JOB]
 
 

@@ -11,16 +11,21 @@ from types import MappingProxyType
 from typing import Any
 
 from app.dispatch.definition import Workload
+from app.dispatch.model.delayed_delivery import LEVELS_MS
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.pump.retry_publisher import CopyProducer
+from app.dispatch.push.receiver import Receiver as ReceiverState
 from app.dispatch.scheduler.clients import GrpcTargets
+from app.dispatch.scheduler.receiver_queues import ReceiverQueues
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.kafka.append.producer import RecordTooLarge
 from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, PartitionFetch
+from app.kernel.fencing import LogId
 from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
 from app.kernel.ranges import Snapshot
 from app.payload.interceptors import InterceptorChain
+from app.worker.jobs.start_position import StartPosition
 from switchyard.receiver import Message, Receiver
 from tests.kafka.records.batches import make_batch
 
@@ -43,6 +48,16 @@ def definition(address: str, **spec: Any) -> Workload:
             "spec": {"target": target, **spec},
         }
     )
+
+
+def start_at(offset: int, snapshot: Snapshot | None = None) -> StartPosition:
+    """The start at this offset, in the first lineage of a log."""
+    return StartPosition(Snapshot(offset) if snapshot is None else snapshot, 0, LogId(), known=True)
+
+
+async def all_levels() -> int:
+    """Makes no topic of delayed messages, and returns how many partitions it would have."""
+    return len(LEVELS_MS)
 
 
 class CopyRecorder:
@@ -128,21 +143,44 @@ class DispatchRig:
     def run(self, chain: InterceptorChain | None = None, **spec: Any) -> None:
         """Makes the runtime."""
         workload = definition(f"127.0.0.1:{self.port}", **spec)
-        self.runtime = WorkloadRuntime(workload, GrpcTargets("w1"), self._copies, self.lease, chain)
+        self.runtime = WorkloadRuntime(
+            workload, GrpcTargets("w1"), self._copies, self.lease, all_levels, chain
+        )
+
+    @property
+    def queues(self) -> ReceiverQueues:
+        """What waits for the main receiver."""
+        return self.runtime.receivers.main
+
+    @property
+    def main(self) -> ReceiverState:
+        """The main receiver, as the worker sees it."""
+        return self.queues.receiver
+
+    @property
+    def targets(self) -> dict[str, ReceiverQueues]:
+        """What waits for each receiver, by address."""
+        return self.runtime.receivers.by_address
 
     def pump(
-        self, partition: int = 0, *, tier: int | None = None, delayed: bool = False, capacity: int = 10_000
+        self,
+        partition: int = 0,
+        *,
+        tier: int | None = None,
+        delayed: bool = False,
+        capacity: int | None = None,
     ) -> DispatchPump:
-        """A pump of the partition, from offset 0; of the topic of delayed messages if `delayed`."""
+        """A pump of the partition, from offset 0; of the topic of delayed messages if `delayed`.
+
+        `capacity` is its tracker's, else the definition's.
+        """
         workload = self.runtime.workload
         topic = TOPIC if tier is None else workload.retry_topics()[tier]
         if delayed:
             topic = workload.delayed_topic()
         job = JobId(Kind.DISPATCH, workload.key, topic, partition)
-        pump = DispatchPump(
-            job, 1, self.runtime, tier=tier, merged=delayed, next_offset=0, snapshot=Snapshot(0),
-            capacity=capacity, group=GROUP, lineage=0,
-        )  # fmt: skip
+        pump = DispatchPump(job, 1, self.runtime, start_at(0), tier=tier, merged=delayed)
+        pump.tracker.capacity = capacity or pump.tracker.capacity
         self._parts[id(pump)] = PartitionFetch(self.budget, "k", topic, partition, 0)
         self.pumps.append(pump)
         return pump

@@ -34,7 +34,7 @@ async def test_new_messages_are_delivered_at_once_and_the_backlog_completely(con
             )  # however slow the machine, the backlog does not end before the latest have come
 
     async with dispatch_rig(handle, **spec) as rig:
-        rig.runtime.shared(ALL)
+        rig.runtime.apply_share(ALL)
         backlog = rig.pump()
         rig.feed(backlog, numbers(300))
         await rig.until(lambda: backlog.in_flight == 50)
@@ -62,7 +62,7 @@ async def test_a_drained_split_pump_leaves_a_snapshot_that_repeats_and_loses_no_
     contract: str,
 ) -> None:
     async with dispatch_rig(lambda _: None, target={"contract": contract}, catchUp=CATCH_UP) as rig:
-        rig.runtime.shared(ALL)
+        rig.runtime.apply_share(ALL)
         backlog = rig.pump()
         rig.feed(backlog, numbers(400))
         main = rig.split(backlog, 400)

@@ -11,7 +11,7 @@ import pytest
 
 from app.dispatch.model.delayed_delivery import level_of, not_before_ms
 from app.dispatch.model.outcome import Action, DeliveryDecision
-from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
+from tests.dispatch.pump.rig import DispatchRig, definition, dispatch_rig, numbers
 from tests.dispatch.pump.test_far_future import DAY_MS, HOUR_MS, not_before, now_ms
 
 MIB = 1024 * 1024
@@ -52,7 +52,7 @@ async def test_a_message_that_no_topic_takes_does_not_keep_others_from_being_cop
         await rig.until(lambda: pump.delivered == 400)
 
         assert len(rig.seen) == 400
-        assert pump.trouble == ""
+        assert pump.troubles.words == ""
         assert pump.tracker.base == 0
         assert pump.tracker.unfinished <= 100
         assert len(rig.copied.records) >= 205
@@ -91,7 +91,7 @@ async def test_an_internal_fault_while_copying_is_reported_and_leaves_only_its_m
     async with dispatch_rig(lambda _: None) as rig:
         pump = rig.pump(capacity=20)
         rig.feed(pump, numbers(1), headers=not_before(now_ms() + DAY_MS + 60_000))
-        await rig.until(lambda: "a fault of Switchyard's own" in pump.trouble)
+        await rig.until(lambda: "a fault of Switchyard's own" in pump.troubles.words)
         assert pump.tracker.base == 0
         faulty = False
         rig.feed(pump, numbers(1, 1), headers=not_before(now_ms() + DAY_MS + 60_000))
@@ -110,7 +110,7 @@ async def test_with_an_order_the_bytes_of_waiting_messages_are_bounded_and_the_t
         for _ in range(15):
             rig.feed(pump, [(b"k%d" % (at % 3), bytes(500_000)) for at in range(10)], headers=headers)
         rig.feed(pump, numbers(10))
-        await rig.until(lambda: "fills memory" in pump.trouble)
+        await rig.until(lambda: "fills memory" in pump.troubles.words)
         await asyncio.sleep(0.1)
         assert pump._intake.held_bytes < 40_000_000
         assert not rig.seen
@@ -121,7 +121,7 @@ async def test_with_an_order_the_bytes_of_waiting_messages_are_bounded_and_the_t
             )
         await rig.idle()
         assert len(rig.seen) == 10
-        assert (pump.trouble, pump._intake.held_bytes) == ("", 0)
+        assert (pump.troubles.words, pump._intake.held_bytes) == ("", 0)
 
 
 async def test_waiting_messages_of_all_partitions_share_a_bound_and_no_partition_stops_another() -> None:
@@ -153,15 +153,31 @@ async def test_waiting_messages_of_all_partitions_share_a_bound_and_no_partition
 
 
 async def test_the_main_pump_has_the_defined_capacity_however_wide_the_backlogs_window_is() -> None:
-    async with dispatch_rig(lambda _: None) as rig:
+    async with dispatch_rig(lambda _: None, tracker={"capacity": 100}) as rig:
         rig.copied.most_bytes = 1
-        pump = rig.pump(capacity=100)
+        pump = rig.pump()
         rig.feed(pump, [(None, b"large")], headers=not_before(now_ms() + HOUR_MS))
         rig.feed(pump, numbers(400, 1))
         await rig.until(lambda: len(rig.seen) == 400)
 
-        assert pump.tracker.capacity > 100
-        assert rig.split(pump, 401).tracker.capacity == 100
+        assert pump.tracker.limit > 100
+        assert rig.split(pump, 401).tracker.limit == 100
+
+
+async def test_a_changed_capacity_ends_the_widening_of_the_window() -> None:
+    async with dispatch_rig(lambda _: None, tracker={"capacity": 100}) as rig:
+        rig.copied.most_bytes = 1
+        pump = rig.pump()
+        rig.feed(pump, [(None, b"large")], headers=not_before(now_ms() + HOUR_MS))
+        rig.feed(pump, numbers(400, 1))
+        await rig.until(lambda: len(rig.seen) == 400)
+        assert pump.tracker.limit > 100
+
+        rig.runtime.change(definition(rig.main.address, tracker={"capacity": 600}), None)
+        pump.apply_settings()
+        assert pump.tracker.limit == 600
+        rig.feed(pump, numbers(400, 401))
+        await rig.until(lambda: len(rig.seen) == 800)
 
 
 # -- what the topic keeps ------------------------------------------------------------------------------

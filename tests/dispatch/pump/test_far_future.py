@@ -34,7 +34,7 @@ from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
 from app.kafka.fetch.service import FetchService
 from app.kernel.job import JobId, Kind
 from switchyard.receiver import Message, Receiver, Retry
-from tests.dispatch.pump.rig import TOPIC, DispatchRig, definition, dispatch_rig, numbers
+from tests.dispatch.pump.rig import TOPIC, DispatchRig, definition, dispatch_rig, numbers, start_at
 
 CONTRACTS = ["unary", "stream"]
 HOUR_MS = 3_600_000
@@ -117,10 +117,10 @@ async def test_with_an_order_by_key_a_waiting_message_stays_other_keys_flow_and_
         pump = rig.pump(capacity=100)
         rig.feed(pump, numbers(1, keys=2), headers=not_before(now_ms() + 2 * DAY_MS))
         rig.feed(pump, numbers(300, 1, keys=2))
-        await rig.until(lambda: pump.trouble != "" and pump.tracker.room <= 10 and not pump.in_flight)
+        await rig.until(lambda: pump.troubles.words != "" and pump.tracker.room <= 10 and not pump.in_flight)
 
-        assert "the message at 0 is not due before" in pump.trouble
-        assert "order" in pump.trouble
+        assert "the message at 0 is not due before" in pump.troubles.words
+        assert "order" in pump.troubles.words
         assert 90 <= pump.tracker.unfinished <= 100
         assert plain(rig) == list(range(1, 2 * len(rig.seen), 2))
         assert not rig.copied.records
@@ -134,13 +134,13 @@ async def test_a_key_that_waits_for_its_time_does_not_stop_other_keys() -> None:
         rig.feed(pump, numbers(1, keys=50), headers=not_before(now_ms() + HOUR_MS))
         rig.feed(pump, numbers(1_500, 1, keys=50))
         await rig.until(lambda: len(came) == 1_470 and pump.tracker.unfinished == 31)
-        assert pump.trouble == ""
+        assert pump.troubles.words == ""
         assert all(number % 50 for number in came)
 
         assert pump.finish_by_operator(0, DeliveryDecision(Action.ACK, None, 0.0, "an operator skips it"))
         await rig.idle()
         assert came[1_470:] == list(range(50, 1_501, 50))
-        assert pump.tracker.capacity == 100
+        assert pump.tracker.limit == 100
         assert not rig.copied.records
 
 
@@ -162,14 +162,14 @@ async def test_while_the_cluster_takes_no_copies_the_trouble_is_reported_and_no_
         pump = rig.pump(capacity=20)
         rig.feed(pump, numbers(1), headers=not_before(now_ms() + HOUR_MS))
         rig.feed(pump, numbers(50, 1))
-        await rig.until(lambda: "no copy in " + DELAYED in pump.trouble)
+        await rig.until(lambda: "no copy in " + DELAYED in pump.troubles.words)
         assert pump.tracker.base == 0
         rig.copied.refuse = False
         await rig.idle()
 
         assert plain(rig) == list(range(1, 51))
         assert rig.copied.values("delayed") == [b"0"]
-        assert pump.trouble == ""
+        assert pump.troubles.words == ""
 
 
 # -- coming back ---------------------------------------------------------------------------------------
@@ -359,16 +359,17 @@ async def test_on_real_kafka_messages_pass_through_levels_and_are_delivered_once
         metadata = workload.metadata.model_copy(update={"topic": topic_name})
         workload = workload.model_copy(update={"metadata": metadata})
         await ensure_topics(client, [TopicSpec(topic_name, 1)])
-        runtime = WorkloadRuntime(workload, GrpcTargets("w1"), producer, rig.lease)
+        runtime = WorkloadRuntime(
+            workload, GrpcTargets("w1"), producer, rig.lease, lambda: create_delayed(client, workload)
+        )
         stack.push_async_callback(runtime.close)
-        runtime.retry_publisher.make_delayed = lambda: create_delayed(client, workload)
 
         def pump(topic: str, partition: int) -> DispatchPump:
             job = JobId(Kind.DISPATCH, workload.key, topic, partition)
-            made = pumps[topic, partition] = DispatchPump(
-                job, 1, runtime, tier=None, merged=topic != topic_name, next_offset=0, snapshot=None,
-                capacity=20, group="billing", lineage=0,
-            )  # fmt: skip
+            is_merged = topic != topic_name
+            made = DispatchPump(job, 1, runtime, start_at(0), tier=None, merged=is_merged)
+            made.tracker.capacity = 20
+            pumps[topic, partition] = made
             fetch.add((topic, partition), topic, partition, 0)
             stack.callback(made.close)
             return made

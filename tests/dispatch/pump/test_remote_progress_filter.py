@@ -104,7 +104,7 @@ async def copies(unanswered: Sequence[bytes] = (), **spec: Any) -> AsyncIterator
 
     async with dispatch_rig(handle, **spec) as at_a, dispatch_rig(lambda _: None, **spec) as at_d:
         for rig in (at_a, at_d):
-            rig.runtime.shared(ALL)
+            rig.runtime.apply_share(ALL)
         a, d = Copy(at_a, 10), Copy(at_d, 70)
         a.pump.remember(b"")
         yield a, d

@@ -16,7 +16,6 @@ from app.dev.demo.traffic import read_all
 from app.dev.yard import Yard
 from app.dispatch.model import retry_headers as names
 from app.dispatch.pump import partition
-from app.dispatch.pump.line_head import free_head
 from app.kafka.append.lone_batch import ZSTD
 from app.kafka.append.producer import Producer, RecordTooLarge
 from app.kafka.client.aiokafka_patches import InvalidRecordError
@@ -51,10 +50,10 @@ async def test_a_message_that_no_retry_topic_takes_gets_its_attempts_in_place_an
     assert retry_counts == [0, 1, 2, 3]
     assert all(count == 1 for value, count in rig.values().items() if value != LARGE)
     assert Counter(rig.copied.refused).keys() == {
-        *rig.runtime.retry_topics, rig.runtime.dlq_topic
+        *rig.runtime.settings.retry_topics, rig.runtime.settings.dlq_topic
     }  # fmt: skip
     ((topic, key, value, headers),) = rig.copied.records
-    assert (topic, key, value) == (rig.runtime.dlq_topic, b"k", None)
+    assert (topic, key, value) == (rig.runtime.settings.dlq_topic, b"k", None)
     assert headers["own"] == b"kept"
     assert headers[names.VALUE_BYTES] == b"2000"
     assert headers[names.VALUE_AT] == f"{TOPIC}/0/0/an-id".encode()
@@ -78,13 +77,13 @@ async def test_a_message_that_a_retry_topic_refuses_for_any_reason_gets_its_atte
         return Retry() if message.value == LARGE else None
 
     async with dispatch_rig(fails, retry=TIERS) as rig:
-        rig.copied.keyless = dict.fromkeys(rig.runtime.retry_topics, refusal("not as a copy"))
+        rig.copied.keyless = dict.fromkeys(rig.runtime.settings.retry_topics, refusal("not as a copy"))
         rig.feed(rig.pump(), [(None, LARGE), *numbers(50)])
         await rig.idle()
 
     assert in_place(rig) == (4, [0, 1, 2, 3])
     ((topic, _, value, headers),) = rig.copied.records
-    assert (topic, value, headers[names.ATTEMPT]) == (rig.runtime.dlq_topic, LARGE, b"4")
+    assert (topic, value, headers[names.ATTEMPT]) == (rig.runtime.settings.dlq_topic, LARGE, b"4")
 
 
 class PrefixedCopies:
@@ -111,9 +110,9 @@ async def test_on_a_real_broker_a_message_that_a_compacted_retry_topic_refuses_i
         producer = Producer(client.spec)
         await producer.start()
         async with dispatch_rig(fails, copies=PrefixedCopies(producer, topic_name), retry=TIERS) as rig:
-            for topic in rig.runtime.retry_topics:
+            for topic in rig.runtime.settings.retry_topics:
                 await create(client, f"{topic_name}-{topic}", cleanup_policy="compact")
-            letters = await create(client, f"{topic_name}-{rig.runtime.dlq_topic}")
+            letters = await create(client, f"{topic_name}-{rig.runtime.settings.dlq_topic}")
             rig.feed(rig.pump(), [(None, LARGE), *numbers(50)])
             await rig.idle()
         await producer.stop()
@@ -160,11 +159,11 @@ async def test_a_blocked_head_that_no_retry_topic_takes_makes_room(stash: str) -
         rig.feed(pump, numbers(100, 1))
         async with asyncio.timeout(ENOUGH_S):
             while pump.tracker.base < 101:
-                free_head(pump, time.monotonic())
+                pump.free_head(time.monotonic())
                 await asyncio.sleep(0.02)
 
     ((topic, _, value, headers),) = rig.copied.records
-    assert (topic, value) == (rig.runtime.dlq_topic, None)
+    assert (topic, value) == (rig.runtime.settings.dlq_topic, None)
     assert b"head of line" in (headers[names.REASON] or b"")
 
 
@@ -181,7 +180,7 @@ async def test_a_message_that_waits_for_an_attempt_in_place_is_no_blocked_head_w
         while pump.tracker.base == 0:
             number += 1
             rig.feed(pump, numbers(1, number))
-            free_head(pump, time.monotonic())
+            pump.free_head(time.monotonic())
             await asyncio.sleep(0.02)
         await rig.idle()
 
@@ -200,7 +199,7 @@ async def test_messages_that_wait_in_place_leave_room_to_read_others(monkeypatch
         pump = rig.pump()
         rig.feed(pump, [(None, LARGE)] * 5 + numbers(50))
         await rig.until(lambda: pump.delivered == 50 and len(rig.copied.records) == 3)
-        assert {topic for topic, *_ in rig.copied.records} == {rig.runtime.dlq_topic}
+        assert {topic for topic, *_ in rig.copied.records} == {rig.runtime.settings.dlq_topic}
         assert pump.tracker.unfinished == 2
 
 

@@ -22,7 +22,6 @@ from app.dispatch.model.retry_headers import (
     TIER,
     TIER_ATTEMPT,
 )
-from app.dispatch.pump.line_head import free_head
 from app.dispatch.push.answer_limits import MAX_UNARY_BYTES
 from app.kernel.limit_shares import ALL
 from app.payload.interceptors import InterceptorChain, Reject, Send, Skip
@@ -56,7 +55,7 @@ async def test_a_message_that_is_never_acknowledged_delays_no_other() -> None:
         rig.run()
         pump = rig.pump()
         rig.feed(pump, numbers(1))
-        await rig.until(lambda: not rig.runtime.link.breaker.closed)
+        await rig.until(lambda: not rig.main.breaker.closed)
         rig.feed(pump, numbers(500, 1))
         await rig.until(lambda: pump.delivered == 500)
         assert pump.tracker.base == 0
@@ -78,13 +77,13 @@ async def test_a_message_that_blocks_its_partition_goes_to_the_dlq_with_the_numb
         rig.feed(other, numbers(1_000, 1_000))
         await rig.until(lambda: other.tracker.base == 1_000)
         while pump.tracker.base < 1_000:
-            free_head(pump, time.monotonic())
+            pump.free_head(time.monotonic())
             await asyncio.sleep(0.02)
 
         ((topic, _, value, headers),) = rig.copied.records
         assert (topic, value) == ("orders__billing__dlq", b"3")
         assert b"head of line" in (headers["switchyard-reason"] or b"")
-        await rig.until(lambda: rig.runtime.in_flight == 0)  # its call ends a moment later
+        await rig.until(lambda: rig.runtime.receivers.in_flight == 0)  # its call ends a moment later
 
 
 @pytest.mark.parametrize(("timeout", "after_s"), [("10m", 1_200), ("10s", 300)])
@@ -100,11 +99,11 @@ async def test_by_default_a_handler_that_is_within_its_timeout_does_not_block_it
         rig.feed(pump, numbers(100))
         await rig.until(lambda: pump.tracker.unfinished == 1)
         sent_s = pump.open[3].first_sent_s
-        assert free_head(pump, sent_s + after_s - 1) is None
-        verdict = free_head(pump, sent_s + after_s + 1)
+        assert pump.free_head(sent_s + after_s - 1) is None
+        verdict = pump.free_head(sent_s + after_s + 1)
         assert verdict is not None
         assert verdict.offset == 3
-        await rig.until(lambda: rig.runtime.in_flight == 0)
+        await rig.until(lambda: rig.runtime.receivers.in_flight == 0)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -124,8 +123,8 @@ async def test_an_acknowledgement_that_leaves_the_tracker_full_checks_the_head_w
         pump = rig.pump(capacity=10)
         rig.feed(pump, numbers(30))
         await rig.until(lambda: len(rig.seen) == 10 and pump.tracker.unfinished == 2)
-        await rig.until(lambda: not pump.head_due)  # the last acknowledgement's check is over
-        address, head = rig.runtime.link.address, {"after": "1ms"}
+        await rig.until(lambda: not pump.head.is_check_due)  # the last acknowledgement's check is over
+        address, head = rig.main.address, {"after": "1ms"}
         rig.runtime.change(
             definition(address, target=target, flow={"max_inflight": 20}, headOfLine=head), None
         )
@@ -135,10 +134,10 @@ async def test_an_acknowledgement_that_leaves_the_tracker_full_checks_the_head_w
         await rig.idle()
 
         assert rig.copied.values("dlq") == [b"0"]
-        verdict = free_head(pump, time.monotonic())  # the timer reports it
+        verdict = pump.free_head(time.monotonic())  # the timer reports it
         assert verdict is not None
         assert verdict.offset == 0
-        assert free_head(pump, time.monotonic()) is None
+        assert pump.free_head(time.monotonic()) is None
         assert rig.runtime.decisions.count == 1
 
 
@@ -153,15 +152,15 @@ async def test_an_answer_that_is_too_large_fails_only_its_message_and_is_reporte
         pump = rig.pump()
         rig.feed(pump, numbers(10))
         await rig.until(lambda: pump.delivered == 9)
-        await rig.until(lambda: rig.runtime.link.unread.count)
+        await rig.until(lambda: rig.main.unread.count)
 
-        assert rig.runtime.link.breaker.closed
+        assert rig.main.breaker.closed
         incidents = list[str]()
         HeadOfLineMonitor(
-            {"j": pump}, lambda kind, _, message, __: incidents.append(f"{kind}: {message}")
+            {}, {"w": rig.runtime}, lambda kind, _, message, __: incidents.append(f"{kind}: {message}")
         ).look(time.monotonic())
         (message,) = incidents
-        assert message.startswith(f"answer-too-large: 1 answers of {rig.runtime.link.address} were too large")
+        assert message.startswith(f"answer-too-large: 1 answers of {rig.main.address} were too large")
     await server.stop(None)
 
 
@@ -211,7 +210,7 @@ async def test_a_header_name_that_grpc_cannot_carry_takes_its_message_to_the_dlq
             headers[REASON] or b""
         )
         assert headers["na\u00efve name"] == b"x"
-        assert (pump.delivered, rig.runtime.link.breaker.closed) == (20, True)
+        assert (pump.delivered, rig.main.breaker.closed) == (20, True)
 
 
 async def test_a_receiver_that_hangs_completely_flushes_no_message_into_the_dlq() -> None:
@@ -223,9 +222,9 @@ async def test_a_receiver_that_hangs_completely_flushes_no_message_into_the_dlq(
         pump = rig.pump(capacity=100)
         rig.feed(pump, numbers(1_000))
         for _ in range(30):
-            assert free_head(pump, time.monotonic()) is None
+            assert pump.free_head(time.monotonic()) is None
             await asyncio.sleep(0.02)
-        assert "nothing newer finishes" in pump.head.why_not
+        assert "nothing newer finishes" in pump.head.detector.why_not
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -244,7 +243,7 @@ async def test_messages_too_large_for_the_receiver_go_to_the_dlq_and_slow_down_n
         for *_, headers in rig.copied.records:
             assert b"too large" in (headers["switchyard-reason"] or b"")
         assert len(rig.seen) == 40
-        assert rig.runtime.link.breaker.closed
+        assert rig.main.breaker.closed
 
 
 async def test_messages_that_a_java_receiver_finds_too_large_open_no_breaker() -> None:
@@ -268,9 +267,8 @@ async def test_messages_that_a_java_receiver_finds_too_large_open_no_breaker() -
             assert b"too large for the receiver: gRPC message exceeds" in (
                 headers["switchyard-reason"] or b""
             )
-        link = rig.runtime.link
-        assert link.breaker.closed
-        assert link.breaker.recent(time.monotonic())[1] == 0
+        assert rig.main.breaker.closed
+        assert rig.main.breaker.recent(time.monotonic())[1] == 0
     await server.stop(None)
 
 
@@ -295,7 +293,7 @@ async def test_rates_hold_even_if_the_receiver_could_take_more(contract: str) ->
     async with dispatch_rig(
         lambda _: None, target={"contract": contract}, flow={"messages_per_second": 200}
     ) as rig:
-        rig.runtime.shared(ALL)
+        rig.runtime.apply_share(ALL)
         pump = rig.pump()
         began_s = time.monotonic()
         rig.feed(pump, numbers(150))
@@ -317,7 +315,7 @@ async def test_changed_definitions_leave_no_connection_behind() -> None:
             rig.runtime.change(workload.model_copy(update={"spec": spec}), None)
             rig.feed(pump, numbers(10, 10 * number))
         await rig.idle()
-        await rig.until(lambda: not rig.runtime._old_links)
+        await rig.until(lambda: not rig.runtime.receivers.old)
 
         assert len(rig.seen) == 290
 
@@ -443,18 +441,18 @@ async def test_interceptors_change_reject_and_skip_and_one_that_fails_harms_its_
         assert not any(b"secret" in reason for reason in reasons)
         assert b"interceptor odd: two is not allowed" in reasons  # reported once
         assert pump.delivered == 7  # what is skipped is not
-        assert rig.runtime.link.breaker.closed
+        assert rig.main.breaker.closed
 
 
 async def test_a_receiver_that_is_not_serving_gets_no_messages_until_it_is() -> None:
     async with dispatch_rig(lambda _: None) as rig:
         servicer = rig.receiver._health
         await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-        await rig.until(lambda: not rig.runtime.link.health.serving)
+        await rig.until(lambda: not rig.main.health.serving)
         pump = rig.pump()
         rig.feed(pump, numbers(100))
         await asyncio.sleep(0.3)
-        assert (rig.seen, rig.runtime.link.breaker.closed) == ([], True)
+        assert (rig.seen, rig.main.breaker.closed) == ([], True)
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         await rig.idle()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.dispatch.model.crash_suspicion import Loss, is_planned_end, read_loss
+from app.dispatch.push.receiver import Receiver
 from app.dispatch.push.unary import CallResult
-from app.dispatch.scheduler.receiver import ReceiverLink
 from app.kernel.grpc_status import UNAVAILABLE
 from switchyard.receiver import Message
 from tests.dispatch.pump.rig import dispatch_rig, numbers
@@ -25,14 +25,14 @@ COUNT = 400
 def _count_losses(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Calls that were lost, by the words with which they were."""
     lost: Counter[str] = Counter()
-    at_first = ReceiverLink.answered
+    at_first = Receiver.answered
 
-    def answered(link: ReceiverLink, pump: object, result: CallResult, count: int, *times: float) -> None:
+    def answered(receiver: Receiver, pump: object, result: CallResult, count: int, *times: float) -> None:
         if result.code == UNAVAILABLE and result.local_error is None:
             lost[result.details] += count
-        at_first(link, pump, result, count, *times)  # type: ignore[arg-type]
+        at_first(receiver, pump, result, count, *times)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ReceiverLink, "answered", answered)
+    monkeypatch.setattr(Receiver, "answered", answered)
     return lost
 
 
@@ -49,7 +49,7 @@ async def test_a_connection_that_ends_by_its_age_costs_no_attempt_and_opens_no_b
     opened: list[str] = []
     target = {"contract": contract}
     async with dispatch_rig(handle, limits={"options": age}, target=target, flow={"max_inflight": 20}) as rig:
-        breaker = rig.runtime.link.breaker
+        breaker = rig.main.breaker
         monkeypatch.setattr(type(breaker), "_open", lambda _, __, reason: opened.append(reason))
         pump = rig.pump()
         rig.feed(pump, numbers(COUNT))
@@ -59,7 +59,7 @@ async def test_a_connection_that_ends_by_its_age_costs_no_attempt_and_opens_no_b
         assert planned > lost.total() / 2, f"connections did not end under way, or otherwise: {lost}"
         if planned == lost.total():
             assert opened == []
-            assert rig.runtime.link.suspects_sent == 0
+            assert rig.queues.suspects_sent == 0
         else:  # on a machine that stalls, the reset of a connection overtakes its GOAWAY: it cannot be known
             assert {read_loss(words) for words in lost if not is_planned_end(words)} == {Loss.DIED}, lost
         assert pump.delivered == COUNT
@@ -88,9 +88,9 @@ async def test_a_go_receiver_with_a_maximum_connection_age_loses_no_message_and_
         await rig.until(lambda: pump.tracker.base == COUNT)
 
         assert lost, "no connection ended under way"
-        assert rig.runtime.link.suspects_sent == 0
+        assert rig.queues.suspects_sent == 0
         assert rig.copied.records == []
-        assert rig.runtime.link.breaker.closed
+        assert rig.main.breaker.closed
     await made.stop()
     lines = made.lines()
     assert {line["id"] for line in lines if line["outcome"] == "ok"} == {str(n) for n in range(COUNT)}

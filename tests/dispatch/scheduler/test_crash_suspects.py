@@ -8,14 +8,16 @@ from typing import Any
 
 import grpc
 import pytest
+from aiokafka import ConsumerRecord
 
 from app.dispatch.model.crash_suspicion import SUSPECT_AFTER, CrashSuspicion
 from app.dispatch.model.outcome import Action, DeliveryDecision
 from app.dispatch.pump.delivery import Delivery
-from app.dispatch.pump.line_head import free_head
 from app.dispatch.pump.partition import DispatchPump
-from app.dispatch.scheduler.receiver import ReceiverLink
-from tests.dispatch.pump.rig import DispatchRig, Row, dispatch_rig, numbers
+from app.dispatch.push.unary import CallResult
+from app.dispatch.scheduler.receiver_queues import ReceiverQueues
+from app.kernel.grpc_status import UNAVAILABLE
+from tests.dispatch.pump.rig import DispatchRig, Row, definition, dispatch_rig, numbers
 from tests.dispatch.push.grpc_servers import start_server
 from tests.dispatch.scheduler.crashing_receiver import rig_with_crashing_receiver, until
 
@@ -30,7 +32,7 @@ def some_killers(count: int, *at: int) -> list[Row]:
 def look(rig: DispatchRig) -> None:
     """Checks the heads of all pumps, as the worker's timer does."""
     for pump in rig.pumps:
-        free_head(pump, time.monotonic())
+        pump.free_head(time.monotonic())
 
 
 @pytest.mark.parametrize(
@@ -59,8 +61,8 @@ async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_
 
 def waits_for_its_turn(pump: DispatchPump) -> None:
     """Asserts that a message that is not at the receiver is never moved as the head."""
-    assert free_head(pump, time.monotonic() + pump.head.patience_s) is None
-    assert "not with the receiver" in pump.head.why_not
+    assert pump.free_head(time.monotonic() + pump.head.detector.patience_s) is None
+    assert "not with the receiver" in pump.head.detector.why_not
 
 
 async def test_a_suspect_that_waits_for_its_turn_is_not_moved_away_as_the_head() -> None:
@@ -77,25 +79,42 @@ async def test_a_suspect_that_waits_for_its_turn_is_not_moved_away_as_the_head()
         rig.port = port
         rig.run(target={"contract": "unary"})
         pump = rig.pump(capacity=10)
-        pump.head.patience_s = 60.0  # a slow machine lets no acknowledgement free it
+        pump.head.detector.patience_s = 60.0  # a slow machine lets no acknowledgement free it
         rig.feed(pump, numbers(10))
         await rig.until(lambda: pump.delivered == 9)
-        head, link = pump.open[0], rig.runtime.link
+        head, queues = pump.open[0], rig.queues
         head.suspicion = CrashSuspicion()
         head.suspicion.deaths = SUSPECT_AFTER
-        link.suspects_out.add(Delivery(pump, head.record, None))  # another is out
+        queues.suspects_out.add(Delivery(pump, head.record, None))  # another is out
         answer.set()
-        while head not in link.suspects:
+        while head not in queues.suspects:
             waits_for_its_turn(pump)
             await asyncio.sleep(0.01)
         waits_for_its_turn(pump)
 
-        link.suspects_out.clear()
-        verdict = free_head(pump, time.monotonic() + pump.head.patience_s)
+        queues.suspects_out.clear()
+        verdict = pump.free_head(time.monotonic() + pump.head.detector.patience_s)
         assert verdict is not None
         assert verdict.offset == 0
         await rig.until(lambda: pump.tracker.base == 10)
     await server.stop(None)
+
+
+async def test_the_last_of_several_suspects_at_a_former_receiver_is_not_blamed_as_if_it_were_alone() -> None:
+    async with dispatch_rig(lambda _: None) as rig:
+        pump, queues = rig.pump(), rig.queues
+        delivery = Delivery(pump, ConsumerRecord("t", 0, 0, 0, 0, None, b"", 0, None, 0, ()), None)
+        delivery.attempts, delivery.receiver = 1, queues.receiver
+        suspicion = delivery.suspicion = CrashSuspicion()
+        suspicion.deaths = SUSPECT_AFTER
+        queues.receiver.sent(pump, 1)
+        queues.suspects_out.add(delivery)
+        queues.suspects_sent, queues.receiver.taken = 2, 1
+
+        rig.runtime.change(definition("127.0.0.1:1"), None)
+        rig.runtime.answered(delivery, CallResult(UNAVAILABLE, "Socket closed"))
+        assert (suspicion.deaths, suspicion.blamed) == (SUSPECT_AFTER + 1, 0)
+        assert not rig.runtime.receivers.old
 
 
 @pytest.mark.deep(minutes=0.1)
@@ -103,13 +122,13 @@ async def test_many_that_were_lost_beside_a_killer_are_acquitted_many_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     together: list[int] = []
-    at_first = ReceiverLink.suspect_answered
+    at_first = ReceiverQueues.suspect_answered
 
-    def answered(link: ReceiverLink, delivery: Delivery, code: int) -> None:
-        together.append(len(link.suspects_out))
-        at_first(link, delivery, code)
+    def answered(queues: ReceiverQueues, delivery: Delivery, code: int) -> None:
+        together.append(len(queues.suspects_out))
+        at_first(queues, delivery, code)
 
-    monkeypatch.setattr(ReceiverLink, "suspect_answered", answered)
+    monkeypatch.setattr(ReceiverQueues, "suspect_answered", answered)
     async with rig_with_crashing_receiver("stream", flow={"max_inflight": 1_000}) as (rig, receiver):
         pump = rig.pump()
         rows = some_killers(2_000, 5)  # and with it some that are surely lost when it kills
@@ -208,9 +227,8 @@ async def test_suspects_count_among_held_messages_and_an_operator_can_conclude_t
         pump = rig.pump()
         rig.feed(pump, some_killers(1, 0))
         await until(lambda: receiver.deaths >= 2, lambda: None, LIMIT_S)
-        link = rig.runtime.link
-        await rig.until(lambda: bool(link.suspects))
-        assert link.status(time.monotonic()).held == 1
+        await rig.until(lambda: bool(rig.queues.suspects))
+        assert rig.queues.status(time.monotonic()).held == 1
         assert pump.finish_by_operator(0, DeliveryDecision(Action.ACK, None, 0.0, "an operator says so"))
         await rig.until(lambda: pump.tracker.base == 1)
         assert pump.delivered == 0

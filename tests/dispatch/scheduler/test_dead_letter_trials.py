@@ -33,12 +33,12 @@ SLOW: dict[str, Any] = {"perMinute": 0.001}  # time alone gives nothing while a 
 
 
 def withholding(rig: DispatchRig) -> WithheldDeadLetters:
-    return rig.runtime.withholding
+    return rig.runtime.withheld
 
 
 async def settled(rig: DispatchRig, letters: int) -> None:
     """Waits for this many dead letters and an open breaker, which lets only probes out."""
-    await rig.until(lambda: rig.runtime.link.breaker.failed and len(rig.copied.records) == letters)
+    await rig.until(lambda: rig.main.breaker.failed and len(rig.copied.records) == letters)
 
 
 @pytest.mark.deep(minutes=0.1)
@@ -63,7 +63,7 @@ async def test_a_receiver_that_answers_one_code_to_everything_costs_few_dead_let
         for partition, pump in enumerate(pumps):
             rig.feed(pump, numbers(MANY // 2, MANY // 2 * partition))
         await settled(rig, START_LETTERS)
-        assert code in rig.runtime.link.breaker.reason
+        assert code in rig.main.breaker.reason
         assert code in withholding(rig).incident_message(0.0)
         assert not withholding(rig).incident_message(1.0), "once is enough for now"
         await asyncio.sleep(0.5)
@@ -100,7 +100,7 @@ async def test_a_handler_that_raises_on_everything_costs_few_dead_letters_and_bu
 
         assert pump.delivered == MANY - START_LETTERS
         assert len(rig.copied.values("dlq")) == START_LETTERS
-        assert max(attempts) <= rig.runtime.policy.in_memory_attempts
+        assert max(attempts) <= rig.runtime.settings.policy.in_memory_attempts
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -116,7 +116,7 @@ async def test_bad_messages_among_good_ones_go_to_the_dead_letter_queue_without_
         rig.feed(pump, numbers(MANY))
         await rig.idle()
         assert len(rig.copied.values("dlq")) == MANY // 20
-        assert rig.runtime.link.breaker.closed
+        assert rig.main.breaker.closed
 
 
 async def test_letters_withheld_beside_a_flow_are_written_once_its_successes_allow_them() -> None:
@@ -163,12 +163,12 @@ async def test_letters_that_the_receiver_or_an_operator_stashes_are_free(contrac
         stash[0] = False
         rig.feed(pump, numbers(100, 100))
         await settled(rig, 100 + START_LETTERS)
-        decision = rig.runtime.head_decision(None)
+        decision = rig.runtime.settings.head_decision(None)
         assert decision is not None
         await rig.until(
             lambda: (
                 sum(pump.finish_by_operator(offset, decision) for offset in range(100, 200)) == 0
-                and rig.runtime.in_flight == 0
+                and rig.runtime.receivers.in_flight == 0
             )
         )
         await rig.idle()
@@ -191,10 +191,8 @@ async def test_an_interceptor_that_rejects_everything_flushes_nothing_until_its_
         rig.feed(pump, numbers(MANY))
         await rig.until(lambda: len(rig.copied.records) == START_LETTERS and withholding(rig).count > 100)
         assert "no such field" in withholding(rig).last
-        assert rig.runtime.link.breaker.closed, "the receiver is not to blame"
-        rig.runtime.change(
-            definition(rig.runtime.link.address, dlq=SLOW), InterceptorChain([("right", Right())])
-        )
+        assert rig.main.breaker.closed, "the receiver is not to blame"
+        rig.runtime.change(definition(rig.main.address, dlq=SLOW), InterceptorChain([("right", Right())]))
         await rig.idle()
         assert len(rig.seen) == MANY - START_LETTERS
 
@@ -208,7 +206,7 @@ async def test_without_a_limit_everything_is_dead_lettered_at_once() -> None:
         rig.feed(pump, numbers(200))
         await rig.idle()
         assert len(rig.copied.values("dlq")) == 200
-        assert rig.runtime.link.breaker.closed
+        assert rig.main.breaker.closed
 
 
 async def test_a_definition_that_lifts_the_limit_frees_what_is_withheld() -> None:
@@ -219,6 +217,6 @@ async def test_a_definition_that_lifts_the_limit_frees_what_is_withheld() -> Non
         pump = rig.pump()
         rig.feed(pump, numbers(START_LETTERS + STREAK_FAILURES // 2))
         await rig.until(lambda: len(rig.copied.records) == START_LETTERS and withholding(rig).count > 0)
-        rig.runtime.change(definition(rig.runtime.link.address, dlq={"share": 1}), None)
+        rig.runtime.change(definition(rig.main.address, dlq={"share": 1}), None)
         await rig.idle()
         assert len(rig.copied.values("dlq")) == START_LETTERS + STREAK_FAILURES // 2

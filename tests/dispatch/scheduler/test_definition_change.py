@@ -23,7 +23,7 @@ async def isolated(rig: DispatchRig, contract: str) -> tuple[Workload, list[Mess
     targets = [{"environment": "staging", "address": address}]
     isolation = {"environment": "env", "targets": targets}
     spec: dict[str, Any] = {"flow": FLOW, "isolation": isolation}
-    return definition(rig.runtime.link.address, target={"contract": contract}, **spec), staged
+    return definition(rig.main.address, target={"contract": contract}, **spec), staged
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -38,7 +38,7 @@ async def test_messages_without_an_answer_when_isolation_starts_are_retried_on_t
             await asyncio.sleep(3_600)
 
     async with dispatch_rig(hang_at_first, target={"contract": contract}, flow=FLOW) as rig:
-        pump, link = rig.pump(), rig.runtime.link
+        pump, queues = rig.pump(), rig.queues
         rig.feed(pump, numbers(1, 99))
         await rig.until(lambda: len(rig.seen) == 1)
         for at in range(0, 20, 2):  # in batches of their own: each is lost by itself
@@ -49,9 +49,9 @@ async def test_messages_without_an_answer_when_isolation_starts_are_retried_on_t
         if when == "in flight":
             rig.runtime.change(changed, None)
         await rig.receiver.stop(0)
-        await rig.until(lambda: not link.breaker.closed and not rig.runtime.in_flight)
+        await rig.until(lambda: not queues.receiver.breaker.closed and not rig.runtime.receivers.in_flight)
         if when == "held":
-            await rig.until(lambda: len(link.held) > 20 and not rig.runtime.in_flight)
+            await rig.until(lambda: len(queues.held) > 20 and not rig.runtime.receivers.in_flight)
             rig.runtime.change(changed, None)
         is_back, before = True, len(rig.seen)
         await rig.start_receiver()
@@ -85,15 +85,15 @@ async def test_tokens_for_moving_heads_away_outlast_a_change_and_a_worker_has_it
         runtime.head_tokens.take(runtime.clock())
         for timeout in ("5s", "6s"):
             runtime.change(
-                definition(runtime.link.address, target={"timeout": timeout}, headOfLine={"perMinute": 2}),
+                definition(rig.main.address, target={"timeout": timeout}, headOfLine={"perMinute": 2}),
                 None,
             )
         assert runtime.head_tokens.wait_s(runtime.clock()) > 0
-        runtime.shared(WorkerShare(0.25, 0.25))
+        runtime.apply_share(WorkerShare(0.25, 0.25))
 
         assert runtime.head_tokens.rate_per_s == pytest.approx(0.5 / 60)
         assert runtime.head_tokens.wait_s(runtime.clock()) > 0
-        runtime.shared(NOTHING)  # no jobs for a while
-        runtime.shared(ALL)
+        runtime.apply_share(NOTHING)  # no jobs for a while
+        runtime.apply_share(ALL)
         assert runtime.head_tokens.rate_per_s == pytest.approx(2 / 60)
         assert runtime.head_tokens.wait_s(runtime.clock()) > 0

@@ -9,7 +9,6 @@ import pytest
 
 from app.dispatch.model.head_of_line import BLOCKED_AFTER_S
 from app.dispatch.pump.intake import HELD_LEAST_BYTES
-from app.dispatch.pump.line_head import free_head
 from app.dispatch.scheduler.isolation_router import MOST_WAITING
 from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, Handler, dispatch_rig, numbers
@@ -63,7 +62,7 @@ async def test_few_messages_wait_for_a_slow_target_however_large_the_tracker() -
         rig.feed(pump, numbers(9_000))
         await rig.until(lambda: pump.in_flight == 10)
         await asyncio.sleep(0.3)
-        assert len(rig.runtime.link.held) <= MOST_WAITING
+        assert len(rig.queues.held) <= MOST_WAITING
         gate.set()
         await rig.idle()
         assert len(rig.seen) == 9_000
@@ -126,7 +125,7 @@ async def test_a_zone_that_is_away_for_some_time_has_its_messages_go_to_its_fall
         await back.start()
         await rig.idle()
         rig.feed(pump, numbers(1, 1_000), headers=ZONE)  # a probe
-        await rig.until(lambda: rig.runtime.links[away["address"]].breaker.closed)
+        await rig.until(lambda: rig.targets[away["address"]].receiver.breaker.closed)
         await rig.idle()
         before = len(at_fallback)
         rig.feed(pump, numbers(300, 1_001), headers=ZONE)
@@ -149,7 +148,7 @@ async def test_the_time_at_a_zone_that_is_away_does_not_count_against_a_message_
         pump = rig.pump(capacity=200)
         rig.feed(pump, numbers(199), headers=ZONE)
         await rig.until(lambda: len(at_fallback) == 199 and pump.tracker.unfinished == 1)
-        assert free_head(pump, rig.runtime.clock()) is None
+        assert pump.free_head(rig.runtime.clock()) is None
         gate.set()
         await rig.idle()
         assert not rig.copied.records
@@ -167,10 +166,10 @@ async def test_a_message_that_waits_for_room_at_its_fallback_is_not_to_blame() -
         rig.feed(pump, numbers(1), headers=ZONE)
         rig.feed(pump, numbers(1, 1), headers=[("zone", b"c")])  # hangs, and leaves no room
         rig.feed(pump, numbers(198, 2))
-        await rig.until(lambda: pump.tracker.unfinished == 2 and rig.runtime.links[address].held)
+        await rig.until(lambda: pump.tracker.unfinished == 2 and rig.targets[address].held)
         await asyncio.sleep(BLOCKED_AFTER_S + 0.2)
         assert [message.value for message in at_fallback] == [b"1"]
-        assert free_head(pump, rig.runtime.clock()) is None
+        assert pump.free_head(rig.runtime.clock()) is None
         gate.set()
         await rig.idle()
         assert (len(at_fallback), rig.copied.records) == (2, [])

@@ -41,7 +41,7 @@ async def test_each_message_ends_as_its_receiver_says_and_the_offset_moves_over_
         assert Counter(wanted) == rig.values()
         assert sorted(rig.copied.values("retry_1")) == sorted(wanted[7::50])
         assert sorted(rig.copied.values("dlq")) == sorted(wanted[8::50])
-        assert rig.runtime.in_flight == 0
+        assert rig.runtime.receivers.in_flight == 0
         assert rig.budget.used_bytes == 0
         assert sum(pump.delivered for pump in pumps) == 3_000 - 2 * 60
 
@@ -62,7 +62,7 @@ async def test_a_receiver_that_goes_and_comes_back_misses_nothing_and_nothing_le
         await rig.until(lambda: len(rig.seen) > 300)
         await rig.receiver.stop(0)
         await asyncio.sleep(0.5)
-        assert rig.runtime.link.in_flight <= 50
+        assert rig.main.in_flight <= 50
         await rig.start_receiver()
         await rig.idle()
 
@@ -99,7 +99,7 @@ async def test_a_copy_that_is_not_taken_holds_its_message_back_and_no_other(cont
         pump = rig.pump()
         rig.copied.refuse = True
         rig.feed(pump, numbers(40))
-        await rig.until(lambda: len(rig.seen) >= 40 and rig.runtime.in_flight == 0)
+        await rig.until(lambda: len(rig.seen) >= 40 and rig.runtime.receivers.in_flight == 0)
         await asyncio.sleep(0.05)
         assert pump.tracker.base == 7  # offset 7 waits for its next attempt, 8 for the DLQ
         rig.copied.refuse = False

@@ -41,10 +41,10 @@ async def test_with_contract_stream_messages_wait_for_the_stream_and_none_goes_b
         await rig.receiver.stop(0)
         rig.port = await ingress.begin()
         rig.run(target={"contract": "stream"})
-        pump, link = rig.pump(), rig.runtime.link
+        pump, receiver = rig.pump(), rig.main
         rig.feed(pump, numbers(500))
-        await rig.until(lambda: not link.breaker.closed)  # it was refused many times
-        assert link.status(time.monotonic()).contract == "stream"
+        await rig.until(lambda: not receiver.breaker.closed)  # it was refused many times
+        assert receiver.status(time.monotonic(), 0).contract == "stream"
         await ingress.end()
         await rig.start_receiver()
         await rig.idle()
@@ -64,8 +64,8 @@ async def test_with_contract_auto_unary_calls_continue_until_the_stream_is_avail
         await rig.receiver.stop(0)
         rig.port = await ingress.begin()
         rig.run(target={"contract": "auto"})
-        pump, link = rig.pump(), rig.runtime.link
-        stream = link.stream
+        pump, receiver = rig.pump(), rig.main
+        stream = receiver.stream
         assert stream is not None
         stream.retry_s = RETRY_S
         rig.feed(pump, numbers(200))
@@ -73,16 +73,20 @@ async def test_with_contract_auto_unary_calls_continue_until_the_stream_is_avail
         await rig.until(lambda: stream.retry_s >= RETRY_S * 2**refusals)  # it was refused again and again
         rig.feed(pump, numbers(200, 200))
         await rig.idle()
-        assert (link.stream, link.breaker.closed, link.breaker.recent(time.monotonic())[1]) == (None, True, 0)
+        assert (receiver.stream, receiver.breaker.closed, receiver.breaker.recent(time.monotonic())[1]) == (
+            None,
+            True,
+            0,
+        )
         assert ingress.seen == Counter(str(number).encode() for number in range(400))
         await ingress.end()
         await rig.start_receiver()
-        await rig.until(lambda: link.stream is stream)
+        await rig.until(lambda: receiver.stream is stream)
         rig.feed(pump, numbers(200, 400))
         await rig.idle()
 
         assert rig.values() == Counter(str(number).encode() for number in range(400, 600))
-        assert link.status(time.monotonic()).contract == "stream"
+        assert receiver.status(time.monotonic(), 0).contract == "stream"
         assert not rig.copied.records
         await asyncio.sleep(4 * RETRY_S)
-        assert link.breaker.closed
+        assert receiver.breaker.closed

@@ -127,7 +127,7 @@ async def test_read_permission_suffices_for_the_source_of_a_route(
     assert manager.jobs.progress_saver.unanswered == {}, "the cluster answers, so the worker does not end"
     await administered.acls(HOME).allow(READER, GROUP, "switchyard-r", READ)
     pump = await manager.copied(3)
-    await manager.until(lambda: not pump.trouble)
+    await manager.until(lambda: not pump.troubles.words)
 
 
 @pytest.mark.deep(minutes=0.4)

@@ -11,6 +11,7 @@ from app.dev.yard import Yard
 from app.kafka.client.topic_configs import alter
 from app.kafka.fetch.deliveries import LogGap
 from app.kafka.records.verbatim_copy import VerbatimCopy
+from app.kernel.troubles import TroubleSource
 from app.replicate.pump.status import copying_status, job_status
 from tests.kafka.conftest import create, producing
 from tests.replicate.rig import ReplicaRig, replica_rig, rows
@@ -136,7 +137,7 @@ async def test_a_replica_that_halts_at_a_gap_reports_it_until_an_operator_skips_
 ) -> None:
     pump = await start_copying(rig, topic_name)
     pump.halt(LogGap("k", topic_name, 0, 100, 150, "deleted"), "offsets [100, 150) are gone")
-    pump.trouble = "fetch: something else"
+    pump.troubles.show(TroubleSource.FETCH, "fetch: something else")
     assert (job_status(pump).state, job_status(pump).trouble) == ("halted", "offsets [100, 150) are gone")
     assert copying_status(pump).halted == pump.halted == "offsets [100, 150) are gone"
     assert pump.stuck == ((100, 150),)

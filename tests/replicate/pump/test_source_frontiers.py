@@ -17,7 +17,6 @@ from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
 from app.kafka.fetch.service import FetchService
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId, Kind
-from app.kernel.ranges import Snapshot
 from app.offsets.model.offset_map import BarrierItem, LineSource, OffsetMapLine, after
 from app.offsets.model.producer_progress import FinishedOffsets
 from app.offsets.model.source_frontier import PassOver, finished
@@ -184,10 +183,8 @@ async def test_a_group_that_fails_over_gets_every_message_once_from_differently_
         into_a, into_d = copying.lines(A), copying.lines(D)
         start = translate({0: base}, into_a, into_d, {0: 0})[0]
         workload = at_d.runtime.workload
-        second = DispatchPump(
-            JobId(Kind.DISPATCH, workload.key, topic_name, 0), 1, at_d.runtime, tier=None, next_offset=start,
-            snapshot=Snapshot(start), capacity=10_000, group=pump_rig.GROUP, lineage=0,
-        )  # fmt: skip
+        job = JobId(Kind.DISPATCH, workload.key, topic_name, 0)
+        second = DispatchPump(job, 1, at_d.runtime, pump_rig.start_at(start), tier=None)
         second.pass_over(PassOver(finished({0: FinishedOffsets.from_bytes(note)}, into_a), into_d, 0))
         async with reading(clients[1], topic_name, second):
             end = (await clients[1].end_offsets([(topic_name, 0)]))[topic_name, 0]

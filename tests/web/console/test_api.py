@@ -279,6 +279,14 @@ def test_the_tracker_view_shows_finished_in_flight_and_waiting_offsets(console: 
     assert (shown["unfinished"], shown["acked"]) == (13, 2)
 
 
+def test_the_tracker_view_counts_a_widened_windows_places(console: Console) -> None:
+    own_partition(console.fed)
+    console.fed.jobs.pumps[job(0)] = pump = a_pump()
+    pump.tracker.extra = 30
+    shown = console.ask("GET", PATH + "/partitions/0/tracker").json
+    assert (shown["capacity"], shown["room"], shown["utilisation"]) == (80, 65, round(15 / 80, 4))
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -113,7 +114,7 @@ def reset_region(console: Console) -> None:
     fed.incidents.latest.append(incident())
     fed.jobs.worker, fed.jobs.draining, fed.jobs.lease = fed.worker, False, fed.lease
     fed.jobs.pumps[job(0)] = pump = ActingPump()
-    pump.runtime.policy = type("Policy", (), {"dlq_enabled": True})()  # type: ignore[attr-defined]
+    pump.runtime.settings = SimpleNamespace(policy=SimpleNamespace(dlq_enabled=True))  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

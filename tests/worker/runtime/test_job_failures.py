@@ -18,7 +18,7 @@ from app.kernel.fencing import LogId
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
 from app.worker.jobs.failures import MOST_FAILURES
-from tests.dispatch.pump.rig import GROUP, dispatch_rig
+from tests.dispatch.pump.rig import dispatch_rig, start_at
 from tests.kafka.records.batches import make_batch
 from tests.web.runtime_fake import definition, put
 from tests.worker.runtime.test_job_manager import Away, Log, assigned, managed, until
@@ -56,10 +56,8 @@ async def test_unforeseen_batches_affect_no_other_batch(
 
         async def begin(job: str, _: Any) -> Any:
             snapshot = started[-1].snapshot() if started else Snapshot(0)
-            pump = DispatchPump(
-                JobId.parse(job), 1, rig.runtime, tier=None, next_offset=0, snapshot=snapshot,
-                capacity=100, group=GROUP, lineage=0,
-            )  # fmt: skip
+            pump = DispatchPump(JobId.parse(job), 1, rig.runtime, start_at(0, snapshot), tier=None)
+            pump.tracker.capacity = 100
             started.append(pump)
             rig.pumps.append(pump)
             jobs.kinds.dispatch.add(pump)

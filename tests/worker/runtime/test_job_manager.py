@@ -21,6 +21,7 @@ from app.dispatch.jobs.catch_up_controller import BACKLOG
 from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, PartitionFetch
 from app.kernel.job import JobId
 from app.kernel.lease import Lease
+from app.kernel.troubles import Troubles
 from app.payload.schema_loader import SchemaLoader
 from app.worker.catalog import Catalog
 from app.worker.jobs.failures import JobFailures
@@ -238,7 +239,7 @@ async def test_an_error_at_a_batch_of_the_backlog_stops_only_this_job_and_frees_
 
         backlog = SimpleNamespace(epoch=1, accept=fails)
         return SimpleNamespace(
-            job=JobId.parse(job), epoch=1, closed=False, trouble="", version=0, snapshot_version=0,
+            job=JobId.parse(job), epoch=1, closed=False, troubles=Troubles(), version=0, snapshot_version=0,
             close=lambda: closed.append(job),
             backlog=SimpleNamespace(pump=backlog), accept=lambda fetched: fetched.release(),
         )  # fmt: skip

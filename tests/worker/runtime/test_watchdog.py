@@ -14,6 +14,7 @@ import pytest
 from app.kafka.client.cluster import ClusterSpec
 from app.kernel.lease import Lease
 from app.kernel.tracker import Tracker
+from app.kernel.troubles import Troubles
 from app.worker.runtime import progress_saver as module
 from app.worker.runtime.progress_saver import ProgressSaver
 from app.worker.runtime.watchdog import EXIT_STALLED, Watchdog, answers
@@ -44,7 +45,7 @@ def a_pump(base: int = 5) -> Any:
     workload = SimpleNamespace(metadata=SimpleNamespace(cluster="east", group="g"))
     tracker = Tracker(base, 10)
     return SimpleNamespace(
-        job=SimpleNamespace(topic="t", partition=0), tracker=tracker, closed=False, trouble="",
+        job=SimpleNamespace(topic="t", partition=0), tracker=tracker, closed=False, troubles=Troubles(),
         base=base, version=tracker.version, snapshot=tracker.snapshot, snapshot_version=tracker.version,
         runtime=SimpleNamespace(workload=workload), commits_to=("east", "g"), note=b"", may_save_seldom=False,
     )  # fmt: skip

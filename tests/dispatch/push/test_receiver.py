@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from app.dispatch.model.circuit_breaker import DOWN_FAILURES, PROBE_MIN_S
+from app.dispatch.push.receiver import SLOW_START_LEAST, SLOW_START_S, Receiver
 from app.dispatch.push.unary import CallResult
 from app.dispatch.scheduler.clients import GrpcTargets
-from app.dispatch.scheduler.receiver import SLOW_START_LEAST, SLOW_START_S, ReceiverLink
 from app.kernel.grpc_status import OK, UNAVAILABLE
 from tests.dispatch.pump.rig import definition
 
@@ -15,28 +13,27 @@ NOBODY = "127.0.0.1:1"
 
 
 async def test_a_receiver_that_is_back_gets_a_little_first_and_all_of_a_fixed_limit_a_moment_later() -> None:
-    now_s, pump = 1_000.0, object()
+    now_s, pump = 1_000.0, object()  # receivers only count by it
     workload = definition(NOBODY, flow={"max_inflight": 100})
-    link = ReceiverLink(workload, NOBODY, GrpcTargets("w1"), lambda: now_s, lambda: None)
+    receiver = Receiver(workload, NOBODY, GrpcTargets("w1"), lambda: now_s, lambda: None)
 
     def answered(code: int) -> None:
-        unknown: Any = pump  # it is only counted by
-        link.sent(unknown, 1)
-        link.answered(unknown, CallResult(code), 1, now_s, now_s, False)
+        receiver.sent(pump, 1)
+        receiver.answered(pump, CallResult(code), 1, now_s, now_s, False)
 
-    assert link.room(now_s) == 100
+    assert receiver.room(now_s) == 100
     for _ in range(DOWN_FAILURES):
         answered(UNAVAILABLE)
-    assert link.room(now_s) == 0
+    assert receiver.room(now_s) == 0
     now_s += PROBE_MIN_S
-    assert link.room(now_s) == 1
+    assert receiver.room(now_s) == 1
     answered(OK)
 
-    rooms = [link.room(now_s + SLOW_START_S * tenth / 10) for tenth in range(12)]
+    rooms = [receiver.room(now_s + SLOW_START_S * tenth / 10) for tenth in range(12)]
     assert rooms[0] == SLOW_START_LEAST
     assert rooms[5] in (49, 50)
     assert rooms[10:] == [100, 100]
     assert rooms == sorted(rooms)
-    assert link.wait_s(now_s) > 0  # there will be more room although nothing is answered
-    assert link.wait_s(now_s + SLOW_START_S) == 0
-    await link.close()
+    assert receiver.wait_s(now_s) > 0  # there will be more room although nothing is answered
+    assert receiver.wait_s(now_s + SLOW_START_S) == 0
+    await receiver.close()

@@ -1,37 +1,30 @@
 """One receiver of a workload as this worker sees it: how many messages it may get now, and how it answers.
 
 A workload has one receiver, or with isolation one for each target. Trouble of one does not affect the others.
+The messages that wait for it are in `app.dispatch.scheduler.receiver_queues`.
 
-Rules (tests/dispatch/scheduler/test_receiver.py)
+Rules (tests/dispatch/push/test_receiver.py)
 1. At most `limit` messages are in flight: this worker's share of a fixed number, or the adaptive limit.
 2. While the breaker is not closed only probes go out. After it closes, the limit grows to its full size
    within `SLOW_START_S`, so that a receiver that has just come back is not overloaded again.
-3. Held messages (the receiver was away) go first, with their attempts unchanged. Held and fresh messages
-   alternate as probes, so that a message that is never taken does not hide a recovered receiver.
-4. Suspects (`app.dispatch.model.crash_suspicion`) go last, a few at a time.
-5. A receiver whose health check says that it is not serving gets nothing, not even probes
+3. A receiver whose health check says that it is not serving gets nothing, not even probes
    (`app.dispatch.push.health_watch`).
-6. Withheld messages, which failed and may not be dead-lettered, are retried a few at a time
-   (`app.dispatch.model.dead_letter_budget`, `app.dispatch.scheduler.dead_letter_trials`).
-7. With the contract `auto`, a receiver without the stream gets unary calls, and the stream is tried again
+4. With the contract `auto`, a receiver without the stream gets unary calls, and the stream is tried again
    from time to time. With `stream` its messages wait until there is one.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from app.dispatch.model.adaptive_timeout import MAXIMUM_S, AdaptiveTimeout
 from app.dispatch.model.circuit_breaker import FAILURES, CircuitBreaker
 from app.dispatch.model.concurrency_limit import AdaptiveLimit
-from app.dispatch.model.crash_suspicion import MOST_AT_ONCE
-from app.dispatch.model.dead_letter_budget import DeadLetterTrials
 from app.dispatch.model.head_of_line import CREDIT_MAX
 from app.dispatch.model.outcome import KafkaAction
 from app.dispatch.model.throughput_diagnosis import TargetStatus
-from app.dispatch.pump.receiver_backlog import ReceiverBacklog
 from app.dispatch.push.health_watch import HealthWatch
 from app.kernel.grpc_status import (
     ALREADY_EXISTS,
@@ -49,8 +42,6 @@ from app.kernel.repeated_trouble import RepeatedTrouble
 
 if TYPE_CHECKING:
     from app.dispatch.definition import Workload
-    from app.dispatch.pump.delivery import Delivery
-    from app.dispatch.pump.partition import DispatchPump
     from app.dispatch.push.metadata import SenderRole
     from app.dispatch.push.stream.client import StreamTarget
     from app.dispatch.push.unary import CallResult, UnaryTarget
@@ -70,7 +61,9 @@ def was_taken(result: CallResult) -> bool:
     return result.code in TAKEN if action is None else action is not KafkaAction.RETRY
 
 
-class ReceiverClientFactory(Protocol):
+class ReceiverClients(Protocol):
+    """Makes the gRPC clients of a receiver: `app.dispatch.scheduler.clients.GrpcTargets`."""
+
     def unary(self, workload: Workload, address: str) -> UnaryTarget: ...
 
     def stream(
@@ -79,40 +72,42 @@ class ReceiverClientFactory(Protocol):
     ) -> StreamTarget: ...  # fmt: skip
 
 
-class ReceiverLink:
-    """The state of one receiver; see the module's rules. `on_room` is called when there may be room again."""
+class Receiver:
+    """The state of one receiver; see the module's rules.
+
+    Args:
+        on_room: Is called when there may be room again.
+
+    Attributes:
+        in_flight: Messages on their way to it; `out`: how many of them each pump has sent.
+        taken: Messages that it took, with any answer.
+        credit: Spent by giving up a suspect, earned by messages that it takes.
+        share: The part of the limits that this worker may use.
+        unread: Answers that are too large to read.
+    """
 
     def __init__(
-        self, workload: Workload, address: str, targets: ReceiverClientFactory, clock: Callable[[], float],
+        self, workload: Workload, address: str, clients: ReceiverClients, clock: Callable[[], float],
         on_room: Callable[[], None],
     ) -> None:  # fmt: skip
         self.address = address
         self.breaker = CircuitBreaker()
         self.in_flight = 0
-        self.out: Counter[DispatchPump] = Counter()  # messages in flight
-        self.held = ReceiverBacklog()
-        self.withheld = ReceiverBacklog()  # failed, and may not be dead-lettered yet
-        self.trials = DeadLetterTrials()
-        self.trials_out: set[Delivery] = set()
-        self.suspects: deque[Delivery] = deque()
-        self.suspects_out: set[Delivery] = set()
-        self.suspects_sent = 0  # together, the last time
-        self.suspects_most = 1  # that may go together
-        self.unread = RepeatedTrouble()  # answers that are too large to read
-        self.taken = 0  # messages that the receiver took, with any answer
-        self.credit = 1  # spent by giving up a suspect, earned by messages that the receiver takes
-        self.share = ALL  # the part of the limits that this worker may use
-        self.probe_held = False  # the next probe is a held message (rule 3)
+        self.out: Counter[object] = Counter()
+        self.unread = RepeatedTrouble()
+        self.taken = 0
+        self.credit = 1
+        self.share = ALL
         self.adaptive: AdaptiveLimit | None = None
         self.latency = MeanLatency()
-        self.target = targets.unary(workload, address)
+        self.target = clients.unary(workload, address)
         self.health = HealthWatch(address, on_room)
         self._clock = clock
         self._on_room = on_room
         self._stream: StreamTarget | None = None
         self._never_unary = workload.spec.target.contract == "stream"
         if workload.spec.target.contract != "unary":
-            self._stream = targets.stream(workload, address, on_room, self._on_stream_end)
+            self._stream = clients.stream(workload, address, on_room, self._on_stream_end)
         self.change(workload)
 
     def change(self, workload: Workload) -> None:
@@ -135,43 +130,6 @@ class ReceiverLink:
         if self._stream is not None:
             self._stream.announce_role(role)
 
-    def hold(self, delivery: Delivery) -> None:
-        """Keeps the message until the receiver is there (rules 3 and 4)."""
-        suspicion = delivery.suspicion
-        if suspicion is not None and suspicion.is_suspect:
-            self.suspects.append(delivery)
-        else:
-            self.held.append(delivery)
-
-    def withhold(self, delivery: Delivery, now_s: float) -> None:
-        """Keeps a failed message until it may be tried again (rule 6)."""
-        if not (self.withheld or self.trials_out):
-            self.trials.withheld(now_s)
-        self.withheld.append(delivery)
-
-    def back(self, delivery: Delivery, now_s: float, *, taken: bool) -> None:
-        """The delivery came back, answered or not sent."""
-        if delivery in self.trials_out:
-            self.trials_out.discard(delivery)
-            self.trials.answered(now_s, taken=taken)
-
-    @property
-    def failed(self) -> int:
-        """The number of withheld messages, including those that are being retried."""
-        return len(self.withheld) + len(self.trials_out)
-
-    def is_turn_of(self, suspect: Delivery) -> bool:
-        """Whether this suspect is in flight, or goes next."""
-        out = self.suspects_out
-        return suspect in out or (not out and bool(self.suspects) and self.suspects[0] is suspect)
-
-    def suspect_answered(self, delivery: Delivery, code: int) -> None:
-        self.suspects_out.discard(delivery)
-        if code == UNAVAILABLE:
-            self.suspects_most = 0
-        if not self.suspects_out:
-            self.suspects_most = min(MOST_AT_ONCE, max(1, 2 * self.suspects_most))
-
     @property
     def limit(self) -> int:
         """The most messages in flight from this worker."""
@@ -192,12 +150,12 @@ class ReceiverLink:
 
     @property
     def stream(self) -> StreamTarget | None:
-        """The stream, if messages go over it (rule 7)."""
+        """The stream, if messages go over it (rule 4)."""
         stream = self._stream
         return stream if stream is not None and self._uses_stream(stream) else None
 
     def _uses_stream(self, stream: StreamTarget) -> bool:
-        """Whether messages depend on the stream; otherwise they go by unary calls (rule 7)."""
+        """Whether messages depend on the stream; otherwise they go by unary calls (rule 4)."""
         return self._never_unary or stream.supported is not False
 
     def room(self, now_s: float) -> int:
@@ -218,7 +176,8 @@ class ReceiverLink:
                 return 0
         return room if breaker.closed else 1
 
-    def status(self, now_s: float) -> TargetStatus:
+    def status(self, now_s: float, held: int) -> TargetStatus:
+        """Its state for heartbeats; `held` messages wait for it."""
         breaker, adaptive, stream = self.breaker, self.adaptive, self.stream
         limit, allowed = self.limit, self.allowed(now_s)
         calls, failed = breaker.recent(now_s)
@@ -236,7 +195,7 @@ class ReceiverLink:
             phase="" if adaptive is None else str(adaptive.phase),
             in_flight=self.in_flight,
             credit=-1 if stream is None else stream.room,
-            held=len(self.held) + len(self.suspects) + len(self.withheld),
+            held=held,
             timeout_ms=round(self.timeout_s * 1000),
             base_timeout_ms=0 if self.timeout_s == self.timeout.base_s else round(self.timeout.base_s * 1000),
             health="" if self.health.heard is None else str(self.health.heard),
@@ -251,13 +210,13 @@ class ReceiverLink:
             return max(self.breaker.next_probe_at_s - now_s, 0.01)
         return 0.01 if now_s - self.breaker.closed_at_s < SLOW_START_S else 0.0
 
-    def sent(self, pump: DispatchPump, count: int) -> None:
+    def sent(self, pump: object, count: int) -> None:
         """`count` messages of the pump are in flight from now on."""
         self.in_flight += count
         self.out[pump] += count
 
     def answered(
-        self, pump: DispatchPump, result: CallResult, count: int, started_s: float, now_s: float, spent: bool
+        self, pump: object, result: CallResult, count: int, started_s: float, now_s: float, spent: bool
     ) -> None:
         """Takes the common answer to `count` messages of the pump; `spent`: no dead letter is allowed now."""
         before = self.in_flight
@@ -307,9 +266,6 @@ class ReceiverLink:
 
     async def close(self) -> None:
         """Closes the connections; calls in flight end as CANCELLED."""
-        self.held.clear()
-        self.withheld.clear()
-        self.suspects.clear()
         await self.health.close()
         if self._stream is not None:
             await self._stream.close()
