@@ -79,6 +79,7 @@ class SwitchyardApp(PatientApp):
     place: str
     own_url: str
     _ended_by: BaseException | None = None
+    _stop_begun = False
     _guard: LoopGuard | None = None
 
     def raw_topic(self, declared: ControlTopic) -> Any:
@@ -215,11 +216,12 @@ class SwitchyardApp(PatientApp):
         await channel.put(item)
 
     def _on_rebalance_when_stopped(self) -> None:
-        """Does nothing, because the consumer's thread closes its connections itself.
+        """Takes no more records, because the agents and tables do not learn the new partitions.
 
-        Faust would close them from this thread, outside their loop. A stop during a rebalance then
-        sometimes ended with a segmentation fault in libuv.
+        Faust would close the consumer's connections from this thread, outside their loop. A stop during a
+        rebalance then sometimes ended with a segmentation fault in libuv. The consumer's thread closes them.
         """
+        self.consumer.stop_flow()
 
     async def crash(self, reason: BaseException) -> None:
         """A rebalance may call the consumer's thread after its loop has closed; that must not set the exit
@@ -240,8 +242,16 @@ class SwitchyardApp(PatientApp):
         self._ended_by = reason
         super()._crash(reason)
 
-    async def on_stop(self) -> None:
-        """Drains, then stops Faust; a thread ends the process if a step hangs."""
+    async def stop(self) -> None:
+        """Drains, then stops Faust; a thread ends the process if a step hangs.
+
+        The drain comes before the stop, because Faust ignores rebalances from then on. A worker that drained
+        as stopped got records of partitions that its agents did not know, and crashed. A second call returns
+        at once, as Faust's does.
+        """
+        if self._stop_begun:
+            return
+        self._stop_begun = True
         grace_s = self.settings.worker.grace_s
         if self._guard is not None:
             self._guard.stop()  # the deadline below replaces it
@@ -251,6 +261,9 @@ class SwitchyardApp(PatientApp):
             if not self.runtime.jobs.flowing:
                 # aiokafka's group coordinator may lose its cancellation and never close.
                 _end_after(2 * FAUST_STOP_TIMEOUT_S, 0)
+        await super().stop()
+
+    async def on_stop(self) -> None:
         await bounded(super().on_stop(), FAUST_STOP_TIMEOUT_S, "Faust")
         if self._ended_by is not None:
             # The last line, where people look first.

@@ -221,6 +221,36 @@ def test_sigterm_of_a_worker_under_load_delivers_nothing_twice(
     scenario.wait_committed()
 
 
+def test_a_draining_worker_that_gets_more_partitions_of_control_topics_takes_them_and_ends_well(
+    make_scenario: Callable[..., DeliveryScenario],
+) -> None:
+    scenario = make_scenario(200, partitions=1)
+    first, second = start_workers(scenario.stage)
+    scenario.stage.deploy(first, scenario.definition(retry=[]))
+    scenario.produce()
+    scenario.wait_delivered_share(0.1)
+    scenario.receiver.signal(signal.SIGSTOP)  # so the drain waits for the messages in flight
+    try:
+        (owner,) = owners(first)
+        draining, leaving = (first, second) if id_of(first) == owner else (second, first)
+        draining.signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in draining.log.read_text(), SETTLE_S, draining.tail)
+        tables_read = draining.log.read_text().count("Worker ready")
+        assert leaving.terminate() == 0
+        wait_until(
+            lambda: draining.log.read_text().count("Worker ready") > tables_read or not draining.running,
+            SETTLE_S,
+            draining.tail,
+        )
+    finally:
+        scenario.receiver.signal(signal.SIGCONT)
+    assert draining.popen.wait(SETTLE_S) == 0, draining.tail(60)
+    scenario.stage.worker()
+    report = scenario.settle()
+    assert report.sound, report
+    scenario.wait_committed()
+
+
 def test_kill_9_of_a_worker_loses_nothing_and_repeats_only_what_was_in_flight_or_unsaved(
     make_scenario: Callable[..., DeliveryScenario],
 ) -> None:
