@@ -79,7 +79,7 @@ class SwitchyardApp(PatientApp):
     place: str
     own_url: str
     _ended_by: BaseException | None = None
-    _stop_begun = False
+    _is_stopping = False
     _guard: LoopGuard | None = None
 
     def raw_topic(self, declared: ControlTopic) -> Any:
@@ -249,9 +249,9 @@ class SwitchyardApp(PatientApp):
         as stopped got records of partitions that its agents did not know, and crashed. A second call returns
         at once, as Faust's does.
         """
-        if self._stop_begun:
+        if self._is_stopping:
             return
-        self._stop_begun = True
+        self._is_stopping = True
         grace_s = self.settings.worker.grace_s
         if self._guard is not None:
             self._guard.stop()  # the deadline below replaces it

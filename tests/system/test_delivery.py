@@ -224,7 +224,7 @@ def test_sigterm_of_a_worker_under_load_delivers_nothing_twice(
 def test_a_draining_worker_that_gets_more_partitions_of_control_topics_takes_them_and_ends_well(
     make_scenario: Callable[..., DeliveryScenario],
 ) -> None:
-    scenario = make_scenario(200, partitions=1)
+    scenario = make_scenario(6_000, partitions=1)
     first, second = start_workers(scenario.stage)
     scenario.stage.deploy(first, scenario.definition(retry=[]))
     scenario.produce()
@@ -237,6 +237,7 @@ def test_a_draining_worker_that_gets_more_partitions_of_control_topics_takes_the
         wait_until(lambda: "draining" in draining.log.read_text(), SETTLE_S, draining.tail)
         tables_read = draining.log.read_text().count("Worker ready")
         assert leaving.terminate() == 0
+        assert draining.running, draining.tail(60)
         wait_until(
             lambda: draining.log.read_text().count("Worker ready") > tables_read or not draining.running,
             SETTLE_S,
