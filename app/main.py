@@ -212,7 +212,7 @@ class SwitchyardApp(PatientApp):
         return self.runtime
 
     async def _deliver(self, item: FetchItem) -> None:
-        channel: Any = self.fetch_channels[kind_of(item.key[0])]
+        channel: Any = self.fetch_channels[kind_of(item.key.job)]
         await channel.put(item)
 
     def _on_rebalance_when_stopped(self) -> None:

@@ -30,7 +30,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -59,6 +59,7 @@ from app.kafka.client.cluster import LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.client.topic_tail import TopicTail
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.fetch.bounded_consumer import was_passed_over
+from app.kafka.records.record import PlacedRecord, Record
 
 log = structlog.get_logger(__name__)
 
@@ -138,7 +139,7 @@ class ControlLog(Service):
                 await self._tail.wait_for(offset, READ_BACK_S)
                 return self.view
 
-    def _on_records(self, records: list[Any]) -> None:
+    def _on_records(self, records: Sequence[PlacedRecord]) -> None:
         for record in records:
             state = self.view if self._rewound is None else self._rewound
             if 0 < state.next_offset < record.offset and self._is_overtaken(state.next_offset, record.offset):
@@ -219,7 +220,7 @@ class ControlLog(Service):
         name = key.decode("utf-8", "replace")
         self._covered[name] = max(offset, self._covered.get(name, -1))
 
-    def _fold(self, state: ControlState, record: Any) -> bool:
+    def _fold(self, state: ControlState, record: Record) -> bool:
         """Takes a record in. Returns False when the log is read from its start again (rule 2)."""
         seals = self._seals
         if seals is not None and not (seals.has_begun(self.topic) or seals.is_sealed(self.topic, record)):

@@ -25,7 +25,7 @@ in the control log the leader writes it again (`app.controllog.log`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,7 +37,7 @@ from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kafka.client.unreadable_records import UnreadableRecords
-from app.kafka.records.record import Record
+from app.kafka.records.record import PlacedRecord, Record
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
 from app.kernel.seals import HEADER, is_same, key_of, record_seal
@@ -135,7 +135,7 @@ class Seals(Service):
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def refuses(self, record: Any) -> bool:
+    def refuses(self, record: PlacedRecord) -> bool:
         """Whether to ignore a record, as aiokafka's consumers give it; counts it then."""
         if self.counts(record.topic, record.partition, record):
             return False
@@ -205,7 +205,7 @@ class Seals(Service):
         finally:
             await producer.stop()
 
-    def _on_records(self, records: list[Any]) -> None:
+    def _on_records(self, records: Sequence[PlacedRecord]) -> None:
         news = False
         for record in records:
             try:

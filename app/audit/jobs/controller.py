@@ -83,7 +83,7 @@ class AuditController(Service):
 
     def accept(self, item: FetchItem) -> None:
         """Hands a fetched batch to the job's pump. Never raises."""
-        pass_to_pump(self.pumps.get(item.key[0]), item, self._jobs, self._report_incident)
+        pass_to_pump(self.pumps.get(item.key.job), item, self._jobs, self._report_incident)
 
     # -- one job -----------------------------------------------------------------------------------
 

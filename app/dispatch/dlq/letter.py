@@ -8,22 +8,17 @@ from __future__ import annotations
 import base64
 import codecs
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import MERGES, Header, ValuePlace
-from app.kafka.records.record import Record
+from app.kafka.records.record import PlacedRecord
 
 MAX_SHOWN_HEADERS = 200
 MAX_PREVIEW_BYTES = 64 * 1024
 HEX_LINE_BYTES = 16
-
-
-class PlacedRecord(Record, Protocol):
-    @property
-    def partition(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from mode import Service
 
 from app.dispatch.pump.partition import DispatchPump
 from app.kafka.data_clusters import DataClusters
+from app.kafka.fetch.deliveries import FetchKey
 from app.kafka.fetch.service import FetchService
 
 log = structlog.get_logger(__name__)
 
 CATCH_UP_POLL_INTERVAL_S = 0.25
-BACKLOG = "backlog"  # third part of a backlog's key in the fetch service
 
 
 class CatchUpController(Service):
@@ -53,8 +53,8 @@ class CatchUpController(Service):
         main = pump.split(at)
         self._pumps[job] = main
         topic, partition = pump.job.topic, pump.job.partition
-        fetch.add((job, pump.epoch), topic, partition, main.tracker.end)
-        fetch.add((job, pump.epoch, BACKLOG), topic, partition, pump.tracker.end)
+        fetch.add(FetchKey(job, pump.epoch), topic, partition, main.tracker.end)
+        fetch.add(FetchKey(job, pump.epoch, is_backlog=True), topic, partition, pump.tracker.end)
         message = f"{lag} messages behind: new messages flow from offset {at} on, and the backlog beside them"
         log.warning("a job catches up beside new messages", job=job, why=message)
         self._report_incident(
@@ -67,7 +67,7 @@ class CatchUpController(Service):
     def _end(self, job: str, pump: DispatchPump, fetch: FetchService) -> None:
         assert pump.backlog is not None
         if pump.backlog.pump.has_ended:
-            fetch.remove((job, pump.epoch, BACKLOG))
+            fetch.remove(FetchKey(job, pump.epoch, is_backlog=True))
         if pump.backlog.is_done:
             pump.retire()
             log.info("a job has finished its backlog", job=job)

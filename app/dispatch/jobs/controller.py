@@ -21,7 +21,7 @@ from mode import Service
 from app.audit.counts.handover import CountsFrom
 from app.controllog.codec import JobStatus, WorkloadStatus
 from app.dispatch.definition import Workload
-from app.dispatch.jobs.catch_up_controller import BACKLOG, CatchUpController
+from app.dispatch.jobs.catch_up_controller import CatchUpController
 from app.dispatch.jobs.definition_rollout import DefinitionRollout
 from app.dispatch.jobs.head_of_line_monitor import HeadOfLineMonitor
 from app.dispatch.jobs.heartbeat_status import job_status, workload_statuses
@@ -36,7 +36,7 @@ from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.dispatch.topics.leftovers import tier_of
 from app.dispatch.topics.settings import create_delayed
 from app.kafka.data_clusters import DataCluster
-from app.kafka.fetch.deliveries import FetchItem
+from app.kafka.fetch.deliveries import FetchItem, FetchKey
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.limit_shares import NOTHING, LimitNeed, WorkerShare
@@ -117,9 +117,8 @@ class DispatchController(Service):
 
     def accept(self, item: FetchItem) -> None:
         """Hands a fetched batch to the job's pump, or to its backlog's. Never raises."""
-        job, _, *part = item.key
-        pump = self.pumps.get(job)
-        if pump is not None and part:
+        pump = self.pumps.get(item.key.job)
+        if pump is not None and item.key.is_backlog:
             pump = None if pump.backlog is None else pump.backlog.pump
         pass_to_pump(pump, item, self._jobs, self._ports.report_incident)
 
@@ -214,7 +213,7 @@ class DispatchController(Service):
         if pump is None:
             return
         for cluster in self._ports.clusters.started():
-            cluster.fetch.remove((job, pump.epoch, BACKLOG))
+            cluster.fetch.remove(FetchKey(job, pump.epoch, is_backlog=True))
         if not any(other.job.name == pump.job.name for other in self.pumps.values()):
             runtime = self.runtimes.pop(pump.job.name, None)
             if runtime is not None:

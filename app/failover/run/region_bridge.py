@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from app.controllog.roles import Roles
 from app.controllog.topics import ControlTopics
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
+from app.kafka.records.record import PlacedRecord
 from app.kernel.clock import now_ms
 from app.worker.jobs.start_position import ReportIncident
 
@@ -134,11 +135,11 @@ class RegionBridge(Service):
             *(bounded(tail.stop(), TAIL_STOP_TIMEOUT_S, "reader of a region") for tail in tails.values())
         )
 
-    def _read(self, region: str, records: list[Any]) -> None:
+    def _read(self, region: str, records: Sequence[PlacedRecord]) -> None:
         tail = self._tails.get(region)
         self.accept(region, records, old=tail is not None and not tail.caught_up.is_set())
 
-    def accept(self, region: str, records: list[Any], *, old: bool = False) -> None:
+    def accept(self, region: str, records: Sequence[PlacedRecord], *, old: bool = False) -> None:
         """Reads records of the copy of `region`'s control log. Never raises.
 
         `old`: the records were there when the copy was first read.

@@ -5,20 +5,21 @@ A topic limits the compressed size, but aiokafka's producer limits the uncompres
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from typing import cast
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError
 
 from app.kafka.append.lone_batch import ZSTD, Headers, encoded
+from app.kafka.client.aiokafka_types import Answer
 from app.kernel.clock import now_ms
 
 LARGE_BYTES = 256 * 1024  # key and value above this get a batch of their own
-NULL = bytearray()  # this object means a null value: aiokafka refuses records without key and value
+# This object means a null value: aiokafka refuses records without key and value.
+NULL = cast("bytes", bytearray())
 
 
-def serialized(value: Any) -> bytes | None:
+def serialized(value: bytes | None) -> bytes | None:
     """The `value_serializer` of such a producer."""
     return None if value is NULL else value
 
@@ -34,14 +35,14 @@ async def send(
     most_bytes: int,
     timestamp_ms: int | None = None,
     is_transactional: bool = False,
-) -> asyncio.Future[Any]:
+) -> Answer:
     """Sends a record; the future is done once all in-sync replicas have it. Without a timestamp, it is now.
     Raises MessageSizeTooLargeError: it is larger than `most_bytes` even when compressed. Raises KafkaError:
     it was not accepted."""
     if len(key or b"") + len(value or b"") <= LARGE_BYTES:
         content = NULL if value is None else value
         timestamp_ms = now_ms() if timestamp_ms is None else timestamp_ms
-        sent: asyncio.Future[Any] = await producer.send(
+        sent: Answer = await producer.send(
             topic, content, key=key, partition=partition, headers=list(headers), timestamp_ms=timestamp_ms
         )
         return sent
@@ -50,5 +51,5 @@ async def send(
     )
     if batch.nbytes > most_bytes:
         raise MessageSizeTooLargeError(f"{batch.nbytes} bytes when compressed are more than {most_bytes}")
-    alone: asyncio.Future[Any] = await producer.send_batch(batch, topic, partition=partition)
+    alone: Answer = await producer.send_batch(batch, topic, partition=partition)
     return alone

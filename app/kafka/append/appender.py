@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
@@ -267,7 +266,7 @@ class Appender:
         _, last = await last_of(self.cluster, *at, producer)  # from the present leader
         return found, last
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from aiokafka.errors import (
     BrokerResponseError,
@@ -16,6 +14,7 @@ from aiokafka.errors import (
 )
 
 from app.kafka.client.aiokafka_patches import InvalidRecordError
+from app.kafka.client.aiokafka_types import Answer
 from app.kafka.client.cluster import UNKNOWN_TOPIC
 from app.kafka.client.permissions import (
     CLUSTER,
@@ -107,7 +106,7 @@ class AppendIncident:
     remedy: str
 
 
-def first_refused(answers: Iterable[asyncio.Future[Any]]) -> tuple[int, BrokerResponseError] | None:
+def first_refused(answers: Iterable[Answer]) -> tuple[int, BrokerResponseError] | None:
     """Position and error of the first refused record among a producer's answers, in sending order. All
     answers are of one partition. None: no answer failed, or the first failure is no refusal. Records after a
     refused one fail too, because of the hole in the sequence numbers."""

@@ -8,10 +8,10 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from aiokafka.errors import ClusterAuthorizationFailedError, InvalidTimestampError
 from aiokafka.partitioner import DefaultPartitioner
+from aiokafka.structs import RecordMetadata
 
 from app.kafka.append import any_size
 from app.kafka.append.errors import INVALID_RECORD_REMEDY, RECORD_INVALID, RECORD_REFUSED, TOO_LARGE_ERRORS
@@ -82,7 +82,7 @@ class Producer:
         )
         self._room = ByteRoom(MAX_BATCH_BYTES)
         self._turns = defaultdict[tuple[str, int], asyncio.Lock](asyncio.Lock)
-        self._large = set[asyncio.Task[Any]]()
+        self._large = set[asyncio.Task[RecordMetadata]]()
         self._refused: dict[str, tuple[int, float]] = {}  # topic -> smallest refused size, and when
 
     async def start(self) -> None:
@@ -101,7 +101,7 @@ class Producer:
         headers: list[tuple[str, bytes | None]],
         partition: int | None = None,
         codec: int = NO_CODEC,
-    ) -> Any:
+    ) -> RecordMetadata:
         """Writes one record and returns its metadata. `codec` is the Kafka number of the source's
         compression. Raises RecordTooLarge: it may be accepted without its value, or by another topic. Raises
         KafkaError: it was not accepted."""
@@ -123,7 +123,7 @@ class Producer:
     async def _send_large(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers, partition: int | None,
         codec: int, size: int,
-    ) -> Any:  # fmt: skip
+    ) -> RecordMetadata:  # fmt: skip
         async with self._room.taken(size):
             batch = await encoded(key, value, headers, codec)
             size = batch.nbytes
@@ -149,7 +149,7 @@ class Producer:
 
     async def _send_batch(
         self, topic: str, key: bytes | None, batch: LoneBatch, partition: int | None
-    ) -> Any:
+    ) -> RecordMetadata:
         async with self._explained():
             await self._large_producer.start()
             if partition is None:

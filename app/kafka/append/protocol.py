@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.produce import (
@@ -17,6 +17,8 @@ from aiokafka.protocol.produce import (
     ProduceResponse_v7,
     ProduceResponse_v8,
 )
+
+from app.kafka.client.aiokafka_types import ResponseFields
 
 ACKS_ALL = -1
 _HEAD = struct.Struct(">hhii")  # no transactional id, acks, timeout, topic count
@@ -99,7 +101,7 @@ class AppendAnswer(NamedTuple):
     refused: tuple[int, ...] = ()
 
 
-def answers_of(response: Any) -> dict[tuple[str, int], AppendAnswer]:
+def answers_of(response: ResponseFields) -> dict[tuple[str, int], AppendAnswer]:
     return {
         (topic, partition): _answer(*answer)
         for topic, partitions in response.topics
@@ -107,7 +109,7 @@ def answers_of(response: Any) -> dict[tuple[str, int], AppendAnswer]:
     }
 
 
-def _answer(code: int, base_offset: int, log_time_ms: int, *rest: Any) -> AppendAnswer:
+def _answer(code: int, base_offset: int, log_time_ms: int, *rest: ResponseFields) -> AppendAnswer:
     """`rest`: the log's start, and from version 8 on the refused records and the error message."""
     if len(rest) < 3:
         return AppendAnswer(code, base_offset, "", log_time_ms)

@@ -21,7 +21,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 from aiokafka import AIOKafkaProducer
@@ -34,8 +34,10 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.structs import RecordMetadata
 
 from app.kafka.client.aiokafka_internals import fail_unsent, sender_of
+from app.kafka.client.aiokafka_types import Answer
 from app.kafka.client.startup_retry import heals, start_patiently
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
 from app.kernel.clock import now_ms
@@ -46,8 +48,6 @@ SETTLE_TIMEOUT_S = 5.0
 REPLACE_INTERVAL_S = 0.5
 # Errors that aiokafka raises before a batch gets its number.
 _BEFORE_A_NUMBER = (MessageSizeTooLargeError, KafkaTimeoutError, TopicAuthorizationFailedError)
-
-Answer = asyncio.Future[Any]  # the record's metadata, once all in-sync replicas have it
 
 
 class RecordSeal(Protocol):
@@ -70,11 +70,11 @@ class ReplaceableProducer:
     def __init__(
         self,
         name: str,
-        cluster_options: Mapping[str, Any],
+        cluster_options: Mapping[str, object],
         *,
         keeps_order: bool = True,
         seal: RecordSeal | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         self._name = name
         self._keeps_order = keeps_order
@@ -115,7 +115,7 @@ class ReplaceableProducer:
     async def send(
         self,
         topic: str,
-        value: Any,
+        value: bytes | None,
         *,
         key: bytes | None = None,
         partition: int | None = None,
@@ -131,8 +131,13 @@ class ReplaceableProducer:
         )
 
     async def send_and_wait(
-        self, topic: str, value: Any, *, key: bytes | None = None, partition: int | None = None
-    ) -> Any:
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+    ) -> RecordMetadata:
         """Writes a record and returns its metadata. Raises KafkaError."""
         return await (await self.send(topic, value, key=key, partition=partition))
 

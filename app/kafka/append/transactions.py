@@ -14,7 +14,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import groupby
-from typing import Any
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
@@ -39,7 +38,7 @@ async def transactional(
     name: str,
     *,
     max_request_bytes: int,
-    value_serializer: Callable[[Any], bytes | None] | None = None,
+    value_serializer: Callable[[bytes | None], bytes | None] | None = None,
 ) -> AsyncIterator[AIOKafkaProducer]:
     """A producer with the transactional id `name`. Raises KafkaError, TimeoutError: it cannot start; the
     former producer may still be at work."""

@@ -27,7 +27,10 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import KafkaConnectionError, RequestTimedOutError, UnknownError, kafka_errors
+from aiokafka.protocol.api import Request
 from aiokafka.protocol.metadata import MetadataRequest
+
+from app.kafka.client.aiokafka_types import ResponseFields
 
 
 class InvalidRecordError(UnknownError):
@@ -43,12 +46,12 @@ _client_send = AIOKafkaClient.send
 
 
 def _connection_send_or_fail(
-    self: AIOKafkaConnection, request: Any, expect_response: bool = True
-) -> Awaitable[Any]:
+    self: AIOKafkaConnection, request: Request[Any], expect_response: bool = True
+) -> Awaitable[ResponseFields]:
     if isinstance(request, MetadataRequest):
         request._allow_auto_topic_creation = False
     try:
-        found: Awaitable[Any] = _connection_send(self, request, expect_response)  # type: ignore[no-untyped-call]
+        found: Awaitable[ResponseFields] = _connection_send(self, request, expect_response)  # type: ignore[no-untyped-call]
     except NotImplementedError:  # also a RuntimeError: the broker does not know the request
         raise
     except RuntimeError as error:
@@ -58,8 +61,8 @@ def _connection_send_or_fail(
 
 
 async def _client_send_or_fail(
-    self: AIOKafkaClient, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT
-) -> Any:
+    self: AIOKafkaClient, node_id: int, request: Request[Any], *, group: int = ConnectionGroup.DEFAULT
+) -> ResponseFields:
     try:
         return await _client_send(self, node_id, request, group=group)  # type: ignore[no-untyped-call]
     except KeyError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ import structlog
 from aiokafka.client import AIOKafkaClient
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.errors import KafkaError, StaleMetadata, for_code
+from aiokafka.protocol.api import Request
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
 
 from app.kafka.client import aiokafka_patches
+from app.kafka.client.aiokafka_types import ClientOptions, ResponseFields
 from app.kafka.client.permissions import NOT_AUTHORISED, lacks
 from app.kafka.client.topic_ids import UNKNOWN_ID, TopicIdsRequest, ids_of, leader_epochs_of
 
@@ -57,14 +60,14 @@ class ClusterSpec:
     mechanism: str = "PLAIN"
     username: str | None = None
     password: str | None = None
-    ssl_context: Any = None
+    ssl_context: ssl.SSLContext | None = None
     archive: str | None = None
 
     def __repr__(self) -> str:
         return f"ClusterSpec({self.name!r}, {','.join(self.bootstrap)})"
 
-    def aiokafka_options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {
+    def aiokafka_options(self) -> ClientOptions:
+        options: ClientOptions = {
             "bootstrap_servers": list(self.bootstrap),
             "client_id": self.client_id,
             "security_protocol": self.protocol,
@@ -170,7 +173,7 @@ class ClusterClient:
             await self._client.close()
             self._client = None
 
-    async def send(self, node: int, request: Any, group: Any = 0) -> Any:
+    async def send(self, node: int, request: Request[Any], group: str | int = 0) -> ResponseFields:
         """Sends a protocol request to a broker; `group` names the connection. Raises KafkaError."""
         return await self.client.send(node, request, group=group)
 
@@ -184,12 +187,12 @@ class ClusterClient:
             raise ClusterUnreachable(f"cluster {self.name} has no live broker")
         return int(node)
 
-    async def metadata(self, topics: list[str] | None) -> Any:
+    async def metadata(self, topics: list[str] | None) -> ResponseFields:
         """The metadata of topics, from any broker that answers; never creates a topic. Raises
         ClusterUnreachable: no broker answered."""
         return await self._send_to_any(MetadataRequest(topics))
 
-    async def _send_to_any(self, request: Any) -> Any:
+    async def _send_to_any(self, request: Request[Any]) -> ResponseFields:
         error: BaseException | None = None
         for _ in range(3):
             try:

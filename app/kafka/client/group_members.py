@@ -14,7 +14,7 @@ Sources: KIP-848, KIP-932, KIP-1043 (types and states in ListGroups), Apache Kaf
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aiokafka.errors import GroupAuthorizationFailedError, for_code
 from aiokafka.protocol.admin import DescribeGroupsRequest
@@ -67,7 +67,7 @@ async def group_members(client: ClusterClient, node: int, connection: str, group
     """Asks `node`, the group's coordinator. Consumers that assign partitions to themselves do not count.
     Raises GroupAuthorizationFailedError: the group may not be described. Raises KafkaError, OSError,
     TimeoutError: the coordinator does not answer, or has moved."""
-    response: Any = await client.send(node, DescribeGroupsRequest([group]), connection)
+    response = await client.send(node, DescribeGroupsRequest([group]), connection)
     code, _, state, _, _, members = response.groups[0][:6]
     if code == GROUP_NOT_AUTHORISED:
         raise GroupAuthorizationFailedError(group)
@@ -78,7 +78,7 @@ async def group_members(client: ClusterClient, node: int, connection: str, group
     if state.lower() != DEAD:  # a classic group without members
         return GroupMembers()
     try:
-        listed: Any = await client.send(node, NewerGroupsRequest(), connection)
+        listed = await client.send(node, NewerGroupsRequest(), connection)
     except NotImplementedError:  # an older broker
         return GroupMembers()
     if listed.error_code:
@@ -92,7 +92,7 @@ async def group_members(client: ClusterClient, node: int, connection: str, group
     clients: tuple[str, ...] = ()
     if has_members and kind == CONSUMER:
         with contextlib.suppress(NotImplementedError):  # the broker is too old to name them
-            described: Any = await client.send(node, ConsumerGroupsRequest(group), connection)
+            described = await client.send(node, ConsumerGroupsRequest(group), connection)
             clients = tuple(name for _, _, _, _, name, *_ in described.groups[0][7])
             has_members = bool(clients) or described.groups[0][0] != GROUP_NOT_FOUND
     return GroupMembers(clients, kind, has_members)

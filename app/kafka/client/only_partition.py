@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiokafka.errors import RequestTimedOutError
 
+from app.kafka.client.aiokafka_types import ResponseFields
 
-def only_partition(response: Any) -> list[Any]:
+
+def only_partition(response: ResponseFields) -> list[ResponseFields]:
     """The partition's fields. Raises RequestTimedOutError: a quota delays the answer (KIP-219), so it is
     empty. Try again."""
     if not response.topics:

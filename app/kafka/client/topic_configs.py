@@ -14,6 +14,7 @@ from aiokafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
 
+from app.kafka.client.aiokafka_types import ResponseFields
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.permissions import CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, lacks
 from app.kafka.client.topics import ALREADY_EXISTS, TopicRefused, TopicSpec, creation_error
@@ -177,5 +178,5 @@ def _error(
     return error
 
 
-async def _send_to_controller(client: ClusterClient, request: Any) -> Any:
+async def _send_to_controller(client: ClusterClient, request: Request[Any]) -> ResponseFields:
     return await client.send((await client.metadata([])).controller_id, request)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.offset import OffsetRequest
 
+from app.kafka.client.aiokafka_types import ResponseFields
 from app.kafka.client.cluster import EARLIEST, LATEST, READ_UNCOMMITTED, TOPIC_UNKNOWN, ClusterClient
 
 Topics = dict[str, list[int]]
@@ -59,7 +59,7 @@ async def _offsets(
     client: ClusterClient, by_leader: Mapping[int, Topics], timestamp: int
 ) -> dict[tuple[str, int], int]:
 
-    async def ask(node: int, topics: Topics) -> Any:
+    async def ask(node: int, topics: Topics) -> ResponseFields:
         wanted = [(topic, [(at, timestamp) for at in partitions]) for topic, partitions in topics.items()]
         try:
             return await client.send(node, OffsetRequest(-1, READ_UNCOMMITTED, wanted))

@@ -8,8 +8,7 @@ assignments, heartbeats) by itself, in the partition's order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -17,7 +16,9 @@ from aiokafka.errors import KafkaError
 from mode import Service
 
 from app.kafka.client.aiokafka_internals import fetcher_of
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.consumer_shutdown import stop_consumer
+from app.kafka.records.record import PlacedRecord
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +26,7 @@ TAIL_POLL_MS = 500
 TAIL_RETRY_INTERVAL_S = 0.5
 TAIL_STOP_TIMEOUT_S = 3.0
 
-OnRecords = Callable[[list[Any]], None]
+OnRecords = Callable[[Sequence[PlacedRecord]], None]
 
 
 class TopicTail(Service):
@@ -42,7 +43,7 @@ class TopicTail(Service):
     def __init__(
         self,
         topic: str,
-        kafka_options: dict[str, Any],
+        kafka_options: ClientOptions,
         on_records: OnRecords,
         *,
         from_start: bool,
@@ -122,7 +123,7 @@ class TopicTail(Service):
             await self._progress.wait_for(lambda: self.next_offset > offset)
 
 
-async def bounded(step: Awaitable[Any], timeout_s: float, what: str) -> None:
+async def bounded(step: Awaitable[object], timeout_s: float, what: str) -> None:
     """Awaits a shutdown step for at most `timeout_s`; logs a step that hangs or fails."""
     try:
         async with asyncio.timeout(timeout_s):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, NotControllerError, for_code
 
 from app.kafka.client.aiokafka_internals import client_of
+from app.kafka.client.aiokafka_types import ResponseFields
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.permissions import CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, allow, lacks
 
@@ -124,7 +124,7 @@ async def _create(
             NewTopic(name, spec.partitions, spec.replication or replication, topic_configs=spec.config)
             for name, spec in left.items()
         ]
-        response: Any = await admin.create_topics(wanted)
+        response: ResponseFields = await admin.create_topics(wanted)
         answers |= {
             name: (code, (rest[0] or "") if rest else "") for name, code, *rest in response.topic_errors
         }

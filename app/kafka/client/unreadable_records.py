@@ -6,7 +6,6 @@ One request may contain a million bad records, and a log line costs as much as a
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import structlog
 
@@ -19,7 +18,7 @@ class UnreadableRecords:
     """The skipped records since the last log line. The line has `message` and `fields`, the count, first
     and last offset, and the last error."""
 
-    def __init__(self, message: str, **fields: Any) -> None:
+    def __init__(self, message: str, **fields: object) -> None:
         self._message = message
         self._fields = fields
         self._count = 0

@@ -31,32 +31,34 @@ from weakref import WeakKeyDictionary
 import structlog
 from aiokafka.consumer import consumer, fetcher
 from aiokafka.errors import CorruptRecordException
+from aiokafka.structs import TopicPartition
 
 from app.kafka.fetch.decoder import BeyondBounds, OpenBatch
 from app.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES
 from app.kafka.fetch.reader_turns import ReaderTurns
 from app.kafka.records.batch import CorruptBatch, RecordBatch, is_sound, iter_batches
 from app.kafka.records.checksum import crc32c
-from app.kafka.records.record import Record
+from app.kafka.records.record import PlacedRecord, Record
 from app.kafka.records.scan import MAX_BATCH_RECORDS
 
 log = structlog.get_logger(__name__)
 
 SPANS_REMEMBERED = 100  # per partition
+Fetched = dict[Any, list[PlacedRecord]]  # by aiokafka's or Faust's named tuple of topic and partition
 READERS = 5  # most readers of a partition in this process
 TAKEN_RECORDS = 500  # a reader that does little with each takes some milliseconds
 TAKEN_COST_BYTES = 1024 * 1024
 KEPT_BYTES = 2 * MAX_DECOMPRESSED_BYTES
 
 
-_passed_over = defaultdict[Any, deque[tuple[int, int]]](lambda: deque(maxlen=SPANS_REMEMBERED))
+_passed_over = defaultdict[tuple[str, int], deque[tuple[int, int]]](lambda: deque(maxlen=SPANS_REMEMBERED))
 
 
-def _remember(place: Any, start: int, end: int) -> None:
+def _remember(place: TopicPartition | None, start: int, end: int) -> None:
     """Remembers a skipped span (rule 5), if the place is known."""
     if place is None:
         return
-    spans = _passed_over[tuple(place)]
+    spans = _passed_over[place]
     for at in range(len(spans) - 1, max(-1, len(spans) - READERS), -1):  # several readers add spans
         begin, until = spans[at]
         if begin <= start <= until:
@@ -115,7 +117,7 @@ class BoundedRecords:
     """
 
     def __init__(self, data: bytes) -> None:
-        self.place: Any = None
+        self.place: TopicPartition | None = None
         self.start_offset = self.cost_bytes = 0
         self._size_bytes = len(data)
         self._first: BoundedBatch | None = None
@@ -171,15 +173,15 @@ class BoundedBatch:
         self._response = response
         self._batch = batch
         self._records = self._read()
-        self._seen: Any = None  # the next record, if `passes_over` has already read it
+        self._seen: Record | None = None  # the next record, if `passes_over` has already read it
 
     def validate_crc(self) -> bool:
         return is_sound(self._batch, crc32c)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Record]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Record:
         record, self._seen = self._seen, None
         while record is None:
             record = next(self._records)
@@ -194,7 +196,7 @@ class BoundedBatch:
                 return False
         return self._seen is None
 
-    def _read(self) -> Iterator[Any]:
+    def _read(self) -> Iterator[Record | None]:
         """The records; None after a portion that lies before the position."""
         response, opened, end = self._response, OpenBatch(self._batch), self.next_offset
         at, unread, why = max(response.start_offset, self.base_offset), 0, ""
@@ -246,7 +248,9 @@ class BoundedBatch:
 class BoundedPartition(fetcher.PartitionRecords):
     """aiokafka's class, whose response knows its partition and position."""
 
-    def __init__(self, tp: Any, records: BoundedRecords, aborted: Any, fetch_offset: int, *more: Any) -> None:
+    def __init__(
+        self, tp: TopicPartition, records: BoundedRecords, aborted: object, fetch_offset: int, *more: object
+    ) -> None:
         records.place, records.start_offset = tp, fetch_offset
         self.response = records
         super().__init__(tp, records, aborted, fetch_offset, *more)  # type: ignore[no-untyped-call]
@@ -257,9 +261,9 @@ class BoundedResult(fetcher.FetchResult):
     (rules 7 and 8)."""
 
     waits = False
-    checks: ClassVar[list[Callable[[Any], bool]]] = []
+    checks: ClassVar[list[Callable[[PlacedRecord], bool]]] = []
 
-    def getall(self, max_records: int | None = None) -> list[Any]:
+    def getall(self, max_records: int | None = None) -> list[PlacedRecord]:
         """The next records. Raises the errors of reading them."""
         part = self._partition_records
         if not self.check_assignment(self._topic_partition) or part is None:  # type: ignore[no-untyped-call]
@@ -269,7 +273,7 @@ class BoundedResult(fetcher.FetchResult):
             return []
         most = TAKEN_RECORDS if max_records is None else min(max_records, TAKEN_RECORDS)
         most_cost_bytes = part.response.cost_bytes + TAKEN_COST_BYTES
-        found: list[Any] = []
+        found: list[PlacedRecord] = []
         for record in part:
             found.append(record)
             if len(found) >= most or part.response.cost_bytes > most_cost_bytes:
@@ -280,7 +284,7 @@ class BoundedResult(fetcher.FetchResult):
             self._partition_records = None
         return self._counted(found) if self.checks else found
 
-    def _counted(self, found: list[Any]) -> list[Any]:
+    def _counted(self, found: list[PlacedRecord]) -> list[PlacedRecord]:
         """Removes refused records (rule 8)."""
         counted = []
         for record in found:
@@ -295,13 +299,13 @@ class BoundedResult(fetcher.FetchResult):
 class BoundedFetcher(fetcher.Fetcher):
     """aiokafka's class, whose reader takes turns with other readers (rule 1)."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
         self.turns = ReaderTurns()
 
     async def fetched_records(
-        self, partitions: Collection[Any], timeout: float = 0, max_records: int | None = None
-    ) -> dict[Any, list[Any]]:
+        self, partitions: Collection[tuple[str, int]], timeout: float = 0, max_records: int | None = None
+    ) -> Fetched:
         """The next records of these partitions, or of all if there are none named. Raises KafkaError."""
         while not self._closed:
             await self.wait_for_turn()
@@ -316,12 +320,12 @@ class BoundedFetcher(fetcher.Fetcher):
             await self.turns.wait()
 
     async def take(
-        self, partitions: Collection[Any] | None, max_records: int | None, timeout: float = 0
-    ) -> dict[Any, list[Any]]:
+        self, partitions: Collection[tuple[str, int]] | None, max_records: int | None, timeout: float = 0
+    ) -> Fetched:
         """The buffered records; waits up to `timeout` seconds for some. Raises KafkaError."""
         most = TAKEN_RECORDS if max_records is None else min(max_records, TAKEN_RECORDS)
         self.turns.begin()  # decoding counts as part of the turn
-        found: dict[Any, list[Any]] = await super().fetched_records(partitions, timeout, most)  # type: ignore[no-untyped-call]
+        found: Fetched = await super().fetched_records(partitions, timeout, most)  # type: ignore[no-untyped-call]
         for part in found:
             if part in self._records:  # after the other partitions with records
                 self._records[part] = self._records.pop(part)
@@ -329,7 +333,7 @@ class BoundedFetcher(fetcher.Fetcher):
             self.turns.begin()  # waiting does not count
         return found
 
-    def passes_over(self, partitions: Collection[Any]) -> bool:
+    def passes_over(self, partitions: Collection[tuple[str, int]]) -> bool:
         """Whether records of these partitions, or of any if there are none named, wait although the last
         `take` returned none (rules 7 and 8)."""
         return any(
@@ -339,7 +343,7 @@ class BoundedFetcher(fetcher.Fetcher):
         )
 
 
-def check_by(refuses: Callable[[Any], bool]) -> None:
+def check_by(refuses: Callable[[PlacedRecord], bool]) -> None:
     """Makes all readers of this process skip records for which `refuses` is true; it runs in their
     threads."""
     BoundedResult.checks[:] = [refuses]

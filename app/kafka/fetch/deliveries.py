@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aiokafka.errors import for_code
 
@@ -52,6 +52,15 @@ def remedy_of(code: int, cluster: ConfiguredCluster, topic: str) -> str:
     if code == NOT_AUTHORISED:
         return grant(cluster, "topic", topic, "Read", "Describe")
     return REMEDIES.get(code, "check that the broker runs; the worker retries by itself")
+
+
+class FetchKey(NamedTuple):
+    """Who fetches: a start of a job has its own epoch, so what an earlier start left in flight is not taken
+    for its own. A job that catches up fetches its partition twice (`app.dispatch.pump.catch_up`)."""
+
+    job: str
+    epoch: int
+    is_backlog: bool = False
 
 
 class Droppable(Protocol):
@@ -236,7 +245,7 @@ class LogGap:
     start. `truncated_in` is the epoch of the leader with the other log; -1 for a recreated topic.
     """
 
-    key: Any
+    key: FetchKey
     topic: str
     partition: int
     start: int
@@ -259,7 +268,7 @@ class LogGap:
 class FetchIncident:
     """A partition cannot be fetched now; the service keeps trying."""
 
-    key: Any
+    key: FetchKey
     topic: str
     partition: int
     message: str
@@ -272,7 +281,7 @@ FetchItem = FetchedBatches | LogGap | FetchIncident
 @dataclass(slots=True, eq=False)
 class PartitionFetch:
     budget: ByteBudget
-    key: Any
+    key: FetchKey
     topic: str
     partition: int
     next_offset: int

@@ -26,12 +26,12 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError, for_code
 from mode import Service
 
+from app.kafka.client.aiokafka_types import ResponseFields
 from app.kafka.client.cluster import (
     LEADER_ERROR_CODES,
     NO_LEADER,
@@ -57,6 +57,7 @@ from app.kafka.fetch.deliveries import (
     FetchedBatches,
     FetchIncident,
     FetchItem,
+    FetchKey,
     PartitionFetch,
     refusal,
     remedy_of,
@@ -99,7 +100,7 @@ class FetchService(Service):
         self.client = client
         self.budget = budget
         self._deliver = deliver
-        self._partitions: dict[Any, PartitionFetch] = {}
+        self._partitions: dict[FetchKey, PartitionFetch] = {}
         self._free: dict[int, set[int]] = {}  # connections of each broker
         self._polls: set[asyncio.Task[None]] = set()
         self._leaders = LeaderSeeker(client)
@@ -119,7 +120,7 @@ class FetchService(Service):
     # -- the fetched partitions ------------------------------------------------------------------
 
     def add(
-        self, key: Any, topic: str, partition: int, next_offset: int, topic_id: str = "",
+        self, key: FetchKey, topic: str, partition: int, next_offset: int, topic_id: str = "",
         leaves_bytes: int = 0, last_epoch: int = NOT_KNOWN, lingers_s: float = 0.0,
         counts: Counts | None = None, heads: HeadsOf = heads_of,
     ) -> None:  # fmt: skip
@@ -146,24 +147,24 @@ class FetchService(Service):
         self.shared_reads.add(part, counts, heads)
         self._wake.set()
 
-    def leave(self, key: Any, leaves_bytes: int) -> None:
+    def leave(self, key: FetchKey, leaves_bytes: int) -> None:
         """Changes `leaves_bytes` (see `add`). Unknown keys are ignored."""
         found = self._partitions.get(key)
         if found is not None and found.leaves_bytes != leaves_bytes:
             found.leaves_bytes = leaves_bytes
             self._wake.set()
 
-    def remove(self, key: Any) -> None:
+    def remove(self, key: FetchKey) -> None:
         """Ends the fetch; nothing more is delivered under `key`. Unknown keys are ignored."""
         if (found := self._partitions.pop(key, None)) is not None:
             found.removed = True
             self.shared_reads.remove(found)
 
-    def high_watermark(self, key: Any) -> int:
+    def high_watermark(self, key: FetchKey) -> int:
         """The last seen high watermark of a fetched partition; -1: unknown."""
         return -1 if (found := self._partitions.get(key)) is None else found.high_watermark
 
-    def trouble(self, key: Any) -> str | None:
+    def trouble(self, key: FetchKey) -> str | None:
         """A fetched partition's reported trouble that still lasts; "": none; None: the key is unknown."""
         return None if (found := self._partitions.get(key)) is None else found.incident
 
@@ -315,7 +316,7 @@ class FetchService(Service):
             self.client.client.force_metadata_update()
         await self._failed(part, code, refusal(code, self.client.spec, part.topic, part.partition))
 
-    async def _answered(self, part: PartitionFetch, answer: list[Any]) -> None:
+    async def _answered(self, part: PartitionFetch, answer: list[ResponseFields]) -> None:
         # v4: (last stable offset, aborted, data); v5: log start before aborted; v11: replica before data
         code, high_watermark, *rest = answer
         data, aborted = rest[-1], next((field for field in rest if isinstance(field, list)), None) or []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
@@ -102,7 +102,7 @@ async def _fetch(
         raise ClusterUnreachable(f"{topic}-{partition} in {client.name} has no leader")
     topics = [(topic, [(partition, position, most_bytes)])]
     request = FetchRequest(WAIT_MS, 1, most_bytes, READ_COMMITTED, topics)
-    response: Any = await client.send(node, request, CONNECTION)
+    response = await client.send(node, request, CONNECTION)
     _, code, high_watermark, *rest = only_partition(response)
     aborted = next((part for part in rest if isinstance(part, list)), None) or []
     return code, high_watermark, bytes(rest[-1] or b""), [(entry[0], entry[1]) for entry in aborted]

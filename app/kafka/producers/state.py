@@ -12,8 +12,6 @@ Source: KIP-664, DescribeProducers, which brokers know from 2.8 on. It takes Rea
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
@@ -26,6 +24,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
+from app.kafka.client.aiokafka_types import ResponseFields
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.records.producer_sequences import ProducerStamp
 
@@ -110,7 +109,9 @@ async def remembered(
         KafkaError: the broker does not answer.
     """
     try:
-        response: Any = await cluster.send(node, DescribeProducersRequest(topic, partition), CONNECTION)
+        response: ResponseFields = await cluster.send(
+            node, DescribeProducersRequest(topic, partition), CONNECTION
+        )
     except (IncompatibleBrokerVersion, NotImplementedError):
         return None
     for _, partitions, _ in response.topics:

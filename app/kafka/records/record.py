@@ -23,6 +23,15 @@ class Record(Protocol):
     def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
 
 
+class PlacedRecord(Record, Protocol):
+    """A record that a consumer has read."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+
+
 def size_of(record: Record) -> int:
     """About the bytes that a record's key, value and headers take in memory, at least 1."""
     nbytes = len(record.key or b"") + len(record.value or b"") + 1

@@ -22,7 +22,7 @@ from mode import Service
 
 from app.controllog.codec import JobStatus
 from app.kafka.data_clusters import DataCluster
-from app.kafka.fetch.deliveries import ALL_BYTES, FetchItem, LogGap
+from app.kafka.fetch.deliveries import ALL_BYTES, FetchItem, FetchKey, LogGap
 from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
@@ -94,7 +94,7 @@ class ReplicaController(Service):
 
     def accept(self, item: FetchItem) -> None:
         """Hands a fetched batch to the job's pump. Never raises."""
-        pass_to_pump(self.pumps.get(item.key[0]), item, self._jobs, self._report_incident, self.skip)
+        pass_to_pump(self.pumps.get(item.key.job), item, self._jobs, self._report_incident, self.skip)
 
     # -- one job -----------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class ReplicaController(Service):
         leaves_bytes = self._leaves(pump.runtime)
         for cluster in self._clusters.started():
             if cluster.client is pump.runtime.source:
-                cluster.fetch.leave((str(pump.job), pump.epoch), leaves_bytes)
+                cluster.fetch.leave(FetchKey(str(pump.job), pump.epoch), leaves_bytes)
 
     def _leaves(self, runtime: RouteRuntime) -> int:
         """Bytes of memory that fetching leaves to others. A paused route is not fetched, so it takes none."""
@@ -245,7 +245,7 @@ class ReplicaController(Service):
             message = f"{message}; this partition stops at gaps: run {skip}, or set onGap: continue"
             pump.halt(gap, message)
             for cluster in self._clusters.started():
-                cluster.fetch.remove((str(pump.job), pump.epoch))
+                cluster.fetch.remove(FetchKey(str(pump.job), pump.epoch))
         else:
             message = f"{message}; copying continues at {gap.end}"
             pump.skip(gap)

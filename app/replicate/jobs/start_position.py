@@ -24,7 +24,7 @@ import structlog
 from app.kafka.client.cluster import EARLIEST, ClusterClient
 from app.kafka.client.commits import GroupDenied
 from app.kafka.data_clusters import DataCluster
-from app.kafka.fetch.deliveries import LogGap
+from app.kafka.fetch.deliveries import FetchKey, LogGap
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
@@ -73,7 +73,7 @@ async def find_replica_start(
         why = f"{job.topic} was deleted and recreated: its position was of {answer.log}, it is now {present}"
         start = await source.fetch.offsets_at(job.topic, job.partition, EARLIEST)
         if definition.spec.on_gap == "stop" and snapshot is not None:
-            key, base = (str(job), answer.epoch), snapshot.base
+            key, base = FetchKey(str(job), answer.epoch), snapshot.base
             gap = LogGap(key, job.topic, job.partition, base, start, why, begun_anew=True)
             return StartPosition(snapshot, answer.lineage, answer.log, known=True, gap=gap)
         report_incident(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from app.kafka.fetch.deliveries import FetchedBatches, FetchIncident, FetchItem, LogGap
+from app.kafka.fetch.deliveries import FetchedBatches, FetchIncident, FetchItem, FetchKey, LogGap
 from app.kafka.fetch.service import FetchService
 from app.kernel.troubles import TroubleSource
 from app.worker.jobs.kind import JobRestarts
@@ -25,7 +25,7 @@ def pass_to_pump(
         pump: None: the job does not run here.
         skip: Takes lost offsets; without it they are passed over and reported.
     """
-    if pump is None or pump.epoch != item.key[1]:
+    if pump is None or pump.epoch != item.key.epoch:
         discard(item)
         return
     with jobs.contain_errors(item):
@@ -75,7 +75,7 @@ def _show_fetch_incident(pump: Pump, incident: FetchIncident, report_incident: R
 def apply_fetch_state(pumps: Iterable[Pump], services: Sequence[FetchService]) -> None:
     """Takes the ends of partitions from the fetch services, and clears the fetch troubles that are over."""
     for pump in pumps:
-        key = str(pump.job), pump.epoch
+        key = FetchKey(str(pump.job), pump.epoch)
         for service in services:
             pump.high_watermark = max(pump.high_watermark, service.high_watermark(key))
             if pump.troubles.of(TroubleSource.FETCH) and service.trouble(key) == "":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.kafka.data_clusters import DataCluster
-from app.kafka.fetch.deliveries import FetchedBatches, LogGap
+from app.kafka.fetch.deliveries import FetchedBatches, FetchKey, LogGap
 from app.kafka.fetch.shared_read_service import Counts, HeadsOf
 from app.kafka.records.header_arrays import heads_of
 from app.kernel.job import JobId
@@ -120,7 +120,7 @@ class StartedJob:
     def fetch(self) -> None:
         job = self.pump.job
         self.cluster.fetch.add(
-            (str(job), self.pump.epoch), job.topic, job.partition, self.reads_from,
+            FetchKey(str(job), self.pump.epoch), job.topic, job.partition, self.reads_from,
             self.start.log.topic_id, self.leaves_bytes, self.last_epoch, self.lingers_s, self.counts,
             self.heads,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProduce
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.topic_tail import TopicTail
 from app.kafka.client.unreadable_records import UnreadableRecords
+from app.kafka.records.record import PlacedRecord
 from app.kernel.lease import Lease
 from app.worker.members.host_clock import HostClock
 
@@ -165,7 +166,7 @@ class Heartbeats(Service):
     async def on_stop(self) -> None:
         await self._producer.stop()
 
-    def _on_records(self, records: list[Any]) -> None:
+    def _on_records(self, records: Sequence[PlacedRecord]) -> None:
         now_s = time.monotonic()
         for record in records:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -14,6 +15,7 @@ from app.controllog.codec import IncidentRecord
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.topic_tail import TopicTail, bounded
 from app.kafka.client.unreadable_records import UnreadableRecords
+from app.kafka.records.record import PlacedRecord
 from app.kernel.clock import now_ms
 
 log = structlog.get_logger(__name__)
@@ -66,7 +68,7 @@ class Incidents(Service):
         self.report_own(kind, message, remedy)
         await asyncio.wait(list(self._pending), timeout=INCIDENT_TIMEOUT_S)
 
-    def _on_records(self, records: list[Any]) -> None:
+    def _on_records(self, records: Sequence[PlacedRecord]) -> None:
         for record in records:
             try:
                 self.latest.append(codec.incident(record.value))

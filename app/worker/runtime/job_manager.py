@@ -29,7 +29,7 @@ from mode import Service
 
 from app.controllog.codec import JobStatus
 from app.controllog.events import Assignment, Released
-from app.kafka.fetch.deliveries import FetchItem
+from app.kafka.fetch.deliveries import FetchItem, FetchKey
 from app.kernel.clock import now_ms
 from app.kernel.limit_shares import LimitNeed, WorkerShare
 from app.kernel.load import Load
@@ -101,7 +101,7 @@ class JobManager(Service):
             yield
         except Exception as error:
             # A programming error stops this job loudly, and only this job.
-            job, epoch, *_ = item.key
+            job, epoch = item.key.job, item.key.epoch
             log.exception("a pump failed; its job stops and starts again", job=job)
             self._note_failure(job, epoch, NOWHERE, error)
             self._close(job)
@@ -250,7 +250,7 @@ class JobManager(Service):
         self.progress_saver.forget(job)
         if pump is not None:
             for cluster in self._clusters.started():
-                cluster.fetch.remove((job, pump.epoch))
+                cluster.fetch.remove(FetchKey(job, pump.epoch))
             self.kinds.of(job).drop(job)
 
     async def _restart(self, pump: Pump) -> None:

@@ -14,7 +14,7 @@ import secrets
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from app.controllog.topics import TRACKER_PARTITIONS, ControlTopics
 from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProducer
 from app.kafka.client.topic_tail import TopicTail
 from app.kafka.client.unreadable_records import UnreadableRecords
+from app.kafka.records.record import PlacedRecord
 from app.kernel.clock import now_ms
 from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
 from app.worker.tracker.write_health import ProbeFailure, WriteHealth
@@ -73,7 +74,7 @@ class TrackerClient(Service):
             waiting.cancel()
         await self._producer.stop()
 
-    def _on_answers(self, records: list[Any]) -> None:
+    def _on_answers(self, records: Sequence[PlacedRecord]) -> None:
         for record in records:
             try:
                 answer = codec.takeover_answer(record.value)

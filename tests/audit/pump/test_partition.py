@@ -20,7 +20,7 @@ from app.audit.jobs.consumer_counts import AuditConsumers
 from app.audit.jobs.controller import AuditController
 from app.audit.pump import partition as pumps
 from app.audit.pump.partition import PART_OFFSETS, AuditPorts, AuditPump
-from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, LogGap, PartitionFetch
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, FetchKey, LogGap, PartitionFetch
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
@@ -67,7 +67,7 @@ class Rig:
         self.position += 1
 
     def fetched(self, data: bytes, start: int, end: int, *, damage: str = "") -> FetchedBatches:
-        part = PartitionFetch(self.budget, (str(JOB), 1), "orders", 3, start)
+        part = PartitionFetch(self.budget, FetchKey(str(JOB), 1), "orders", 3, start)
         part.unreleased_bytes = self.budget.used_bytes = len(data)
         return FetchedBatches(part, len(data), data, end, [], self.log.next_offset, damage)
 

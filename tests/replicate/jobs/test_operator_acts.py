@@ -12,7 +12,7 @@ from app.dev.yard import Yard
 from app.kafka.client.cluster import EARLIEST
 from app.kafka.client.topic_configs import alter
 from app.kafka.client.topics import TopicSpec, ensure_topics
-from app.kafka.fetch.deliveries import FetchIncident, LogGap
+from app.kafka.fetch.deliveries import FetchIncident, FetchKey, LogGap
 from app.kernel.job import JobId
 from app.replicate.jobs.operator_acts import ReplicaActs
 from app.replicate.pump.status import STALLED_AFTER_S, check_progress, copying_status
@@ -178,7 +178,7 @@ async def test_a_route_that_stops_at_a_gap_reports_it_beside_other_troubles_unti
     manager.assign()
     await _write(yard, manager.topic, "a", "b", "c")
     pump = await manager.copied(3)
-    key = (manager.job, pump.epoch)
+    key = FetchKey(manager.job, pump.epoch)
     cluster = await manager.jobs._clusters.get(HOME)
     cluster.fetch.remove(key)  # as the fetch service stops behind a gap that it reports
     manager.jobs.kinds.replicate.accept(LogGap(key, manager.topic, 0, 3, 5, "deleted by retention"))
@@ -258,7 +258,7 @@ async def test_fetching_that_continues_clears_the_trouble_even_without_new_recor
     manager.assign()
     await _write(yard, manager.topic, "a")
     pump = await manager.copied(1)
-    key = (manager.job, pump.epoch)
+    key = FetchKey(manager.job, pump.epoch)
     part = (await manager.jobs._clusters.get(HOME)).fetch._partitions[key]
     part.incident = "a broker is away"
     manager.jobs.kinds.replicate.accept(FetchIncident(key, manager.topic, 0, "a broker is away", "start it"))

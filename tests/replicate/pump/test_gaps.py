@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.dev.yard import Yard
-from app.kafka.fetch.deliveries import LogGap
+from app.kafka.fetch.deliveries import FetchKey, LogGap
 from tests.kafka.conftest import write
 from tests.worker.runtime.replica_manager import HOME, replica_manager_rig
 
@@ -44,7 +44,7 @@ async def test_a_route_that_continues_at_gaps_reports_the_lost_offsets_and_where
         await write(yard.bootstrap(HOME), topic_name, [b"a", b"b", b"c"])
         pump = await manager.copied(3)
         manager.jobs.kinds.replicate.accept(
-            LogGap((manager.job, pump.epoch), topic_name, 0, reason="by hand", **gap)
+            LogGap(FetchKey(manager.job, pump.epoch), topic_name, 0, reason="by hand", **gap)
         )
         await manager.until(
             lambda: manager.pump is not None and (manager.pump.lineage, manager.pump.base) == lineage_and_base

@@ -10,6 +10,7 @@ import pytest
 
 from app.controllog.events import ALL, Assignment, Paused
 from app.dev.yard import Yard
+from app.kafka.fetch.deliveries import FetchKey
 from tests.kafka.conftest import write as write_to
 from tests.replicate.rig import ReplicaRig
 from tests.replicate.source_topics import assert_same, create_on_both_sides, write
@@ -72,7 +73,7 @@ async def test_a_route_that_is_paused_takes_none_of_the_workers_memory(
     async def known(end: int) -> None:
         """The log's end is still known."""
         assert manager.pump is not None
-        key = manager.job, manager.pump.epoch
+        key = FetchKey(manager.job, manager.pump.epoch)
         await manager.until(lambda: cluster.fetch.high_watermark(key) == end)
 
     manager.put()

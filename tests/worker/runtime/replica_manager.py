@@ -125,7 +125,7 @@ async def replica_manager_rig(
 
     async def deliver(item: Any) -> None:
         kinds: Any = holder[0].kinds
-        kinds.of(item.key[0]).accept(item)
+        kinds.of(item.key.job).accept(item)
 
     lease = Lease(1e9)
     lease.renewed(time.monotonic())

@@ -13,7 +13,7 @@ import pytest
 from app.dispatch.model.retry_headers import RAW_BATCH
 from app.dispatch.pump.intake import READY_LOW, MessageIntake
 from app.dispatch.pump.partition import DispatchPump
-from app.kafka.fetch.deliveries import FetchedBatches, PartitionFetch
+from app.kafka.fetch.deliveries import FetchedBatches, FetchKey, PartitionFetch
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
@@ -61,7 +61,7 @@ async def test_unforeseen_batches_affect_no_other_batch(
             started.append(pump)
             rig.pumps.append(pump)
             jobs.kinds.dispatch.add(pump)
-            part = PartitionFetch(rig.budget, (job, 1), "orders", 0, 0)
+            part = PartitionFetch(rig.budget, FetchKey(job, 1), "orders", 0, 0)
             fetched = FetchedBatches(part, len(response), response, end, [], end)
             start = SimpleNamespace(log=LogId(), known=True, snapshot=snapshot, gap=None)
             loop = asyncio.get_running_loop()

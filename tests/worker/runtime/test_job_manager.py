@@ -17,8 +17,7 @@ from app.audit.definition import AuditPlan
 from app.audit.pump.counting_spec import open_times
 from app.controllog.events import AnyControlEvent, Assignment, Claim, Released
 from app.controllog.state import ControlState
-from app.dispatch.jobs.catch_up_controller import BACKLOG
-from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, PartitionFetch
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, FetchKey, PartitionFetch
 from app.kernel.job import JobId
 from app.kernel.lease import Lease
 from app.kernel.troubles import Troubles
@@ -244,7 +243,7 @@ async def test_an_error_at_a_batch_of_the_backlog_stops_only_this_job_and_frees_
             backlog=SimpleNamespace(pump=backlog), accept=lambda fetched: fetched.release(),
         )  # fmt: skip
 
-    def fetched(key: tuple[Any, ...]) -> FetchedBatches:
+    def fetched(key: FetchKey) -> FetchedBatches:
         budget.used_bytes += 10
         return FetchedBatches(PartitionFetch(budget, key, "orders", 0, 0), 10, b"", 1, [], 1)
 
@@ -252,8 +251,8 @@ async def test_an_error_at_a_batch_of_the_backlog_stops_only_this_job_and_frees_
         pumps: dict[str, Any] = jobs.kinds.dispatch.pumps  # type: ignore[assignment]
         other = JOB.replace(":0", ":1")
         pumps |= {JOB: pump_of(JOB), other: pump_of(other)}
-        jobs.kinds.dispatch.accept(fetched((JOB, 1, BACKLOG)))
+        jobs.kinds.dispatch.accept(fetched(FetchKey(JOB, 1, is_backlog=True)))
         assert (closed, list(pumps), budget.used_bytes) == ([JOB], [other], 0)
-        jobs.kinds.dispatch.accept(fetched((other, 2)))
+        jobs.kinds.dispatch.accept(fetched(FetchKey(other, 2)))
         assert (closed, budget.used_bytes) == ([JOB], 0), "of another epoch: it is freed, and nothing stops"
         pumps.clear()
