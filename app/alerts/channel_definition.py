@@ -25,6 +25,7 @@ from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
 from app.config.fields import Model
+from app.kernel.json_types import JsonObject
 
 REFERENCE = "env:"
 VARIABLES = "SWITCHYARD_ALERT_"
@@ -128,7 +129,7 @@ _REFERENCE_SCHEMA = {
         },
     ]
 }  # fmt: skip
-_TEXT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, _REFERENCE_SCHEMA]}
+_TEXT_SCHEMA: JsonObject = {"anyOf": [{"type": "string"}, _REFERENCE_SCHEMA]}
 Url = Annotated[str, BeforeValidator(_url), WithJsonSchema(_TEXT_SCHEMA)]
 Headers = Annotated[
     dict[str, str], BeforeValidator(_headers), Len(0, 20),

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.kernel.json_types import JsonMapping, JsonObject
+
 RECORDS, QUARANTINE = "records", "quarantine"
 VISIBLE = "id-"  # before the topic's id in a file's name
 HIDDEN = ("_", ".")  # Spark ignores files with this prefix
@@ -63,7 +65,7 @@ class ArchiveFile:
         """The greatest timestamp."""
         return max(span.last_ms for span in self.spans)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Its JSON in the log."""
         spans = [[s.partition, s.start, s.end, s.rows, s.first_ms, s.last_ms] for s in self.spans]
         return {
@@ -78,7 +80,7 @@ class ArchiveFile:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> ArchiveFile:
+    def from_json(cls, found: JsonMapping) -> ArchiveFile:
         """The file with this JSON."""
         known = {name: found[name] for name in cls.__slots__ if name != "spans"}
         return cls(**known, spans=tuple(FileSpan(*span) for span in found["spans"]))
@@ -124,7 +126,7 @@ class ArchiveChange:
     based_on: Mapping[ArchivedPartition, ArchivedReach] | None = None
     gaps: tuple[ArchiveGap, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Its JSON in the log, without `based_on`, which the commit checks."""
         return {
             "kind": self.kind,
@@ -136,7 +138,7 @@ class ArchiveChange:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> ArchiveChange:
+    def from_json(cls, found: JsonMapping) -> ArchiveChange:
         """The change with this JSON."""
         return cls(
             kind=found["kind"],

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonSchema
 
 from app.kernel.durations import DURATION, NUMBER, format_duration, parse_duration
+from app.kernel.json_types import JsonObject
 
 MAX_SIZE_BYTES = 2**63 - 1  # Kafka's int64
 
@@ -58,7 +59,7 @@ def duration_within(low_s: float, high_s: float) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _forms(kind: str, pattern: str) -> list[dict[str, Any]]:
+def _forms(kind: str, pattern: str) -> list[JsonObject]:
     return [{"type": kind, "minimum": 0}, {"type": "string", "pattern": f"^(?!$){pattern}$"}]
 
 

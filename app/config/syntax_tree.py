@@ -22,6 +22,8 @@ from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
+from app.kernel.json_types import JsonObject
+
 MAX_DEPTH = 32
 MAX_OPEN_BRACKETS = 200  # far above MAX_DEPTH, because brackets in strings count, too
 MAX_NODES = 200_000  # aliases can expand a few bytes to gigabytes
@@ -135,7 +137,7 @@ class _JsonReader:
         node = Node(*self._lines.place(token.start()))
         self._measure.count(path, node.line, node.column)
         if token[0] == "{":
-            data: dict[str, Any] = {}
+            data: JsonObject = {}
             while (name := next(self._tokens))[0] != "}":
                 key = orjson.loads(name[0])
                 node.keys[key] = self._lines.place(name.start())
@@ -214,8 +216,8 @@ class _YamlReader:
             return items, at
         raise _foreign_tag(path, at)
 
-    def _mapping(self, node: MappingNode, path: Path_, at: Node) -> dict[str, Any]:
-        data: dict[str, Any] = {}
+    def _mapping(self, node: MappingNode, path: Path_, at: Node) -> JsonObject:
+        data: JsonObject = {}
         merged: list[Any] = []
         for key_node, value_node in node.value:
             place = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)

@@ -24,6 +24,7 @@ from app.config.definition_base import Definition
 from app.config.fields import DAY_S, MAX_LISTED, Label, Model, Name, Rate
 from app.config.quantities import Duration, Size, duration_within
 from app.kernel.job import MAX_TOPIC_CHARS, JobId, Kind
+from app.kernel.json_types import JsonObject
 from app.replicate.model.destination_topic import Smaller, TopicSync
 from app.replicate.model.name_patterns import MAX_EXPRESSION_CHARS, AnyOf, check_expression, is_name
 from app.replicate.model.route import TOPIC, Route, is_topic
@@ -98,7 +99,7 @@ class Rename(Model):
         return {} if value == "identity" else {"to": value}
 
 
-def _or_template(schema: dict[str, Any]) -> None:
+def _or_template(schema: JsonObject) -> None:
     """The JSON Schema of a rename: also a template alone."""
     whole = {"$ref": schema.pop("$ref")}
     schema["anyOf"] = [{"type": "string", "examples": ["{cluster}.{topic}", "identity"]}, whole]

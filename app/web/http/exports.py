@@ -15,6 +15,7 @@ import orjson
 from aiohttp import web
 
 from app.kernel.csv_cells import text_cell
+from app.kernel.json_types import JsonMapping
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import JSON, TEXT, AnswerDoc, Param
 
@@ -55,7 +56,7 @@ def check_whole(request: web.Request, name: str) -> None:
 
 
 async def listed(
-    request: web.Request, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], notes: Sequence[str] = ()
+    request: web.Request, rows: Sequence[JsonMapping], columns: Sequence[str], notes: Sequence[str] = ()
 ) -> web.StreamResponse:
     """`rows` in the requested format. With `notes` the rows are incomplete: JSON says so, and files are
     refused.

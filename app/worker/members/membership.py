@@ -26,6 +26,7 @@ from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProduce
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.topic_tail import TopicTail
 from app.kafka.client.unreadable_records import UnreadableRecords
+from app.kernel.json_types import JsonObject
 from app.kernel.lease import Lease
 from app.worker.members.host_clock import HostClock
 
@@ -133,7 +134,7 @@ class Heartbeats(Service):
     def __init__(
         self,
         topic: str,
-        kafka_options: dict[str, Any],
+        kafka_options: JsonObject,
         *,
         compose: Callable[[], Heartbeat],
         members: Members,

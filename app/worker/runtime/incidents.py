@@ -15,6 +15,7 @@ from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.topic_tail import TopicTail, bounded
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +30,7 @@ class Incidents(Service):
         latest: The latest incidents, oldest first.
     """
 
-    def __init__(self, worker: str, topic: str, kafka_options: dict[str, Any]) -> None:
+    def __init__(self, worker: str, topic: str, kafka_options: JsonObject) -> None:
         super().__init__()
         self._worker = worker
         self._topic = topic

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 import structlog
 
+from app.kernel.json_types import JsonObject
+
 
 class LoggingSettings(Protocol):
     @property
@@ -134,7 +136,7 @@ _SHARED: list[Any] = [
 ]
 
 
-def logging_config(settings: LoggingSettings) -> dict[str, Any]:
+def logging_config(settings: LoggingSettings) -> JsonObject:
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if settings.format == "json"

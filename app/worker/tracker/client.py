@@ -29,6 +29,7 @@ from app.kafka.client.topic_tail import TopicTail
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.clock import now_ms
 from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
+from app.kernel.json_types import JsonObject
 from app.worker.tracker.write_health import ProbeFailure, WriteHealth
 
 log = structlog.get_logger(__name__)
@@ -49,7 +50,7 @@ class TrackerClient(Service):
         self,
         worker: str,
         topics: ControlTopics,
-        kafka_options: dict[str, Any],
+        kafka_options: JsonObject,
         seal: RecordSeal | None = None,
     ) -> None:
         super().__init__()
