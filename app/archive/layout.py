@@ -155,7 +155,7 @@ def is_hidden(path: str) -> bool:
     return path.rpartition("/")[2].startswith(HIDDEN)
 
 
-def reach_as_json(reach: Mapping[ArchivedPartition, ArchivedReach]) -> list[list[Any]]:
+def reach_as_json(reach: Mapping[ArchivedPartition, ArchivedReach]) -> list[list[object]]:
     """Rows of topic, topic id, partition, start, end."""
     return [[p.topic, p.topic_id, p.number, to.start, to.end] for p, to in sorted(reach.items())]
 
@@ -165,7 +165,7 @@ def reach_from_json(rows: list[list[Any]]) -> dict[ArchivedPartition, ArchivedRe
     return {ArchivedPartition(*row[:3]): ArchivedReach(*row[3:]) for row in rows}
 
 
-def gaps_as_json(gaps: tuple[ArchiveGap, ...]) -> list[list[Any]]:
+def gaps_as_json(gaps: tuple[ArchiveGap, ...]) -> list[list[object]]:
     """Rows of topic, topic id, partition, start, end, time of detection."""
     return [
         [g.partition.topic, g.partition.topic_id, g.partition.number, g.start, g.end, g.at_ms] for g in gaps

@@ -76,12 +76,12 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     return text.getvalue()
 
 
-def _csv_cell(value: Any) -> str:
+def _csv_cell(value: object) -> str:
     text = cell(value)
     return text if isinstance(value, int | float) else text_cell(text)
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     """A value in one cell; unknown is said, not left empty."""
     if value is None:
         return "unknown"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonSchema
 
@@ -24,7 +24,7 @@ _SIZE = rf"({NUMBER})\s*({'|'.join(_UNIT_BYTES)})?"
 _SIZE_HINT = "write one like 4MiB or 500kB"
 
 
-def parse_size(value: Any) -> int:
+def parse_size(value: object) -> int:
     """Bytes of "4MiB", "10kB", "1.5GiB" or a number of bytes.
 
     Raises:

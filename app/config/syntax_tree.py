@@ -65,7 +65,7 @@ class Node:
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def read_trees(text: str) -> list[tuple[Any, Node]]:
+def read_trees(text: str) -> list[tuple[object, Node]]:
     """The documents of `text`, each with its positions; empty ones are left out.
 
     Raises:
@@ -157,7 +157,7 @@ class _JsonReader:
 # -- YAML ------------------------------------------------------------------------------------------
 
 
-def _read_yaml(text: str) -> Iterator[tuple[Any, Node]]:
+def _read_yaml(text: str) -> Iterator[tuple[object, Node]]:
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML allows it
     try:
@@ -190,7 +190,7 @@ class _YamlReader:
     """Makes data of ruamel's nodes."""
 
     def __init__(self, yaml: YAML) -> None:
-        self._scalars: dict[str, Callable[[ScalarNode], Any]] = {
+        self._scalars: dict[str, Callable[[ScalarNode], object]] = {
             f"{_YAML}null": _null,
             f"{_YAML}bool": yaml.constructor.construct_yaml_bool,
             f"{_YAML}int": yaml.constructor.construct_yaml_int,
@@ -218,7 +218,7 @@ class _YamlReader:
 
     def _mapping(self, node: MappingNode, path: Path_, at: Node) -> JsonObject:
         data: JsonObject = {}
-        merged: list[Any] = []
+        merged: list[object] = []
         for key_node, value_node in node.value:
             place = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
             if not isinstance(key_node, ScalarNode):

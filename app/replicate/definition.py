@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge, Len
 from pydantic import BeforeValidator, Field, Strict, model_validator
@@ -34,7 +34,7 @@ REPLICATE_JOBS = f"{Kind.REPLICATE.value}:"  # begins the name of every job of a
 MAX_RECORDS = 10**9  # in practice no limit: only the interval counts
 
 
-def _topic(value: Any) -> Any:
+def _topic(value: object) -> object:
     if not isinstance(value, str) or not is_topic(value):
         raise ValueError(
             f"not a topic's name; use letters, digits, '.', '_' and '-', at most {MAX_TOPIC_CHARS}"
@@ -42,7 +42,7 @@ def _topic(value: Any) -> Any:
     return value
 
 
-def _entry(value: Any) -> Any:
+def _entry(value: object) -> object:
     """A topic's name, or an expression."""
     if not isinstance(value, str) or not value:
         raise ValueError("not a name or expression; write one like orders or 'orders\\..*'")
@@ -52,7 +52,7 @@ def _entry(value: Any) -> Any:
     return value
 
 
-def _text_entry(value: Any) -> Any:
+def _text_entry(value: object) -> object:
     """A group's or header's name, or an expression."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_EXPRESSION_CHARS:
         raise ValueError(f"not a name or expression; write text of 1 to {MAX_EXPRESSION_CHARS} characters")
@@ -60,7 +60,7 @@ def _text_entry(value: Any) -> Any:
     return value
 
 
-def _template(value: Any) -> Any:
+def _template(value: object) -> object:
     if not isinstance(value, str):
         raise ValueError("not a template; write one like '{cluster}.{topic}'")
     RenameRule.of(value, cluster="x")
@@ -93,7 +93,7 @@ class Rename(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _alone(cls, value: Any) -> Any:
+    def _alone(cls, value: object) -> object:
         if not isinstance(value, str):
             return value
         return {} if value == "identity" else {"to": value}

@@ -170,7 +170,7 @@ def _spark(name: str, arguments: list[str], **must: Any) -> Step:
     return Step(name, ["-m", "spark", *arguments], _must(**must))
 
 
-def _must(**must: Any) -> Callable[[JsonMapping], str]:
+def _must(**must: object) -> Callable[[JsonMapping], str]:
     def wrong(result: JsonMapping) -> str:
         return ", ".join(
             f"{name} is {result.get(name)}, must be {value}"

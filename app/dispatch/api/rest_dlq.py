@@ -218,7 +218,7 @@ class DlqTools:
             if not ranges:
                 raise BadQuery("ranges: a purge needs the bounds from its dry run")
 
-            async def work(_: Any) -> JsonObject:
+            async def work(_: object) -> JsonObject:
                 firsts = await purge(client, workload, ranges)
                 return {"partitions": {str(p): {"first": first} for p, first in firsts.items()}}
 

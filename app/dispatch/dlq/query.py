@@ -138,7 +138,7 @@ class LetterQuery:
         return {name: value for name, value in conditions.items() if value not in (None, [])}
 
     @classmethod
-    def from_json(cls, data: Any) -> LetterQuery:
+    def from_json(cls, data: object) -> LetterQuery:
         """Raises BadQuery, also for an unknown condition, without which the query would choose too much."""
         if not isinstance(data, Mapping):
             raise BadQuery("the query must be an object of conditions")

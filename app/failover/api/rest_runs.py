@@ -70,7 +70,7 @@ class FailoverRunRoutes:
         """One failover: the stage of each workload, and the plan."""
         return json_response(self._detail(self._of(request.match_info["id"])))
 
-    def _of(self, name: Any) -> FailoverRun:
+    def _of(self, name: object) -> FailoverRun:
         run = self._api.runtime.control.view.runs.get(name) if isinstance(name, str) else None
         if run is None:
             raise ApiError(

@@ -72,7 +72,7 @@ class BarrierSender(Service):
 
     async def _send(
         self, items: Iterable[Item], events: Callable[[str, int, list[Item]], list[bytes]]
-    ) -> list[asyncio.Future[Any]]:
+    ) -> list[asyncio.Future[object]]:
         by_partition: dict[int, list[Item]] = defaultdict(list)
         for item in items:
             by_partition[checkpoint_partition(item.key)].append(item)

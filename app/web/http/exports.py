@@ -29,7 +29,7 @@ ROWS_A_PIECE = 500
 EXPORT_READER_TIMEOUT_S = 30.0  # a reader that takes nothing for this long is gone
 
 
-def listing(shape: Any) -> dict[int, AnswerDoc]:
+def listing(shape: object) -> dict[int, AnswerDoc]:
     """The answers of a route with `listed`; `shape` is that of its JSON."""
     return {200: AnswerDoc({JSON: shape, CSV: TEXT, NDJSON: TEXT})}
 
@@ -104,7 +104,7 @@ def csv_lines(rows: Sequence[Sequence[Any]]) -> bytes:
     return text.getvalue().encode("utf-8", "replace")
 
 
-def cell(value: Any) -> Any:
+def cell(value: object) -> object:
     """A value as a cell."""
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -89,8 +89,8 @@ class _Schemas:
     """
 
     def __init__(self) -> None:
-        self._types: list[Any] = [http_schemas.Problem]
-        self._made: list[Any] = []
+        self._types: list[object] = [http_schemas.Problem]
+        self._made: list[object] = []
         self._definitions: list[type[BaseModel]] = []
 
     def add(self, *given: Any) -> None:

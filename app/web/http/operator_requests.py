@@ -56,7 +56,7 @@ def actor_of(request: web.Request) -> str:
     return actor[:200].encode("utf-8", "replace").decode()  # it goes into the control log
 
 
-async def read_body(request: web.Request, shape: Any) -> JsonMapping:
+async def read_body(request: web.Request, shape: object) -> JsonMapping:
     """The body as an object with fields of `shape` (a type of `request_bodies`) only; {} for no body.
 
     Raises:
@@ -75,7 +75,7 @@ async def read_body(request: web.Request, shape: Any) -> JsonMapping:
     return body
 
 
-def _once(pairs: Iterable[tuple[str, Any]]) -> JsonObject:
+def _once(pairs: Iterable[tuple[str, object]]) -> JsonObject:
     found: JsonObject = {}
     for name, value in pairs:
         if name in found:

@@ -62,7 +62,7 @@ class RouteDoc:
 
 
 def described(
-    shape: Any = None,
+    shape: object = None,
     *,
     answers: Mapping[int, AnswerDoc] | None = None,
     query: Iterable[Param] = (),

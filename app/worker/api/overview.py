@@ -289,7 +289,7 @@ class JobsOverview:
         }
 
 
-def _mapping(value: Any) -> JsonMapping:
+def _mapping(value: object) -> JsonMapping:
     return value if isinstance(value, Mapping) else {}
 
 

@@ -35,7 +35,7 @@ class Incidents(Service):
         self._worker = worker
         self._topic = topic
         self.latest: deque[IncidentRecord] = deque(maxlen=MAX_KEPT_INCIDENTS)
-        self._pending: set[asyncio.Task[Any]] = set()
+        self._pending: set[asyncio.Task[object]] = set()
         self._producer = ReplaceableProducer("incidents", kafka_options, enable_idempotence=False)
         self._unreadable = UnreadableRecords("the incidents topic has records that are no incidents")
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)

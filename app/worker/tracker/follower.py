@@ -256,7 +256,7 @@ class TrackerFollower(Service):
         self._progress = asyncio.Event()
 
 
-def _report_refusal(sent: asyncio.Future[Any]) -> None:
+def _report_refusal(sent: asyncio.Future[object]) -> None:
     """The worker repeats its takeover; if each answer is refused, this line says why its job waits."""
     if not sent.cancelled() and (error := sent.exception()) is not None:
         log.warning("the answer to a takeover was not written; its job waits", error=repr(error))
