@@ -37,6 +37,7 @@ from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.fetch import bounded_consumer
 from app.kafka.fetch.deliveries import FetchItem
 from app.kernel.job import Kind, kind_of
+from app.kernel.json_types import JsonObject
 from app.offsets.store.tables import RegionAtlas
 from app.payload.interceptor_loader import InterceptorError, load_interceptors
 from app.payload.interceptors import Interceptor
@@ -314,12 +315,12 @@ def atlas(settings: Settings) -> RegionAtlas:
     )
 
 
-def security_options(cluster: Any) -> dict[str, Any]:
+def security_options(cluster: Any) -> JsonObject:
     """The security fields of a `ClusterSpec`, with plain secrets."""
     security = getattr(cluster, "security", None)
     if security is None or security.protocol == "plaintext":
         return {}
-    options: dict[str, Any] = {"protocol": security.protocol.upper()}
+    options: JsonObject = {"protocol": security.protocol.upper()}
     if security.protocol.endswith("ssl"):
         context = ssl.create_default_context(cafile=security.ca)
         if security.cert:

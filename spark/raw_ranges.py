@@ -24,6 +24,7 @@ from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.span_reader import read_span
 from app.kafka.records.batch import ReadCommittedFilter, RecordBatch, iter_batches
 from app.kafka.records.verbatim_copy import LOG_APPEND_TIME, has_own_offsets
+from app.kernel.json_types import JsonObject
 from spark.archive.restore import client_options
 from spark.topics import Range
 
@@ -206,7 +207,7 @@ def _rows(one: Range, batch: RecordBatch) -> Iterator[RecordRow]:
 
 def _spec(options: Mapping[str, str]) -> ClusterSpec:
     """Raises: BadOption: An option that aiokafka does not have."""
-    found: dict[str, Any] = client_options(options)
+    found: JsonObject = client_options(options)
     servers = found["bootstrap_servers"]
     return ClusterSpec(
         servers,

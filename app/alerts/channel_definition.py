@@ -25,6 +25,7 @@ from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
 from app.config.fields import Model
+from app.kernel.json_types import JsonObject
 
 REFERENCE = "env:"
 VARIABLES = "SWITCHYARD_ALERT_"
@@ -67,7 +68,7 @@ def revealed(text: str, env: Mapping[str, str]) -> str:
     return env[name].strip()
 
 
-def _reference(value: Any) -> Any:
+def _reference(value: object) -> object:
     """A reference as `env:NAME`; people may also write `{env: NAME}`."""
     if isinstance(value, Mapping) and set(value) == {"env"} and isinstance(value["env"], str):
         value = f"{REFERENCE}{value['env']}"
@@ -78,7 +79,7 @@ def _reference(value: Any) -> Any:
     return value
 
 
-def _secret(value: Any) -> Any:
+def _secret(value: object) -> object:
     value = _reference(value)
     if not isinstance(value, str) or not value.startswith(REFERENCE):
         raise ValueError(f"a secret, which must not stand in a definition; {REMEDY}")
@@ -103,7 +104,7 @@ def _url(value: Any) -> Any:
     return value
 
 
-def _headers(value: Any) -> Any:
+def _headers(value: object) -> object:
     if not isinstance(value, Mapping):
         raise ValueError("not a mapping of headers; write one like {X-Team: data}")
     found: dict[str, str] = {}
@@ -128,7 +129,7 @@ _REFERENCE_SCHEMA = {
         },
     ]
 }  # fmt: skip
-_TEXT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, _REFERENCE_SCHEMA]}
+_TEXT_SCHEMA: JsonObject = {"anyOf": [{"type": "string"}, _REFERENCE_SCHEMA]}
 Url = Annotated[str, BeforeValidator(_url), WithJsonSchema(_TEXT_SCHEMA)]
 Headers = Annotated[
     dict[str, str], BeforeValidator(_headers), Len(0, 20),
@@ -163,8 +164,8 @@ class Channel(Model):
 
     webhook: Webhook | None = None
     alertmanager: Alertmanager | None = None
-    slack: SkipJsonSchema[Any] = None
-    email: SkipJsonSchema[Any] = None
+    slack: SkipJsonSchema[object] = None
+    email: SkipJsonSchema[object] = None
 
     @property
     def kind(self) -> str:
@@ -184,7 +185,7 @@ class Channel(Model):
     @property
     def key(self) -> str:
         """Identifies the receiver's address: the control log remembers its notices under this key."""
-        address: Any = self.target.url if self.target else repr((self.slack, self.email))
+        address: object = self.target.url if self.target else repr((self.slack, self.email))
         digest = hashlib.sha256(orjson.dumps([self.kind, address])).hexdigest()[:8]
         return f"{self.kind}-{digest}"
 

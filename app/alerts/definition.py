@@ -42,13 +42,13 @@ _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%")
 _ABOVE_HINT = "write a number of records, a share like 0.1%, or, of lag, a duration like 30s"
 
 
-def _name(value: Any) -> Any:
+def _name(value: object) -> object:
     if isinstance(value, str) and len(value) > MAX_NAME_CHARS:
         raise ValueError(f"not a name for it; use at most {MAX_NAME_CHARS} characters")
     return value
 
 
-def _above(value: Any) -> Any:
+def _above(value: object) -> object:
     """As it is written, in one way: 10, "0.1%", "30s"."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_RECORDS:
         return value
@@ -66,7 +66,7 @@ def _above(value: Any) -> Any:
         raise ValueError(f"not a threshold; {_ABOVE_HINT}") from error
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> object:
     """One kind, or several, each once."""
     found = (value,) if isinstance(value, str) else value
     if isinstance(found, list | tuple) and len(set(map(str, found))) < len(found):
@@ -74,7 +74,7 @@ def _listed(value: Any) -> Any:
     return found
 
 
-def _pair(value: Any) -> Any:
+def _pair(value: object) -> object:
     if not isinstance(value, list | tuple) or len(value) != 2 or value[0] == value[1]:
         raise ValueError("not two tiers; write the earlier and the later, such as [regional, aggregate]")
     return value

@@ -29,12 +29,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from app.audit.folds.comparison import WindowState
 from app.controllog.alert_state import AlertState, AlertSubject, AlertWindow, LastNotice
+from app.kernel.json_types import JsonMapping
 
 KEPT_WINDOWS = 20  # that an alert names
 KEEP_RESOLVED_MS = 24 * 3_600_000
@@ -51,7 +52,7 @@ KIND_OF = {
 NOTHING_CUT: Mapping[str, int] = MappingProxyType({})
 UNSURE = {WindowState.PROVISIONAL.value, WindowState.ABSENT.value}
 
-VerdictRow = Mapping[str, Any]  # of `app.audit.query.view.verdict_rows`
+VerdictRow = JsonMapping  # of `app.audit.query.view.verdict_rows`
 
 
 class AlertThreshold(NamedTuple):

@@ -13,7 +13,6 @@ SparkJobError           1  the job failed
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 
 class SparkJobError(Exception):
@@ -61,7 +60,7 @@ def check_spark() -> None:
         ) from failure
 
 
-def cause(failure: Any) -> str:
+def cause(failure: object) -> str:
     """Why Java failed, in one line: the innermost exception's message; for a Python task its last line."""
     thrown = getattr(failure, "java_exception", None)
     if thrown is None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.kernel.json_types import JsonMapping, JsonObject
+
 RECORDS, QUARANTINE = "records", "quarantine"
 VISIBLE = "id-"  # before the topic's id in a file's name
 HIDDEN = ("_", ".")  # Spark ignores files with this prefix
@@ -63,7 +65,7 @@ class ArchiveFile:
         """The greatest timestamp."""
         return max(span.last_ms for span in self.spans)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Its JSON in the log."""
         spans = [[s.partition, s.start, s.end, s.rows, s.first_ms, s.last_ms] for s in self.spans]
         return {
@@ -78,7 +80,7 @@ class ArchiveFile:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> ArchiveFile:
+    def from_json(cls, found: JsonMapping) -> ArchiveFile:
         """The file with this JSON."""
         known = {name: found[name] for name in cls.__slots__ if name != "spans"}
         return cls(**known, spans=tuple(FileSpan(*span) for span in found["spans"]))
@@ -124,7 +126,7 @@ class ArchiveChange:
     based_on: Mapping[ArchivedPartition, ArchivedReach] | None = None
     gaps: tuple[ArchiveGap, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Its JSON in the log, without `based_on`, which the commit checks."""
         return {
             "kind": self.kind,
@@ -136,7 +138,7 @@ class ArchiveChange:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> ArchiveChange:
+    def from_json(cls, found: JsonMapping) -> ArchiveChange:
         """The change with this JSON."""
         return cls(
             kind=found["kind"],
@@ -153,7 +155,7 @@ def is_hidden(path: str) -> bool:
     return path.rpartition("/")[2].startswith(HIDDEN)
 
 
-def reach_as_json(reach: Mapping[ArchivedPartition, ArchivedReach]) -> list[list[Any]]:
+def reach_as_json(reach: Mapping[ArchivedPartition, ArchivedReach]) -> list[list[object]]:
     """Rows of topic, topic id, partition, start, end."""
     return [[p.topic, p.topic_id, p.number, to.start, to.end] for p, to in sorted(reach.items())]
 
@@ -163,7 +165,7 @@ def reach_from_json(rows: list[list[Any]]) -> dict[ArchivedPartition, ArchivedRe
     return {ArchivedPartition(*row[:3]): ArchivedReach(*row[3:]) for row in rows}
 
 
-def gaps_as_json(gaps: tuple[ArchiveGap, ...]) -> list[list[Any]]:
+def gaps_as_json(gaps: tuple[ArchiveGap, ...]) -> list[list[object]]:
     """Rows of topic, topic id, partition, start, end, time of detection."""
     return [
         [g.partition.topic, g.partition.topic_id, g.partition.number, g.start, g.end, g.at_ms] for g in gaps

@@ -15,10 +15,8 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from app.archive.errors import ConcurrentCommit, InvalidArchive
 from app.archive.layout import (
@@ -32,6 +30,7 @@ from app.archive.layout import (
     reach_as_json,
     reach_from_json,
 )
+from app.kernel.json_types import JsonMapping, JsonObject
 
 FORMAT = 1
 SNAPSHOT_EVERY = 32
@@ -82,7 +81,7 @@ class ArchiveState:
         """The topic's ids, in the order in which they were first archived."""
         return list(dict.fromkeys(partition.topic_id for partition in self.reach if partition.topic == topic))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """The JSON of a snapshot."""
         return {
             "format": FORMAT,
@@ -95,7 +94,7 @@ class ArchiveState:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> ArchiveState:
+    def from_json(cls, found: JsonMapping) -> ArchiveState:
         """From a snapshot."""
         reach = reach_from_json(found["reach"])
         oldest_first = {
@@ -196,7 +195,7 @@ class Archive:
         return self._log / f"{number:020}.{ending}"
 
 
-def _publish(path: Path, content: dict[str, Any]) -> bool:
+def _publish(path: Path, content: JsonObject) -> bool:
     """Writes a whole file to the disk; False if its name is taken."""
     handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
     try:

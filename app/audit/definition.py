@@ -16,7 +16,7 @@ If several plans match a topic of a cluster, the first by name counts it (`app.a
 from __future__ import annotations
 
 import zlib
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import orjson
 from annotated_types import Len
@@ -37,13 +37,13 @@ MAX_NAME_CHARS = 100  # job names contain it, with a cluster's name
 SEPARATOR = "//"  # between plan and cluster; no workload's key contains it
 
 
-def _name(value: Any) -> Any:
+def _name(value: object) -> object:
     if isinstance(value, str) and len(value) > MAX_NAME_CHARS:
         raise ValueError(f"the name is too long; use at most {MAX_NAME_CHARS} characters")
     return value
 
 
-def _disorder(value: Any) -> Any:
+def _disorder(value: object) -> object:
     if value == "any":
         return value
     try:

@@ -10,6 +10,7 @@ import click
 from app.cli.client import EXIT_PARTIAL, EXIT_PRECONDITION, CommandFailure
 from app.cli.options import confirm
 from app.cli.output import emit, output_option, url_option
+from app.kernel.json_types import JsonObject
 
 DRY = "dry run: nothing was changed; add --execute to do it"
 
@@ -27,7 +28,7 @@ def act_options(command: Any) -> Any:
 
 
 def reset_as_shown(
-    foreseen: dict[str, Any], what: str, columns: list[str], act: Callable[[], dict[str, Any]], *,
+    foreseen: JsonObject, what: str, columns: list[str], act: Callable[[], JsonObject], *,
     execute: bool, yes: bool, output: str,
 ) -> None:  # fmt: skip
     """Shows what a reset would do; or asks for confirmation, calls `act`, and prints the result."""

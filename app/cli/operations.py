@@ -8,7 +8,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 import click
 from rich.console import Console
@@ -24,6 +23,7 @@ from app.cli.client import (
     CommandFailure,
     actor,
 )
+from app.kernel.json_types import JsonObject
 
 OPERATION_POLL_INTERVAL_S = 0.3
 
@@ -76,10 +76,10 @@ def _problem(words: str) -> str:
 
 def watch(
     client: Client,
-    operation: dict[str, Any],
+    operation: JsonObject,
     resume_by: str,
     end_by: str = "switchyard dlq operation {id} --cancel",
-) -> dict[str, Any]:
+) -> JsonObject:
     """Waits until an operation has ended; returns its last state.
 
     `resume_by` says how to continue a failed operation, `end_by` how to end it after Ctrl-C.

@@ -13,6 +13,7 @@ from app.cli.client import EXIT_PRECONDITION, EXIT_USAGE, CommandFailure, worklo
 from app.dispatch.dlq.query import BadQuery, LetterQuery, parse_when
 from app.dispatch.dlq.rules import parse_range
 from app.kernel.clock import iso
+from app.kernel.json_types import JsonObject
 
 
 def query_options(command: Any) -> Any:
@@ -34,10 +35,10 @@ def query_options(command: Any) -> Any:
     return command
 
 
-def query_of(options: dict[str, Any]) -> dict[str, Any]:
+def query_of(options: JsonObject) -> JsonObject:
     """The given conditions, times as milliseconds. Raises CommandFailure."""
     now_ms = time.time_ns() // 1_000_000
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for name in ("reason", "code", "key", "attempt_min", "partition"):
         value = options.get(name)
         if value not in (None, ()):
@@ -55,7 +56,7 @@ def query_of(options: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def query_string(query: dict[str, Any]) -> str:
+def query_string(query: JsonObject) -> str:
     """`query` as the query string of a GET."""
     return urlencode({name.removesuffix("_ms"): value for name, value in query.items()}, doseq=True)
 

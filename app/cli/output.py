@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.kernel.csv_cells import text_cell
+from app.kernel.json_types import JsonMapping
 
 FORMATS = ("table", "json", "yaml", "csv")
 PLAIN_WIDTH = 100_000  # when stdout is no terminal: one row is one line, for grep and awk
@@ -44,9 +45,7 @@ def url_option(command: Any) -> Any:
     return click.option("--url", metavar="URL", help="A worker's web address (or SWITCHYARD_URL).")(command)
 
 
-def emit(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], output: str, *, whole: Any = None
-) -> None:
+def emit(rows: Sequence[JsonMapping], columns: Sequence[str], output: str, *, whole: Any = None) -> None:
     """Prints `rows`; JSON and YAML print `whole` when given, with everything that is known."""
     if output == "json":
         click.echo(orjson.dumps(rows if whole is None else whole, option=orjson.OPT_INDENT_2).decode())
@@ -77,12 +76,12 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     return text.getvalue()
 
 
-def _csv_cell(value: Any) -> str:
+def _csv_cell(value: object) -> str:
     text = cell(value)
     return text if isinstance(value, int | float) else text_cell(text)
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     """A value in one cell; unknown is said, not left empty."""
     if value is None:
         return "unknown"

@@ -15,6 +15,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from app.config.fields import Model
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.replicate.model.route import Route
 
 
@@ -31,12 +32,12 @@ class Definition(Model):
         @property
         def key(self) -> str: ...
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> JsonObject:
         """The canonical form, ready for JSON."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> Self:
+    def from_wire(cls, data: JsonMapping) -> Self:
         """The inverse of `to_wire`; ignores fields that only a newer version knows.
 
         Raises:
@@ -102,7 +103,7 @@ def _known(model: type[BaseModel], data: Any) -> Any:
     return kept
 
 
-def _inner_model(annotation: Any) -> type[BaseModel] | None:
+def _inner_model(annotation: object) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):

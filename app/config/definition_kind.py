@@ -26,7 +26,7 @@ class FieldChange(NamedTuple):
     """A field's old and new value (None: absent)."""
 
     field: str
-    old: Any
+    old: object
     new: Any
 
 

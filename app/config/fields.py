@@ -33,13 +33,13 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _name(value: Any) -> Any:
+def _name(value: object) -> object:
     if not isinstance(value, str) or not _NAME.fullmatch(value) or value in {".", ".."}:
         raise ValueError("not a name; use letters, digits, '.', '_' and '-', at most 200")
     return value
 
 
-def _address(value: Any) -> Any:
+def _address(value: object) -> object:
     if not isinstance(value, str) or not _ADDRESS.fullmatch(value) or not _possible(value):
         raise ValueError("not a gRPC address; write host:port, dns:///host:port or unix:/path")
     return value
@@ -77,19 +77,19 @@ def _method(value: Any) -> Any:
     return value
 
 
-def _message(value: Any) -> Any:
+def _message(value: object) -> object:
     if not isinstance(value, str) or not _MESSAGE.fullmatch(value):
         raise ValueError("not a Protobuf message; write its full name, such as acme.orders.Order")
     return value
 
 
-def _header(value: Any) -> Any:
+def _header(value: object) -> object:
     if not isinstance(value, str) or not 0 < len(value) <= 200:
         raise ValueError("not the name of a header; write the Kafka header's name, such as x-zone")
     return value
 
 
-def _header_pattern(value: Any) -> Any:
+def _header_pattern(value: object) -> object:
     if not isinstance(value, str) or not 0 < len(value) <= 200 or "*" in value[:-1]:
         raise ValueError(
             "not the name of a header; write a name, or the beginning of names and a *, such as x-*"
@@ -97,7 +97,7 @@ def _header_pattern(value: Any) -> Any:
     return value
 
 
-def _label(value: Any) -> Any:
+def _label(value: object) -> object:
     if not isinstance(value, str) or not 0 < len(value) <= 200:
         raise ValueError("not a header's value; write text of 1 to 200 characters")
     return value

@@ -218,14 +218,14 @@ def _problem(model: type[BaseModel], document: Document, entry: Any) -> ConfigPr
     return ConfigProblem(message, remedy, field, shown, document.file, line, column)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if value is None:
         return "empty"
     return "a list" if isinstance(value, list | tuple) else "text" if isinstance(value, str) else "a number"
 
 
 def _fields_at(model: type[BaseModel], path: Path_) -> list[str]:
-    current: Any = model
+    current: object = model
     for part in path:
         if isinstance(part, int):
             continue
@@ -236,7 +236,7 @@ def _fields_at(model: type[BaseModel], path: Path_) -> list[str]:
     return [field.alias or name for name, field in fields.items() if REMOVED_FIELD not in field.metadata]
 
 
-def _model_in(annotation: Any) -> Any:
+def _model_in(annotation: object) -> object:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)

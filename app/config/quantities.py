@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonSchema
 
 from app.kernel.durations import DURATION, NUMBER, format_duration, parse_duration
+from app.kernel.json_types import JsonObject
 
 MAX_SIZE_BYTES = 2**63 - 1  # Kafka's int64
 
@@ -23,7 +24,7 @@ _SIZE = rf"({NUMBER})\s*({'|'.join(_UNIT_BYTES)})?"
 _SIZE_HINT = "write one like 4MiB or 500kB"
 
 
-def parse_size(value: Any) -> int:
+def parse_size(value: object) -> int:
     """Bytes of "4MiB", "10kB", "1.5GiB" or a number of bytes.
 
     Raises:
@@ -58,7 +59,7 @@ def duration_within(low_s: float, high_s: float) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _forms(kind: str, pattern: str) -> list[dict[str, Any]]:
+def _forms(kind: str, pattern: str) -> list[JsonObject]:
     return [{"type": kind, "minimum": 0}, {"type": "string", "pattern": f"^(?!$){pattern}$"}]
 
 

@@ -31,6 +31,7 @@ from app.config.problems import (
 from app.config.quantities import Duration, Size
 from app.config.web_address import Web
 from app.failover.topology import Layout, Site
+from app.kernel.json_types import JsonObject
 
 DEFAULT_FILE = "switchyard.yaml"
 SCHEMAS = "schemas"
@@ -249,7 +250,7 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
     problems += _cross_checks(document, data)
     if problems:
         raise InvalidConfiguration([_named_by_environment(problem, env) for problem in problems])
-    update: dict[str, Any] = {"schemas": str(file.absolute().parent / (settings.schemas or SCHEMAS))}
+    update: JsonObject = {"schemas": str(file.absolute().parent / (settings.schemas or SCHEMAS))}
     if settings.web.port == 0:
         update["web"] = settings.web.model_copy(update={"port": _free_port()})
     if not settings.data_dir and (home := env.get("SWITCHYARD_HOME")):
@@ -295,7 +296,7 @@ def _security(security: Any) -> Iterator[tuple[str, str, str]]:
             yield name, "no such file, or it cannot be read", "check the path"
 
 
-def _cross_checks(document: Document, data: dict[str, Any]) -> list[ConfigProblem]:
+def _cross_checks(document: Document, data: JsonObject) -> list[ConfigProblem]:
     """Problems between fields. They are found in the raw data, so one report has all problems."""
     clusters = data.get("clusters")
     if not isinstance(clusters, list):

@@ -22,6 +22,8 @@ from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
+from app.kernel.json_types import JsonObject
+
 MAX_DEPTH = 32
 MAX_OPEN_BRACKETS = 200  # far above MAX_DEPTH, because brackets in strings count, too
 MAX_NODES = 200_000  # aliases can expand a few bytes to gigabytes
@@ -63,7 +65,7 @@ class Node:
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def read_trees(text: str) -> list[tuple[Any, Node]]:
+def read_trees(text: str) -> list[tuple[object, Node]]:
     """The documents of `text`, each with its positions; empty ones are left out.
 
     Raises:
@@ -135,7 +137,7 @@ class _JsonReader:
         node = Node(*self._lines.place(token.start()))
         self._measure.count(path, node.line, node.column)
         if token[0] == "{":
-            data: dict[str, Any] = {}
+            data: JsonObject = {}
             while (name := next(self._tokens))[0] != "}":
                 key = orjson.loads(name[0])
                 node.keys[key] = self._lines.place(name.start())
@@ -155,7 +157,7 @@ class _JsonReader:
 # -- YAML ------------------------------------------------------------------------------------------
 
 
-def _read_yaml(text: str) -> Iterator[tuple[Any, Node]]:
+def _read_yaml(text: str) -> Iterator[tuple[object, Node]]:
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML allows it
     try:
@@ -188,7 +190,7 @@ class _YamlReader:
     """Makes data of ruamel's nodes."""
 
     def __init__(self, yaml: YAML) -> None:
-        self._scalars: dict[str, Callable[[ScalarNode], Any]] = {
+        self._scalars: dict[str, Callable[[ScalarNode], object]] = {
             f"{_YAML}null": _null,
             f"{_YAML}bool": yaml.constructor.construct_yaml_bool,
             f"{_YAML}int": yaml.constructor.construct_yaml_int,
@@ -214,9 +216,9 @@ class _YamlReader:
             return items, at
         raise _foreign_tag(path, at)
 
-    def _mapping(self, node: MappingNode, path: Path_, at: Node) -> dict[str, Any]:
-        data: dict[str, Any] = {}
-        merged: list[Any] = []
+    def _mapping(self, node: MappingNode, path: Path_, at: Node) -> JsonObject:
+        data: JsonObject = {}
+        merged: list[object] = []
         for key_node, value_node in node.value:
             place = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
             if not isinstance(key_node, ScalarNode):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -75,7 +75,7 @@ def _host(text: str) -> str:
     return text.strip("[]")
 
 
-def _public(value: Any) -> str:
+def _public(value: object) -> str:
     remedy = "write it as the browser shows it, such as https://switchyard.example.com"
     if not isinstance(value, str) or not 0 < len(value) <= MAX_ADDRESS_CHARS:
         raise ValueError(f"not an address; {remedy}")
@@ -83,7 +83,7 @@ def _public(value: Any) -> str:
     return normal_origin(value.strip())
 
 
-def _advertise(value: Any) -> str:
+def _advertise(value: object) -> str:
     remedy = "write a host name or an address, or a URL such as http://10.0.0.7:6066"
     text = value.strip() if isinstance(value, str) else ""
     if not 0 < len(text) <= MAX_ADDRESS_CHARS:

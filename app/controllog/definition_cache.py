@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from app.controllog.events import DefinitionPut
+from app.kernel.json_types import JsonMapping
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ class DefinitionCache(Generic[T]):
     def __init__(
         self,
         puts: Callable[[], Mapping[str, DefinitionPut]],
-        parse: Callable[[str, Mapping[str, Any]], T],
+        parse: Callable[[str, JsonMapping], T],
         report_incident: Callable[[str, str], None],
     ) -> None:
         self._puts = puts

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from app.controllog.alert_state import AlertState, alert_key
+from app.kernel.json_types import JsonObject
 from app.kernel.limit_shares import LimitGrant
 
 
@@ -69,7 +70,7 @@ class DefinitionPut(ControlEvent, frozen=True):
     """
 
     key: str
-    definition: dict[str, Any]
+    definition: JsonObject
     etag: str
     actor: str
     expected: str | None = None
@@ -315,7 +316,7 @@ class FailoverRun(ControlEvent, frozen=True, tag="failover-run"):
     began_ms: int = 0
     back_of: str = ""
     result: str = ""
-    plan: dict[str, Any] | None = None
+    plan: JsonObject | None = None
 
 
 AnyPut = WorkloadPut | RoutePut | FailoverPut | AuditPut | AlertPut

@@ -75,7 +75,7 @@ KEYS_REMEMBERED = 1_000  # of records without a seal, before keys without an eve
 class ControlLog(Service):
     """Follows the control topic into `view`."""
 
-    def __init__(self, topic: str, kafka_options: dict[str, Any], seals: Seals | None = None) -> None:
+    def __init__(self, topic: str, kafka_options: JsonObject, seals: Seals | None = None) -> None:
         super().__init__()
         self.topic = topic
         self.view = ControlState()
@@ -85,7 +85,7 @@ class ControlLog(Service):
         self._rewound: ControlState | None = None  # the log read again from its start, to replace the view
         self._reread_to = -1  # once it has read this offset
         self._misses = self._began_again = False  # both while catching up
-        self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # for the activity page
+        self.recent: deque[JsonObject] = deque(maxlen=KEEP_RECENT)  # for the activity page
         self._tail = TopicTail(
             topic, kafka_options, self._on_records,
             from_start=True, is_first=True, on_position=self._on_position,

@@ -40,6 +40,7 @@ from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.records.record import PlacedRecord, Record
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
+from app.kernel.json_types import JsonMapping
 from app.kernel.seals import HEADER, is_same, key_of, record_seal
 
 log = structlog.get_logger(__name__)
@@ -84,7 +85,7 @@ class Seals(Service):
         begins: (topic, partition) -> the offset from which on its records need a seal.
     """
 
-    def __init__(self, topics: ControlTopics, kafka_options: Mapping[str, Any]) -> None:
+    def __init__(self, topics: ControlTopics, kafka_options: JsonMapping) -> None:
         super().__init__()
         self.begins: dict[tuple[str, int], int] = {}
         self._topics = topics

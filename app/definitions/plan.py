@@ -23,7 +23,7 @@ class UnreadableDefinition:
     newer version may have written it."""
 
     kind: DefinitionKind[Any]
-    data: Any
+    data: object
     why: str
 
 

@@ -34,6 +34,7 @@ from app.dispatch.definition_checks import problem_at, value_at
 from app.dispatch.definition_kind import WORKLOAD
 from app.failover.definition_kind import FAILOVER
 from app.failover.topology import Layout
+from app.kernel.json_types import JsonObject
 from app.replicate.definition_kind import ROUTE
 
 KINDS: tuple[DefinitionKind[Any], ...] = (WORKLOAD, ROUTE, FAILOVER, AUDIT_PLAN, ALERT)
@@ -44,7 +45,7 @@ READ_TRIES, READ_AGAIN_S = 3, 0.2  # while a ConfigMap is swapped
 OR_EMPTY = "; --allow-empty takes it as it is"
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> JsonObject:
     """The JSON Schema of all kinds."""
     roots, schema = models_json_schema(
         [(kind.model, "validation") for kind in KINDS], by_alias=True, title="Switchyard definitions"

@@ -14,6 +14,7 @@ from app.config.syntax_tree import Path_
 from app.dispatch.definition import HEAD_TIMEOUTS, TIMEOUT_S
 from app.failover.topology import AGGREGATE, Layout
 from app.kernel.durations import parse_duration
+from app.kernel.json_types import JsonMapping
 
 
 def problem_at(
@@ -181,9 +182,7 @@ def _isolation(document: Document) -> Iterator[ConfigProblem]:
             )
 
 
-def _fallback(
-    document: Document, at: Path_, target: Mapping[str, Any], targets: list[Any]
-) -> ConfigProblem | None:
+def _fallback(document: Document, at: Path_, target: JsonMapping, targets: list[Any]) -> ConfigProblem | None:
     """Checks that a fallback names another zone of the environment that has a target."""
     wanted, environment = target.get("fallback"), target.get("environment")
     if wanted is None:

@@ -6,7 +6,6 @@ These types are the API's: OpenAPI describes them from here. Null: unknown, or i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 from pydantic import ValidationError
@@ -25,6 +24,7 @@ from app.dispatch.model.throughput_diagnosis import (
     pace,
     without_worker,
 )
+from app.kernel.json_types import JsonObject
 from app.kernel.troubles import TroubleSource
 
 STUCK_SHARE = 0.5  # unfinished part of a full tracker; below it, few messages hold up many
@@ -155,7 +155,7 @@ def slowest(
 
 
 def workload_flow(
-    definition: dict[str, Any], worker_statuses: Sequence[WorkerStatus], waiting: int, jobs: int, now_ms: int
+    definition: JsonObject, worker_statuses: Sequence[WorkerStatus], waiting: int, jobs: int, now_ms: int
 ) -> WorkloadFlow:
     worst, worker = slowest(worker_statuses, waiting, jobs, now_ms)
     return WorkloadFlow(
@@ -293,7 +293,7 @@ def _seconds(ms: int) -> float | None:
     return None if ms < 0 else ms / 1000
 
 
-def _head_of_line(definition: dict[str, Any], worker_statuses: Sequence[WorkerStatus]) -> HeadOfLine:
+def _head_of_line(definition: JsonObject, worker_statuses: Sequence[WorkerStatus]) -> HeadOfLine:
     candidates = [
         Candidate(worker=worker, **msgspec.structs.asdict(head))
         for worker, status, _ in worker_statuses
@@ -317,7 +317,7 @@ def _head_of_line(definition: dict[str, Any], worker_statuses: Sequence[WorkerSt
     )
 
 
-def _after_s(definition: dict[str, Any]) -> float:
+def _after_s(definition: JsonObject) -> float:
     """The effective `headOfLine.after`, also of a definition by a newer worker."""
     try:
         return Workload.from_wire(definition).head_of_line_after_s()

@@ -11,7 +11,7 @@ Every region gets the same text. Each region derives from it the routes that lea
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Len
 from pydantic import BeforeValidator, Field
@@ -22,6 +22,7 @@ from app.config.fields import Name as AnyName
 from app.config.settings import Name as RegionName
 from app.controllog.roles import MAX_REGIONS
 from app.failover.topology import RESERVED, DerivedRoute, Failover
+from app.kernel.json_types import JsonObject
 from app.replicate.definition import MAX_RECORDS, Entry, Limits, RouteDefinition
 
 PREFIX = "failover:"  # the key of no workload or route begins with it
@@ -82,7 +83,7 @@ class FailoverDefinition(Named):
 def route_definition(derived: DerivedRoute, made_by: FailoverDefinition) -> RouteDefinition:
     """The definition of a derived route, with the limits and owner of the failover definition."""
     limits = made_by.spec.limits.model_dump(mode="json", by_alias=True, exclude_none=True)
-    checkpoint: dict[str, Any] = {}
+    checkpoint: JsonObject = {}
     if derived.is_control:
         limits = {"priority": "high"}  # they are few, and other regions need them when this one is lost
         # no consumer moves between copies of control topics

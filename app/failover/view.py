@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from app.controllog.events import WorkloadPut
 from app.controllog.roles import ACTIVE_PASSIVE
 from app.controllog.state import ControlState
+from app.kernel.json_types import JsonObject
 
 
 class Role(TypedDict):
@@ -28,7 +29,7 @@ class Role(TypedDict):
 
 def role_fields(
     state: ControlState, put: WorkloadPut, region: str, *, returned: bool = False
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """A `Role`, as `region` knows it; None: the workload has no mode.
 
     `returned`: the region has just returned and does not act by its roles yet.
@@ -50,7 +51,7 @@ def role_fields(
     }
 
 
-def passive_why(role: dict[str, Any] | None, region: str) -> str:
+def passive_why(role: JsonObject | None, region: str) -> str:
     """Why the workload has no jobs in `region`; "": it should have some. `role`: its `role_fields` there."""
     if role is None or role["mode"] != ACTIVE_PASSIVE or role["active_here"] or role["region"] is None:
         return ""

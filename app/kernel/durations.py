@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Any
 
 MAX_DURATION_MS = 366 * 86_400_000  # no wait is longer than a year; keeps the arithmetic exact
 NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,9})?"
@@ -18,7 +17,7 @@ DURATION = r"\s*".join(f"(?:({NUMBER}){unit})?" for unit in _UNIT_MS)  # largest
 _HINT = "write one like 10s, 500ms or 1h30m"
 
 
-def parse_duration(value: Any) -> float:
+def parse_duration(value: object) -> float:
     """The seconds of "10s", "1m", "500ms", "1h30m", or of a number of seconds.
 
     Raises:

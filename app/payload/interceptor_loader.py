@@ -55,7 +55,7 @@ def _interceptor(name: str) -> Interceptor:
     if not _DOTTED.fullmatch(target):
         raise _LoadError(f"not a valid name; {_EXAMPLE}")
     module_name, _, path = target.partition(":")
-    loaded: Any = _import(module_name)
+    loaded: object = _import(module_name)
     for part in path.split("."):
         if not hasattr(loaded, part):
             close = difflib.get_close_matches(part, dir(loaded), 1, 0.6)
@@ -80,7 +80,7 @@ def _entry_point(name: object) -> EntryPoint:
     return installed[name]
 
 
-def _import(module_name: str) -> Any:
+def _import(module_name: str) -> object:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

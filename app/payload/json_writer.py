@@ -20,6 +20,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 
+from app.kernel.json_types import JsonObject
 from app.payload.parser import InvalidPayload, Parser
 
 MAX_NODES = 250_000  # about a quarter of a second
@@ -110,11 +111,11 @@ class JsonWriter:
     def _regular(self) -> Convert:
         fields: dict[int, Field] = {}
 
-        def convert(message: Any, budget: WriteBudget) -> dict[str, Any]:
+        def convert(message: Any, budget: WriteBudget) -> JsonObject:
             budget.enter()
             present = message.ListFields()
             budget.spend(len(present) + 1)
-            out: dict[str, Any] = {}
+            out: JsonObject = {}
             for descriptor, value in present:
                 number = descriptor.number
                 field = fields.get(number)
@@ -142,7 +143,7 @@ class JsonWriter:
         convert_item = self._single(entry.fields_by_name["value"])
         is_bool = entry.fields_by_name["key"].type == FieldDescriptor.TYPE_BOOL
 
-        def convert(value: Any, budget: WriteBudget) -> dict[str, Any]:
+        def convert(value: Any, budget: WriteBudget) -> JsonObject:
             budget.spend(len(value))
             return {
                 (str(key).lower() if is_bool else str(key)): inner
@@ -155,7 +156,7 @@ class JsonWriter:
 
     # -- well-known types ------------------------------------------------------------------------
 
-    def _any(self, message: Any, budget: WriteBudget) -> dict[str, Any]:
+    def _any(self, message: Any, budget: WriteBudget) -> JsonObject:
         if not message.ListFields():
             return {}
         budget.enter()
@@ -179,7 +180,7 @@ class JsonWriter:
             return {"@type": url, "value": written}
         return {"@type": url, **written}
 
-    def _struct(self, message: Any, budget: WriteBudget) -> dict[str, Any]:
+    def _struct(self, message: Any, budget: WriteBudget) -> JsonObject:
         budget.enter()
         budget.spend(len(message.fields) + 1)
         out = {key: self._value(value, budget) for key, value in message.fields.items()}

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge, Len
 from pydantic import BeforeValidator, Field, Strict, model_validator
@@ -24,6 +24,7 @@ from app.config.definition_base import Definition
 from app.config.fields import DAY_S, MAX_LISTED, Label, Model, Name, Rate
 from app.config.quantities import Duration, Size, duration_within
 from app.kernel.job import MAX_TOPIC_CHARS, JobId, Kind
+from app.kernel.json_types import JsonObject
 from app.replicate.model.destination_topic import Smaller, TopicSync
 from app.replicate.model.name_patterns import MAX_EXPRESSION_CHARS, AnyOf, check_expression, is_name
 from app.replicate.model.route import TOPIC, Route, is_topic
@@ -33,7 +34,7 @@ REPLICATE_JOBS = f"{Kind.REPLICATE.value}:"  # begins the name of every job of a
 MAX_RECORDS = 10**9  # in practice no limit: only the interval counts
 
 
-def _topic(value: Any) -> Any:
+def _topic(value: object) -> object:
     if not isinstance(value, str) or not is_topic(value):
         raise ValueError(
             f"not a topic's name; use letters, digits, '.', '_' and '-', at most {MAX_TOPIC_CHARS}"
@@ -41,7 +42,7 @@ def _topic(value: Any) -> Any:
     return value
 
 
-def _entry(value: Any) -> Any:
+def _entry(value: object) -> object:
     """A topic's name, or an expression."""
     if not isinstance(value, str) or not value:
         raise ValueError("not a name or expression; write one like orders or 'orders\\..*'")
@@ -51,7 +52,7 @@ def _entry(value: Any) -> Any:
     return value
 
 
-def _text_entry(value: Any) -> Any:
+def _text_entry(value: object) -> object:
     """A group's or header's name, or an expression."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_EXPRESSION_CHARS:
         raise ValueError(f"not a name or expression; write text of 1 to {MAX_EXPRESSION_CHARS} characters")
@@ -59,7 +60,7 @@ def _text_entry(value: Any) -> Any:
     return value
 
 
-def _template(value: Any) -> Any:
+def _template(value: object) -> object:
     if not isinstance(value, str):
         raise ValueError("not a template; write one like '{cluster}.{topic}'")
     RenameRule.of(value, cluster="x")
@@ -92,13 +93,13 @@ class Rename(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _alone(cls, value: Any) -> Any:
+    def _alone(cls, value: object) -> object:
         if not isinstance(value, str):
             return value
         return {} if value == "identity" else {"to": value}
 
 
-def _or_template(schema: dict[str, Any]) -> None:
+def _or_template(schema: JsonObject) -> None:
     """The JSON Schema of a rename: also a template alone."""
     whole = {"$ref": schema.pop("$ref")}
     schema["anyOf"] = [{"type": "string", "examples": ["{cluster}.{topic}", "identity"]}, whole]

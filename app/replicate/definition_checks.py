@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from app.config.problems import ConfigProblem, Document, suggest
 from app.config.syntax_tree import Path_
 from app.dispatch.definition_checks import problem_at, value_at
+from app.kernel.json_types import JsonMapping
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.copy_graph import (
     ALONE,
@@ -93,7 +94,7 @@ class RemoteRoute(NamedTuple):
     """A route of another region: its definition, and the ids of its clusters; "": not known."""
 
     region: str
-    definition: Mapping[str, Any]
+    definition: JsonMapping
     source_id: str = ""
     target_id: str = ""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from app.controllog.codec import CopyingStatus, JobStatus
+from app.kernel.json_types import JsonObject
 
 NOTHING = CopyingStatus()  # for a partition that no heartbeat mentions
 COUNTS = ("encoded", "left_out", "lost", "compared", "differing", "uncompared", "begun_anew",
           "destination_losses")  # fmt: skip
 
 
-def copying_fields(status: JobStatus) -> dict[str, Any]:
+def copying_fields(status: JobStatus) -> JsonObject:
     copying, barrier = status.copying or NOTHING, None
     if copying.barrier is not None:
         barrier = dict(zip(("source_end", "target_end", "at_ms"), copying.barrier, strict=True))
@@ -28,7 +28,7 @@ def copying_fields(status: JobStatus) -> dict[str, Any]:
     }
 
 
-def copying_sums(jobs: Sequence[JobStatus]) -> dict[str, Any]:
+def copying_sums(jobs: Sequence[JobStatus]) -> JsonObject:
     """Sums over partitions; `halted`, `stuck`, `limited` count these. An unknown rate makes the sum None."""
     copying = [job.copying or NOTHING for job in jobs]
     rates = [_rate(job) for job in jobs if job.copying is not None]

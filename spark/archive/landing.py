@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -26,6 +25,7 @@ from pyspark.sql import functions as f
 from app.archive.errors import SparkJobError
 from app.archive.layout import QUARANTINE, VISIBLE, ArchiveFile, FileSpan
 from app.archive.log import sync
+from app.kernel.json_types import JsonObject
 from spark.archive.frames import PLACE, read_folder, spans, totals
 
 ROW_GROUP_BYTES = 16 * 1024 * 1024  # the least that a reader of a time range fetches
@@ -78,7 +78,7 @@ def land(frame: DataFrame, root: Path, topic_ids: Mapping[str, str], *, compare:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def write(frame: DataFrame, staging: Path, checks: list[Column]) -> dict[str, Any]:
+def write(frame: DataFrame, staging: Path, checks: list[Column]) -> JsonObject:
     """Writes the files; returns the aggregates `checks` of the rows that were written."""
     seen = Observation()
     (

@@ -26,6 +26,7 @@ from app.archive.errors import BadOption, InvalidArchive
 from app.archive.layout import ArchiveFile
 from app.archive.log import Archive
 from app.archive.reader import LAST_OFFSET, ArchivedRecord, ArchiveQuery, ArchiveReader
+from app.kernel.json_types import JsonMapping, JsonObject
 
 CHUNK_RECORDS = 5_000  # of one transaction
 CHUNK_BYTES = 32 * 1024 * 1024  # of one transaction: fits in memory, and is written before the timeout
@@ -270,13 +271,13 @@ def chunks(records: Iterable[ArchivedRecord]) -> Iterator[list[ArchivedRecord]]:
         yield chunk
 
 
-def client_options(options: Mapping[str, str]) -> dict[str, Any]:
+def client_options(options: Mapping[str, str]) -> JsonObject:
     """A Kafka client's properties as aiokafka's: PLAIN or SCRAM, and PEM files for TLS.
 
     Raises:
         BadOption: aiokafka does not have the property.
     """
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     files: dict[str, str] = {}
     for key, value in options.items():
         if key in CLIENT_OPTIONS:
@@ -306,7 +307,7 @@ def _behind(query: ArchiveQuery, position: int | None) -> ArchiveQuery | None:
     return replace(query, start=position)
 
 
-async def _position(options: Mapping[str, Any], group: str, at: Any) -> int | None:
+async def _position(options: JsonMapping, group: str, at: Any) -> int | None:
     """The offset to continue at. A cluster's first group waits until Kafka has made its offsets topic."""
     from aiokafka.admin import AIOKafkaAdminClient
     from aiokafka.errors import KafkaError

@@ -254,7 +254,7 @@ def verdicts(
 
 def _verdicts(
     topics: dict[str, Mapping[str, Compared]], widths: dict[str, Widths], now_ms: int, rows: Iterable[Row]
-) -> Iterator[tuple[Any, ...]]:
+) -> Iterator[tuple[object, ...]]:
     comparer = Comparer(topics, widths, now_ms)
     for row in rows:
         held = [

@@ -6,10 +6,10 @@ All data is escaped. A chart's numbers also stand in its title or in a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from typing import Any
 
+from app.kernel.json_types import JsonMapping
 from spark.dashboard.people import NOT
 from spark.dashboard.timeline import AUDIT, INCIDENT, KINDS
 from spark.dashboard.times import iso
@@ -57,10 +57,10 @@ WHOSE = (
 )
 
 Cell = tuple[str, str]  # HTML, and the class of the cell
-Column = tuple[str, Callable[[Mapping[str, Any]], Cell]]
+Column = tuple[str, Callable[[JsonMapping], Cell]]
 
 
-def page(report: Mapping[str, Any]) -> str:
+def page(report: JsonMapping) -> str:
     """The document of `summary.summarize` as HTML."""
     regions = ", ".join(region["region"] for region in report["regions"])
     totals = report["totals"]
@@ -125,7 +125,7 @@ def page(report: Mapping[str, Any]) -> str:
     )
 
 
-def _workloads(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _workloads(report: JsonMapping) -> list[JsonMapping]:
     return [row for row in report["workloads"] if row["kind"] == "workload"]
 
 
@@ -165,7 +165,7 @@ def span(value_ms: float | None) -> str:
     return f"{value_ms:.3g} ms"
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], of: str = "") -> str:
+def table(rows: Sequence[JsonMapping], columns: Sequence[Column], of: str = "") -> str:
     """Rows as an HTML table; "" if there are none. `of`: the field whose value is the row's class."""
     if not rows:
         return ""
@@ -184,9 +184,9 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], of: str 
     return f'<div class="scroll"><table>{body}</table></div>'
 
 
-def charts(series: Sequence[Mapping[str, Any]]) -> str:
+def charts(series: Sequence[JsonMapping]) -> str:
     """A line chart for each topic: records at each cluster, and finished by each group."""
-    by_topic: dict[str, list[Mapping[str, Any]]] = {}
+    by_topic: dict[str, list[JsonMapping]] = {}
     for row in series:
         if row["points"]:
             by_topic.setdefault(row["topic"], []).append(row)
@@ -242,7 +242,7 @@ def _frame(first: int, last: int, most: int, lines: Iterable[str], title: str) -
     )
 
 
-def bars(tiers: Sequence[Mapping[str, Any]]) -> str:
+def bars(tiers: Sequence[JsonMapping]) -> str:
     """p50, p95 and p99 of each cluster and group, as bars on one scale."""
     known = [row for row in tiers if row["p99_ms"] is not None]
     if not known:
@@ -264,7 +264,7 @@ def bars(tiers: Sequence[Mapping[str, Any]]) -> str:
     return f'<figure class="scroll">{drawing}</figure>'
 
 
-def timeline(rows: Sequence[Mapping[str, Any]]) -> str:
+def timeline(rows: Sequence[JsonMapping]) -> str:
     """The timeline, with a checkbox for each kind that hides its rows, by CSS alone."""
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
     if not kinds:
@@ -284,13 +284,13 @@ def timeline(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def left_out(report: Mapping[str, Any], part: str, which: str) -> str:
+def left_out(report: JsonMapping, part: str, which: str) -> str:
     """The number of rows that a part leaves out, if any."""
     more = report["cut"].get(part)
     return f'<p class="soft">{number(more)} {which} are not shown.</p>' if more else ""
 
 
-def _states(row: Mapping[str, Any]) -> Cell:
+def _states(row: JsonMapping) -> Cell:
     report = (
         f'<span class="{STATES.get(state, "")}">{number(count)} {text(state)}</span>'
         for state, count in sorted(row["states"].items())
@@ -324,7 +324,7 @@ def _audited(name: str, bad: str = "", title: str = "") -> Column:
     )
 
 
-def _until(row: Mapping[str, Any]) -> Cell:
+def _until(row: JsonMapping) -> Cell:
     if row["until_ms"] is None:
         return "ongoing", "warn"
     return ("" if row["until_ms"] == row["from_ms"] else text(row["until"])), ""

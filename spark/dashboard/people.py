@@ -17,6 +17,7 @@ from app.audit.folds.tier import CONSUMER
 from app.controllog.codec import checkpoint_line, control_event, tracker_record
 from app.controllog.events import Assignment, RoutePut, WorkloadPut
 from app.kernel.fencing import TrackerRecord
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.offsets.model.offset_map import OffsetMapLine
 from app.placement.model.plan import name_of, topic_of
 from spark.dashboard import decode
@@ -119,7 +120,7 @@ def percentiles_ms(latencies: bytes | None) -> dict[str, float | None]:
     return {f"p{rank * 100:.0f}_ms": None if one < 0 else one for rank, one in zip(RANKS, found, strict=True)}
 
 
-def delivered_row(found: GroupDelivery | None) -> dict[str, Any]:
+def delivered_row(found: GroupDelivery | None) -> JsonObject:
     """The counts as JSON; None where nothing was counted or measured."""
     names = ("delivered", "duplicates", "late", "missing", "extra")
     counts = [None] * len(names) if found is None else found[:-1]
@@ -162,7 +163,7 @@ def topic_owners(tables: SmallTables) -> dict[str, list[str]]:
 
 def workload_rows(
     tables: SmallTables, use: Mapping[tuple[str, str], Use], deliveries: Deliveries, now_ms: int
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """A row for each workload or route of a region. `use`: by region and job."""
     plans = tables.plans()
     jobs: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
@@ -207,23 +208,23 @@ def workload_rows(
 
 
 def owner_rows(
-    workloads: Iterable[Mapping[str, Any]],
-    topics: Iterable[Mapping[str, Any]],
+    workloads: Iterable[JsonMapping],
+    topics: Iterable[JsonMapping],
     owners: Mapping[str, list[str]],
     deliveries: Deliveries,
-    readiness: Iterable[Mapping[str, Any]],
-) -> list[dict[str, Any]]:
+    readiness: Iterable[JsonMapping],
+) -> list[JsonObject]:
     """A row for each owner: workloads, use, loss, latencies and readiness.
 
     A topic of several owners counts for each. `records`, `missing` and `extra` cover the topic's whole way;
     None if none of the owner's workloads is audited. Deliveries are of the owner's own workloads. `topics`:
     with `topic`, `records`, `missing`, `extra`.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, JsonObject] = {}
     finished: dict[str, GroupDelivery] = {}
     whole = ("records", "missing", "extra")
 
-    def row(owner: str) -> dict[str, Any]:
+    def row(owner: str) -> JsonObject:
         empty = {"workloads": 0, "not_audited": 0, "topics": 0, **dict.fromkeys(whole), "lag_messages": 0}
         used = {"core_hours": 0.0, "network_bytes": 0, "ready": 0, "not_ready": 0}
         return found.setdefault(owner, {"owner": owner, **empty, **used})
@@ -261,7 +262,7 @@ def readiness_rows(
     lossy: Mapping[str, int],
     newest_ms: Mapping[str, int],
     now_ms: int,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """A row for each workload and other region. `newest_ms`: by topic, of the newest window with records."""
     partitions: defaultdict[tuple[str, str, str], int] = defaultdict(int)
     for region, job in tables.assignments:

@@ -18,6 +18,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from app.archive.log import Archive
 from app.audit.folds.tier import CONSUMER
 from app.audit.folds.tier_pairs import ORDER
+from app.kernel.json_types import JsonMapping, JsonObject
 from spark.dashboard import daily, decode, people, timeline
 from spark.dashboard.frames import HOUR_MS, audit_runs, differing, happened, merged
 from spark.dashboard.store import LOADS, QUARANTINE, TRAFFICS, VERDICTS, files_of, stored
@@ -38,7 +39,7 @@ NOT_OK = ("lossy", "duplicated", "corrupted", "late", "absent-audit")
 BUCKET_S = decode.BUCKET_MS / 1000
 
 
-def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms: int) -> dict[str, Any]:
+def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms: int) -> JsonObject:
     """The report on windows that begin in [from_ms, to_ms), from the store at `root`.
 
     Both times are extended to full hours, because traffic is kept by the hour. Records without a time are
@@ -107,7 +108,7 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
     }
 
 
-def traffic_rows(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
+def traffic_rows(traffic: DataFrame, by: Sequence[str]) -> list[JsonObject]:
     """The sums of `TRAFFIC` by these columns, with merged percentiles."""
     rows = []
     for found in _summed(traffic, by):
@@ -116,7 +117,7 @@ def traffic_rows(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: tuple(row[name] for name in by))
 
 
-def _summed(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
+def _summed(traffic: DataFrame, by: Sequence[str]) -> list[JsonObject]:
     """`SUMS` and one histogram `latencies`, by these columns."""
     fields = [StructField(name, StringType()) for name in by] + [StructField(one, LongType()) for one in SUMS]
     schema = StructType([*fields, StructField("latencies", BinaryType())])
@@ -127,7 +128,7 @@ def _summed(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def deliveries(
-    traffic: DataFrame, pairs: Sequence[Mapping[str, Any]]
+    traffic: DataFrame, pairs: Sequence[JsonMapping]
 ) -> dict[tuple[str, str, str], people.GroupDelivery]:
     """A group's finished records by region, group and topic, with the losses of `pair_rows`."""
     found: defaultdict[tuple[str, str, str], people.GroupDelivery] = defaultdict(people.GroupDelivery)
@@ -142,10 +143,10 @@ def deliveries(
     return dict(found)
 
 
-def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
+def pair_rows(verdicts: DataFrame) -> list[JsonObject]:
     """Windows by state, missing and extra records, and lag, by topic, region and pair of tiers."""
     by = ("topic", "region", "from_tier", "to_tier", "group")
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    found: dict[tuple[str, ...], JsonObject] = {}
     rows = (
         verdicts.groupBy(*by, "state")
         .agg(
@@ -179,9 +180,7 @@ def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
     return [found[key] for key in sorted(found)]
 
 
-def topic_rows(
-    by_place: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def topic_rows(by_place: Sequence[JsonMapping], pairs: Sequence[JsonMapping]) -> list[JsonObject]:
     """A row for each topic: records of its first tier, losses on the whole way, windows by state."""
     rank = {tier: at for at, tier in enumerate(ORDER)}
     first: dict[str, str] = {}
@@ -189,7 +188,7 @@ def topic_rows(
         known = first.get(row["topic"])
         if known is None or rank.get(row["tier"], len(ORDER)) < rank.get(known, len(ORDER)):
             first[row["topic"]] = row["tier"]
-    found: dict[str, dict[str, Any]] = {
+    found: dict[str, JsonObject] = {
         topic: {"topic": topic, "records": 0, "bytes": 0, "missing": 0, "extra": 0, "states": {}}
         for topic in first
     }
@@ -209,7 +208,7 @@ def topic_rows(
     return sorted(found.values(), key=lambda row: (-row["records"], row["topic"]))
 
 
-def worst_windows(verdicts: DataFrame) -> list[dict[str, Any]]:
+def worst_windows(verdicts: DataFrame) -> list[JsonObject]:
     """Windows in a `NOT_OK` state, most missing or extra records first, unknown numbers last."""
     known, differs = f.greatest(differing("missing"), differing("extra")), f.greatest("missing", "extra")
     rows = (
@@ -229,7 +228,7 @@ def timeline_rows(
     owners: Mapping[str, Sequence[str]],
     from_ms: int,
     to_ms: int,
-) -> tuple[list[dict[str, Any]], int]:
+) -> tuple[list[JsonObject], int]:
     """The events in [from_ms, to_ms), the newest first, and the number of those left out."""
     is_within = (f.col("from_ms") < to_ms) & f.coalesce(f.col("until_ms") >= from_ms, f.lit(True))
     dates = decode.dates(from_ms, to_ms)
@@ -251,21 +250,21 @@ def timeline_rows(
     return timeline.in_order(rows), more
 
 
-def most(rows: Sequence[dict[str, Any]], limit: int) -> tuple[list[dict[str, Any]], int]:
+def most(rows: Sequence[JsonObject], limit: int) -> tuple[list[JsonObject], int]:
     """The rows with most records, in their order, and the number of the others."""
     kept = {id(row) for row in sorted(rows, key=lambda row: -row["records"])[:limit]}
     return [row for row in rows if id(row) in kept], len(rows) - len(kept)
 
 
 def series(
-    traffic: DataFrame, by_place: Sequence[dict[str, Any]], topics: Sequence[str]
-) -> tuple[list[dict[str, Any]], int]:
+    traffic: DataFrame, by_place: Sequence[JsonObject], topics: Sequence[str]
+) -> tuple[list[JsonObject], int]:
     """A row for each of the first topics and their largest places (`place_name`): `points` are [ms, records]
     for every `step_ms`. Also the number of rows left out.
 
     Copies of the same records, and different groups' deliveries, are not added up.
     """
-    places: dict[str, list[dict[str, Any]]] = {topic: [] for topic in topics[:MOST_SERIES]}
+    places: dict[str, list[JsonObject]] = {topic: [] for topic in topics[:MOST_SERIES]}
     for row in by_place:
         if row["topic"] in places:
             places[row["topic"]].append(row)
@@ -335,7 +334,7 @@ def uses(
     return found
 
 
-def quarantine_rows(spark: SparkSession, stores: daily.Stores) -> tuple[list[dict[str, Any]], int]:
+def quarantine_rows(spark: SparkSession, stores: daily.Stores) -> tuple[list[JsonObject], int]:
     """Each region's most frequent reasons by table; and the number of records with other reasons."""
     rows, more = [], 0
     for region, (archive, state) in stores.items():
@@ -352,7 +351,7 @@ def _newest(traffic: DataFrame) -> list[Any]:
     return list(counted.groupBy("topic").agg(f.max("hour_ms").alias("newest")).collect())
 
 
-def _region(name: str, archive: Archive, state: Any) -> dict[str, Any]:
+def _region(name: str, archive: Archive, state: Any) -> JsonObject:
     return {
         "region": name,
         "cluster_id": archive.cluster_id,

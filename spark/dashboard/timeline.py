@@ -13,8 +13,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from app.controllog.alert_state import AlertState
 from app.controllog.codec import BadEvent, IncidentRecord, control_event, incident
@@ -28,6 +28,7 @@ from app.controllog.events import (
     Paused,
     RolePut,
 )
+from app.kernel.json_types import JsonMapping, JsonObject
 from spark.dashboard import decode
 from spark.dashboard.times import iso
 
@@ -162,7 +163,7 @@ def clipped(text: str) -> str:
     return plain if len(plain) <= MOST_CHARS else plain[: MOST_CHARS - 1] + "…"
 
 
-def audit_row(run: Mapping[str, Any], owners: Sequence[str]) -> dict[str, Any]:
+def audit_row(run: JsonMapping, owners: Sequence[str]) -> JsonObject:
     """The event of a run of `frames.audit_runs`. `owners`: of its topic."""
     group = f" of {run['group']}" if run["group"] else ""
     differ = [f"{run[name]:,} {word}" for name, word in (("missing", "missing"), ("extra", "extra"))
@@ -174,12 +175,12 @@ def audit_row(run: Mapping[str, Any], owners: Sequence[str]) -> dict[str, Any]:
     return _row(AUDIT, run["region"], run["from_ms"], run["until_ms"], text, ", ".join(owners))
 
 
-def event_row(found: Mapping[str, Any]) -> dict[str, Any]:
+def event_row(found: JsonMapping) -> JsonObject:
     """The timeline's row of `frames.EVENT`."""
     return _row(*(found[name] for name in ("kind", "region", "from_ms", "until_ms", "what", "who")))
 
 
-def _row(kind: str, region: str, from_ms: int, until_ms: int | None, what: str, who: str) -> dict[str, Any]:
+def _row(kind: str, region: str, from_ms: int, until_ms: int | None, what: str, who: str) -> JsonObject:
     return {
         "from_ms": from_ms,
         "until_ms": until_ms,
@@ -192,6 +193,6 @@ def _row(kind: str, region: str, from_ms: int, until_ms: int | None, what: str, 
     }
 
 
-def in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def in_order(rows: Iterable[JsonObject]) -> list[JsonObject]:
     """The newest first."""
     return sorted(rows, key=lambda one: (-one["from_ms"], one["region"], one["kind"], one["what"]))

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from app.archive.errors import BadOption, InvalidArchive, SparkJobError, cause
+from app.kernel.json_types import JsonMapping, JsonObject
 from spark.kafka import KafkaCluster, read_options
 from spark.progress import say
 from spark.session import make_session
@@ -164,7 +165,7 @@ class UnreadRanges:
             say(f"{_prefix(where)}{one.topic}: offsets that could not be read before are read now")
         self._by_place |= news
 
-    def as_json(self) -> list[dict[str, Any]]:
+    def as_json(self) -> list[JsonObject]:
         return [
             {**({"region": where} if where else {}), **asdict(one)}
             for (where, *_), one in sorted(self._by_place.items())
@@ -175,7 +176,7 @@ def _prefix(where: str) -> str:
     return f"{where}: " if where else ""
 
 
-def result(content: Mapping[str, Any]) -> None:
+def result(content: JsonMapping) -> None:
     """Writes the job's result, the last line on standard output."""
     sys.stdout.write(json.dumps(content) + "\n")
     sys.stdout.flush()

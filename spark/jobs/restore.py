@@ -9,12 +9,12 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from app.archive.log import Archive
 from app.archive.reader import LAST_MS, LAST_OFFSET, ArchiveQuery, ArchiveReader
+from app.kernel.json_types import JsonObject
 from spark.archive.frames import matching_records, read_files, sizes
 from spark.archive.packed import packed
 from spark.archive.restore import (
@@ -134,7 +134,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _nothing(planned: dict[str, Any]) -> int:
+def _nothing(planned: JsonObject) -> int:
     say("The archive has no records in that range.")
     common.result(planned | {"executed": False, "records": 0})
     return 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from app.kernel.json_types import JsonObject
 from app.kernel.load import Load
 from app.placement.model.plan import name_of, topic_of
 from app.sizing.recommendation import Measured, SizingRules, recommend
@@ -22,7 +23,7 @@ class JobNeed(NamedTuple):
     ceiling: float | None
 
 
-def workload_rows(needs: Iterable[JobNeed], worker: Load, rules: SizingRules) -> list[dict[str, Any]]:
+def workload_rows(needs: Iterable[JobNeed], worker: Load, rules: SizingRules) -> list[JsonObject]:
     """A row for each dispatched workload of a region: partitions and workers, each with its reason."""
     workloads: defaultdict[tuple[str, str], dict[str, JobNeed]] = defaultdict(dict)
     # A job that moved between isolation groups has a need in both; the larger one counts.

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from app.kernel.job import PATTERN
+from app.kernel.json_types import JsonMapping, JsonObject
 from spark.dashboard import frames
 
 HOUR_MS = frames.HOUR_MS
@@ -33,7 +34,7 @@ class Sound(NamedTuple):
     """The usable loads, and the number of rows left out by reason."""
 
     loads: DataFrame
-    left_out: dict[str, Any]
+    left_out: JsonObject
 
 
 def sound(loads: DataFrame, now_ms: int | None) -> Sound:
@@ -63,7 +64,7 @@ def sound(loads: DataFrame, now_ms: int | None) -> Sound:
     return Sound(marked.where(f.col("odd").isNull()).drop("odd"), left_out)
 
 
-def left_out_words(left_out: Mapping[str, Any]) -> Iterator[str]:
+def left_out_words(left_out: JsonMapping) -> Iterator[str]:
     """A line for each reason why rows were left out."""
     words = {
         "after_now": "load rows are in the future, and left out: check the clocks of the workers",

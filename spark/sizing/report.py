@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from app.archive.errors import InvalidArchive
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.kernel.load import Load, capacity_or_default
 from app.placement.model.plan import PlacementRules
 from app.sizing.recommendation import RULES, SizingRules
@@ -23,7 +23,7 @@ FORMAT = 2  # 2: measured loads only; 1 had forecasts, scenarios and cost
 FleetKey = tuple[str, str]  # region and isolation group
 
 
-def size(loads: DataFrame, rules: SizingRules = RULES, now_ms: int | None = None) -> dict[str, Any]:
+def size(loads: DataFrame, rules: SizingRules = RULES, now_ms: int | None = None) -> JsonObject:
     """The document. `loads`: `history.LOAD`; `now_ms`: the last hour to keep, None keeps every hour.
 
     Raises:
@@ -97,7 +97,7 @@ def _needs(rules: SizingRules, fleets: Iterable[Fleet]) -> Iterator[FleetNeed]:
         yield need_of(fleet, PlacementRules(fill=rules.fill), rules.spare_workers)
 
 
-def _fleet_row(hour: int, fleet: Fleet, need: FleetNeed) -> dict[str, Any]:
+def _fleet_row(hour: int, fleet: Fleet, need: FleetNeed) -> JsonObject:
     return {
         "region": fleet.region,
         "group": fleet.group,
@@ -113,7 +113,7 @@ def _fleet_row(hour: int, fleet: Fleet, need: FleetNeed) -> dict[str, Any]:
     }
 
 
-def _past_row(hour: int, fleet: Fleet, need: FleetNeed) -> dict[str, Any]:
+def _past_row(hour: int, fleet: Fleet, need: FleetNeed) -> JsonObject:
     return {
         "region": fleet.region,
         "group": fleet.group,
@@ -128,7 +128,7 @@ def _hour_words(hour: int) -> str:
     return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m-%dT%H:00Z")
 
 
-def _job_row(need: JobNeed) -> dict[str, Any]:
+def _job_row(need: JobNeed) -> JsonObject:
     return {
         "region": need.region,
         "group": need.group,
@@ -141,7 +141,7 @@ def _job_row(need: JobNeed) -> dict[str, Any]:
     }
 
 
-def tables(found: Mapping[str, Any]) -> str:
+def tables(found: JsonMapping) -> str:
     """Tables of the document for people."""
     parts = [
         ("Workers", found["fleets"], ("region", "group", "jobs", "cores", "workers_now", "workers", "why")),
@@ -151,7 +151,7 @@ def tables(found: Mapping[str, Any]) -> str:
     return "\n\n".join(_table(title, rows, columns) for title, rows, columns in parts if rows)
 
 
-def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+def _table(title: str, rows: Sequence[JsonMapping], columns: Sequence[str]) -> str:
     cells = [[name.replace("_", " ") for name in columns]]
     cells += [["-" if row[name] is None else str(row[name]) for name in columns] for row in rows]
     widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 from urllib.parse import urlencode
 
 import click
@@ -13,6 +12,7 @@ from app.alerts.definition import AlertDefinition
 from app.cli.client import EXIT_FAILURE, EXIT_PARTIAL, Client, alert_path, guarded
 from app.cli.output import emit, output_option, printable, url_option
 from app.config.problems import not_readable
+from app.kernel.json_types import JsonObject
 
 COLUMNS = ["name", "state", "severity", "topic", "tiers", "what", "since", "notices"]
 TESTED = ["channel", "place", "taken", "why"]
@@ -124,7 +124,7 @@ def test(name: str, url: str | None, output: str) -> None:
         raise SystemExit(EXIT_PARTIAL if taken else EXIT_FAILURE)
 
 
-def _row(row: dict[str, Any]) -> dict[str, Any]:
+def _row(row: JsonObject) -> JsonObject:
     troubles = [f"{one['channel']}: {_channel_words(one)}" for one in row["channels"] if one["waits"]]
     notified = sum(not one["waits"] for one in row["channels"])
     return {
@@ -135,12 +135,12 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tiers(row: dict[str, Any]) -> str:
+def _tiers(row: JsonObject) -> str:
     group = f" (group {row['group']})" if row["group"] else ""
     return f"{row['from_tier']} to {row['to_tier']}{group}"
 
 
-def _channel_words(channel: dict[str, Any]) -> str:
+def _channel_words(channel: JsonObject) -> str:
     last = f"took notice {channel['notice']} at {_time(channel['at_ms'])}" if channel["at_ms"] else ""
     if channel["trouble"]:
         return "; ".join(filter(None, [channel["trouble"], last]))
@@ -149,7 +149,7 @@ def _channel_words(channel: dict[str, Any]) -> str:
     return last or "had no notice to take"
 
 
-def _condition(definition: dict[str, Any]) -> str:
+def _condition(definition: JsonObject) -> str:
     try:
         AlertDefinition.from_wire(definition)
     except ValidationError as error:

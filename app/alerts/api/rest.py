@@ -39,6 +39,7 @@ from app.definitions.api.requests import (
 from app.definitions.plan import plan
 from app.definitions.registry import parse_alert
 from app.kernel.clock import iso
+from app.kernel.json_types import JsonObject
 from app.web.http import schemas as http_schemas
 from app.web.http.context import ApiContext
 from app.web.http.responses import ApiError, json_response, paged
@@ -99,7 +100,7 @@ class AlertRoutes:
     def _states(self) -> Iterable[AlertState]:
         return self._api.runtime.control.view.alert_states.states.values()
 
-    def _alert_fields(self, state: AlertState) -> dict[str, Any]:
+    def _alert_fields(self, state: AlertState) -> JsonObject:
         definition = self._api.runtime.alerts.definition(state.rule)
         on = tuple(definition.spec.on) if definition else ()
         return {
@@ -127,7 +128,7 @@ class AlertRoutes:
             "todo": [] if state.state == "resolved" else list(commands(on, state)),
         }
 
-    def _channels(self, definition: AlertDefinition, state: AlertState | None = None) -> list[dict[str, Any]]:
+    def _channels(self, definition: AlertDefinition, state: AlertState | None = None) -> list[JsonObject]:
         """The channels of a definition, and the last notice that each took: of one alert, or of all."""
         states = [one for one in self._states() if one.rule == definition.name] if state is None else [state]
         everywhere = list(self._states())
@@ -164,7 +165,7 @@ class AlertRoutes:
         put = self._put_of(request)
         return json_response(self._detail(put), headers={"ETag": f'"{put.etag}"'})
 
-    def _detail(self, put: AlertPut) -> dict[str, Any]:
+    def _detail(self, put: AlertPut) -> JsonObject:
         name = put.key.removeprefix(PREFIX)
         definition = self._api.runtime.alerts.definition(name)
         states = [state.state for state in self._states() if state.rule == name]
@@ -225,8 +226,8 @@ class AlertRoutes:
         return json_response({"name": definition.name, "worker": self._api.runtime.worker, "channels": tried})
 
 
-def _window(window: Any) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.structs.asdict(window)
+def _window(window: Any) -> JsonObject:
+    told: JsonObject = msgspec.structs.asdict(window)
     unknown = {name: None for name in ("missing", "extra", "lag_ms") if told[name] < 0}
     return {**told, **unknown, "start": iso(window.start_ms), "absent": list(window.absent)}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
+from app.kernel.json_types import JsonObject
 from app.web.http.schemas import Deployed
 
 
@@ -76,7 +77,7 @@ class AlertRule(TypedDict):
     """An alert's definition in the form of a PUT, the number of its alerts by state, and its channels."""
 
     name: str
-    definition: dict[str, Any]
+    definition: JsonObject
     etag: str
     firing: int
     pending: int

@@ -14,11 +14,12 @@ import msgspec
 from app.alerts.delivery.notice import AlertNotice, amount, plain
 from app.alerts.rules import fingerprint
 from app.kernel.clock import iso
+from app.kernel.json_types import JsonObject
 
 EXPIRES_MS = 5 * 60_000  # after this time without a request, Alertmanager resolves an alert
 
 
-def webhook(notice: AlertNotice) -> dict[str, Any]:
+def webhook(notice: AlertNotice) -> JsonObject:
     """The JSON of a webhook: the notice with all windows that the control log names."""
     state = notice.state
     return {
@@ -49,13 +50,13 @@ def webhook(notice: AlertNotice) -> dict[str, Any]:
     }
 
 
-def _window(window: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.structs.asdict(window)
+def _window(window: Any) -> JsonObject:
+    fields: JsonObject = msgspec.structs.asdict(window)
     unknown = {name: None for name in ("missing", "extra", "lag_ms") if fields[name] < 0}
     return {**fields, **unknown, "absent": list(window.absent), "start": iso(window.start_ms)}
 
 
-def alertmanager(notice: AlertNotice, now_ms: int) -> list[dict[str, Any]]:
+def alertmanager(notice: AlertNotice, now_ms: int) -> list[JsonObject]:
     """The JSON of POST /api/v2/alerts. A firing alert ends after `EXPIRES_MS` unless it is sent again."""
     state = notice.state
     labels = {

@@ -15,7 +15,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import msgspec
 import structlog
@@ -35,6 +34,7 @@ from app.controllog.definition_cache import DefinitionCache
 from app.controllog.log import ControlLog
 from app.kafka.client.topic_tail import bounded
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonMapping, JsonObject
 
 log = structlog.get_logger(__name__)
 
@@ -150,7 +150,7 @@ class AlertMonitor(Service):
         if self._control.view.term == term and self._may_act():
             self._offer(definitions)
 
-    async def _evaluate(self, rules: Mapping[str, alerts_rules.Rule]) -> list[dict[str, Any]] | None:
+    async def _evaluate(self, rules: Mapping[str, alerts_rules.Rule]) -> list[JsonObject] | None:
         """The verdicts; None if they are unknown, or if it is too early for the next evaluation."""
         now_s = time.monotonic()
         if not rules or now_s - self._looked_s < max(self.look_s, BUSY_SHARE * self._took_s):
@@ -216,7 +216,7 @@ class AlertMonitor(Service):
             state.id, state.notice, self._region, definition.metadata.owner, spec.severity, spec.on, state
         )
 
-    async def test(self, definition: AlertDefinition) -> list[dict[str, Any]]:
+    async def test(self, definition: AlertDefinition) -> list[JsonObject]:
         """Sends a test from this worker to every channel, once, and returns the channels' results."""
         at_ms = now_ms()
         window = AlertWindow(
@@ -238,7 +238,7 @@ class AlertMonitor(Service):
     def _sender(self) -> NoticeSender:
         return NoticeSender(self._env, refuses_local=self.refuses_local)
 
-    def _parse(self, _: str, data: Mapping[str, Any]) -> AlertDefinition:
+    def _parse(self, _: str, data: JsonMapping) -> AlertDefinition:
         """A stored definition. Channels that an earlier version had become an incident, and get nothing."""
         definition = AlertDefinition.from_wire(data)
         channels = enumerate(definition.spec.channels)
@@ -254,7 +254,7 @@ class AlertMonitor(Service):
         self._report_incident("alert-trouble", key.removeprefix(PREFIX), why, "deploy the alert again")
 
 
-async def _tried(sender: NoticeSender, channel: Channel, notice: AlertNotice) -> dict[str, Any]:
+async def _tried(sender: NoticeSender, channel: Channel, notice: AlertNotice) -> JsonObject:
     try:
         await sender.send(channel, notice, TEST_NOTICE_TIMEOUT_S)
     except NotTaken as error:

@@ -11,6 +11,7 @@ from app.cli.client import EXIT_LOSS, EXIT_PARTIAL, Client, CommandFailure, guar
 from app.cli.operations import watch
 from app.cli.options import confirm
 from app.cli.output import emit, output_option, url_option
+from app.kernel.json_types import JsonObject
 
 COLUMNS = ["kind", "id", "key", "at", "source", "copy", "one_of", "why"]
 FLAT = ["kind", "id", "key", "at", "cluster", "topic", "partition", "offset", "copy_cluster", "copy_topic",
@@ -135,12 +136,10 @@ def copy_again(
         raise SystemExit(EXIT_PARTIAL)
 
 
-def _answer(client: Client, query: dict[str, str], *, again: bool = False) -> dict[str, Any]:
+def _answer(client: Client, query: dict[str, str], *, again: bool = False) -> JsonObject:
     """All pages of an answer, once it is ready."""
     more = {"again": "true"} if again else {}
-    page: dict[str, Any] = client.ask(
-        "GET", f"/audit/missing?{urlencode({**query, 'limit': '1000', **more})}"
-    )
+    page: JsonObject = client.ask("GET", f"/audit/missing?{urlencode({**query, 'limit': '1000', **more})}")
     if "items" not in page:
         watch(client, page, GO_ON, END_BY)
         page = client.ask("GET", f"/audit/missing?{urlencode({**query, 'limit': '1000'})}")
@@ -155,7 +154,7 @@ def _answer(client: Client, query: dict[str, str], *, again: bool = False) -> di
     return {**answer, "next": None}
 
 
-def _show(answer: dict[str, Any], output: str) -> None:
+def _show(answer: JsonObject, output: str) -> None:
     rows = answer["items"]
     if output == "csv":
         emit([_flat(row) for row in rows], FLAT, output)
@@ -174,11 +173,11 @@ def _show(answer: dict[str, Any], output: str) -> None:
     click.echo(f"{counts or 'nothing is missing'} (the audit says: {answer['state'] or 'nothing'})", err=True)
 
 
-def _at(place: dict[str, Any] | None) -> str | None:
+def _at(place: JsonObject | None) -> str | None:
     return None if place is None else "{cluster}/{topic}/{partition}/{offset}".format(**place)
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
+def _flat(row: JsonObject) -> JsonObject:
     found = {**row}
     for prefix, place in (("", row["source"]), ("copy_", row["copy"])):
         found |= {f"{prefix}{name}": value for name, value in (place or {}).items()}

@@ -6,7 +6,6 @@ import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
 from urllib.parse import urlencode
 
 import click
@@ -23,6 +22,7 @@ from app.cli.client import (
     guarded,
 )
 from app.cli.output import emit, formats, printable, url_option
+from app.kernel.json_types import JsonObject
 
 COLUMNS = ["partition", "offset", "time", "key", "value"]
 RECORDS_READ_TIMEOUT_S = 90.0  # longer than a worker reads for one answer
@@ -59,8 +59,8 @@ def records(
     """
     wanted = {"topic": topic, "cluster": cluster, "from": since, "to": until, "limit": limit}
     query = urlencode({name: value for name, value in wanted.items() if value})
-    summary: dict[str, Any] = {}
-    rows: list[dict[str, Any]] = []
+    summary: JsonObject = {}
+    rows: list[JsonObject] = []
     for line in _lines(Client(url), f"/audit/records?{query}&format=ndjson"):
         found = orjson.loads(line)
         if "summary" in found:
@@ -75,7 +75,7 @@ def records(
     _print_summary(summary)
 
 
-def _print_summary(summary: dict[str, Any]) -> None:
+def _print_summary(summary: JsonObject) -> None:
     """Prints what was read. Raises SystemExit if records may be left out."""
     by = {"audit": "the audit's index", "timestamps": "timestamps", "log": "reading all of the log"}
     ways = ", ".join(sorted({by[part["by"]] for part in summary["partitions"]}))

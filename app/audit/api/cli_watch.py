@@ -23,6 +23,7 @@ from rich.text import Text
 
 from app.cli.client import EXIT_LOSS, EXIT_PARTIAL, EXIT_UNREACHABLE, Client, CommandFailure, guarded
 from app.cli.output import cell, csv_text, formats, printable, url_option
+from app.kernel.json_types import JsonMapping, JsonObject
 
 STATES = ("ok", "provisional", "lossy", "duplicated", "corrupted", "late", "absent-audit")
 LOSS = {"lossy", "corrupted"}  # records that a tier had are not in the next one
@@ -32,7 +33,7 @@ STYLES = {"lossy": "bold red", "corrupted": "bold red", "ok": "green", "provisio
 MOST_ROWS = 30  # of the table: differences first, then the newest
 WATCH_INTERVAL_S = 2.0
 
-VerdictRow = dict[str, Any]
+VerdictRow = JsonObject
 PairName = tuple[str, str, str, str | None, int, int]
 
 
@@ -43,7 +44,7 @@ class VerdictChange(NamedTuple):
     row: VerdictRow
 
 
-def name_of(row: Mapping[str, Any]) -> PairName:
+def name_of(row: JsonMapping) -> PairName:
     """The window, the tiers and the consumer group of a verdict."""
     return row["topic"], row["from_tier"], row["to_tier"], row["group"], row["start_ms"], row["end_ms"]
 
@@ -61,7 +62,7 @@ def changes(known: Mapping[PairName, VerdictRow] | None, rows: Iterable[VerdictR
     return found
 
 
-def _signature(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _signature(row: JsonMapping) -> tuple[Any, ...]:
     """The fields whose change is shown. While a window is not over, its counts grow all the time."""
     if row["state"] in ("ok", "provisional"):
         return (row["state"],)
@@ -76,11 +77,11 @@ def line(change: VerdictChange) -> str:
     return printable(f"{row['start']} {row['topic']} {tiers}: {was}{row['state']}{_why(row)}")
 
 
-def _target(row: Mapping[str, Any]) -> str:
+def _target(row: JsonMapping) -> str:
     return f"{row['to_tier']} ({row['group']})" if row["group"] else str(row["to_tier"])
 
 
-def _why(row: Mapping[str, Any]) -> str:
+def _why(row: JsonMapping) -> str:
     match row["state"]:
         case "ok" | "provisional":
             return f", {row['to_count']} of {row['from_count']}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -43,6 +43,7 @@ from app.definitions.registry import parse_audit
 from app.definitions.schema_checks import schema_problem
 from app.dispatch.dlq.query import BadQuery, parse_when
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.offsets.api.rest import offset_errors_as_problems
 from app.web.http import schemas as http_schemas
 from app.web.http.context import ApiContext
@@ -180,7 +181,7 @@ class AuditRoutes:
         known = await self.known(_wanted(request))
         catalog, at_ms = self._catalog_answers(known), now_ms()
 
-        def make_rows() -> list[dict[str, Any]]:
+        def make_rows() -> list[JsonObject]:
             windows = window_rows(known, at_ms, catalog.bounds_of, catalog.oddity_of)
             verdicts = verdict_rows(known, at_ms, *catalog.verdict_arguments)
             return topic_rows(known, windows, verdicts, at_ms, catalog.bounds_of)
@@ -242,7 +243,7 @@ class AuditRoutes:
         put = self._put_of(request)
         return json_response(self._detail(put), headers={"ETag": f'"{put.etag}"'})
 
-    def _detail(self, put: AuditPut) -> dict[str, Any]:
+    def _detail(self, put: AuditPut) -> JsonObject:
         name, runtime = put.key.removeprefix(PREFIX), self._api.runtime
         found, layout = runtime.catalog.audits.plan(name), runtime.catalog.audits.layout
         prefix = f"{AUDIT_JOBS}{job_name(name, '')}"

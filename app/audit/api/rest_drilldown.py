@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -32,6 +32,7 @@ from app.audit.query.view import RegionCounts, WindowQuery, verdict_rows
 from app.controllog.events import OperatorAct
 from app.dispatch.dlq.query import BadQuery, parse_when
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.offsets.api.rest import offset_errors_as_problems
 from app.web.http import request_bodies
 from app.web.http.context import ApiContext
@@ -149,7 +150,7 @@ class AuditMissingRoutes:
         query = {name: value for name, value in request.query.items() if name != "format"}
         if form != "json":
             query |= {"limit": "1000"}
-        rows: list[dict[str, Any]] = []
+        rows: list[JsonObject] = []
         while True:
             status, content = await ask_worker(
                 self._api,
@@ -181,7 +182,7 @@ class AuditMissingRoutes:
         if op is None:
             verdict = await self._verdict(question)
 
-            async def work(report_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+            async def work(report_progress: Callable[[JsonObject], None]) -> JsonObject:
                 cached = await self._drill(question, verdict, report_progress)
                 return {**search.result_fields(cached.answer), "state": cached.verdict.state}
 
@@ -197,7 +198,7 @@ class AuditMissingRoutes:
         return op if op.state != "done" else self._cache.get(question, op)
 
     async def _drill(
-        self, question: Question, verdict: AuditedWindow, report_progress: Callable[[dict[str, Any]], None]
+        self, question: Question, verdict: AuditedWindow, report_progress: Callable[[JsonObject], None]
     ) -> CachedAnswer:
         answer = await drill(
             self._api.runtime,
@@ -279,7 +280,7 @@ class AuditMissingRoutes:
             raise ApiError(503, "Stopping", "this worker is stopping; ask another one")
         actor = actor_of(request)
 
-        async def work(report_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        async def work(report_progress: Callable[[JsonObject], None]) -> JsonObject:
             return await self._copy(question, verdict, actor, report_progress)
 
         name = f"copy-again-{uuid.uuid4().hex[:12]}"
@@ -291,8 +292,8 @@ class AuditMissingRoutes:
         question: Question,
         verdict: AuditedWindow,
         actor: str,
-        report_progress: Callable[[dict[str, Any]], None],
-    ) -> dict[str, Any]:
+        report_progress: Callable[[JsonObject], None],
+    ) -> JsonObject:
         runtime = self._api.runtime
         cached = await self._drill(question, verdict, report_progress)
         self._cache.pop(question, None)  # after the copies, other records are missing
@@ -393,7 +394,7 @@ def _relay(status: int, content: bytes) -> web.Response:
     return web.Response(body=content, status=status, content_type=kind, headers=headers)
 
 
-def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def flat(row: JsonMapping) -> JsonObject:
     """A finding as one row of a table."""
     found = {**row, **dict.fromkeys(COLUMNS[4:12])}
     for prefix, place in (("", row["source"]), ("copy_", row["copy"])):
@@ -401,7 +402,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found[name] for name in COLUMNS}
 
 
-def _file(form: str, rows: list[dict[str, Any]]) -> web.Response:
+def _file(form: str, rows: list[JsonObject]) -> web.Response:
     """All rows as CSV, or as JSON lines."""
     if form == "csv":
         kind, lines = f"{CSV}; charset=utf-8", [[flat(row)[name] for name in COLUMNS] for row in rows]

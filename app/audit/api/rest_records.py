@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import orjson
@@ -27,6 +26,7 @@ from app.dispatch.dlq.letter import whole as all_of
 from app.dispatch.dlq.query import BadQuery, parse_when
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kernel.clock import iso, now_ms
+from app.kernel.json_types import JsonObject
 from app.offsets.api.rest import MAX_NAME_CHARS, offset_errors_as_problems
 from app.offsets.api.time_index import INDEX_PATH, index_of, own_share, wanted_of
 from app.web.http.context import ApiContext
@@ -156,7 +156,7 @@ async def _stream(
 
 def summary(
     reader: RangeReader, parts: list[SearchRange], plan: AuditPlan | None, trouble: str = ""
-) -> dict[str, Any]:
+) -> JsonObject:
     """The answer's last line. `trouble`: why the archive was not read, "" if it was or there is none."""
     return {
         "records": reader.found,
@@ -194,7 +194,7 @@ async def _archive(
         return None, str(error)
 
 
-def _row(found: FoundRecord) -> dict[str, Any]:
+def _row(found: FoundRecord) -> JsonObject:
     record = found.record
     return {
         "partition": found.partition, "offset": record.offset, "time_ms": found.time_ms,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Generic, Literal, TypedDict, TypeVar
 
+from app.kernel.json_types import JsonObject
 from app.web.http.schemas import Deployed
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ class AuditPlanDetail(TypedDict):
     have an owner. `lag_messages`: how many records they have not reported yet."""
 
     name: str
-    definition: dict[str, Any]
+    definition: JsonObject
     etag: str
     clusters: list[str]
     jobs: int

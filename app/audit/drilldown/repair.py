@@ -15,7 +15,7 @@ Rules (tests/audit/drilldown/test_repair.py, test_repair_brokers.py)
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiokafka.errors import ProducerFenced
 
@@ -31,6 +31,7 @@ from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.span_reader import read_span
 from app.kafka.records.batch import ReadCommittedFilter, RecordBatch, iter_batches
 from app.kafka.records.record import Record, size_of
+from app.kernel.json_types import JsonObject
 from app.replicate.destination.copy_headers import HeaderEdit
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ NEAR_OFFSETS = 2_000  # records that lie this close are read together
 # of a transaction: at most this many records, and about this many bytes
 RECORDS_PER_TRANSACTION, BYTES_PER_TRANSACTION = 1_000, 4 << 20
 
-ReportProgress = Callable[[dict[str, Any]], None]
+ReportProgress = Callable[[JsonObject], None]
 
 
 class NotLeading(RuntimeError):
@@ -62,7 +63,7 @@ class CopiedAgain(NamedTuple):
     refused: int
     refused_records: tuple[RefusedCopy, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         records = [
             {**refused.place._asdict(), "offset": refused.offset, "why": refused.why}
             for refused in self.refused_records

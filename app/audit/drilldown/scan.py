@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from app.audit.drilldown.prints import PrintReader
 from app.audit.drilldown.sieve import Prints, Sieve, SievedPrints
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.fetch.span_reader import SpanPiece, read_span
+from app.kernel.json_types import JsonObject
 
 PRINTS_PER_SIEVE_BATCH = 1 << 16  # prints that a sieve takes together
 MOST_TRIES = 6
@@ -35,7 +36,7 @@ MOST_IDS = 2_000_000  # held at once: some 150 MB
 MOST_PLACES = 20_000  # of one print: records with the same contents
 STEPS = 3
 
-ReportProgress = Callable[[dict[str, Any]], None]
+ReportProgress = Callable[[JsonObject], None]
 T = TypeVar("T")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.audit.drilldown.findings import (
     Finding,
@@ -27,6 +27,7 @@ from app.audit.drilldown.prints import EventTimeWindow
 from app.audit.drilldown.scan import LogsChanged, Scan, Scanned, UnreadRange
 from app.audit.drilldown.sides import Question, SideFinder, Sides
 from app.kernel.clock import iso
+from app.kernel.json_types import JsonObject
 from switchyard.audit.model.fingerprint import Fingerprint, ids_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class AuditedDifference(NamedTuple):
     ids: Fingerprint | None = None
 
 
-ReportProgress = Callable[[dict[str, Any]], None]
+ReportProgress = Callable[[JsonObject], None]
 
 
 class SearchResult(NamedTuple):
@@ -188,13 +189,13 @@ def _bounds(sides: Sides, scanned: Scanned) -> LossExclusions:
 # -- for REST and files ------------------------------------------------------------------------------
 
 
-def rows(answer: SearchResult, kinds: Iterable[FindingKind] = FindingKind) -> list[dict[str, Any]]:
+def rows(answer: SearchResult, kinds: Iterable[FindingKind] = FindingKind) -> list[JsonObject]:
     """The findings of these kinds, one row each."""
     wanted = set(kinds)
     return [_row(finding) for finding in answer.findings if finding.kind in wanted]
 
 
-def _row(finding: Finding) -> dict[str, Any]:
+def _row(finding: Finding) -> JsonObject:
     seen = finding.source if finding.source is not None else finding.copy
     assert seen is not None, "a finding has a source or a copy"
     return {
@@ -210,7 +211,7 @@ def _row(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _place(seen: ObservedRecord | None) -> dict[str, Any] | None:
+def _place(seen: ObservedRecord | None) -> JsonObject | None:
     if seen is None:
         return None
     cluster, topic, partition = seen.place
@@ -229,7 +230,7 @@ def _text(data: bytes | None) -> str | None:
     return text if is_text else f"base64:{base64.b64encode(data).decode()}"
 
 
-def result_fields(answer: SearchResult) -> dict[str, Any]:
+def result_fields(answer: SearchResult) -> JsonObject:
     """The answer without its rows."""
     question, window = answer.question, answer.window
     cut = [

@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.audit.definition import AuditPlan
 from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigins
@@ -28,6 +28,7 @@ from app.kafka.client.topic_configs import TopicSettings, describe
 from app.kafka.fetch.offsets_at_time import LogSpan, spans
 from app.kernel.clock import iso
 from app.kernel.fencing import LogId
+from app.kernel.json_types import JsonMapping
 from app.offsets.model.offset_map import OffsetMapLine
 from app.offsets.model.translation import CopiedLine
 from app.offsets.store.tables import NotRead
@@ -232,7 +233,7 @@ class SideFinder:
 
     # -- topics, logs and lines ---------------------------------------------------------------------
 
-    def _copiers(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[CopyRoute]:
+    def _copiers(self, before: JsonMapping, after: JsonMapping) -> list[CopyRoute]:
         routes, topic = self._runtime.catalog.routes, self._question.topic
         found: list[CopyRoute] = []
         for name in sorted(self._runtime.control.view.routes):
@@ -305,7 +306,7 @@ class SideFinder:
         name = names.get(source.cluster_id) or self._mapped_names.get(source.cluster_id, source.cluster_id)
         return ClusterPartition(name, source.topic, source.partition)
 
-    def _uncounted(self, before: Mapping[str, Any]) -> frozenset[str]:
+    def _uncounted(self, before: JsonMapping) -> frozenset[str]:
         """The clusters of `from_tier` that no plan counts (rule 4)."""
         layout = self._runtime.catalog.audits.layout
         if layout is None or self._question.to_tier != AGGREGATE:

@@ -4,13 +4,12 @@ which was checked before. So this needs no `app.config`. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from app.audit.folds.tier import CONSUMER, PlanBounds
 from app.audit.folds.tier_pairs import OF_CLUSTERS, ComparisonTerms
 from app.kernel.durations import parse_duration
+from app.kernel.json_types import JsonMapping
 from app.replicate.model.route import Route
 
 MOST_LATENESS_S = 3600.0
@@ -34,7 +33,7 @@ class PlanTerms:
     plan: ComparisonTerms
 
     @classmethod
-    def of(cls, definition: Mapping[str, Any]) -> PlanTerms:
+    def of(cls, definition: JsonMapping) -> PlanTerms:
         """The terms of a definition in canonical form. Raises ValueError: It is not an audit plan's."""
         try:
             name, spec = str(definition["metadata"]["name"]), definition["spec"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -20,6 +19,7 @@ from app.audit.topics.catalog import AuditsCatalog
 from app.controllog.codec import Heartbeat
 from app.failover.topology import REGIONAL
 from app.kafka.client.cluster import ClusterUnreachable
+from app.kernel.json_types import JsonObject
 from app.worker.members.peer_requests import PeerUnreachable, ask_peer
 
 SHARE_PATH = "/api/v1/audit/share"
@@ -81,7 +81,7 @@ class RegionQuery:
 
     async def verdicts(
         self, wanted: WindowQuery, now_ms: int, means: Callable[[str], bool]
-    ) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
+    ) -> tuple[list[JsonObject], Mapping[str, int]]:
         """The verdicts on the wanted windows of topics that `means` accepts. The second value has topics with
         too many windows, and the start of the first one in the answer. Raises NotKnown: A worker does not
         answer, or a book is being read."""
@@ -90,7 +90,7 @@ class RegionQuery:
         meant = {topic for topic in {topic for _, topic in places} if means(topic)}
         plans = {place: self._audits.plan_of(*place) for place in places}
 
-        def compared() -> list[dict[str, Any]]:
+        def compared() -> list[JsonObject]:
             counts = RegionCounts(
                 {key: record for key, record in known.windows.items() if key.topic in meant},
                 {key: record for key, record in known.tiers.items() if key.topic in meant},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
@@ -17,6 +17,7 @@ from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
 from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.kernel.seals import HEADER
 
 MARGIN_MS = 60_000  # changes that were sent to a changelog this long ago have arrived
@@ -40,7 +41,7 @@ Events = list[Recorded]
 class Margin:
     """Reads these events. Raises KafkaError, ClusterUnreachable, OSError (TimeoutError, too): Not now."""
 
-    def __init__(self, topic: str, kafka_options: dict[str, Any], client: ClusterClient) -> None:
+    def __init__(self, topic: str, kafka_options: JsonObject, client: ClusterClient) -> None:
         self._topic = topic
         self._options = kafka_options
         self._client = client

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
 
 from app.audit.folds.comparison import WindowState
 from app.audit.folds.tier import PlanBounds, TierRecord
 from app.audit.folds.tier_pairs import ORDER
 from app.audit.query.view import RegionCounts
 from app.kernel.clock import iso
+from app.kernel.json_types import JsonMapping, JsonObject
 
 WORST_FIRST = (
     WindowState.LOSSY,
@@ -28,7 +28,7 @@ WORST_FIRST = (
 NOT_COMPARED = "not-compared"  # no two tiers count it, or no window of it is known from its beginning
 LOST = {WindowState.LOSSY.value, WindowState.CORRUPTED.value}
 
-VerdictRows = Iterable[Mapping[str, Any]]
+VerdictRows = Iterable[JsonMapping]
 
 
 def topic_rows(
@@ -37,7 +37,7 @@ def topic_rows(
     verdicts: VerdictRows,
     now_ms: int,
     bounds_of: Callable[[str, str], PlanBounds],
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """One row for each topic, by name. `windows`, `verdicts`: the rows of `view` for the same `known`."""
     tiers: dict[str, dict[tuple[str, str], list[TierRecord]]] = {}
     for key, record in known.tiers.items():
@@ -57,8 +57,8 @@ def topic_rows(
     ]
 
 
-def _by_topic(rows: VerdictRows) -> dict[str, list[Mapping[str, Any]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
+def _by_topic(rows: VerdictRows) -> dict[str, list[JsonMapping]]:
+    found: dict[str, list[JsonMapping]] = {}
     for row in rows:
         found.setdefault(row["topic"], []).append(row)
     return found
@@ -67,11 +67,11 @@ def _by_topic(rows: VerdictRows) -> dict[str, list[Mapping[str, Any]]]:
 def _row(
     topic: str,
     tiers: Mapping[tuple[str, str], list[TierRecord]],
-    windows: list[Mapping[str, Any]],
-    verdicts: list[Mapping[str, Any]],
+    windows: list[JsonMapping],
+    verdicts: list[JsonMapping],
     now_ms: int,
     bounds_of: Callable[[str, str], PlanBounds],
-) -> dict[str, Any]:
+) -> JsonObject:
     states = Counter(row["state"] for row in verdicts)
     newest_ms = max((row["start_ms"] for row in windows if row["start_ms"] is not None), default=None)
     lossy = [row for row in verdicts if row["state"] == WindowState.LOSSY.value]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,6 +32,7 @@ from app.audit.folds.tier_pairs import (
 )
 from app.audit.folds.window import WindowKey, WindowPhase, WindowRecord, phase
 from app.kernel.clock import iso
+from app.kernel.json_types import JsonObject
 from switchyard.audit.model.places import group_of
 from switchyard.audit.model.reports import Scope
 from switchyard.audit.model.tally import UNTIMED
@@ -137,7 +138,7 @@ def window_rows(
     now_ms: int,
     bounds_of: Callable[[str, str], PlanBounds],
     oddity_of: OddityOf = lambda _: "",
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """One row for each window of a cluster, newest first."""
     shards = _shards(known)
     groups: defaultdict[WindowKey, list[WindowRecord]] = defaultdict(list)
@@ -156,7 +157,7 @@ def window_rows(
 
 def _window_row(
     key: WindowKey, records: list[WindowRecord], tiers: list[TierRecord], mark_ms: int
-) -> dict[str, Any]:
+) -> JsonObject:
     totals = late = NO_TOTALS
     for record in records:
         totals, late = totals.plus(record.totals).plus(record.apart), late.plus(record.late)
@@ -185,7 +186,7 @@ def _window_row(
     }
 
 
-def verdict_rows(known: RegionCounts, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> list[dict[str, Any]]:
+def verdict_rows(known: RegionCounts, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> list[JsonObject]:
     """One row for each window and pair of consecutive tiers (`app.audit.folds.tier_pairs`), newest first."""
     topics: defaultdict[str, dict[TierPlace, list[TierRecord]]] = defaultdict(dict)
     live: defaultdict[str, set[TierPlace]] = defaultdict(set)
@@ -217,7 +218,7 @@ def _terms_of(plan: AuditPlan | None, unseen: Unseen) -> ComparisonTerms:
     return ComparisonTerms(plan.width_ms, plan.bounds, plan.spec.tiers, tuple(unseen(plan)))
 
 
-def _verdict_row(pair: Pair) -> dict[str, Any]:
+def _verdict_row(pair: Pair) -> JsonObject:
     verdict = pair.verdict
     differs = verdict.state is WindowState.CORRUPTED
     return {

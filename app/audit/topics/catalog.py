@@ -18,7 +18,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -34,6 +33,7 @@ from app.dispatch.definition import Workload
 from app.failover.topology import Layout
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
+from app.kernel.json_types import JsonMapping
 from app.placement.model.round import is_gone
 from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.topic_inventory import ClusterTopics
@@ -249,7 +249,7 @@ class AuditsCatalog:
         self._report_incident("audit-trouble", key.removeprefix(KEYS), why, "deploy it again")
 
 
-def _parsed(key: str, definition: Mapping[str, Any]) -> AuditPlan:
+def _parsed(key: str, definition: JsonMapping) -> AuditPlan:
     """Raises ValueError: The definition has another key, or cannot be parsed."""
     found = AuditPlan.from_wire(definition)
     if found.key != key:

@@ -32,6 +32,7 @@ from app.definitions.plan import DefinitionsPlan, UnreadableDefinition, plan
 from app.definitions.registry import KINDS, json_schema, load_definitions
 from app.definitions.schema_checks import schema_problem
 from app.dispatch.definition_kind import WORKLOAD
+from app.kernel.json_types import JsonObject
 from app.kernel.topic_names import NAME_REFUSED
 from app.payload.schema_loader import SchemaLoader
 from app.replicate.definition import RouteDefinition
@@ -229,7 +230,7 @@ def _plan(
 
 
 def _show(planned: DefinitionsPlan, output: str) -> None:
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for change in planned.changes:
         if not change.fields:
             rows.append({"action": change.action, "workload": change.name, "field": "", "old": "", "new": ""})

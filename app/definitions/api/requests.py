@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -24,6 +24,7 @@ from app.controllog.events import ALL, AnyControlEvent, AnyPut, DefinitionPut, P
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topics import INVALID_NAME, TopicRefused
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.kernel.topic_names import NAME_REFUSED
 from app.web.http import schemas
 from app.web.http.context import ApiContext
@@ -124,7 +125,7 @@ async def define(
     planned: DefinitionsPlan,
     *,
     dry_run: bool,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Writes a definition, if it changes anything; returns the answer. Raises ApiError on conflicts."""
     if planned.conflicts:
         raise ApiError(409, "Conflict", "; ".join(planned.conflicts))
@@ -140,7 +141,7 @@ async def define(
 
 
 def defined(
-    answer: dict[str, Any],
+    answer: JsonObject,
     warnings: Iterable[object],
     current: DefinitionPut | None,
     doubts: Iterable[str] = (),

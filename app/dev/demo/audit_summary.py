@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 
 from app.audit.folds.comparison import WindowState
 from app.dev.demo.stage import Process, StageError, http, wait_until
+from app.kernel.json_types import JsonMapping, JsonObject
 
 WINDOW, LATENESS = "2s", "2s"
 MOST_ROWS = 1000  # in one page of an answer
@@ -52,7 +53,7 @@ class Audited:
         return ", ".join(found) or "none yet"
 
 
-def taken(windows: Iterable[Mapping[str, Any]], verdicts: Iterable[Mapping[str, Any]]) -> Audited:
+def taken(windows: Iterable[JsonMapping], verdicts: Iterable[JsonMapping]) -> Audited:
     """The sums of the API's lists of windows and comparisons."""
     tiers: Counter[str] = Counter()
     for row in windows:
@@ -66,7 +67,7 @@ def taken(windows: Iterable[Mapping[str, Any]], verdicts: Iterable[Mapping[str, 
     )
 
 
-def plan(name: str, topic: str, **spec: Any) -> dict[str, Any]:
+def plan(name: str, topic: str, **spec: Any) -> JsonObject:
     """An audit plan with short windows."""
     return {
         "apiVersion": "switchyard/v1",
@@ -94,10 +95,10 @@ def until_counted(worker: Process, topic: str, produced: int, tiers: Iterable[st
     return known
 
 
-def _listed(worker: Process, what: str, topic: str) -> list[dict[str, Any]] | None:
+def _listed(worker: Process, what: str, topic: str) -> list[JsonObject] | None:
     """All pages of a list; None: the workers cannot give it now, because one was lost a moment ago."""
     states = [("state", state.value) for state in WindowState] if what == "loss" else []
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     cursor: str | None = "0"
     while cursor is not None:
         query = urlencode([("topic", topic), ("limit", MOST_ROWS), ("cursor", cursor), *states])

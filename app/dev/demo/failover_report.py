@@ -19,7 +19,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+
+from app.kernel.json_types import JsonMapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Balance:
     delivered: Mapping[str, int]
     lost: tuple[str, ...]
     again: Mapping[str, Again] = field(default_factory=dict)
-    stale: tuple[Mapping[str, Any], ...] = ()
+    stale: tuple[JsonMapping, ...] = ()
     epochs: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     @property
@@ -71,7 +72,7 @@ class Balance:
 def active_passive(
     acknowledged: Iterable[str],
     records: Mapping[str, int],
-    journals: Mapping[str, Sequence[Mapping[str, Any]]],
+    journals: Mapping[str, Sequence[JsonMapping]],
     switches: Sequence[Switch],
 ) -> Balance:
     """The outcome of one active-passive workload, from its journals by home.
@@ -88,7 +89,7 @@ def active_passive(
 def active_active(
     acknowledged: Iterable[str],
     records: Mapping[str, int],
-    journals: Mapping[str, Sequence[Mapping[str, Any]]],
+    journals: Mapping[str, Sequence[JsonMapping]],
     switches: Sequence[Switch],
 ) -> Balance:
     """The outcome of one active-active workload, as above; every region must deliver everything."""
@@ -99,7 +100,7 @@ def active_active(
     return _balance(acknowledged, records, journals, lost, _again(homes, records, switches), stale, epochs)
 
 
-def _stale(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], dict[int, set[str]]]:
+def _stale(lines: Iterable[JsonMapping]) -> tuple[list[JsonMapping], dict[int, set[str]]]:
     """The deliveries under a stale role (rule 4), and the regions that were primary under each epoch."""
     found, highest, acts = [], -1, ""
     epochs: dict[int, set[str]] = defaultdict(set)
@@ -117,10 +118,10 @@ def _stale(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]],
 def _balance(
     acknowledged: Iterable[str],
     records: Mapping[str, int],
-    journals: Mapping[str, Sequence[Mapping[str, Any]]],
+    journals: Mapping[str, Sequence[JsonMapping]],
     lost: list[str],
     again: Mapping[str, Again],
-    stale: list[Mapping[str, Any]],
+    stale: list[JsonMapping],
     epochs: Mapping[int, set[str]],
 ) -> Balance:
     return Balance(
@@ -134,12 +135,12 @@ def _balance(
     )
 
 
-def _in_time(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _in_time(lines: Iterable[JsonMapping]) -> list[JsonMapping]:
     return sorted((line for line in lines if line["outcome"] == "ok"), key=lambda line: line["at_ms"])
 
 
 def _again(
-    readers: Iterable[Sequence[Mapping[str, Any]]], records: Mapping[str, int], switches: Sequence[Switch]
+    readers: Iterable[Sequence[JsonMapping]], records: Mapping[str, int], switches: Sequence[Switch]
 ) -> dict[str, Again]:
     found = {switch.name: Again() for switch in (Switch("before any", 0.0), *switches)}
     for lines in readers:

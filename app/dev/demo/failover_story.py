@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import structlog
 from rich.console import Console
@@ -22,6 +21,7 @@ from app.dev.demo.failover_report import Balance, Switch, active_active, active_
 from app.dev.demo.failover_traffic import ACTIVE, PASSIVE, MovingWorkloads, now_ms
 from app.dev.demo.two_regions import TwoRegions
 from app.dev.yard import Yard
+from app.kernel.json_types import JsonMapping
 
 TOPIC = "orders"
 PER_SECOND = {"east": 300.0, "west": 100.0}
@@ -141,7 +141,7 @@ def _fail_back(moving: MovingWorkloads) -> Switch:
     return Switch(BACK, began_ms)
 
 
-def _print_plan(run: Mapping[str, Any]) -> None:
+def _print_plan(run: JsonMapping) -> None:
     columns = ("partition", "goes on at", "again", "passed over", "not here yet, at least", "lag")
     keys = ("partition", "next_offset", "again", "passed_over", "not_replicated", "lag")
     table = Table(*columns, title=f"{run['id']}: {PASSIVE}/{TOPIC}", title_justify="left")

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -22,6 +21,7 @@ from app.dev.demo.background_thread import Background
 from app.dev.demo.stage import StageError, wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
 from app.dev.demo.two_regions import HOMES, STEP_TIMEOUT_S, TwoRegions, failover
+from app.kernel.json_types import JsonObject
 from switchyard.producer import Delivered, ProducerError, Region, RegionalProducer
 
 PARTITIONS = 4
@@ -82,10 +82,10 @@ class Journal:
     """A receiver's journal as it grows."""
 
     def __init__(self, path: Path) -> None:
-        self.lines: list[dict[str, Any]] = []
+        self.lines: list[JsonObject] = []
         self._path, self._at = path, 0
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[JsonObject]:
         """All lines so far, in order."""
         if self._path.exists():
             with self._path.open("rb") as file:
@@ -188,16 +188,16 @@ class MovingWorkloads:
 
     # -- commands --------------------------------------------------------------------------------
 
-    def plan(self, to: str, *, force: bool = False) -> dict[str, Any]:
+    def plan(self, to: str, *, force: bool = False) -> JsonObject:
         """Requests a plan for a failover to this home, with its `id`. `force`: without waiting for the
         region that has the workloads."""
         body = {"to": self.two.names[to], "force": force}
         return dict(self.two.ask(to, "failover/plan", "POST", body))
 
-    def failback(self, home: str) -> dict[str, Any]:
+    def failback(self, home: str) -> JsonObject:
         """Requests a plan that moves back here the workloads of the last failover, once the region that
         returned has heard from the others."""
-        plan: dict[str, Any] = {}
+        plan: JsonObject = {}
 
         def may_go() -> bool:
             plan.update(self.two.ask(home, "failover/failback", "POST", {}))
@@ -210,9 +210,9 @@ class MovingWorkloads:
         """Starts the execution of a plan."""
         self.two.ask(to, "failover/execute", "POST", {"id": run})
 
-    def until_done(self, home: str, run: str) -> dict[str, Any]:
+    def until_done(self, home: str, run: str) -> JsonObject:
         """Waits until the run is done, and returns it. Raises StageError."""
-        found: dict[str, Any] = {}
+        found: JsonObject = {}
 
         def over() -> bool:
             found.update(self.two.ask(home, f"failover/{run}"))

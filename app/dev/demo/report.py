@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from app.dev.demo.traffic import SentMessage
+from app.kernel.json_types import JsonMapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,7 @@ class StoryReport:
         return not self.lost and not self.unexpected and self.delivered + self.dead_lettered >= self.produced
 
 
-def count(
-    sent: Iterable[SentMessage], deliveries: Iterable[Mapping[str, Any]], dead: Iterable[str]
-) -> StoryReport:
+def count(sent: Iterable[SentMessage], deliveries: Iterable[JsonMapping], dead: Iterable[str]) -> StoryReport:
     """The report of a set of messages, the receiver's journal, and the ids in the DLQ.
 
     A duplicate is a second acknowledged delivery of an id. `unexpected` are good messages in the DLQ and

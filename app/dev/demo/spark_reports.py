@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from app.dev.yard import Yard
+from app.kernel.json_types import JsonMapping
 
 SPARK_JOB_TIMEOUT_S = 900.0  # for one job; the first one fetches the connector
 TOO_LONG = 124  # the exit code of a job that took longer
@@ -53,7 +54,7 @@ class Step:
 
     name: str
     arguments: list[str]
-    wrong: Callable[[Mapping[str, Any]], str]
+    wrong: Callable[[JsonMapping], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def ended(step: Step, folder: Path, within_s: float = SPARK_JOB_TIMEOUT_S) -> St
             code = TOO_LONG
     lines = out.read_bytes().splitlines()
     if step.name == "records":
-        result: Mapping[str, Any] = {"records": len(lines)}
+        result: JsonMapping = {"records": len(lines)}
     else:
         result = _result(lines)
         with (folder / f"{step.name}.log").open("ab") as words:
@@ -169,8 +170,8 @@ def _spark(name: str, arguments: list[str], **must: Any) -> Step:
     return Step(name, ["-m", "spark", *arguments], _must(**must))
 
 
-def _must(**must: Any) -> Callable[[Mapping[str, Any]], str]:
-    def wrong(result: Mapping[str, Any]) -> str:
+def _must(**must: object) -> Callable[[JsonMapping], str]:
+    def wrong(result: JsonMapping) -> str:
         return ", ".join(
             f"{name} is {result.get(name)}, must be {value}"
             for name, value in must.items()
@@ -180,7 +181,7 @@ def _must(**must: Any) -> Callable[[Mapping[str, Any]], str]:
     return wrong
 
 
-def _result(lines: list[bytes]) -> Mapping[str, Any]:
+def _result(lines: list[bytes]) -> JsonMapping:
     try:
         found = orjson.loads(lines[-1])
     except (IndexError, orjson.JSONDecodeError):
@@ -188,7 +189,7 @@ def _result(lines: list[bytes]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _result_words(result: Mapping[str, Any]) -> str:
+def _result_words(result: JsonMapping) -> str:
     """The result in a few words."""
     words = [f"{value:,} {name}" for name, value in result.items() if name == "records"]
     words += [

@@ -28,6 +28,7 @@ import orjson
 
 from app.dev.yard import Yard
 from app.dev.yard.broker import choose_ports
+from app.kernel.json_types import JsonObject
 
 PR_SET_PDEATHSIG = 1
 LISTED = {"Route": "routes", "Failover": "failovers", "AuditPlan": "audit/plans", "Alert": "alerts"}
@@ -108,7 +109,7 @@ class DemoStage:
     region: str = "east"
     home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="switchyard-")))
     processes: list[Process] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
 
     def __enter__(self) -> DemoStage:
         return self
@@ -228,7 +229,7 @@ class DemoStage:
         """The journal of all deliveries."""
         return self.home / "journal.jsonl"
 
-    def deliveries(self) -> list[dict[str, Any]]:
+    def deliveries(self) -> list[JsonObject]:
         """Every delivery so far, in order."""
         if not self.journal.exists():
             return []
@@ -237,7 +238,7 @@ class DemoStage:
 
     # -- definitions -----------------------------------------------------------------------------
 
-    def deploy(self, worker: Process, definition: dict[str, Any]) -> None:
+    def deploy(self, worker: Process, definition: JsonObject) -> None:
         """PUTs a definition. Raises StageError when it is refused."""
         metadata = definition["metadata"]
         listed = LISTED.get(definition["kind"])
@@ -250,7 +251,7 @@ class DemoStage:
             raise StageError(f"PUT {url} answered {status}: {body!r}")
 
 
-def workload(group: str, topic: str, cluster: str, address: str, **spec: Any) -> dict[str, Any]:
+def workload(group: str, topic: str, cluster: str, address: str, **spec: Any) -> JsonObject:
     """A workload's definition."""
     target = {"address": address, **spec.pop("target", {})}
     return {
@@ -261,7 +262,7 @@ def workload(group: str, topic: str, cluster: str, address: str, **spec: Any) ->
     }
 
 
-def route(name: str, source: str, target: str, *topics: str, **spec: Any) -> dict[str, Any]:
+def route(name: str, source: str, target: str, *topics: str, **spec: Any) -> JsonObject:
     """A route's definition."""
     return {
         "apiVersion": "switchyard/v1",

@@ -11,6 +11,7 @@ from typing import Any
 from app.dev.demo.stage import DemoStage, Process, StageError, free_port, http, wait_until
 from app.dev.yard import Yard
 from app.failover.topology import control_route, events_route
+from app.kernel.json_types import JsonObject
 
 STEP_TIMEOUT_S = 120.0
 HOMES = ("east", "west")
@@ -123,16 +124,16 @@ class TwoRegions:
             raise StageError(f"{method} {path} in {home} answered {status}: {answer}")
         return answer
 
-    def deploy(self, definition: dict[str, Any]) -> None:
+    def deploy(self, definition: JsonObject) -> None:
         """Deploys the same definition in every region."""
         for home, stage in self.stages.items():
             stage.deploy(self.workers[home], definition)
 
-    def roles(self, home: str) -> dict[str, dict[str, Any]]:
+    def roles(self, home: str) -> dict[str, JsonObject]:
         """Workload -> its role as this home knows it."""
         return {role["workload"]: role for role in self.ask(home, "failover")["roles"]}
 
-    def role(self, home: str) -> dict[str, Any]:
+    def role(self, home: str) -> JsonObject:
         """The role of the only workload."""
         (role,) = self.roles(home).values()
         return role
@@ -161,7 +162,7 @@ class TwoRegions:
             stage.close()
 
 
-def failover(name: str, regions: list[str], *topics: str) -> dict[str, Any]:
+def failover(name: str, regions: list[str], *topics: str) -> JsonObject:
     """A failover definition."""
     return {
         "apiVersion": "switchyard/v1",

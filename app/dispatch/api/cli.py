@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
 import click
@@ -14,6 +12,7 @@ from app.cli.output import emit, output_option, printable, url_option
 from app.dispatch.api.cli_flow import print_flow
 from app.dispatch.api.cli_move import move
 from app.dispatch.api.cli_operators import pause, reset, resume, skip, stash
+from app.kernel.json_types import JsonMapping
 
 MAX_RANGES = 20  # in a table; -o json shows all that the worker sends
 
@@ -44,7 +43,7 @@ def list_workloads(url: str | None, output: str) -> None:
     emit([{**row, "active_in": _active_in(row)} for row in found], columns, output, whole=found)
 
 
-def _active_in(row: Mapping[str, Any]) -> str:
+def _active_in(row: JsonMapping) -> str:
     role = row.get("role")
     if not role:
         return ""
@@ -73,7 +72,7 @@ def describe(name: str, url: str | None, output: str) -> None:
     emit(body["partitions"], columns, output, whole=body)
 
 
-def _print_role(role: Mapping[str, Any] | None) -> None:
+def _print_role(role: JsonMapping | None) -> None:
     if not role:
         return
     if role["region"] is None:

@@ -16,6 +16,7 @@ from app.cli.options import dlq_path, query_of, query_options, query_string, whe
 from app.cli.output import emit, output_option, printable, url_option
 from app.dispatch.api.cli_dlq_changes import merge, operation, purge
 from app.dispatch.dlq import export as files
+from app.kernel.json_types import JsonObject
 
 MAX_VALUE_CHARS = 120
 PAGE = 500
@@ -69,8 +70,8 @@ def list_queues(name: str | None, limit: int, url: str | None, output: str, **op
     emit(rows, ["workload", "topic", "messages", "enabled", "exists"], output)
 
 
-def _list_letters(client: Client, name: str, query: dict[str, Any], limit: int, output: str) -> None:
-    found: list[dict[str, Any]] = []
+def _list_letters(client: Client, name: str, query: JsonObject, limit: int, output: str) -> None:
+    found: list[JsonObject] = []
     cursor: str | None = ""
     while cursor is not None and len(found) < limit:
         page = {"limit": min(PAGE, limit - len(found)), "cursor": cursor}
@@ -82,7 +83,7 @@ def _list_letters(client: Client, name: str, query: dict[str, Any], limit: int, 
     _emit_letters(found, output)
 
 
-def _emit_letters(letters: list[dict[str, Any]], output: str) -> None:
+def _emit_letters(letters: list[JsonObject], output: str) -> None:
     rows = [
         {
             "at": f"{m['partition']}@{m['offset']}",
@@ -100,13 +101,13 @@ def _emit_letters(letters: list[dict[str, Any]], output: str) -> None:
     emit(rows, columns, output, whole=letters)
 
 
-def _left_out(letter: dict[str, Any], what: str) -> str:
+def _left_out(letter: JsonObject, what: str) -> str:
     """The text in place of a value or key that the letter does not have; "": it has it."""
     size = letter.get(what)  # workers of earlier versions do not report it
     return "" if size is None else f"({size} bytes, not in the letter)"
 
 
-def _text(shown: dict[str, Any] | None) -> str:
+def _text(shown: JsonObject | None) -> str:
     if shown is None:
         return "null"
     return str(shown.get("text", shown.get("base64", "")))[:MAX_VALUE_CHARS]
@@ -148,7 +149,7 @@ def show(name: str, at: str | None, limit: int, url: str | None, output: str) ->
     emit(rows, ["what", "value"], output, whole=letter)
 
 
-def _shown(preview: dict[str, Any] | None) -> str:
+def _shown(preview: JsonObject | None) -> str:
     if preview is None:
         return "null"
     cut = f" (the first of {preview['bytes']} bytes)" if preview["cut"] else ""
@@ -168,7 +169,7 @@ def stats(name: str, url: str | None, output: str, **options: Any) -> None:
     switchyard dlq stats billing/orders --since 1d
     """
     body = Client(url).ask("GET", f"{dlq_path(name)}/stats?{query_string(query_of(options))}")
-    rows: list[dict[str, Any]] = [
+    rows: list[JsonObject] = [
         {"what": "letters", "value": body["letters"]},
         {"what": "bytes of values", "value": body["value_bytes"]},
         {"what": "came back after a merge", "value": body["merged_before"]},

@@ -12,6 +12,7 @@ from app.cli.operations import watch
 from app.cli.options import change_options, confirm, dlq_path, query_of, query_options, spans_of
 from app.cli.output import emit, output_option, url_option
 from app.dispatch.dlq.rules import DEFAULT_RATE
+from app.kernel.json_types import JsonObject
 
 DRY = "dry run: nothing was changed; add --execute to do it"
 LEFT = {
@@ -50,7 +51,7 @@ def merge(
     switchyard dlq merge billing/orders --reason timeout --rate 200 --execute
     switchyard dlq merge billing/orders --resume merge-3f1c22a90b1e --execute
     """
-    terms: dict[str, Any] = {"query": query_of(options), "again": again}
+    terms: JsonObject = {"query": query_of(options), "again": again}
     terms |= {} if max_merges is None else {"max_merges": max_merges}
     settings, manner = {"rate": rate}, f"into {name} at {rate:g} a second"
     progress = _run_by_query(
@@ -63,9 +64,9 @@ def merge(
 
 
 def _run_by_query(
-    client: Client, name: str, kind: str, terms: dict[str, Any], spans: dict[str, Any], resume: str | None,
-    settings: dict[str, Any], manner: str, execute: bool, yes: bool, output: str,
-) -> dict[str, Any] | None:  # fmt: skip
+    client: Client, name: str, kind: str, terms: JsonObject, spans: JsonObject, resume: str | None,
+    settings: JsonObject, manner: str, execute: bool, yes: bool, output: str,
+) -> JsonObject | None:  # fmt: skip
     """Shows the forecast, asks, and runs the operation; or resumes one.
 
     Returns its progress, or the forecast if there is nothing to do; None: a dry run.
@@ -78,9 +79,9 @@ def _run_by_query(
                 EXIT_PRECONDITION,
             )
         confirm(f"Continue {resume}?", yes)
-        body: dict[str, Any] = {"operation": resume, "resume": True}
+        body: JsonObject = {"operation": resume, "resume": True}
     else:
-        forecast: dict[str, Any] = client.ask("POST", path, {**terms, "ranges": spans})
+        forecast: JsonObject = client.ask("POST", path, {**terms, "ranges": spans})
         count = forecast["counts"][f"{kind}d"]
         letters = f"{'' if forecast['complete'] else 'at least '}{count} letters of {forecast['topic']}"
         if not execute:
@@ -102,17 +103,17 @@ def _run_by_query(
     started = client.ask("POST", path, {**body, **settings, "execute": True})
     click.echo(f"operation {started['id']}", err=True)
     ended = watch(client, started, f"continue with: dlq {kind} {name} --resume {started['id']} --execute")
-    progress: dict[str, Any] = ended["progress"]
+    progress: JsonObject = ended["progress"]
     _emit_counts(progress, output)
     return progress
 
 
-def _emit_reasons(forecast: dict[str, Any], output: str) -> None:
+def _emit_reasons(forecast: JsonObject, output: str) -> None:
     rows = [{"letters": count, "reason": reason} for reason, count in forecast["reasons"].items()]
     emit(rows, ["letters", "reason"], output, whole=forecast)
 
 
-def _emit_counts(progress: dict[str, Any], output: str) -> None:
+def _emit_counts(progress: JsonObject, output: str) -> None:
     counts, done = progress["counts"], "purged" if progress["kind"] == "purge" else "merged"
     rows = [{"letters": counts[done], "what": done}]
     rows += [{"letters": counts[name], "what": words} for name, words in LEFT.items() if counts.get(name)]

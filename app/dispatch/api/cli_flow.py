@@ -5,16 +5,16 @@ It is printed only as a table. JSON and YAML contain all of it anyway, and CSV h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import click
 
 from app.cli.output import emit, printable
 from app.dispatch.model.dead_letter_budget import spelled
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonMapping
 
-FlowRow = Mapping[str, Any]
+FlowRow = JsonMapping
 
 
 def print_flow(body: FlowRow, output: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from app.cli.acts import DRY
@@ -11,6 +9,7 @@ from app.cli.client import Client, guarded, workload_path
 from app.cli.operations import watch
 from app.cli.options import confirm
 from app.cli.output import emit, output_option, url_option
+from app.kernel.json_types import JsonObject
 
 COLUMNS = ["partition", "position", "end", "unfinished", "since", "to", "again"]
 
@@ -60,7 +59,7 @@ def move(
     confirm(f"{summary}?", yes)
     started = client.ask("POST", path, {**move_request, "execute": True})
     click.echo(f"operation {started['id']}", err=True)
-    ended: dict[str, Any] = watch(
+    ended: JsonObject = watch(
         client, started, f"check workload describe {name}: it has moved, or move it again"
     )
     emit(ended["progress"]["partitions"], COLUMNS, output, whole=ended["progress"])

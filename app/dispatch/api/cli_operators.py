@@ -20,6 +20,7 @@ from app.cli.client import (
 )
 from app.cli.options import confirm
 from app.cli.output import emit
+from app.kernel.json_types import JsonObject
 
 RESET_COLUMNS = ["partition", "from", "to", "skipped", "again", "note"]
 
@@ -118,10 +119,10 @@ def reset(
     skipped, again = (sum(row[what] for row in rows) for what in ("skipped", "again"))
     what = f"{skipped} offsets of {name} are skipped, {again} are delivered again"
 
-    def act() -> dict[str, Any]:
+    def act() -> JsonObject:
         # The offsets shown, even if the log has grown since.
         offsets = {str(row["partition"]): row["to"] for row in rows}
-        answer: dict[str, Any] = client.ask("POST", path, {"offsets": offsets, "execute": True})
+        answer: JsonObject = client.ask("POST", path, {"offsets": offsets, "execute": True})
         return answer
 
     reset_as_shown(foreseen, what, RESET_COLUMNS, act, execute=execute, yes=yes, output=output)
@@ -129,7 +130,7 @@ def reset(
 
 def _wanted(
     to: str | None, at: str | None, offsets: tuple[str, ...], partition: tuple[int, ...]
-) -> dict[str, Any]:
+) -> JsonObject:
     if sum(map(bool, (to, at, offsets))) != 1 or (offsets and partition):
         raise CommandFailure("say where to: --to, --at (both with --partition) or --offset", EXIT_USAGE)
     if not offsets:
@@ -190,7 +191,7 @@ def _end(
 ) -> None:  # fmt: skip
     query = f"?topic={quote(topic, safe='')}" if topic else ""
     client, path = Client(url), f"{workload_path(name)}/partitions/{partition}/tracker/{verb}{query}"
-    body: dict[str, Any] = {"ranges": _ranges(offsets), "reason": reason}
+    body: JsonObject = {"ranges": _ranges(offsets), "reason": reason}
     foreseen = client.ask("POST", path, body)
     many = f"{foreseen['counts']['ended']} messages of {topic or name}, partition {partition}"
     if not execute:
@@ -217,7 +218,7 @@ def _ranges(texts: tuple[str, ...]) -> list[list[int]]:
     return found
 
 
-def _emit_ended(answer: dict[str, Any], output: str) -> None:
+def _emit_ended(answer: JsonObject, output: str) -> None:
     groups = [("ended", answer["ended"]), ("in flight", answer["pending"]), *answer["refused"].items()]
     rows = [{"offsets": sum(end - start for start, end in spans), "what": what,
              "ranges": [f"[{start},{end})" for start, end in spans[:20]]}

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import codecs
 from itertools import accumulate
-from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
@@ -23,6 +22,7 @@ from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import MERGES
 from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient
 from app.kafka.client.consumer_shutdown import stop_consumer
+from app.kernel.json_types import JsonObject
 from app.web.http.responses import ApiError, is_number
 
 MAX_SHOWN_BYTES = 4096
@@ -34,7 +34,7 @@ LETTER_SEARCH_TIMEOUT_S = 5.0
 FETCH_BYTES = 1024 * 1024  # a response; Kafka still sends a larger record, alone
 
 
-async def sizes(client: ClusterClient, workload: Workload) -> dict[str, Any]:
+async def sizes(client: ClusterClient, workload: Workload) -> JsonObject:
     """Messages in each partition's log, also those purged by query but not deleted yet. No topic: empty."""
     topic = workload.dlq_topic()
     count = await client.partitions(topic) or 0
@@ -56,7 +56,7 @@ async def sizes(client: ClusterClient, workload: Workload) -> dict[str, Any]:
 
 async def newest(
     client: ClusterClient, workload: Workload, limit: int, cursor: str, query: LetterQuery | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """The newest messages before `cursor` ("partition:end,...") that match `query`, and the next cursor.
 
     A search ends after `LETTER_SEARCH_TIMEOUT_S`, so a page may be short though there is a next one. Raises
@@ -70,7 +70,7 @@ async def newest(
     ends = {p["partition"]: p["end"] or 0 for p in partitions}
     ends |= _read_cursor(cursor, ends)
     window = limit if choice.everything else max(limit, SEARCH_WINDOW)
-    items: list[dict[str, Any]] = []
+    items: list[JsonObject] = []
     until_s = asyncio.get_running_loop().time() + LETTER_SEARCH_TIMEOUT_S
     while any(ends[p] > begins[p] for p in ends):
         wanted = {p: (max(begins[p], ends[p] - window), ends[p]) for p in begins if ends[p] > begins[p]}
@@ -87,10 +87,10 @@ async def newest(
 
 
 async def _read(
-    options: dict[str, Any], topic: str, wanted: dict[int, tuple[int, int]], choice: LetterChoice
-) -> dict[int, list[dict[str, Any]]]:
+    options: JsonObject, topic: str, wanted: dict[int, tuple[int, int]], choice: LetterChoice
+) -> dict[int, list[JsonObject]]:
     """Each partition's records in [start, end), as shown; frees the rest of their bytes at once."""
-    found: dict[int, list[dict[str, Any]]] = {}
+    found: dict[int, list[JsonObject]] = {}
     consumer = AIOKafkaConsumer(
         enable_auto_commit=False,
         fetch_max_bytes=FETCH_BYTES,
@@ -124,8 +124,8 @@ async def _read(
 
 
 def newest_first(
-    found: dict[int, list[dict[str, Any]]], starts: dict[int, int], ends: dict[int, int], limit: int
-) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    found: dict[int, list[JsonObject]], starts: dict[int, int], ends: dict[int, int], limit: int
+) -> tuple[list[JsonObject], dict[int, int]]:
     """At most `limit` messages of all partitions, the newest first, and where the next page ends.
 
     Args:
@@ -165,7 +165,7 @@ def _read_cursor(cursor: str, ends: dict[int, int]) -> dict[int, int]:
     return found
 
 
-def _shown(letter: DeadLetter) -> dict[str, Any]:
+def _shown(letter: DeadLetter) -> JsonObject:
     return {
         "partition": letter.partition,
         "offset": letter.offset,
@@ -187,7 +187,7 @@ def _shown(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def readable(data: bytes | None) -> dict[str, Any] | None:
+def readable(data: bytes | None) -> JsonObject | None:
     """{"text"} or {"base64"}, cut to `MAX_SHOWN_BYTES`, with the full size."""
     if data is None:
         return None

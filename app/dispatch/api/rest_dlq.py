@@ -7,7 +7,6 @@ request that repeats the forecast's bounds as `ranges` touches no letter that ar
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -25,6 +24,7 @@ from app.dispatch.dlq.reader import NoQueue, queue_ends, read_one
 from app.dispatch.dlq.rules import DEFAULT_RATE, Span, bounded
 from app.dispatch.dlq.survey import foresee, lines, stats
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.web.http import request_bodies
 from app.web.http.context import ApiContext
 from app.web.http.operations import STARTED
@@ -189,7 +189,7 @@ class DlqTools:
         operation = _operation(body, "merge")
         spans = await self._spans(client, workload, terms, None if resume else wanted, operation)
 
-        async def work(report_progress: Any) -> dict[str, Any]:
+        async def work(report_progress: Any) -> JsonObject:
             merger = Merger(
                 client, workload, operation, rate=rate, report=lambda state: report_progress(state.to_json())
             )
@@ -218,7 +218,7 @@ class DlqTools:
             if not ranges:
                 raise BadQuery("ranges: a purge needs the bounds from its dry run")
 
-            async def work(_: Any) -> dict[str, Any]:
+            async def work(_: object) -> JsonObject:
                 firsts = await purge(client, workload, ranges)
                 return {"partitions": {str(p): {"first": first} for p, first in firsts.items()}}
 
@@ -235,7 +235,7 @@ class DlqTools:
         )  # fmt: skip
 
     async def _purge_chosen(
-        self, request: web.Request, body: Mapping[str, Any], workload: Workload, client: ClusterClient,
+        self, request: web.Request, body: JsonMapping, workload: Workload, client: ClusterClient,
         wanted: dict[int, Span] | None,
     ) -> web.Response:  # fmt: skip
         if "before" in body or "partitions" in body:
@@ -246,7 +246,7 @@ class DlqTools:
         operation = _operation(body, "purge")
         spans = await self._spans(client, workload, terms, wanted, operation)
 
-        async def work(report_progress: Any) -> dict[str, Any]:
+        async def work(report_progress: Any) -> JsonObject:
             run_terms = None if spans is None else terms
             return await purge_chosen(
                 client, workload, operation, run_terms, spans, lambda state: report_progress(state.to_json())
@@ -309,21 +309,21 @@ def query_of(request: web.Request) -> LetterQuery:
     )
 
 
-def _operation(body: Mapping[str, Any], kind: str) -> str:
+def _operation(body: JsonMapping, kind: str) -> str:
     name = body.get("operation", f"{kind}-{uuid.uuid4().hex[:12]}")
     if not isinstance(name, str):
         raise BadQuery("operation: must be text")
     return check_operation(name)
 
 
-def _whole_number(body: Mapping[str, Any], name: str, default: int) -> int:
+def _whole_number(body: JsonMapping, name: str, default: int) -> int:
     value = body.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadQuery(f"{name}: must be a whole number")
     return value
 
 
-def _ranges(body: Mapping[str, Any]) -> dict[int, Span]:
+def _ranges(body: JsonMapping) -> dict[int, Span]:
     ranges = body.get("ranges", {})
     found: dict[int, Span] = {}
     for partition, span in ranges.items() if isinstance(ranges, dict) else [("", None)]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
@@ -14,6 +13,7 @@ from app.dispatch.move.mover import Mover
 from app.dispatch.move.planner import DEFAULT_MARGIN_MS, MoveRequest
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.durations import parse_duration
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.placement.api import schemas
 from app.web.http import request_bodies
 from app.web.http.context import ApiContext
@@ -57,14 +57,14 @@ class MoveRoutes:
             raise ApiError(503, "Stopping", "this worker is stopping; send the request to another worker")
         name, actor = f"move-{uuid.uuid4().hex[:12]}", actor_of(request)
 
-        async def work(report_progress: Any) -> dict[str, Any]:
+        async def work(report_progress: Any) -> JsonObject:
             return await mover.run(name, actor, report_progress)
 
         op = self._api.operations.start(name, "move", workload.key, actor, work)
         return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
 
 
-def _requested_move(key: str, body: Mapping[str, Any]) -> MoveRequest:
+def _requested_move(key: str, body: JsonMapping) -> MoveRequest:
     """The move that a body asks for. Raises BadQuery."""
     to, letters = body.get("to"), body.get("dlq", "copy")
     if not isinstance(to, str) or not to:

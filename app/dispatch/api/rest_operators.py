@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from aiohttp import web
 
@@ -17,6 +16,7 @@ from app.controllog.events import ALL
 from app.dispatch.definition import DISPATCH_JOBS, Workload, dispatch_job
 from app.dispatch.dlq.query import BadQuery
 from app.dispatch.jobs.operator_acts import DispatchActs
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.web.http import request_bodies, schemas
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over, reset_by
@@ -78,7 +78,7 @@ class OperatorRoutes:
             {"key": workload.key, "changed": changed, "all": ALL in now, "partitions": sorted(now - {ALL})}
         )
 
-    def _chosen(self, workload: Workload, body: Mapping[str, Any]) -> list[int]:
+    def _chosen(self, workload: Workload, body: JsonMapping) -> list[int]:
         """The partitions that a body names; empty: all."""
         wanted = partitions_of(body)
         self._check(workload, wanted)
@@ -123,7 +123,7 @@ class OperatorRoutes:
         answer = {"key": workload.key, "execute": execute, "done": done, "partitions": list(rows.values())}
         return json_response(answer)
 
-    def _wanted(self, workload: Workload, body: Mapping[str, Any]) -> tuple[dict[int, int], bool]:
+    def _wanted(self, workload: Workload, body: JsonMapping) -> tuple[dict[int, int], bool]:
         """Partition -> target; and whether the target is a time. Raises BadQuery, ApiError."""
         if sum(name in body for name in ("to", "at", "offsets")) != 1:
             raise BadQuery('say where to: {"to": "earliest"}, {"to": "latest"}, {"at": "2h"} '
@@ -144,7 +144,7 @@ class OperatorRoutes:
 
     async def _reset_all(
         self, request: web.Request, workload: Workload, moves: Mapping[int, PositionMove]
-    ) -> dict[int, dict[str, Any]]:
+    ) -> dict[int, JsonObject]:
         """Resets each partition on its owner; returns the result of each."""
         runtime = self._api.runtime
         by_owner: dict[str, dict[int, int]] = {}
@@ -161,9 +161,7 @@ class OperatorRoutes:
         )
         return {row["partition"]: row for rows in results for row in rows}
 
-    async def _reset_here(
-        self, request: web.Request, partition: int, move: PositionMove
-    ) -> list[dict[str, Any]]:
+    async def _reset_here(self, request: web.Request, partition: int, move: PositionMove) -> list[JsonObject]:
         try:
             done = await self._api.operators.reset(move.job, move.to, actor_of(request))
         except (OperationRefused, LookupError) as error:
@@ -172,7 +170,7 @@ class OperatorRoutes:
 
     async def _reset_there(
         self, request: web.Request, worker: str, offsets: Mapping[int, int]
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         body = {"offsets": {str(p): offset for p, offset in offsets.items()}, "execute": True}
         rows = await reset_by(self._api, request, worker, body)
         if isinstance(rows, str):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
+from app.kernel.json_types import JsonObject
 from app.web.http.schemas import Spans
 
 
@@ -169,6 +170,6 @@ class Merge(TypedDict):
     looked_at: int
     of: int
     counts: dict[str, int]
-    query: dict[str, Any]
+    query: JsonObject
     max_merges: int
     partitions: dict[str, Part]

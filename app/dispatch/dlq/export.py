@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from app.dispatch.dlq.letter import unwhole
+from app.kernel.json_types import JsonObject
 
 FORMATS = ("jsonl", "parquet")
 GROUP_ROWS = 1_000
@@ -95,7 +96,7 @@ def _write_parquet(file: Any, lines: Iterable[bytes]) -> int:
     return count + len(rows)
 
 
-def _row(letter: dict[str, Any]) -> dict[str, Any]:
+def _row(letter: JsonObject) -> JsonObject:
     return letter | {
         "key": unwhole(letter["key"]),
         "value": unwhole(letter["value"]),

@@ -103,7 +103,7 @@ def unwhole(shown: dict[str, str] | None) -> bytes | None:
     return shown["text"].encode() if "text" in shown else base64.b64decode(shown["base64"])
 
 
-def exported(letter: DeadLetter) -> dict[str, Any]:
+def exported(letter: DeadLetter) -> JsonObject:
     """The letter as one line of an export, completely."""
     return {
         "partition": letter.partition,
@@ -134,7 +134,7 @@ def origin(letter: DeadLetter) -> dict[str, str | None]:
     }
 
 
-def described(letter: DeadLetter) -> dict[str, Any]:
+def described(letter: DeadLetter) -> JsonObject:
     """The letter for people: its headers, key and value as text, JSON or hexadecimal, each up to a limit."""
     return {
         **{k: v for k, v in exported(_without_bytes(letter)).items() if k not in {"key", "value", "headers"}},
@@ -151,13 +151,13 @@ def _without_bytes(letter: DeadLetter) -> DeadLetter:
     return replace(letter, key=None, value=None)
 
 
-def preview(data: bytes | None, max_bytes: int = MAX_PREVIEW_BYTES) -> dict[str, Any] | None:
+def preview(data: bytes | None, max_bytes: int = MAX_PREVIEW_BYTES) -> JsonObject | None:
     """`data` for people: {"bytes", "as": "json"|"text"|"hex", "shown", "cut"}; None for null."""
     if data is None:
         return None
     piece = data[:max_bytes]
     cut = len(piece) < len(data)
-    shown: dict[str, Any] = {"bytes": len(data), "cut": cut}
+    shown: JsonObject = {"bytes": len(data), "cut": cut}
     try:
         text, _ = codecs.utf_8_decode(piece, "strict", not cut)
     except UnicodeDecodeError:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import orjson
 
@@ -22,6 +21,7 @@ from app.dispatch.definition import Workload
 from app.dispatch.dlq.letter import DeadLetter
 from app.dispatch.dlq.query import BadQuery, LetterQuery
 from app.dispatch.dlq.rules import DEFAULT_MAX_MERGES, MergeVerdict, PastOperation, Span, judge, judge_purge
+from app.kernel.json_types import JsonObject
 
 MAX_METADATA_BYTES = 4096  # a broker's default offset.metadata.max.bytes
 MAX_OPERATION_CHARS = 40
@@ -122,7 +122,7 @@ class OperationProgress:
                 total[name] = total.get(name, 0) + count
         return total
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "operation": self.operation,
             "kind": self.terms.kind,

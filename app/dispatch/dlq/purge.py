@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
@@ -24,6 +23,7 @@ from app.dispatch.dlq.reader import queue_ends, reading
 from app.dispatch.dlq.rules import Span, bounded
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.fetch.offsets_at_time import offsets_at
+from app.kernel.json_types import JsonObject
 
 
 async def foresee_purge(
@@ -33,7 +33,7 @@ async def foresee_purge(
     before_ms: int | None = None,
     before_offsets: Mapping[int, int] | None = None,
     partitions: Collection[int] = (),
-) -> dict[str, Any]:
+) -> JsonObject:
     """The offsets [start, end) of every partition that `purge` would delete.
 
     Without bounds: everything that is in the log now. With `before_ms`: offsets before the first letter that
@@ -93,7 +93,7 @@ async def purge_chosen(
     terms: OperationTerms | None = None,
     spans: Mapping[int, Span] | None = None,
     report: ReportOperation | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Purges the letters of `spans` that `terms` choose, or resumes `operation`. Returns its progress and the
     number of deleted offsets.
 

@@ -27,6 +27,7 @@ import re2  # type: ignore[import-untyped]  # it has no types
 
 from app.dispatch.dlq.letter import DeadLetter
 from app.kernel.durations import parse_duration
+from app.kernel.json_types import JsonObject
 
 MAX_TEXT_CHARS = 500
 MAX_QUERY_BYTES = 3000  # it is stored in a commit's metadata, which Kafka limits to 4096 bytes
@@ -123,7 +124,7 @@ class LetterQuery:
             ) from error
         return lambda reason: compiled.search(reason) is not None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The given conditions; `from_json` reads them."""
         conditions = {
             "reason": self.reason,
@@ -137,7 +138,7 @@ class LetterQuery:
         return {name: value for name, value in conditions.items() if value not in (None, [])}
 
     @classmethod
-    def from_json(cls, data: Any) -> LetterQuery:
+    def from_json(cls, data: object) -> LetterQuery:
         """Raises BadQuery, also for an unknown condition, without which the query would choose too much."""
         if not isinstance(data, Mapping):
             raise BadQuery("the query must be an object of conditions")

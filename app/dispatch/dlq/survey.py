@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 
@@ -21,6 +20,7 @@ from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.reader import queue_ends, scan
 from app.dispatch.dlq.rules import LetterChoice, MergeVerdict, Span, bounded
 from app.kafka.client.cluster import ClusterClient
+from app.kernel.json_types import JsonObject
 
 HOUR_MS = 3_600_000
 MAX_CODES = 100  # receivers choose codes and reasons, so only this many are counted separately
@@ -50,7 +50,7 @@ class LetterStats:
             self.hours[at_ms - at_ms % HOUR_MS] += 1
             self.merged_before += letter.merges > 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Codes by frequency, the latest hours by time."""
         return {
             "letters": self.letters,
@@ -68,9 +68,7 @@ def _count_apart(counts: Counter[str], words: str) -> None:
     counts[words if words in counts or len(counts) < MAX_CODES else OTHER_CODES] += 1
 
 
-async def stats(
-    client: ClusterClient, workload: Workload, query: LetterQuery, within_s: float
-) -> dict[str, Any]:
+async def stats(client: ClusterClient, workload: Workload, query: LetterQuery, within_s: float) -> JsonObject:
     """Figures of the letters for which `query` holds.
 
     Raises:
@@ -104,7 +102,7 @@ async def foresee(
     terms: OperationTerms,
     wanted: Mapping[int, Span],
     within_s: float,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The forecast of a merge or a purge that would begin now; it then takes `partitions` as its bounds.
 
     `reasons` counts the letters that it would take by their reason. `front` is the number of offsets that a
@@ -147,6 +145,6 @@ async def foresee(
     }
 
 
-def _extent(spans: Mapping[int, Span], passed: int) -> dict[str, Any]:
+def _extent(spans: Mapping[int, Span], passed: int) -> JsonObject:
     total = sum(end - start for start, end in spans.values())
     return {"looked_at": passed, "of": total, "complete": passed >= total}

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -47,6 +46,7 @@ from app.kafka.client.needed_settings import KEPT_MS, MOST_BYTES
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.worker.jobs.operator_acts import OperationRefused
 from app.worker.members.membership import Members
 
@@ -68,7 +68,7 @@ class Mover:
         self._control = control
         self._planner = MovePlanner(request, control, clusters, members)
 
-    async def foresee(self) -> dict[str, Any]:
+    async def foresee(self) -> JsonObject:
         """The plan as of now; changes nothing.
 
         Raises:
@@ -78,7 +78,7 @@ class Mover:
         seen = await self._planner.view(path, lambda _: None, DRY_RUN_TIMEOUT_S)
         return seen.to_json(path, self._request)
 
-    async def run(self, move: str, actor: str, report_progress: ReportProgress) -> dict[str, Any]:
+    async def run(self, move: str, actor: str, report_progress: ReportProgress) -> JsonObject:
         """Moves the workload, under the name `move`; returns the plan with results. After a
         failure it resumes where it was; copies that were made stay.
 

@@ -13,7 +13,6 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -33,12 +32,13 @@ from app.kafka.client.group_members import SHARE
 from app.kafka.data_clusters import DataCluster, DataClusters
 from app.kernel.clock import iso
 from app.kernel.job import JobId
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.worker.jobs.operator_acts import OperationRefused
 from app.worker.members.membership import Members
 
 DEFAULT_MARGIN_MS = 10_000
 
-ReportProgress = Callable[[dict[str, Any]], None]
+ReportProgress = Callable[[JsonObject], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class MoveView:
     """
 
     sources: list[SourcePartition]
-    rows: list[dict[str, Any]]
+    rows: list[JsonObject]
     begins: list[int]
     waiting: dict[str, dict[int, Span]]
     letters: dict[int, Span]
     complete: bool
     left_there: dict[str, int] = field(default_factory=dict)
 
-    def to_json(self, path: MovePath, request: MoveRequest) -> dict[str, Any]:
+    def to_json(self, path: MovePath, request: MoveRequest) -> JsonObject:
         retry = {topic: _sum(spans) for topic, spans in self.waiting.items()}
         return {
             "key": request.key, "from": path.workload.metadata.cluster, "to": request.to,
@@ -268,7 +268,7 @@ class MovePlanner:
 
     async def _map(
         self, path: MovePath, sources: Sequence[SourcePartition]
-    ) -> tuple[list[dict[str, Any]], list[int]]:
+    ) -> tuple[list[JsonObject], list[int]]:
         """A row per partition for people, and the start offset of each partition there."""
         topic, client, (source_count, target_count) = (
             path.workload.metadata.topic,
@@ -290,7 +290,7 @@ class MovePlanner:
         )
         rows, begins = [], []
         for p in range(max(source_count, target_count)):
-            row: dict[str, Any] = {"partition": p, "position": None, "end": None, "unfinished": None}
+            row: JsonObject = {"partition": p, "position": None, "end": None, "unfinished": None}
             if p < source_count:
                 source = sources[p]
                 row |= {"position": source.position, "end": source.end, "unfinished": source.unfinished}
@@ -307,7 +307,7 @@ class MovePlanner:
         return rows, begins
 
 
-def _readable(definitions: Mapping[str, Mapping[str, Any]]) -> dict[str, Workload]:
+def _readable(definitions: Mapping[str, JsonMapping]) -> dict[str, Workload]:
     """The definitions that this version can read; a newer one may have written others."""
     found = {}
     for key, definition in definitions.items():

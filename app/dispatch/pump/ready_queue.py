@@ -28,7 +28,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -38,6 +38,7 @@ from app.dispatch.pump.delayed_messages import DELAY_POLL_INTERVAL_MS, DelayedMe
 from app.dispatch.pump.delivery import Delivery
 from app.kafka.records.record import size_of
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 
 if TYPE_CHECKING:
     from app.dispatch.model.key_lanes import KeyLanes
@@ -226,7 +227,7 @@ class ReadyQueue:
 
     # -- state -----------------------------------------------------------------------------------
 
-    def status_fields(self) -> dict[str, Any]:
+    def status_fields(self) -> JsonObject:
         """How many messages wait for what: fields of `app.controllog.codec.JobStatus`."""
         ready, delay_ms = self._intake.ready, self._delay_ms
         dues = [self.delayed.next_due_ms]

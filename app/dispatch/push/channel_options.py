@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-CONNECTION_OPTIONS: list[tuple[str, Any]] = [
+CONNECTION_OPTIONS: list[tuple[str, object]] = [
     # A receiver that is back is noticed within a second, not within gRPC's two minutes.
     ("grpc.min_reconnect_backoff_ms", 5_000),  # how long connecting may take
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from app.controllog.definition_cache import DefinitionCache
 from app.controllog.log import ControlLog
@@ -11,6 +10,7 @@ from app.dispatch.definition import Workload, dispatch_job
 from app.dispatch.push.metadata import SenderRole
 from app.dispatch.topics.leftovers import candidates
 from app.failover.topology import Layout
+from app.kernel.json_types import JsonMapping
 from app.worker.jobs.start_position import ReportIncident
 
 REMEDY = "deploy it again"
@@ -47,7 +47,7 @@ class ReadableWorkloads:
         return {key: f"{why}; {REMEDY}" for key, why in self._cache.unreadable.items()}
 
 
-def _parsed(key: str, definition: Mapping[str, Any]) -> Workload:
+def _parsed(key: str, definition: JsonMapping) -> Workload:
     """Raises ValueError: it is another workload's, or its jobs have no valid names (`app.kernel.job`)."""
     workload = Workload.from_wire(definition)
     if workload.key != key:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 
@@ -11,6 +10,7 @@ from app.cli.client import Client, guarded
 from app.cli.options import when
 from app.cli.output import cell, emit, output_option, printable, url_option
 from app.failover.api import cli_runs
+from app.kernel.json_types import JsonObject
 
 COLUMNS = [
     "workload",
@@ -68,7 +68,7 @@ def status(url: str | None, output: str) -> None:
     emit([_row(role) for role in whole["roles"]], COLUMNS, output, whole=whole)
 
 
-def _row(role: dict[str, Any]) -> dict[str, Any]:
+def _row(role: JsonObject) -> JsonObject:
     since_ms = role["since_ms"]
     since = None if since_ms is None else datetime.fromtimestamp(since_ms / 1000, UTC)
     return {
@@ -80,7 +80,7 @@ def _row(role: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _offsets(sync: dict[str, Any] | None) -> str:
+def _offsets(sync: JsonObject | None) -> str:
     """How the positions here follow the active region, for a workload that is passive here."""
     if not sync:
         return ""

@@ -24,6 +24,7 @@ from app.cli.client import (
 from app.cli.operations import watch
 from app.cli.options import confirm, when
 from app.cli.output import emit, output_option, printable, url_option
+from app.kernel.json_types import JsonObject
 
 PARTITIONS = ["workload", "partition", "from_region", "next_offset", "again", "passed_over",
               "not_here_at_least", "unreachable_at_least", "lag", "why"]  # fmt: skip
@@ -280,7 +281,7 @@ def show(failover_id: str, url: str | None, output: str) -> None:
 # -- following -----------------------------------------------------------------------------------------
 
 
-def _follow(client: Client, run: dict[str, Any]) -> dict[str, Any]:
+def _follow(client: Client, run: JsonObject) -> JsonObject:
     """Polls the failover until it has ended. Raises CommandFailure when the API does not answer."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
@@ -307,13 +308,13 @@ def _follow(client: Client, run: dict[str, Any]) -> dict[str, Any]:
     return run
 
 
-def _waiting(run: dict[str, Any]) -> list[dict[str, Any]]:
+def _waiting(run: JsonObject) -> list[JsonObject]:
     """The workloads that wait for something, or the failover itself, when only its end does."""
     end = {"workload": run["id"], "waits_for": run.get("waits_for"), "remedy": run.get("remedy")}
     return [row for row in (*run["rows"], end) if row["waits_for"]]
 
 
-def _print_long_waits(waiting: Iterable[dict[str, Any]], printed: dict[str, tuple[str, float]]) -> None:
+def _print_long_waits(waiting: Iterable[JsonObject], printed: dict[str, tuple[str, float]]) -> None:
     """Prints each long wait once. Numbers that change are in brackets, and do not count as a new wait."""
     for row in waiting:
         what, since_s = printed.get(row["workload"], ("", 0.0))
@@ -328,7 +329,7 @@ def _print_long_waits(waiting: Iterable[dict[str, Any]], printed: dict[str, tupl
 # -- showing -------------------------------------------------------------------------------------------
 
 
-def _show_plan(run: dict[str, Any], output: str) -> None:
+def _show_plan(run: JsonObject, output: str) -> None:
     plan = run["plan"]
     emit(_partitions(plan), PARTITIONS, output, whole=run)
     if output == "table":
@@ -349,7 +350,7 @@ def _show_plan(run: dict[str, Any], output: str) -> None:
     _print(f"execute it before {when(run['expires_ms'])}{force}: switchyard failover execute {run['id']}")
 
 
-def _print_unknown(found: Iterable[dict[str, Any]]) -> None:
+def _print_unknown(found: Iterable[JsonObject]) -> None:
     for one in found:
         _print(f"{one['workload']}: its partitions are not known: {one['why']}")
 
@@ -358,7 +359,7 @@ def _at_least(count: int | None) -> str:
     return "unknown" if count is None else f"at least {count}"
 
 
-def _partitions(plan: dict[str, Any]) -> list[dict[str, Any]]:
+def _partitions(plan: JsonObject) -> list[JsonObject]:
     return [
         {**row, "workload": one["workload"], "from_region": one["region"],
          "next_offset": _shown(row["next_offset"]), "again": _shown(row["again"]),
@@ -369,22 +370,22 @@ def _partitions(plan: dict[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _all_checks(plan: dict[str, Any]) -> list[dict[str, Any]]:
+def _all_checks(plan: JsonObject) -> list[JsonObject]:
     found = [{**check, "of": "regions"} for check in plan["checks"]]
     return found + [{**c, "of": one["workload"]} for one in plan["workloads"] for c in one["checks"]]
 
 
-def _checks(plan: dict[str, Any]) -> list[dict[str, Any]]:
+def _checks(plan: JsonObject) -> list[JsonObject]:
     order = {"blocked": 0, "warn": 1, "ok": 2}
     found = sorted(_all_checks(plan), key=lambda check: order[check["level"]])
     return [{**check, "check": check["name"]} for check in found]
 
 
-def _rows(run: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(run: JsonObject) -> list[JsonObject]:
     return [{**row, "from_region": row["region"], "epoch": _shown(row["epoch"], "-")} for row in run["rows"]]
 
 
-def _describe(run: dict[str, Any]) -> str:
+def _describe(run: JsonObject) -> str:
     words = [f"{run['id']} to {run['to']} is {run['state']}{', forced' * run['forced']}, by {run['by']}"]
     if run["took_s"] is not None:
         words.append(f"{run['took_s']:.1f} s since it began" if run["state"] not in ENDED else

@@ -31,6 +31,7 @@ from app.failover.run.participant import FailoverParticipant
 from app.failover.run.region_bridge import UNHEARD_S
 from app.failover.run.role_keeper import MAX_WAIT_FOR_REGIONS_S
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.web.http import schemas as http_schemas
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
@@ -77,7 +78,7 @@ class FailoverRoutes:
                     return answer
         participant, own, at_ms = self._participant, self._api.region, now_ms()
         heard = participant.last_pulse_ms()
-        regions: list[dict[str, Any]] = [{"region": own, "own": True, "copy_age_s": None}]
+        regions: list[JsonObject] = [{"region": own, "own": True, "copy_age_s": None}]
         for region in sorted(participant.derived_routes.others()):
             at = heard.get(region)
             age_s = None if at is None else max(0.0, round((at_ms - at) / 1000, 1))
@@ -88,7 +89,7 @@ class FailoverRoutes:
             "region": own, "returned": self._returned(), "regions": regions, "roles": roles,
         })  # fmt: skip
 
-    def _returned(self) -> dict[str, Any] | None:
+    def _returned(self) -> JsonObject | None:
         """Why this region acts for no workload yet, if it has just returned."""
         if not self._participant.keeper.has_just_returned():
             return None
@@ -103,7 +104,7 @@ class FailoverRoutes:
             "(worker list), and read its log",
         }
 
-    def _role(self, workload: Workload) -> dict[str, Any]:
+    def _role(self, workload: Workload) -> JsonObject:
         key, roles = workload.key, self._api.runtime.control.view.roles
         role, regions = roles.of(key), self._api.runtime.regions
         return {
@@ -137,7 +138,7 @@ class FailoverRoutes:
         put = self._put_of(request)
         return json_response(self._detail(put), headers={"ETag": f'"{put.etag}"'})
 
-    def _detail(self, put: FailoverPut) -> dict[str, Any]:
+    def _detail(self, put: FailoverPut) -> JsonObject:
         name = put.key.removeprefix(PREFIX)
         routes = self._api.runtime.control.view.routes
         return {

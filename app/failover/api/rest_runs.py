@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ from app.failover.plan.planner import FailoverPlanner, PlanRefused, is_expired
 from app.failover.run.runner import end_remedy
 from app.failover.run.runner import remedy as remedy_of
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.web.http.context import ApiContext
 from app.web.http.operations import STARTED
 from app.web.http.operator_requests import actor_of, flag_of, read_body, reason_of
@@ -70,7 +70,7 @@ class FailoverRunRoutes:
         """One failover: the stage of each workload, and the plan."""
         return json_response(self._detail(self._of(request.match_info["id"])))
 
-    def _of(self, name: Any) -> FailoverRun:
+    def _of(self, name: object) -> FailoverRun:
         run = self._api.runtime.control.view.runs.get(name) if isinstance(name, str) else None
         if run is None:
             raise ApiError(
@@ -80,7 +80,7 @@ class FailoverRunRoutes:
             )  # fmt: skip
         return run
 
-    def _detail(self, run: FailoverRun) -> dict[str, Any]:
+    def _detail(self, run: FailoverRun) -> JsonObject:
         standings = self._api.runtime.failover.runs.standings(run)
         roles = self._api.runtime.control.view.roles
         rows = []
@@ -218,7 +218,7 @@ class FailoverRunRoutes:
             raise ApiError(503, "Stopping", "this worker stops; ask another worker")
         name = f"drill-{uuid.uuid4().hex[:8]}"
 
-        async def work(report_progress: Any) -> dict[str, Any]:
+        async def work(report_progress: Any) -> JsonObject:
             plan: Plan = await planner.plan(chosen, forced=force)
             drill = Drill(runtime, name.removeprefix("drill-"), plan, forced=force)
             drilled = await drill.run(report_progress)
@@ -238,14 +238,14 @@ class FailoverRunRoutes:
         return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
 
 
-def _keys(body: Mapping[str, Any]) -> list[str]:
+def _keys(body: JsonMapping) -> list[str]:
     keys = body.get("workloads", [])
     if not isinstance(keys, list) or not all(isinstance(key, str) and key for key in keys):
         raise BadQuery('workloads: write a list of group/topic, as in ["billing/orders"]')
     return keys
 
 
-def _id(body: Mapping[str, Any]) -> str:
+def _id(body: JsonMapping) -> str:
     name = body.get("id")
     if not isinstance(name, str) or not name:
         raise BadQuery("id: missing; POST /api/v1/failover/plan first, and use the id of its answer")
@@ -259,7 +259,7 @@ def _refuse_done(run: FailoverRun) -> None:
         raise ApiError(409, "It has ended", f"{what}; {remedy}")
 
 
-def _run(run: FailoverRun) -> dict[str, Any]:
+def _run(run: FailoverRun) -> JsonObject:
     at_ms = now_ms()
     ended = run.state in {DONE, ABORTED}
     took = ((run.at_ms if ended else at_ms) - run.began_ms) / 1000 if run.began_ms else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
+from app.kernel.json_types import JsonObject
 from app.offsets.api.schemas import PassiveSync
 from app.web.http.schemas import Deployed
 
@@ -69,7 +70,7 @@ class FailoverDetail(TypedDict):
     """A failover definition in the form that PUT accepts, and the routes that this region derives from it."""
 
     name: str
-    definition: dict[str, Any]
+    definition: JsonObject
     etag: str
     routes: list[str]
     deployed: Deployed

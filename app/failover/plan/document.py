@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
+
+from app.kernel.json_types import JsonObject
 
 MAX_KEPT_BYTES = 300_000  # of a plan in the control log; `kept` leaves parts of a larger one out
 MAX_RECORD_BYTES = 1_000_000  # of a run with its plan; a producer's limit is 1,048,576
@@ -165,7 +167,7 @@ def all_checks(plan: Plan) -> list[tuple[str, Check]]:
     return found + [(one.workload, check) for one in plan.workloads for check in one.checks]
 
 
-def kept(plan: Plan, most_bytes: int = MAX_KEPT_BYTES) -> dict[str, Any] | None:
+def kept(plan: Plan, most_bytes: int = MAX_KEPT_BYTES) -> JsonObject | None:
     """The part of a plan that the control log keeps, at most `most_bytes`; None: the least part is longer.
 
     The sources are left out. Until the plan fits, partitions, checks that are ok, details, and workloads
@@ -174,7 +176,7 @@ def kept(plan: Plan, most_bytes: int = MAX_KEPT_BYTES) -> dict[str, Any] | None:
     for reduce in (_without_sources, _without_partitions, _without_ok, _without_details, _without_workloads):
         plan = reduce(plan)
         if len(msgspec.json.encode(plan)) <= most_bytes:
-            found: dict[str, Any] = msgspec.to_builtins(plan)
+            found: JsonObject = msgspec.to_builtins(plan)
             return found
     return None
 
@@ -248,7 +250,7 @@ def lasting(plan: Plan | None, *, forced: bool) -> list[tuple[str, Check]]:
     ]
 
 
-def read(kept: dict[str, Any] | None) -> Plan | None:
+def read(kept: JsonObject | None) -> Plan | None:
     """The plan that `kept` wrote; None when it cannot be read."""
     if kept is None:
         return None

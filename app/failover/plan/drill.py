@@ -28,6 +28,7 @@ from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.group_deletion import delete_group
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from app.dispatch.definition import Workload
@@ -41,7 +42,7 @@ DRILL_TRIES = 3
 PREFIX = "switchyard-drill-"
 LEFTOVER_MS = 600_000  # far above the life of a shadow group, and the difference of clocks
 
-ReportProgress = Callable[[dict[str, Any]], None]
+ReportProgress = Callable[[JsonObject], None]
 
 
 class DrilledPartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ class Drill:
         self._results: list[DrilledPartition] = []
         self._swept: set[str] = set()
 
-    async def run(self, report_progress: ReportProgress) -> dict[str, Any]:
+    async def run(self, report_progress: ReportProgress) -> JsonObject:
         """Rehearses one workload after the other; returns the last progress."""
         report_progress(self._progress())
         for planned in self._plan.workloads:
@@ -91,7 +92,7 @@ class Drill:
             report_progress(self._progress())
         return self._progress()
 
-    def _progress(self) -> dict[str, Any]:
+    def _progress(self) -> JsonObject:
         rows = [msgspec.to_builtins(one) for one in self._results]
         failed = sum(bool(one.error) for one in self._results)
         rehearsed = [one for one in self._plan.workloads if one.mode == ACTIVE_PASSIVE]
@@ -167,7 +168,7 @@ def leftovers(groups: Iterable[str], at_ms: int) -> list[str]:
 
 
 async def _first_records(
-    options: Mapping[str, Any],
+    options: JsonMapping,
     back: Mapping[tuple[str, int], int | None],
     rows: Mapping[int, PlannedPartition],
 ) -> dict[int, tuple[int, float]]:

@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 from app.controllog.definition_cache import DefinitionCache
@@ -21,6 +21,7 @@ from app.dispatch.definition import Workload
 from app.failover.definition import PREFIX, FailoverDefinition, route_definition
 from app.failover.topology import Derivation, Failover, Layout, derive, governing
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonMapping
 from app.replicate.definition import RouteDefinition
 from app.replicate.definition_checks import conflicts as route_conflicts
 from app.replicate.definition_checks import folded_copies
@@ -187,7 +188,7 @@ def _derived(failovers: Iterable[Failover], layout: Layout) -> Derivation:
     return derive(failovers, layout, needed, followed)
 
 
-def _parsed(key: str, definition: Mapping[str, Any]) -> ReadableFailover:
+def _parsed(key: str, definition: JsonMapping) -> ReadableFailover:
     """Raises ValueError: it belongs to another key, or cannot be parsed."""
     found = FailoverDefinition.from_wire(definition)
     if found.key != key:

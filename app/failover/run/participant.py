@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 from mode import Service
 
@@ -24,6 +23,7 @@ from app.failover.run.runner import Arrived, FailoverRuns
 from app.failover.topology import Layout
 from app.kafka.client.cluster import ClusterClient
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.worker.jobs.start_position import ReportIncident
 
 
@@ -50,7 +50,7 @@ class FailoverParticipant(Service):
         self,
         control: ControlLog,
         client: ClusterClient,
-        kafka_options: dict[str, Any],
+        kafka_options: JsonObject,
         layout: Layout | None,
         workload: Callable[[str], Workload | None],
         ports: FailoverPorts,

@@ -36,6 +36,7 @@ from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kafka.records.record import PlacedRecord
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.worker.jobs.start_position import ReportIncident
 
 log = structlog.get_logger(__name__)
@@ -63,7 +64,7 @@ class RegionBridge(Service):
     def __init__(
         self,
         client: ClusterClient,
-        kafka_options: dict[str, Any],
+        kafka_options: JsonObject,
         wanted: Callable[[], Collection[str]],
         on_news: Callable[[], None],
         report_incident: ReportIncident,

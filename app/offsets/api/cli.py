@@ -3,7 +3,6 @@ at a time."""
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import urlencode
 
 import click
@@ -20,6 +19,7 @@ from app.cli.client import (
 )
 from app.cli.options import confirm, when
 from app.cli.output import emit, output_option, printable, url_option
+from app.kernel.json_types import JsonObject
 
 PARTITION_COLUMNS = ["topic", "to_topic", "road", "partition", "next_offset", "again", "least", "why"]
 SOURCE_COLUMNS = ["to_topic", "partition", "source", "read", "barrier_read", "read_up_to", "barrier_here",
@@ -106,9 +106,9 @@ def map_(
             _print(f"region {region['region']} is away, so its offset map is {as_of}: {region['why']}")
 
 
-def _mapped(answer: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    rows: list[dict[str, Any]] = []
-    sources: list[dict[str, Any]] = []
+def _mapped(answer: JsonObject) -> tuple[list[JsonObject], list[JsonObject]]:
+    rows: list[JsonObject] = []
+    sources: list[JsonObject] = []
     for topic in answer["topics"]:
         names = {"topic": topic["topic"], "to_topic": topic["to_topic"], "road": topic["road"]}
         for partition in topic["partitions"]:
@@ -130,7 +130,7 @@ def _or_none(value: int | None) -> str:
     return "none" if value is None else str(value)
 
 
-def _barrier(barrier: dict[str, Any] | None) -> str:
+def _barrier(barrier: JsonObject | None) -> str:
     if barrier is None:
         return ""
     return f"{barrier['source_end']}={barrier['target_end']} ({barrier['age_s']:.0f} s old)"
@@ -183,12 +183,12 @@ def sync(
     click.echo(f"{group}: {'committed' if answer['done'] else 'already in step'}", err=True)
 
 
-def _synced_row(row: dict[str, Any]) -> dict[str, Any]:
+def _synced_row(row: JsonObject) -> JsonObject:
     owner = {name: row.get(name) or "" for name in ("route", "workload")}
     return {**row, **owner, "in_step": when(row["good_ms"])}
 
 
-def _print_outcome(outcome: dict[str, Any], output: str) -> None:
+def _print_outcome(outcome: JsonObject, output: str) -> None:
     rows = [{**row, "commit": "unchanged" if row["commit"] is None else row["commit"],
              "have": _or_none(row["have"])} for row in outcome["partitions"]]  # fmt: skip
     emit(rows, SYNCED_COLUMNS, output, whole=outcome)
@@ -196,7 +196,7 @@ def _print_outcome(outcome: dict[str, Any], output: str) -> None:
         _print(f"{name} is not mapped: {why}")
 
 
-def _describe(answer: dict[str, Any]) -> str:
+def _describe(answer: JsonObject) -> str:
     count = sum(row["commit"] is not None for row in answer["partitions"])
     return f"{count} partitions" if answer["state"] == "synced" else answer["why"] or "already in step"
 

@@ -15,6 +15,7 @@ from app.controllog.events import OperatorAct
 from app.dispatch.dlq.query import BadQuery, parse_when
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.offsets.api import schemas
 from app.offsets.api.time_index import at_time_in
 from app.offsets.model.offset_map import Barrier
@@ -113,7 +114,7 @@ class OffsetRoutes:
             at = {_name(topic, "topic"): _offsets(offsets)}
         await regions.mapper.read()
         names = await regions.mapper.names()
-        found: list[dict[str, Any]] = []
+        found: list[JsonObject] = []
         unmapped: dict[str, str] = {}
         for name, next_offsets in sorted(at.items()):
             try:
@@ -193,7 +194,7 @@ class OffsetRoutes:
         leader, regions = runtime.control.view.leader, self._regions
         if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):
             return await hand_over(self._api, request, leader)
-        rows: list[dict[str, Any]] = []
+        rows: list[JsonObject] = []
         for name, kept in sorted(regions.sync.routes.items()):
             route = {"route": name, "workload": None, "from": kept.source, "to": kept.target}
             if kept.error:
@@ -261,7 +262,7 @@ def _offsets(texts: list[str]) -> dict[int, int]:
     return found
 
 
-def _topic(one: JoinedTopics, next_offsets: Mapping[int, int], names: Mapping[str, str]) -> dict[str, Any]:
+def _topic(one: JoinedTopics, next_offsets: Mapping[int, int], names: Mapping[str, str]) -> JsonObject:
     resumed = one.resume(next_offsets)
     return {
         "topic": one.read.topic, "to_topic": one.to.topic, "road": resumed.relation.value,
@@ -270,7 +271,7 @@ def _topic(one: JoinedTopics, next_offsets: Mapping[int, int], names: Mapping[st
     }  # fmt: skip
 
 
-def _partition(answer: ResumePosition, names: Mapping[str, str]) -> dict[str, Any]:
+def _partition(answer: ResumePosition, names: Mapping[str, str]) -> JsonObject:
     return {
         "partition": answer.partition, "next_offset": answer.next_offset,
         "log_start": answer.log.start, "log_end": answer.log.end,
@@ -280,7 +281,7 @@ def _partition(answer: ResumePosition, names: Mapping[str, str]) -> dict[str, An
     }  # fmt: skip
 
 
-def _source(reading: SourceReading, names: Mapping[str, str]) -> dict[str, Any]:
+def _source(reading: SourceReading, names: Mapping[str, str]) -> JsonObject:
     source = reading.source
     return {
         "cluster": names.get(source.cluster_id, source.cluster_id), "topic": source.topic,
@@ -291,7 +292,7 @@ def _source(reading: SourceReading, names: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _reading(reading: LineReading) -> dict[str, Any]:
+def _reading(reading: LineReading) -> JsonObject:
     return {
         "partition": reading.partition, "next_offset": reading.next_offset, "region": reading.region,
         "route": reading.route, "barrier": _barrier(reading.barrier), "read_up_to": reading.k,
@@ -299,7 +300,7 @@ def _reading(reading: LineReading) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _barrier(barrier: Barrier | None) -> dict[str, Any] | None:
+def _barrier(barrier: Barrier | None) -> JsonObject | None:
     if barrier is None:
         return None
     age_s = round(max(0, now_ms() - barrier.at_ms) / 1000, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -16,6 +15,7 @@ from app.audit.jobs.report_sender import audit_partition
 from app.audit.query.time_index import TimeIndex, share, time_index
 from app.audit.query.view import BookShare, WindowQuery, joined
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kernel.json_types import JsonObject
 from app.offsets.sync.time_lookup import at_time
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER
@@ -59,11 +59,11 @@ async def index_of(
 
 async def at_time_in(
     api: ApiContext, request: web.Request, cluster: str, topic: str, time_ms: int
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """A topic's first offsets at or after a time, as `TimeTopic`; None: it does not exist in the cluster. The
     broker answers by the records' timestamps. The audit answers if the audit plan has another event time, or
     the cluster does not answer."""
-    answer: dict[str, Any] = {
+    answer: JsonObject = {
         "cluster": cluster, "topic": topic, "by": "timestamps", "why": "", "partitions": [], "error": "",
     }  # fmt: skip
     plan, topic_id = api.runtime.catalog.audits.plan_of(cluster, topic), None
@@ -95,7 +95,7 @@ async def at_time_in(
     return {**answer, "by": "audit", "why": why, "partitions": rows, "error": "" if rows else answer["error"]}
 
 
-def _by_index(index: TimeIndex, time_ms: int, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _by_index(index: TimeIndex, time_ms: int, known: list[JsonObject]) -> list[JsonObject]:
     logs = {row["partition"]: (row["log_start"], row["log_end"]) for row in known}
     rows = []
     for partition in sorted(index.windows.keys() | logs.keys()):

@@ -20,11 +20,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.commits import LIVE, TopicAndPartition
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.offsets.model.group_sync import CommitDecision, ForeignCommitWatch, GroupPosition, decide, is_own
 from app.offsets.model.translation import ResumePosition
 from app.offsets.store.tables import ReadableCluster, ReadableClusters
@@ -248,7 +249,7 @@ def _rows(
         yield PartitionSync(one.read.topic, one.to.topic, answer, committed, decision, is_foreign)
 
 
-def outcome_fields(outcome: GroupOutcome) -> dict[str, Any]:
+def outcome_fields(outcome: GroupOutcome) -> JsonObject:
     return {
         "group": outcome.group, "state": outcome.state, "why": outcome.why, "at_ms": outcome.at_ms,
         "partitions": [

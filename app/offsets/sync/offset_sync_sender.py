@@ -19,6 +19,7 @@ from app.controllog import codec
 from app.controllog.topics import CHECKPOINT_PARTITIONS, ControlTopics
 from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProducer
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.offsets.model.offset_map import BarrierItem, EndedItem, NeedItem
 
 log = structlog.get_logger(__name__)
@@ -37,7 +38,7 @@ class BarrierSender(Service):
     def __init__(
         self,
         topics: ControlTopics,
-        kafka_options: dict[str, Any],
+        kafka_options: JsonObject,
         worker: str,
         seal: RecordSeal | None = None,
     ) -> None:
@@ -71,7 +72,7 @@ class BarrierSender(Service):
 
     async def _send(
         self, items: Iterable[Item], events: Callable[[str, int, list[Item]], list[bytes]]
-    ) -> list[asyncio.Future[Any]]:
+    ) -> list[asyncio.Future[object]]:
         by_partition: dict[int, list[Item]] = defaultdict(list)
         for item in items:
             by_partition[checkpoint_partition(item.key)].append(item)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mode import Service
 
 from app.dispatch.definition import Workload
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.offsets.store.tables import ReadableClusters, RegionAtlas, RegionTables
 from app.offsets.sync.group_owners import IsActive
 from app.offsets.sync.group_sync_schedule import (
@@ -101,7 +101,7 @@ class Regions(Service):
         await self.add_runtime_dependency(self.remote_routes)
         await self.add_runtime_dependency(self.remote_progress)
 
-    def passive_sync_fields(self, key: str) -> dict[str, Any] | None:
+    def passive_sync_fields(self, key: str) -> JsonObject | None:
         """A passive workload's offset sync (`PassiveSync`); None: it is not passive here, or another
         worker leads."""
         status = self.sync.passive_status(key)

@@ -28,7 +28,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -326,7 +326,7 @@ def _sources(lines: Iterable[CopiedLine]) -> list[LineSource]:
     return [LineSource(copying.source, copying.line) for copying in lines]
 
 
-def retrieve_exception(task: asyncio.Task[Any]) -> None:
+def retrieve_exception(task: asyncio.Task[object]) -> None:
     """Marks the task's exception as retrieved; its waiters get it."""
     if not task.cancelled():
         task.exception()

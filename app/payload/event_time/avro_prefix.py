@@ -40,6 +40,7 @@ from fastavro import parse_schema
 from fastavro.schema import SchemaParseException, UnknownType
 from fastavro.types import Schema
 
+from app.kernel.json_types import JsonObject
 from app.payload.event_time.instant import Absent, TimeFormat, UnusableField
 
 MAX_SCHEMA_BYTES = 1024 * 1024
@@ -106,7 +107,7 @@ def prefix_of(schema: bytes | str, path: tuple[str, ...], time_format: TimeForma
 class _Named(NamedTuple):
     """A type with a name, and the namespace of the names in it."""
 
-    schema: dict[str, Any]
+    schema: JsonObject
     namespace: str
 
 
@@ -237,7 +238,7 @@ class _PrefixBuilder:
             raise reasons[0] if reasons else self._wrong("is always null", _TIMES)
         return found
 
-    def _time_field(self, schema: dict[str, Any]) -> _Field:
+    def _time_field(self, schema: JsonObject) -> _Field:
         kind, logical = schema.get("type"), schema.get("logicalType")
         if kind == "string":
             return _Field((self._format or TimeFormat.EPOCH_MS).name, _PLAIN[kind])
@@ -255,14 +256,14 @@ class _PrefixBuilder:
             )
         return _Field(time_format.name, _PLAIN[kind])
 
-    def _record(self, fields: list[_Field]) -> dict[str, Any]:
+    def _record(self, fields: list[_Field]) -> JsonObject:
         return {**self._type_with_name("record"), "fields": [field._asdict() for field in fields]}
 
-    def _record_of(self, field: _Field) -> dict[str, Any]:
+    def _record_of(self, field: _Field) -> JsonObject:
         """A record of this field alone, or the field's own type if that is a record."""
         return field.type if isinstance(field.type, dict) else self._record([field])
 
-    def _type_with_name(self, kind: str) -> dict[str, Any]:
+    def _type_with_name(self, kind: str) -> JsonObject:
         self._types_with_names += 1
         return {"type": kind, "name": f"T{self._types_with_names}"}
 
@@ -306,7 +307,7 @@ class _PrefixBuilder:
         return _PLAIN[kind]
 
 
-def _full_name(schema: dict[str, Any], namespace: str) -> tuple[str, str]:
+def _full_name(schema: JsonObject, namespace: str) -> tuple[str, str]:
     """(full name, namespace of the names inside)."""
     name = str(schema.get("name"))
     if "." in name:
@@ -315,6 +316,6 @@ def _full_name(schema: dict[str, Any], namespace: str) -> tuple[str, str]:
     return (f"{namespace}.{name}" if namespace else name), namespace
 
 
-def _fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
+def _fields(schema: JsonObject) -> list[JsonObject]:
     fields = schema.get("fields")
     return [field for field in fields if isinstance(field, dict)] if isinstance(fields, list) else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote
 
 import click
@@ -11,6 +10,7 @@ from app.cli.acts import DRY, act_options
 from app.cli.client import EXIT_CHANGES, EXIT_PRECONDITION, EXIT_USAGE, Client, CommandFailure, guarded
 from app.cli.options import confirm
 from app.cli.output import emit, output_option, url_option
+from app.kernel.json_types import JsonObject
 
 MOVE_COLUMNS = ["job", "from", "to", "reason"]
 
@@ -104,7 +104,7 @@ def move(
 
 
 def _plan(
-    wanted: dict[str, Any], execute: bool, yes: bool, url: str | None, output: str, *, reason: str = "",
+    wanted: JsonObject, execute: bool, yes: bool, url: str | None, output: str, *, reason: str = "",
     only: str = "",
 ) -> None:  # fmt: skip
     client = Client(url)

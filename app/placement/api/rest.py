@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import msgspec
 import orjson
@@ -18,6 +18,7 @@ from app.controllog.events import Drain, MoveWish
 from app.controllog.state import ControlState
 from app.dispatch.dlq.query import BadQuery
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.placement.api import schemas
 from app.placement.inputs import group_of, members_of
 from app.placement.model.plan import PlacementDecision, PlacementRules, RoundPlan, name_of
@@ -168,7 +169,7 @@ class PlacementRoutes:
             raise ApiError(503, "No leader", "the region is choosing its leader; try again in some seconds")
         return leader
 
-    def _moves(self, body: Mapping[str, Any]) -> dict[str, str]:
+    def _moves(self, body: JsonMapping) -> dict[str, str]:
         """The body's moves, job -> worker. Raises BadQuery."""
         wanted = body.get("moves", [])
         if not isinstance(wanted, list) or len(wanted) > MAX_MOVES:
@@ -193,7 +194,7 @@ class PlacementRoutes:
         basis = [[d.job, d.worker, d.release, d.target, _epoch(view, d.job)] for d in made.decisions]
         return made, hashlib.sha256(orjson.dumps(sorted(basis))).hexdigest()[:16]
 
-    def _plan_fields(self, made: RoundPlan, plan_id: str) -> dict[str, Any]:
+    def _plan_fields(self, made: RoundPlan, plan_id: str) -> JsonObject:
         view = self._api.runtime.control.view
         return {
             "plan": plan_id,
@@ -208,7 +209,7 @@ def _epoch(view: ControlState, job: str) -> int:
     return 0 if held is None else held.epoch
 
 
-def _move(view: ControlState, decision: PlacementDecision) -> dict[str, Any]:
+def _move(view: ControlState, decision: PlacementDecision) -> JsonObject:
     held = view.owner(decision.job)
     return {
         "job": decision.job,

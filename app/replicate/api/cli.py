@@ -22,6 +22,7 @@ from app.cli.client import (
 from app.cli.options import confirm
 from app.cli.output import cell, emit, output_option, printable, url_option
 from app.config.problems import not_readable
+from app.kernel.json_types import JsonObject
 from app.replicate.definition import RouteDefinition
 
 COLUMNS = ["name", "from", "to", "lag_messages", "lag_s", "rate", "copied", "verbatim", "topics",
@@ -89,7 +90,7 @@ def describe(name: str, url: str | None, output: str) -> None:
     emit(partitions, PARTITIONS, output, whole=whole)
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _shown(row: JsonObject) -> JsonObject:
     """Numbers for people: shares instead of counts, the offset sync as offset -> offset."""
     at = row.get("barrier")
     barrier = "none yet" if at is None else f"{at['source_end']} -> {at['target_end']}"
@@ -104,9 +105,9 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}%" if whole else ""
 
 
-def _topics(client: Client, path: str) -> dict[str, Any]:
+def _topics(client: Client, path: str) -> JsonObject:
     try:
-        found: dict[str, Any] = client.ask("GET", f"{path}/topics?limit={MAX_TOPICS}")
+        found: JsonObject = client.ask("GET", f"{path}/topics?limit={MAX_TOPICS}")
     except CommandFailure as failure:
         if failure.code != EXIT_UNREACHABLE:
             raise
@@ -114,7 +115,7 @@ def _topics(client: Client, path: str) -> dict[str, Any]:
     return found
 
 
-def _print_details(body: dict[str, Any], topics: dict[str, Any]) -> None:
+def _print_details(body: JsonObject, topics: JsonObject) -> None:
     status = body["status"]
     try:
         spec = RouteDefinition.from_wire(body["definition"]).to_wire()["spec"]
@@ -275,12 +276,12 @@ def reset(
 def _wanted(
     topic: str | None, partition: tuple[int, ...], earliest: bool, latest: bool, to_time: str | None,
     to_offset: int | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> JsonObject:  # fmt: skip
     if sum((earliest, latest, to_time is not None, to_offset is not None)) != 1:
         raise CommandFailure("give one of --earliest, --latest, --to-time and --to-offset", EXIT_USAGE)
     if partition and topic is None:
         raise CommandFailure("--partition needs a topic: name it with --topic", EXIT_USAGE)
-    place: dict[str, Any] = {} if topic is None else {"topic": topic}
+    place: JsonObject = {} if topic is None else {"topic": topic}
     if to_offset is not None:
         if len(partition) != 1:
             raise CommandFailure(
@@ -295,9 +296,9 @@ def _wanted(
     }
 
 
-def _reset_as_foreseen(client: Client, path: str, foreseen: dict[str, Any]) -> dict[str, Any]:
+def _reset_as_foreseen(client: Client, path: str, foreseen: JsonObject) -> JsonObject:
     """Resets to the offsets that were shown, topic by topic, even if the logs have grown since."""
-    result: dict[str, Any] = {**foreseen, "execute": True, "done": 0, "partitions": []}
+    result: JsonObject = {**foreseen, "execute": True, "done": 0, "partitions": []}
     for topic in dict.fromkeys(row["topic"] for row in foreseen["partitions"]):
         offsets = {
             str(row["partition"]): row["to"] for row in foreseen["partitions"] if row["topic"] == topic

@@ -33,6 +33,7 @@ from app.definitions.plan import plan
 from app.definitions.registry import parse_route
 from app.failover.api.rest import refuse_derived
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.kernel.topic_names import NAME_REFUSED
 from app.replicate.api import schemas as replicate_schemas
 from app.replicate.api.topic_edit import NoSuchEdit, with_topic, without_topic
@@ -182,7 +183,7 @@ class RouteRoutes:
         expected: str | None,
         *,
         dry_run: bool,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Writes the route to the control log if it agrees with all others. Raises ApiError."""
         catalog, view = self._api.runtime.catalog, self._api.runtime.control.view
         known = {

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from app.dispatch.dlq.query import BadQuery
 from app.kernel.job import JobId
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.placement.model.round import is_gone
 from app.replicate.api import schemas
 from app.replicate.definition import REPLICATE_JOBS, replicate_job
@@ -89,7 +90,7 @@ class RouteActRoutes:
             {"key": name, "execute": execute, "done": done, "partitions": list(rows.values())}
         )
 
-    def _wanted(self, name: str, body: Mapping[str, Any]) -> tuple[dict[TopicAndPartition, int], bool]:
+    def _wanted(self, name: str, body: JsonMapping) -> tuple[dict[TopicAndPartition, int], bool]:
         """The wanted offset by topic and partition, and whether it is a time. Raises BadQuery, ApiError."""
         if sum(field in body for field in ("to", "at", "offsets")) != 1:
             raise BadQuery('say where to: {"to": "earliest"}, {"to": "latest"}, {"at": "2h"} '
@@ -132,7 +133,7 @@ class RouteActRoutes:
 
     async def _reset_all(
         self, request: web.Request, moves: Mapping[TopicAndPartition, PositionMove]
-    ) -> dict[TopicAndPartition, dict[str, Any]]:
+    ) -> dict[TopicAndPartition, JsonObject]:
         """Resets each partition on its owner; returns the result of each."""
         runtime = self._api.runtime
         by_owner: dict[tuple[str, str], dict[int, int]] = {}  # (worker, topic) -> partition -> offset
@@ -151,7 +152,7 @@ class RouteActRoutes:
 
     async def _reset_here(
         self, request: web.Request, at: TopicAndPartition, move: PositionMove
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         row = {"topic": at[0], "partition": at[1]}
         try:
             done = await self._api.operators.reset(move.job, move.to, actor_of(request))
@@ -161,7 +162,7 @@ class RouteActRoutes:
 
     async def _reset_there(
         self, request: web.Request, worker: str, topic: str, offsets: Mapping[int, int]
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         body = {"topic": topic, "offsets": {str(p): offset for p, offset in offsets.items()}, "execute": True}
         rows = await reset_by(self._api, request, worker, body)
         if isinstance(rows, str):

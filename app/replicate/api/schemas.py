@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 from msgspec import Meta
 
+from app.kernel.json_types import JsonObject
 from app.web.http.schemas import Deployed, Partition, Put, ResetRow, Route, Spans
 
 
@@ -53,7 +54,7 @@ class RouteDetail(TypedDict):
     """One route: its definition as PUT takes it, and its partitions. `begins_ms`: when the start of a route
     with `start: latest` was recorded; null: not yet, or another start."""
 
-    definition: dict[str, Any]
+    definition: JsonObject
     status: Route
     partitions: list[RoutePartition]
     deployed: RouteDeployed
@@ -64,7 +65,7 @@ class RouteElsewhere(TypedDict):
     """A route of another region, and the ids of its clusters; "": not known."""
 
     region: str
-    definition: dict[str, Any]
+    definition: JsonObject
     source_id: str
     target_id: str
 

@@ -26,7 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -34,6 +34,7 @@ from aiokafka.errors import KafkaError
 from app.controllog.log import ControlLog
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
+from app.kernel.json_types import JsonObject
 from app.placement.model.round import is_gone
 from app.replicate.definition import REPLICATE_JOBS, RouteDefinition
 from app.replicate.model.copy_graph import ALONE, OtherRegions
@@ -87,7 +88,7 @@ class TopicsOfRoute(NamedTuple):
     """
 
     topics: list[str]
-    row: Callable[[str], dict[str, Any]]
+    row: Callable[[str], JsonObject]
     unmatched_count: int
     read_at_s: float
 
@@ -269,7 +270,7 @@ class RoutesCatalog:
 
         lost = self._lost.get(name, {})
 
-        def row(topic: str) -> dict[str, Any]:
+        def row(topic: str) -> JsonObject:
             copy, count = copied.get(topic), topics.sizes.get(topic, 0)
             if topic in lost:
                 state, why = "vanished", WHY_VANISHED[lost[topic]]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from app.controllog.definition_cache import DefinitionCache
 from app.controllog.log import ControlLog
+from app.kernel.json_types import JsonMapping
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.route import Route
 from app.worker.jobs.start_position import ReportIncident
@@ -38,7 +38,7 @@ class ReadableRoutes:
         return {name: route for name, route in found.items() if route is not None}
 
 
-def _parsed(name: str, definition: Mapping[str, Any]) -> ReadableRoute:
+def _parsed(name: str, definition: JsonMapping) -> ReadableRoute:
     """Raises ValueError: the definition is another route's, or invalid."""
     found = RouteDefinition.from_wire(definition)
     if found.key != name:

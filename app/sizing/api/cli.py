@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import click
 
 from app.cli.client import Client, CommandFailure, guarded, workload_path
 from app.cli.output import emit, output_option, printable, url_option
+from app.kernel.json_types import JsonMapping
 
 EXIT_CAPACITY = 9
 COLUMNS = ["workload", "what", "now", "recommended", "why"]
@@ -71,7 +71,7 @@ def what_if() -> None:
     )
 
 
-def _rows(size: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _rows(size: JsonMapping) -> Sequence[JsonMapping]:
     return [
         {"workload": size["key"], "what": words, "now": size[what]["now"],
          "recommended": size[what]["value"], "why": size[what]["why"]}
@@ -79,12 +79,12 @@ def _rows(size: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     ]  # fmt: skip
 
 
-def _fleet(fleet: Mapping[str, Any]) -> Mapping[str, Any]:
+def _fleet(fleet: JsonMapping) -> JsonMapping:
     workers, ratio = fleet["workers"], fleet["load_ratio"]
     level = "" if ratio is None else f"; its {fleet['fullest']} is at {ratio:.0%}"
     row = {"workload": _named(fleet), "what": "workers", "now": workers["now"]}
     return {**row, "recommended": workers["value"], "why": workers["why"] + level}
 
 
-def _named(fleet: Mapping[str, Any]) -> str:
+def _named(fleet: JsonMapping) -> str:
     return f"(isolation group {fleet['group']})" if fleet["group"] else "(all)"

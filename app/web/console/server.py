@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from app.config.web_address import Web
+from app.kernel.json_types import JsonObject
 from app.web.console.api import api_routes
 from app.web.console.pages import Pages
 from app.web.http.access import AccessControl
@@ -18,7 +19,7 @@ from app.worker.members.peer_requests import WORKER_HEADER
 from app.worker.runtime.service import Runtime
 
 
-def options(settings: Web, runtime: Callable[[], Runtime | None]) -> dict[str, Any]:
+def options(settings: Web, runtime: Callable[[], Runtime | None]) -> JsonObject:
     """The options of Faust's aiohttp application."""
 
     def worker() -> str:
@@ -42,6 +43,6 @@ def install(web_app: Any, runtime: Callable[[], Runtime | None], region: str) ->
     web_app.add_routes(Pages().routes())
 
 
-def document() -> dict[str, Any]:
+def document() -> JsonObject:
     """The OpenAPI document, without a worker."""
     return openapi(api_routes(ApiContext(lambda: None, "")))

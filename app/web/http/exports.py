@@ -15,6 +15,7 @@ import orjson
 from aiohttp import web
 
 from app.kernel.csv_cells import text_cell
+from app.kernel.json_types import JsonMapping
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import JSON, TEXT, AnswerDoc, Param
 
@@ -28,7 +29,7 @@ ROWS_A_PIECE = 500
 EXPORT_READER_TIMEOUT_S = 30.0  # a reader that takes nothing for this long is gone
 
 
-def listing(shape: Any) -> dict[int, AnswerDoc]:
+def listing(shape: object) -> dict[int, AnswerDoc]:
     """The answers of a route with `listed`; `shape` is that of its JSON."""
     return {200: AnswerDoc({JSON: shape, CSV: TEXT, NDJSON: TEXT})}
 
@@ -55,7 +56,7 @@ def check_whole(request: web.Request, name: str) -> None:
 
 
 async def listed(
-    request: web.Request, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], notes: Sequence[str] = ()
+    request: web.Request, rows: Sequence[JsonMapping], columns: Sequence[str], notes: Sequence[str] = ()
 ) -> web.StreamResponse:
     """`rows` in the requested format. With `notes` the rows are incomplete: JSON says so, and files are
     refused.
@@ -103,7 +104,7 @@ def csv_lines(rows: Sequence[Sequence[Any]]) -> bytes:
     return text.getvalue().encode("utf-8", "replace")
 
 
-def cell(value: Any) -> Any:
+def cell(value: object) -> object:
     """A value as a cell."""
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from aiohttp import web
 
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.web.http.context import ApiContext
 from app.web.http.operator_requests import actor_of
 from app.web.http.responses import ApiError
@@ -72,8 +72,8 @@ async def hand_over(
 
 
 async def reset_by(
-    api: ApiContext, request: web.Request, worker: str, body: Mapping[str, Any]
-) -> list[dict[str, Any]] | str:
+    api: ApiContext, request: web.Request, worker: str, body: JsonMapping
+) -> list[JsonObject] | str:
     """The results of the partitions that `worker` resets; or why nothing was reset."""
     try:
         status, content = await ask_worker(api, request, worker, body)

@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 from pydantic import BaseModel
 
+from app.kernel.json_types import JsonObject
 from app.web.http import schemas as http_schemas
 from app.web.http.route_docs import TEXT, AnswerDoc, Param, RouteDoc, described_of, whole
 
@@ -58,14 +59,14 @@ HEADERS = {
 }
 
 
-def openapi(routes: Iterable[web.RouteDef]) -> dict[str, Any]:
+def openapi(routes: Iterable[web.RouteDef]) -> JsonObject:
     """OpenAPI 3.1 of `routes`; summaries are the first lines of the handlers' docstrings."""
     listed = [(route, described_of(route.handler) or RouteDoc({})) for route in routes]
     schemas = _Schemas()
     for _, said in listed:
         schemas.add(said.body, *(s for answer in said.answers.values() for s in answer.content.values()))
     components = schemas.components()
-    paths: dict[str, Any] = {}
+    paths: JsonObject = {}
     for route, said in listed:
         paths.setdefault(_path(route), {})[route.method.lower()] = _operation(route, said, schemas)
     return {
@@ -88,8 +89,8 @@ class _Schemas:
     """
 
     def __init__(self) -> None:
-        self._types: list[Any] = [http_schemas.Problem]
-        self._made: list[Any] = []
+        self._types: list[object] = [http_schemas.Problem]
+        self._made: list[object] = []
         self._definitions: list[type[BaseModel]] = []
 
     def add(self, *given: Any) -> None:
@@ -102,7 +103,7 @@ class _Schemas:
             elif shape is not None and not isinstance(shape, Mapping) and shape not in self._types:
                 self._types.append(shape)
 
-    def components(self) -> dict[str, Any]:
+    def components(self) -> JsonObject:
         """All schemas by name."""
         made, found = msgspec.json.schema_components(self._types, ref_template=REFERENCE.format("{name}"))
         self._made = list(made)
@@ -131,11 +132,11 @@ def _path(route: web.RouteDef) -> str:
     return re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
 
 
-def _operation(route: web.RouteDef, said: RouteDoc, schemas: _Schemas) -> dict[str, Any]:
+def _operation(route: web.RouteDef, said: RouteDoc, schemas: _Schemas) -> JsonObject:
     summary, _, rest = inspect.cleandoc(route.handler.__doc__ or "").partition("\n")
     inside = [PATH[part[1:-1]] for part in _path(route).split("/") if part[:1] == "{"]
     given = (("path", inside), ("query", said.query), ("header", said.headers))
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "summary": summary,
         "operationId": getattr(route.handler, "__name__", ""),
         "tags": [route.path.removeprefix(API).split("/")[0] if route.path.startswith(API) else "outside"],
@@ -150,12 +151,12 @@ def _operation(route: web.RouteDef, said: RouteDoc, schemas: _Schemas) -> dict[s
     return found
 
 
-def _parameter(param: Param, place: str) -> dict[str, Any]:
+def _parameter(param: Param, place: str) -> JsonObject:
     found = {"name": param.name, "in": place, "schema": dict(param.schema), "description": param.about}
     return found | ({"required": True} if place == "path" else {})
 
 
-def _responses(route: web.RouteDef, said: RouteDoc, schemas: _Schemas) -> dict[str, Any]:
+def _responses(route: web.RouteDef, said: RouteDoc, schemas: _Schemas) -> JsonObject:
     found = {str(status): _answer(answer, schemas) for status, answer in said.answers.items()}
     for status in _problems(route, said) - said.answers.keys():
         content = {"application/problem+json": {"schema": {"$ref": REFERENCE.format("Problem")}}}
@@ -176,8 +177,8 @@ def _problems(route: web.RouteDef, said: RouteDoc) -> set[int]:
     return found
 
 
-def _answer(answer: AnswerDoc, schemas: _Schemas) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _answer(answer: AnswerDoc, schemas: _Schemas) -> JsonObject:
+    found: JsonObject = {
         "description": answer.about,
         "content": {kind: {"schema": schemas.of(shape)} for kind, shape in answer.content.items()},
     }

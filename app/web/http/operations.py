@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 from aiohttp import web
 
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.web.http import schemas
 from app.web.http.responses import ApiError
 from app.web.http.route_docs import JSON, AnswerDoc
@@ -27,8 +27,8 @@ MAX_RUNNING = 8  # they share the event loop with deliveries
 
 STARTED = {202: AnswerDoc({JSON: schemas.Operation}, "it has begun; watch it at Location", ("Location",))}
 
-ReportProgress = Callable[[dict[str, Any]], None]
-Work = Callable[[ReportProgress], Awaitable[dict[str, Any]]]
+ReportProgress = Callable[[JsonObject], None]
+Work = Callable[[ReportProgress], Awaitable[JsonObject]]
 
 
 @dataclass
@@ -44,10 +44,10 @@ class TrackedOperation:
     ended_ms: int | None = None
     error: str | None = None
     failure: Exception | None = None
-    progress: dict[str, Any] = field(default_factory=dict)
+    progress: JsonObject = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Its JSON in the API."""
         return {
             "id": self.id, "kind": self.kind, "subject": self.subject, "actor": self.actor,
@@ -90,7 +90,7 @@ class Operations:
         return op
 
     async def _run(self, op: TrackedOperation, work: Work) -> None:
-        def report(progress: dict[str, Any]) -> None:
+        def report(progress: JsonObject) -> None:
             op.progress = progress
 
         log.info("an operation begins", operation=op.id, kind=op.kind, subject=op.subject, actor=op.actor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -12,6 +12,7 @@ from aiohttp import web
 from app.dispatch.dlq.query import BadQuery, parse_when
 from app.kafka.client.cluster import EARLIEST, LATEST
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.kernel.ranges import Range
 from app.web.http.request_bodies import LEAST_MS, MAX_REASON_CHARS, MOST_MS, fields
 from app.web.http.responses import errors_as_problems, is_number
@@ -36,13 +37,13 @@ acting = errors_as_problems(
 )
 
 
-def reset_fields(partition: int, move: PositionMove) -> dict[str, Any]:
+def reset_fields(partition: int, move: PositionMove) -> JsonObject:
     """One partition's reset."""
     return {"partition": partition, "from": move.start, "to": move.to, "skipped": move.skipped,
             "again": move.again, "note": move.note}  # fmt: skip
 
 
-def ended_fields(ended: EndedOffsets) -> dict[str, Any]:
+def ended_fields(ended: EndedOffsets) -> JsonObject:
     """The result for single offsets."""
     counts = {"ended": count(ended.ended), "pending": count(ended.pending)}
     counts["refused"] = sum(count(spans) for spans in ended.refused.values())
@@ -55,7 +56,7 @@ def actor_of(request: web.Request) -> str:
     return actor[:200].encode("utf-8", "replace").decode()  # it goes into the control log
 
 
-async def read_body(request: web.Request, shape: Any) -> Mapping[str, Any]:
+async def read_body(request: web.Request, shape: object) -> JsonMapping:
     """The body as an object with fields of `shape` (a type of `request_bodies`) only; {} for no body.
 
     Raises:
@@ -74,8 +75,8 @@ async def read_body(request: web.Request, shape: Any) -> Mapping[str, Any]:
     return body
 
 
-def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _once(pairs: Iterable[tuple[str, object]]) -> JsonObject:
+    found: JsonObject = {}
     for name, value in pairs:
         if name in found:
             raise ValueError(f"{name[:60]!r} stands twice in an object; remove one")
@@ -83,14 +84,14 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def check_fields(body: Mapping[str, Any], shape: Any, place: str = "") -> None:
+def check_fields(body: JsonMapping, shape: Any, place: str = "") -> None:
     """Raises BadQuery for a name that `shape` does not have."""
     known = fields(shape)
     if unknown := sorted(set(body) - known):
         raise BadQuery(f"{place}{unknown[0][:60]}: no such field; there are {', '.join(sorted(known))}")
 
 
-def flag_of(body: Mapping[str, Any], name: str) -> bool:
+def flag_of(body: JsonMapping, name: str) -> bool:
     """The field `name`, False when it is missing. Raises BadQuery."""
     value = body.get(name, False)
     if not isinstance(value, bool):
@@ -98,7 +99,7 @@ def flag_of(body: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def reason_of(body: Mapping[str, Any]) -> str:
+def reason_of(body: JsonMapping) -> str:
     """The field `reason`, "" when it is missing. Raises BadQuery."""
     reason = body.get("reason", "")
     if not isinstance(reason, str) or len(reason) > MAX_REASON_CHARS:
@@ -106,7 +107,7 @@ def reason_of(body: Mapping[str, Any]) -> str:
     return reason
 
 
-def when_of(body: Mapping[str, Any], name: str) -> int:
+def when_of(body: JsonMapping, name: str) -> int:
     """The time `name` in milliseconds. Raises BadQuery."""
     value = body[name]
     if isinstance(value, str):
@@ -116,7 +117,7 @@ def when_of(body: Mapping[str, Any], name: str) -> int:
     raise BadQuery(f'{name}: write a time such as "2h" (ago), "2026-01-31T12:00" or milliseconds')
 
 
-def offsets_of(body: Mapping[str, Any]) -> dict[int, int]:
+def offsets_of(body: JsonMapping) -> dict[int, int]:
     """The field `offsets`: partition -> offset. Raises BadQuery."""
     offsets = body["offsets"]
     if not isinstance(offsets, dict) or not offsets or "partitions" in body or not all(
@@ -127,7 +128,7 @@ def offsets_of(body: Mapping[str, Any]) -> dict[int, int]:
     return {int(partition): offset for partition, offset in offsets.items()}
 
 
-def partitions_of(body: Mapping[str, Any]) -> list[int]:
+def partitions_of(body: JsonMapping) -> list[int]:
     """The field `partitions`, [] when it is missing. Raises BadQuery."""
     wanted = body.get("partitions", [])
     if not isinstance(wanted, list) or not all(type(partition) is int for partition in wanted):
@@ -135,7 +136,7 @@ def partitions_of(body: Mapping[str, Any]) -> list[int]:
     return wanted
 
 
-def end_of(body: Mapping[str, Any]) -> int:
+def end_of(body: JsonMapping) -> int:
     """The target of a body without offsets: `to` (an end of the log) or `at` (a time). Raises BadQuery."""
     if "to" not in body:
         return when_of(body, "at")
@@ -145,7 +146,7 @@ def end_of(body: Mapping[str, Any]) -> int:
     return ENDS[to]
 
 
-def ranges_of(body: Mapping[str, Any]) -> tuple[Range, ...]:
+def ranges_of(body: JsonMapping) -> tuple[Range, ...]:
     """Half-open ranges of offsets. Raises BadQuery."""
     ranges = body.get("ranges")
     if not isinstance(ranges, list) or not all(

@@ -15,6 +15,7 @@ from aiokafka.errors import KafkaError
 
 from app.config.problems import ConfigProblem, InvalidConfiguration
 from app.kafka.client.cluster import ClusterUnreachable
+from app.kernel.json_types import JsonObject
 from app.web.http.route_docs import DEFAULT_LIMIT, MAX_LIMIT, described_of
 
 log = structlog.get_logger(__name__)
@@ -93,7 +94,7 @@ def json_response(data: Any, status: int = 200, headers: dict[str, str] | None =
 
 def problem_response(error: ApiError, path: str) -> web.Response:
     """An RFC 9457 problem."""
-    body: dict[str, Any] = {
+    body: JsonObject = {
         "type": error.type,
         "title": error.title,
         "status": error.status,
@@ -125,7 +126,7 @@ def invalid(error: InvalidConfiguration) -> ApiError:
     return ApiError(422, "Invalid definition", str(error), problems=error.problems)
 
 
-def paged(items: Sequence[Any], request: web.Request) -> dict[str, Any]:
+def paged(items: Sequence[Any], request: web.Request) -> JsonObject:
     """At most `limit` of `items`, from `cursor` on; `next` is the cursor of the rest.
 
     Raises:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar
 
+from app.kernel.json_types import JsonMapping, JsonObject
+
 MAX_LIMIT, DEFAULT_LIMIT = 1000, 100
 JSON = "application/json"
 
@@ -30,7 +32,7 @@ class Param:
     """A parameter of the query string, or a header. With an array as `schema` it may be given repeatedly."""
 
     name: str
-    schema: Mapping[str, Any]
+    schema: JsonMapping
     about: str
 
 
@@ -39,7 +41,7 @@ class AnswerDoc:
     """An answer that is not a problem: its shape by content type (a type, a union of types, or a JSON
     Schema), and headers."""
 
-    content: Mapping[str, Any]
+    content: JsonMapping
     about: str = "done"
     headers: tuple[str, ...] = ()
 
@@ -60,7 +62,7 @@ class RouteDoc:
 
 
 def described(
-    shape: Any = None,
+    shape: object = None,
     *,
     answers: Mapping[int, AnswerDoc] | None = None,
     query: Iterable[Param] = (),
@@ -88,13 +90,13 @@ def described_of(handler: Any) -> RouteDoc | None:
     return found if isinstance(found, RouteDoc) else None
 
 
-def whole(least: int, most: int, default: int | None = None) -> dict[str, Any]:
+def whole(least: int, most: int, default: int | None = None) -> JsonObject:
     """The JSON Schema of a whole number within bounds."""
     found = {"type": "integer", "minimum": least, "maximum": most}
     return found if default is None else {**found, "default": default}
 
 
-def repeated(items: Mapping[str, Any], most: int) -> dict[str, Any]:
+def repeated(items: JsonMapping, most: int) -> JsonObject:
     """The JSON Schema of a parameter that may be given `most` times."""
     return {"type": "array", "items": items, "maxItems": most}
 

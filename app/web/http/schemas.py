@@ -5,12 +5,13 @@ Answers may get more fields; a client ignores those that it does not know. Null 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
 from app.dispatch.view import WorkloadFlow
 from app.failover.view import Role
+from app.kernel.json_types import JsonObject
 from app.kernel.load import Load
 
 Spans = list[Annotated[list[int], Meta(min_length=2, max_length=2)]]  # offsets [from, before)
@@ -274,7 +275,7 @@ class Deployed(TypedDict):
 class WorkloadDetail(TypedDict):
     """One workload: its definition in the form of a PUT, its partitions, and what holds it back."""
 
-    definition: dict[str, Any]
+    definition: JsonObject
     status: Workload
     partitions: list[Partition]
     flow: WorkloadFlow
@@ -394,6 +395,6 @@ class Operation(TypedDict):
     actor: str
     state: Literal["running", "done", "failed", "canceled"]
     error: str | None
-    progress: dict[str, Any]
+    progress: JsonObject
     started_ms: int
     ended_ms: int | None

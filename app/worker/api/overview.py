@@ -26,6 +26,7 @@ from app.dispatch.model.throughput_diagnosis import ThroughputBound, ThroughputD
 from app.dispatch.view import WorkerStatus, WorkloadFlow, slowest, workload_flow
 from app.failover.view import passive_why, role_fields
 from app.kernel.job import JobId
+from app.kernel.json_types import JsonMapping, JsonObject
 from app.placement.model.plan import HIBERNATED, topic_of
 from app.placement.model.round import is_gone, is_hibernated
 from app.replicate.view import copying_fields, copying_sums
@@ -54,7 +55,7 @@ def lag_s(status: JobStatus, now_ms: int) -> float | None:
 
 def partition(
     status: JobStatus, worker: str, held: Assignment | None, now_ms: int, wish: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     job = JobId.parse(status.job)
     return {
         "job": status.job,
@@ -170,7 +171,7 @@ class JobsOverview:
             trouble = "its worker is silent; the job moves within seconds"
         return JobStatus(job=job, epoch=held.epoch, state="waiting", trouble=trouble)
 
-    def partitions(self, key: str) -> list[dict[str, Any]]:
+    def partitions(self, key: str) -> list[JsonObject]:
         """Every job of a workload for the console, by topic and partition."""
         shown = []
         for status in sorted(self.statuses(key), key=lambda status: JobId.parse(status.job)):
@@ -207,7 +208,7 @@ class JobsOverview:
     def _passive_why(self, put: WorkloadPut) -> str:
         return passive_why(self._role(put), self.region) if self.region else ""
 
-    def _role(self, put: WorkloadPut) -> dict[str, Any] | None:
+    def _role(self, put: WorkloadPut) -> JsonObject | None:
         return role_fields(self.state, put, self.region, returned=self.returned)
 
     def _beyond_workers(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> ThroughputDiagnosis | None:
@@ -229,7 +230,7 @@ class JobsOverview:
             return hibernated("no message has come for it yet; it wakes with the first one")
         return None
 
-    def workload(self, put: WorkloadPut) -> dict[str, Any]:
+    def workload(self, put: WorkloadPut) -> JsonObject:
         """One workload for the console; sums over its partitions and retry tiers."""
         jobs = self.statuses(put.key)
         receivers = [receiver for _, receiver in self._receivers.get(put.key, ())]
@@ -259,7 +260,7 @@ class JobsOverview:
             "troubles": [*filter(None, [self._troubles.get(put.key)]), *_troubles(jobs)],
         }
 
-    def _lags(self, jobs: Sequence[JobStatus]) -> dict[str, Any]:
+    def _lags(self, jobs: Sequence[JobStatus]) -> JsonObject:
         ages: list[Any] = [lag_s(job, self.now_ms) for job in jobs]
         return {
             "lag_messages": _sum(lag_messages(job) for job in jobs),
@@ -267,7 +268,7 @@ class JobsOverview:
             "lag_s_at_least": max((age for age in ages if age is not None), default=None),
         }
 
-    def route(self, put: RoutePut) -> dict[str, Any]:
+    def route(self, put: RoutePut) -> JsonObject:
         jobs = self.statuses(put.key)
         metadata, spec = (_mapping(put.definition.get(part)) for part in ("metadata", "spec"))
         return {
@@ -288,7 +289,7 @@ class JobsOverview:
         }
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> JsonMapping:
     return value if isinstance(value, Mapping) else {}
 
 
@@ -314,7 +315,7 @@ def _worst(receivers: Sequence[WorkloadStatus]) -> str:
 
 def workers(
     state: ControlState, heard: Mapping[str, tuple[float, Heartbeat]], live: Iterable[str], now_s: float
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Every worker with a recent heartbeat, also the dead ones."""
     alive = set(live)
     return [
@@ -351,7 +352,7 @@ def overview(
     now_s: float,
     *,
     returned: bool = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     jobs = JobsOverview(state, live, now_ms, region, returned=returned)
     listed = [jobs.workload(put) for _, put in sorted(state.workloads.items())]
     routes = [jobs.route(put) for _, put in sorted(state.routes.items())]
@@ -377,5 +378,5 @@ def overview(
     }
 
 
-def incident(record: IncidentRecord) -> dict[str, Any]:
+def incident(record: IncidentRecord) -> JsonObject:
     return msgspec.structs.asdict(record)

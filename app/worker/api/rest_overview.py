@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import orjson
 from aiohttp import web
 
 from app.kernel.clock import iso, now_ms
+from app.kernel.json_types import JsonObject
 from app.web.http import schemas
 from app.web.http.context import ApiContext
 from app.web.http.responses import ApiError, json_response, paged
@@ -21,7 +21,7 @@ EVENT_STREAM_TIMEOUT_S = 10.0
 MAX_STREAMS = 64
 
 
-def region_overview(api: ApiContext) -> dict[str, Any]:
+def region_overview(api: ApiContext) -> JsonObject:
     """All numbers of the console's first page. Raises ApiError while the worker starts."""
     runtime, now_s = api.runtime, time.monotonic()
     members = runtime.members

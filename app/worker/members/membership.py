@@ -134,7 +134,7 @@ class Heartbeats(Service):
     def __init__(
         self,
         topic: str,
-        kafka_options: dict[str, Any],
+        kafka_options: JsonObject,
         *,
         compose: Callable[[], Heartbeat],
         members: Members,

@@ -17,6 +17,7 @@ from app.kafka.client.topic_tail import TopicTail, bounded
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.records.record import PlacedRecord
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 
 log = structlog.get_logger(__name__)
 
@@ -31,12 +32,12 @@ class Incidents(Service):
         latest: The latest incidents, oldest first.
     """
 
-    def __init__(self, worker: str, topic: str, kafka_options: dict[str, Any]) -> None:
+    def __init__(self, worker: str, topic: str, kafka_options: JsonObject) -> None:
         super().__init__()
         self._worker = worker
         self._topic = topic
         self.latest: deque[IncidentRecord] = deque(maxlen=MAX_KEPT_INCIDENTS)
-        self._pending: set[asyncio.Task[Any]] = set()
+        self._pending: set[asyncio.Task[object]] = set()
         self._producer = ReplaceableProducer("incidents", kafka_options, enable_idempotence=False)
         self._unreadable = UnreadableRecords("the incidents topic has records that are no incidents")
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 import structlog
 
+from app.kernel.json_types import JsonObject
+
 
 class LoggingSettings(Protocol):
     @property
@@ -86,12 +88,12 @@ class FloodFilter(logging.Filter):
 
 def _kind_of(record: logging.LogRecord) -> tuple[str, str]:
     """Logger and template; a structlog record's message is a mapping with a constant event."""
-    said: Any = record.msg
+    said: object = record.msg
     return record.name, str(said.get("event", "") if isinstance(said, dict) else said)[:200]
 
 
 def _add_left_out(record: logging.LogRecord, left_out: int) -> None:
-    said: Any = record.msg
+    said: object = record.msg
     if isinstance(said, dict):
         said["left_out"] = left_out
         return
@@ -134,8 +136,8 @@ _SHARED: list[Any] = [
 ]
 
 
-def logging_config(settings: LoggingSettings) -> dict[str, Any]:
-    renderer: Any = (
+def logging_config(settings: LoggingSettings) -> JsonObject:
+    renderer: object = (
         structlog.processors.JSONRenderer()
         if settings.format == "json"
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())

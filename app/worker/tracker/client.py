@@ -30,6 +30,7 @@ from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.records.record import PlacedRecord
 from app.kernel.clock import now_ms
 from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
+from app.kernel.json_types import JsonObject
 from app.worker.tracker.write_health import ProbeFailure, WriteHealth
 
 log = structlog.get_logger(__name__)
@@ -50,7 +51,7 @@ class TrackerClient(Service):
         self,
         worker: str,
         topics: ControlTopics,
-        kafka_options: dict[str, Any],
+        kafka_options: JsonObject,
         seal: RecordSeal | None = None,
     ) -> None:
         super().__init__()

@@ -30,6 +30,7 @@ from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.fetch.bounded_consumer import TAKEN_RECORDS, was_passed_over
 from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
+from app.kernel.json_types import JsonObject
 from app.worker.members.membership import Members
 from app.worker.tracker.fold import TrackerFold, followers
 
@@ -49,7 +50,7 @@ class TrackerFollower(Service):
         self,
         worker: str,
         topics: ControlTopics,
-        kafka_options: dict[str, Any],
+        kafka_options: JsonObject,
         members: Members,
         client: ClusterClient,
         seal: RecordSeal | None = None,
@@ -255,7 +256,7 @@ class TrackerFollower(Service):
         self._progress = asyncio.Event()
 
 
-def _report_refusal(sent: asyncio.Future[Any]) -> None:
+def _report_refusal(sent: asyncio.Future[object]) -> None:
     """The worker repeats its takeover; if each answer is refused, this line says why its job waits."""
     if not sent.cancelled() and (error := sent.exception()) is not None:
         log.warning("the answer to a takeover was not written; its job waits", error=repr(error))

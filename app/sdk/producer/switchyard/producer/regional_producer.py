@@ -290,7 +290,7 @@ class RegionalProducer:
             message.future.exception()  # marks it as retrieved: callers may ignore it
             self._call_hook(self._hooks.failed, message.topic, error)
 
-    def _call_hook(self, hook: Callable[..., None], *arguments: Any) -> None:
+    def _call_hook(self, hook: Callable[..., None], *arguments: object) -> None:
         try:
             hook(*arguments)
         except Exception:

@@ -84,7 +84,7 @@ Interceptor = Before | After | Callable[[Message], Verdict]
 class _Link:
     __slots__ = ("after", "before", "logged_s", "name")
 
-    def __init__(self, interceptor: Any) -> None:
+    def __init__(self, interceptor: object) -> None:
         self.name = getattr(interceptor, "__name__", type(interceptor).__name__)
         self.before: Any = getattr(interceptor, "before", None)
         self.after: Any = getattr(interceptor, "after", None)

@@ -15,7 +15,7 @@ def is_being_cancelled(task: asyncio.Task[Any]) -> bool:
     return sys.version_info >= (3, 11) and task.cancelling() > 0
 
 
-def keep_running(task: asyncio.Task[Any]) -> None:
+def keep_running(task: asyncio.Task[object]) -> None:
     """Withdraws a cancellation."""
     if sys.version_info >= (3, 11):
         task.uncancel()

@@ -42,7 +42,7 @@ class HandlerRoute:
         tasks: Whether it is asynchronous. Without `async def` its answers to a streamed batch show it.
     """
 
-    own: Any
+    own: object
     handler: Any
     batch: bool
     tasks: bool
