@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import click
 
 from app.cli.client import EXIT_PARTIAL, EXIT_PRECONDITION, CommandFailure
 from app.cli.options import confirm
-from app.cli.output import emit, output_option, url_option
+from app.cli.output import Command, emit, output_option, url_option
 from app.kernel.json_types import JsonObject
 
 DRY = "dry run: nothing was changed; add --execute to do it"
 
 
-def act_options(command: Any) -> Any:
+def act_options(command: Command) -> Command:
     """--execute, --yes, --url, -o."""
     for option in (
         output_option,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 from urllib.parse import urlencode
 
 import click
 
 from app.cli.client import EXIT_PRECONDITION, EXIT_USAGE, CommandFailure, workload_path
+from app.cli.output import Command
 from app.dispatch.dlq.query import BadQuery, LetterQuery, parse_when
 from app.dispatch.dlq.rules import parse_range
 from app.kernel.clock import iso
 from app.kernel.json_types import JsonObject
 
 
-def query_options(command: Any) -> Any:
+def query_options(command: Command) -> Command:
     """The conditions that choose letters."""
     for option in (
         click.option(
@@ -71,7 +71,7 @@ def when(at_ms: int | None) -> str | None:
     return None if at_ms is None else iso(at_ms).replace("+00:00", "Z")
 
 
-def change_options(command: Any) -> Any:
+def change_options(command: Command) -> Command:
     """--execute, --yes and --range."""
     command = click.option("--yes", is_flag=True, help="Do not ask.")(command)
     command = click.option(

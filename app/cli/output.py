@@ -6,7 +6,7 @@ import csv
 import io
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import orjson
@@ -17,14 +17,16 @@ from rich.text import Text
 from app.kernel.csv_cells import text_cell
 from app.kernel.json_types import JsonMapping
 
+Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)  # as Click's decorators take it
+
 FORMATS = ("table", "json", "yaml", "csv")
 PLAIN_WIDTH = 100_000  # when stdout is no terminal: one row is one line, for grep and awk
 
 
-def formats(*names: str, about: str | None = None) -> Callable[[Any], Any]:
+def formats(*names: str, about: str | None = None) -> Callable[[Command], Command]:
     """-o with these formats, of which the first is usual; --json and --csv say the same."""
 
-    def decorated(command: Any) -> Any:
+    def decorated(command: Command) -> Command:
         for name in ("csv", "json"):
             if name in names:
                 command = click.option(
@@ -40,12 +42,12 @@ def formats(*names: str, about: str | None = None) -> Callable[[Any], Any]:
 output_option = formats(*FORMATS)
 
 
-def url_option(command: Any) -> Any:
+def url_option(command: Command) -> Command:
     """--url of a worker."""
     return click.option("--url", metavar="URL", help="A worker's web address (or SWITCHYARD_URL).")(command)
 
 
-def emit(rows: Sequence[JsonMapping], columns: Sequence[str], output: str, *, whole: Any = None) -> None:
+def emit(rows: Sequence[JsonMapping], columns: Sequence[str], output: str, *, whole: object = None) -> None:
     """Prints `rows`; JSON and YAML print `whole` when given, with everything that is known."""
     if output == "json":
         click.echo(orjson.dumps(rows if whole is None else whole, option=orjson.OPT_INDENT_2).decode())
@@ -69,7 +71,7 @@ def emit(rows: Sequence[JsonMapping], columns: Sequence[str], output: str, *, wh
         console.print(table)
 
 
-def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Lines of CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(_csv_cell, row) for row in rows)

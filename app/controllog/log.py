@@ -31,7 +31,6 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import msgspec
 import structlog
@@ -55,11 +54,13 @@ from app.controllog.events import (
 from app.controllog.seals import Seals
 from app.controllog.state import ControlState
 from app.kafka.append.replaceable_producer import ReplaceableProducer
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.cluster import LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.client.topic_tail import TopicTail
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.fetch.bounded_consumer import was_passed_over
 from app.kafka.records.record import PlacedRecord, Record
+from app.kernel.json_types import JsonObject
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +76,7 @@ KEYS_REMEMBERED = 1_000  # of records without a seal, before keys without an eve
 class ControlLog(Service):
     """Follows the control topic into `view`."""
 
-    def __init__(self, topic: str, kafka_options: JsonObject, seals: Seals | None = None) -> None:
+    def __init__(self, topic: str, kafka_options: ClientOptions, seals: Seals | None = None) -> None:
         super().__init__()
         self.topic = topic
         self.view = ControlState()

@@ -25,8 +25,7 @@ in the control log the leader writes it again (`app.controllog.log`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
@@ -34,13 +33,13 @@ from mode import Service
 
 from app.controllog.topics import ControlTopics
 from app.kafka.append.replaceable_producer import ReplaceableProducer
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.records.record import PlacedRecord, Record
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
-from app.kernel.json_types import JsonMapping
 from app.kernel.seals import HEADER, is_same, key_of, record_seal
 
 log = structlog.get_logger(__name__)
@@ -85,7 +84,7 @@ class Seals(Service):
         begins: (topic, partition) -> the offset from which on its records need a seal.
     """
 
-    def __init__(self, topics: ControlTopics, kafka_options: JsonMapping) -> None:
+    def __init__(self, topics: ControlTopics, kafka_options: ClientOptions) -> None:
         super().__init__()
         self.begins: dict[tuple[str, int], int] = {}
         self._topics = topics
@@ -242,7 +241,7 @@ class Seals(Service):
         return LogId(topic_id=topic.topic_id).is_another(LogId(topic_id=self._ids.get(name, "")))
 
 
-def seal_in(headers: Any) -> bytes | None:
+def seal_in(headers: Sequence[tuple[str, bytes | None]] | None) -> bytes | None:
     """The seal among a record's headers, as aiokafka gives them."""
     for name, value in headers or ():
         if name == HEADER and isinstance(value, bytes):

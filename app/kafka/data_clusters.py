@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Protocol
 
 from app.kafka.append.appender import Appender
 from app.kafka.append.local_appends import LocalAppends
@@ -20,6 +20,11 @@ from app.kafka.fetch.deliveries import ByteBudget, FetchItem
 from app.kafka.fetch.service import FetchService
 
 CLUSTER_STOP_TIMEOUT_S = 5.0
+
+
+class Part(Protocol):
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
 
 
 class DataCluster:
@@ -42,7 +47,7 @@ class DataCluster:
 
     async def start(self) -> None:
         """Starts all services, or none of them. Raises the client's errors."""
-        started: list[tuple[str, Any]] = []
+        started: list[tuple[str, Part]] = []
         try:
             for what, part in self._parts():
                 await part.start()
@@ -60,7 +65,7 @@ class DataCluster:
         """Stops all services; every step is bounded in time."""
         await _stop([(f"producer to {self.name}", self.producer), *self._parts()])
 
-    def _parts(self) -> list[tuple[str, Any]]:
+    def _parts(self) -> list[tuple[str, Part]]:
         return [
             (f"client of {self.name}", self.client),
             (f"appender to {self.name}", self.appender),
@@ -69,7 +74,7 @@ class DataCluster:
         ]
 
 
-async def _stop(parts: list[tuple[str, Any]]) -> None:
+async def _stop(parts: list[tuple[str, Part]]) -> None:
     for what, part in reversed(parts):
         await bounded(part.stop(), CLUSTER_STOP_TIMEOUT_S, what)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
-from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from app.alerts.api import schemas as alerts_schemas
 from app.alerts.definition import PREFIX, AlertDefinition
+from app.alerts.delivery.message_bodies import window_fields
 from app.alerts.delivery.monitor import channel_failure
 from app.alerts.delivery.notice import amount, commands
 from app.alerts.delivery.sender import refusal
@@ -122,7 +121,7 @@ class AlertRoutes:
             "resolved_ms": state.resolved_ms or None,
             "aged": state.aged,
             "notice": state.notice,
-            "windows": [_window(window) for window in reversed(state.windows)],
+            "windows": [window_fields(window) for window in reversed(state.windows)],
             "more_windows": state.more,
             "channels": [] if definition is None else self._channels(definition, state),
             "todo": [] if state.state == "resolved" else list(commands(on, state)),
@@ -224,12 +223,6 @@ class AlertRoutes:
             raise ApiError(503, "Unreadable definition", detail)
         tried = await self._api.runtime.alerts.test(definition)
         return json_response({"name": definition.name, "worker": self._api.runtime.worker, "channels": tried})
-
-
-def _window(window: Any) -> JsonObject:
-    told: JsonObject = msgspec.structs.asdict(window)
-    unknown = {name: None for name in ("missing", "extra", "lag_ms") if told[name] < 0}
-    return {**told, **unknown, "start": iso(window.start_ms), "absent": list(window.absent)}
 
 
 def _check_places(definition: AlertDefinition) -> None:

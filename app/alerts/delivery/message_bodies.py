@@ -7,12 +7,11 @@ Its labels depend only on the rule, the topic, the pair of tiers and the consume
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from app.alerts.delivery.notice import AlertNotice, amount, plain
 from app.alerts.rules import fingerprint
+from app.controllog.alert_state import AlertWindow
 from app.kernel.clock import iso
 from app.kernel.json_types import JsonObject
 
@@ -44,13 +43,13 @@ def webhook(notice: AlertNotice) -> JsonObject:
         "resolved": iso(state.resolved_ms) if state.resolved_ms else None,
         "title": notice.title,
         "summary": notice.summary,
-        "windows": [_window(window) for window in state.windows],
+        "windows": [window_fields(window) for window in state.windows],
         "more_windows": state.more,
         "todo": notice.todo,
     }
 
 
-def _window(window: Any) -> JsonObject:
+def window_fields(window: AlertWindow) -> JsonObject:
     fields: JsonObject = msgspec.structs.asdict(window)
     unknown = {name: None for name in ("missing", "extra", "lag_ms") if fields[name] < 0}
     return {**fields, **unknown, "absent": list(window.absent), "start": iso(window.start_ms)}

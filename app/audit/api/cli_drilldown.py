@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import urlencode
 
 import click
@@ -10,7 +9,7 @@ import click
 from app.cli.client import EXIT_LOSS, EXIT_PARTIAL, Client, CommandFailure, guarded
 from app.cli.operations import watch
 from app.cli.options import confirm
-from app.cli.output import emit, output_option, url_option
+from app.cli.output import Command, emit, output_option, url_option
 from app.kernel.json_types import JsonObject
 
 COLUMNS = ["kind", "id", "key", "at", "source", "copy", "one_of", "why"]
@@ -23,7 +22,7 @@ END_BY = "curl -X DELETE .../api/v1/operations/{id}"
 DRY = "dry run: nothing was changed; add --execute to do it"
 
 
-def window_options(command: Any) -> Any:
+def window_options(command: Command) -> Command:
     """The options that select a window."""
     for option in (
         click.option("--start", required=True, metavar="TIME",

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
 from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
-from app.kernel.json_types import JsonObject
 from app.kernel.seals import HEADER
 
 MARGIN_MS = 60_000  # changes that were sent to a changelog this long ago have arrived
@@ -41,7 +41,7 @@ Events = list[Recorded]
 class Margin:
     """Reads these events. Raises KafkaError, ClusterUnreachable, OSError (TimeoutError, too): Not now."""
 
-    def __init__(self, topic: str, kafka_options: JsonObject, client: ClusterClient) -> None:
+    def __init__(self, topic: str, kafka_options: ClientOptions, client: ClusterClient) -> None:
         self._topic = topic
         self._options = kafka_options
         self._client = client

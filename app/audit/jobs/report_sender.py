@@ -20,7 +20,7 @@ from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
 from app.controllog.topics import AUDIT_PARTITIONS, ControlTopics
 from app.kafka.append.replaceable_producer import ReplaceableProducer
-from app.kernel.json_types import JsonObject
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kernel.seals import HEADER
 from switchyard.audit.model.reports import Report
 
@@ -34,7 +34,7 @@ def audit_partition(topic: str) -> int:
 class AuditSender(Service):
     """Sends to the audit topic. `key`: of the seals."""
 
-    def __init__(self, topics: ControlTopics, kafka_options: JsonObject, key: SealKey) -> None:
+    def __init__(self, topics: ControlTopics, kafka_options: ClientOptions, key: SealKey) -> None:
         super().__init__()
         self._topic = topics.audit.name
         self.key = key

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
@@ -266,7 +266,7 @@ class RangeReader:
             fetched = {}
         moved, found = False, list[FoundRecord]()
         for at, part in list(left.items()):
-            records: Sequence[Any] = fetched.get(at, ())
+            records: Sequence[Record] = fetched.get(at, ())
             found += self._select(part.partition, part.end, records)
             position = records[-1].offset + 1 if records else await consumer.position(at)
             moved = moved or position > self.positions[at.partition]
@@ -302,7 +302,7 @@ class RangeReader:
         self.lost += span[1] - span[0] - sum(end - start for start, end in found)
         return found
 
-    def _select(self, partition: int, end: int, records: Sequence[Any]) -> list[FoundRecord]:
+    def _select(self, partition: int, end: int, records: Sequence[Record]) -> list[FoundRecord]:
         found = []
         for record in records:
             if record.offset >= end:

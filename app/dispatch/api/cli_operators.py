@@ -19,7 +19,7 @@ from app.cli.client import (
     workload_path,
 )
 from app.cli.options import confirm
-from app.cli.output import emit
+from app.cli.output import Command, emit
 from app.kernel.json_types import JsonObject
 
 RESET_COLUMNS = ["partition", "from", "to", "skipped", "again", "note"]
@@ -148,7 +148,7 @@ def _wanted(
 # -- tracker -----------------------------------------------------------------------------------------
 
 
-def _offsets_arguments(command: Any) -> Any:
+def _offsets_arguments(command: Command) -> Command:
     for option in (
         guarded,
         act_options,

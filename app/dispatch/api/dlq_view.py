@@ -20,6 +20,7 @@ from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.rules import LetterChoice
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import MERGES
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kernel.json_types import JsonObject
@@ -87,7 +88,7 @@ async def newest(
 
 
 async def _read(
-    options: JsonObject, topic: str, wanted: dict[int, tuple[int, int]], choice: LetterChoice
+    options: ClientOptions, topic: str, wanted: dict[int, tuple[int, int]], choice: LetterChoice
 ) -> dict[int, list[JsonObject]]:
     """Each partition's records in [start, end), as shown; frees the rest of their bytes at once."""
     found: dict[int, list[JsonObject]] = {}

@@ -7,7 +7,7 @@ request that repeats the forecast's bounds as `ranges` touches no letter that ar
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 from aiohttp import web
@@ -27,7 +27,7 @@ from app.kernel.clock import now_ms
 from app.kernel.json_types import JsonMapping, JsonObject
 from app.web.http import request_bodies
 from app.web.http.context import ApiContext
-from app.web.http.operations import STARTED
+from app.web.http.operations import STARTED, ReportProgress, Work
 from app.web.http.operator_requests import actor_of, check_fields, flag_of, read_body, when_of
 from app.web.http.responses import ApiError, errors_as_problems, is_number, json_response, number
 from app.web.http.route_docs import ACTOR, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated, whole
@@ -189,7 +189,7 @@ class DlqTools:
         operation = _operation(body, "merge")
         spans = await self._spans(client, workload, terms, None if resume else wanted, operation)
 
-        async def work(report_progress: Any) -> JsonObject:
+        async def work(report_progress: ReportProgress) -> JsonObject:
             merger = Merger(
                 client, workload, operation, rate=rate, report=lambda state: report_progress(state.to_json())
             )
@@ -246,7 +246,7 @@ class DlqTools:
         operation = _operation(body, "purge")
         spans = await self._spans(client, workload, terms, wanted, operation)
 
-        async def work(report_progress: Any) -> JsonObject:
+        async def work(report_progress: ReportProgress) -> JsonObject:
             run_terms = None if spans is None else terms
             return await purge_chosen(
                 client, workload, operation, run_terms, spans, lambda state: report_progress(state.to_json())
@@ -275,7 +275,7 @@ class DlqTools:
         return None
 
     def _start_operation(
-        self, request: web.Request, operation: str, kind: str, workload: Workload, work: Any
+        self, request: web.Request, operation: str, kind: str, workload: Workload, work: Work
     ) -> web.Response:
         if self._api.runtime.draining:
             raise ApiError(503, "Stopping", "this worker is stopping; send the request to another worker")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
 from aiohttp import web
 from aiokafka.errors import KafkaError
@@ -17,7 +16,7 @@ from app.kernel.json_types import JsonMapping, JsonObject
 from app.placement.api import schemas
 from app.web.http import request_bodies
 from app.web.http.context import ApiContext
-from app.web.http.operations import STARTED
+from app.web.http.operations import STARTED, ReportProgress
 from app.web.http.operator_requests import acting, actor_of, flag_of, read_body
 from app.web.http.responses import ApiError, json_response
 from app.web.http.route_docs import ACTOR, described
@@ -57,7 +56,7 @@ class MoveRoutes:
             raise ApiError(503, "Stopping", "this worker is stopping; send the request to another worker")
         name, actor = f"move-{uuid.uuid4().hex[:12]}", actor_of(request)
 
-        async def work(report_progress: Any) -> JsonObject:
+        async def work(report_progress: ReportProgress) -> JsonObject:
             return await mover.run(name, actor, report_progress)
 
         op = self._api.operations.start(name, "move", workload.key, actor, work)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 import codecs
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import MERGES, Header, ValuePlace
 from app.kafka.records.record import PlacedRecord
+from app.kernel.json_types import JsonObject
 
 MAX_SHOWN_HEADERS = 200
 MAX_PREVIEW_BYTES = 64 * 1024

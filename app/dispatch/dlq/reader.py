@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
@@ -14,7 +13,7 @@ from app.dispatch.dlq.letter import DeadLetter, read_letter
 from app.dispatch.dlq.rules import Span
 from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.client.consumer_shutdown import stop_consumer
-from app.kafka.records.record import size_of
+from app.kafka.records.record import PlacedRecord, size_of
 
 CHUNK_LETTERS = 500
 CHUNK_BYTES = 8 * 1024 * 1024  # of decompressed letters: a few kB of the log may be 20 MB of text
@@ -97,9 +96,9 @@ class QueueReader:
                 if position > at:
                     return [], min(end, position)
 
-    async def _records(self, part: TopicPartition, max_letters: int) -> list[Any]:
+    async def _records(self, part: TopicPartition, max_letters: int) -> list[PlacedRecord]:
         """Takes records one by one, because aiokafka decompresses a record when it returns it."""
-        records: list[Any] = []
+        records: list[PlacedRecord] = []
         free_bytes, wait_ms = CHUNK_BYTES, WAIT_MS
         while len(records) < max_letters and free_bytes > 0:
             found = (await self._consumer.getmany(part, timeout_ms=wait_ms, max_records=1)).get(part)

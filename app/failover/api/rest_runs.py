@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -26,7 +25,7 @@ from app.failover.run.runner import remedy as remedy_of
 from app.kernel.clock import now_ms
 from app.kernel.json_types import JsonMapping, JsonObject
 from app.web.http.context import ApiContext
-from app.web.http.operations import STARTED
+from app.web.http.operations import STARTED, ReportProgress
 from app.web.http.operator_requests import actor_of, flag_of, read_body, reason_of
 from app.web.http.responses import ApiError, errors_as_problems, json_response, paged
 from app.web.http.route_docs import ACTOR, PAGE, Page, described
@@ -218,7 +217,7 @@ class FailoverRunRoutes:
             raise ApiError(503, "Stopping", "this worker stops; ask another worker")
         name = f"drill-{uuid.uuid4().hex[:8]}"
 
-        async def work(report_progress: Any) -> JsonObject:
+        async def work(report_progress: ReportProgress) -> JsonObject:
             plan: Plan = await planner.plan(chosen, forced=force)
             drill = Drill(runtime, name.removeprefix("drill-"), plan, forced=force)
             drilled = await drill.run(report_progress)

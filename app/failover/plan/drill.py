@@ -24,11 +24,12 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from app.controllog.roles import ACTIVE_PASSIVE
 from app.failover.plan.document import Plan, PlannedPartition, PlannedWorkload, all_checks, blocked
 from app.failover.plan.ports import PlanPorts
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.group_deletion import delete_group
 from app.kernel.clock import now_ms
-from app.kernel.json_types import JsonMapping, JsonObject
+from app.kernel.json_types import JsonObject
 
 if TYPE_CHECKING:
     from app.dispatch.definition import Workload
@@ -168,7 +169,7 @@ def leftovers(groups: Iterable[str], at_ms: int) -> list[str]:
 
 
 async def _first_records(
-    options: JsonMapping,
+    options: ClientOptions,
     back: Mapping[tuple[str, int], int | None],
     rows: Mapping[int, PlannedPartition],
 ) -> dict[int, tuple[int, float]]:

@@ -21,9 +21,9 @@ from app.failover.run.region_bridge import RegionBridge
 from app.failover.run.role_keeper import RoleKeeper
 from app.failover.run.runner import Arrived, FailoverRuns
 from app.failover.topology import Layout
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.cluster import ClusterClient
 from app.kernel.clock import now_ms
-from app.kernel.json_types import JsonObject
 from app.worker.jobs.start_position import ReportIncident
 
 
@@ -50,7 +50,7 @@ class FailoverParticipant(Service):
         self,
         control: ControlLog,
         client: ClusterClient,
-        kafka_options: JsonObject,
+        kafka_options: ClientOptions,
         layout: Layout | None,
         workload: Callable[[str], Workload | None],
         ports: FailoverPorts,

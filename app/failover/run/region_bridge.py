@@ -22,7 +22,6 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -32,11 +31,11 @@ from app.controllog import codec
 from app.controllog.events import RegionPulse, RoleEvent, RolePut, RoleReleased
 from app.controllog.roles import Roles
 from app.controllog.topics import ControlTopics
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kafka.records.record import PlacedRecord
 from app.kernel.clock import now_ms
-from app.kernel.json_types import JsonObject
 from app.worker.jobs.start_position import ReportIncident
 
 log = structlog.get_logger(__name__)
@@ -64,7 +63,7 @@ class RegionBridge(Service):
     def __init__(
         self,
         client: ClusterClient,
-        kafka_options: JsonObject,
+        kafka_options: ClientOptions,
         wanted: Callable[[], Collection[str]],
         on_news: Callable[[], None],
         report_incident: ReportIncident,

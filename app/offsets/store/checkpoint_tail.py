@@ -16,19 +16,17 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-from aiokafka import TopicPartition
-
 from app.controllog import codec
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.offsets.model.offset_map import BarrierItem
-from app.offsets.store.records import ChangelogOrigin, RegionStore
+from app.offsets.store.records import ChangelogOrigin, ReadRecords, RegionStore
 
 
 def add_tail(
-    store: RegionStore, region: str, records: Mapping[TopicPartition, Iterable[Any]], origin: ChangelogOrigin
+    store: RegionStore,
+    region: str,
+    records: ReadRecords,
+    origin: ChangelogOrigin,
 ) -> None:
     """Adds events to the store; `origin`: the next offsets behind them. Blocking."""
     items: list[BarrierItem] = []

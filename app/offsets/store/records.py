@@ -20,16 +20,18 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import structlog
+from aiokafka.structs import TopicPartition
 from rocksdict import Options, Rdict, WriteBatch
 
 from app.controllog import codec
 from app.controllog.events import RoutePut, WorkloadPut
+from app.kafka.records.record import Record
 from app.kernel.fencing import LogId
 from app.offsets.model.line_preview import gathered, with_barriers
 from app.offsets.model.offset_map import BarrierItem, OffsetMapLine
@@ -80,6 +82,9 @@ class _Head(msgspec.Struct, frozen=True):
     target_partition: int
     source: LogId
     target: LogId
+
+
+ReadRecords = Mapping[TopicPartition, Sequence[Record]]  # as a consumer gives them
 
 
 class StoreDamaged(RuntimeError):

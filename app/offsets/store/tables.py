@@ -52,6 +52,7 @@ from app.offsets.store.records import (
     ROUTES,
     TRACKERS,
     ChangelogOrigin,
+    ReadRecords,
     RegionStore,
     StoreDamaged,
 )
@@ -360,7 +361,7 @@ class RegionTables:
         self,
         table: str,
         region: str,
-        records: Mapping[TopicPartition, Sequence[Any]],
+        records: ReadRecords,
         origin: ChangelogOrigin,
         nexts: Mapping[TopicPartition, int],
         generation: int,
@@ -389,9 +390,7 @@ def _topic(region: str, table: str) -> str:
     return (events.get(table) or topics.changelog(table, 0)).name
 
 
-def _newest(
-    records: Mapping[TopicPartition, Sequence[Any]], kept: bytes | tuple[bytes, ...]
-) -> dict[bytes, bytes | None]:
+def _newest(records: ReadRecords, kept: bytes | tuple[bytes, ...]) -> dict[bytes, bytes | None]:
     """The newest record of each key with a prefix in `kept`."""
     return {
         record.key: record.value

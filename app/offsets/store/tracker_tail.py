@@ -21,9 +21,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import msgspec
 import structlog
@@ -35,7 +34,7 @@ from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TrackerRecord
 from app.kernel.job import JobId
-from app.offsets.store.records import ENDS, TRACKERS, ChangelogOrigin, RegionStore
+from app.offsets.store.records import ENDS, TRACKERS, ChangelogOrigin, ReadRecords, RegionStore
 from app.worker.tracker.fold import CopyFold, RemoteJobRecord, together
 
 log = structlog.get_logger(__name__)
@@ -92,7 +91,10 @@ async def tail_beginning(
 
 
 def fold_tail(
-    store: RegionStore, region: str, records: Mapping[TopicPartition, Iterable[Any]], origin: ChangelogOrigin
+    store: RegionStore,
+    region: str,
+    records: ReadRecords,
+    origin: ChangelogOrigin,
 ) -> None:
     """Folds events into the store; `origin`: the next offsets behind them. Blocking."""
     table = store.origin(TRACKERS, region)
@@ -167,7 +169,7 @@ def _read(value: bytes | None, region: str, job: str) -> TrackerRecord | None:
         return None
 
 
-def with_newest(origin: ChangelogOrigin, records: Mapping[TopicPartition, Iterable[Any]]) -> ChangelogOrigin:
+def with_newest(origin: ChangelogOrigin, records: ReadRecords) -> ChangelogOrigin:
     """The origin with the timestamp of each partition's newest record, at most the present time."""
     newest, at_ms = dict(origin.newest_ms), now_ms()
     for at, read in records.items():

@@ -6,11 +6,10 @@ one costs precision only, so callers need not wait, and none is sent again.
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 from mode import Service
@@ -18,8 +17,8 @@ from mode import Service
 from app.controllog import codec
 from app.controllog.topics import CHECKPOINT_PARTITIONS, ControlTopics
 from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProducer
+from app.kafka.client.aiokafka_types import Answer, ClientOptions
 from app.kernel.clock import now_ms
-from app.kernel.json_types import JsonObject
 from app.offsets.model.offset_map import BarrierItem, EndedItem, NeedItem
 
 log = structlog.get_logger(__name__)
@@ -38,7 +37,7 @@ class BarrierSender(Service):
     def __init__(
         self,
         topics: ControlTopics,
-        kafka_options: JsonObject,
+        kafka_options: ClientOptions,
         worker: str,
         seal: RecordSeal | None = None,
     ) -> None:
@@ -53,7 +52,7 @@ class BarrierSender(Service):
     async def on_stop(self) -> None:
         await self._producer.stop()
 
-    async def send(self, items: Iterable[BarrierItem]) -> list[asyncio.Future[Any]]:
+    async def send(self, items: Iterable[BarrierItem]) -> list[Answer]:
         """Sends offset syncs in as few events as possible; each future ends when the broker has an event.
 
         Raises:
@@ -62,17 +61,17 @@ class BarrierSender(Service):
         """
         return await self._send(items, codec.barriers_events)
 
-    async def ask(self, items: Iterable[NeedItem]) -> list[asyncio.Future[Any]]:
+    async def ask(self, items: Iterable[NeedItem]) -> list[Answer]:
         """Sends pinned offsets of lines; otherwise as `send`."""
         return await self._send(items, codec.needed_events)
 
-    async def end(self, items: Iterable[EndedItem]) -> list[asyncio.Future[Any]]:
+    async def end(self, items: Iterable[EndedItem]) -> list[Answer]:
         """Sends ends of lines without an owner; otherwise as `send`."""
         return await self._send(items, codec.ended_events)
 
     async def _send(
         self, items: Iterable[Item], events: Callable[[str, int, list[Item]], list[bytes]]
-    ) -> list[asyncio.Future[object]]:
+    ) -> list[Answer]:
         by_partition: dict[int, list[Item]] = defaultdict(list)
         for item in items:
             by_partition[checkpoint_partition(item.key)].append(item)

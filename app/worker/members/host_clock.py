@@ -8,7 +8,8 @@ wrong time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+
+from aiokafka.structs import RecordMetadata
 
 from app.kernel.clock import Clock
 from app.kernel.durations import format_duration
@@ -31,9 +32,9 @@ class HostClock:
     def steady_ms(self) -> int:
         return self._clock.steady_ms()
 
-    def acknowledged(self, metadata: Any, sent_ms: int) -> None:
+    def acknowledged(self, metadata: RecordMetadata, sent_ms: int) -> None:
         """A heartbeat sent at `sent_ms` (steady) is in the log, with aiokafka's `metadata`."""
-        if metadata.timestamp_type == LOG_APPEND_TIME:
+        if metadata.timestamp_type == LOG_APPEND_TIME and metadata.timestamp is not None:
             self._clock.observe(metadata.timestamp, sent_ms)
             self.look()
 

@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import structlog
@@ -23,6 +22,7 @@ from mode import Service
 from app.controllog import codec
 from app.controllog.codec import Heartbeat
 from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProducer
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.topic_tail import TopicTail
 from app.kafka.client.unreadable_records import UnreadableRecords
@@ -134,7 +134,7 @@ class Heartbeats(Service):
     def __init__(
         self,
         topic: str,
-        kafka_options: JsonObject,
+        kafka_options: ClientOptions,
         *,
         compose: Callable[[], Heartbeat],
         members: Members,

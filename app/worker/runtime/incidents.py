@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import structlog
 from mode import Service
@@ -13,11 +12,11 @@ from mode import Service
 from app.controllog import codec
 from app.controllog.codec import IncidentRecord
 from app.kafka.append.replaceable_producer import ReplaceableProducer
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.topic_tail import TopicTail, bounded
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.records.record import PlacedRecord
 from app.kernel.clock import now_ms
-from app.kernel.json_types import JsonObject
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +31,7 @@ class Incidents(Service):
         latest: The latest incidents, oldest first.
     """
 
-    def __init__(self, worker: str, topic: str, kafka_options: JsonObject) -> None:
+    def __init__(self, worker: str, topic: str, kafka_options: ClientOptions) -> None:
         super().__init__()
         self._worker = worker
         self._topic = topic

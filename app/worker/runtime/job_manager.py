@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,8 +88,7 @@ class JobManager(Service):
 
     async def on_start(self) -> None:
         self._control.on_change(self._on_log)
-        parts: list[Any] = [self.progress_saver, *self.kinds]
-        for part in parts:
+        for part in (self.progress_saver, *self.kinds):
             await self.add_runtime_dependency(part)
         self._changed.set()
 
@@ -220,7 +219,7 @@ class JobManager(Service):
             kind.reconcile()
         self.share_limits()
 
-    def _spawn(self, job: str, work: Any) -> None:
+    def _spawn(self, job: str, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._work[job] = task
 

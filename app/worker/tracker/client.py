@@ -16,7 +16,6 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -25,12 +24,12 @@ from mode import Service
 from app.controllog import codec
 from app.controllog.topics import TRACKER_PARTITIONS, ControlTopics
 from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProducer
+from app.kafka.client.aiokafka_types import Answer, ClientOptions
 from app.kafka.client.topic_tail import TopicTail
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.records.record import PlacedRecord
 from app.kernel.clock import now_ms
 from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
-from app.kernel.json_types import JsonObject
 from app.worker.tracker.write_health import ProbeFailure, WriteHealth
 
 log = structlog.get_logger(__name__)
@@ -51,7 +50,7 @@ class TrackerClient(Service):
         self,
         worker: str,
         topics: ControlTopics,
-        kafka_options: JsonObject,
+        kafka_options: ClientOptions,
         seal: RecordSeal | None = None,
     ) -> None:
         super().__init__()
@@ -113,7 +112,7 @@ class TrackerClient(Service):
         finally:
             del self._waiting[nonce]
 
-    async def send_snapshots(self, items: Iterable[SnapshotItem]) -> list[asyncio.Future[Any]]:
+    async def send_snapshots(self, items: Iterable[SnapshotItem]) -> list[Answer]:
         """Sends snapshots in few events, in the order of these calls; a future ends when its event is in
         the topic. Raises KafkaError, also in a future: sending them again is harmless."""
         by_partition: dict[int, list[SnapshotItem]] = defaultdict(list)
@@ -125,7 +124,7 @@ class TrackerClient(Service):
             for event in codec.snapshots_events(self.worker, now_ms(), batch)
         ]
 
-    async def _send(self, partition: int, event: bytes, key: bytes) -> asyncio.Future[Any]:
+    async def _send(self, partition: int, event: bytes, key: bytes) -> Answer:
         self.writes.began(partition, time.monotonic())
         try:
             sent = await self._producer.send(self.topic, event, key=key, partition=partition)
@@ -138,7 +137,7 @@ class TrackerClient(Service):
         sent.add_done_callback(partial(self._record_outcome, partition))
         return sent
 
-    def _record_outcome(self, partition: int, sent: asyncio.Future[Any]) -> None:
+    def _record_outcome(self, partition: int, sent: Answer) -> None:
         if sent.cancelled():
             self.writes.abandoned(partition)
         else:

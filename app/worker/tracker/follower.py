@@ -11,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
+from aiokafka.structs import RecordMetadata
 from mode import Service
 
 from app.controllog import codec
 from app.controllog.topics import ControlTopics
 from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProducer
+from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.consumer_shutdown import stop_consumer
@@ -29,8 +31,8 @@ from app.kafka.client.topic_tail import TAIL_RETRY_INTERVAL_S, TAIL_STOP_TIMEOUT
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.fetch.bounded_consumer import TAKEN_RECORDS, was_passed_over
 from app.kafka.fetch.offsets_at_time import offsets_at
+from app.kafka.records.record import Record
 from app.kernel.clock import now_ms
-from app.kernel.json_types import JsonObject
 from app.worker.members.membership import Members
 from app.worker.tracker.fold import TrackerFold, followers
 
@@ -50,7 +52,7 @@ class TrackerFollower(Service):
         self,
         worker: str,
         topics: ControlTopics,
-        kafka_options: JsonObject,
+        kafka_options: ClientOptions,
         members: Members,
         client: ClusterClient,
         seal: RecordSeal | None = None,
@@ -202,7 +204,7 @@ class TrackerFollower(Service):
             await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the tracker's changelog")
         return fold
 
-    def _restore(self, fold: TrackerFold, record: Any, upto: int, unreadable: UnreadableRecords) -> None:
+    def _restore(self, fold: TrackerFold, record: Record, upto: int, unreadable: UnreadableRecords) -> None:
         """`upto`: a later end of the topic. A row beyond it is forged, or of a former topic."""
         if record.key is None or record.value is None:
             return
@@ -225,7 +227,7 @@ class TrackerFollower(Service):
             self._progress.set()
             self._progress = asyncio.Event()
 
-    async def _fold(self, consumer: AIOKafkaConsumer, at: TopicPartition, records: list[Any]) -> None:
+    async def _fold(self, consumer: AIOKafkaConsumer, at: TopicPartition, records: Sequence[Record]) -> None:
         fold = self.folds.get(at.partition)
         records = [record for record in records if fold is not None and record.offset >= fold.next_offset]
         if fold is None or not records:
@@ -256,7 +258,7 @@ class TrackerFollower(Service):
         self._progress = asyncio.Event()
 
 
-def _report_refusal(sent: asyncio.Future[object]) -> None:
+def _report_refusal(sent: asyncio.Future[RecordMetadata]) -> None:
     """The worker repeats its takeover; if each answer is refused, this line says why its job waits."""
     if not sent.cancelled() and (error := sent.exception()) is not None:
         log.warning("the answer to a takeover was not written; its job waits", error=repr(error))
