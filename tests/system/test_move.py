@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,11 @@ import orjson
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.dev.demo.stage import DemoStage, http, wait_until
+from app.dev.demo.stage import DemoStage, http, route, wait_until
 from app.dev.demo.traffic import SentMessage, create_topic, messages, produce, read_all
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
+from app.kernel.clock import now_ms
 from tests.system.test_delivery import CLUSTER, GROUP, SETTLE_S, DeliveryScenario, wait_even_spread
 from tests.system.test_operators import Operator, switchyard
 
@@ -96,7 +97,7 @@ def test_receivers_miss_no_message_when_a_topic_moves_to_another_cluster(
     # The target has commits of the same group, beyond the mapped position and before it.
     commit(target_bootstrap, {(topic_name, 0): 540, (topic_name, 1): 0})
 
-    command = ["workload", "move", key, "--to", TARGET, "--margin", f"{MARGIN_S}s", "-o", "json"]
+    command = ["workload", "move", key, "--to", TARGET, "--margin", f"{MARGIN_S}s", "--force", "-o", "json"]
     foreseen = switchyard(first, *command)
     assert (foreseen["from"], foreseen["to"], foreseen["execute"]) == (CLUSTER, TARGET, False)
     assert foreseen["unfinished"] > 0, "all was delivered before the move: the test shows nothing"
@@ -142,8 +143,62 @@ def test_receivers_miss_no_message_when_a_topic_moves_to_another_cluster(
     assert {d["id"] for d in stage.deliveries()[before:]} == {m.id for m in later}
 
 
+@pytest.mark.deep(minutes=0.7)
+def test_along_a_route_a_move_begins_where_it_was_although_timestamps_do_not_rise(
+    stage: DemoStage, topic_name: str
+) -> None:
+    scenario = DeliveryScenario(stage, topic_name, 0, partitions=1)
+    target = stage.yard.bootstrap(TARGET)
+    asyncio.run(create_topic(target, topic_name, 1))
+    worker = stage.worker()
+    checkpoint = {"every": "1s", "records": 50}
+    stage.deploy(worker, route(f"r-{topic_name}"[:40], CLUSTER, TARGET, topic_name, checkpoint=checkpoint))
+    stage.deploy(worker, scenario.definition())
+    scenario.sent = [SentMessage(f"m-{n:04}", "ok") for n in range(301)]
+    ago_ms = now_ms() - 600_000
+    write_at(scenario, {message: ago_ms + n for n, message in enumerate(scenario.sent[:300])})
+    wait_until(lambda: len(stage.deliveries()) == 300, SETTLE_S, worker.tail)
+    operator, key = Operator(scenario, worker), f"{GROUP}/{topic_name}"
+    wait_until(lambda: committed(scenario) == 300, SETTLE_S, worker.tail)
+    assert http("POST", f"{operator.path}/pause", {})[0] == 200
+    write_at(scenario, {scenario.sent[300]: ago_ms - 3_600_000})
+    wait_until(lambda: ends(target, topic_name) == 301, SETTLE_S, worker.tail)
+
+    command = ["workload", "move", key, "--to", TARGET, "--margin", "0s", "-o", "json"]
+    wait_until(lambda: switchyard(worker, *command)["again"] <= 3, SETTLE_S, worker.tail)
+    assert switchyard(worker, *command)["partitions"][0]["by"] == "offset syncs"
+    moved = switchyard(worker, *command, "--execute", "--yes")
+    assert http("POST", f"{operator.path}/resume", {})[0] == 200, "it stays paused when it moves"
+    wanted = {message.id for message in scenario.sent}
+    wait_until(lambda: {d["id"] for d in stage.deliveries()} == wanted, SETTLE_S, worker.tail)
+    assert len(stage.deliveries()) - 301 <= moved["again"] <= 3
+
+
+def write_at(scenario: DeliveryScenario, sent: Mapping[SentMessage, int]) -> None:
+    async def write() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=scenario.bootstrap, acks="all") as producer:
+            for message, at_ms in sent.items():
+                await producer.send_and_wait(
+                    scenario.topic, message.value(), message.id.encode(), 0, timestamp_ms=at_ms
+                )
+
+    asyncio.run(write())
+
+
+def committed(scenario: DeliveryScenario) -> int | None:
+    async def ask() -> int | None:
+        client = ClusterClient(ClusterSpec("test", (scenario.bootstrap,)))
+        await client.start()
+        try:
+            return (await OffsetCommitter(client).committed(GROUP, [(scenario.topic, 0)]))[scenario.topic, 0]
+        finally:
+            await client.stop()
+
+    return asyncio.run(ask())
+
+
 def body(**rest: Any) -> dict[str, Any]:
-    return {"to": TARGET, "margin": f"{MARGIN_S}s", **rest}
+    return {"to": TARGET, "margin": f"{MARGIN_S}s", "force": True, **rest}
 
 
 def ends(bootstrap: str, topic: str) -> int:

@@ -11,7 +11,7 @@ from app.cli.options import confirm
 from app.cli.output import emit, output_option, url_option
 from app.kernel.json_types import JsonObject
 
-COLUMNS = ["partition", "position", "end", "unfinished", "since", "to", "again"]
+COLUMNS = ["partition", "position", "end", "unfinished", "since", "to", "again", "by"]
 
 
 @click.command()
@@ -22,17 +22,27 @@ COLUMNS = ["partition", "position", "end", "unfinished", "since", "to", "again"]
               "differ by, and more than they took to switch.")  # fmt: skip
 @click.option("--dlq", type=click.Choice(["copy", "leave"]), default="copy", show_default=True,
               help="What becomes of the dead letters.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Move even if more than 1 % of the topic comes again.")
 @click.option("--execute", is_flag=True, help="Do it (default: a dry run).")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @url_option
 @output_option
 @guarded
 def move(
-    name: str, to: str, margin: str, dlq: str, execute: bool, yes: bool, url: str | None, output: str
+    name: str,
+    to: str,
+    margin: str,
+    dlq: str,
+    force: bool,
+    execute: bool,
+    yes: bool,
+    url: str | None,
+    output: str,
 ) -> None:
-    """Moves a workload to another cluster: drains it, continues there by time, and takes along what waits.
+    """Moves a workload to another cluster: drains it, continues there, and takes along what waits.
 
-    The topic must have been copied there with its timestamps, partition to partition. After an
+    Where a route copies the topic, its offset syncs say where to begin; else timestamps do, which copies must
+    have kept, partition to partition. After an
     interrupted move run the command again: it starts over, and may copy dead letters twice. workload resume
     cancels the move.
 
@@ -41,18 +51,20 @@ def move(
     switchyard workload move billing/orders --to west-aggregate --margin 30s --execute
     """
     client, path = Client(url), f"{workload_path(name)}/move"
-    move_request = {"to": to, "margin": margin, "dlq": dlq}
+    move_request = {"to": to, "margin": margin, "dlq": dlq, "force": force}
     forecast = client.ask("POST", path, move_request)
     waiting = sum(forecast["waiting"].values())
     letters = f"{forecast['dlq']['offsets']} dead letters: {forecast['dlq']['action']}"
-    summary = (f"{name} continues in {to}: about {forecast['again']} messages may be delivered again, "
+    summary = (f"{name} continues in {to}: at most {forecast['again']} messages are delivered again, "
             f"{waiting} wait for retry and are copied along, {letters}")  # fmt: skip
     if not execute:
         emit(forecast["partitions"], COLUMNS, output, whole=forecast)
     for topic, count in forecast["left_there"].items():
         click.echo(f"{count} earlier messages wait in {topic} in {to}; they stay there unread", err=True)
     if not forecast["complete"]:
-        click.echo("there was no time to read all timestamps: the positions may be too new", err=True)
+        click.echo("there was no time to read all timestamps: positions and counts are not final", err=True)
+    if forecast["needs_force"] and not force:
+        click.echo("that is more than 1 % of the topic there: a smaller --margin, or --force", err=True)
     if not execute:
         click.echo(f"{summary}; {DRY}", err=True)
         return

@@ -8,6 +8,7 @@ from aiohttp import web
 from aiokafka.errors import KafkaError
 
 from app.dispatch.dlq.query import BadQuery
+from app.dispatch.move.begin_offsets import by_offset_syncs, not_joined
 from app.dispatch.move.mover import Mover
 from app.dispatch.move.planner import DEFAULT_MARGIN_MS, MoveRequest
 from app.kafka.client.cluster import ClusterUnreachable
@@ -45,7 +46,9 @@ class MoveRoutes:
         runtime = self._api.runtime
         workload = self._api.workload_of(request)
         body = await read_body(request, request_bodies.MoveBody)
-        mover = Mover(_requested_move(workload.key, body), runtime.control, runtime.clusters, runtime.members)
+        wanted = _requested_move(workload.key, body)
+        map_offsets = not_joined if runtime.regions is None else by_offset_syncs(runtime.regions.mapper)
+        mover = Mover(wanted, runtime.control, runtime.clusters, runtime.members, map_offsets)
         try:
             forecast = await mover.foresee()
         except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
@@ -74,4 +77,4 @@ def _requested_move(key: str, body: JsonMapping) -> MoveRequest:
         margin_s = parse_duration(body.get("margin", DEFAULT_MARGIN_MS / 1000))
     except ValueError as error:
         raise BadQuery(f"margin: {error}") from error
-    return MoveRequest(key, to, round(margin_s * 1000), LETTERS[letters])
+    return MoveRequest(key, to, round(margin_s * 1000), LETTERS[letters], flag_of(body, "force"))

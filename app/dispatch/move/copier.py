@@ -27,6 +27,7 @@ from app.kafka.client.cluster import (
 )
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.fetch.offsets_at_time import offsets_at
+from app.kafka.records.record import Record
 from app.kernel.clock import now_ms
 from app.worker.jobs.operator_acts import OperationRefused
 
@@ -98,45 +99,74 @@ async def read_times(
     Raises:
         KafkaError; TimeoutError: The broker returned nothing for `READ_STALL_TIMEOUT_S`.
     """
-    unread = {
-        TopicPartition(topic, source.partition): source for source in sources if source.start < source.end
+    today_ms = now_ms()
+    spans = {
+        s.partition: (max(s.start, min(s.position, s.end - TAIL_OFFSETS)), s.end)
+        for s in sources
+        if s.start < s.end
     }
+    by_partition = {source.partition: source for source in sources}
+
+    def see(partition: int, records: Sequence[Record]) -> None:
+        for record in records:
+            by_partition[partition].see(record.offset, record.timestamp, today_ms)
+
+    reached = await read_records(client, topic, spans, see, report_progress, within_s, committed_only=False)
+    return all(reached[p] >= end for p, (_, end) in spans.items())
+
+
+async def read_records(
+    client: ClusterClient,
+    topic: str,
+    spans: Mapping[int, Span],
+    see: Callable[[int, Sequence[Record]], None],
+    report_progress: Callable[[int, int], None],
+    within_s: float | None = None,
+    *,
+    committed_only: bool = True,
+) -> dict[int, int]:
+    """Gives the records of `spans` to `see`, with their partition. Returns how far each was read, which is
+    its end unless `within_s` passed first.
+
+    Raises:
+        KafkaError; TimeoutError: The broker returned nothing for `READ_STALL_TIMEOUT_S`.
+    """
+    reached = {p: min(start, end) for p, (start, end) in spans.items()}
+    unread = {TopicPartition(topic, p): end for p, (start, end) in spans.items() if start < end}
     if not unread:
-        return True
+        return reached
     loop = asyncio.get_running_loop()
-    began_s, today_ms = loop.time(), now_ms()
+    began_s = moved_s = loop.time()
     consumer = AIOKafkaConsumer(
         enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_bytes=4 * 1024 * 1024,
+        isolation_level="read_committed" if committed_only else "read_uncommitted",
         **client.spec.aiokafka_options(),
     )  # fmt: skip
     async with _running(consumer):
         consumer.assign(list(unread))
-        begins = {at: max(s.start, min(s.position, s.end - TAIL_OFFSETS)) for at, s in unread.items()}
-        for at, offset in begins.items():
-            consumer.seek(at, offset)
-        total = sum(source.end - begins[at] for at, source in unread.items())
-        looked_at = dict.fromkeys(unread, 0)
-        moved_s = began_s
+        for at in unread:
+            consumer.seek(at, reached[at.partition])
+        total = sum(end - reached[at.partition] for at, end in unread.items())
+        looked_at = 0
         while unread:
             found = await consumer.getmany(*unread, timeout_ms=SCAN_WAIT_MS, max_records=SCAN_RECORDS)
             for at, records in found.items():
-                for record in records:
-                    if record.offset < unread[at].end:
-                        unread[at].see(record.offset, record.timestamp, today_ms)
-            for at, source in list(unread.items()):
-                position = await consumer.position(at)
-                if position - begins[at] > looked_at[at]:
-                    looked_at[at], moved_s = position - begins[at], loop.time()
-                if position >= source.end:
+                see(at.partition, [record for record in records if record.offset < unread[at]])
+            for at, end in list(unread.items()):
+                position = min(end, await consumer.position(at))
+                if position > reached[at.partition]:
+                    looked_at += position - reached[at.partition]
+                    reached[at.partition], moved_s = position, loop.time()
+                if position >= end:
                     consumer.pause(at)
                     del unread[at]
-            report_progress(sum(looked_at.values()), total)
+            report_progress(looked_at, total)
             if unread and within_s is not None and loop.time() - began_s > within_s:
-                return False
+                return reached
             if loop.time() - moved_s > READ_STALL_TIMEOUT_S:
                 raise TimeoutError(f"cluster {client.name} returns no more records of {sorted(unread)[:3]}")
             await asyncio.sleep(0)
-    return True
+    return reached
 
 
 @asynccontextmanager

@@ -33,6 +33,7 @@ from app.dispatch.dlq.merge import end_merges
 from app.dispatch.dlq.operation_history import merges_of
 from app.dispatch.dlq.reader import queue_ends
 from app.dispatch.dlq.rules import PastOperation
+from app.dispatch.move.begin_offsets import MapOffsets
 from app.dispatch.move.copier import MAX_COPY_BYTES, copy_topic, ends
 from app.dispatch.move.planner import MovePath, MovePlanner, MoveRequest, MoveView, ReportProgress
 from app.dispatch.topics.leftovers import candidates
@@ -62,11 +63,16 @@ class Mover:
     """Carries out one request. Any worker can move any workload: all state is in logs and heartbeats."""
 
     def __init__(
-        self, request: MoveRequest, control: ControlLog, clusters: DataClusters, members: Members
+        self,
+        request: MoveRequest,
+        control: ControlLog,
+        clusters: DataClusters,
+        members: Members,
+        map_offsets: MapOffsets,
     ) -> None:
         self._request = request
         self._control = control
-        self._planner = MovePlanner(request, control, clusters, members)
+        self._planner = MovePlanner(request, control, clusters, members, map_offsets)
 
     async def foresee(self) -> JsonObject:
         """The plan as of now; changes nothing.
@@ -95,12 +101,13 @@ class Mover:
             await self._settle(path)
             merges = await self._end_merges(path)
             seen = await self._planner.view(path, report_progress, None)
+            seen.check(path, self._request)
             others = await self._prepare(path, seen)
             copied, letters, left_out = await self._copy(path, seen, merges, report_progress)
             report_progress({"step": "switch"})
             await self._commit(path, seen, others)
             start = StartRecorded(
-                at_ms=now_ms(), key=key, deployment=path.put.deployment, ends=seen.begins,
+                at_ms=now_ms(), key=key, deployment=path.put.deployment, ends=seen.begins.offsets,
                 cluster_id=path.ids[1][0], topic_id=path.ids[1][1], others=others,
             )  # fmt: skip
             await self._switch(path, move, actor, start)
@@ -113,7 +120,7 @@ class Mover:
             "left_out": left_out,
         }
         detail = (
-            f"{result['from']} -> {to}, margin {result['margin_ms']} ms: about {result['again']} may be "
+            f"{result['from']} -> {to}, margin {result['margin_ms']} ms: at most {result['again']} are "
             f"delivered again; copied {copied} messages that waited for retry, {letters} dead letters"
         )
         if left_out:
@@ -220,7 +227,7 @@ class Mover:
     async def _commit(self, path: MovePath, seen: MoveView, others: Mapping[str, StartOffsets]) -> None:
         """Commits the start offsets there, over any former commit. Raises OperationRefused."""
         topic, group = path.moved.metadata.topic, path.moved.metadata.group
-        wanted = {(topic, p): offset for p, offset in enumerate(seen.begins)}
+        wanted = {(topic, p): offset for p, offset in enumerate(seen.begins.offsets)}
         wanted |= {(name, p): offset for name, at in others.items() for p, offset in enumerate(at.offsets)}
         if refused := await path.target.committer.commit(group, wanted):
             at, why = next(iter(refused.items()))

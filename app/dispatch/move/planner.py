@@ -3,8 +3,7 @@
 Rules
 1. The owners' bases are the positions: everything below is finished. They are read before the ends of topics,
    so that a message that changes its topic meanwhile is found in at least one of them.
-2. Start offsets are mapped by time (`app.dispatch.move.time_mapping`). The ends there are read before the
-   times, so that messages copied there in between lie behind them.
+2. A plan by which more than `MOST_AGAIN` of the topic there would come again is refused unless it is forced.
 """
 
 from __future__ import annotations
@@ -23,32 +22,35 @@ from app.controllog.log import ControlLog
 from app.definitions.plan import plan as plan_changes
 from app.dispatch.definition import Workload, dispatch_job
 from app.dispatch.dlq.rules import Span
-from app.dispatch.move.copier import TopicAndPartition, at_times, ends, offsets, read_times
-from app.dispatch.move.time_mapping import SourcePartition, times
+from app.dispatch.move.begin_offsets import BeginOffsets, MapOffsets, find_begin_offsets
+from app.dispatch.move.copier import TopicAndPartition, ends, offsets, read_times
+from app.dispatch.move.time_mapping import SourcePartition
 from app.dispatch.topics.leftovers import candidates
 from app.dispatch.topics.settings import refused_topics
 from app.kafka.client.cluster import EARLIEST
 from app.kafka.client.group_members import SHARE
 from app.kafka.data_clusters import DataCluster, DataClusters
-from app.kernel.clock import iso
 from app.kernel.job import JobId
 from app.kernel.json_types import JsonMapping, JsonObject
 from app.worker.jobs.operator_acts import OperationRefused
 from app.worker.members.membership import Members
 
 DEFAULT_MARGIN_MS = 10_000
+MOST_AGAIN = 0.01  # of the topic's offsets in the destination, without `force`
 
 ReportProgress = Callable[[JsonObject], None]
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRequest:
-    """Move workload `key` to cluster `to`; with `letters`, its dead letters too."""
+    """Move workload `key` to cluster `to`; with `letters`, its dead letters too; with `force`, however many
+    messages come again."""
 
     key: str
     to: str
     margin_ms: int = DEFAULT_MARGIN_MS
     letters: bool = True
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +74,36 @@ class MoveView:
         waiting: Topic -> spans by partition, of retry, merge and delayed topics.
         letters: Spans by partition, of the dead letter queue.
         left_there: Topic -> older messages in the destination's retry topics, which will not be read.
-        complete: All timestamps were read.
+        complete: All timestamps were read; else more messages may come again, or fewer.
     """
 
     sources: list[SourcePartition]
-    rows: list[JsonObject]
-    begins: list[int]
+    begins: BeginOffsets
     waiting: dict[str, dict[int, Span]]
     letters: dict[int, Span]
     complete: bool
     left_there: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def needs_force(self) -> bool:
+        """Rule 2."""
+        return self.begins.again > MOST_AGAIN * self.begins.logged
+
+    def check(self, path: MovePath, request: MoveRequest) -> None:
+        """Raises OperationRefused: rule 2."""
+        if self.needs_force and not request.force:
+            raise OperationRefused(
+                f"up to {self.begins.again} finished messages of {path.workload.metadata.topic} would be "
+                f"delivered again, more than {MOST_AGAIN:.0%} of the {self.begins.logged} in {request.to}; "
+                "nothing was moved. Choose a smaller margin, or move with --force if receivers can take them"
+            )
+
     def to_json(self, path: MovePath, request: MoveRequest) -> JsonObject:
         retry = {topic: _sum(spans) for topic, spans in self.waiting.items()}
         return {
             "key": request.key, "from": path.workload.metadata.cluster, "to": request.to,
-            "margin_ms": request.margin_ms, "partitions": self.rows, "complete": self.complete,
-            "again": sum(row["again"] or 0 for row in self.rows),
+            "margin_ms": request.margin_ms, "partitions": self.begins.rows(self.sources),
+            "complete": self.complete, "again": self.begins.again, "needs_force": self.needs_force,
             "unfinished": sum(source.unfinished for source in self.sources),
             "waiting": retry, "left_there": self.left_there,
             "dlq": {"offsets": _sum(self.letters), "action": "copy" if request.letters else "leave"},
@@ -99,12 +114,18 @@ class MovePlanner:
     """Plans `request`; changes nothing."""
 
     def __init__(
-        self, request: MoveRequest, control: ControlLog, clusters: DataClusters, members: Members
+        self,
+        request: MoveRequest,
+        control: ControlLog,
+        clusters: DataClusters,
+        members: Members,
+        map_offsets: MapOffsets,
     ) -> None:
         self._request = request
         self._control = control
         self._clusters = clusters
         self._members = members
+        self._map_offsets = map_offsets
 
     async def path(self) -> MovePath:
         """Checks all that can be known before the workload is drained.
@@ -214,13 +235,16 @@ class MovePlanner:
             report_progress({"step": "map", "looked_at": looked_at, "of": of})
 
         complete = await read_times(client, topic, sources, read, within_s)
-        rows, begins = await self._map(path, sources)
+        begins = await find_begin_offsets(
+            client, path.target.client, topic, sources, path.partitions[1], self._request.margin_ms,
+            self._map_offsets, within_s, all_read=complete,
+        )  # fmt: skip
         queue = path.workload.dlq_topic()
         letters = [(queue, p) for p in range(present.get(queue, 0))]
         first, last = await offsets(client, letters, EARLIEST), await ends(client, letters)
         spans = {p: (first[queue, p], max(first[queue, p], last[queue, p])) for _, p in letters}
         left_there = await self._left_there(path)
-        return MoveView(sources, rows, begins, waiting, spans, complete, left_there)
+        return MoveView(sources, begins, waiting, spans, complete and begins.complete, left_there)
 
     async def _left_there(self, path: MovePath) -> dict[str, int]:
         """Messages in the destination's retry topics above the group's commit there, by topic."""
@@ -266,46 +290,6 @@ class MovePlanner:
                 found[parsed.topic, parsed.partition] = status.committed
         return found
 
-    async def _map(
-        self, path: MovePath, sources: Sequence[SourcePartition]
-    ) -> tuple[list[JsonObject], list[int]]:
-        """A row per partition for people, and the start offset of each partition there."""
-        topic, client, (source_count, target_count) = (
-            path.workload.metadata.topic,
-            path.target.client,
-            path.partitions,
-        )
-        at = [(topic, p) for p in range(target_count)]
-        lasts = await ends(client, at)  # rule 2: before the times
-        firsts = await offsets(client, at, EARLIEST)
-        since = times(sources, target_count)
-        margin = self._request.margin_ms
-        mapped = await at_times(client, topic, [None if t is None else t - margin for t in since])
-        done = [
-            not any(source.behind for source in (sources if source_count != target_count else [sources[p]]))
-            for _, p in at
-        ]
-        upper_offsets = await at_times(
-            client, topic, [None if t is None else t + done[p] for p, t in enumerate(since)]
-        )
-        rows, begins = [], []
-        for p in range(max(source_count, target_count)):
-            row: JsonObject = {"partition": p, "position": None, "end": None, "unfinished": None}
-            if p < source_count:
-                source = sources[p]
-                row |= {"position": source.position, "end": source.end, "unfinished": source.unfinished}
-            row |= {"since": None, "to": None, "again": None}
-            if p < target_count:
-                at_ms, found, upper = since[p], mapped[p], upper_offsets[p]
-                first, last = firsts[topic, p], max(firsts[topic, p], lasts[topic, p])
-                begin = first if at_ms is None else last if found is None else max(first, min(found, last))
-                duplicates = max(0, (last if at_ms is None or upper is None else upper) - begin)
-                duplicates += sources[p].finished_above if source_count == target_count else 0
-                row |= {"since": _time_words(at_ms, margin), "to": begin, "again": duplicates}
-                begins.append(begin)
-            rows.append(row)
-        return rows, begins
-
 
 def _readable(definitions: Mapping[str, JsonMapping]) -> dict[str, Workload]:
     """The definitions that this version can read; a newer one may have written others."""
@@ -318,7 +302,3 @@ def _readable(definitions: Mapping[str, JsonMapping]) -> dict[str, Workload]:
 
 def _sum(spans: dict[int, Span]) -> int:
     return sum(end - start for start, end in spans.values())
-
-
-def _time_words(time_ms: int | None, margin_ms: int) -> str | None:
-    return None if time_ms is None else iso(max(0, time_ms - margin_ms))

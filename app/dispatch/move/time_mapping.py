@@ -26,6 +26,7 @@ class SourcePartition:
     Attributes:
         least_ms: The least timestamp from `position` on; None: no record was seen.
         newest_ms: The timestamp of the last record that is not from the future.
+        latest_ms: The greatest timestamp that is not from the future.
         finished_above: The finished messages from `position` on, which are delivered again.
     """
 
@@ -36,6 +37,7 @@ class SourcePartition:
     finished_above: int = 0
     least_ms: int | None = None
     newest_ms: int | None = None
+    latest_ms: int | None = None
 
     def see(self, offset: int, timestamp_ms: int, now_ms: int) -> None:
         """Takes one record of the log, in order of offsets."""
@@ -43,6 +45,7 @@ class SourcePartition:
             self.least_ms = timestamp_ms
         if timestamp_ms <= now_ms:
             self.newest_ms = timestamp_ms
+            self.latest_ms = max(timestamp_ms, self.latest_ms or timestamp_ms)
 
     @property
     def behind(self) -> int:
@@ -64,7 +67,17 @@ class SourcePartition:
 
 def times(sources: Sequence[SourcePartition], partitions: int) -> list[int | None]:
     """The time from which each destination partition is read, without the margin; None: from its start."""
-    times_ms = [source.time_ms for source in sources]
+    return _per_partition(sources, [source.time_ms for source in sources], partitions)
+
+
+def latest_times(sources: Sequence[SourcePartition], partitions: int) -> list[int | None]:
+    """The time before which producers did not write to each destination partition; None: not known."""
+    return _per_partition(sources, [source.latest_ms for source in sources], partitions)
+
+
+def _per_partition(
+    sources: Sequence[SourcePartition], times_ms: Sequence[int | None], partitions: int
+) -> list[int | None]:
     if len(sources) == partitions:
         return [_sound(time) for time in times_ms]
     # An empty partition with nothing unfinished does not count.

@@ -17,6 +17,7 @@ class MovedPartition(TypedDict):
     since: str | None
     to: int | None
     again: int | None
+    by: Literal["offset syncs", "time"] | None
 
 
 class MovedLetters(TypedDict):
@@ -37,6 +38,7 @@ ForeseenMove = TypedDict(
         "partitions": list[MovedPartition],
         "complete": bool,
         "again": int,
+        "needs_force": bool,
         "unfinished": int,
         "waiting": dict[str, int],
         "left_there": dict[str, int],

@@ -151,11 +151,12 @@ class PurgeBody(Body, kw_only=True, frozen=True):
 
 class MoveBody(Body, kw_only=True, frozen=True):
     """The target cluster, and what to do with the dead letters. Messages of `margin` ("10s", or seconds)
-    before the position are read again."""
+    before the position are read again. `force`: move, however many messages are delivered again."""
 
     to: Annotated[str, Meta(min_length=1)]
     margin: str | Annotated[float, Meta(ge=0)] = "10s"
     dlq: Annotated[str, Meta(extra_json_schema={"enum": ["copy", "leave"]})] = "copy"
+    force: bool = False
     execute: Execute = False
 
 

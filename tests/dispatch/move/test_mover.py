@@ -27,6 +27,7 @@ from app.dispatch.dlq.reader import queue_ends
 from app.dispatch.jobs.start_position import find_start_position
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import left_out_headers
+from app.dispatch.move.begin_offsets import MapOffsets, not_joined
 from app.dispatch.move.mover import Mover
 from app.dispatch.move.planner import MoveRequest
 from app.kafka.client.cluster import ClusterSpec
@@ -37,6 +38,7 @@ from app.kafka.fetch.deliveries import ByteBudget
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId, Kind
+from app.offsets.model.translation import Log, ResumePosition
 from app.worker.jobs.operator_acts import OperationRefused
 from app.worker.jobs.start_position import StartPosition
 from app.worker.members.membership import Members
@@ -62,6 +64,7 @@ class Stage:
         self.committed: dict[tuple[str, int], int] = {}
         self.state = "paused"
         self.incidents: list[str] = []
+        self.map_offsets: MapOffsets = not_joined
 
     @property
     def retry(self) -> str:
@@ -127,7 +130,8 @@ class Stage:
         return sorted(await read_all(bootstrap, topic), key=lambda record: (record.partition, record.offset))
 
     def mover(self, to: str = WEST, margin_ms: int = 0, **rest: Any) -> Mover:
-        return Mover(MoveRequest(self.key, to, margin_ms, **rest), self.log, self.clusters, self.members)
+        wanted = MoveRequest(self.key, to, margin_ms, **{"force": True, **rest})
+        return Mover(wanted, self.log, self.clusters, self.members, self.map_offsets)
 
     async def run(self, mover: Mover, name: str = "m1", on_progress: Any = None) -> dict[str, Any]:
         beating = asyncio.create_task(self.beat_for_ever())
@@ -255,6 +259,57 @@ async def test_with_another_number_of_partitions_all_begin_at_the_least_time(sta
     result = await stage.run(stage.mover())
     assert [row["to"] for row in result["partitions"]] == [5, 5, 1]
     assert (await stage.begin(stage.topic, 2)).snapshot.base == 1
+
+
+async def falling_times(stage: Stage) -> None:
+    """The same 301 messages in both clusters. All but the last are finished; it is an hour older."""
+    messages = [(str(n), T0 + 3_600_000 - 600_000 + n) for n in range(300)] + [("300", T0)]
+    for cluster in (EAST, WEST):
+        await stage.make(cluster, stage.topic, partitions=1)
+        await stage.fill(cluster, stage.topic, 0, messages)
+    await stage.deploy()
+    await stage.own({(stage.topic, 0): 300})
+
+
+async def test_where_timestamps_do_not_rise_all_that_comes_again_is_counted_and_has_to_be_forced(
+    stage: Stage,
+) -> None:
+    await falling_times(stage)
+    careful = stage.mover(force=False)
+    seen = await careful.foresee()
+    (row,) = seen["partitions"]
+    assert (row["to"], row["again"], row["by"], seen["needs_force"]) == (0, 300, "time", True)
+    with pytest.raises(OperationRefused, match=r"300 finished .* more than 1% of the 301 .* --force"):
+        await stage.run(careful)
+    assert (stage.cluster, stage.log.view.is_paused(stage.key, 0)) == (EAST, False)
+    await stage.run(stage.mover())
+    assert stage.cluster == WEST
+
+
+async def test_offset_syncs_begin_a_move_exactly_but_not_behind_what_producers_wrote_there(
+    stage: Stage,
+) -> None:
+    await falling_times(stage)
+
+    async def at_299(*_: object) -> dict[int, ResumePosition]:
+        return {0: ResumePosition(0, 299, Log(0, 301), (), None, reread_messages=1)}
+
+    stage.map_offsets = at_299
+    (row,) = (await stage.mover(force=False).foresee())["partitions"]
+    assert (row["to"], row["again"], row["by"]) == (299, 1, "offset syncs")
+    (row,) = (await stage.mover(force=False, margin_ms=100).foresee())["partitions"]
+    assert (row["to"], row["again"]) == (199, 101), "a hundred milliseconds before the latest one there"
+
+
+async def test_what_there_was_no_time_to_read_counts_as_coming_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await falling_times(stage)
+    monkeypatch.setattr("app.dispatch.move.mover.DRY_RUN_TIMEOUT_S", -1.0)
+    monkeypatch.setattr("app.dispatch.move.copier.SCAN_RECORDS", 1)
+    seen = await stage.mover().foresee()
+    assert seen["complete"] is False
+    assert seen["again"] == 301
 
 
 async def test_an_impossible_move_is_refused_before_anything_is_paused(stage: Stage) -> None:
