@@ -117,7 +117,7 @@ async def test_another_priority_is_in_force_for_what_is_fetched_already(
     await _write(yard, manager.topic, "a")
     pump = await manager.copied(1)
     cluster = await manager.jobs._clusters.get(HOME)
-    part = cluster.fetch._partitions[manager.job, pump.epoch]
+    part = cluster.fetch._partitions[FetchKey(manager.job, pump.epoch)]
     normal = part.leaves_bytes
     manager.put(limits={"priority": "low"})
     await manager.until(lambda: part.leaves_bytes > normal)
