@@ -25,7 +25,7 @@ from app.dispatch.model.throughput_diagnosis import (
     without_worker,
 )
 from app.kernel.json_types import JsonObject
-from app.kernel.troubles import TroubleSource
+from app.kernel.troubles import FETCH_TROUBLE, TroubleSource
 
 STUCK_SHARE = 0.5  # unfinished part of a full tracker; below it, few messages hold up many
 MAX_DECISIONS = 20  # of all workers together
@@ -200,6 +200,13 @@ def _facts(status: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Fl
         outgoing=sum(job.outgoing for job in running),
         not_taken=sorted({job.trouble for job in running if job.trouble_from == TroubleSource.COPY}),
         unread=_unread(running),
+        not_fetched=sorted(
+            {
+                job.trouble.removeprefix(FETCH_TROUBLE)
+                for job in running
+                if job.trouble_from == TroubleSource.FETCH
+            }
+        ),
         catching_up=sum(job.state == "catching-up" for job in running),
         budget_used=status.budget_used,
         rates=[RateShare(unit, per_s, tokens) for unit, per_s, tokens in rates if per_s],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+FETCH_TROUBLE = "fetch: "  # how the words of a `FETCH` trouble begin
+
 
 class TroubleSource(StrEnum):
     """What found a trouble. Of several troubles, the status shows that of the first source in this order."""

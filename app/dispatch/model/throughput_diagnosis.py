@@ -120,6 +120,7 @@ class FlowReport:
         outgoing: Messages on their way to a retry topic or the DLQ; `not_taken`: why none is accepted.
         due_in_s: Seconds until the first of `postponed` is due.
         unread: Messages in the log that were not read yet; None: unknown.
+        not_fetched: Why partitions cannot be read, such as an open transaction.
         catching_up: Jobs that work off a backlog beside new messages.
         budget_used: The used share of the worker's memory for fetched messages.
         withheld: Failed messages that may not be dead-lettered yet; `failures`: how they fail, for people.
@@ -140,6 +141,7 @@ class FlowReport:
     outgoing: int = 0
     not_taken: Sequence[str] = ()
     unread: int | None = 0
+    not_fetched: Sequence[str] = ()
     catching_up: int = 0
     budget_used: float = 0.0
     rates: Sequence[RateShare] = ()
@@ -289,6 +291,9 @@ def _starved(flow: FlowReport, in_flight: int) -> ThroughputDiagnosis:
     if flow.catching_up:
         why = f"{flow.catching_up} partitions work off a backlog at catchUp.rate, beside new messages"
         return ThroughputDiagnosis(ThroughputBound.CATCH_UP, why)
+    if flow.not_fetched:
+        why = f"{flow.unread or 'some'} messages cannot be read: {'; '.join(flow.not_fetched[:SHOWN])}"
+        return ThroughputDiagnosis(ThroughputBound.FETCH, why)
     if flow.unread:
         return ThroughputDiagnosis(
             ThroughputBound.FETCH, f"every message that was read is sent; {flow.unread} are not read yet"

@@ -298,6 +298,8 @@ class PartitionFetch:
     unreleased_bytes: int = 0
     max_bytes: int = PARTITION_MAX_BYTES
     high_watermark: int = -1
+    held_at: int = -1  # an open transaction begins here, and nothing behind it may be read; -1: none does
+    held_since_s: float = 0.0
     retention: TopicRetention = field(default_factory=TopicRetention)
     seen_at_s: float = 0.0
     retry_at_s: float = 0.0
@@ -323,6 +325,16 @@ class PartitionFetch:
     def compared_epoch(self) -> int:
         """The epoch whose end in the leader's log shows whether that is the log that was read."""
         return self.last_epoch if self.last_epoch >= 0 else self.epoch
+
+    def note_stable(self, stable_offset: int, now_s: float) -> None:
+        """`stable_offset`: where the partition's first open transaction begins, or its end."""
+        held_at = stable_offset if 0 <= stable_offset <= self.next_offset < self.high_watermark else -1
+        if held_at != self.held_at:
+            self.held_at, self.held_since_s = held_at, now_s
+
+    def is_held(self, since_s: float = float("inf")) -> bool:
+        """Whether an open transaction has held it up since `since_s` or longer."""
+        return self.held_at >= 0 and self.held_since_s <= since_s
 
     def found_in(self, end: EpochEnd | None) -> None:
         """The leader's log is the one that was read, as far as known. If the epoch of the last read record is

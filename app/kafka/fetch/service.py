@@ -62,6 +62,7 @@ from app.kafka.fetch.deliveries import (
     refusal,
     remedy_of,
 )
+from app.kafka.fetch.held_partitions import HeldPartitions
 from app.kafka.fetch.leader_search import LeaderSeeker
 from app.kafka.fetch.log_watch import WATERMARKS_S, LogWatch, find_gap
 from app.kafka.fetch.offsets_at_time import offsets_at
@@ -327,10 +328,13 @@ class FetchService(Service):
             await self._check_log(part, code)
         elif code == 0:
             part.high_watermark, part.seen_at_s = high_watermark, time.monotonic()
+            part.note_stable(part.high_watermark if data else rest[0], part.seen_at_s)
             if data:
                 await self._deliver_data(part, data, [(entry[0], entry[1]) for entry in aborted])
             else:
-                part.failures, part.incident = 0, ""
+                part.failures = 0
+                if not part.is_held():
+                    part.incident = ""
                 self.shared_reads.offer(part)
         else:
             await self._refused(part, code)
@@ -419,8 +423,11 @@ class FetchService(Service):
 
     @Service.task
     async def _watch(self) -> None:
-        """Watches topic ids, retention, and high watermarks of partitions that are not fetched now."""
-        watch = LogWatch(self.client)
+        """Watches topic ids, retention, open transactions, and high watermarks of partitions that are not
+        fetched now."""
+        watch, held = LogWatch(self.client), HeldPartitions(self.client, self._deliver)
         while not self.should_stop:
             await self.sleep(WATERMARKS_S)
-            await watch.try_poll(list(self._partitions.values()), time.monotonic())
+            parts, now_s = list(self._partitions.values()), time.monotonic()
+            await watch.try_poll(parts, now_s)
+            await held.try_poll(parts, now_s)

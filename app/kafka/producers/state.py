@@ -1,4 +1,4 @@
-"""What the leader of a partition remembers of a producer: the number of the last record that it wrote.
+"""What the leader of a partition remembers of its producers, such as the number of the last record written.
 
     remembered -> Stamp(id, epoch, number of the next record)
                -> None: the leader remembers nothing, or cannot tell
@@ -12,6 +12,8 @@ Source: KIP-664, DescribeProducers, which brokers know from 2.8 on. It takes Rea
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
@@ -24,7 +26,6 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from app.kafka.client.aiokafka_types import ResponseFields
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.records.producer_sequences import ProducerStamp
 
@@ -100,6 +101,32 @@ class DescribeProducersRequest(Request[DescribeProducersRequestV0]):
         return request_struct_class([(self._topic, [self._partition], {})], {})
 
 
+class ProducerState(NamedTuple):
+    """A producer that a partition's leader remembers. `written_ms`: its newest record's timestamp;
+    `start_offset`: where its open transaction begins, -1: it has none."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    written_ms: int
+    start_offset: int
+
+
+async def producers_of(cluster: ClusterClient, node: int, topic: str, partition: int) -> list[ProducerState]:
+    """The producers that `node`, the leader, remembers; []: none, or the broker is too old. Raises
+    KafkaError."""
+    try:
+        response = await cluster.send(node, DescribeProducersRequest(topic, partition), CONNECTION)
+    except (IncompatibleBrokerVersion, NotImplementedError):
+        return []
+    return [
+        ProducerState(producer_id, epoch, last_sequence, written_ms, start_offset)
+        for _, partitions, _ in response.topics
+        for _, code, _, producers, _ in partitions
+        for producer_id, epoch, last_sequence, written_ms, _, start_offset, *_ in ([] if code else producers)
+    ]
+
+
 async def remembered(
     cluster: ClusterClient, node: int, topic: str, partition: int, producer_id: int
 ) -> ProducerStamp | None:
@@ -108,15 +135,7 @@ async def remembered(
     Raises:
         KafkaError: the broker does not answer.
     """
-    try:
-        response: ResponseFields = await cluster.send(
-            node, DescribeProducersRequest(topic, partition), CONNECTION
-        )
-    except (IncompatibleBrokerVersion, NotImplementedError):
-        return None
-    for _, partitions, _ in response.topics:
-        for _, code, _, producers, _ in partitions:
-            for found_id, epoch, last_sequence, *_ in [] if code else producers:
-                if found_id == producer_id and last_sequence >= 0:
-                    return ProducerStamp(producer_id, epoch, last_sequence).behind(1)
+    for found in await producers_of(cluster, node, topic, partition):
+        if found.producer_id == producer_id and found.last_sequence >= 0:
+            return ProducerStamp(producer_id, found.epoch, found.last_sequence).behind(1)
     return None

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from app.kafka.fetch.deliveries import FetchedBatches, FetchIncident, FetchItem, FetchKey, LogGap
 from app.kafka.fetch.service import FetchService
-from app.kernel.troubles import TroubleSource
+from app.kernel.troubles import FETCH_TROUBLE, TroubleSource
 from app.worker.jobs.kind import JobRestarts
 from app.worker.jobs.pump import Pump
 from app.worker.jobs.start_position import LineageReset, ReportIncident
@@ -68,7 +68,7 @@ def _skip_gap(pump: Pump, gap: LogGap, jobs: JobRestarts, report_incident: Repor
 
 
 def _show_fetch_incident(pump: Pump, incident: FetchIncident, report_incident: ReportIncident) -> None:
-    pump.troubles.show(TroubleSource.FETCH, f"fetch: {incident.message}")
+    pump.troubles.show(TroubleSource.FETCH, f"{FETCH_TROUBLE}{incident.message}; {incident.remedy}")
     report_incident("fetch-trouble", str(pump.job), incident.message, incident.remedy)
 
 

@@ -40,6 +40,7 @@ from app.worker.jobs.failures import MOST_FAILURES, NOWHERE
 from app.worker.jobs.kind import JobPorts, JobRestarts
 from app.worker.jobs.operator_acts import NotHere
 from app.worker.jobs.pump import Pump
+from app.worker.jobs.standing_positions import StandingPositions
 from app.worker.jobs.start_position import LineageReset
 from app.worker.runtime.heartbeat_status import UNMEASURED, job_statuses
 from app.worker.runtime.job_kinds import JobKinds
@@ -81,6 +82,7 @@ class JobManager(Service):
         self._grace_s = grace_s
         self._changed = asyncio.Event()
         self._shares: tuple[int, dict[str, WorkerShare]] = -1, {}  # as of this offset of the control log
+        self._standing = StandingPositions()
         self._work: dict[str, asyncio.Task[None]] = {}
         self._starting: set[str] = set()  # the jobs of `_work` that start
         self._leaving: set[str] = set()  # their releases are being written to the log
@@ -347,7 +349,8 @@ class JobManager(Service):
     def running_statuses(self) -> dict[str, JobStatus]:
         """The statuses of the jobs that run here."""
         apply_fetch_state(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
-        return {job: self.kinds.of(job).status(job) for job in self.flowing}
+        statuses = (self.kinds.of(job).status(job) for job in self.flowing)
+        return {status.job: status for status in self._standing.with_ages(statuses, now_ms())}
 
     def statuses(
         self,

@@ -262,6 +262,6 @@ async def test_fetching_that_continues_clears_the_trouble_even_without_new_recor
     part = (await manager.jobs._clusters.get(HOME)).fetch._partitions[key]
     part.incident = "a broker is away"
     manager.jobs.kinds.replicate.accept(FetchIncident(key, manager.topic, 0, "a broker is away", "start it"))
-    assert pump.troubles.words == "fetch: a broker is away"
+    assert pump.troubles.words == "fetch: a broker is away; start it"
     await manager.until(lambda: manager.jobs.statuses()[0].trouble == "")
     assert part.incident == ""
