@@ -46,10 +46,12 @@ INVALID_RECORD_REMEDY = (
 TOO_LARGE_ERRORS = (MessageSizeTooLargeError, RecordListTooLargeError)  # aiokafka's classes for `TOO_LARGE`
 REFUSALS = (*TOO_LARGE_ERRORS, *RECORD_REFUSED)  # of a single record: others of its batch may be accepted
 UNSUPPORTED_COMPRESSION = 76
+UNKNOWN_SERVER_ERROR = -1
 REMEDIES = {  # Kafka's code -> change to the destination topic
     10: "raise max.message.bytes of the destination topic",
     18: "raise segment.bytes of the destination topic",
     32: "raise message.timestamp.before.max.ms and message.timestamp.after.max.ms of the destination topic",
+    UNKNOWN_SERVER_ERROR: "see the log of the partition's leader; it may not be able to read a record",
     UNSUPPORTED_COMPRESSION: "allow the source's compression in the destination topic",
     87: INVALID_RECORD_REMEDY,
 }

@@ -8,7 +8,8 @@ Rules (tests/kafka/append/test_lane.py)
 2. After an error nothing is sent until everything in flight has been answered. Then the head's error
    decides. A refused batch waits for the sender's replacement, with the batches behind it. A newer epoch
    of the producer ends the lane. Out of sequence: rule 4. After any other error the lane sends everything
-   again, with backoff, for ever.
+   again, with backoff, for ever. But a head that the broker answers with an unknown error for
+   `UNEXPLAINED_S` counts as refused, because some brokers fail so over a record that they cannot read.
 3. A batch is sent alone while the one before it may not be in the log: at first, after an error, and
    when the lane was empty. A broker takes any sequence number from an unknown producer, so it might take a
    second batch without the first. After an acknowledged batch, `IN_FLIGHT` are sent.
@@ -42,6 +43,7 @@ from app.kafka.append.errors import (
     OUT_OF_SEQUENCE,
     REFUSED,
     UNANSWERED,
+    UNKNOWN_SERVER_ERROR,
     AppendError,
     AppendIncident,
     BatchRefused,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 IN_FLIGHT = 5  # batches that a broker remembers per producer and partition, to detect duplicates
 LANE_BYTES = 2 * 1024 * 1024  # queued for one partition before `append` waits
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
+UNEXPLAINED_S = 30.0
 INCIDENT_DELAY_S = 3.0  # shorter trouble, such as a leader election, is not reported
 
 
@@ -127,6 +130,7 @@ class AppendLane:
         self._in_doubt = False  # some batch of this epoch was never answered (rule 5)
         self._failing_since_s = 0.0
         self._failures = 0
+        self._unexplained_since_s: float | None = None
         self._reported = ""
         self._error: AppendError | None = None
         self._room = asyncio.Event()
@@ -326,6 +330,7 @@ class AppendLane:
             return
         self._count_bytes(-freed_bytes)
         self._failures, self._reported = 0, ""
+        self._unexplained_since_s = None
         self._known = bool(queue)
 
     def _handle_error(self) -> None:
@@ -333,7 +338,7 @@ class AppendLane:
         head = self._queue[0]
         code, alone = head.code, head.alone
         reason = refusal(code, self._appender.cluster.spec, self.topic) or head.message
-        reason = reason or (for_code(code).__name__ if code > 0 else "no answer")
+        reason = reason or ("no answer" if code in UNANSWERED else for_code(code).__name__)
         message = f"{self._name}: {reason}"
         self._out_of_order.see(self._queue)
         self._sent, self._known = 0, False
@@ -344,7 +349,8 @@ class AppendLane:
         elif code in REFUSED and self._unsure:  # a later batch may be in the log: rule 5
             self._in_doubt = True
             self._resume()  # the head is refused again, alone
-        elif code in REFUSED:
+        elif code in REFUSED or self._is_unexplained(code):
+            self._in_doubt = self._in_doubt or code not in NOT_APPENDED
             self._refused = True
             if not head.future.done():
                 head.future.set_exception(BatchRefused(message, code, head.refused))
@@ -354,6 +360,16 @@ class AppendLane:
             self._resume()
         else:
             self.failed(code, message)
+
+    def _is_unexplained(self, code: int) -> bool:
+        """Rule 2."""
+        if code != UNKNOWN_SERVER_ERROR:
+            self._unexplained_since_s = None
+            return False
+        now_s = self._loop.time()
+        if self._unexplained_since_s is None:
+            self._unexplained_since_s = now_s
+        return now_s - self._unexplained_since_s >= UNEXPLAINED_S
 
     def _begin_next_epoch(self) -> None:
         message = f"{self._name}: {self._queue[0].message or 'out of sequence'}"

@@ -10,6 +10,7 @@ from aiokafka import AIOKafkaProducer
 from app.dev.yard import Yard
 from app.kafka.client.topic_configs import alter
 from app.kafka.fetch.deliveries import LogGap
+from app.kafka.records.checksum import crc32c
 from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.troubles import TroubleSource
 from app.replicate.pump.status import copying_status, job_status
@@ -270,3 +271,32 @@ async def test_one_record_that_the_destination_refuses_waits_and_is_skipped_alon
     await rig.copied([pump])
     assert await rows(rig.target, topic_name) == [row for n, row in enumerate(here) if n not in keyless]
     assert rig.kinds() == ["replica-stuck", "replica-skipped"] * 2
+
+
+async def test_a_batch_over_which_the_destination_fails_without_a_reason_can_be_skipped(
+    rig: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compressed data that the destination has to compress anew and cannot read: it answers -1 for ever."""
+    monkeypatch.setattr("app.kafka.append.lane.UNEXPLAINED_S", 2.0)
+    await create(rig.source, topic_name, 1)
+    await create(rig.target, topic_name, 1, compression_type="lz4")
+    (bootstrap,) = rig.source.spec.bootstrap
+    for value in (b"broken", b"behind"):
+        async with producing(bootstrap, compression_type="gzip", linger_ms=300) as producer:
+            await asyncio.gather(
+                *[await producer.send(topic_name, value * 50, partition=0) for _ in range(9)]
+            )
+    (broken, _), (behind, _) = await batches_of(rig.source, topic_name, 0)
+    damaged = bytearray(broken)
+    damaged[75:80] = bytes(5)
+    damaged[17:21] = crc32c(bytes(damaged[21:])).to_bytes(4)
+    pump = await rig.start_pump(topic_name, fetches=False)
+    rig.feed(pump, bytes(damaged), 0, 9)
+    rig.feed(pump, behind, 9, 18)
+    await rig.until(lambda: pump.stuck == ((0, 9),))
+    assert "the destination refuses them with error -1" in job_status(pump).trouble
+    assert "UnknownError; see the log of the partition's leader" in job_status(pump).trouble
+    assert pump.finish_by_operator(0, 9)
+    await rig.until(lambda: pump.base == 18)
+    assert [value for *_, value, _ in await rows(rig.target, topic_name)] == [b"behind" * 50] * 9
+    assert "replica-skipped" in rig.kinds()
