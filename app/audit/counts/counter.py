@@ -15,7 +15,8 @@ Rules (tests/audit/counts/test_counter.py, test_disorder.py)
    begin before the position, because not all of their records count. So are compacted batches, because their
    headers do not show the offsets.
 4. Records that read_committed hides, and control batches, are not counted (`ReadCommittedFilter`).
-5. A batch that cannot be decoded is counted from its header at its first timestamp (`Tally.undecodable`).
+5. A batch that cannot be decoded is counted from its header at its first timestamp (`Tally.undecodable`),
+   with no more records than its offsets and bytes have room for. A batch that claims more is decoded.
 6. Latencies of a batch counted from its header are spread evenly between its first and highest timestamp.
 """
 
@@ -30,6 +31,7 @@ import numpy.typing as npt
 from app.kafka.records.batch import (
     HEADER,
     LOG_OVERHEAD_BYTES,
+    MAX_BATCH_RECORDS,
     BatchHeader,
     ReadCommittedFilter,
     RecordBatch,
@@ -37,7 +39,6 @@ from app.kafka.records.batch import (
 )
 from app.kafka.records.header_arrays import BatchHeaderArrays, Numbers, exact, headers_of, heads_of
 from app.kafka.records.record import Record
-from app.kafka.records.scan import MAX_BATCH_RECORDS
 from switchyard.audit.model import fingerprint
 from switchyard.audit.model.fingerprint import FingerprintSource
 from switchyard.audit.model.tally import (
@@ -256,6 +257,7 @@ def _in_one_window(
         & (firsts // width_ms == lasts // width_ms)
     )
     sure = sure & (headers.base_offset >= start_offset) & ((headers.attributes & DELETE_HORIZON) == 0)
+    sure = sure & (headers.record_count <= headers.most_records)
     if spec.source is not None:
         sure = sure & (headers.record_count == headers.last_offset_delta + 1)
     return sure
@@ -393,7 +395,7 @@ def _count_undecodable(tally: Tally, batch: RecordBatch) -> None:
     tally.undecodable += 1
     first_ms = header.first_timestamp_ms if header.first_timestamp_ms <= LAST_MS else NEVER_MS
     sums = tally.sums(window_of(first_ms, tally.width_ms))
-    sums.count += header.record_count
+    sums.count += min(header.record_count, header.most_records)
     sums.nbytes += header.length + LOG_OVERHEAD_BYTES
     sums.seen(first_ms, first_ms)
     sums.at(header.base_offset, header.next_offset)

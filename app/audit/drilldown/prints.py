@@ -214,7 +214,7 @@ class PrintReader:
         data = bytes(batch.data[HEADER_BYTES:])
         return [
             RecordPrint(header.base_offset + at, at_ms, hash((data, at)) & _MASK, None)
-            for at in range(header.record_count)
+            for at in range(min(header.record_count, header.most_records))
         ]
 
     def _observed(self, row: RecordPrint, header: BatchHeader, origin: CopyOrigin | None) -> ObservedRecord:

@@ -36,10 +36,9 @@ from aiokafka.structs import TopicPartition
 from app.kafka.fetch.decoder import BeyondBounds, OpenBatch
 from app.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES
 from app.kafka.fetch.reader_turns import ReaderTurns
-from app.kafka.records.batch import CorruptBatch, RecordBatch, is_sound, iter_batches
+from app.kafka.records.batch import MAX_BATCH_RECORDS, CorruptBatch, RecordBatch, is_sound, iter_batches
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.record import PlacedRecord, Record
-from app.kafka.records.scan import MAX_BATCH_RECORDS
 
 log = structlog.get_logger(__name__)
 

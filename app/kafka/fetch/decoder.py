@@ -25,6 +25,7 @@ from app.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES, TooLarge, unpa
 from app.kafka.records.batch import (
     HEADER_BYTES,
     LOG_OVERHEAD_BYTES,
+    MAX_BATCH_RECORDS,
     BatchHeader,
     CorruptBatch,
     ReadCommittedFilter,
@@ -39,7 +40,6 @@ from app.kafka.records.record import Record
 from app.kafka.records.scan import (
     COPY_LIMITS,
     HEADER_COST_BYTES,
-    MAX_BATCH_RECORDS,
     RECORD_COST_BYTES,
     SHORT_BYTES,
     RecordLimits,

@@ -37,6 +37,9 @@ HEADER_BYTES = HEADER.size
 LOG_OVERHEAD_BYTES = 12  # base offset and length
 CHECKED_FROM = 21  # the checksum covers the attributes and all bytes after them
 MIN_LENGTH = HEADER_BYTES - LOG_OVERHEAD_BYTES
+COMPRESSION = 0x07  # of the attributes
+MIN_RECORD_BYTES = 7  # seven fields of one byte
+MAX_BATCH_RECORDS = 1_000_000  # of a batch read as a whole; their objects may take 100 MB
 MAGIC = 2
 OLD_PIECE_BYTES = 512 * 1024  # messages of format 0 or 1 in one piece; fits into a dead letter
 MAX_BATCH_BYTES = 1 << 30  # Kafka's sizes are signed 32 bit; a larger length is garbage
@@ -77,9 +80,15 @@ class BatchHeader(NamedTuple):
         return self.base_offset + self.last_offset_delta + 1
 
     @property
+    def most_records(self) -> int:
+        """As many records as its offsets and its bytes have room for; its own count may be forged."""
+        room = (self.length - MIN_LENGTH) // MIN_RECORD_BYTES
+        return min(self.last_offset_delta + 1, MAX_BATCH_RECORDS if self.compression else room)
+
+    @property
     def compression(self) -> int:
         """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
-        return self.attributes & 0x07
+        return self.attributes & COMPRESSION
 
     @property
     def is_transactional(self) -> bool:

@@ -17,11 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from app.kafka.records.batch import (
+    COMPRESSION,
     HEADER,
     HEADER_BYTES,
     LOG_OVERHEAD_BYTES,
     MAGIC,
+    MAX_BATCH_RECORDS,
     MIN_LENGTH,
+    MIN_RECORD_BYTES,
     BatchHeader,
     RecordBatch,
 )
@@ -59,6 +62,14 @@ class BatchHeaderArrays(NamedTuple):
     @property
     def next_offset(self) -> Numbers:
         return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def most_records(self) -> Numbers:
+        """As `BatchHeader.most_records`."""
+        room = (self.length - MIN_LENGTH) // MIN_RECORD_BYTES
+        return np.minimum(
+            self.last_offset_delta + 1, np.where(self.attributes & COMPRESSION, MAX_BATCH_RECORDS, room)
+        )
 
     @property
     def nbytes(self) -> Numbers:

@@ -22,7 +22,6 @@ SHORT_BYTES = 2 * MAX_HEADERS  # a header takes two bytes, so a record of this s
 # A chunk of short records takes at most this fraction of the cost limit in bytes. If they are nothing but
 # headers, their objects cost five times the limit while they are decoded; the cost is known afterwards.
 SHORT_PART = 16
-MAX_BATCH_RECORDS = 1_000_000  # of a batch read as a whole; their objects may take 100 MB
 # Memory beside the bytes, in CPython 3.11: three objects and a slot in the list of headers.
 HEADER_COST_BYTES = 160
 RECORD_COST_BYTES = 200

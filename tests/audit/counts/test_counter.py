@@ -151,6 +151,17 @@ def test_a_batch_that_cannot_be_decoded_is_counted_from_its_header_and_noted() -
     assert (tally.undecodable, tally.windows[0].count) == (1, 2)
 
 
+@pytest.mark.parametrize("disorder_ms", [0, ANY_DISORDER])
+def test_a_batch_counts_no_more_records_than_its_offsets_and_bytes_have_room_for(disorder_ms: int) -> None:
+    log, tally = Log(), Tally(WIDTH)
+    log.append([10, 20])
+    data = log.fetch(0, 1)[0]
+    forged = patched(patched(data, 57, ">i", 2_000_000_000), 23, ">i", 1_999_999_999)
+    count_chunk(tally, forged, 0, CountingSpec(records_of, disorder_ms=disorder_ms))
+    assert (tally.from_headers, tally.undecodable) == (0, 1)
+    assert 2 <= tally.windows[0].count <= len(data) // 7
+
+
 def test_message_ids_are_taken_from_headers() -> None:
     log, tally = Log(), Tally(WIDTH)
     log.append([10, 1_020, 30], names=[b"a", b"b", b"c"])
