@@ -30,12 +30,14 @@ from app.kernel.json_types import JsonMapping, JsonObject
 from app.placement.model.plan import HIBERNATED, topic_of
 from app.placement.model.round import is_gone, is_hibernated
 from app.replicate.view import copying_fields, copying_sums
+from app.worker.members.membership import STOPPED
 
 ASLEEP = "hibernated"  # the state of a sleeping workload's jobs
 RESTING = {ThroughputBound.HIBERNATED, ThroughputBound.PASSIVE}
 COUNTS = ("in_flight", "unfinished", "delivered", "retried", "dead_lettered", "passed_over")
 QUEUES = ("ready", "behind", "postponed", "backoff", "outgoing")
 BREAKER_ORDER = {"closed": 0, "half-open": 1, "open": 2}
+ENDED_SHOWN_S = 30.0
 MAX_SHOWN_TROUBLES = 5  # of a workload, in one line of a table
 
 
@@ -316,7 +318,8 @@ def _worst(receivers: Sequence[WorkloadStatus]) -> str:
 def workers(
     state: ControlState, heard: Mapping[str, tuple[float, Heartbeat]], live: Iterable[str], now_s: float
 ) -> list[JsonObject]:
-    """Every worker with a recent heartbeat, also the dead ones."""
+    """Every worker with a recent heartbeat: also the dead ones, and for `ENDED_SHOWN_S` those that said
+    goodbye."""
     alive = set(live)
     return [
         {
@@ -333,6 +336,7 @@ def workers(
             "clock_ahead_s": None if beat.clock_ahead_s is None else round(beat.clock_ahead_s, 1),
         }
         for worker, (heard_s, beat) in sorted(heard.items())
+        if beat.state != STOPPED or now_s - heard_s < ENDED_SHOWN_S
     ]
 
 
