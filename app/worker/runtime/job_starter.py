@@ -6,6 +6,7 @@ A job that cannot start is tried again every `START_RETRY_S`, and `troubles` say
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ from app.worker.tracker.client import TrackerClient
 log = structlog.get_logger(__name__)
 
 START_RETRY_S = 1.0
+START_TROUBLE_S = 5.0  # a start that succeeds sooner is no incident, such as of a topic without a leader yet
 
 
 @dataclass
@@ -55,16 +57,20 @@ class JobStarter:
         The result is valid only until the caller's next await.
         """
         identity = JobId.parse(job)
+        began_s, reported = time.monotonic(), ""
         while True:
             try:
                 started = await self._take_over(identity, held)
             except Exception as error:  # noqa: BLE001 - any error is reported, and the start tried again
                 message = str(error) or repr(error)
-                is_known, self.troubles[job] = self.troubles.get(job) == message, message
-                if not is_known and not isinstance(error, StartPostponed):
+                self.troubles[job] = message
+                stays = isinstance(error, UnusableField | DescriptorError)
+                is_due = stays or time.monotonic() - began_s >= START_TROUBLE_S
+                if is_due and message != reported and not isinstance(error, StartPostponed):
+                    reported = message
                     log.warning("a job cannot start yet; the worker tries again", job=job, error=message)
                     remedy = "the worker tries again every second"
-                    if isinstance(error, UnusableField | DescriptorError):
+                    if stays:
                         remedy = "deploy the definition with a field or schema that this worker can read"
                     self.report_incident("job-cannot-start", job, message, remedy)
                 await asyncio.sleep(START_RETRY_S)

@@ -144,7 +144,7 @@ def test_a_worker_that_fell_silent_is_dead_and_one_that_said_goodbye_is_stopped(
 
 
 def test_a_worker_that_said_goodbye_is_listed_for_half_a_minute() -> None:
-    goodbye, silent = beat(worker="a", state="stopped"), beat(worker="b")
+    goodbye, silent = msgspec.structs.replace(beat(worker="a"), state="stopped"), beat(worker="b")
     heard = {"a": (10.0, goodbye), "b": (10.0, silent)}
     at = {now_s: [w["worker"] for w in overview.workers(state_of(), heard, [], now_s)] for now_s in (39, 40)}
     assert at == {39: ["a", "b"], 40: ["b"]}, "who only fell silent stays"

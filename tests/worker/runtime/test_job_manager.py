@@ -173,6 +173,30 @@ async def test_a_job_of_a_stored_plan_with_an_unusable_time_says_what_to_deploy(
     assert remedy == "deploy the definition with a field or schema that this worker can read"
 
 
+async def test_a_start_that_fails_for_a_moment_is_a_trouble_and_no_incident(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.worker.runtime.job_starter.START_RETRY_S", 0.01)
+    incidents: list[tuple[str, ...]] = []
+    tries = 0
+
+    async def check(_: JobId) -> None:
+        nonlocal tries
+        tries += 1
+        raise LookupError("no leader of orders-0 answers")
+
+    nothing = cast("Any", None)
+    kinds: Any = SimpleNamespace(of=lambda _: SimpleNamespace(check=check))
+    starter = JobStarter("me", nothing, nothing, lambda *fields: incidents.append(fields), kinds)
+    starting = asyncio.create_task(starter.start(JOB, assigned()))
+    await until(lambda: tries > 2)
+    assert (incidents, starter.troubles[JOB]) == ([], "no leader of orders-0 answers")
+    monkeypatch.setattr("app.worker.runtime.job_starter.START_TROUBLE_S", 0.0)
+    await until(lambda: incidents)
+    starting.cancel()
+    assert [kind for kind, *_ in incidents] == ["job-cannot-start"], "it is told once"
+
+
 async def test_a_job_of_a_cluster_that_is_not_configured_here_says_so() -> None:
     log = Log()
     log.apply(put(definition()), assigned())
