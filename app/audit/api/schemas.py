@@ -41,10 +41,11 @@ class Taken(TypedDict):
 
 class AuditWindow(TypedDict):
     """A topic's counts at a tier, in a window of event time; `start` null: the records without a time. `late`
-    records came after the window was closed; `count` and `bytes` include them. Latencies are null if none
-    were measured. `ids`, a fingerprint of all message ids, is null unless each record has one. `without`:
-    sources that were silent when the window was closed. `complete`: no record was gone before it was counted.
-    `remark`: the client's deviation from the plan."""
+    records came after the window was closed; `count` and `bytes` include them. `bytes` are those of batches
+    as stored, so tiers with the same records may differ in them: only `count` shows loss. Latencies are null
+    if none were measured. `ids`, a fingerprint of all message ids, is null unless each record has one.
+    `without`: sources that were silent when the window was closed. `complete`: no record was gone before it
+    was counted. `remark`: the client's deviation from the plan."""
 
     topic: str
     tier: str

@@ -98,7 +98,8 @@ def _metadata_name(name: str) -> str:
     if not _LEGAL.fullmatch(lower):
         raise InvalidHeaderName(
             f"header {name[:MAX_HEADER_NAME_CHARS]!r} cannot be gRPC metadata; "
-            "name headers with letters, digits, '.', '_' and '-', at most 256"
+            "name headers with letters, digits, '.', '_' and '-', at most 256, or keep this one from the "
+            "receiver with spec.headers.deny"
         )
     found = f"{HEADER_PREFIX}{lower}-bin"
     if len(_names) < _MAX_CACHED_NAMES:

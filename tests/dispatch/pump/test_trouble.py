@@ -209,6 +209,7 @@ async def test_a_header_name_that_grpc_cannot_carry_takes_its_message_to_the_dlq
         assert "'na\u00efve name' cannot be gRPC metadata; name headers with".encode() in (
             headers[REASON] or b""
         )
+        assert (headers[REASON] or b"").endswith(b"spec.headers.deny")
         assert headers["na\u00efve name"] == b"x"
         assert (pump.delivered, rig.main.breaker.closed) == (20, True)
 
