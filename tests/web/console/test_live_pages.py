@@ -241,3 +241,23 @@ def test_the_placement_page_says_where_every_job_is_and_why(
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.screenshot(path=tmp_path / "workload.png", full_page=True)
     page.close()
+
+
+def test_no_column_of_overview_and_placement_is_cut_on_a_laptop(browser: Any, fed: FakeRuntime) -> None:
+    pod = "worker-7d9f8b6c5d-x2x4z-1-6b0c040c"
+    load, capacity = Load(0.25, 64 << 20, 2e6), Load(1.0, 2 << 30, 125e6)
+    fed.apply(
+        assigned(job(1), pod, reason="worker-a is at 95 % of its cpu, above 90 %"),
+        Drain(at_ms=1, worker=pod, draining=True, actor="ann"),
+        MoveWish(at_ms=1, job=job(1), worker=ME, epoch=1, actor="ann"),
+    )
+    for one in (beat(flowing(job(0), load=load)), beat(flowing(job(1), load=load), worker=pod)):
+        fed.observe(msgspec.structs.replace(one, capacity=capacity, used=load))
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    with serving(fed) as url:
+        for path, words in (("/", "25 %"), ("/placement", f"wanted on {ME}")):
+            page.goto(url + path)
+            wait_for_text(page, words)
+            cut = "tables => tables.filter(t => t.scrollWidth > t.clientWidth).map(t => t.innerText)"
+            assert page.locator(".scroll").evaluate_all(cut) == []
+    page.close()

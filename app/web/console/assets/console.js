@@ -117,7 +117,7 @@ function workloadPage(w, dlq, size) {
     const query = p.topic === s.topic ? "" : `?topic=${encodeURIComponent(p.topic)}`;
     return [link(`${workloadPath(s)}/partitions/${p.partition}${query}`, p.topic), String(p.partition), state(p.state), number(p.lag_messages), lagTime(p),
       number(p.committed), number(p.high_watermark), share(p.tracker_capacity ? p.tracker_used / p.tracker_capacity : null), number(p.in_flight), number(p.delivered), number(p.epoch), p.trouble,
-      p.worker ? [link(workerPath(p.worker), p.worker), p.wish ? [" ", pill(`wanted on ${p.wish}`, "warn")] : ""] : "nobody", p.since_ms ? clock(p.since_ms) : "", p.reason];
+      p.worker ? [link(workerPath(p.worker), p.worker), p.wish ? el("div", {}, pill(`wanted on ${p.wish}`, "warn")) : ""] : "nobody", p.since_ms ? clock(p.since_ms) : "", p.reason];
   });
   const dead = dlq.items.map((m) => [clock(m.at_ms), `${m.origin.topic}-${m.origin.partition} @ ${m.origin.offset}`, m.code, m.reason, m.attempt, leftOut(m.left_out_key_bytes) ?? m.key?.text ?? m.key?.base64 ?? "null", leftOut(m.left_out_bytes) ?? (m.value?.text ?? m.value?.base64 ?? "null").slice(0, 300)]);
   return [

@@ -83,7 +83,7 @@ function jobsTable(items, path) {
     const [kind, key, topic, partition] = a.job.split(":");
     const [group, of] = key.split("/");
     return [
-      `${topic}-${partition}`, link(kind === "replicate" ? routePath(key) : path({ group, topic: of }), key), [a.worker || "nobody", a.release ? [" ", pill("leaving", "warn")] : "", a.wish ? [" ", pill(`wanted on ${a.wish}`, "warn")] : ""], clock(a.at_ms), a.reason,
+      `${topic}-${partition}`, link(kind === "replicate" ? routePath(key) : path({ group, topic: of }), key), [a.worker || "nobody", a.release ? [" ", pill("leaving", "warn")] : "", a.wish ? el("div", {}, pill(`wanted on ${a.wish}`, "warn")) : ""], clock(a.at_ms), a.reason,
       measured(a.cpu_cores, cores), measured(a.memory_bytes, bytes), measured(a.network_bytes_per_s, (n) => `${bytes(n)}/s`),
     ];
   }), "No job yet.");

@@ -103,7 +103,7 @@ export function routePage(r, topics, speed, { lagTime, pauses, tiles, where }) {
   const barrier = ({ barrier: b }) => (b ? el("span", { title: `source and copy, at ${clock(b.at_ms)}` }, `${number(b.source_end)} → ${number(b.target_end)}`) : "none yet");
   const rows = r.partitions.map((p) => [
     p.topic, String(p.partition), state(p.state), number(p.lag_messages), lagTime(p), number(p.committed), number(p.high_watermark), number(p.delivered), asTheyWere(p, p.delivered), number(p.compared), number(p.differing), number(p.uncompared), number(p.left_out), p.lost ? lost(p) : "0", barrier(p), number(p.epoch), p.trouble,
-    p.worker ? [link(workerPath(p.worker), p.worker), p.wish ? [" ", pill(`wanted on ${p.wish}`, "warn")] : ""] : "nobody", p.since_ms ? clock(p.since_ms) : "", p.reason,
+    p.worker ? [link(workerPath(p.worker), p.worker), p.wish ? el("div", {}, pill(`wanted on ${p.wish}`, "warn")) : ""] : "nobody", p.since_ms ? clock(p.since_ms) : "", p.reason,
   ]);
   return [
     where(link("/routes", "Routes")), el("h1", {}, s.name), el("p", {}, `${s.from} → ${s.to}`), pauses(s.name, !s.paused, s.paused, "route pause|resume|reset", el("button", { type: "button", "data-act": "reset", "data-of": s.name }, "Reset…")),
