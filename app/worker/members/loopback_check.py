@@ -1,8 +1,9 @@
 """Refuses a loopback address to a worker once a worker of another host or container runs.
 
 On another host a loopback URL leads to another process: answers would be missing, or come from a wrong
-worker. A worker that starts with one ends as soon as it hears a worker of another host. A worker that already
-runs jobs when the first such worker starts keeps them, and reports an incident.
+worker. A worker that starts with one ends as soon as it hears a worker of another host for `PERSISTS_S`: one
+record may be forged, or left over. A worker that already runs jobs when the first such worker starts keeps
+them, and reports an incident.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ log = structlog.get_logger(__name__)
 LOOPBACK_POLL_INTERVAL_S = 0.5
 # workers send a heartbeat every half second, and this one starts to read them within seconds
 HEARTBEATS_GRACE_S = 10.0
+PERSISTS_S = 1.0
 REMEDY = (
     "set web.host to an address that other hosts reach (0.0.0.0: every one), or web.advertise to the address "
     "or URL by which they reach this worker"
@@ -67,9 +69,13 @@ class LoopbackCheck(Service):
     @Service.task
     async def _check(self) -> None:
         started_s, is_reported = time.monotonic(), False
+        first_ms: dict[str, int] = {}
         while not self.should_stop:
             now_s = time.monotonic()
-            other = apart(self._place, self._url, self._members.live(now_s))
+            live = self._members.live(now_s)
+            first_ms = {worker: first_ms.get(worker, beat.at_ms) for worker, beat in live.items()}
+            lasting = {w: beat for w, beat in live.items() if beat.at_ms - first_ms[w] >= PERSISTS_S * 1000}
+            other = apart(self._place, self._url, lasting)
             why = f"this worker announces {self._url}, which {other} on another host cannot reach"
             if other and now_s - started_s < HEARTBEATS_GRACE_S:
                 log.critical(why, remedy=REMEDY)

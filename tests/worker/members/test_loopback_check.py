@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from contextlib import suppress
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -22,8 +23,8 @@ HERE, THERE = "here", "there"
 LOOPBACK = "http://127.0.0.1:6066"
 
 
-def beat(worker: str, place: str, state: str = "running") -> Heartbeat:
-    return Heartbeat(worker=worker, at_ms=0, started_ms=0, url=LOOPBACK, state=state, term=0, place=place)
+def beat(worker: str, place: str, state: str = "running", at_ms: int = 0) -> Heartbeat:
+    return Heartbeat(worker=worker, at_ms=at_ms, started_ms=0, url=LOOPBACK, state=state, term=0, place=place)
 
 
 @pytest.mark.parametrize("url", [LOOPBACK, "http://[::1]:1", "http://localhost:6066", "http://0.0.0.0:1"])
@@ -51,11 +52,13 @@ def service(members: Members, reported: list[str]) -> LoopbackCheck:
 def test_a_starting_worker_with_a_loopback_address_ends_with_the_remedy() -> None:
     async def run() -> None:
         members, reported = Members(1e9), list[str]()
-        members.observe(beat("b", THERE), time.monotonic())
         watching = service(members, reported)
         await watching.start()
         async with asyncio.timeout(60):
-            while not watching.crashed:  # noqa: ASYNC110 - its own task changes it
+            for at_ms in count(0, 500):
+                if watching.crashed:
+                    break
+                members.observe(beat("b", THERE, at_ms=at_ms), time.monotonic())
                 await asyncio.sleep(0.01)
         assert isinstance(watching.crash_reason, NotReachable)
         assert "web.advertise" in str(watching.crash_reason)
@@ -73,15 +76,35 @@ def test_a_running_worker_with_a_loopback_address_continues_and_reports_once(
 
     async def run() -> None:
         members, reported = Members(1e9), list[str]()
-        members.observe(beat("b", THERE), time.monotonic())
         watching = service(members, reported)
         await watching.start()
         async with asyncio.timeout(60):
-            while not reported:  # noqa: ASYNC110 - its own task changes it
+            for at_ms in count(0, 500):
+                if reported:
+                    break
+                members.observe(beat("b", THERE, at_ms=at_ms), time.monotonic())
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         assert reported == ["loopback-address"]
         assert not watching.crashed
+        await watching.stop()
+
+    asyncio.run(run())
+
+
+def test_one_heartbeat_of_another_host_which_may_be_forged_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loopback_check, "LOOPBACK_POLL_INTERVAL_S", 0.01)
+
+    async def run() -> None:
+        members, reported = Members(1e9), list[str]()
+        watching = service(members, reported)
+        await watching.start()
+        for _ in range(20):  # the same record, read again and again
+            members.observe(beat("b", THERE, at_ms=1_000_000), time.monotonic())
+            await asyncio.sleep(0.01)
+        assert (watching.crashed, reported) == (False, [])
         await watching.stop()
 
     asyncio.run(run())
