@@ -74,7 +74,8 @@ class Ready(TypedDict):
 class Worker(TypedDict):
     """A worker with a recent heartbeat: its `capacity`, and how much of it is `used`.
 
-    `clock_ahead_s`: its host's clock minus the brokers', in seconds; null: not known.
+    `clock_ahead_s`: its host's clock minus the brokers', in seconds; null: not known. `throttled`: the share
+    of the last minute (0 to 1) whose periods used up a CPU quota of its container.
     """
 
     worker: str
@@ -88,6 +89,7 @@ class Worker(TypedDict):
     capacity: Load
     used: Load
     clock_ahead_s: float | None
+    throttled: float
 
 
 class Job(TypedDict):

@@ -403,6 +403,7 @@ def test_metrics_omit_unknown_values(console: Console) -> None:
     assert f"switchyard_delivered_messages_total{labels.format(0)} 5.0" in text
     assert 'switchyard_breaker_open{workload="billing/orders"} 1.0' in text
     assert "switchyard_buffered_bytes 4096.0" in text
+    assert "switchyard_cpu_throttled_ratio 0.0" in text
 
 
 def test_the_openapi_document_names_every_route_with_a_summary(console: Console) -> None:

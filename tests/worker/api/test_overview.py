@@ -143,6 +143,12 @@ def test_a_worker_that_fell_silent_is_dead_and_one_that_said_goodbye_is_stopped(
     assert (shown["b"]["state"], shown["b"]["silent_s"]) == ("running", 2.0)
 
 
+def test_a_throttled_worker_is_shown_as_one() -> None:
+    heard = {"a": (10.0, msgspec.structs.replace(beat(worker="a"), throttled=0.49))}
+    (shown,) = overview.workers(state_of(), heard, ["a"], 10.0)
+    assert shown["throttled"] == 0.49
+
+
 def test_an_empty_region_has_no_lag_and_an_unmeasured_one_has_an_unknown_lag() -> None:
     nothing = overview.overview("east", ControlState(), {}, {}, [], NOW_MS, 0.0)
     assert nothing["totals"]["lag_messages"] == 0
