@@ -104,6 +104,7 @@ def test_a_plan_reports_what_the_worker_would_refuse(shell: Shell) -> None:
     for verb in (["plan"], ["deploy", "--execute", "--yes"]):
         ended = shell("config", *verb, "-f", shell.file(definition(), wrong))
         assert ended.returncode == 3, ended.stderr
+        assert "switchyard: new/orders: " in ended.stderr
         assert "did you mean east?" in ended.stderr
         assert not shell.fed.control.appended
 

@@ -223,7 +223,7 @@ def _plan(
                 # A conflict of one definition may end with the other changes of this plan.
                 is_of_all = change.kind.are_planned_together and failure.code == EXIT_PRECONDITION
                 if not is_of_all or failure.title == NAME_REFUSED:
-                    raise
+                    raise failure.of(change.name) from failure
                 continue
             doubts += [f"{change.name}: {doubt}" for doubt in answer.get("doubts", ())]
     return client, replace(planned, warnings=(*planned.warnings, *doubts)), current
@@ -321,7 +321,7 @@ def deploy(
             _apply(client, change, current, take_over)
         except CommandFailure as failure:
             if not done:
-                raise
+                raise failure.of(change.name) from failure
             raise CommandFailure(
                 f"{change.name}: {failure}; before it, {len(done)} changed: {', '.join(done)}. "
                 "Deploy again: changes that were made are not repeated", EXIT_PARTIAL,

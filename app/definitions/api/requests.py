@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
@@ -19,6 +20,7 @@ import structlog
 from aiohttp import web
 from aiokafka.errors import KafkaError
 
+from app.config.definition_base import MAX_DEFINITION_BYTES
 from app.config.problems import Document, read_documents
 from app.controllog.events import ALL, AnyControlEvent, AnyPut, DefinitionPut, Paused, deletion_of
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
@@ -167,7 +169,14 @@ async def delete(api: ApiContext, request: web.Request, put: DefinitionPut) -> w
 
 async def read_definition(request: web.Request) -> Document:
     """The one definition that the body is. Raises ApiError, InvalidConfiguration."""
-    raw = await request.read()
+    try:
+        raw = await request.clone(client_max_size=MAX_DEFINITION_BYTES).read()
+    except web.HTTPRequestEntityTooLarge as error:
+        detail = (
+            f"the definition is too large; at most {MAX_DEFINITION_BYTES} bytes are taken; divide it into "
+            "several definitions"
+        )
+        raise ApiError(413, HTTPStatus(413).phrase, detail) from error
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
