@@ -132,6 +132,7 @@ class Workload(TypedDict):
     """A workload in numbers, summed over its partitions and retry tiers; `bound` is what holds it back.
 
     `role` is for workloads with a mode; `passed_over` counts messages that another region had finished.
+    `definition` only comes with `?definitions=true`.
     """
 
     key: str
@@ -159,6 +160,7 @@ class Workload(TypedDict):
     breaker: str
     held: int
     troubles: list[str]
+    definition: NotRequired[JsonObject]
 
 
 # A route in numbers, summed over its partitions.
@@ -170,6 +172,7 @@ class Workload(TypedDict):
 #   how often the source, `destination_losses` how often the destination, was truncated or recreated.
 # - Partitions: `halted` at a gap, `stuck` at a batch that cannot be copied, `limited` by the route's limits
 #   or by routes of a higher priority. `rate` is records per second.
+# - `definition`, and the failover definition that it was `made_by` ("": none), only with `?definitions=true`.
 Route = TypedDict(
     "Route",
     {
@@ -202,6 +205,8 @@ Route = TypedDict(
         "rate": float | None,
         "unfinished": int,
         "troubles": list[str],
+        "definition": NotRequired[JsonObject],
+        "made_by": NotRequired[str],
     },
 )
 
