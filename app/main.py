@@ -44,6 +44,8 @@ from app.payload.interceptors import Interceptor
 from app.web.console import server as console
 from app.worker.members.advertised_address import loopback_place, own_url
 from app.worker.runtime import open_files
+from app.worker.runtime.cgroups import sample_container
+from app.worker.runtime.container_watch import ContainerWatch
 from app.worker.runtime.data_directory import prepare_datadir, worker_directory
 from app.worker.runtime.log_setup import configure_logging, logging_config
 from app.worker.runtime.loop_guard import LoopGuard
@@ -82,6 +84,7 @@ class SwitchyardApp(PatientApp):
     _ended_by: BaseException | None = None
     _is_stopping = False
     _guard: LoopGuard | None = None
+    _container: ContainerWatch
 
     def raw_topic(self, declared: ControlTopic) -> Any:
         return self.topic(
@@ -123,7 +126,8 @@ class SwitchyardApp(PatientApp):
         if words := open_files.too_few(addresses):
             sys.stderr.write(f"switchyard: {words}\n")
             raise SystemExit(EXIT_INVALID)
-        self._guard = LoopGuard(settings.worker.stall_s)
+        self._container = ContainerWatch(await asyncio.to_thread(sample_container))
+        self._guard = LoopGuard(settings.worker.stall_s, self._container.limits.cpu_cores)
         self._guard.start()
         try:
             self.interceptors = await asyncio.to_thread(load_interceptors, settings.interceptors)
@@ -200,7 +204,7 @@ class SwitchyardApp(PatientApp):
                 directory=worker_directory(settings.data_path, worker_name(settings)),
             ),
             self._deliver,
-            Meter(capacity.cpu, capacity.memory, capacity.network),
+            Meter(capacity.cpu, capacity.memory, capacity.network, self._container),
             self.seals,
         )
         await self.add_runtime_dependency(self.runtime)

@@ -25,6 +25,10 @@ class CommandFailure(Exception):
         self.code = code
         self.title = title  # the title of the worker's problem
 
+    def of(self, name: str) -> CommandFailure:
+        """This failure, of one of several things: `name`."""
+        return CommandFailure(f"{name}: {self}", self.code, self.title)
+
 
 def worker_url(given: str | None) -> str:
     """The worker's address: the option, SWITCHYARD_URL, or the web port of the local configuration."""

@@ -18,6 +18,10 @@ from app.config.fields import Model
 from app.kernel.json_types import JsonMapping, JsonObject
 from app.replicate.model.route import Route
 
+# The most bytes of a definition as JSON, in a request and in the control log. An event has room for it beside
+# its other fields (`app.controllog.codec.MAX_EVENT_BYTES`), and so has a proxy with common settings (1 MiB).
+MAX_DEFINITION_BYTES = 512 * 1024
+
 
 def added(default: Any, **options: Any) -> Any:
     """A field that was added after the first release."""

@@ -106,7 +106,7 @@ class DefinitionKind(Generic[D]):
         check_together: Checks of all definitions of some files.
         are_planned_together: A conflict of one definition may end with the changes of others.
         may_take_over: A new one may be deployed although its group has other consumers.
-        is_listed_whole: The API's list has the definitions.
+        is_listed_whole: The API's list always has the definitions, not only with `?definitions=true`.
         deletes_first: New definitions may depend on the deletion of others.
     """
 

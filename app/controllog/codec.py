@@ -177,6 +177,7 @@ class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         tokens_messages, tokens_bytes: The tokens left of them; below 0: a debt.
         blocked: Why this worker may not send: "lease", "snapshots" or "".
         budget_used: The share of the worker's memory for fetched messages in use, 0 to 1.
+        throttled: As in `Heartbeat`.
         stashed: Messages moved away because they blocked their partition. `decisions` are the last of them.
         heads: Messages that may be moved next, the oldest first, and `more_heads` beyond the list.
         withheld: Messages that failed and may not be dead-lettered yet
@@ -197,6 +198,7 @@ class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tokens_bytes: float = 0
     blocked: str = ""
     budget_used: float = 0
+    throttled: float = 0
     stashed: int = 0
     decisions: list[HeadDecision] = []
     heads: list[HeadStatus] = []
@@ -229,6 +231,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
         troubles: Problems that the leader reports.
         clock_ahead_s: The host's clock minus the brokers' (`app.worker.members.host_clock`); None: not known.
         seals: The version of its seals (`app.controllog.seals.VERSION`); 0: it writes none.
+        throttled: The share of the last minute, 0 to 1, whose periods used up a CPU quota of its container.
     """
 
     worker: str
@@ -252,6 +255,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     troubles: list[WorkloadTrouble] = []
     clock_ahead_s: float | None = None
     seals: int = 0
+    throttled: float = 0
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):

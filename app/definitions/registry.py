@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 from pydantic.json_schema import models_json_schema
 
 from app.alerts.definition_kind import ALERT
 from app.audit.definition_kind import AUDIT_PLAN
-from app.config.definition_base import Definition
+from app.config.definition_base import MAX_DEFINITION_BYTES, Definition
 from app.config.definition_kind import D, DefinitionKind, KnownPlaces
 from app.config.problems import (
     ConfigProblem,
@@ -85,10 +86,27 @@ def parse(
     except InvalidConfiguration as error:
         problems += error.problems
     problems += kind.check(document, definition, KnownPlaces(clusters, layout))
+    problems += [] if definition is None else _too_large(document, definition.to_wire())
     warnings = [problem for problem in problems if problem.severity == "warning"]
     if definition is None or len(warnings) < len(problems):
         raise InvalidConfiguration(problems)
     return definition, warnings
+
+
+def _too_large(document: Document, wire: JsonObject) -> Iterable[ConfigProblem]:
+    """The problem of a definition that is larger than the control log takes, at its largest field."""
+    size = len(orjson.dumps(wire))
+    if size <= MAX_DEFINITION_BYTES:
+        return
+    sizes = {field: len(orjson.dumps(value)) for field, value in wire["spec"].items()}
+    largest = max(sizes, key=sizes.__getitem__)
+    yield problem_at(
+        document,
+        ("spec", largest),
+        f"the definition has {size} bytes as JSON, {sizes[largest]} of them here; at most"
+        f" {MAX_DEFINITION_BYTES} bytes are taken",
+        "shorten it, or divide it into several definitions",
+    )
 
 
 parse_definition = partial(parse, WORKLOAD)

@@ -65,7 +65,8 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     """The workload on one worker. `bound` (a word) and `why` (a sentence) say what limits it there. Its
     messages are counted by what they wait for. Rates are the worker's share; `messages_short` and
     `bytes_short` are missing for the next message. `budget_used` is the used part (0 to 1) of the worker's
-    memory for fetched messages. `withheld` messages failed and may not be dead-lettered yet; `withheld_by`
+    memory for fetched messages. `throttled` is the share of the last minute (0 to 1) whose periods used up a
+    CPU quota of its container. `withheld` messages failed and may not be dead-lettered yet; `withheld_by`
     counts such failures by status since the worker began. `letters` may be written now (null: no limit).
     """
 
@@ -92,6 +93,7 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     bytes_short: float | None
     buffered_bytes: int
     budget_used: float
+    throttled: float
     stashed: int
     withheld: int
     withheld_by: dict[str, int]
@@ -209,6 +211,7 @@ def _facts(status: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Fl
         ),
         catching_up=sum(job.state == "catching-up" for job in running),
         budget_used=status.budget_used,
+        throttled=status.throttled,
         rates=[RateShare(unit, per_s, tokens) for unit, per_s, tokens in rates if per_s],
         withheld=status.withheld,
         failures="; ".join(part for part in (spelled(status.withheld_by), status.withheld_last) if part),
@@ -263,6 +266,7 @@ def _worker(worker: str, status: WorkloadStatus, jobs: Sequence[JobStatus], now_
         bytes_short=size.short if size else None,
         buffered_bytes=sum(job.buffered_bytes for job in jobs),
         budget_used=status.budget_used,
+        throttled=status.throttled,
         stashed=status.stashed,
         withheld=status.withheld,
         withheld_by=status.withheld_by,

@@ -61,6 +61,9 @@ class JobWork(msgspec.Struct, frozen=True, gc=False):
 
 DEFAULT_JOB = Load(0.005, 2 << 20, 10_000)
 DEFAULT_WORKER = Load(1.0, 2 << 30, 125_000_000)  # one event loop, and a network of 1 Gbit/s
+# A container is throttled when its CPU quota is used up in this share of the periods. A collection of
+# garbage uses one up now and then, and delays nothing for long.
+THROTTLED = 0.1
 FLOOR = Load(0.0005, 256 << 10, 100)  # a fetch session, a tracker, a heartbeat's lines
 CEILING = Load(1024.0, 1 << 44, 1e12)  # above any machine's
 _LEAST_CPU, _LEAST_MEMORY, _LEAST_NETWORK = msgspec.structs.astuple(

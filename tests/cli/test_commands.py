@@ -104,6 +104,7 @@ def test_a_plan_reports_what_the_worker_would_refuse(shell: Shell) -> None:
     for verb in (["plan"], ["deploy", "--execute", "--yes"]):
         ended = shell("config", *verb, "-f", shell.file(definition(), wrong))
         assert ended.returncode == 3, ended.stderr
+        assert "switchyard: new/orders: " in ended.stderr
         assert "did you mean east?" in ended.stderr
         assert not shell.fed.control.appended
 
@@ -310,6 +311,18 @@ def test_worker_list_shows_state_and_jobs_of_each_worker(shell: Shell) -> None:
     flowing_orders(shell.fed)
     (row,) = csv.DictReader(io.StringIO(shell("worker", "list", "-o", "csv").stdout))
     assert (row["worker"], row["state"], row["jobs"]) == ("worker-a", "running", "2")
+
+
+@pytest.mark.parametrize("throttled", [0.0, 0.02, 0.49])
+def test_worker_list_warns_of_a_throttled_worker(shell: Shell, throttled: float) -> None:
+    shell.fed.observe(msgspec.structs.replace(beat(), throttled=throttled))
+    ended = shell("worker", "list")
+    words = (
+        "warning: the container of worker-a is throttled: its CPU quota was used up in 49% of the last "
+        "minute's periods; raise the quota, or add workers"
+    )
+    assert (words in ended.stderr) is (throttled == 0.49)
+    assert ("throttled" in ended.stderr) is (throttled == 0.49)
 
 
 # -- exit codes ------------------------------------------------------------------------------------

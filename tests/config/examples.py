@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import orjson
+
+from app.dispatch.definition import Workload
 from app.failover.topology import Layout, Site
 
 REGIONS = Layout(
@@ -93,3 +96,14 @@ def changed(path: str, value: Any, *, base: dict[str, Any] = SMALL) -> dict[str,
         at = at.setdefault(part, {})
     at[name] = value
     return document
+
+
+def with_bytes(workload: dict[str, Any], size: int) -> dict[str, Any]:
+    """The workload in canonical form, with 1,000 isolation targets that make it `size` bytes of JSON."""
+    made = copy.deepcopy(workload)
+    targets = [{"environment": f"env-{number}", "address": "h:1"} for number in range(1000)]
+    made["spec"]["isolation"] = {"environment": "environment", "targets": targets}
+    each, rest = divmod(size - len(orjson.dumps(Workload.model_validate(made).to_wire())), len(targets))
+    for number, target in enumerate(targets):
+        target["address"] = "h" * (1 + each + (number < rest)) + ":1"
+    return Workload.model_validate(made).to_wire()

@@ -18,7 +18,7 @@ from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 
 
-def seen(rig: DispatchRig) -> WorkloadFlow:
+def seen(rig: DispatchRig, throttled: float = 0.0) -> WorkloadFlow:
     """The console's view of the workload, encoded into a heartbeat and decoded."""
     runtime = rig.runtime
     key = runtime.workload.key
@@ -26,7 +26,7 @@ def seen(rig: DispatchRig) -> WorkloadFlow:
         Heartbeat(
             worker="w1", at_ms=1, started_ms=1, url="http://h:1", state="running", term=0,
             jobs=job_statuses(map(job_status, rig.pumps), {}, {}),
-            workloads=workload_statuses({key: runtime}, rig.pumps, rig.budget),
+            workloads=workload_statuses({key: runtime}, rig.pumps, rig.budget, throttled),
         )
     )  # fmt: skip
     beat = heartbeat(event)
@@ -206,13 +206,28 @@ async def test_a_tracker_smaller_than_the_receivers_limit_is_the_reason() -> Non
         assert seen(rig).bound == "tracker"
 
 
+async def test_a_throttled_container_is_named_before_its_receiver() -> None:
+    handler = Stuck()
+    async with dispatch_rig(handler, flow={"max_inflight": 5}) as rig:
+        pump = rig.pump()
+        rig.feed(pump, numbers(20))
+        await rig.until(lambda: rig.runtime.receivers.in_flight == 5)
+        assert seen(rig).bound == "limit"
+        flow = seen(rig, throttled=0.49)
+        assert (flow.bound, flow.worker) == ("throttled", "w1")
+        assert "this container is throttled" in flow.why
+        assert flow.workers[0].throttled == 0.49
+        handler.go.set()
+        await rig.idle()
+
+
 async def test_ordinary_values_take_no_room_in_a_heartbeat() -> None:
     async with dispatch_rig(lambda _: None) as rig:
         pump = rig.pump()
         rig.feed(pump, numbers(100))
         await rig.idle()
         statuses = workload_statuses(
-            {f"group/topic-{n}": rig.runtime for n in range(300)}, [pump], rig.budget
+            {f"group/topic-{n}": rig.runtime for n in range(300)}, [pump], rig.budget, 0.0
         )
         (event,) = heartbeat_events(
             Heartbeat(worker="w1", at_ms=1, started_ms=1, url="http://h:1", state="running", term=0,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from app.config.definition_base import MAX_DEFINITION_BYTES
 from app.config.settings import Settings
 from app.definitions.registry import json_schema
 from app.kernel.durations import format_duration
@@ -33,6 +34,7 @@ def definitions() -> list[str]:
         "# Definitions",
         "A definition is a YAML or JSON document; `switchyard config deploy` puts it into the control log.",
         "`switchyard config schema` prints the JSON Schema that this page is made of.",
+        f"A definition has at most {MAX_DEFINITION_BYTES // 1024} KiB as JSON; `config validate` checks it.",
         "",
         "A duration is a number of seconds, or a text like `10s`, `500ms`, `1h30m`.",
         "A size is a number of bytes, or a text like `4MiB`, `500kB`.",

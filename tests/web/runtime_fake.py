@@ -52,6 +52,8 @@ from app.worker.jobs.kind import JobPorts
 from app.worker.members.host_clock import HostClock
 from app.worker.members.membership import Members
 from app.worker.readable_definitions import ReadableDefinitions
+from app.worker.runtime.cgroups import ContainerSample
+from app.worker.runtime.container_watch import ContainerWatch
 from app.worker.runtime.job_kinds import JobServices, make_job_kinds
 from app.worker.runtime.loop_watch import LoopWatch
 from app.worker.runtime.open_files import OpenFilesWatch
@@ -275,6 +277,7 @@ class FakeRuntime:
         self.lease.renewed(time.monotonic())
         self.writes = WriteHealth()
         self.open_files = OpenFilesWatch(lambda *_: None)
+        self.container = ContainerWatch(ContainerSample(1.0))
         self.heartbeats = SimpleNamespace(host_clock=HostClock(clock, lambda *_: None))
         self.save_watch = SaveWatch("trackers", self.writes, lambda: True, *[cast("Any", None)] * 3)
         self.loop_watch = LoopWatch("w", lambda *_: None)
@@ -319,7 +322,7 @@ class FakeRuntime:
             statuses=lambda: self.beat.jobs if self.beat else [],
         )  # fmt: skip
 
-    def _workload_statuses(self) -> list[WorkloadStatus]:
+    def _workload_statuses(self, _: float) -> list[WorkloadStatus]:
         return self.beat.workloads if self.beat else []
 
     def observe(self, heartbeat: Heartbeat) -> None:

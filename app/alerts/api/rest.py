@@ -32,6 +32,7 @@ from app.definitions.api.requests import (
     defined,
     delete,
     flag,
+    paged_definitions,
     put_answers,
     read_definition,
 )
@@ -155,7 +156,7 @@ class AlertRoutes:
     @described(Page[alerts_schemas.AlertRule], query=PAGE)
     async def get_rules(self, request: web.Request) -> web.Response:
         """The definition of every alert."""
-        page = paged([put for _, put in sorted(self._api.runtime.control.view.alerts.items())], request)
+        page = paged_definitions(self._api.runtime.control.view.alerts.values(), request)
         return json_response({**page, "items": [self._detail(put) for put in page["items"]]})
 
     @described(answers=DETAIL, problems=(404,))

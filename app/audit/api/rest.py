@@ -35,6 +35,7 @@ from app.definitions.api.requests import (
     defined,
     delete,
     flag,
+    paged_definitions,
     put_answers,
     read_definition,
 )
@@ -48,7 +49,7 @@ from app.offsets.api.rest import offset_errors_as_problems
 from app.web.http import schemas as http_schemas
 from app.web.http.context import ApiContext
 from app.web.http.exports import FORMAT, NDJSON, listed, listing
-from app.web.http.responses import ApiError, json_response, paged
+from app.web.http.responses import ApiError, json_response
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated
 from switchyard.audit.model.reports import BadReport, Report, Scope, checked
 
@@ -234,7 +235,7 @@ class AuditRoutes:
     @described(Page[audit_schemas.AuditPlanDetail], query=PAGE)
     async def get_plans(self, request: web.Request) -> web.Response:
         """All audit plans."""
-        page = paged([put for _, put in sorted(self._api.runtime.control.view.audits.items())], request)
+        page = paged_definitions(self._api.runtime.control.view.audits.values(), request)
         return json_response({**page, "items": [self._detail(put) for put in page["items"]]})
 
     @described(answers=DETAIL, problems=(404,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -39,6 +40,8 @@ from app.replicate.definition import RouteDefinition
 from app.replicate.definition_checks import RemoteRoute, beside_of
 from app.replicate.model.copy_graph import ALONE, OtherRegions
 
+# While other deployments change definitions: how often a plan or a change is tried, and the pause.
+TRIES, TRY_AGAIN_S = 3, 0.2
 FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",
                      help="A file or folder of definitions; may be given several times.")  # fmt: skip
 TAKE_OVER = click.option(
@@ -147,18 +150,15 @@ def _current(client: Client) -> _Current:
     for kind in KINDS:
         for item in _listed(client, kind):
             key = item["key"] if len(kind.named_by) > 1 else kind.prefix + item["name"]
-            if kind.is_listed_whole:
+            if not item.get("made_by"):
                 _read(kind, key, item["definition"], item["etag"], found)
-                continue
-            body = client.ask("GET", kind.path(key))
-            if not body.get("deployed", {}).get("made_by"):
-                _read(kind, key, body["definition"], body["status"]["etag"], found)
     return found
 
 
 def _listed(client: Client, kind: DefinitionKind[Any]) -> list[Any]:
     try:
-        return client.all(kind.list_api or kind.api)
+        query = "" if kind.is_listed_whole else "definitions=true"
+        return client.all(kind.list_api or kind.api, query)
     except CommandFailure as failure:
         if failure.code != EXIT_NOT_FOUND or kind is WORKLOAD:  # every worker has workloads
             raise
@@ -199,34 +199,48 @@ def _plan(
     wanted = _load(files, prune=prune, allow_empty=allow_empty)
     current = _current(client)
     beside = _beside(client) if any(isinstance(one, RouteDefinition) for one in wanted) else ALONE
-    planned = plan(
-        current.definitions,
-        wanted,
-        prune=prune,
-        allow_empty=allow_empty,
-        unreadable=current.unreadable,
-        other_regions=beside,
-        is_local=False,
-        clusters=(),  # the worker knows them, and gets each change as a dry run next
-    )
-    doubts: list[str] = []
-    if not planned.conflicts:
-        for change in planned.changes:  # the worker checks more: it knows the clusters
-            definition = change.definition
-            if definition is None or change.action not in {"create", "update"}:
-                continue
-            try:
-                takes = take_over and change.kind.may_take_over
-                address = _address(change, dry_run=True, take_over=takes)
-                answer = client.ask("PUT", address, definition.to_wire())
-            except CommandFailure as failure:
-                # A conflict of one definition may end with the other changes of this plan.
-                is_of_all = change.kind.are_planned_together and failure.code == EXIT_PRECONDITION
-                if not is_of_all or failure.title == NAME_REFUSED:
-                    raise
-                continue
-            doubts += [f"{change.name}: {doubt}" for doubt in answer.get("doubts", ())]
+    for tries_left in reversed(range(TRIES)):
+        planned = plan(
+            current.definitions,
+            wanted,
+            prune=prune,
+            allow_empty=allow_empty,
+            unreadable=current.unreadable,
+            other_regions=beside,
+            is_local=False,
+            clusters=(),  # the worker knows them, and gets each change as a dry run next
+        )
+        try:
+            doubts = [] if planned.conflicts else _doubts(client, planned, take_over)
+            break
+        except CommandFailure as failure:
+            if failure.code != EXIT_PRECONDITION or not tries_left:
+                raise
+            before, current = current, _current(client)
+            if current.etags == before.etags:
+                raise
     return client, replace(planned, warnings=(*planned.warnings, *doubts)), current
+
+
+def _doubts(client: Client, planned: DefinitionsPlan, take_over: bool) -> list[str]:
+    """The worker's warnings about each change, as it knows the clusters. Raises CommandFailure."""
+    doubts: list[str] = []
+    for change in planned.changes:
+        definition = change.definition
+        if definition is None or change.action not in {"create", "update"}:
+            continue
+        try:
+            takes = take_over and change.kind.may_take_over
+            address = _address(change, dry_run=True, take_over=takes)
+            answer = client.ask("PUT", address, definition.to_wire())
+        except CommandFailure as failure:
+            # A conflict of one definition may end with the other changes of this plan.
+            is_of_all = change.kind.are_planned_together and failure.code == EXIT_PRECONDITION
+            if not is_of_all or failure.title == NAME_REFUSED:
+                raise failure.of(change.name) from failure
+            continue
+        doubts += [f"{change.name}: {doubt}" for doubt in answer.get("doubts", ())]
+    return doubts
 
 
 def _show(planned: DefinitionsPlan, output: str) -> None:
@@ -314,32 +328,74 @@ def deploy(
             raise CommandFailure("standard input is no terminal to confirm on; add --yes", EXIT_PRECONDITION)
         click.confirm("Deploy this?", abort=True, err=True)
     done: list[str] = []
+    rollout = _Rollout(client, current, take_over)
     for change in planned.changes:
         if change.action == "unchanged":
             continue
         try:
-            _apply(client, change, current, take_over)
+            is_ours = rollout.make(change)
         except CommandFailure as failure:
             if not done:
-                raise
+                raise failure.of(change.name) from failure
             raise CommandFailure(
                 f"{change.name}: {failure}; before it, {len(done)} changed: {', '.join(done)}. "
                 "Deploy again: changes that were made are not repeated", EXIT_PARTIAL,
             ) from failure  # fmt: skip
+        if not is_ours:
+            click.echo(f"unchanged {change.name}: another deployment {change.action}d it meanwhile", err=True)
+            continue
         done.append(change.name)
         click.echo(f"{change.action}d {change.name}", err=True)
 
 
-def _apply(client: Client, change: DefinitionChange, current: _Current, take_over: bool) -> None:
-    """Makes one change, if its definition is still the planned one."""
-    etag = current.etags.get(change.key)
-    headers = {"If-None-Match": "*"} if etag is None else {"If-Match": f'"{etag}"'}
-    definition = change.definition
-    if definition is None:
-        client.ask("DELETE", change.kind.path(change.key), headers=headers)
-    else:
-        takes = take_over and change.kind.may_take_over
-        client.ask("PUT", _address(change, take_over=takes), definition.to_wire(), headers)
+class _Rollout:
+    """Makes the changes of a plan, while other deployments may make the same ones."""
+
+    def __init__(self, client: Client, planned_from: _Current, take_over: bool) -> None:
+        self._client = client
+        self._etags = planned_from.etags
+        self._seen = planned_from
+        self._take_over = take_over
+
+    def make(self, change: DefinitionChange) -> bool:
+        """Makes one change, if its definition is still the planned one. False: another deployment made it.
+
+        Raises:
+            CommandFailure: The worker refuses the change, or another deployment made another one.
+        """
+        etag, tries_left = self._etags.get(change.key), TRIES
+        while not _is_made(change, self._seen):
+            try:
+                self._send(change, etag)
+                return True
+            except CommandFailure as failure:
+                if failure.code not in {EXIT_NOT_FOUND, EXIT_PRECONDITION}:
+                    raise
+                # Behind one address may be several workers, each with its own copy of the control log.
+                time.sleep(TRY_AGAIN_S)
+                self._seen, tries_left = _current(self._client), tries_left - 1
+                if not _is_made(change, self._seen) and (
+                    not tries_left or self._seen.etags.get(change.key) != etag
+                ):
+                    raise
+        return False
+
+    def _send(self, change: DefinitionChange, etag: str | None) -> None:
+        headers = {"If-None-Match": "*"} if etag is None else {"If-Match": f'"{etag}"'}
+        definition = change.definition
+        if definition is None:
+            self._client.ask("DELETE", change.kind.path(change.key), headers=headers)
+        else:
+            takes = self._take_over and change.kind.may_take_over
+            self._client.ask("PUT", _address(change, take_over=takes), definition.to_wire(), headers)
+
+
+def _is_made(change: DefinitionChange, current: _Current) -> bool:
+    """Whether what the change wants is there."""
+    if change.definition is None:
+        return change.key not in current.etags
+    found = current.definitions.get(change.key)
+    return found is not None and found.to_wire() == change.definition.to_wire()
 
 
 @config.command()

@@ -11,14 +11,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 import msgspec
+import orjson
 import structlog
 from aiohttp import web
 from aiokafka.errors import KafkaError
 
+from app.config.definition_base import MAX_DEFINITION_BYTES
 from app.config.problems import Document, read_documents
 from app.controllog.events import ALL, AnyControlEvent, AnyPut, DefinitionPut, Paused, deletion_of
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
@@ -29,7 +32,7 @@ from app.kernel.topic_names import NAME_REFUSED
 from app.web.http import schemas
 from app.web.http.context import ApiContext
 from app.web.http.operator_requests import actor_of
-from app.web.http.responses import ApiError, json_response
+from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import JSON, TEXT, AnswerDoc, Param
 
 if TYPE_CHECKING:
@@ -45,10 +48,26 @@ CHECK_TIMEOUT_S = 5.0  # an unreachable cluster delays a deployment for this lon
 AWAY_S = 10.0  # and gets no further request for this long: a deployment may have many definitions
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 DRY_RUN = (Param("dry_run", {"type": "boolean", "default": False}, "only check it"),)
+MAX_PAGE_BYTES = 4 * 1024 * 1024  # of the definitions in a page of a list
+DEFINITIONS = Param("definitions", {"type": "boolean", "default": False}, "also each one's definition")
 MATCH = (
     Param("If-Match", TEXT, "only while the definition has (one of) these ETags; *: while there is one"),
     Param("If-None-Match", TEXT, "only while it has none of these; *: while there is none"),
 )
+
+
+def paged_definitions(puts: Iterable[AnyPut], request: web.Request) -> JsonObject:
+    """As `paged`, by key; a page ends before its definitions have more than `MAX_PAGE_BYTES`. Raises
+    ApiError."""
+    page = paged(sorted(puts, key=lambda put: put.key), request)
+    total = 0
+    for count, put in enumerate(page["items"]):
+        total += len(orjson.dumps(put.definition))
+        if count and total > MAX_PAGE_BYTES:
+            page["items"] = page["items"][:count]
+            page["next"] = str(int(request.query.get("cursor", "0")) + count)
+            break
+    return page
 
 
 async def ask_cluster(
@@ -167,7 +186,14 @@ async def delete(api: ApiContext, request: web.Request, put: DefinitionPut) -> w
 
 async def read_definition(request: web.Request) -> Document:
     """The one definition that the body is. Raises ApiError, InvalidConfiguration."""
-    raw = await request.read()
+    try:
+        raw = await request.clone(client_max_size=MAX_DEFINITION_BYTES).read()
+    except web.HTTPRequestEntityTooLarge as error:
+        detail = (
+            f"the definition is too large; at most {MAX_DEFINITION_BYTES} bytes are taken; divide it into "
+            "several definitions"
+        )
+        raise ApiError(413, HTTPStatus(413).phrase, detail) from error
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -12,7 +12,9 @@ from app.cli.output import emit, output_option, printable, url_option
 from app.dispatch.api.cli_flow import print_flow
 from app.dispatch.api.cli_move import move
 from app.dispatch.api.cli_operators import pause, reset, resume, skip, stash
+from app.dispatch.model.throughput_diagnosis import used_up
 from app.kernel.json_types import JsonMapping
+from app.kernel.load import THROTTLED
 
 MAX_RANGES = 20  # in a table; -o json shows all that the worker sends
 
@@ -152,4 +154,9 @@ def list_workers(url: str | None, output: str) -> None:
     switchyard worker list -o csv
     """
     columns = ["worker", "state", "leader", "jobs", "silent_s", "clock_ahead_s", "url"]
-    emit(Client(url).all("/workers"), columns, output)
+    rows = Client(url).all("/workers")
+    emit(rows, columns, output)
+    for row in rows:
+        if row.get("throttled", 0) >= THROTTLED:
+            words = f"warning: the container of {row['worker']} is throttled: {used_up(row['throttled'])}"
+            click.echo(printable(words), err=True)

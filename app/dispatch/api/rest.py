@@ -17,6 +17,7 @@ from app.config.problems import InvalidConfiguration
 from app.controllog.events import WorkloadPut
 from app.definitions.api.requests import (
     CHECK_TIMEOUT_S,
+    DEFINITIONS,
     DRY_RUN,
     MATCH,
     YAML,
@@ -25,6 +26,7 @@ from app.definitions.api.requests import (
     defined,
     delete,
     flag,
+    paged_definitions,
     put_answers,
     read_definition,
     unmade_topics,
@@ -72,19 +74,27 @@ class WorkloadRoutes:
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),
         ]
 
-    @described(Page[schemas.Workload], query=PAGE)
+    @described(Page[schemas.Workload], query=(DEFINITIONS, *PAGE))
     async def get_workloads(self, request: web.Request) -> web.Response:
-        """Every workload in numbers."""
-        return json_response(paged(region_overview(self._api)["workloads"], request))
+        """Every workload in numbers. `?definitions=true` adds its definition."""
+        if not flag(request, "definitions"):
+            return json_response(paged(region_overview(self._api)["workloads"], request))
+        jobs = self._jobs()
+        page = paged_definitions(jobs.state.workloads.values(), request)
+        items = [{**jobs.workload(put), "definition": put.definition} for put in page["items"]]
+        return json_response({**page, "items": items})
+
+    def _jobs(self) -> overview.JobsOverview:
+        runtime = self._api.runtime
+        live, returned = runtime.members.live(time.monotonic()), runtime.failover.keeper.has_just_returned()
+        return overview.JobsOverview(
+            runtime.control.view, live, now_ms(), self._api.region, returned=returned
+        )
 
     @described(answers={200: AnswerDoc({JSON: schemas.WorkloadDetail}, headers=("ETag",))}, problems=(404,))
     async def get_workload(self, request: web.Request) -> web.Response:
         """One workload: its definition, its partitions, and what limits its throughput, with the numbers."""
-        put = self._api.put_of(request)
-        live = self._api.runtime.members.live(time.monotonic())
-        returned = self._api.runtime.failover.keeper.has_just_returned()
-        view = self._api.runtime.control.view
-        jobs = overview.JobsOverview(view, live, now_ms(), self._api.region, returned=returned)
+        put, jobs = self._api.put_of(request), self._jobs()
         body = {
             "definition": put.definition,
             "status": jobs.workload(put),

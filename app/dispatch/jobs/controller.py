@@ -261,6 +261,7 @@ class DispatchController(Service):
         found = [runtime.need(now_s) for runtime in self.runtimes.values()]
         return [need for need in found if need is not None]
 
-    def workload_statuses(self) -> list[WorkloadStatus]:
-        """The workloads and receivers as this worker sees them."""
-        return workload_statuses(self.runtimes, self.pumps.values(), self._ports.clusters.budget)
+    def workload_statuses(self, throttled: float) -> list[WorkloadStatus]:
+        """The workloads and receivers as this worker sees them. `throttled`: as in `WorkloadStatus`."""
+        budget = self._ports.clusters.budget
+        return workload_statuses(self.runtimes, self.pumps.values(), budget, throttled)

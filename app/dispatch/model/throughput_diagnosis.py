@@ -1,9 +1,10 @@
 """Finds why a workload is not faster on a worker: one reason, with a sentence that has its numbers. Pure.
 
 `ThroughputBound` lists the reasons by severity, and the first true one counts. First come those that stop
-everything or a partition. The next ones slow sending down, in the order in which a message meets them
-(`app.dispatch.scheduler.workload`): its rate, the receiver's slow start, limit and credit. These hold only
-while a message is ready, because an unused limit holds nothing back.
+everything or a partition. The next ones slow sending down: the workload's rate, the worker's CPU, then the
+receiver's slow start, limit and credit, in the order in which a message meets them
+(`app.dispatch.scheduler.workload`). These hold only while a message waits, because an unused limit holds
+nothing back. A worker that is throttled gets answers late, so its receivers seem slow; it comes before them.
 
 The figures are of one moment, from a heartbeat. The reader of heartbeats makes the sentence, so that
 heartbeats do not carry it.
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
+
+from app.kernel.load import THROTTLED
 
 # prefix of the trouble of a job that pauses, but not for an operator (`app.dispatch.jobs.pause_controller`)
 RESTS = "rests: "
@@ -36,6 +39,7 @@ class ThroughputBound(StrEnum):
     COPYING = "copying"
     HEAD = "head-of-line"
     RATE = "rate"
+    THROTTLED = "throttled"
     SLOW_START = "slow-start"
     LIMIT = "limit"
     CREDIT = "credit"
@@ -123,6 +127,7 @@ class FlowReport:
         not_fetched: Why partitions cannot be read, such as an open transaction.
         catching_up: Jobs that work off a backlog beside new messages.
         budget_used: The used share of the worker's memory for fetched messages.
+        throttled: The share of time whose periods used up a CPU quota of the worker's container.
         withheld: Failed messages that may not be dead-lettered yet; `failures`: how they fail, for people.
     """
 
@@ -144,6 +149,7 @@ class FlowReport:
     not_fetched: Sequence[str] = ()
     catching_up: int = 0
     budget_used: float = 0.0
+    throttled: float = 0.0
     rates: Sequence[RateShare] = ()
     withheld: int = 0
     failures: str = ""
@@ -162,16 +168,27 @@ def pace(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnos
     stopped = _stopped(flow, targets)
     if stopped is not None:
         return stopped
-    if flow.ready or any(target.held for target in targets):
-        slowed = _slowed(flow, targets)
-        if slowed is not None:
-            return slowed
+    is_ready = flow.ready > 0 or any(target.held for target in targets)
+    slowed = _rated(flow) if is_ready else None
+    throttled = _throttled(flow)
+    if slowed is None and throttled and (is_ready or flow.behind or flow.unread):
+        slowed = ThroughputDiagnosis(ThroughputBound.THROTTLED, throttled)
+    if slowed is None and is_ready:
+        slowed = _received(targets)
+    if slowed is not None:
+        return slowed
     return _starved(flow, sum(target.in_flight for target in targets))
 
 
 def gravest(paces: Iterable[ThroughputDiagnosis]) -> ThroughputDiagnosis | None:
     """The most severe of `paces`, which needs attention first; None: there are none."""
     return min(paces, key=lambda pace: _GRAVITY[pace.bound], default=None)
+
+
+def used_up(throttled: float) -> str:
+    """How much of the time a container is throttled, 0 to 1, and the remedy."""
+    periods = f"its CPU quota was used up in {throttled:.0%} of the last minute's periods"
+    return f"{periods}; raise the quota, or add workers"
 
 
 def without_worker(waiting: int, jobs: int) -> ThroughputDiagnosis:
@@ -190,14 +207,13 @@ def passive(why: str) -> ThroughputDiagnosis:
 
 
 def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnosis | None:
-    if flow.blocked == "snapshots":
-        why = (
-            "nothing is sent until acknowledged messages are saved: the control cluster is slow to store them"
-        )
-        return ThroughputDiagnosis(ThroughputBound.LEASE, why)
+    throttled = _throttled(flow)
     if flow.blocked:
         why = "nothing is sent: this worker's lease is over, as its heartbeats were not acknowledged in time"
-        return ThroughputDiagnosis(ThroughputBound.LEASE, why)
+        if flow.blocked == "snapshots":
+            why = "nothing is sent until acknowledged messages are saved"
+            why += "" if throttled else ": the control cluster is slow to store them"
+        return ThroughputDiagnosis(ThroughputBound.LEASE, f"{why}; {throttled}" if throttled else why)
     for target in targets:
         waits = f"; {target.held} messages wait for it" if target.held else ""
         if target.health == "not-serving":
@@ -227,6 +243,10 @@ def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDia
     return None
 
 
+def _throttled(flow: FlowReport) -> str:
+    return f"this container is throttled: {used_up(flow.throttled)}" if flow.throttled >= THROTTLED else ""
+
+
 def _paused(flow: FlowReport) -> str:
     jobs = f"all {flow.jobs} of its partitions here"
     if flow.resting:
@@ -238,7 +258,7 @@ def _next_probe(in_ms: int) -> str:
     return f"the next probe in {in_ms / 1000:.1f} s" if in_ms > 0 else "the next message is a probe"
 
 
-def _slowed(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnosis | None:
+def _rated(flow: FlowReport) -> ThroughputDiagnosis | None:
     for rate in flow.rates:
         if rate.short > 0:
             why = (
@@ -246,6 +266,10 @@ def _slowed(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiag
                 f" {rate.short:,.0f} are short, available in {rate.short / rate.per_s:.2f} s"
             )
             return ThroughputDiagnosis(ThroughputBound.RATE, why)
+    return None
+
+
+def _received(targets: Sequence[TargetStatus]) -> ThroughputDiagnosis | None:
     # With several receivers, messages wait at theirs; with one, they wait in the partitions.
     wanted = [target for target in targets if target.held] or targets[:1]
     for target in wanted:

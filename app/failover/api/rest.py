@@ -19,6 +19,7 @@ from app.definitions.api.requests import (
     defined,
     delete,
     flag,
+    paged_definitions,
     put_answers,
     read_definition,
 )
@@ -35,7 +36,7 @@ from app.kernel.json_types import JsonObject
 from app.web.http import schemas as http_schemas
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
-from app.web.http.responses import ApiError, json_response, paged
+from app.web.http.responses import ApiError, json_response
 from app.web.http.route_docs import ACTOR, JSON, PAGE, AnswerDoc, Page, described
 
 PUT = put_answers("definition")
@@ -128,8 +129,7 @@ class FailoverRoutes:
     @described(Page[failover_schemas.FailoverDetail], query=PAGE)
     async def get_failovers(self, request: web.Request) -> web.Response:
         """Every failover definition."""
-        puts = [put for _, put in sorted(self._api.runtime.control.view.failovers.items())]
-        page = paged(puts, request)
+        page = paged_definitions(self._api.runtime.control.view.failovers.values(), request)
         return json_response({**page, "items": [self._detail(put) for put in page["items"]]})
 
     @described(answers=DETAIL, problems=(404,))

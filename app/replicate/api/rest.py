@@ -15,6 +15,7 @@ from aiohttp import web
 
 from app.controllog.events import ALL, RoutePut
 from app.definitions.api.requests import (
+    DEFINITIONS,
     DRY_RUN,
     MATCH,
     YAML,
@@ -25,6 +26,7 @@ from app.definitions.api.requests import (
     defined,
     delete,
     flag,
+    paged_definitions,
     put_answers,
     read_definition,
     unmade_topics,
@@ -88,13 +90,18 @@ class RouteRoutes:
     def _jobs(self) -> overview.JobsOverview:
         return overview.JobsOverview(self._api.runtime.control.view, self._api.beats(), now_ms())
 
-    @described(Page[http_schemas.Route], query=PAGE)
+    @described(Page[http_schemas.Route], query=(DEFINITIONS, *PAGE))
     async def get_routes(self, request: web.Request) -> web.Response:
-        """Lists all routes, with their numbers."""
+        """Lists all routes, with their numbers. `?definitions=true` adds their definitions."""
         jobs = self._jobs()
-        puts = [put for _, put in sorted(self._api.runtime.control.view.routes.items())]
-        page = paged(puts, request)
-        return json_response({**page, "items": [jobs.route(put) for put in page["items"]]})
+        if not flag(request, "definitions"):
+            page = paged([put for _, put in sorted(jobs.state.routes.items())], request)
+            return json_response({**page, "items": [jobs.route(put) for put in page["items"]]})
+        page = paged_definitions(jobs.state.routes.values(), request)
+        items = [
+            {**jobs.route(put), "definition": put.definition, "made_by": put.made_by} for put in page["items"]
+        ]
+        return json_response({**page, "items": items})
 
     @described(replicate_schemas.Elsewhere)
     async def get_elsewhere(self, _: web.Request) -> web.Response:

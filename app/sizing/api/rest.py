@@ -8,7 +8,8 @@ Rules
    because commits come twice a second. Neither counts as lag.
 4. Each isolation group is a fleet of its own. Its workers count as equal: with the median of their
    capacities.
-5. A job without a measurement gets an estimate from its siblings; the answer has the number of such jobs.
+5. A throttled worker's load is no more than its quota, whatever its jobs need. So no fleet with one shrinks.
+6. A job without a measurement gets an estimate from its siblings; the answer has the number of such jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from app.controllog.codec import JobStatus
 from app.controllog.events import WorkloadPut
 from app.dispatch.definition import Workload
 from app.kernel.clock import now_ms
-from app.kernel.load import DEFAULT_WORKER, Load, vector, with_estimates
+from app.kernel.load import DEFAULT_WORKER, THROTTLED, Load, vector, with_estimates
 from app.placement.inputs import members_of
 from app.placement.model.fleet import DIMENSIONS
 from app.placement.model.plan import Member
@@ -113,6 +114,7 @@ class SizeView:
         self._jobs = jobs
         self._workload = workload
         self._able: dict[str, list[Member]] = {}
+        self._throttled = {worker: beat.throttled for worker, beat in jobs.live.items()}
         for member in members_of(jobs.state, jobs.live):
             if not member.draining:
                 self._able.setdefault(member.group, []).append(member)
@@ -168,6 +170,11 @@ class SizeView:
         figure, estimated = recommend_fleet(loads, capacity), len(jobs) - len(known)
         if estimated:
             figure = Figure(figure.value, f"{figure.why}; {estimated} of {len(jobs)} jobs are estimated")
+        if throttled := sum(self._throttled[member.worker] >= THROTTLED for member in members):
+            why = (
+                f"{figure.why}; CPU quotas throttle {throttled} of {len(members)} workers, so none should go"
+            )
+            figure = Figure(max(figure.value or 0, len(members)), why)
         total = _sum(loads)
         shares = [
             amount / have

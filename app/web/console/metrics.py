@@ -143,7 +143,7 @@ class _Collector:
 
     def _families(self) -> Iterator[Metric]:
         jobs = self.runtime.jobs.statuses()
-        workloads = self.runtime.kinds.dispatch.workload_statuses()
+        workloads = self.runtime.kinds.dispatch.workload_statuses(self.runtime.container.throttled)
         yield from _of_jobs([job for job in jobs if job.job.startswith(DISPATCH_JOBS)])
         yield from _of_routes([job for job in jobs if job.job.startswith(REPLICATE_JOBS)])
         yield from _of_workloads(workloads, jobs)
@@ -168,6 +168,11 @@ class _Collector:
             ("leads", "1 on the leader", runtime.leader.leads),
             ("lease_holds", "1 while this worker may act", holds),
             ("clock_ahead_seconds", "The host's clock minus the brokers'", ahead_s),
+            (
+                "cpu_throttled_ratio",
+                "Share of the last minute whose periods used up a CPU quota of this worker's container",
+                runtime.container.throttled,
+            ),
             (
                 "loop_still_seconds",
                 "Time of the last minute in which the event loop stood still",

@@ -20,7 +20,7 @@ from app.web.http.route_docs import DEFAULT_LIMIT, MAX_LIMIT, described_of
 
 log = structlog.get_logger(__name__)
 
-MAX_BODY_BYTES = 64 * 1024  # a definition has a few kilobytes
+MAX_BODY_BYTES = 64 * 1024  # of a body that is no definition
 PROBLEM = "urn:switchyard:problem:"  # the prefix of a problem's `type`
 SECURITY_HEADERS = {
     "Content-Security-Policy": (

@@ -74,7 +74,8 @@ class Ready(TypedDict):
 class Worker(TypedDict):
     """A worker with a recent heartbeat: its `capacity`, and how much of it is `used`.
 
-    `clock_ahead_s`: its host's clock minus the brokers', in seconds; null: not known.
+    `clock_ahead_s`: its host's clock minus the brokers', in seconds; null: not known. `throttled`: the share
+    of the last minute (0 to 1) whose periods used up a CPU quota of its container.
     """
 
     worker: str
@@ -88,6 +89,7 @@ class Worker(TypedDict):
     capacity: Load
     used: Load
     clock_ahead_s: float | None
+    throttled: float
 
 
 class Job(TypedDict):
@@ -130,6 +132,7 @@ class Workload(TypedDict):
     """A workload in numbers, summed over its partitions and retry tiers; `bound` is what holds it back.
 
     `role` is for workloads with a mode; `passed_over` counts messages that another region had finished.
+    `definition` only comes with `?definitions=true`.
     """
 
     key: str
@@ -157,6 +160,7 @@ class Workload(TypedDict):
     breaker: str
     held: int
     troubles: list[str]
+    definition: NotRequired[JsonObject]
 
 
 # A route in numbers, summed over its partitions.
@@ -168,6 +172,7 @@ class Workload(TypedDict):
 #   how often the source, `destination_losses` how often the destination, was truncated or recreated.
 # - Partitions: `halted` at a gap, `stuck` at a batch that cannot be copied, `limited` by the route's limits
 #   or by routes of a higher priority. `rate` is records per second.
+# - `definition`, and the failover definition that it was `made_by` ("": none), only with `?definitions=true`.
 Route = TypedDict(
     "Route",
     {
@@ -200,6 +205,8 @@ Route = TypedDict(
         "rate": float | None,
         "unfinished": int,
         "troubles": list[str],
+        "definition": NotRequired[JsonObject],
+        "made_by": NotRequired[str],
     },
 )
 

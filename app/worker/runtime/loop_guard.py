@@ -45,12 +45,12 @@ class LoopStall:
 
 
 class LoopGuard:
-    """`limit_s`: how long the loop may stand still."""
+    """`limit_s`: how long the loop may stand still. `cpu_cores`: what the process may use."""
 
-    def __init__(self, limit_s: float, tick_s: float = BEAT_INTERVAL_S) -> None:
+    def __init__(self, limit_s: float, cpu_cores: float, tick_s: float = BEAT_INTERVAL_S) -> None:
         self._limit_s = limit_s
         self._tick_s = tick_s
-        self._cpu_limit_s = limit_s * max(2, os.cpu_count() or 1)  # other threads use CPU time, too
+        self._cpu_limit_s = limit_s * max(2, cpu_cores)  # other threads use CPU time, too
         self._beats = 0
         self._next: asyncio.TimerHandle | None = None
         self._ended = threading.Event()

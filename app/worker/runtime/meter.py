@@ -6,39 +6,38 @@ interpreter, Faust and its tables belong to no job: `IDLE_CPU`, and the memory b
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import psutil
 
 from app.controllog.codec import JobStatus
-from app.kernel.load import DEFAULT_WORKER, JobWork, Load, SmoothedLoad, apportion
+from app.kernel.load import DEFAULT_WORKER, THROTTLED, JobWork, Load, SmoothedLoad, apportion
 from app.kernel.rates import JobRates
 from app.worker.jobs.pump import Pump
+from app.worker.runtime.container_watch import ContainerWatch
 
 SAMPLE_S = 2.0
 IDLE_CPU = 0.03  # cores that a worker without jobs uses
 FLOWING = ("flowing", "emptying")  # states of jobs that make progress
 FULL = 0.9  # of its CPU: above it, the worker limits its jobs
 CORES = 1.0  # one event loop cannot use more
-MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class Meter:
     """Measures its own process.
 
     Attributes:
-        capacity: The worker's capacity as configured, else the machine's.
+        container: The limits of its container.
         used: The use of the process between the last two samples.
     """
 
-    def __init__(self, cpu: float | None, memory: int | None, network: int | None) -> None:
-        self.capacity = Load(
-            cpu or min(CORES, len(os.sched_getaffinity(0))),
-            memory or _memory_bytes(),
-            network or _network_bytes_per_s(),
-        )
+    def __init__(
+        self, cpu: float | None, memory: int | None, network: int | None, container: ContainerWatch
+    ) -> None:
+        self.container = container
+        self._cpu, self._memory = cpu, memory
+        self._network = network or _network_bytes_per_s()
+        self._machine_bytes = psutil.virtual_memory().total
         self.used = Load()
         self.loads: dict[str, Load] = {}
         self.rates: dict[str, JobRates] = {}
@@ -48,6 +47,16 @@ class Meter:
         self._at_s = float("-inf")
         self._cpu_s = 0.0
         self._idle = Load(IDLE_CPU, self._process.memory_info().rss)
+
+    @property
+    def capacity(self) -> Load:
+        """The worker's capacity as configured, else what its machine and container give it now."""
+        limits = self.container.limits
+        return Load(
+            self._cpu or round(min(CORES, limits.cpu_cores), 4),
+            self._memory or min(self._machine_bytes, limits.memory_bytes),
+            self._network,
+        )
 
     def sample(self, pumps: Mapping[str, Pump], statuses: Mapping[str, JobStatus], now_s: float) -> None:
         """Measures, unless the last sample is less than `SAMPLE_S` old; takes a fraction of a millisecond.
@@ -69,7 +78,7 @@ class Meter:
             for job, load in apportion(self.used, work, self._idle).items():
                 self._smoothed.setdefault(job, SmoothedLoad()).sample(load, now_s)
         self.rates = {job: self.rates.get(job) or JobRates() for job in pumps}
-        full = self.used.cpu_cores >= FULL * self.capacity.cpu_cores
+        full = self.used.cpu_cores >= FULL * self.capacity.cpu_cores or self.container.throttled >= THROTTLED
         for job in pumps:
             _sample_rates(self.rates[job], statuses[job], done[job].messages, full, now_s)
         self._smoothed = {job: one for job, one in self._smoothed.items() if job in pumps}
@@ -93,19 +102,6 @@ def _since(before: JobWork | None, now: JobWork) -> JobWork:
     if before is None or now.bytes < before.bytes:  # a new pump of the job
         return now
     return JobWork(now.bytes - before.bytes, now.messages - before.messages, now.calls - before.calls)
-
-
-def _memory_bytes() -> int:
-    """The machine's memory, or the container's limit."""
-    total = int(psutil.virtual_memory().total)
-    for path in MEMORY_LIMITS:
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():  # "max": no limit
-            total = min(total, int(text))
-    return total
 
 
 def _network_bytes_per_s() -> float:

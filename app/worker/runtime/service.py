@@ -199,6 +199,7 @@ class Runtime(Service):
         )
         self.loop_watch = LoopWatch(worker, report)
         self.open_files = OpenFilesWatch(self.incidents.report_own)
+        self.container = meter.container
         self.heartbeats = Heartbeats(
             topics.heartbeats.name,
             kafka,
@@ -262,6 +263,7 @@ class Runtime(Service):
             self.save_watch,
             self.open_files,
             self.loop_watch,
+            self.container,
             self.regions,
             self.ended,
             self.seal_keeper,
@@ -317,10 +319,11 @@ class Runtime(Service):
             state=self._state,
             term=self.leader.term,
             jobs=self.jobs.statuses(running, self.meter.loads, self.meter.rates),
-            workloads=self.kinds.dispatch.workload_statuses(),
+            workloads=self.kinds.dispatch.workload_statuses(self.container.throttled),
             group=self._options.group,
             capacity=self.meter.capacity,
             used=self.meter.used,
+            throttled=self.container.throttled,
             presence=self.presence.name,
             place=self._options.place,
             read=self.control.view.next_offset,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
+from app.definitions.api.requests import MAX_PAGE_BYTES
 from tests.alerts.api import test_rest
 from tests.audit.api import plans
+from tests.config.examples import with_bytes
 from tests.web import runtime_fake
 from tests.web.client import Console
 
@@ -66,3 +69,33 @@ def test_a_workload_goes_to_its_own_group_and_topic_only(console: Console) -> No
         answer = console.ask("PUT", f"/api/v1/workloads/{path}", runtime_fake.definition())
         assert answer.status == 422, answer.text
     assert not console.fed.control.appended
+
+
+# -- lists -----------------------------------------------------------------------------------------
+
+
+def test_lists_have_definitions_where_asked(console: Console) -> None:
+    derived = msgspec.structs.replace(runtime_fake.put_route(runtime_fake.route()), made_by="failover:orders")
+    console.fed.apply(runtime_fake.put(runtime_fake.definition()), derived)
+    for path, names in (("workloads", {"definition"}), ("routes", {"definition", "made_by"})):
+        (plain,) = console.ask("GET", f"/api/v1/{path}").json["items"]
+        (whole,) = console.ask("GET", f"/api/v1/{path}?definitions=true").json["items"]
+        assert whole.keys() - plain.keys() == names
+        one = console.ask("GET", f"/api/v1/{path}/{whole.get('key') or whole['name']}").json
+        assert whole["definition"] == one["definition"]
+        assert console.ask("GET", f"/api/v1/{path}?definitions=yes").status == 400
+    assert whole["made_by"] == "failover:orders"
+
+
+def test_a_page_of_large_definitions_is_bounded_and_loses_none(console: Console) -> None:
+    size = MAX_PAGE_BYTES // 9
+    groups = [f"g{number:02}" for number in range(20)]
+    large = (with_bytes(runtime_fake.definition(group), size) for group in groups)
+    console.fed.apply(*map(runtime_fake.put, large))
+    found, cursor, pages = [], "0", 0
+    while cursor is not None:
+        answer = console.ask("GET", f"/api/v1/workloads?definitions=true&limit=1000&cursor={cursor}")
+        assert len(answer.text) < MAX_PAGE_BYTES + 100_000
+        found += [item["key"] for item in answer.json["items"]]
+        cursor, pages = answer.json["next"], pages + 1
+    assert (found, pages) == ([f"{group}/orders" for group in groups], 3)

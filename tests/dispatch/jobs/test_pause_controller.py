@@ -18,6 +18,8 @@ from app.dispatch.push.metadata import SenderRole
 from app.kafka.client.cluster import ClusterSpec
 from app.kernel.job import JobId
 from app.kernel.troubles import TroubleSource
+from app.worker.runtime.cgroups import sample_container
+from app.worker.runtime.container_watch import ContainerWatch
 from app.worker.runtime.meter import Meter
 from app.worker.runtime.options import WorkerOptions
 from app.worker.runtime.service import Runtime
@@ -42,7 +44,7 @@ def runtime() -> Runtime:
         clusters={"east": spec}, memory_budget_bytes=1 << 20, grace_s=1.0, layout=LAYOUT,
         directory=Path("unused"), schemas=Path("schemas"),
     )  # fmt: skip
-    return Runtime(options, nowhere, Meter(None, None, None))
+    return Runtime(options, nowhere, Meter(None, None, None, ContainerWatch(sample_container())))
 
 
 def renew(worker: Runtime) -> None:

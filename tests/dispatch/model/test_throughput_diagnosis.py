@@ -35,6 +35,13 @@ SLOW = RateShare("messages", 50.0, -4.0)
 CASES = [
     (ThroughputBound.LEASE, flow(blocked="lease"), target(), "lease is over"),
     (ThroughputBound.LEASE, flow(blocked="snapshots"), target(), "saved"),
+    (
+        ThroughputBound.LEASE,
+        flow(blocked="snapshots", throttled=0.49),
+        target(),
+        "until acknowledged messages are saved; this container is throttled: its CPU quota",
+    ),
+    (ThroughputBound.LEASE, flow(blocked="lease", throttled=0.49), target(), "49%"),
     (ThroughputBound.HEALTH, IDLE, target(health="not-serving", held=3), "not serving; 3 messages wait"),
     (
         ThroughputBound.BREAKER,
@@ -81,6 +88,18 @@ CASES = [
         target(),
         "50 messages/s is this worker's share, 5 are short",
     ),
+    (
+        ThroughputBound.THROTTLED,
+        flow(ready=1, throttled=0.49),
+        target(in_flight=100, ceiling=100),
+        "this container is throttled: its CPU quota was used up in 49% of the last minute's periods; "
+        "raise the quota, or add workers",
+    ),
+    (ThroughputBound.THROTTLED, flow(unread=9, throttled=0.49), target(in_flight=2), "49%"),
+    (ThroughputBound.THROTTLED, flow(behind=9, throttled=0.49), target(in_flight=2), "49%"),
+    (ThroughputBound.RATE, flow(ready=1, rates=[SLOW], throttled=0.49), target(), "50 messages/s"),
+    (ThroughputBound.LIMIT, flow(ready=1, throttled=0.02), target(in_flight=100), "flow.max_inflight"),
+    (ThroughputBound.NONE, flow(throttled=0.49), target(), "every message is delivered"),
     (ThroughputBound.SLOW_START, flow(ready=1), target(allowed=4, in_flight=4), "4 of 100"),
     (ThroughputBound.LIMIT, flow(ready=1), target(in_flight=100), "flow.max_inflight"),
     (
@@ -195,6 +214,7 @@ flows = st.builds(
     unread=st.none() | counts,
     due_in_s=st.none() | st.floats(-10, 1e9),
     budget_used=st.floats(0, 1.2),
+    throttled=st.floats(0, 1),
     withheld=counts,
     rates=st.lists(
         st.builds(RateShare, st.just("bytes"), st.floats(0.01, 1e9), st.floats(-1e9, 1e9)), max_size=2
@@ -214,6 +234,7 @@ def test_the_reported_reason_is_true_for_any_numbers(of: FlowReport, receivers: 
         ThroughputBound.DEAD_LETTERS: of.withheld > 0,
         ThroughputBound.HEAD: bool(of.stuck),
         ThroughputBound.RATE: waits and any(rate.tokens < 1 for rate in of.rates),
+        ThroughputBound.THROTTLED: of.throttled >= 0.1 and bool(waits or of.behind or of.unread),
         ThroughputBound.SLOW_START: waits and any(0 <= r.allowed < r.limit for r in receivers),
         ThroughputBound.LIMIT: waits and any(r.in_flight >= 0.9 * r.limit for r in receivers),
         ThroughputBound.CREDIT: waits and any(receiver.credit == 0 for receiver in receivers),

@@ -154,6 +154,28 @@ def test_a_list_of_sizes_is_paged(console: Console) -> None:
     assert all(size["partitions"]["value"] is None for size in rest["items"])
 
 
+@pytest.mark.parametrize(("throttled", "needed"), [(0.0, 2), (0.02, 2), (0.49, 4)])
+def test_a_throttled_fleet_does_not_shrink(console: Console, throttled: float, needed: int) -> None:
+    flow(console)
+    throttles = msgspec.structs.replace(heartbeat(busy(job(0)), busy(job(1))), throttled=throttled)
+    console.fed.observe(throttles)
+    for worker in ("w2", "w3", "w4"):
+        console.fed.observe(heartbeat(worker=worker))
+    (fleet,) = console.ask("GET", ALL).json["fleets"]
+    assert (fleet["workers"]["value"], fleet["workers"]["now"]) == (needed, 4)
+    assert ("CPU quotas throttle 1 of 4 workers" in fleet["workers"]["why"]) is (needed == 4)
+    assert metrics(console)['switchyard_recommended_workers{group=""}'] == needed
+
+
+def test_half_a_core_is_full_when_half_a_core_is_used(console: Console) -> None:
+    flow(console)
+    jobs = [busy(job(partition), load=Load(0.23, 32 << 20, 1e6)) for partition in (0, 1)]
+    half = msgspec.structs.replace(heartbeat(*jobs), capacity=Load(0.5, 2 << 30, 125e6))
+    console.fed.observe(half)
+    (fleet,) = console.ask("GET", ALL).json["fleets"]
+    assert (fleet["workers"]["value"], fleet["load_ratio"], fleet["fullest"]) == (3, 0.92, "cpu")
+
+
 def test_no_such_workload_has_no_size(console: Console) -> None:
     assert console.ask("GET", "/api/v1/workloads/no/such/sizing").status == 404
 

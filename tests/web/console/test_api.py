@@ -8,11 +8,14 @@ import socket
 import time
 from urllib.parse import urlsplit
 
+import orjson
 import pytest
 from aiokafka.errors import NotLeaderForPartitionError
 
+from app.config.definition_base import MAX_DEFINITION_BYTES
+from app.controllog.codec import MAX_EVENT_BYTES, encode
 from app.controllog.events import ALL, Paused, WorkloadDeleted, WorkloadPut
-from app.web.http.responses import MAX_BODY_BYTES
+from tests.config.examples import with_bytes
 from tests.web.client import Console
 from tests.web.runtime_fake import (
     FakeRuntime,
@@ -154,7 +157,7 @@ def test_all_problems_are_answered_at_once_with_field_line_and_remedy(console: C
         ("a: &a [b, b]\nb: &b [*a, *a, *a]\n" * 2, 422),
         ('{"metadata": {"group": "\\ud83d"}}', 422),
         ('{"spec": {"delay": NaN}}', 422),
-        ("x" * (MAX_BODY_BYTES + 1), 413),
+        ("x" * (MAX_DEFINITION_BYTES + 1), 413),
     ],
 )  # fmt: skip
 def test_a_body_that_is_no_definition_is_refused_in_words(
@@ -165,6 +168,18 @@ def test_a_body_that_is_no_definition_is_refused_in_words(
     assert answer.headers["Content-Type"].startswith("application/problem+json")
     assert answer.json["detail"]
     assert not console.fed.control.appended
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_definition_is_taken_up_to_its_limit(console: Console, spare: int) -> None:
+    wanted = with_bytes(definition(), MAX_DEFINITION_BYTES - spare)
+    answer = console.ask("PUT", PATH, orjson.dumps(wanted))
+    assert answer.status == (201 if spare == 0 else 413), answer.text
+    if answer.status == 201:
+        (event,) = console.fed.control.appended
+        assert MAX_DEFINITION_BYTES < len(encode(event)) < MAX_EVENT_BYTES
+    else:
+        assert f"at most {MAX_DEFINITION_BYTES} bytes are taken" in answer.json["detail"]
 
 
 def test_the_address_and_the_definition_must_name_the_same_workload(console: Console) -> None:
@@ -403,6 +418,7 @@ def test_metrics_omit_unknown_values(console: Console) -> None:
     assert f"switchyard_delivered_messages_total{labels.format(0)} 5.0" in text
     assert 'switchyard_breaker_open{workload="billing/orders"} 1.0' in text
     assert "switchyard_buffered_bytes 4096.0" in text
+    assert "switchyard_cpu_throttled_ratio 0.0" in text
 
 
 def test_the_openapi_document_names_every_route_with_a_summary(console: Console) -> None:

@@ -19,7 +19,7 @@ import asyncio, os, re, sys, time
 from app.worker.runtime.loop_guard import LoopGuard
 
 async def main():
-    guard = LoopGuard({limit_s}, tick_s=0.05)
+    guard = LoopGuard({limit_s}, cpu_cores=1.0, tick_s=0.05)
     guard._cpu_limit_s = 1.0
     guard.start()
     await asyncio.sleep(0.2)

@@ -20,6 +20,8 @@ from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.main import SwitchyardApp
 from app.worker.runtime import service as module
+from app.worker.runtime.cgroups import sample_container
+from app.worker.runtime.container_watch import ContainerWatch
 from app.worker.runtime.meter import Meter
 from app.worker.runtime.options import WorkerOptions
 from app.worker.runtime.service import Runtime
@@ -53,7 +55,7 @@ async def a_runtime(spec: ClusterSpec) -> Runtime:
         name="w", url="http://h:1", topics=topics, control_cluster="east", clusters={"east": spec},
         memory_budget_bytes=1 << 20, grace_s=GRACE_S, directory=Path("unused"), schemas=Path("schemas"),
     )  # fmt: skip
-    return Runtime(options, nowhere, Meter(None, None, None))
+    return Runtime(options, nowhere, Meter(None, None, None, ContainerWatch(sample_container())))
 
 
 async def until(condition: Any) -> None:

@@ -6,7 +6,7 @@ import { clock, duration, el, number, pill, state, table } from "./dom.js";
 const WORDS = {
   worker: ["bad", "no worker runs it"], lease: ["bad", "the worker may not act"], health: ["bad", "the receiver's health check says NOT_SERVING"],
   breaker: ["bad", "the receiver is away or overloaded"], "dead-letters": ["bad", "messages fail, and no more may be dead-lettered now"], copying: ["warn", "copies to a retry topic or the dead letter queue"], paused: ["warn", "an operator paused it, or another region may have it"], "head-of-line": ["bad", "one message blocks its partition"],
-  rate: ["warn", "the definition's rate"], "slow-start": ["warn", "the receiver has just come back"], limit: ["warn", "the receiver has as much as it can take"],
+  rate: ["warn", "the definition's rate"], throttled: ["bad", "the CPU quota of the worker's container"], "slow-start": ["warn", "the receiver has just come back"], limit: ["warn", "the receiver has as much as it can take"],
   credit: ["warn", "the receiver asks for no more"], tracker: ["warn", "tracker.capacity"], order: ["warn", "the order of keys"],
   memory: ["warn", "the worker's memory"], "catch-up": ["warn", "a backlog beside the latest"], fetch: ["", "reading from Kafka"],
   delay: ["", "messages wait for their time"], backoff: ["warn", "failed messages wait for their next attempt"], hibernated: ["", "nothing to do: it sleeps"], passive: ["", "another region runs it"], none: ["good", "nothing"],

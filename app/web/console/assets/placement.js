@@ -26,13 +26,21 @@ export function clockWords(w) {
   return `its host's clock is ${duration(Math.abs(ahead))} ${ahead > 0 ? "ahead of" : "behind"} the brokers'`;
 }
 
+// A container whose CPU quota is used up so often that its worker is slow (THROTTLED in app/kernel/load.py).
+const THROTTLED = 0.1;
+function throttledPill(w) {
+  if (w.state === "dead" || w.state === "stopped" || (w.throttled ?? 0) < THROTTLED) return "";
+  const words = `its CPU quota was used up in ${(w.throttled * 100).toFixed(0)} % of the last minute's periods`;
+  return [" ", el("span", { title: words }, pill("throttled", "bad"))];
+}
+
 export function workersTable(workers) {
   const columns = [["Worker"], ["State"], ["Group"], ["Jobs", "n"], ["Cpu"], ["Memory"], ["Network"], ["Heard", "n"], [""]];
   return table("Workers", columns, workers.map((w) => {
     const gone = w.state === "dead" || w.state === "stopped"; // what it used, it uses no more
     const bar = (key, name) => (gone ? "" : level(w.used, w.capacity, key, name));
     return [
-      link(workerPath(w.worker), w.worker), [state(w.state), w.leader ? [" ", pill("leader", "good")] : "", clockWords(w) ? [" ", el("span", { title: clockWords(w) }, pill("wrong clock", "warn"))] : ""], w.group || "–", number(w.jobs), bar("cpu_cores", "cpu"), bar("memory_bytes", "memory"), bar("network_bytes_per_s", "network"),
+      link(workerPath(w.worker), w.worker), [state(w.state), w.leader ? [" ", pill("leader", "good")] : "", clockWords(w) ? [" ", el("span", { title: clockWords(w) }, pill("wrong clock", "warn"))] : "", throttledPill(w)], w.group || "–", number(w.jobs), bar("cpu_cores", "cpu"), bar("memory_bytes", "memory"), bar("network_bytes_per_s", "network"),
       el("span", { title: `started ${clock(w.started_ms)}` }, `${w.silent_s.toFixed(1)} s ago`), /^https?:\/\//.test(w.url) ? link(`${w.url}/`, "open") : "",
     ];
   }), "No worker sends heartbeats.");
