@@ -25,9 +25,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message import DecodeError, Message
 
+from app.payload.message_classes import TooManyMessages, message_class_of
 from app.payload.proto_compiler import compile_source
 from app.payload.schema_files import ANYWHERE, HOW, DescriptorError, SchemaFiles, read_limited
 
@@ -88,7 +89,8 @@ class Schema:
         return [names[indexes] for names in self._indexes[in_file_of] if indexes in names]
 
     def message_class(self, name: str) -> type[Message]:
-        """The class of the message with this full name, or DescriptorError: the set has none."""
+        """The class of the message with this full name, or DescriptorError: the set has none, or it refers
+        to too many messages."""
         name = name.lstrip(".")
         found = self._classes.get(name)
         if found is None:
@@ -96,7 +98,10 @@ class Schema:
                 descriptor = self.pool.FindMessageTypeByName(name)
             except (KeyError, ValueError):
                 raise unknown_message(self.source, name, self.messages) from None
-            found = self._classes[name] = message_factory.GetMessageClass(descriptor)
+            try:
+                found = self._classes[name] = message_class_of(descriptor)
+            except TooManyMessages as error:
+                raise DescriptorError(self.source, error.problem, error.remedy, "message") from None
         return found
 
 

@@ -53,6 +53,27 @@ def test_two_sets_may_define_the_same_message_differently(tmp_path: Path) -> Non
     assert [f.name for f in two.message_class("acme.Order").DESCRIPTOR.fields] == ["other"]
 
 
+def chain(length: int) -> bytes:
+    """The set of a file with this many messages. Each refers to the next one, and the last to the first."""
+    file = file_of("chain.proto")
+    for at in range(length):
+        following = f".acme.M{(at + 1) % length}"
+        message = file.message_type.add(name=f"M{at}")
+        message.field.add(name="next", number=1, label=1, type=11, type_name=following)
+    return set_of(file)
+
+
+def test_a_long_chain_of_messages_is_read_and_a_longer_one_is_a_problem(tmp_path: Path) -> None:
+    found = load_schema(_written(tmp_path / "long.binpb", chain(5_000))).message_class("acme.M1")
+    assert type(found.FromString(b"\x0a\x02\x0a\x00").next.next).DESCRIPTOR.full_name == "acme.M3"
+    longer = load_schema(_written(tmp_path / "longer.binpb", chain(30_000)))
+    for _ in range(2):
+        with pytest.raises(
+            DescriptorError, match=r"longer\.binpb: message acme\.M1 refers to more than 10,0"
+        ):
+            longer.message_class("acme.M1")
+
+
 def test_a_set_may_have_any_order_and_lack_well_known_imports() -> None:
     upper = file_of("b.proto", "B", imports=("a.proto", "google/protobuf/timestamp.proto"))
     upper.message_type[0].field.add(name="a", number=2, label=1, type=11, type_name=".acme.A")
