@@ -47,10 +47,12 @@ Path_ = tuple[int, ...]
 
 
 class Schema:
-    """A loaded descriptor set: `source` is its file, `pool` is private, `files` have the order of the set."""
+    """A loaded descriptor set: `source` is its file, `pool` is private, `files` have the order of the set.
+    `doubts`: see `CompiledSource`."""
 
-    def __init__(self, source: Path, files: Sequence[FileProto]) -> None:
+    def __init__(self, source: Path, files: Sequence[FileProto], doubts: Sequence[str] = ()) -> None:
         self.source = source
+        self.doubts = list(doubts)
         self.files = list(files)
         self.pool = descriptor_pool.DescriptorPool()
         self._classes: dict[str, type[Message]] = {}
@@ -120,7 +122,8 @@ def unknown_message(source: Path, name: str, known: Sequence[str]) -> Descriptor
 def load_schema(path: Path, files: SchemaFiles = ANYWHERE) -> Schema:
     """The schema of a descriptor set or `.proto` source among `files`, or DescriptorError (rule 3)."""
     if path.suffix == ".proto":
-        return Schema(path, parse_set(path, compile_source(path, files)))
+        compiled = compile_source(path, files)
+        return Schema(path, parse_set(path, compiled.descriptor_set), compiled.doubts)
     return Schema(path, parse_set(path, read_limited(path, files)))
 
 

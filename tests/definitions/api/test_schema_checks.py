@@ -67,6 +67,23 @@ def test_a_message_that_refers_to_too_many_others_is_one_problem(console: Consol
         assert "name a message that refers to fewer" in problem["remedy"]
 
 
+def test_a_deployment_tells_which_of_two_imports_was_taken(console: Console, tmp_path: Path) -> None:
+    taken = write_source(tmp_path / "acme", 'syntax = "proto3"; message Money {}', "money.proto")
+    other = write_source(tmp_path, 'syntax = "proto3"; message Money {}', "money.proto")
+    text = 'syntax = "proto3"; import "money.proto"; message Order { Money total = 1; int64 at = 2; }'
+    path = write_source(tmp_path / "acme", text)
+    doubt = f"import 'money.proto' is {taken}, which is found first, and not {other}"
+    timed = {"source": "protobuf", "descriptor": str(path), "message": "Order", "field": "at"}
+    for address, wanted in (
+        (PATH, typed(path, "Order")),
+        ("/api/v1/audit/plans/all", plan(timestamp=timed)),
+    ):
+        answer = console.ask("PUT", f"{address}?dry_run=true", wanted)
+        assert answer.status == 200, answer.json
+        assert doubt in answer.json["doubts"]
+        assert doubt in answer.json["warnings"]
+
+
 @pytest.mark.parametrize(
     ("timestamp", "field", "words"),
     [
