@@ -2,7 +2,8 @@
 
 The command line's `--conf` wins over spark-defaults.conf or the arguments of `spark-submit`, and both win
 over the defaults here. The defaults suit one machine: 2 GB of heap, no web page, ports on the loopback
-address only.
+address only. The time zone is UTC whatever is configured, because all machines must put a record into the
+same date and hour.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ LOOPBACK = "127.0.0.1"
 SETTING = re.compile(r"\s*([^\s=#][^\s=]*)(?:\s*=\s*|\s+)(.*)")
 # The rule removes an empty branch together with its Observation, and `Observation.get` then waits for ever.
 OBSERVED_STAYS = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+EXCLUDED_RULES = "spark.sql.adaptive.optimizer.excludedRules"
 SHUFFLES_PER_CORE = 4  # small enough to pipeline on one machine; adaptive execution merges tiny partitions
 
 
 def make_session(name: str, given: Mapping[str, str] | None = None) -> SparkSession:
     """Makes a session for the job `name`, with the Kafka connector. `given` wins over all other
-    configuration.
+    configuration, except the time zone.
 
     Raises:
         InvalidArchive: The machine has no Java for Spark.
@@ -53,7 +55,8 @@ def make_session(name: str, given: Mapping[str, str] | None = None) -> SparkSess
 
 
 def settings(home: Path, decided: Mapping[str, str]) -> dict[str, str]:
-    """The builder's configuration: `decided`, and the defaults for the keys that it lacks."""
+    """The builder's configuration: `decided`, the defaults for the keys that it lacks, and settings that
+    results depend on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     defaults = {
         "spark.driver.memory": HEAP,
@@ -64,9 +67,7 @@ def settings(home: Path, decided: Mapping[str, str]) -> dict[str, str]:
         "spark.hadoop.fs.defaultFS": "file:///",  # options name local folders, even where HDFS is configured
         "spark.local.dir": str(home / "local"),
         "spark.sql.warehouse.dir": (home / "warehouse").as_uri(),
-        "spark.sql.session.timeZone": "UTC",  # dates and hours of the archive are UTC
         "spark.sql.parquet.compression.codec": "zstd",
-        "spark.sql.adaptive.optimizer.excludedRules": OBSERVED_STAYS,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
@@ -76,7 +77,12 @@ def settings(home: Path, decided: Mapping[str, str]) -> dict[str, str]:
             "spark.driver.host": LOOPBACK,
             "spark.sql.shuffle.partitions": str(SHUFFLES_PER_CORE * cores),
         }
-    return {key: value for key, value in defaults.items() if value} | dict(decided)
+    excluded = decided.get(EXCLUDED_RULES, "")
+    fixed = {
+        "spark.sql.session.timeZone": "UTC",  # of dates and hours in archives and stores
+        EXCLUDED_RULES: f"{excluded},{OBSERVED_STAYS}" if excluded else OBSERVED_STAYS,
+    }
+    return {key: value for key, value in defaults.items() if value} | dict(decided) | fixed
 
 
 def _is_local(decided: Mapping[str, str]) -> bool:

@@ -164,6 +164,7 @@ class Protobuf(Model):
     """The payload's type: a message of a descriptor file, or of a folder that serves as a registry.
 
     `descriptor` is relative to the folder `schemas` of each worker's switchyard.yaml, and must lie below it.
+    A `.proto` source looks for its imports in that folder first, then in its own, then in the one above.
 
     `framing`: `confluent` means that a magic byte, the schema's id and the message's indexes precede the
     message.

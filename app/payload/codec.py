@@ -151,7 +151,10 @@ class PayloadCodec:
             raise InvalidPayload(
                 f"the frame names {names[0]} (schema id {schema_id}), but {self.name} is configured"
             )
-        return self._type(schema.message_class(self.name or names[0]))
+        try:
+            return self._type(schema.message_class(self.name or names[0]))
+        except DescriptorError as error:
+            raise InvalidPayload(f"schema id {schema_id}: {error}") from None
 
     def _type(self, kind: type[Message]) -> _Type:
         pool = cast(Descriptor, kind.DESCRIPTOR).file.pool

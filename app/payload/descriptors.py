@@ -25,9 +25,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message import DecodeError, Message
 
+from app.payload.message_classes import TooManyMessages, message_class_of
 from app.payload.proto_compiler import compile_source
 from app.payload.schema_files import ANYWHERE, HOW, DescriptorError, SchemaFiles, read_limited
 
@@ -46,10 +47,12 @@ Path_ = tuple[int, ...]
 
 
 class Schema:
-    """A loaded descriptor set: `source` is its file, `pool` is private, `files` have the order of the set."""
+    """A loaded descriptor set: `source` is its file, `pool` is private, `files` have the order of the set.
+    `doubts`: see `CompiledSource`."""
 
-    def __init__(self, source: Path, files: Sequence[FileProto]) -> None:
+    def __init__(self, source: Path, files: Sequence[FileProto], doubts: Sequence[str] = ()) -> None:
         self.source = source
+        self.doubts = list(doubts)
         self.files = list(files)
         self.pool = descriptor_pool.DescriptorPool()
         self._classes: dict[str, type[Message]] = {}
@@ -88,7 +91,8 @@ class Schema:
         return [names[indexes] for names in self._indexes[in_file_of] if indexes in names]
 
     def message_class(self, name: str) -> type[Message]:
-        """The class of the message with this full name, or DescriptorError: the set has none."""
+        """The class of the message with this full name, or DescriptorError: the set has none, or it refers
+        to too many messages."""
         name = name.lstrip(".")
         found = self._classes.get(name)
         if found is None:
@@ -96,7 +100,10 @@ class Schema:
                 descriptor = self.pool.FindMessageTypeByName(name)
             except (KeyError, ValueError):
                 raise unknown_message(self.source, name, self.messages) from None
-            found = self._classes[name] = message_factory.GetMessageClass(descriptor)
+            try:
+                found = self._classes[name] = message_class_of(descriptor)
+            except TooManyMessages as error:
+                raise DescriptorError(self.source, error.problem, error.remedy, "message") from None
         return found
 
 
@@ -115,7 +122,8 @@ def unknown_message(source: Path, name: str, known: Sequence[str]) -> Descriptor
 def load_schema(path: Path, files: SchemaFiles = ANYWHERE) -> Schema:
     """The schema of a descriptor set or `.proto` source among `files`, or DescriptorError (rule 3)."""
     if path.suffix == ".proto":
-        return Schema(path, parse_set(path, compile_source(path, files)))
+        compiled = compile_source(path, files)
+        return Schema(path, parse_set(path, compiled.descriptor_set), compiled.doubts)
     return Schema(path, parse_set(path, read_limited(path, files)))
 
 

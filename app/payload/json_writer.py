@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import orjson
-from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 
 from app.kernel.json_types import JsonObject
+from app.payload.message_classes import TooManyMessages, message_class_of
 from app.payload.parser import InvalidPayload, Parser
 
 MAX_NODES = 250_000  # about a quarter of a second
@@ -67,6 +67,7 @@ class JsonWriter:
         self._pool = pool
         self._parser = parser
         self._converts: dict[str, Convert] = {}
+        self._classes: dict[str, type[Message]] = {}  # of messages in an Any
 
     def write(self, message: Message) -> bytes:
         """The message as JSON, on one line.
@@ -172,7 +173,13 @@ class JsonWriter:
             raise InvalidPayload(
                 "an Any of a type that the descriptor set does not define; add its file to the set"
             ) from None
-        inner = self._parser.parse(message_factory.GetMessageClass(descriptor), packed)
+        kind = self._classes.get(descriptor.full_name)
+        if kind is None:
+            try:
+                kind = self._classes[descriptor.full_name] = message_class_of(descriptor)
+            except TooManyMessages as error:
+                raise InvalidPayload(f"an Any: {error}") from None
+        inner = self._parser.parse(kind, packed)
         convert = self._convert(descriptor)
         written = convert(inner, budget)
         budget.depth -= 1

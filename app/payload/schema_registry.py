@@ -40,6 +40,11 @@ class SchemaRegistry:
         self._read()
         files.watch(self)
 
+    @property
+    def doubts(self) -> list[str]:
+        """The doubts of all schemas, each once."""
+        return list(dict.fromkeys(doubt for schema in self._latest_first() for doubt in schema.doubts))
+
     def message_class(self, name: str) -> type[Message]:
         """The message's class from the latest version of the first subject that defines it.
 
@@ -188,3 +193,9 @@ def open_source(name: str | Path, files: SchemaFiles = ANYWHERE) -> Schema | Sch
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a circle of links
         raise DescriptorError(name, f"is not a valid path: {error}", "correct the path") from None
     return SchemaRegistry(path, files) if is_folder else load_schema(path, files)
+
+
+def import_doubts(name: str, files: SchemaFiles) -> list[str]:
+    """Which files the sources of this name import, where several have an import's name. Raises as
+    `open_source`."""
+    return open_source(name, files).doubts

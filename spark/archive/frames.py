@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from app.archive.errors import InvalidArchive, SparkJobError
 from app.archive.layout import QUARANTINE, RECORDS, is_hidden
 from app.archive.reader import ArchiveQuery
+from spark.files import read_parquet_at
 from spark.quarantine import REASON, judge
 from spark.schemas import FILE, HEADERS, RECORD
 
@@ -97,7 +98,7 @@ def read_parquet(spark: SparkSession, schema: StructType, paths: list[str]) -> D
             f"{hidden[0]}: Spark ignores files with such names, which an earlier version gave to "
             f"{len(hidden)} of these: `python -m spark compact` renames them"
         )
-    frame = spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*paths)
+    frame = read_parquet_at(spark, schema, paths, recursiveFileLookup="true")
     found = len(frame.inputFiles())
     if found != len(set(paths)):
         raise SparkJobError(
@@ -109,7 +110,7 @@ def read_parquet(spark: SparkSession, schema: StructType, paths: list[str]) -> D
 
 def read_folder(spark: SparkSession, folder: Path) -> DataFrame:
     """The `FILE` columns with `path` of all files in a folder that Spark wrote, at any depth."""
-    return _with_path(spark.read.schema(FILE).option("recursiveFileLookup", "true").parquet(str(folder)))
+    return _with_path(read_parquet_at(spark, FILE, [folder], recursiveFileLookup="true"))
 
 
 def _with_path(frame: DataFrame) -> DataFrame:
@@ -118,7 +119,7 @@ def _with_path(frame: DataFrame) -> DataFrame:
 
 def later_columns(spark: SparkSession, paths: list[str]) -> list[str]:
     """The columns of these files that this version does not know; reads only footers."""
-    columns = spark.read.option("mergeSchema", "true").parquet(*paths).columns
+    columns = read_parquet_at(spark, None, paths, mergeSchema="true").columns
     return sorted(set(columns) - set(FILE.names))
 
 

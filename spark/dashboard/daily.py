@@ -29,7 +29,7 @@ from spark.dashboard.store import STATE, TRAFFICS, VERDICTS, files_of, stored, w
 GLOBAL = "global"
 TURN = ArchivedPartition(GLOBAL, "", 0)
 RECENT_DAYS = 2
-MADE = "made-4-"  # begins each digest; changes when the same input gives another result
+MADE = "made-5-"  # begins each digest; changes when the same input gives another result
 
 Stores = Mapping[str, tuple[Archive, ArchiveState]]  # by region
 

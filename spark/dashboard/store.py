@@ -21,6 +21,7 @@ from app.archive.log import Archive, ArchiveState, sync
 from spark.archive.compact import stale
 from spark.archive.frames import read_parquet
 from spark.dashboard.frames import ENTRY, LOAD, TRAFFIC, VERDICT
+from spark.files import read_parquet_at
 
 STATE, QUARANTINE, LOADS = "state", "quarantine", "loads"
 TRAFFICS, VERDICTS = "traffic", "verdicts"
@@ -98,7 +99,7 @@ def tidy(archive: Archive, now_ms: int) -> int:
 def _index(spark: SparkSession, staging: Path, schema: StructType) -> list[tuple[Path, int]]:
     if not any(staging.rglob("*.parquet")):
         return []
-    staged = spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(str(staging))
+    staged = read_parquet_at(spark, schema, [staging], recursiveFileLookup="true")
     counted = staged.groupBy(f.col("_metadata.file_path").alias("path")).count().collect()
     return sorted((Path(unquote(urlsplit(row["path"]).path)), row["count"]) for row in counted)
 

@@ -21,6 +21,7 @@ from app.sizing.recommendation import SizingRules
 from spark.archive.frames import read_files
 from spark.dashboard import daily, frames
 from spark.dashboard.store import LOADS, files_of, stored
+from spark.files import read_parquet_at
 from spark.jobs import common
 from spark.jobs.report import replace
 from spark.progress import say, watching
@@ -123,7 +124,7 @@ def _read(spark: SparkSession, options: Namespace) -> tuple[DataFrame, Bad]:
             found.append(frames.loads(records).withColumn("region", f.lit(region)))
             bad = _with_bad(bad, region, records)
     if options.loads:
-        found.append(spark.read.schema(LOAD).parquet(str(options.loads)))
+        found.append(read_parquet_at(spark, LOAD, [options.loads]))
     if not found:
         raise InvalidArchive(
             "the archives have no heartbeats: archive the topics switchyard-<region>-heartbeats"

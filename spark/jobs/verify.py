@@ -17,6 +17,7 @@ from app.archive.log import Archive
 from app.archive.reader import ArchiveQuery, ArchiveReader
 from app.dev.yard.jars import switchyard_home
 from spark.archive.frames import read_files
+from spark.files import read_parquet_at
 from spark.jobs import common
 from spark.kafka import KafkaCluster
 from spark.progress import say, watching
@@ -104,7 +105,7 @@ def _compare(spark: SparkSession, options: Namespace, folder: Path) -> int:
             raise
         finally:
             shutil.rmtree(folder / "pairs", ignore_errors=True)
-        findings = spark.read.schema(FINDING).parquet(str(folder / "findings"))
+        findings = read_parquet_at(spark, FINDING, [folder / "findings"])
         kinds = {row["kind"]: row["records"] for row in _kinds(findings)}
         _check_same(folder / "findings", written.get["records"], sum(kinds.values()))
         rows = (
@@ -179,13 +180,13 @@ def _topic(spark: SparkSession, options: Namespace, folder: Path, write: Write) 
     held = _sums(spark, folder, sums)
     for cluster, its, one, records in zip((ours, theirs), ranges, found, held.values(), strict=True):
         check_topic(cluster, its, one["records"] or 0, records)
-    write(judged(spark.read.schema(PAIR).parquet(str(folder / "pairs"))))
+    write(judged(read_parquet_at(spark, PAIR, [folder / "pairs"])))
     return held["source_offset"]
 
 
 def _sums(spark: SparkSession, folder: Path, sums: list[Column]) -> dict[str, int]:
     """Sums over the pairs that were written."""
-    pairs = spark.read.schema(PAIR).parquet(str(folder / "pairs"))
+    pairs = read_parquet_at(spark, PAIR, [folder / "pairs"])
     return {name: int(count) for name, count in pairs.agg(*sums).collect()[0].asDict().items()}
 
 

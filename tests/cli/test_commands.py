@@ -19,7 +19,7 @@ from app.controllog.events import WorkloadDeleted
 from tests.cli.shell import Shell
 from tests.cli.shell import process_shell as process_shell  # noqa: PLC0414 - the fixture
 from tests.cli.shell import shell as shell  # noqa: PLC0414 - the fixture
-from tests.payload.schemas import file_of, set_of
+from tests.payload.schemas import file_of, set_of, write_source
 from tests.web.runtime_fake import FakeRuntime, a_pump, assigned, beat, definition, flowing, job, put
 
 
@@ -62,6 +62,31 @@ def test_a_schema_that_workers_would_refuse_is_reported_without_a_worker(shell: 
         assert ended.returncode == code, ended.stderr
     assert "spec.payload.protobuf.descriptor: /dev/ptmx: is not in the folder of schemas" in ended.stderr
     assert "-> put the file there, or name another folder as `schemas` in switchyard.yaml" in ended.stderr
+
+
+def test_the_choice_between_two_imports_is_a_warning_and_all_wrong_schemas_are_reported(shell: Shell) -> None:
+    settings, schemas = shell.home / "switchyard.yaml", shell.home / "schemas"
+    cluster = "{name: east, region: east, tier: regional, bootstrap: 'localhost:9092'}"
+    settings.write_text(f"region: east\nclusters: [{cluster}]\n")
+    for folder in (schemas, schemas / "acme"):
+        write_source(folder, 'syntax = "proto3"; message Money {}', "money.proto")
+    text = 'syntax = "proto3"; import "{}money.proto"; message Order {{ Money total = 1; }}'
+    write_source(schemas / "acme", text.format(""), "order.proto")
+    write_source(schemas / "acme", text.format("none/"), "wrong.proto")
+    definitions = [
+        definition(
+            f"g-{name}", payload={"protobuf": {"descriptor": f"acme/{name}.proto", "message": "Order"}}
+        )
+        for name in ("order", "wrong", "none")
+    ]
+    ended = shell("config", "validate", "-f", shell.file(*definitions), SWITCHYARD_CONFIG=str(settings))
+    assert ended.returncode == 3, ended.stderr
+    taken, other = schemas / "money.proto", schemas / "acme" / "money.proto"
+    assert f"warning: g-order/orders: import 'money.proto' is {taken}, which is found first" in ended.stderr
+    assert f"and not {other}" in ended.stderr
+    assert "none/money.proto: File not found" in ended.stderr
+    assert f"imports are looked for in {schemas}, then in {schemas / 'acme'}\n" in ended.stderr
+    assert "none.proto: does not exist" in ended.stderr
 
 
 def test_invalid_definitions_end_with_3_and_every_problem_has_its_line(shell: Shell) -> None:

@@ -77,7 +77,7 @@ def write_source(folder: Path, text: str, name: str = "orders.proto") -> Path:
 def compile_set(folder: Path, text: str, name: str = "orders.proto") -> bytes:
     """The descriptor set of a source."""
     path = write_source(folder, text, name)
-    return compile_source(path)
+    return compile_source(path).descriptor_set
 
 
 def schema_of(folder: Path, text: str) -> Schema:

@@ -53,6 +53,27 @@ def test_two_sets_may_define_the_same_message_differently(tmp_path: Path) -> Non
     assert [f.name for f in two.message_class("acme.Order").DESCRIPTOR.fields] == ["other"]
 
 
+def chain(length: int) -> bytes:
+    """The set of a file with this many messages. Each refers to the next one, and the last to the first."""
+    file = file_of("chain.proto")
+    for at in range(length):
+        following = f".acme.M{(at + 1) % length}"
+        message = file.message_type.add(name=f"M{at}")
+        message.field.add(name="next", number=1, label=1, type=11, type_name=following)
+    return set_of(file)
+
+
+def test_a_long_chain_of_messages_is_read_and_a_longer_one_is_a_problem(tmp_path: Path) -> None:
+    found = load_schema(_written(tmp_path / "long.binpb", chain(5_000))).message_class("acme.M1")
+    assert type(found.FromString(b"\x0a\x02\x0a\x00").next.next).DESCRIPTOR.full_name == "acme.M3"
+    longer = load_schema(_written(tmp_path / "longer.binpb", chain(30_000)))
+    for _ in range(2):
+        with pytest.raises(
+            DescriptorError, match=r"longer\.binpb: message acme\.M1 refers to more than 10,0"
+        ):
+            longer.message_class("acme.M1")
+
+
 def test_a_set_may_have_any_order_and_lack_well_known_imports() -> None:
     upper = file_of("b.proto", "B", imports=("a.proto", "google/protobuf/timestamp.proto"))
     upper.message_type[0].field.add(name="a", number=2, label=1, type=11, type_name=".acme.A")
@@ -161,6 +182,77 @@ def test_a_proto_source_is_compiled_with_its_imports(tmp_path: Path) -> None:
     )
     schema = load_schema(path)
     assert set(schema.messages) == {"Cart", "acme.Item"}
+
+
+MONEY = 'syntax = "proto3"; package acme; message Money { int64 cents = 1; }'
+ORDER = 'syntax = "proto3"; package acme; import "%s"; message Order { Money total = 1; }'
+
+
+def test_imports_begin_at_the_folder_of_schemas_and_then_beside_the_source(tmp_path: Path) -> None:
+    write_source(tmp_path / "acme/common/v1", MONEY, "money.proto")
+    path = write_source(tmp_path / "acme/orders/v1", ORDER % "acme/common/v1/money.proto", "order.proto")
+    files = SchemaFiles(tmp_path)
+    schema = load_schema(path, files)
+    assert schema.messages == ["acme.Money", "acme.Order"]
+    assert schema.doubts == []
+    write_source(path.parent, MONEY.replace("Money", "Unit"), "unit.proto")
+    imports = 'acme/common/v1/money.proto"; import "unit.proto'
+    path = write_source(path.parent, ORDER % imports, "both.proto")
+    assert set(load_schema(path, files).messages) == {"acme.Money", "acme.Unit", "acme.Order"}
+
+
+def test_a_registry_imports_from_the_folder_of_schemas(tmp_path: Path) -> None:
+    write_source(tmp_path / "acme/common/v1", MONEY, "money.proto")
+    for place in ("registry", "registry/orders-value"):
+        write_source(tmp_path / place, ORDER % "acme/common/v1/money.proto", "7.proto")
+    found = open_source("registry", SchemaFiles(tmp_path))
+    assert isinstance(found, SchemaRegistry)
+    assert found.message_class("acme.Order").DESCRIPTOR.file.name == "registry/orders-value/7.proto"
+
+
+def test_a_missing_import_is_refused_with_the_folders_where_it_was_looked_for(tmp_path: Path) -> None:
+    files = SchemaFiles(tmp_path)
+    path = write_source(tmp_path / "acme/orders/v1", ORDER % "acme/common/v1/money.proto", "order.proto")
+    with pytest.raises(DescriptorError, match=r"acme/common/v1/money\.proto: File not found") as caught:
+        load_schema(path, files)
+    assert caught.value.remedy == (
+        "add the file or correct the import: imports are looked for in "
+        f"{tmp_path}, then in {path.parent}, then in {path.parent.parent}"
+    )
+    write_source(tmp_path / "acme/common/v1", MONEY, "money.proto")
+    assert "acme.Order" in load_schema(path, files).messages, "an added file counts at once"
+
+
+@pytest.mark.parametrize("name", ["../../outside.proto", "/outside.proto", "x" * 5_000, "\0", "acme", "."])
+def test_an_import_that_cannot_be_a_file_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    write_source(tmp_path, MONEY, "outside.proto")
+    for folder in ("schemas", "schemas/acme"):
+        path = write_source(tmp_path / folder, ORDER % name, "order.proto")
+    with pytest.raises(DescriptorError, match="does not compile") as caught:
+        load_schema(path, SchemaFiles(tmp_path / "schemas"))
+    assert "found first" not in caught.value.problem
+
+
+def test_of_two_files_of_one_name_the_first_is_taken_and_named(tmp_path: Path) -> None:
+    files = SchemaFiles(tmp_path)
+    beside = write_source(tmp_path / "acme", MONEY.replace("cents", "euros"), "money.proto")
+    path = write_source(tmp_path / "acme", ORDER % "money.proto", "order.proto")
+    assert load_schema(path, files).doubts == []
+    first = write_source(tmp_path, MONEY, "money.proto")
+    schema = load_schema(path, files)
+    assert [field.name for field in schema.message_class("acme.Money").DESCRIPTOR.fields] == ["cents"]
+    doubt = f"import 'money.proto' is {first}, which is found first, and not {beside}"
+    assert schema.doubts == [doubt]
+    write_source(tmp_path, MONEY.replace("Money", "Unit"), "money.proto")
+    with pytest.raises(DescriptorError, match='"Money" is not defined') as caught:
+        load_schema(path, files)
+    assert doubt in caught.value.problem
+    first.unlink()
+    first.symlink_to(beside)
+    assert load_schema(path, files).doubts == []
+    above = write_source(tmp_path / "acme" / "v1", ORDER % "money.proto", "order.proto")
+    write_source(tmp_path / "acme" / "v1", MONEY, "money.proto")
+    assert load_schema(above, files).doubts == [doubt.replace(str(beside), f"{above.parent}/money.proto")]
 
 
 def test_a_source_that_does_not_compile_is_refused_with_protocs_error(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from spark.__main__ import JOBS, main
 from spark.java import MISSING_MODULE, prepare_java
 from spark.jobs.common import seconds, time_ms
 from spark.kafka import read_options
-from spark.session import read_defaults, settings
+from spark.session import OBSERVED_STAYS, read_defaults, settings
 
 FAKE_JAVA = """#!/bin/sh
 [ "$1" = -version ] && {{ echo 'openjdk version "{version}.0.1"' >&2; exit 0; }}
@@ -70,6 +70,14 @@ def test_given_settings_win_over_the_defaults(tmp_path: Path) -> None:
     assert "spark.driver.bindAddress" not in found  # executors on other machines must reach the driver
     assert found["spark.sql.session.timeZone"] == "UTC"
     assert settings(tmp_path, {})["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+def test_settings_that_results_depend_on_are_kept(tmp_path: Path) -> None:
+    rules = "spark.sql.adaptive.optimizer.excludedRules"
+    found = settings(tmp_path, {"spark.sql.session.timeZone": "Asia/Dhaka", rules: "a.Rule,b.Rule"})
+    assert found["spark.sql.session.timeZone"] == "UTC"
+    assert found[rules] == f"a.Rule,b.Rule,{OBSERVED_STAYS}"
+    assert settings(tmp_path, {})[rules] == OBSERVED_STAYS
 
 
 def test_given_jars_are_used_and_none_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,14 @@ def test_existing_findings_are_not_overwritten(
     assert "it has findings already; name another folder" in capsys.readouterr().err
 
 
+def test_findings_are_kept_in_a_folder_of_any_name(
+    run: Verify, session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "a[b]{c}*"
+    assert run(Side(session, ROWS), Side(session, ROWS[1:], start=1), "--findings", str(kept)) == 8
+    assert json.loads(capsys.readouterr().out)["findings"] == {"missing": 1}
+
+
 @pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize("seen", ["offset <> 5", "offset < 0"])
 def test_an_archive_that_is_not_read_whole_is_reported_instead_of_findings(

@@ -23,7 +23,6 @@ from app.audit.jobs.region_query import SHARE_PATH, BeingRead, NotKnown, own_sha
 from app.audit.query.topic_view import topic_rows
 from app.audit.query.view import PlanOf, RegionCounts, Unseen, WindowQuery, verdict_rows, window_rows
 from app.audit.topics.catalog import AuditsCatalog
-from app.config.problems import InvalidConfiguration
 from app.controllog.events import AuditPut
 from app.definitions.api.requests import (
     DRY_RUN,
@@ -41,7 +40,7 @@ from app.definitions.api.requests import (
 )
 from app.definitions.plan import plan
 from app.definitions.registry import parse_audit
-from app.definitions.schema_checks import schema_problem
+from app.definitions.schema_checks import check_schemas
 from app.dispatch.dlq.query import BadQuery, parse_when
 from app.kernel.clock import now_ms
 from app.kernel.json_types import JsonObject
@@ -283,15 +282,14 @@ class AuditRoutes:
             parse_audit, body.data, layout=audits.layout, file=body.file, node=body.node
         )
         check_address(request, wanted.name)
-        if (problem := await schema_problem(wanted, self._api.runtime.schemas, body)) is not None:
-            raise InvalidConfiguration([problem])
+        doubts = await check_schemas(wanted, self._api.runtime.schemas, body)
         current = self._api.runtime.control.view.audits.get(wanted.key)
         expected = condition(request, current)
         planned = plan({audit.key: audit for audit in audits.plans()}, [wanted])
         answer = await define(
             self._api, request, AuditPut, wanted, current, expected, planned, dry_run=dry_run
         )
-        return defined(answer, warnings, current)
+        return defined(answer, warnings, current, doubts)
 
     @described(http_schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
     async def delete_plan(self, request: web.Request) -> web.Response:

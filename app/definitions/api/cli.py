@@ -31,7 +31,7 @@ from app.config.problems import ConfigProblem, Document, InvalidConfiguration, f
 from app.config.settings import DEFAULT_FILE, Settings, load_settings
 from app.definitions.plan import DefinitionsPlan, UnreadableDefinition, plan
 from app.definitions.registry import KINDS, json_schema, load_definitions
-from app.definitions.schema_checks import schema_problem
+from app.definitions.schema_checks import check_schemas
 from app.dispatch.definition_kind import WORKLOAD
 from app.kernel.json_types import JsonObject
 from app.kernel.topic_names import NAME_REFUSED
@@ -105,21 +105,27 @@ def validate(files: tuple[str, ...], allow_empty: bool) -> None:
     definitions = _load(files, settings, allow_empty=allow_empty)
     unchecked = f"; clusters were not checked: there is no {file}" if settings is None else ""
     if settings is not None and settings.schemas_path.is_dir():
-        problems = asyncio.run(_schema_problems(definitions, settings.schemas_path))
-        if problems:
-            raise InvalidConfiguration(problems)
+        asyncio.run(_check_schemas(definitions, settings.schemas_path))
     click.echo(
         f"{len(definitions)} definition{'s' if len(definitions) != 1 else ''}: all valid{unchecked}", err=True
     )
 
 
-async def _schema_problems(definitions: list[Definition], folder: Path) -> list[ConfigProblem]:
+async def _check_schemas(definitions: list[Definition], folder: Path) -> None:
+    """Prints warnings. Raises InvalidConfiguration, with the problems of all definitions."""
     schemas = SchemaLoader(folder)
+    problems: list[ConfigProblem] = []
     try:
-        found = [await schema_problem(one, schemas, Document(one.key, None, None)) for one in definitions]
+        for one in definitions:
+            try:
+                for doubt in await check_schemas(one, schemas, Document(one.key, None, None)):
+                    click.echo(f"warning: {one.key}: {doubt}", err=True)
+            except InvalidConfiguration as error:
+                problems += error.problems
     finally:
         schemas.close()
-    return [problem for problem in found if problem is not None]
+    if problems:
+        raise InvalidConfiguration(problems)
 
 
 @config.command()

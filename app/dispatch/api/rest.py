@@ -13,7 +13,6 @@ import structlog
 from aiohttp import web
 from aiokafka.errors import KafkaError
 
-from app.config.problems import InvalidConfiguration
 from app.controllog.events import WorkloadPut
 from app.definitions.api.requests import (
     CHECK_TIMEOUT_S,
@@ -33,7 +32,7 @@ from app.definitions.api.requests import (
 )
 from app.definitions.plan import plan
 from app.definitions.registry import parse_definition
-from app.definitions.schema_checks import schema_problem
+from app.definitions.schema_checks import check_schemas
 from app.dispatch.api.rest_operators import tracker_job
 from app.dispatch.definition import Workload
 from app.dispatch.topics.readable_workloads import local
@@ -128,8 +127,7 @@ class WorkloadRoutes:
                 "Wrong address",
                 f"the definition is of {workload.key}, the address of {addressed_key}",
             )
-        if (problem := await schema_problem(workload, self._api.runtime.schemas, body)) is not None:
-            raise InvalidConfiguration([problem])
+        doubts = await check_schemas(workload, self._api.runtime.schemas, body)
         current = self._api.runtime.control.view.workloads.get(workload.key)
         expected = condition(request, current)
         catalog = self._api.runtime.catalog
@@ -143,7 +141,7 @@ class WorkloadRoutes:
         await self._check_group(
             local_workload, catalog.workloads.workload(workload.key), takes_over=takes_over
         )
-        doubts = await self._check_topics(local_workload, catalog.workloads.workload(workload.key))
+        doubts += await self._check_topics(local_workload, catalog.workloads.workload(workload.key))
         planned = plan(known, [local_workload], clusters=names)
         answer = await define(
             self._api, request, WorkloadPut, workload, current, expected, planned, dry_run=dry_run

@@ -23,7 +23,8 @@ Rules
 4. The last field of each record on the path leads to the wanted field. Its name is the `TimeFormat` of its
    value, or the `Absent` that a null means. A branch of a union that cannot hold a time is a record without
    fields.
-5. A damaged value may have a wrong time, because fastavro checks less than the specification demands. It
+5. A logical type that Avro does not define, or not for the field's type, is ignored.
+6. A damaged value may have a wrong time, because fastavro checks less than the specification demands. It
    reads a number of 11 or more bytes as another number. It takes the branches -1 to -n of a union for its n
    branches, beginning with the last.
 
@@ -67,6 +68,7 @@ _LOGICAL = {
         ("nanos", TimeFormat.EPOCH_NS),
     )
 }
+_OTHER_TIMES = {("int", "date"), ("int", "time-millis"), ("long", "time-micros")}  # not points in time
 _OTHER_PLACES = (
     "name a field before it, move the field to the front of its record, or take the time from a header"
 )
@@ -245,7 +247,7 @@ class _PrefixBuilder:
         unit = _LOGICAL.get(str(logical)) if kind == "long" else None
         if unit is not None and self._format not in (None, unit):
             raise self._wrong(f"{self._format} is configured, but the schema says {logical}", f"use {unit}")
-        if kind not in ("int", "long", "double") or (logical is not None and unit is None):
+        if kind not in ("int", "long", "double") or (kind, str(logical)) in _OTHER_TIMES:
             word = f"{logical} ({kind})" if logical is not None else str(kind)
             why = ", which is exact to minutes at best" if kind == "float" else ""
             raise self._wrong(f"is of type {word}{why}, which cannot be a time", _TIMES)
@@ -312,7 +314,8 @@ def _full_name(schema: JsonObject, namespace: str) -> tuple[str, str]:
     name = str(schema.get("name"))
     if "." in name:
         return name, name.rpartition(".")[0]
-    namespace = str(schema.get("namespace", namespace))
+    given = schema.get("namespace")
+    namespace = namespace if given is None else str(given)  # null is as good as none
     return (f"{namespace}.{name}" if namespace else name), namespace
 
 

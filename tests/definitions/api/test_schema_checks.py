@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.audit.api.plans import plan
-from tests.payload.schemas import file_of, set_of
+from tests.payload.schemas import file_of, set_of, write_source
 from tests.web.client import Console
 from tests.web.runtime_fake import definition
 
@@ -49,6 +49,39 @@ def test_an_unusable_descriptor_or_message_is_refused_at_its_field(
     if file:
         good = console.ask("PUT", PATH, typed(schemas / "good.binpb", "acme.Order"))
         assert good.status == 201, good.json
+
+
+def test_a_message_that_refers_to_too_many_others_is_one_problem(console: Console, tmp_path: Path) -> None:
+    links = "".join(f"message M{at} {{ M{at + 1} next = 1; }}\n" for at in range(30_000))
+    path = write_source(tmp_path, f'syntax = "proto3"; package acme;\n{links}message M30000 {{}}')
+    timed = {"source": "protobuf", "descriptor": str(path), "message": "acme.M0", "field": "at"}
+    for address, field, wanted in (
+        (PATH, "payload.protobuf", typed(path, "acme.M0")),
+        ("/api/v1/audit/plans/all", "timestamp", plan(timestamp=timed)),
+    ):
+        answer = console.ask("PUT", address, wanted)
+        assert answer.status == 422, answer.json
+        (problem,) = answer.json["errors"]
+        assert problem["field"] == f"spec.{field}.message"
+        assert "message acme.M0 refers to more than 10,000 others" in problem["message"]
+        assert "name a message that refers to fewer" in problem["remedy"]
+
+
+def test_a_deployment_tells_which_of_two_imports_was_taken(console: Console, tmp_path: Path) -> None:
+    taken = write_source(tmp_path / "acme", 'syntax = "proto3"; message Money {}', "money.proto")
+    other = write_source(tmp_path, 'syntax = "proto3"; message Money {}', "money.proto")
+    text = 'syntax = "proto3"; import "money.proto"; message Order { Money total = 1; int64 at = 2; }'
+    path = write_source(tmp_path / "acme", text)
+    doubt = f"import 'money.proto' is {taken}, which is found first, and not {other}"
+    timed = {"source": "protobuf", "descriptor": str(path), "message": "Order", "field": "at"}
+    for address, wanted in (
+        (PATH, typed(path, "Order")),
+        ("/api/v1/audit/plans/all", plan(timestamp=timed)),
+    ):
+        answer = console.ask("PUT", f"{address}?dry_run=true", wanted)
+        assert answer.status == 200, answer.json
+        assert doubt in answer.json["doubts"]
+        assert doubt in answer.json["warnings"]
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,28 @@ def test_each_branch_of_a_union_has_its_own_unit() -> None:
     assert source.read(bytes.fromhex("02d00f")) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "logical"),
+    [("long", "unheard-of"), ("long", "date"), ("long", 5), ("long", None), ("int", "timestamp-micros")],
+)
+def test_a_logical_type_that_avro_does_not_define_for_the_type_is_ignored(kind: str, logical: Any) -> None:
+    schema = _record(("ts", {"type": kind, "logicalType": logical}))
+    assert _time_by(prefix_of(json.dumps(schema), ("ts",), None)).read(bytes.fromhex("d00f")) == 1000
+    assert _time_by(prefix_of(json.dumps(schema), ("ts",), TimeFormat.EPOCH_S)).read(b"\x02") == 1000
+
+
+@pytest.mark.parametrize("reference", ["Meta", "acme.Meta"])
+def test_a_namespace_of_null_is_the_enclosing_one(reference: str) -> None:
+    meta = {**_record(("zone", "string"), name="Meta"), "namespace": None}
+    schema = _record(("first", meta), ("second", reference), ("ts", "long"), namespace="acme")
+    source = _time_by(prefix_of(json.dumps(schema), ("ts",), None))
+    assert source.read(bytes.fromhex("024102420a")) == 5
+    whole = {**_record(("me", ["null", "Event"]), ("ts", "long")), "namespace": None}
+    assert prefix_of(json.dumps(_record(("ts", "long"), ("e", whole), name="Top")), ("ts",), None)
+    with pytest.raises(UnusableField, match="defines Event twice"):
+        prefix_of(json.dumps([whole, _record(name="Event")]), ("ts",), None)
+
+
 def test_an_endless_number_takes_linear_time() -> None:
     """In quadratic time, the test would time out."""
     source = _time_by(prefix_of(json.dumps(_record(("a", "long"), ("ts", "long"))), ("ts",), None))
