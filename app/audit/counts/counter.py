@@ -257,7 +257,7 @@ def _in_one_window(
         & (firsts // width_ms == lasts // width_ms)
     )
     sure = sure & (headers.base_offset >= start_offset) & ((headers.attributes & DELETE_HORIZON) == 0)
-    sure = sure & (headers.record_count <= headers.most_records)
+    sure = sure & (headers.record_count >= 0) & (headers.record_count <= headers.most_records)
     if spec.source is not None:
         sure = sure & (headers.record_count == headers.last_offset_delta + 1)
     return sure

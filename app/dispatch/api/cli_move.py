@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from app.cli.acts import DRY
-from app.cli.client import Client, guarded, workload_path
+from app.cli.client import EXIT_PRECONDITION, Client, CommandFailure, guarded, workload_path
 from app.cli.operations import watch
 from app.cli.options import confirm
 from app.cli.output import emit, output_option, url_option
@@ -41,10 +41,9 @@ def move(
 ) -> None:
     """Moves a workload to another cluster: drains it, continues there, and takes along what waits.
 
-    Where a route copies the topic, its offset syncs say where to begin; else timestamps do, which copies must
-    have kept, partition to partition. After an
-    interrupted move run the command again: it starts over, and may copy dead letters twice. workload resume
-    cancels the move.
+    Where a route copies the topic, its offset syncs say where to begin. Otherwise timestamps do. Then copies
+    must have kept them, partition to partition. After an interrupted move run the command again: it starts
+    over, and may copy dead letters twice. workload resume cancels the move.
 
     \b
     switchyard workload move billing/orders --to west-aggregate                # what would be repeated
@@ -64,7 +63,10 @@ def move(
     if not forecast["complete"]:
         click.echo("there was no time to read all timestamps: positions and counts are not final", err=True)
     if forecast["needs_force"] and not force:
-        click.echo("that is more than 1 % of the topic there: a smaller --margin, or --force", err=True)
+        words = f"{summary}. That is more than 1 % of the topic there: choose a smaller --margin, or --force"
+        if execute and forecast["complete"]:
+            raise CommandFailure(words, EXIT_PRECONDITION)
+        click.echo(words, err=True)
     if not execute:
         click.echo(f"{summary}; {DRY}", err=True)
         return

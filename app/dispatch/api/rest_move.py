@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError
 from app.dispatch.dlq.query import BadQuery
 from app.dispatch.move.begin_offsets import by_offset_syncs, not_joined
 from app.dispatch.move.mover import Mover
-from app.dispatch.move.planner import DEFAULT_MARGIN_MS, MoveRequest
+from app.dispatch.move.planner import DEFAULT_MARGIN_MS, MoveRequest, check_repetitions
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.durations import parse_duration
 from app.kernel.json_types import JsonMapping, JsonObject
@@ -55,6 +55,8 @@ class MoveRoutes:
             raise ApiError(502, "Cluster unreachable", str(error) or repr(error)) from error
         if not flag_of(body, "execute"):
             return json_response(forecast | {"execute": False})
+        if forecast["complete"]:
+            check_repetitions(forecast, wanted)
         if runtime.draining:
             raise ApiError(503, "Stopping", "this worker is stopping; send the request to another worker")
         name, actor = f"move-{uuid.uuid4().hex[:12]}", actor_of(request)

@@ -316,7 +316,7 @@ def _starved(flow: FlowReport, in_flight: int) -> ThroughputDiagnosis:
         why = f"{flow.catching_up} partitions work off a backlog at catchUp.rate, beside new messages"
         return ThroughputDiagnosis(ThroughputBound.CATCH_UP, why)
     if flow.not_fetched:
-        why = f"{flow.unread or 'some'} messages cannot be read: {'; '.join(flow.not_fetched[:SHOWN])}"
+        why = f"not all messages can be read: {'; '.join(flow.not_fetched[:SHOWN])}"
         return ThroughputDiagnosis(ThroughputBound.FETCH, why)
     if flow.unread:
         return ThroughputDiagnosis(

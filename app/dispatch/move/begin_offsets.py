@@ -1,14 +1,15 @@
-"""Where a moved workload begins in each partition there, and how many messages come again at most.
+"""Where a moved workload begins in each partition there, and how many messages are delivered again at most.
 
 Rules (tests/dispatch/move/test_mover.py)
 1. Where offset syncs join the two topics, they say where the unfinished copies begin
-   (`app.offsets.model.translation`). What producers have already written there has no offset sync, so the
-   workload begins no later than at the first record of the time of the source's latest one.
+   (`app.offsets.model.translation`). Records that producers have already written there have no offset sync,
+   so the workload begins no later than at the first record of the time of the source's latest one.
 2. Otherwise it begins by time (`app.dispatch.move.time_mapping`).
-3. Timestamps need not rise with offsets, so `again` is counted and not taken from two offsets by time. By
-   rule 2, it is all that is there and older than the oldest unfinished message, and what is finished in the
-   source and not older. What there was no time to read counts.
-4. The ends there are read before the times, so that messages copied there in between lie behind them.
+3. By rule 2, `again` counts the finished messages of the source from the first one of that time on. Their
+   timestamps need not rise, so it adds the records there behind the start that are older, or that have the
+   log's time. What there was no time to read counts too.
+4. Where the copies have not come so far, all finished messages of the source count: they may still be copied.
+5. The ends there are read before the times, so that messages copied there in between lie behind them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from dataclasses import dataclass
 from aiokafka.errors import KafkaError
 
 from app.dispatch.dlq.rules import Span
-from app.dispatch.move.copier import at_times, ends, offsets, read_records
+from app.dispatch.move.copier import LOG_APPEND_TIME, TimedRecord, at_times, ends, offsets, read_records
 from app.dispatch.move.time_mapping import SourcePartition, latest_times, times
 from app.kafka.client.cluster import EARLIEST, ClusterClient, ClusterUnreachable
-from app.kafka.records.record import Record
 from app.kernel.clock import iso
 from app.kernel.json_types import JsonObject
 from app.offsets.model.translation import ResumePosition
@@ -30,6 +30,7 @@ from app.offsets.store.tables import NotRead
 from app.offsets.sync.mapper import NotJoined, OffsetMapper
 
 OFFSET_SYNCS, TIME = "offset syncs", "time"
+MAP_TIMEOUT_S = 3.0
 
 # The exact positions in cluster `to` (a name) of a reader of `topic` in cluster `read_at`, from its next
 # offsets; {}: nothing joins the topics.
@@ -49,19 +50,16 @@ class BeginOffset:
 
 @dataclass(frozen=True, slots=True)
 class BeginOffsets:
-    """`logged`: how many offsets the topic has there."""
+    """`again`: of all partitions; `logged`: how many offsets the topic has there."""
 
     partitions: list[BeginOffset]
+    again: int
     logged: int
     complete: bool
 
     @property
     def offsets(self) -> list[int]:
         return [begin.offset for begin in self.partitions]
-
-    @property
-    def again(self) -> int:
-        return sum(begin.again for begin in self.partitions)
 
     def rows(self, sources: Sequence[SourcePartition]) -> list[JsonObject]:
         """A row per partition, of either topic."""
@@ -74,7 +72,7 @@ class BeginOffsets:
             row |= {"since": None, "to": None, "again": None, "by": None}
             if p < len(self.partitions):
                 begin = self.partitions[p]
-                since = None if begin.since_ms is None else iso(max(0, begin.since_ms))
+                since = None if begin.since_ms is None else iso(begin.since_ms)
                 row |= {"since": since, "to": begin.offset, "again": begin.again, "by": begin.by}
             rows.append(row)
         return rows
@@ -90,7 +88,7 @@ def by_offset_syncs(mapper: OffsetMapper) -> MapOffsets:
         read_at: str, topic: str, to: str, next_offsets: dict[int, int]
     ) -> dict[int, ResumePosition]:
         try:
-            await mapper.read()
+            await mapper.read(MAP_TIMEOUT_S)
             (joined,) = await mapper.join(read_at, topic, to, topic)
         except (NotJoined, NotRead, ClusterUnreachable, KafkaError, ValueError):
             return {}
@@ -107,6 +105,7 @@ async def find_begin_offsets(
     partitions: int,
     margin_ms: int,
     map_offsets: MapOffsets,
+    report_progress: Callable[[int, int], None],
     within_s: float | None,
     *,
     all_read: bool,
@@ -118,73 +117,80 @@ async def find_begin_offsets(
         ClusterUnreachable, KafkaError, TimeoutError.
     """
     at = [(topic, p) for p in range(partitions)]
-    lasts, firsts = await ends(target, at), await offsets(target, at, EARLIEST)  # rule 4
+    lasts, firsts = await ends(target, at), await offsets(target, at, EARLIEST)  # rule 5
     logs = [(firsts[place], max(firsts[place], lasts[place])) for place in at]
     found = await map_offsets(source.name, topic, target.name, {s.partition: s.position for s in sources})
     exact = {p: answer for p, answer in found.items() if p < partitions and not answer.why}
     oldest, latest = times(sources, partitions), latest_times(sources, partitions)
-    since = [(latest if p in exact else oldest)[p] for p in range(partitions)]
-    firsts_since = await at_times(target, topic, [None if t is None else t - margin_ms for t in since])
+    # The margin counts here, so that all later steps have the time that is asked for.
+    since = [
+        None if (t := (latest if p in exact else oldest)[p]) is None else max(0, t - margin_ms)
+        for p in range(partitions)
+    ]
+    begins_by_time = await at_times(target, topic, since)
     by_time = [
-        first if t is None else last if offset is None else max(first, min(offset, last))
-        for t, offset, (first, last) in zip(since, firsts_since, logs, strict=True)
+        first if since_ms is None else last if offset is None else max(first, min(offset, last))
+        for since_ms, offset, (first, last) in zip(since, begins_by_time, logs, strict=True)
     ]
+    spans = {
+        p: (by_time[p], logs[p][1]) for p in range(partitions) if p not in exact and since[p] is not None
+    }
+    older, complete = await _count_older(target, topic, spans, since, report_progress, within_s)
+
     is_paired = len(sources) == partitions
-    partners = [[sources[p]] if is_paired else list(sources) for p in range(partitions)]
-    # Where nothing is unfinished, the time is the newest finished message's, which comes again.
-    bounds = [
-        None if p in exact or t is None else t if any(one.behind for one in partners[p]) else t + 1
-        for p, t in enumerate(since)
-    ]
-    spans = {p: (by_time[p], logs[p][1]) for p, bound in enumerate(bounds) if bound is not None}
-    older, complete = await _count_older(target, topic, spans, bounds, within_s)
-    source_bounds = bounds if is_paired else [next(filter(None, bounds), None)] * len(sources)
-    newer = await _finished_newer(source, topic, sources, source_bounds)
+    of_sources = since if is_paired else [next((t for t in since if t is not None), None)] * len(sources)
+    newer = await _count_newer(source, topic, sources, of_sources)
     begins: list[BeginOffset] = []
-    for p, (first, last) in enumerate(logs):
-        above = sum(one.finished_above for one in partners[p])
+    for p, (first, _) in enumerate(logs):
+        partners = [sources[p]] if is_paired else sources
+        finished = sum(one.position - one.start + one.finished_above for one in partners)
         if (answer := exact.get(p)) is not None:
-            begin = max(first, min(answer.next_offset, by_time[p]))
+            begin, by = max(first, min(answer.next_offset, by_time[p])), OFFSET_SYNCS
             reread = answer.reread_messages
-            again = last if reread is None else answer.next_offset - begin + reread + above
-            again = min(last - begin, again)
-        elif all_read:
-            begin = by_time[p]
-            again = older.get(p, last) + sum(newer[one.partition] for one in partners[p]) + above
-            again = min(last - begin, again)
-        else:  # it may begin anywhere once all is read
-            begin, again = by_time[p], last - first
-        since_ms = None if (since_p := since[p]) is None else since_p - margin_ms
-        begins.append(BeginOffset(begin, again, since_ms, OFFSET_SYNCS if p in exact else TIME))
-    return BeginOffsets(begins, sum(last - first for first, last in logs), complete)
+            above = sum(one.finished_above for one in partners)
+            again = finished if reread is None else answer.next_offset - begin + reread + above
+        else:
+            begin, by = by_time[p], TIME
+            is_reached = since[p] is not None and begins_by_time[p] is not None
+            counted = sum(newer[one.partition] for one in partners) + older.get(p, 0)
+            again = counted if all_read and is_reached else finished
+        begins.append(BeginOffset(begin, again, since[p], by))
+    again = sum(begin.again for begin in begins)
+    if not is_paired:  # each source counts for every partition there
+        most = sum(one.position - one.start + one.finished_above for one in sources)
+        again = min(again, most + sum(older.values()))
+    return BeginOffsets(begins, again, sum(last - first for first, last in logs), complete)
 
 
 async def _count_older(
     client: ClusterClient,
     topic: str,
     spans: Mapping[int, Span],
-    bounds: Sequence[int | None],
+    since: Sequence[int | None],
+    report_progress: Callable[[int, int], None],
     within_s: float | None,
 ) -> tuple[dict[int, int], bool]:
-    """How many records of each span are older than the partition's bound, and whether all were read."""
+    """How many records of each span may be copies of older ones, and whether all were read."""
     older = dict.fromkeys(spans, 0)
 
-    def count(partition: int, records: Sequence[Record]) -> None:
-        bound = bounds[partition]
-        assert bound is not None
-        older[partition] += sum(record.timestamp < bound for record in records)
+    def count(partition: int, records: Sequence[TimedRecord]) -> None:
+        since_ms = since[partition]
+        assert since_ms is not None
+        older[partition] += sum(
+            record.timestamp < since_ms or record.timestamp_type == LOG_APPEND_TIME for record in records
+        )
 
-    reached = await read_records(client, topic, spans, count, lambda *_: None, within_s)
+    reached = await read_records(client, topic, spans, count, report_progress, within_s)
     unread = {p: end - reached[p] for p, (_, end) in spans.items()}
     return {p: count + unread[p] for p, count in older.items()}, not any(unread.values())
 
 
-async def _finished_newer(
-    client: ClusterClient, topic: str, sources: Sequence[SourcePartition], bounds: Sequence[int | None]
+async def _count_newer(
+    client: ClusterClient, topic: str, sources: Sequence[SourcePartition], since: Sequence[int | None]
 ) -> list[int]:
-    """At most how many finished messages of each source are not older than its bound."""
-    firsts = await at_times(client, topic, bounds)
+    """At most how many finished messages of each source are not older than its time."""
+    firsts = await at_times(client, topic, since)
     return [
-        0 if first is None else max(0, source.position - max(source.start, first))
+        source.finished_above + (0 if first is None else max(0, source.position - max(source.start, first)))
         for source, first in zip(sources, firsts, strict=True)
     ]

@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
-from aiokafka.structs import RecordMetadata
+from aiokafka.structs import ConsumerRecord, RecordMetadata
 
 from app.dispatch.dlq.letter import DeadLetter
 from app.dispatch.dlq.reader import reading
@@ -27,11 +27,12 @@ from app.kafka.client.cluster import (
 )
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.fetch.offsets_at_time import offsets_at
-from app.kafka.records.record import Record
 from app.kernel.clock import now_ms
 from app.worker.jobs.operator_acts import OperationRefused
 
 TopicAndPartition = tuple[str, int]  # topic, partition
+TimedRecord = ConsumerRecord[bytes, bytes]
+LOG_APPEND_TIME = 1  # a record's type of timestamp: the broker's time
 
 TAIL_OFFSETS = 100  # the end of a log, in which its newest record is searched
 SCAN_RECORDS = 2_000  # before the event loop, which also delivers messages, gets a turn
@@ -107,7 +108,7 @@ async def read_times(
     }
     by_partition = {source.partition: source for source in sources}
 
-    def see(partition: int, records: Sequence[Record]) -> None:
+    def see(partition: int, records: Sequence[TimedRecord]) -> None:
         for record in records:
             by_partition[partition].see(record.offset, record.timestamp, today_ms)
 
@@ -119,7 +120,7 @@ async def read_records(
     client: ClusterClient,
     topic: str,
     spans: Mapping[int, Span],
-    see: Callable[[int, Sequence[Record]], None],
+    see: Callable[[int, Sequence[TimedRecord]], None],
     report_progress: Callable[[int, int], None],
     within_s: float | None = None,
     *,

@@ -35,7 +35,14 @@ from app.dispatch.dlq.reader import queue_ends
 from app.dispatch.dlq.rules import PastOperation
 from app.dispatch.move.begin_offsets import MapOffsets
 from app.dispatch.move.copier import MAX_COPY_BYTES, copy_topic, ends
-from app.dispatch.move.planner import MovePath, MovePlanner, MoveRequest, MoveView, ReportProgress
+from app.dispatch.move.planner import (
+    MovePath,
+    MovePlanner,
+    MoveRequest,
+    MoveView,
+    ReportProgress,
+    check_repetitions,
+)
 from app.dispatch.topics.leftovers import candidates
 from app.dispatch.topics.settings import (
     UNCOMPACTED,
@@ -101,7 +108,7 @@ class Mover:
             await self._settle(path)
             merges = await self._end_merges(path)
             seen = await self._planner.view(path, report_progress, None)
-            seen.check(path, self._request)
+            check_repetitions(seen.to_json(path, self._request), self._request)
             others = await self._prepare(path, seen)
             copied, letters, left_out = await self._copy(path, seen, merges, report_progress)
             report_progress({"step": "switch"})

@@ -74,7 +74,7 @@ class MoveView:
         waiting: Topic -> spans by partition, of retry, merge and delayed topics.
         letters: Spans by partition, of the dead letter queue.
         left_there: Topic -> older messages in the destination's retry topics, which will not be read.
-        complete: All timestamps were read; else more messages may come again, or fewer.
+        complete: All timestamps were read; otherwise the counts are not final.
     """
 
     sources: list[SourcePartition]
@@ -89,25 +89,27 @@ class MoveView:
         """Rule 2."""
         return self.begins.again > MOST_AGAIN * self.begins.logged
 
-    def check(self, path: MovePath, request: MoveRequest) -> None:
-        """Raises OperationRefused: rule 2."""
-        if self.needs_force and not request.force:
-            raise OperationRefused(
-                f"up to {self.begins.again} finished messages of {path.workload.metadata.topic} would be "
-                f"delivered again, more than {MOST_AGAIN:.0%} of the {self.begins.logged} in {request.to}; "
-                "nothing was moved. Choose a smaller margin, or move with --force if receivers can take them"
-            )
-
     def to_json(self, path: MovePath, request: MoveRequest) -> JsonObject:
         retry = {topic: _sum(spans) for topic, spans in self.waiting.items()}
         return {
             "key": request.key, "from": path.workload.metadata.cluster, "to": request.to,
             "margin_ms": request.margin_ms, "partitions": self.begins.rows(self.sources),
-            "complete": self.complete, "again": self.begins.again, "needs_force": self.needs_force,
+            "complete": self.complete, "again": self.begins.again, "logged": self.begins.logged,
+            "needs_force": self.needs_force,
             "unfinished": sum(source.unfinished for source in self.sources),
             "waiting": retry, "left_there": self.left_there,
             "dlq": {"offsets": _sum(self.letters), "action": "copy" if request.letters else "leave"},
         }  # fmt: skip
+
+
+def check_repetitions(plan: JsonObject, request: MoveRequest) -> None:
+    """Raises OperationRefused: rule 2, for a plan as `MoveView.to_json` gives it."""
+    if plan["needs_force"] and not request.force:
+        raise OperationRefused(
+            f"up to {plan['again']} finished messages of {request.key} would be delivered again, more than "
+            f"{MOST_AGAIN:.0%} of the {plan['logged']} in {request.to}; nothing was moved. Choose a smaller "
+            "margin, or move with --force if its receivers can take them"
+        )
 
 
 class MovePlanner:
@@ -234,10 +236,12 @@ class MovePlanner:
         def read(looked_at: int, of: int) -> None:
             report_progress({"step": "map", "looked_at": looked_at, "of": of})
 
+        until_s = None if within_s is None else time.monotonic() + within_s
         complete = await read_times(client, topic, sources, read, within_s)
         begins = await find_begin_offsets(
             client, path.target.client, topic, sources, path.partitions[1], self._request.margin_ms,
-            self._map_offsets, within_s, all_read=complete,
+            self._map_offsets, read, None if until_s is None else until_s - time.monotonic(),
+            all_read=complete,
         )  # fmt: skip
         queue = path.workload.dlq_topic()
         letters = [(queue, p) for p in range(present.get(queue, 0))]

@@ -18,17 +18,15 @@ from app.dispatch.model.crash_suspicion import is_planned_end
 from app.dispatch.push.answer_limits import MAX_UNARY_BYTES
 from app.dispatch.push.channel_options import CONNECTION_OPTIONS
 from app.dispatch.push.grpc_internals import status_of, when_ended
+from app.dispatch.push.http_answer import why_no_receiver
 from app.dispatch.push.metadata import VALUE_NULL
 from app.dispatch.push.size_refusal import METADATA_WORDS, is_about_answer, size_refusal
 from app.kernel.grpc_status import (
     CANCELLED,
     INTERNAL,
     OK,
-    PERMISSION_DENIED,
     RESOURCE_EXHAUSTED,
-    UNAUTHENTICATED,
     UNAVAILABLE,
-    UNIMPLEMENTED,
 )
 
 CHANNELS = 4  # connections to a receiver; flow control and the stream limit bound a single one
@@ -93,13 +91,6 @@ class CallResult:
 
 
 Done = Callable[[CallResult], None]
-HTTP_ANSWER = "Received http2 header with status: "  # C core's words for an answer without a gRPC status
-NOT_GRPC = "no gRPC server answered; check spec.target.address, and the routes of an ingress in front of it"
-REFUSED = {
-    PERMISSION_DENIED,
-    UNIMPLEMENTED,
-    UNAUTHENTICATED,
-}  # C core's for the HTTP statuses 401, 403 and 404
 
 
 class CallHandle:
@@ -177,9 +168,8 @@ def _result(call: Any, started_s: float, metadata: Sequence[tuple[str, str | byt
     if code == RESOURCE_EXHAUSTED and not details and _size(metadata) > MIN_METADATA_LIMIT_BYTES:
         # C core lists the names of the metadata that it refuses, but drops the list if that is long itself.
         details = f"{METADATA_WORDS} ({_size(metadata)} bytes were sent)"
-    if code in REFUSED and details.startswith(HTTP_ANSWER):
-        # An ingress without the route would otherwise flush the topic into the DLQ.
-        code, details = UNAVAILABLE, f"{NOT_GRPC} ({details})"
+    if away := why_no_receiver(details):
+        return CallResult(UNAVAILABLE, away, latency_s=latency_s)
     return CallResult(int(code), details, action, latency_s, retry_after_s=after_s)
 
 

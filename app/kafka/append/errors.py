@@ -51,7 +51,7 @@ REMEDIES = {  # Kafka's code -> change to the destination topic
     10: "raise max.message.bytes of the destination topic",
     18: "raise segment.bytes of the destination topic",
     32: "raise message.timestamp.before.max.ms and message.timestamp.after.max.ms of the destination topic",
-    UNKNOWN_SERVER_ERROR: "see the log of the partition's leader; it may not be able to read a record",
+    UNKNOWN_SERVER_ERROR: "see the leader's log: the broker has a fault, or cannot read these records",
     UNSUPPORTED_COMPRESSION: "allow the source's compression in the destination topic",
     87: INVALID_RECORD_REMEDY,
 }

@@ -130,7 +130,8 @@ class AppendLane:
         self._in_doubt = False  # some batch of this epoch was never answered (rule 5)
         self._failing_since_s = 0.0
         self._failures = 0
-        self._unexplained_since_s: float | None = None
+        self._unexplained: tuple[PendingBatch, float] | None = None  # the head of rule 2, and since when
+        self._due: PendingBatch | None = None  # counts as refused unless it is in the log after all
         self._reported = ""
         self._error: AppendError | None = None
         self._room = asyncio.Event()
@@ -278,13 +279,18 @@ class AppendLane:
         self._out_of_order.see(self._queue)
         self._sent, self._known, self._unsure = 0, False, False
         suspect, self._suspect = self._suspect, None
+        due, self._due = self._due, None
         if suspect is not None and suspect.base_offset is None:
             self._begin_next_epoch()
+        elif due is not None and self._queue and self._queue[0] is due and not due.future.done():
+            self._refuse(due, f"{self._name}: {due.message or for_code(due.code).__name__}")
         else:
             self._resume()
 
     def failed(self, code: int, message: str) -> None:
         """Retries later, with backoff."""
+        if code != UNKNOWN_SERVER_ERROR:
+            self._unexplained = self._due = None
         self._stalled, self._known = True, False
         now_s = self._loop.time()
         if not self._failures:
@@ -330,7 +336,6 @@ class AppendLane:
             return
         self._count_bytes(-freed_bytes)
         self._failures, self._reported = 0, ""
-        self._unexplained_since_s = None
         self._known = bool(queue)
 
     def _handle_error(self) -> None:
@@ -349,11 +354,11 @@ class AppendLane:
         elif code in REFUSED and self._unsure:  # a later batch may be in the log: rule 5
             self._in_doubt = True
             self._resume()  # the head is refused again, alone
-        elif code in REFUSED or self._is_unexplained(code):
-            self._in_doubt = self._in_doubt or code not in NOT_APPENDED
-            self._refused = True
-            if not head.future.done():
-                head.future.set_exception(BatchRefused(message, code, head.refused))
+        elif code in REFUSED:
+            self._refuse(head, message)
+        elif self._is_due(head):
+            self._due = head
+            self._resume()  # its last attempt may be in the log, so it is looked up first
         elif code in OUT_OF_SEQUENCE:
             if alone:
                 self._unsure, self._suspect = True, head
@@ -361,15 +366,20 @@ class AppendLane:
         else:
             self.failed(code, message)
 
-    def _is_unexplained(self, code: int) -> bool:
-        """Rule 2."""
-        if code != UNKNOWN_SERVER_ERROR:
-            self._unexplained_since_s = None
+    def _is_due(self, head: PendingBatch) -> bool:
+        """Whether the broker has answered this head with nothing but an unknown error for long enough."""
+        if head.code != UNKNOWN_SERVER_ERROR:
+            self._unexplained = None
             return False
         now_s = self._loop.time()
-        if self._unexplained_since_s is None:
-            self._unexplained_since_s = now_s
-        return now_s - self._unexplained_since_s >= UNEXPLAINED_S
+        if self._unexplained is None or self._unexplained[0] is not head:
+            self._unexplained = head, now_s
+        return now_s - self._unexplained[1] >= UNEXPLAINED_S
+
+    def _refuse(self, head: PendingBatch, message: str) -> None:
+        self._refused = True
+        if not head.future.done():
+            head.future.set_exception(BatchRefused(message, head.code, head.refused))
 
     def _begin_next_epoch(self) -> None:
         message = f"{self._name}: {self._queue[0].message or 'out of sequence'}"

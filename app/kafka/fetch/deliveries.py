@@ -300,6 +300,7 @@ class PartitionFetch:
     high_watermark: int = -1
     held_at: int = -1  # an open transaction begins here, and nothing behind it may be read; -1: none does
     held_since_s: float = 0.0
+    held_seen_s: float = 0.0  # when an answer of the leader last said so
     retention: TopicRetention = field(default_factory=TopicRetention)
     seen_at_s: float = 0.0
     retry_at_s: float = 0.0
@@ -331,6 +332,7 @@ class PartitionFetch:
         held_at = stable_offset if 0 <= stable_offset <= self.next_offset < self.high_watermark else -1
         if held_at != self.held_at:
             self.held_at, self.held_since_s = held_at, now_s
+        self.held_seen_s = now_s
 
     def is_held(self, since_s: float = float("inf")) -> bool:
         """Whether an open transaction has held it up since `since_s` or longer."""

@@ -318,6 +318,7 @@ class FetchService(Service):
         await self._failed(part, code, refusal(code, self.client.spec, part.topic, part.partition))
 
     async def _answered(self, part: PartitionFetch, answer: list[ResponseFields]) -> None:
+        # READ_COMMITTED needs v4.
         # v4: (last stable offset, aborted, data); v5: log start before aborted; v11: replica before data
         code, high_watermark, *rest = answer
         data, aborted = rest[-1], next((field for field in rest if isinstance(field, list)), None) or []
@@ -332,9 +333,9 @@ class FetchService(Service):
             if data:
                 await self._deliver_data(part, data, [(entry[0], entry[1]) for entry in aborted])
             else:
-                part.failures = 0
-                if not part.is_held():
+                if part.failures or not part.is_held():  # a trouble of the broker is over
                     part.incident = ""
+                part.failures = 0
                 self.shared_reads.offer(part)
         else:
             await self._refused(part, code)
@@ -423,11 +424,15 @@ class FetchService(Service):
 
     @Service.task
     async def _watch(self) -> None:
-        """Watches topic ids, retention, open transactions, and high watermarks of partitions that are not
-        fetched now."""
-        watch, held = LogWatch(self.client), HeldPartitions(self.client, self._deliver)
+        """Watches topic ids, retention, and high watermarks of partitions that are not fetched now."""
+        watch = LogWatch(self.client)
         while not self.should_stop:
             await self.sleep(WATERMARKS_S)
-            parts, now_s = list(self._partitions.values()), time.monotonic()
-            await watch.try_poll(parts, now_s)
-            await held.try_poll(parts, now_s)
+            await watch.try_poll(list(self._partitions.values()), time.monotonic())
+
+    @Service.task
+    async def _watch_transactions(self) -> None:
+        held = HeldPartitions(self.client, self._deliver)
+        while not self.should_stop:
+            await self.sleep(WATERMARKS_S)
+            await held.try_poll(list(self._partitions.values()), time.monotonic())

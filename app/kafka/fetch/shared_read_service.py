@@ -145,7 +145,7 @@ class SharedReadService:
         self._budget.used_bytes += made.nbytes
         part.next_offset = made.next_offset
         part.last_epoch = max(part.last_epoch, made.leader_epoch)
-        part.failures, part.incident = 0, ""
+        part.failures, part.incident, part.held_at = 0, "", -1
         part.given.append(made)
         self.given += 1
         if not part.is_given:

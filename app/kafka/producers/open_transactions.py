@@ -24,6 +24,8 @@ from aiokafka.protocol.types import (
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.producers.state import CONNECTION, producers_of
 
+ONGOING = "Ongoing"  # a transaction's state while its producer may add to it
+
 _TEXT, _TAGS = CompactString("utf-8"), ("tags", TaggedFields)
 _TEXTS = CompactArray(_TEXT)
 
@@ -35,7 +37,8 @@ class OpenTransaction:
     Attributes:
         start_offset: Its first record.
         since_ms: When it began; if its coordinator does not know it, when its producer last wrote here.
-        transactional_id, state: "" if no coordinator knows the producer, or may not be asked.
+        transactional_id, state: "" if no coordinator that answered knows the producer, or if it may not be
+            described. A broker does not tell a missing permission from a producer that it does not know.
         timeout_ms: After this time its coordinator ends it; 0: not known.
     """
 

@@ -83,7 +83,7 @@ class BatchHeader(NamedTuple):
     def most_records(self) -> int:
         """As many records as its offsets and its bytes have room for; its own count may be forged."""
         room = (self.length - MIN_LENGTH) // MIN_RECORD_BYTES
-        return min(self.last_offset_delta + 1, MAX_BATCH_RECORDS if self.compression else room)
+        return max(0, min(self.last_offset_delta + 1, MAX_BATCH_RECORDS if self.compression else room))
 
     @property
     def compression(self) -> int:

@@ -38,6 +38,7 @@ ForeseenMove = TypedDict(
         "partitions": list[MovedPartition],
         "complete": bool,
         "again": int,
+        "logged": int,
         "needs_force": bool,
         "unfinished": int,
         "waiting": dict[str, int],

@@ -25,6 +25,7 @@ from app.kafka.append.errors import (
     OTHER_REMEDY,
     REMEDIES,
     TOO_LARGE,
+    UNKNOWN_SERVER_ERROR,
     UNSUPPORTED_COMPRESSION,
     BatchRefused,
 )
@@ -124,12 +125,13 @@ class BlockedBatch:
         divides = divides or error.code in FOR_A_RECORD
         cuts = _cuts_around(error.records, copy.record_count) if error.code in FOR_A_RECORD else []
         are_all_named = len(error.records) >= copy.record_count
+        may_help_encoded = error.code != UNKNOWN_SERVER_ERROR  # it may be the broker's own fault
         with contextlib.suppress(UndecodableBatch):
             if error.code == UNSUPPORTED_COMPRESSION and is_compressed(copy):
                 pieces = await _collect(drop_first(copy, 0, await max_batch_bytes(), UNCOMPRESSED))
             elif divides and cuts:
                 pieces = await _collect(divided(copy, cuts))
-            elif not sent.is_mended and (divides or error.code not in TOO_LARGE):
+            elif not sent.is_mended and may_help_encoded and (divides or error.code not in TOO_LARGE):
                 pieces = await _collect(drop_first(copy, 0, await max_batch_bytes()))
             must_shrink = error.code in TOO_LARGE or (
                 error.code in FOR_A_RECORD and sent.is_mended and not are_all_named

@@ -69,12 +69,12 @@ class LoopbackCheck(Service):
     @Service.task
     async def _check(self) -> None:
         started_s, is_reported = time.monotonic(), False
-        first_ms: dict[str, int] = {}
+        first_ms: dict[tuple[str, str], int] = {}
         while not self.should_stop:
             now_s = time.monotonic()
             live = self._members.live(now_s)
-            first_ms = {worker: first_ms.get(worker, beat.at_ms) for worker, beat in live.items()}
-            lasting = {w: beat for w, beat in live.items() if beat.at_ms - first_ms[w] >= PERSISTS_S * 1000}
+            first_ms = {(w, b.place): first_ms.get((w, b.place), b.at_ms) for w, b in live.items()}
+            lasting = {w: b for w, b in live.items() if b.at_ms - first_ms[w, b.place] >= PERSISTS_S * 1000}
             other = apart(self._place, self._url, lasting)
             why = f"this worker announces {self._url}, which {other} on another host cannot reach"
             if other and now_s - started_s < HEARTBEATS_GRACE_S:

@@ -309,7 +309,7 @@ async def test_what_there_was_no_time_to_read_counts_as_coming_again(
     monkeypatch.setattr("app.dispatch.move.copier.SCAN_RECORDS", 1)
     seen = await stage.mover().foresee()
     assert seen["complete"] is False
-    assert seen["again"] == 301
+    assert seen["again"] == 300
 
 
 async def test_an_impossible_move_is_refused_before_anything_is_paused(stage: Stage) -> None:

@@ -14,6 +14,7 @@ from app.dev.demo.stage import free_port, wait_until
 from app.dispatch.push.unary import UnaryTarget
 from app.kernel.grpc_status import UNAVAILABLE
 from tests.dispatch.push.grpc_servers import CountingCaller
+from tests.dispatch.push.stream_servers import RecordingSender, rows
 
 CONFIG = """
 daemon off; pid %(folder)s/pid; error_log %(folder)s/error.log; worker_processes 1;
@@ -43,7 +44,7 @@ def ingress(folder: Path, status: int) -> Iterator[str]:
         process.wait(60)
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
+@pytest.mark.parametrize("status", [302, 401, 403, 404, 405, 500])
 async def test_an_http_answer_without_a_grpc_status_means_that_no_receiver_is_there(
     tmp_path: Path, status: int
 ) -> None:
@@ -52,5 +53,26 @@ async def test_an_http_answer_without_a_grpc_status_means_that_no_receiver_is_th
         result = await CountingCaller(target)()
         await target.close()
     assert result.code == UNAVAILABLE
-    assert result.details.startswith("no gRPC server answered; check spec.target.address")
-    assert str(status) in result.details
+    assert result.details.startswith(f"an HTTP server without gRPC answered {status}; check spec.target")
+
+
+@pytest.mark.parametrize("status", [400, 413])
+async def test_an_http_answer_that_may_be_about_the_message_is_not_an_absent_receiver(
+    tmp_path: Path, status: int
+) -> None:
+    with ingress(tmp_path, status) as address:
+        target = UnaryTarget(address, "/billing.Receiver/Take", channels=1)
+        result = await CountingCaller(target)()
+        await target.close()
+    assert result.code != UNAVAILABLE
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_stream_that_an_ingress_refuses_has_no_receiver_either(tmp_path: Path, status: int) -> None:
+    with ingress(tmp_path, status) as address:
+        port = int(address.rpartition(":")[2])
+        sender = RecordingSender(port)
+        sender.send(rows(3))
+        await sender.all_reported()
+        await sender.target.close()
+    assert sender.codes(0) == [UNAVAILABLE] * 3

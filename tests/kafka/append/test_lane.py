@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from app.kafka.append import appender as append
 from app.kafka.append import lane as append_lane
 from app.kafka.append.appender import Appender
-from app.kafka.append.errors import DUPLICATE, NO_ANSWER, BatchRefused, LaneClosed
+from app.kafka.append.errors import DUPLICATE, NO_ANSWER, UNKNOWN_SERVER_ERROR, BatchRefused, LaneClosed
 from app.kafka.append.lane import IN_FLIGHT, AppendLane
 from app.kafka.append.pending_batch import PendingBatch, stamp_of
 from app.kafka.client.cluster import ClusterSpec
@@ -502,3 +502,44 @@ def test_model_partition_forgets_a_duplicate_after_five_batches_as_a_broker_does
     assert partition.append(b"x", 1, 0, sequence + 1) == (OUT_OF_ORDER, -1)
     assert partition.append(b"x", 1, 1, 0) == (0, 12)
     assert partition.append(b"y", 2, 0, sequence) == (OLD_EPOCH, -1)
+
+
+async def unexplained(monkeypatch: pytest.MonkeyPatch) -> tuple[Partition, AppendLane, asyncio.Future[int]]:
+    """A lane with two batches, whose broker does not explain its first error."""
+    monkeypatch.setattr(append_lane, "UNEXPLAINED_S", 0.0)
+    monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+    partition = Partition()
+    lane = AppendLane(FakeAppender(partition), "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
+    future = await lane.append(b"x", 1)
+    await lane.append(b"y", 1)
+    return partition, lane, future
+
+
+async def test_an_unexplained_batch_that_is_in_the_log_after_all_is_no_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    partition, lane, future = await unexplained(monkeypatch)
+    pending = lane.take()
+    assert pending is not None
+    partition.append(b"x", 1, lane.producer.epoch, pending.sequence)
+    lane.answered(pending, UNKNOWN_SERVER_ERROR, -1, "")
+    assert await future == 0, "it was looked up first"
+    behind = lane.take()
+    assert behind is not None
+    assert (behind.data, behind.sequence) == (b"y", 1)
+
+
+async def test_an_unexplained_batch_that_is_not_in_the_log_is_refused_and_replaced_under_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, lane, future = await unexplained(monkeypatch)
+    pending = lane.take()
+    assert pending is not None
+    lane.answered(pending, UNKNOWN_SERVER_ERROR, -1, "")
+    with pytest.raises(BatchRefused) as refused:
+        await future
+    assert refused.value.code == UNKNOWN_SERVER_ERROR
+    lane.replace_refused([])
+    behind = lane.take()
+    assert behind is not None
+    assert (behind.data, behind.sequence, behind.epoch) == (b"y", pending.sequence, pending.epoch)

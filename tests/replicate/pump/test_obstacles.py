@@ -295,7 +295,7 @@ async def test_a_batch_over_which_the_destination_fails_without_a_reason_can_be_
     rig.feed(pump, behind, 9, 18)
     await rig.until(lambda: pump.stuck == ((0, 9),))
     assert "the destination refuses them with error -1" in job_status(pump).trouble
-    assert "UnknownError; see the log of the partition's leader" in job_status(pump).trouble
+    assert "UnknownError; see the leader's log" in job_status(pump).trouble
     assert pump.finish_by_operator(0, 9)
     await rig.until(lambda: pump.base == 18)
     assert [value for *_, value, _ in await rows(rig.target, topic_name)] == [b"behind" * 50] * 9

@@ -29,6 +29,7 @@ from grpc import aio
 from app.dispatch.model.crash_suspicion import NOT_SENT
 from app.dispatch.push.answer_limits import RANGES_AT_ONCE, AnswerTooLarge, ranges_in
 from app.dispatch.push.grpc_internals import send_bytes
+from app.dispatch.push.http_answer import why_no_receiver
 from app.dispatch.push.size_refusal import size_refusal
 from app.dispatch.push.stream.book import InFlightBatches
 from app.dispatch.push.stream.encoder import OutBatch
@@ -340,7 +341,7 @@ class StreamLink:
             self._outbox.condemn(refusal)
         book = self._book
         self._start_book()
-        code = result.code
+        code = UNAVAILABLE if why_no_receiver(result.details) else result.code
         if code == OK or (accepted and code != CANCELLED):
             code = UNAVAILABLE
         elif code != CANCELLED:
