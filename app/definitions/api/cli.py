@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,6 +211,7 @@ def _plan(
         clusters=(),  # the worker knows them, and gets each change as a dry run next
     )
     doubts: list[str] = []
+    topics: list[JsonObject] = []
     if not planned.conflicts:
         for change in planned.changes:  # the worker checks more: it knows the clusters
             definition = change.definition
@@ -226,7 +228,8 @@ def _plan(
                     raise
                 continue
             doubts += [f"{change.name}: {doubt}" for doubt in answer.get("doubts", ())]
-    return client, replace(planned, warnings=(*planned.warnings, *doubts)), current
+            topics += [topic for topic in answer.get("topics", ()) if topic not in topics]
+    return client, replace(planned, warnings=(*planned.warnings, *doubts), topics=tuple(topics)), current
 
 
 def _show(planned: DefinitionsPlan, output: str) -> None:
@@ -238,8 +241,17 @@ def _show(planned: DefinitionsPlan, output: str) -> None:
             {"action": change.action, "workload": change.name, "field": f.field, "old": f.old, "new": f.new}
             for f in change.fields
         ]
+    rows += [
+        {"action": one["action"], "workload": _topic_name(one), "field": one["setting"], "old": one["old"],
+         "new": "the default" if one["new"] is None and output in {"table", "csv"} else one["new"]}
+        for one in planned.topics
+    ]  # fmt: skip
     emit(rows, ["action", "workload", "field", "old", "new"], output)
     _show_notes(planned)
+
+
+def _topic_name(change: JsonObject) -> str:
+    return f"topic {change['topic']} in {change['cluster']}"
 
 
 def _show_notes(planned: DefinitionsPlan) -> None:
@@ -364,6 +376,13 @@ def diff(files: tuple[str, ...], prune: bool, allow_empty: bool, take_over: bool
             for sign, value in (("-", field.old), ("+", field.new)):
                 if value is not None:
                     click.echo(f"{sign} {field.field}: {orjson.dumps(value).decode()}")
+    for name, changes in groupby(planned.topics, key=_topic_name):
+        of_topic = list(changes)
+        click.echo(f"{of_topic[0]['action']} {name}")
+        for one in of_topic:
+            for sign, value in (("-", one["old"]), ("+", one["new"])):
+                if value is not None:
+                    click.echo(f"{sign} {one['setting']}: {orjson.dumps(value).decode()}")
     if planned.conflicts:
         raise SystemExit(EXIT_PRECONDITION)
     raise SystemExit(0 if planned.empty else EXIT_CHANGES)

@@ -373,6 +373,12 @@ def _edit(
     columns = ["key", "changed", "done", "warnings"]
     if not execute:
         emit([foreseen], columns, output, whole=foreseen)
+    for one in foreseen.get("topics", ()):
+        old, new = (f"{one['old']} -> " if one["old"] is not None else ""), one["new"] or "the default"
+        click.echo(
+            f"{one['action']} topic {one['topic']} in {one['cluster']}: {one['setting']} {old}{new}", err=True
+        )
+    if not execute:
         click.echo(DRY, err=True)
         return
     if foreseen["changed"]:

@@ -282,9 +282,21 @@ class WorkloadDetail(TypedDict):
     deployed: Deployed
 
 
+class TopicChange(TypedDict):
+    """A setting of a topic that a route copies to. `setting` "partitions" is the number of its partitions.
+    `old` is null for a new topic, `new` is null for the default."""
+
+    cluster: str
+    topic: str
+    action: Literal["create", "grow", "alter"]
+    setting: str
+    old: str | None
+    new: str | None
+
+
 class Put(TypedDict):
     """The result of a PUT; `etag` is the definition's, without quotes. `doubts` are warnings that only a
-    worker can give."""
+    worker can give. `topics` are the changes that a route makes at its destination."""
 
     key: str
     etag: str
@@ -292,6 +304,7 @@ class Put(TypedDict):
     dry_run: bool
     warnings: list[str]
     doubts: list[str]
+    topics: list[TopicChange]
 
 
 class Deleted(TypedDict):
