@@ -18,6 +18,7 @@ from app.audit.folds.tier import CloseWindows, ForgetWindows, TierRecord
 from app.audit.folds.window import WindowRecord
 from app.controllog.events import AnyControlEvent, for_people
 from app.dispatch.model.throughput_diagnosis import TargetStatus
+from app.kernel.broker_throttle import BrokerThrottle
 from app.kernel.fencing import SnapshotItem, Snapshots, TakeoverAnswer, TrackerEvent, TrackerRecord
 from app.kernel.limit_shares import LimitNeed
 from app.kernel.load import DEFAULT_WORKER, Load
@@ -105,6 +106,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         trouble_from: What found the trouble (`app.kernel.troubles.TroubleSource`); "": the pump itself, or
             there is none. Replicas have none.
         buffered_bytes: Bytes that were fetched and wait.
+        throttles: The delays by brokers' quotas that hold it up.
         arriving, ceiling: Messages per second (`app.kernel.rates`); below 0: not known.
     """
 
@@ -136,6 +138,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arriving: float = -1
     ceiling: float = -1
     copying: CopyingStatus | None = None
+    throttles: list[BrokerThrottle] = []
 
 
 class HeadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -67,6 +67,7 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     `bytes_short` are missing for the next message. `budget_used` is the used part (0 to 1) of the worker's
     memory for fetched messages. `withheld` messages failed and may not be dead-lettered yet; `withheld_by`
     counts such failures by status since the worker began. `letters` may be written now (null: no limit).
+    `throttles` are sentences about delays by the broker's quota.
     """
 
     worker: str
@@ -97,6 +98,7 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     withheld_by: dict[str, int]
     withheld_last: str | None
     letters: float | None
+    throttles: list[str]
 
 
 class Candidate(HeadStatus, frozen=True, kw_only=True, omit_defaults=False):
@@ -203,6 +205,7 @@ def _facts(status: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Fl
         catching_up=sum(job.state == "catching-up" for job in running),
         budget_used=status.budget_used,
         rates=[RateShare(unit, per_s, tokens) for unit, per_s, tokens in rates if per_s],
+        throttles=sorted({str(one) for job in running for one in job.throttles}),
         withheld=status.withheld,
         failures="; ".join(part for part in (spelled(status.withheld_by), status.withheld_last) if part),
     )
@@ -261,6 +264,7 @@ def _worker(worker: str, status: WorkloadStatus, jobs: Sequence[JobStatus], now_
         withheld_by=status.withheld_by,
         withheld_last=status.withheld_last or None,
         letters=None if status.letters < 0 else status.letters,
+        throttles=list(flow.throttles),
     )
 
 

@@ -6,10 +6,19 @@ import asyncio
 import time
 from typing import Any
 
-from app.controllog.codec import MAX_EVENT_BYTES, Heartbeat, encode, heartbeat, heartbeat_events
+from app.controllog.codec import (
+    MAX_EVENT_BYTES,
+    Heartbeat,
+    JobStatus,
+    WorkloadStatus,
+    encode,
+    heartbeat,
+    heartbeat_events,
+)
 from app.dispatch.jobs.heartbeat_status import job_status, workload_statuses
 from app.dispatch.model.throughput_diagnosis import RESTS
 from app.dispatch.view import WorkloadFlow, workload_flow
+from app.kernel.broker_throttle import BrokerThrottle
 from app.kernel.clock import now_ms
 from app.kernel.limit_shares import ALL
 from app.kernel.troubles import TroubleSource
@@ -44,6 +53,23 @@ class Stuck:
     async def __call__(self, message: Message) -> None:
         if self.is_stuck(message):
             await self.go.wait()
+
+
+def test_a_quota_of_the_broker_is_the_reason_where_messages_are_unread_and_is_shown_in_any_case() -> None:
+    throttle = BrokerThrottle("east", "fetch", 2_500)
+    words = (
+        "the broker's quota delays fetch requests to cluster east by 2,500 ms; raise consumer_byte_rate of "
+        "Switchyard's user or client id with kafka-configs.sh"
+    )
+    for end, bound in ((90, "throttled"), (30, "none")):
+        job = JobStatus(
+            job="dispatch:billing/orders:orders:0", epoch=1, state="flowing", committed=30, fetched=30,
+            high_watermark=end, throttles=[throttle],
+        )  # fmt: skip
+        status = WorkloadStatus(key="billing/orders", breaker="closed", in_flight=0, limit=9)
+        flow = workload_flow({}, [("w1", status, [job])], 0, 1, now_ms())
+        assert (flow.bound, flow.workers[0].throttles) == (bound, [words])
+        assert (words in flow.why) is (bound == "throttled")
 
 
 async def test_a_full_receiver_is_the_reason_with_the_messages_in_flight() -> None:

@@ -43,6 +43,7 @@ class ThroughputBound(StrEnum):
     ORDER = "order"
     MEMORY = "memory"
     CATCH_UP = "catch-up"
+    THROTTLED = "throttled"
     FETCH = "fetch"
     DELAY = "delay"
     BACKOFF = "backoff"
@@ -122,6 +123,7 @@ class FlowReport:
         unread: Messages in the log that were not read yet; None: unknown.
         catching_up: Jobs that work off a backlog beside new messages.
         budget_used: The used share of the worker's memory for fetched messages.
+        throttles: The delays by the broker's quota, for people.
         withheld: Failed messages that may not be dead-lettered yet; `failures`: how they fail, for people.
     """
 
@@ -143,6 +145,7 @@ class FlowReport:
     catching_up: int = 0
     budget_used: float = 0.0
     rates: Sequence[RateShare] = ()
+    throttles: Sequence[str] = ()
     withheld: int = 0
     failures: str = ""
 
@@ -289,6 +292,8 @@ def _starved(flow: FlowReport, in_flight: int) -> ThroughputDiagnosis:
     if flow.catching_up:
         why = f"{flow.catching_up} partitions work off a backlog at catchUp.rate, beside new messages"
         return ThroughputDiagnosis(ThroughputBound.CATCH_UP, why)
+    if flow.unread and flow.throttles:
+        return ThroughputDiagnosis(ThroughputBound.THROTTLED, "; ".join(flow.throttles))
     if flow.unread:
         return ThroughputDiagnosis(
             ThroughputBound.FETCH, f"every message that was read is sent; {flow.unread} are not read yet"

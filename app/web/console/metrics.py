@@ -20,6 +20,7 @@ from app.dispatch.definition import DISPATCH_JOBS
 from app.dispatch.model.throughput_diagnosis import TargetStatus
 from app.dispatch.view import slowest
 from app.failover.api.metrics import of_roles
+from app.kernel.broker_throttle import REQUESTS
 from app.kernel.clock import now_ms
 from app.kernel.job import JobId
 from app.offsets.api.metrics import of_offset_sync
@@ -149,12 +150,26 @@ class _Collector:
         yield from _of_workloads(workloads, jobs)
         yield from _of_targets(workloads)
         yield from self._of_the_worker()
+        yield from self._of_throttles()
         if self.runtime.leader.leads:
             yield from _of_the_region(self.runtime)
             yield from _of_vanished(self.runtime)
             yield from of_offset_sync(self.runtime)
             yield from of_roles(self.runtime)
             yield from of_alerts(self.runtime)
+
+    def _of_throttles(self) -> Iterator[Metric]:
+        gauge = GaugeMetricFamily(
+            "switchyard_broker_throttle_seconds",
+            "Delay by the broker's quota of the newest throttled answer; 0 when there was none lately",
+            labels=("cluster", "request"),
+        )
+        now_s = time.monotonic()
+        for cluster in self.runtime.clusters.started():
+            found = {one.request: one.delay_ms / 1000 for one in cluster.client.throttle.throttles(now_s)}
+            for request in REQUESTS:
+                gauge.add_metric((cluster.name, request), found.get(request, 0))
+        yield gauge
 
     def _of_the_worker(self) -> Iterator[Metric]:
         runtime, budget = self.runtime, self.runtime.clusters.budget

@@ -167,7 +167,8 @@ class Workload(TypedDict):
 #   `lost_ms`. `uncompared` copies could not be read back, for a route that compares all. `begun_anew` counts
 #   how often the source, `destination_losses` how often the destination, was truncated or recreated.
 # - Partitions: `halted` at a gap, `stuck` at a batch that cannot be copied, `limited` by the route's limits
-#   or by routes of a higher priority. `rate` is records per second.
+#   or by routes of a higher priority. `throttled` are sentences about delays by a broker's quota. `rate` is
+#   records per second.
 Route = TypedDict(
     "Route",
     {
@@ -197,6 +198,7 @@ Route = TypedDict(
         "halted": int,
         "stuck": int,
         "limited": int,
+        "throttled": list[str],
         "rate": float | None,
         "unfinished": int,
         "troubles": list[str],

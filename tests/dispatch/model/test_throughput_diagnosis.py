@@ -107,6 +107,13 @@ CASES = [
     (ThroughputBound.ORDER, flow(behind=12), target(in_flight=1), "12 messages wait for an earlier one"),
     (ThroughputBound.MEMORY, flow(unread=9, budget_used=0.99), target(), "99%"),
     (ThroughputBound.CATCH_UP, flow(catching_up=1, unread=9), target(), "catchUp.rate"),
+    (
+        ThroughputBound.THROTTLED,
+        flow(unread=9, throttles=["the broker's quota delays it"]),
+        target(),
+        "quota",
+    ),
+    (ThroughputBound.NONE, flow(throttles=["the broker's quota delays it"]), target(), "every message"),
     (ThroughputBound.FETCH, flow(unread=9), target(in_flight=2), "9 are not read yet"),
     (ThroughputBound.DELAY, flow(postponed=8, due_in_s=90.0), target(), "the first for 90.0 s"),
     (ThroughputBound.DELAY, flow(postponed=8, due_in_s=86_400.0), target(), "the first for 24.0 h"),

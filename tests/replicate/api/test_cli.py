@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from app.cli.client import CommandFailure
 from app.controllog.codec import CopyingStatus
 from app.controllog.events import RouteDeleted, RoutePut, WorkloadPut
+from app.kernel.broker_throttle import BrokerThrottle
 from app.replicate.api.cli import _reset_as_foreseen
 from tests.cli.shell import Shell
 from tests.cli.shell import shell as shell  # noqa: PLC0414 - the fixture
@@ -64,7 +65,10 @@ def flowing_route(shell: Shell) -> None:
     fed = shell.fed
     shell.fed.apply(put_route(route("mirror", "east", "west", "orders.*", exclude=["orders.test"])),
                     assigned(copying(0)))  # fmt: skip
-    fed.observe(beat(flowing(copying(0), delivered=7, trouble="\x1b[31mred"), url=fed.url))
+    throttles = [BrokerThrottle("west", "produce", 1_500)]
+    fed.observe(
+        beat(flowing(copying(0), delivered=7, trouble="\x1b[31mred", throttles=throttles), url=fed.url)
+    )
     listed(fed, "east", orders=1, orders_test=1, unrelated=1)
 
 
@@ -75,6 +79,7 @@ def test_a_route_is_described_with_its_topics_those_it_leaves_out_and_its_jobs(s
     shown = shell("route", "describe", "mirror")
     assert shown.returncode == 0, shown.stderr
     for part in ("east -> west: orders.*", "except: orders.test", "1 others of east match no entry",
+                 "throttled: the broker's quota delays produce requests to cluster west by 1,500 ms; raise ",
                  "excluded by 'orders.test'", "worker-a", "\\x1b[31mred"):  # fmt: skip
         assert part in shown.stdout, shown.stdout
     assert "\x1b" not in shown.stdout

@@ -8,7 +8,7 @@ const WORDS = {
   breaker: ["bad", "the receiver is away or overloaded"], "dead-letters": ["bad", "messages fail, and no more may be dead-lettered now"], copying: ["warn", "copies to a retry topic or the dead letter queue"], paused: ["warn", "an operator paused it, or another region may have it"], "head-of-line": ["bad", "one message blocks its partition"],
   rate: ["warn", "the definition's rate"], "slow-start": ["warn", "the receiver has just come back"], limit: ["warn", "the receiver has as much as it can take"],
   credit: ["warn", "the receiver asks for no more"], tracker: ["warn", "tracker.capacity"], order: ["warn", "the order of keys"],
-  memory: ["warn", "the worker's memory"], "catch-up": ["warn", "a backlog beside the latest"], fetch: ["", "reading from Kafka"],
+  memory: ["warn", "the worker's memory"], "catch-up": ["warn", "a backlog beside the latest"], fetch: ["", "reading from Kafka"], throttled: ["warn", "the broker's quota delays reading"],
   delay: ["", "messages wait for their time"], backoff: ["warn", "failed messages wait for their next attempt"], hibernated: ["", "nothing to do: it sleeps"], passive: ["", "another region runs it"], none: ["good", "nothing"],
 };
 export const bound = (word) => el("span", { class: `pill ${WORDS[word]?.[0] ?? ""}`, title: WORDS[word]?.[1] ?? word }, word);
