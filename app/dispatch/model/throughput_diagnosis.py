@@ -24,6 +24,15 @@ SHOWN = 3  # partitions, or troubles, in a sentence
 MEMORY_FULL = 0.95  # of the budget, because a partition has to wait before the last byte is taken
 
 
+# Results of a health check (`app.dispatch.push.health`) that hold messages back, in words.
+_SET_SERVING = "to the gRPC health check, so it gets no messages until its server sets service '' to SERVING"
+HOLDING = {
+    "not-serving": "reports that it is not serving",
+    "unknown": f"answers UNKNOWN {_SET_SERVING}",
+    "service-unknown": f"answers SERVICE_UNKNOWN {_SET_SERVING}",
+}
+
+
 class ThroughputBound(StrEnum):
     """The reasons that hold a workload back, by severity."""
 
@@ -201,10 +210,9 @@ def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDia
         return ThroughputDiagnosis(ThroughputBound.LEASE, why)
     for target in targets:
         waits = f"; {target.held} messages wait for it" if target.held else ""
-        if target.health == "not-serving":
-            return ThroughputDiagnosis(
-                ThroughputBound.HEALTH, f"{target.address} reports that it is not serving{waits}"
-            )
+        if target.health in HOLDING:
+            words = f"{target.address} {HOLDING[target.health]}{waits}"
+            return ThroughputDiagnosis(ThroughputBound.HEALTH, words)
     for target in targets:
         if target.breaker != "closed":
             waits = f"; {target.held} messages wait for it" if target.held else ""

@@ -17,7 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from app.alerts.api.metrics import of_alerts
 from app.controllog.codec import JobStatus, WorkloadStatus
 from app.dispatch.definition import DISPATCH_JOBS
-from app.dispatch.model.throughput_diagnosis import TargetStatus
+from app.dispatch.model.throughput_diagnosis import HOLDING, TargetStatus
 from app.dispatch.view import slowest
 from app.failover.api.metrics import of_roles
 from app.kernel.broker_throttle import REQUESTS
@@ -33,7 +33,7 @@ from app.worker.runtime.service import Runtime
 JOB = ("workload", "topic", "partition")
 ROUTE_JOB = ("route", "topic", "partition")
 TARGET = ("workload", "target")
-SERVING = {"serving": 1, "not-serving": 0}  # without a health check there is no series
+SERVING = {"serving": 1, **dict.fromkeys(HOLDING, 0)}  # without a health check there is no series
 
 _JOB_GAUGES = {
     "lag_messages": "Messages not committed yet",
@@ -88,7 +88,7 @@ _TARGET_GAUGES = {
     "held_messages": "Messages that wait for this receiver",
     "credit_messages": "Messages that its stream accepts now",
     "timeout_seconds": "Timeout of a call in force",
-    "serving": "1 when its health check says SERVING, 0 when NOT_SERVING",
+    "serving": "1 when its health check says SERVING, 0 when NOT_SERVING or UNKNOWN",
     "failed_ratio": "Share of the last seconds' answers that are failures of the receiver",
 }
 _FLEET_GAUGES = {

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.dispatch.model.throughput_diagnosis import (
+    HOLDING,
     FlowReport,
     RateShare,
     TargetStatus,
@@ -36,6 +37,13 @@ CASES = [
     (ThroughputBound.LEASE, flow(blocked="lease"), target(), "lease is over"),
     (ThroughputBound.LEASE, flow(blocked="snapshots"), target(), "saved"),
     (ThroughputBound.HEALTH, IDLE, target(health="not-serving", held=3), "not serving; 3 messages wait"),
+    (
+        ThroughputBound.HEALTH,
+        IDLE,
+        target(health="unknown"),
+        "billing:443 answers UNKNOWN to the gRPC health",
+    ),
+    (ThroughputBound.HEALTH, IDLE, target(health="service-unknown"), "answers SERVICE_UNKNOWN to the gRPC"),
     (
         ThroughputBound.BREAKER,
         IDLE,
@@ -178,7 +186,7 @@ targets = st.builds(
     TargetStatus,
     address=st.just("h:1"),
     breaker=st.sampled_from(["closed", "open", "half-open"]),
-    health=st.sampled_from(["", "serving", "not-serving", "unreachable"]),
+    health=st.sampled_from(["", "serving", "not-serving", "unknown", "service-unknown", "unreachable"]),
     limit=st.integers(1, 20),
     allowed=st.integers(-1, 20),
     ceiling=st.sampled_from([0, 20]),
@@ -215,7 +223,7 @@ def test_the_reported_reason_is_true_for_any_numbers(of: FlowReport, receivers: 
     waits = bool(of.ready or any(receiver.held for receiver in receivers))
     true = {
         ThroughputBound.LEASE: bool(of.blocked),
-        ThroughputBound.HEALTH: any(receiver.health == "not-serving" for receiver in receivers),
+        ThroughputBound.HEALTH: any(receiver.health in HOLDING for receiver in receivers),
         ThroughputBound.BREAKER: any(receiver.breaker != "closed" for receiver in receivers),
         ThroughputBound.PAUSED: of.paused == of.jobs,
         ThroughputBound.DEAD_LETTERS: of.withheld > 0,
