@@ -392,7 +392,7 @@ def diff(files: tuple[str, ...], prune: bool, allow_empty: bool, take_over: bool
 @url_option
 @guarded
 def export(url: str | None) -> None:
-    """Writes every current definition as YAML that deploy accepts.
+    """Writes every current definition as YAML that deploy accepts. Tools that read YAML 1.1 read it alike.
 
     Definitions that this version cannot read come last, unchanged. Deploy refuses them;
     a newer version accepts them.
@@ -400,9 +400,9 @@ def export(url: str | None) -> None:
     \b
     switchyard config export > definitions.yaml
     """
-    from ruamel.yaml import YAML
+    from app.cli.yaml_output import yaml_writer
 
-    yaml = YAML()
+    yaml = yaml_writer()
     yaml.explicit_start = True
     current = _current(Client(url))
     for kind in KINDS:

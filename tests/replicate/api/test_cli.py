@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml as yaml_1_1
 from ruamel.yaml import YAML
 
 from app.cli.client import CommandFailure
@@ -13,6 +14,7 @@ from app.controllog.codec import CopyingStatus
 from app.controllog.events import RouteDeleted, RoutePut, WorkloadPut
 from app.kernel.broker_throttle import BrokerThrottle
 from app.replicate.api.cli import _reset_as_foreseen
+from app.replicate.definition import RouteDefinition
 from tests.cli.shell import Shell
 from tests.cli.shell import shell as shell  # noqa: PLC0414 - the fixture
 from tests.replicate.api.test_rest import listed
@@ -43,6 +45,34 @@ def test_routes_are_planned_deployed_exported_and_pruned_like_workloads(shell: S
     gone = shell("config", "deploy", "-f", shell.file(definition()), *prune)
     assert gone.returncode == 0, gone.stderr
     assert isinstance(shell.fed.control.appended[-1], RouteDeleted)
+
+
+def test_an_export_is_the_same_definition_for_tools_of_yaml_1_1(shell: Shell) -> None:
+    topics = ["on", "no", "y", "1_000", "017", "2026-01-31"]
+    data = route(
+        "mirror",
+        "east",
+        "west",
+        *topics,
+        rename={"names": {"on": "off"}},
+        headers={"keep": ["1:30", "~", "="]},
+    )
+    shell.fed.apply(put_route(data))
+    exported = shell("config", "export").stdout
+    (read,) = yaml_1_1.safe_load_all(exported)
+    assert RouteDefinition.from_wire(read) == RouteDefinition.from_wire(data)
+    (shell.home / "all.yaml").write_text(yaml_1_1.safe_dump(read))
+    assert shell("config", "plan", "-f", str(shell.home / "all.yaml")).returncode == 0
+
+
+def test_a_key_that_a_tool_has_read_as_true_is_explained(shell: Shell) -> None:
+    data = route()
+    data["spec"] |= yaml_1_1.safe_load("on: {gap: stop}")  # a tool's data for a key on
+    (shell.home / "tool.yaml").write_text(yaml_1_1.safe_dump(data))
+    ended = shell("config", "validate", "-f", str(shell.home / "tool.yaml"))
+    assert ended.returncode == 3
+    assert "error: spec.true: unknown field" in ended.stderr
+    assert "-> YAML 1.1 reads on, yes and y as true: put that key in quotes; known here: " in ended.stderr
 
 
 def test_a_loop_ends_with_exit_code_3_within_files_and_5_with_running_routes(shell: Shell) -> None:
