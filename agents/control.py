@@ -17,20 +17,17 @@ import structlog
 
 from app import app
 from app.controllog import codec
-from app.controllog.alert_state import AlertState
 from app.controllog.events import (
     AnyControlEvent,
     Assignment,
     AuditDeleted,
     AuditPut,
-    LimitShares,
-    RegionPulse,
     Released,
     RouteDeleted,
     RoutePut,
-    StartRecorded,
     WorkloadDeleted,
     WorkloadPut,
+    is_activity,
 )
 from app.controllog.state import ControlState
 from app.kafka.client.unreadable_records import UnreadableRecords
@@ -76,12 +73,7 @@ def _write(event: AnyControlEvent, offset: int, view: ControlState, counted: Cal
             _show(assignments, event.job, view.assignments.get(event.job))
         case _:
             pass
-    is_activity = (
-        event.is_news
-        if isinstance(event, AlertState)
-        else not isinstance(event, StartRecorded | LimitShares | RegionPulse)
-    )
-    if is_activity:
+    if is_activity(event):
         key, entry = codec.activity_entry(offset, event, counted=counted(offset))
         activity[key] = entry
 

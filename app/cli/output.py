@@ -52,9 +52,9 @@ def emit(rows: Sequence[JsonMapping], columns: Sequence[str], output: str, *, wh
     if output == "json":
         click.echo(orjson.dumps(rows if whole is None else whole, option=orjson.OPT_INDENT_2).decode())
     elif output == "yaml":
-        from ruamel.yaml import YAML
+        from app.cli.yaml_output import yaml_writer
 
-        yaml = YAML()
+        yaml = yaml_writer()
         yaml.default_flow_style = False
         yaml.dump(rows if whole is None else whole, sys.stdout)
     elif output == "csv":

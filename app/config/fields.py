@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Strict, WithJsonSchema
 
 from app.config.quantities import Duration, duration_within
+from app.kernel.job import MAX_TOPIC_CHARS
 
 DAY_S = 86_400.0
 MAX_LISTED = 1000  # a longer list is a mistake
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_TOPIC = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_TOPIC_CHARS}}}")
 _ADDRESS = re.compile(
     r"(dns:(//[^/]*)?/)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}"
     r"|ipv4:[0-9.]+:\d{1,5}(,[0-9.]+:\d{1,5})*"
@@ -36,6 +38,14 @@ class Model(BaseModel):
 def _name(value: object) -> object:
     if not isinstance(value, str) or not _NAME.fullmatch(value) or value in {".", ".."}:
         raise ValueError("not a name; use letters, digits, '.', '_' and '-', at most 200")
+    return value
+
+
+def _topic(value: object) -> object:
+    if not isinstance(value, str) or not _TOPIC.fullmatch(value) or value in {".", ".."}:
+        raise ValueError(
+            f"not a topic's name; use letters, digits, '.', '_' and '-', at most {MAX_TOPIC_CHARS}"
+        )
     return value
 
 
@@ -104,6 +114,7 @@ def _label(value: object) -> object:
 
 
 Name = Annotated[str, BeforeValidator(_name)]
+TopicName = Annotated[str, BeforeValidator(_topic)]
 Address = Annotated[str, BeforeValidator(_address)]
 Method = Annotated[str, BeforeValidator(_method)]
 MessageName = Annotated[str, BeforeValidator(_message)]

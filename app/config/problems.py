@@ -24,6 +24,7 @@ MAX_SHOWN_CHARS = 80
 # Marks a field of an earlier version, which no remedy suggests. mypy takes it for a form of Annotated.
 REMOVED_FIELD = SkipJsonSchema()  # type: ignore[type-arg]
 SECRET_FIELDS = {"password", "username", "secret", "token", "key"}
+YAML_1_1 = {"true": "on, yes and y", "false": "off, no and n"}  # keys that a tool may have written
 _SCHEME = re.compile(r"['\"]?[A-Za-z][\w+.-]{0,30}://")  # as in sasl://me:sec/ret@host
 
 # For pydantic's common error types: the problem and the remedy.
@@ -196,6 +197,8 @@ def _problem(model: type[BaseModel], document: Document, entry: Any) -> ConfigPr
         message, value = "unknown field", None
         close = difflib.get_close_matches(name, known, 1, 0.6)
         remedy = f"did you mean {close[0]}?" if close else f"known here: {', '.join(sorted(known))}"
+        if name in YAML_1_1:
+            remedy = f"YAML 1.1 reads {YAML_1_1[name]} as {name}: put that key in quotes; {remedy}"
     elif kind == "missing":
         message, value, remedy = "missing", None, "add it"
     elif kind in {"literal_error", "enum"}:

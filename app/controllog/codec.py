@@ -18,6 +18,7 @@ from app.audit.folds.tier import CloseWindows, ForgetWindows, TierRecord
 from app.audit.folds.window import WindowRecord
 from app.controllog.events import AnyControlEvent, for_people
 from app.dispatch.model.throughput_diagnosis import TargetStatus
+from app.kernel.broker_throttle import BrokerThrottle
 from app.kernel.fencing import SnapshotItem, Snapshots, TakeoverAnswer, TrackerEvent, TrackerRecord
 from app.kernel.limit_shares import LimitNeed
 from app.kernel.load import DEFAULT_WORKER, Load
@@ -105,6 +106,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         trouble_from: What found the trouble (`app.kernel.troubles.TroubleSource`); "": the pump itself, or
             there is none. Replicas have none.
         buffered_bytes: Bytes that were fetched and wait.
+        throttles: The delays by brokers' quotas that hold it up.
         arriving, ceiling: Messages per second (`app.kernel.rates`); below 0: not known.
     """
 
@@ -136,6 +138,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arriving: float = -1
     ceiling: float = -1
     copying: CopyingStatus | None = None
+    throttles: list[BrokerThrottle] = []
 
 
 class HeadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -177,7 +180,7 @@ class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         tokens_messages, tokens_bytes: The tokens left of them; below 0: a debt.
         blocked: Why this worker may not send: "lease", "snapshots" or "".
         budget_used: The share of the worker's memory for fetched messages in use, 0 to 1.
-        throttled: As in `Heartbeat`.
+        cpu_throttled: As in `Heartbeat`.
         stashed: Messages moved away because they blocked their partition. `decisions` are the last of them.
         heads: Messages that may be moved next, the oldest first, and `more_heads` beyond the list.
         withheld: Messages that failed and may not be dead-lettered yet
@@ -198,7 +201,7 @@ class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tokens_bytes: float = 0
     blocked: str = ""
     budget_used: float = 0
-    throttled: float = 0
+    cpu_throttled: float = 0
     stashed: int = 0
     decisions: list[HeadDecision] = []
     heads: list[HeadStatus] = []
@@ -231,7 +234,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
         troubles: Problems that the leader reports.
         clock_ahead_s: The host's clock minus the brokers' (`app.worker.members.host_clock`); None: not known.
         seals: The version of its seals (`app.controllog.seals.VERSION`); 0: it writes none.
-        throttled: The share of the last minute, 0 to 1, whose periods used up a CPU quota of its container.
+        cpu_throttled: The share of the last minute, 0 to 1, whose periods used up a CPU quota of its
+            container.
     """
 
     worker: str
@@ -255,7 +259,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     troubles: list[WorkloadTrouble] = []
     clock_ahead_s: float | None = None
     seals: int = 0
-    throttled: float = 0
+    cpu_throttled: float = 0
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):

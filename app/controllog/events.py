@@ -230,6 +230,23 @@ class OperatorAct(ControlEvent, frozen=True, tag="operator-act"):
     actor: str
 
 
+class DestinationTopic(ControlEvent, frozen=True, tag="destination-topic"):
+    """The leader created, enlarged or configured a topic that `routes` copy to; or (no `changes`) it found
+    that the topic with this id has no record of others.
+
+    `is_own`: it had no record before the first route wrote to it. `changes` are settings with their old and
+    new values: no old one for a new topic, no new one for the default. "partitions" is their number.
+    """
+
+    cluster: str
+    cluster_id: str
+    topic: str
+    topic_id: str
+    routes: list[str]
+    is_own: bool
+    changes: list[tuple[str, str | None, str | None]] = []
+
+
 class Moving(ControlEvent, frozen=True, tag="moving"):
     """A workload is moved to cluster `to`, and paused meanwhile. `move` names this attempt; "": the move
     was given up."""
@@ -347,6 +364,7 @@ AnyControlEvent = (
     | MoveWish
     | LimitShares
     | OperatorAct
+    | DestinationTopic
     | StartRecorded
     | Moving
 )
@@ -413,11 +431,24 @@ def compaction_key(event: AnyControlEvent) -> str:
             return f"limit-shares/{event.key}"
         case OperatorAct():
             return f"act/{event.subject}"
+        case DestinationTopic():
+            return f"destination-topic/{event.cluster_id or event.cluster}/{event.topic}"
         case StartRecorded():
             part = f"#{event.part}" if event.part else ""  # no key has a '#'
             return f"begun/{event.key}{part}/{event.deployment}/{event.nonce}".rstrip("/")
         case Moving():
             return f"moving/{event.key}"
+
+
+def is_activity(event: AnyControlEvent) -> bool:
+    """Whether people see the event; others are bookkeeping: large, or frequent."""
+    match event:
+        case AlertState():
+            return event.is_news
+        case DestinationTopic():
+            return bool(event.changes)
+        case _:
+            return not isinstance(event, StartRecorded | LimitShares | RegionPulse)
 
 
 def for_people(event: AnyControlEvent) -> AnyControlEvent:

@@ -50,6 +50,7 @@ from app.controllog.events import (
     StartRecorded,
     compaction_key,
     for_people,
+    is_activity,
 )
 from app.controllog.seals import Seals
 from app.controllog.state import ControlState
@@ -252,8 +253,8 @@ class ControlLog(Service):
             self._began_again = True
             self._begin_again()
             return False
-        if isinstance(event, LimitShares) or (isinstance(event, AlertState) and not event.is_news):
-            return True  # frequent: no activity for people
+        if not is_activity(event):
+            return True
         if not self.recent or record.offset > self.recent[-1]["offset"]:
             fields = msgspec.to_builtins(for_people(event))
             self.recent.append({"offset": record.offset, "counted": counted, **fields})

@@ -66,6 +66,7 @@ from app.controllog.events import (
     Claim,
     DefinitionDeleted,
     DefinitionPut,
+    DestinationTopic,
     Drain,
     FailoverDeleted,
     FailoverPut,
@@ -111,13 +112,14 @@ class ControlState:
     (`app.controllog.failover_run`). pulses: Region -> its last `RegionPulse`. Usually the region's own only.
     stale: Compaction keys that are not needed any more, in the order in which they may be dropped: starts of
     ended deployments (rule 8), pauses and limit shares of deleted definitions, alerts that are gone, old
-    failover runs. refused: The number of events that did not count (rule 5).
+    failover runs. own_topics: Cluster id (or name) and topic -> id of a destination topic
+    without records of others (`DestinationTopic`). refused: The number of events that did not count (rule 5).
     """
 
     __slots__ = (
         "_first", "_tries", "alert_states", "alerts", "assignments", "audits", "deleted", "draining",
-        "failovers", "floor", "leader", "limits", "moves", "next_offset", "paused", "pulses", "refused",
-        "roles", "routes", "runs", "stale", "term", "wishes", "workloads",
+        "failovers", "floor", "leader", "limits", "moves", "next_offset", "own_topics", "paused", "pulses",
+        "refused", "roles", "routes", "runs", "stale", "term", "wishes", "workloads",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -135,6 +137,7 @@ class ControlState:
         self.paused: dict[str, set[int]] = {}
         self.draining: dict[str, Drain] = {}
         self.wishes: dict[str, MoveWish] = {}
+        self.own_topics: dict[tuple[str, str], str] = {}
         self.limits: dict[str, tuple[LimitShares, int]] = {}
         self.failovers: dict[str, FailoverPut] = {}
         self.audits: dict[str, AuditPut] = {}
@@ -215,6 +218,13 @@ class ControlState:
             case LimitShares():
                 return self._divide(event)
             case OperatorAct():
+                return True
+            case DestinationTopic():
+                at = event.cluster_id or event.cluster, event.topic
+                if event.is_own:
+                    self.own_topics[at] = event.topic_id
+                else:
+                    self.own_topics.pop(at, None)
                 return True
             case StartRecorded():
                 return self._record_start(event)

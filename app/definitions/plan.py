@@ -12,6 +12,7 @@ from typing import Any
 from app.config.definition_base import Definition
 from app.config.definition_kind import DefinitionChange, DefinitionKind, FieldChange, PlannedKind, PlanScope
 from app.definitions.registry import KINDS
+from app.kernel.json_types import JsonObject
 from app.replicate.model.copy_graph import ALONE, OtherRegions
 
 SHOWN = 5  # deletions in a conflict
@@ -29,11 +30,15 @@ class UnreadableDefinition:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionsPlan:
-    """All changes, the conflicts that forbid them, and warnings."""
+    """All changes, the conflicts that forbid them, and warnings.
+
+    `topics`: the changes of topics that follow, as the API has them (`app.web.http.schemas.TopicChange`).
+    """
 
     changes: tuple[DefinitionChange, ...]
     conflicts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    topics: tuple[JsonObject, ...] = ()
 
     @property
     def empty(self) -> bool:

@@ -22,6 +22,7 @@ from app.config.fields import (
     Model,
     Name,
     Rate,
+    TopicName,
 )
 from app.config.quantities import Duration, Size, duration_within
 from app.dispatch.model.dead_letter_budget import (
@@ -44,7 +45,7 @@ class Metadata(Model):
     """A workload's identity (group and topic), its cluster and its owner."""
 
     group: Name
-    topic: Name
+    topic: TopicName
     cluster: Name = Field(
         description="The cluster that has the topic. With a `spec.mode`, that of any region: each region "
         "reads its own cluster of the same tier, so that the same definition is deployed in all of them."

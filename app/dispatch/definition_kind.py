@@ -15,12 +15,18 @@ from app.kernel.topic_names import folded
 
 def _check(document: Document, workload: Workload | None, known: KnownPlaces) -> Iterator[ConfigProblem]:
     yield from checks(document, known.clusters, known.layout)
-    if workload is not None and len(max(workload.own_topics(), key=len)) > MAX_TOPIC_CHARS:
+    if workload is None:
+        return
+    longest = max(workload.own_topics(), key=len)
+    if (excess := len(longest) - MAX_TOPIC_CHARS) > 0:
+        group = workload.metadata.group
         yield problem_at(
             document,
             ("metadata", "topic"),
-            f"with the group's, the names of retry topics and DLQ exceed {MAX_TOPIC_CHARS} characters",
-            "shorten the group's name",
+            f"its topic {longest} would have {len(longest)} characters, and Kafka allows {MAX_TOPIC_CHARS}",
+            f"shorten the group's name by {excess} characters"
+            if len(group) > excess
+            else "no group's name is short enough: have a route copy the topic to one with a shorter name",
         )
 
 

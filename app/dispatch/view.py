@@ -65,9 +65,10 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     """The workload on one worker. `bound` (a word) and `why` (a sentence) say what limits it there. Its
     messages are counted by what they wait for. Rates are the worker's share; `messages_short` and
     `bytes_short` are missing for the next message. `budget_used` is the used part (0 to 1) of the worker's
-    memory for fetched messages. `throttled` is the share of the last minute (0 to 1) whose periods used up a
-    CPU quota of its container. `withheld` messages failed and may not be dead-lettered yet; `withheld_by`
-    counts such failures by status since the worker began. `letters` may be written now (null: no limit).
+    memory for fetched messages. `cpu_throttled` is the share of the last minute (0 to 1) whose periods used
+    up a CPU quota of its container. `throttles` are sentences about delays by the broker's quota. `withheld`
+    messages failed and may not be dead-lettered yet; `withheld_by` counts such failures by status since the
+    worker began. `letters` may be written now (null: no limit).
     """
 
     worker: str
@@ -93,12 +94,13 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     bytes_short: float | None
     buffered_bytes: int
     budget_used: float
-    throttled: float
+    cpu_throttled: float
     stashed: int
     withheld: int
     withheld_by: dict[str, int]
     withheld_last: str | None
     letters: float | None
+    throttles: list[str]
 
 
 class Candidate(HeadStatus, frozen=True, kw_only=True, omit_defaults=False):
@@ -211,8 +213,9 @@ def _facts(status: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Fl
         ),
         catching_up=sum(job.state == "catching-up" for job in running),
         budget_used=status.budget_used,
-        throttled=status.throttled,
+        cpu_throttled=status.cpu_throttled,
         rates=[RateShare(unit, per_s, tokens) for unit, per_s, tokens in rates if per_s],
+        throttles=sorted({str(one) for job in running for one in job.throttles}),
         withheld=status.withheld,
         failures="; ".join(part for part in (spelled(status.withheld_by), status.withheld_last) if part),
     )
@@ -266,12 +269,13 @@ def _worker(worker: str, status: WorkloadStatus, jobs: Sequence[JobStatus], now_
         bytes_short=size.short if size else None,
         buffered_bytes=sum(job.buffered_bytes for job in jobs),
         budget_used=status.budget_used,
-        throttled=status.throttled,
+        cpu_throttled=status.cpu_throttled,
         stashed=status.stashed,
         withheld=status.withheld,
         withheld_by=status.withheld_by,
         withheld_last=status.withheld_last or None,
         letters=None if status.letters < 0 else status.letters,
+        throttles=list(flow.throttles),
     )
 
 

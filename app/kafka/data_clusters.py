@@ -7,6 +7,7 @@ A cluster that is only read needs no write permission. The producer starts with 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.topic_tail import bounded
 from app.kafka.fetch.deliveries import ByteBudget, FetchItem
 from app.kafka.fetch.service import FetchService
+from app.kernel.broker_throttle import BrokerThrottle
 
 CLUSTER_STOP_TIMEOUT_S = 5.0
 
@@ -110,6 +112,15 @@ class DataClusters:
 
     def started(self) -> list[DataCluster]:
         return list(self._started.values())
+
+    def throttles(self, *wanted: tuple[str, str]) -> list[BrokerThrottle]:
+        """The present delays by brokers' quotas of these (cluster, request)."""
+        now_s, started = time.monotonic(), self._started
+        found = [
+            started[name].client.throttle.throttles(now_s)
+            for name in {at[0] for at in wanted} & started.keys()
+        ]
+        return [one for some in found for one in some if (one.cluster, one.request) in wanted]
 
     async def stop(self) -> None:
         await asyncio.gather(*(cluster.stop() for cluster in self._started.values()))

@@ -19,6 +19,7 @@ from app.controllog.events import (
     Claim,
     DefinitionDeleted,
     DefinitionPut,
+    DestinationTopic,
     Drain,
     FailoverRun,
     LimitShares,
@@ -79,6 +80,8 @@ def _repair(state: ControlState, event: AnyControlEvent, term: int) -> list[AnyC
         case Drain():
             is_on = event.worker in state.draining
             return [Drain(at_ms=now_ms(), worker=event.worker, draining=is_on, actor=ACTOR)]
+        case DestinationTopic():
+            return [msgspec.structs.replace(event, changes=[])]
         case FailoverRun() | MoveWish() | Released() | RolePut() | RoleReleased() | StartRecorded():
             return [event]  # repeated and late ones are harmless
         case _:

@@ -147,6 +147,9 @@ class Limits(Model):
 class Sync(Model):
     """Which properties of source topics the destination topics get (`app.replicate.model.destination_topic`).
 
+    A topic that had records before any route wrote to it keeps its `cleanup.policy` and its settings of
+    retention and compaction. `adopt: true` lets them follow the source, which may delete those records.
+
     `leave` lists settings that the route never touches. `replication` is the factor of the topics that it
     creates: 3 unless there are fewer brokers. Access lists are not copied.
 
@@ -160,6 +163,7 @@ class Sync(Model):
     create: bool = True
     partitions: bool = True
     configuration: bool = True
+    adopt: bool = False
     leave: Annotated[tuple[Label, ...], Len(0, MAX_LISTED)] = ()
     replication: Annotated[int, Strict()] | None = Field(None, ge=1, le=100)
     on_smaller_limits: Smaller = Field("divide", alias="onSmallerLimits")
@@ -248,7 +252,9 @@ class RouteDefinition(Definition):
     def topic_sync(self) -> TopicSync:
         """The changes that the route allows at its destination topics."""
         sync = self.spec.sync
-        return TopicSync(sync.create, sync.partitions, sync.configuration, sync.leave, sync.on_smaller_limits)
+        return TopicSync(
+            sync.create, sync.partitions, sync.configuration, sync.leave, sync.on_smaller_limits, sync.adopt
+        )
 
 
 def replicate_job(name: str, topic: str, partition: int) -> JobId:

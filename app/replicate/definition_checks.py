@@ -9,6 +9,7 @@ from typing import NamedTuple
 from app.config.problems import ConfigProblem, Document, suggest
 from app.config.syntax_tree import Path_
 from app.dispatch.definition_checks import problem_at, value_at
+from app.kernel.job import MAX_TOPIC_CHARS
 from app.kernel.json_types import JsonMapping
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.copy_graph import (
@@ -20,7 +21,7 @@ from app.replicate.model.copy_graph import (
     find_loop,
 )
 from app.replicate.model.regular_language import LanguageTable, TooComplicated
-from app.replicate.model.route import Route
+from app.replicate.model.route import RENAME, Route, is_topic
 
 TOPICS: Path_ = ("spec", "topics")
 
@@ -42,6 +43,7 @@ def route_checks(
         return
     try:
         route = definition.route()
+        yield from _impossible_copies(document, route)
         words = LanguageTable()
         if words.shortest(route.domain(words)) is None:
             why = "all that match are excluded or internal"
@@ -55,6 +57,14 @@ def route_checks(
     else:
         if loop is not None:
             yield problem_at(document, TOPICS, f"would loop: {loop}", loop.remedy)
+
+
+def _impossible_copies(document: Document, route: Route) -> Iterator[ConfigProblem]:
+    """Problems of topics that the route names, and whose copies' names Kafka does not accept."""
+    for number, entry in enumerate(route.topics):
+        if entry in route.names and not is_topic(copy := route.rename(entry)):
+            why = f"the copy of topic {entry} would be called {copy}, with {len(copy)} characters"
+            yield problem_at(document, (*TOPICS, number), f"{why}; Kafka allows {MAX_TOPIC_CHARS}", RENAME)
 
 
 def between_routes(routes: Sequence[tuple[Document, Route]]) -> Iterator[ConfigProblem]:

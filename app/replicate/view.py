@@ -25,11 +25,13 @@ def copying_fields(status: JobStatus) -> JsonObject:
         "lost_ms": copying.lost_ms or None,
         "limited": copying.limited,
         "barrier": barrier,
+        "throttled": [*map(str, status.throttles)],
     }
 
 
 def copying_sums(jobs: Sequence[JobStatus]) -> JsonObject:
-    """Sums over partitions; `halted`, `stuck`, `limited` count these. An unknown rate makes the sum None."""
+    """Sums over partitions; `halted`, `stuck`, `limited` count these. An unknown rate makes the sum None.
+    `throttled` has each delay once."""
     copying = [job.copying or NOTHING for job in jobs]
     rates = [_rate(job) for job in jobs if job.copying is not None]
     known = [rate for rate in rates if rate is not None]
@@ -40,6 +42,7 @@ def copying_sums(jobs: Sequence[JobStatus]) -> JsonObject:
         "rate": sum(known) if known and len(known) == len(rates) else None,
         "verbatim": sum(map(_verbatim, jobs)),
         **{name: sum(getattr(part, name) for part in copying) for name in COUNTS},
+        "throttled": sorted({str(one) for job in jobs for one in job.throttles}),
         "lost_ms": max((part.lost_ms for part in copying), default=0) or None,
     }
 

@@ -340,7 +340,7 @@ def test_worker_list_shows_state_and_jobs_of_each_worker(shell: Shell) -> None:
 
 @pytest.mark.parametrize("throttled", [0.0, 0.02, 0.49])
 def test_worker_list_warns_of_a_throttled_worker(shell: Shell, throttled: float) -> None:
-    shell.fed.observe(msgspec.structs.replace(beat(), throttled=throttled))
+    shell.fed.observe(msgspec.structs.replace(beat(), cpu_throttled=throttled))
     ended = shell("worker", "list")
     words = (
         "warning: the container of worker-a is throttled: its CPU quota was used up in 49% of the last "

@@ -123,22 +123,36 @@ def test_a_retry_tier_may_wait_not_at_all_and_thirty_days() -> None:
     assert [tier.delay for tier in workload.spec.retry] == [0, 30 * 86_400]
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "ö", ".", "..", "x" * 201, 7, None, ["a"], "a\n"])
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "ö", ".", "..", "x" * 250, 7, None, ["a"], "a\n"])
 @pytest.mark.parametrize("field", ["group", "topic"])
 def test_an_invalid_name_is_refused(field: str, name: Any) -> None:
     assert f"metadata.{field}" in fields(changed(f"metadata/{field}", name))
 
 
-def test_derived_topic_names_fit_into_kafkas_limit() -> None:
+@pytest.mark.parametrize("topic_chars", [200, 201, 237])
+def test_a_topics_name_may_be_as_long_as_the_names_that_are_derived_from_it_allow(topic_chars: int) -> None:
     def named(group_chars: int) -> dict[str, Any]:
-        document = changed("metadata/topic", "t" * 200)
+        document = changed("metadata/topic", "t" * topic_chars)
         document["metadata"]["group"] = "g" * group_chars
         document["spec"]["retry"] = [{"delay": "1s"}]
         return document
 
-    workload, _ = parse_definition(named(249 - 200 - len("____retry_1")))
+    fits = 249 - topic_chars - len("____retry_1")
+    workload, _ = parse_definition(named(fits))
     assert len(workload.retry_topics()[0]) == 249
-    assert "shorten the group" in text_of(named(249 - 200 - len("____retry_1") + 1))
+    text = text_of(named(fits + 3))
+    longest = f"{'t' * topic_chars}__{'g' * (fits + 3)}__retry_1"
+    assert f"its topic {longest} would have 252 characters, and Kafka allows 249" in text
+    assert "shorten the group's name by 3 characters" in text
+
+
+@pytest.mark.parametrize("topic_chars", [239, 249])
+def test_a_topic_whose_derived_names_fit_with_no_group_is_refused_with_another_remedy(
+    topic_chars: int,
+) -> None:
+    text = text_of(changed("metadata/topic", "t" * topic_chars))
+    assert "metadata.topic: its topic tttt" in text
+    assert "have a route copy the topic to one with a shorter name" in text
 
 
 @pytest.mark.parametrize(

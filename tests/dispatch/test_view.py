@@ -6,10 +6,19 @@ import asyncio
 import time
 from typing import Any
 
-from app.controllog.codec import MAX_EVENT_BYTES, Heartbeat, encode, heartbeat, heartbeat_events
+from app.controllog.codec import (
+    MAX_EVENT_BYTES,
+    Heartbeat,
+    JobStatus,
+    WorkloadStatus,
+    encode,
+    heartbeat,
+    heartbeat_events,
+)
 from app.dispatch.jobs.heartbeat_status import job_status, workload_statuses
 from app.dispatch.model.throughput_diagnosis import RESTS
 from app.dispatch.view import WorkloadFlow, workload_flow
+from app.kernel.broker_throttle import BrokerThrottle
 from app.kernel.clock import now_ms
 from app.kernel.limit_shares import ALL
 from app.kernel.troubles import TroubleSource
@@ -18,7 +27,7 @@ from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 
 
-def seen(rig: DispatchRig, throttled: float = 0.0) -> WorkloadFlow:
+def seen(rig: DispatchRig, cpu_throttled: float = 0.0) -> WorkloadFlow:
     """The console's view of the workload, encoded into a heartbeat and decoded."""
     runtime = rig.runtime
     key = runtime.workload.key
@@ -26,7 +35,7 @@ def seen(rig: DispatchRig, throttled: float = 0.0) -> WorkloadFlow:
         Heartbeat(
             worker="w1", at_ms=1, started_ms=1, url="http://h:1", state="running", term=0,
             jobs=job_statuses(map(job_status, rig.pumps), {}, {}),
-            workloads=workload_statuses({key: runtime}, rig.pumps, rig.budget, throttled),
+            workloads=workload_statuses({key: runtime}, rig.pumps, rig.budget, cpu_throttled),
         )
     )  # fmt: skip
     beat = heartbeat(event)
@@ -44,6 +53,23 @@ class Stuck:
     async def __call__(self, message: Message) -> None:
         if self.is_stuck(message):
             await self.go.wait()
+
+
+def test_a_quota_of_the_broker_is_the_reason_where_messages_are_unread_and_is_shown_in_any_case() -> None:
+    throttle = BrokerThrottle("east", "fetch", 2_500)
+    words = (
+        "the broker's quota delays fetch requests to cluster east by 2,500 ms; raise consumer_byte_rate of "
+        "Switchyard's user or client id with kafka-configs.sh"
+    )
+    for end, bound in ((90, "throttled"), (30, "none")):
+        job = JobStatus(
+            job="dispatch:billing/orders:orders:0", epoch=1, state="flowing", committed=30, fetched=30,
+            high_watermark=end, throttles=[throttle],
+        )  # fmt: skip
+        status = WorkloadStatus(key="billing/orders", breaker="closed", in_flight=0, limit=9)
+        flow = workload_flow({}, [("w1", status, [job])], 0, 1, now_ms())
+        assert (flow.bound, flow.workers[0].throttles) == (bound, [words])
+        assert (words in flow.why) is (bound == "throttled")
 
 
 async def test_a_full_receiver_is_the_reason_with_the_messages_in_flight() -> None:
@@ -213,10 +239,10 @@ async def test_a_throttled_container_is_named_before_its_receiver() -> None:
         rig.feed(pump, numbers(20))
         await rig.until(lambda: rig.runtime.receivers.in_flight == 5)
         assert seen(rig).bound == "limit"
-        flow = seen(rig, throttled=0.49)
-        assert (flow.bound, flow.worker) == ("throttled", "w1")
+        flow = seen(rig, cpu_throttled=0.49)
+        assert (flow.bound, flow.worker) == ("cpu", "w1")
         assert "this container is throttled" in flow.why
-        assert flow.workers[0].throttled == 0.49
+        assert flow.workers[0].cpu_throttled == 0.49
         handler.go.set()
         await rig.idle()
 

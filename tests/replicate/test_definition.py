@@ -92,6 +92,22 @@ def test_a_full_route_is_what_it_says() -> None:
     assert (keeps("x-internal-id"), keeps("x-trace")) == (False, True)
 
 
+def test_a_topic_of_249_letters_is_copied_and_a_copy_that_would_have_more_is_refused_by_its_name() -> None:
+    topic = "t" * 249
+    definition, _ = parse_route({**ROUTE, "spec": {**ROUTE["spec"], "topics": ["orders", topic]}})
+    assert definition.route().destination(topic) == topic
+    longer = {**ROUTE, "spec": {**ROUTE["spec"], "topics": ["orders", topic], "rename": "{cluster}.{topic}"}}
+    with pytest.raises(InvalidConfiguration) as met:
+        parse_route(longer)
+    (problem,) = met.value.problems
+    assert problem.field == "spec.topics.1"
+    copy = f"{ROUTE['spec']['from']}.{topic}"
+    assert problem.message == (
+        f"the copy of topic {topic} would be called {copy}, with {len(copy)} characters; Kafka allows 249"
+    )
+    assert problem.remedy == "give its copy another name by rename.names, or exclude it"
+
+
 @pytest.mark.parametrize(
     ("rename", "copied"),
     [("identity", "orders"), ("{topic}", "orders"), ("{cluster}.{topic}", "east.orders"),

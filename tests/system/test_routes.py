@@ -21,6 +21,7 @@ from app.dev.demo.stage import DemoStage, Process, http, route, wait_until
 from app.dev.demo.traffic import create_topic
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_configs import expand
+from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.replicate.model.route import RENAME
 from tests.kafka.second_broker import delete
 from tests.system.fleet import id_of, incidents, known_workers, start_workers
@@ -192,6 +193,48 @@ async def test_a_vanished_topic_is_reported_also_by_the_next_leader_until_an_ope
     http("DELETE", f"{survivor.url}/api/v1/routes/first/topics/{scenario.topic('a.two')}")
     await asyncio.to_thread(wait_until, lambda: not series(), ENOUGH_S, lambda: f"{series()}")
     assert len(incidents(survivor, "topic-returned")) == 0
+
+
+def test_a_plan_the_activity_and_the_description_show_the_changes_of_destination_topics(
+    stage: DemoStage, topic_name: str, tmp_path: Path
+) -> None:
+    source, target = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(TARGET)
+
+    async def prepare() -> None:
+        await create_topic(source, topic_name, 2)
+        client = ClusterClient(ClusterSpec(TARGET, (target,)))
+        await client.start()
+        await ensure_topics(client, [TopicSpec(topic_name, 1, config={"cleanup.policy": "compact"})])
+        await client.stop()
+        async with AIOKafkaProducer(bootstrap_servers=target) as producer:
+            await producer.send_and_wait(topic_name, b"theirs", key=b"k")
+
+    asyncio.run(prepare())
+    worker, file = stage.worker(), tmp_path / "route.yaml"
+    file.write_text(json.dumps(route("mirror", SOURCE, TARGET, topic_name)))
+    planned = config_command(worker, file, "plan", "-o", "json")
+    topics = [row for row in json.loads(planned.stdout) if row["workload"].startswith("topic ")]
+    assert topics == [
+        {"action": "grow", "workload": f"topic {topic_name} in {TARGET}", "field": "partitions", "old": "1",
+         "new": "2"},
+    ]  # fmt: skip
+    kept = "it had records before a route wrote to it, so cleanup.policy stays compact"
+    assert f"warning: route mirror: topic {topic_name} in {TARGET}: {kept}" in planned.stderr
+    assert "write sync.adopt: true" in planned.stderr
+    done = config_command(worker, file, "deploy", "--execute", "--yes")
+    assert done.returncode == 0, done.stderr
+
+    def changes() -> list[Any]:
+        _, answer = http("GET", f"{worker.url}/api/v1/activity?limit=1000")
+        return [one["changes"] for one in answer["items"] if one["event"] == "destination-topic"]
+
+    wait_until(lambda: changes() == [[["partitions", "1", "2"]]], ENOUGH_S, lambda: f"{changes()}")
+
+    def why() -> str:
+        _, answer = http("GET", f"{worker.url}/api/v1/routes/mirror/topics")
+        return "".join(row["why"] for row in answer["items"])
+
+    wait_until(lambda: "sync.adopt: true" in why(), ENOUGH_S, why)
 
 
 @pytest.mark.deep(minutes=0.3)

@@ -38,6 +38,7 @@ from app.dispatch.push.metadata import SenderRole
 from app.failover.run.participant import FailoverParticipant, FailoverPorts
 from app.failover.run.presence import Presence
 from app.failover.topology import Layout, Site
+from app.kernel.broker_throttle import BrokerThrottle
 from app.kernel.clock import clock, now_ms
 from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
@@ -213,6 +214,12 @@ class FakeClusters:
     def __init__(self) -> None:
         self.specs = {"east": None, "west": None}
         self.budget = SimpleNamespace(used_bytes=4096, capacity_bytes=1 << 20)
+
+    def started(self) -> list[Any]:
+        return []
+
+    def throttles(self, *_: tuple[str, str]) -> list[BrokerThrottle]:
+        return []
 
     async def get(self, name: str) -> Any:
         raise ConnectionError(f"{name} does not answer")

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -217,7 +218,7 @@ def _plan(
             clusters=(),  # the worker knows them, and gets each change as a dry run next
         )
         try:
-            doubts = [] if planned.conflicts else _doubts(client, planned, take_over)
+            foreseen = Foreseen([], []) if planned.conflicts else _foresee(client, planned, take_over)
             break
         except CommandFailure as failure:
             if failure.code != EXIT_PRECONDITION or not tries_left:
@@ -225,12 +226,20 @@ def _plan(
             before, current = current, _current(client)
             if current.etags == before.etags:
                 raise
-    return client, replace(planned, warnings=(*planned.warnings, *doubts)), current
+    warnings = (*planned.warnings, *foreseen.doubts)
+    return client, replace(planned, warnings=warnings, topics=tuple(foreseen.topics)), current
 
 
-def _doubts(client: Client, planned: DefinitionsPlan, take_over: bool) -> list[str]:
-    """The worker's warnings about each change, as it knows the clusters. Raises CommandFailure."""
-    doubts: list[str] = []
+class Foreseen(NamedTuple):
+    """What the worker foresees of changes: warnings, and the topics that it would make, grow or alter."""
+
+    doubts: list[str]
+    topics: list[JsonObject]
+
+
+def _foresee(client: Client, planned: DefinitionsPlan, take_over: bool) -> Foreseen:
+    """Asks the worker about each change, as it knows the clusters. Raises CommandFailure."""
+    found = Foreseen([], [])
     for change in planned.changes:
         definition = change.definition
         if definition is None or change.action not in {"create", "update"}:
@@ -245,8 +254,9 @@ def _doubts(client: Client, planned: DefinitionsPlan, take_over: bool) -> list[s
             if not is_of_all or failure.title == NAME_REFUSED:
                 raise failure.of(change.name) from failure
             continue
-        doubts += [f"{change.name}: {doubt}" for doubt in answer.get("doubts", ())]
-    return doubts
+        found.doubts.extend(f"{change.name}: {doubt}" for doubt in answer.get("doubts", ()))
+        found.topics.extend(topic for topic in answer.get("topics", ()) if topic not in found.topics)
+    return found
 
 
 def _show(planned: DefinitionsPlan, output: str) -> None:
@@ -258,8 +268,17 @@ def _show(planned: DefinitionsPlan, output: str) -> None:
             {"action": change.action, "workload": change.name, "field": f.field, "old": f.old, "new": f.new}
             for f in change.fields
         ]
+    rows += [
+        {"action": one["action"], "workload": _topic_name(one), "field": one["setting"], "old": one["old"],
+         "new": "the default" if one["new"] is None and output in {"table", "csv"} else one["new"]}
+        for one in planned.topics
+    ]  # fmt: skip
     emit(rows, ["action", "workload", "field", "old", "new"], output)
     _show_notes(planned)
+
+
+def _topic_name(change: JsonObject) -> str:
+    return f"topic {change['topic']} in {change['cluster']}"
 
 
 def _show_notes(planned: DefinitionsPlan) -> None:
@@ -426,6 +445,13 @@ def diff(files: tuple[str, ...], prune: bool, allow_empty: bool, take_over: bool
             for sign, value in (("-", field.old), ("+", field.new)):
                 if value is not None:
                     click.echo(f"{sign} {field.field}: {orjson.dumps(value).decode()}")
+    for name, changes in groupby(planned.topics, key=_topic_name):
+        of_topic = list(changes)
+        click.echo(f"{of_topic[0]['action']} {name}")
+        for one in of_topic:
+            for sign, value in (("-", one["old"]), ("+", one["new"])):
+                if value is not None:
+                    click.echo(f"{sign} {one['setting']}: {orjson.dumps(value).decode()}")
     if planned.conflicts:
         raise SystemExit(EXIT_PRECONDITION)
     raise SystemExit(0 if planned.empty else EXIT_CHANGES)
@@ -435,7 +461,7 @@ def diff(files: tuple[str, ...], prune: bool, allow_empty: bool, take_over: bool
 @url_option
 @guarded
 def export(url: str | None) -> None:
-    """Writes every current definition as YAML that deploy accepts.
+    """Writes every current definition as YAML that deploy accepts. Tools that read YAML 1.1 read it alike.
 
     Definitions that this version cannot read come last, unchanged. Deploy refuses them;
     a newer version accepts them.
@@ -443,9 +469,9 @@ def export(url: str | None) -> None:
     \b
     switchyard config export > definitions.yaml
     """
-    from ruamel.yaml import YAML
+    from app.cli.yaml_output import yaml_writer
 
-    yaml = YAML()
+    yaml = yaml_writer()
     yaml.explicit_start = True
     current = _current(Client(url))
     for kind in KINDS:

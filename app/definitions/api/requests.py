@@ -156,7 +156,7 @@ async def define(
         )  # fmt: skip
         await _write(api, event, expected)
     return {"key": key, "etag": etag, "changed": changed, "dry_run": dry_run,
-            "warnings": list(planned.warnings), "doubts": []}  # fmt: skip
+            "warnings": list(planned.warnings), "doubts": [], "topics": []}  # fmt: skip
 
 
 def defined(

@@ -157,6 +157,6 @@ def list_workers(url: str | None, output: str) -> None:
     rows = Client(url).all("/workers")
     emit(rows, columns, output)
     for row in rows:
-        if row.get("throttled", 0) >= THROTTLED:
-            words = f"warning: the container of {row['worker']} is throttled: {used_up(row['throttled'])}"
+        if row.get("cpu_throttled", 0) >= THROTTLED:
+            words = f"warning: the container of {row['worker']} is throttled: {used_up(row['cpu_throttled'])}"
             click.echo(printable(words), err=True)

@@ -27,6 +27,9 @@ def print_flow(body: FlowRow, output: str) -> None:
     for trouble in body["status"]["troubles"]:
         if trouble not in flow["why"]:
             _line(f"trouble: {trouble}")
+    for words in sorted({words for row in flow["workers"] for words in row.get("throttles", ())}):
+        if words not in flow["why"]:
+            _line(f"throttled: {words}")
     _section("Receivers", [_receiver(row) for row in flow["receivers"]])
     _section("Workers", [_worker(row) for row in flow["workers"]])
     _section(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+import msgspec
 import structlog
 from mode import Service
 
@@ -37,6 +38,7 @@ from app.dispatch.topics.leftovers import tier_of
 from app.dispatch.topics.settings import create_delayed
 from app.kafka.data_clusters import DataCluster
 from app.kafka.fetch.deliveries import FetchItem, FetchKey
+from app.kernel.broker_throttle import FETCH
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.limit_shares import NOTHING, LimitNeed, WorkerShare
@@ -220,7 +222,10 @@ class DispatchController(Service):
                 asyncio.get_running_loop().create_task(runtime.close())
 
     def status(self, job: str) -> JobStatus:
-        return job_status(self.pumps[job])
+        pump = self.pumps[job]
+        cluster = pump.runtime.settings.workload.metadata.cluster
+        throttles = self._ports.clusters.throttles((cluster, FETCH))
+        return msgspec.structs.replace(job_status(pump), throttles=throttles)
 
     def position_of(self, job: JobId) -> tuple[str, str]:
         workload = self._catalog.workload(job.name)
@@ -261,7 +266,7 @@ class DispatchController(Service):
         found = [runtime.need(now_s) for runtime in self.runtimes.values()]
         return [need for need in found if need is not None]
 
-    def workload_statuses(self, throttled: float) -> list[WorkloadStatus]:
-        """The workloads and receivers as this worker sees them. `throttled`: as in `WorkloadStatus`."""
+    def workload_statuses(self, cpu_throttled: float) -> list[WorkloadStatus]:
+        """The workloads and receivers as this worker sees them. `cpu_throttled`: as in `WorkloadStatus`."""
         budget = self._ports.clusters.budget
-        return workload_statuses(self.runtimes, self.pumps.values(), budget, throttled)
+        return workload_statuses(self.runtimes, self.pumps.values(), budget, cpu_throttled)

@@ -32,21 +32,21 @@ def job_status(pump: DispatchPump) -> JobStatus:
 
 def workload_statuses(
     runtimes: Mapping[str, WorkloadRuntime], pumps: Iterable[DispatchPump], budget: ByteBudget,
-    throttled: float,
+    cpu_throttled: float,
 ) -> list[WorkloadStatus]:  # fmt: skip
     """The workloads and receivers as this worker sees them; `budget`: the memory for fetched batches.
-    `throttled`: as in `WorkloadStatus`."""
+    `cpu_throttled`: as in `WorkloadStatus`."""
     now_s, budget_used = time.monotonic(), budget.used_bytes / max(1, budget.capacity_bytes)
     heads, more = _heads(pumps, now_s)
     return [
-        _workload(key, runtime, heads.get(key, []), more.get(key, 0), now_s, budget_used, throttled)
+        _workload(key, runtime, heads.get(key, []), more.get(key, 0), now_s, budget_used, cpu_throttled)
         for key, runtime in runtimes.items()
     ]
 
 
 def _workload(
     key: str, runtime: WorkloadRuntime, heads: list[HeadStatus], more: int, now_s: float, budget_used: float,
-    throttled: float,
+    cpu_throttled: float,
 ) -> WorkloadStatus:  # fmt: skip
     limits, receivers, lease, withheld = runtime.limits, runtime.receivers, runtime.lease, runtime.withheld
     targets = [queues.status(now_s) for queues in receivers.by_address.values()]
@@ -65,7 +65,7 @@ def _workload(
         tokens_bytes=0 if size is None else round(size.available(now_s), 1),
         blocked=blocked,
         budget_used=round(budget_used, 2) or 0,
-        throttled=throttled or 0,
+        cpu_throttled=cpu_throttled or 0,
         stashed=runtime.decisions.count,
         decisions=list(runtime.decisions.last),
         heads=heads,

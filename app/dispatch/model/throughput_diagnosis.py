@@ -27,6 +27,15 @@ SHOWN = 3  # partitions, or troubles, in a sentence
 MEMORY_FULL = 0.95  # of the budget, because a partition has to wait before the last byte is taken
 
 
+# Results of a health check (`app.dispatch.push.health`) that hold messages back, in words.
+_SET_SERVING = "to the gRPC health check, so it gets no messages until its server sets service '' to SERVING"
+HOLDING = {
+    "not-serving": "reports that it is not serving",
+    "unknown": f"answers UNKNOWN {_SET_SERVING}",
+    "service-unknown": f"answers SERVICE_UNKNOWN {_SET_SERVING}",
+}
+
+
 class ThroughputBound(StrEnum):
     """The reasons that hold a workload back, by severity."""
 
@@ -39,7 +48,7 @@ class ThroughputBound(StrEnum):
     COPYING = "copying"
     HEAD = "head-of-line"
     RATE = "rate"
-    THROTTLED = "throttled"
+    CPU = "cpu"
     SLOW_START = "slow-start"
     LIMIT = "limit"
     CREDIT = "credit"
@@ -47,6 +56,7 @@ class ThroughputBound(StrEnum):
     ORDER = "order"
     MEMORY = "memory"
     CATCH_UP = "catch-up"
+    THROTTLED = "throttled"
     FETCH = "fetch"
     DELAY = "delay"
     BACKOFF = "backoff"
@@ -127,7 +137,8 @@ class FlowReport:
         not_fetched: Why partitions cannot be read, such as an open transaction.
         catching_up: Jobs that work off a backlog beside new messages.
         budget_used: The used share of the worker's memory for fetched messages.
-        throttled: The share of time whose periods used up a CPU quota of the worker's container.
+        cpu_throttled: The share of time whose periods used up a CPU quota of the worker's container.
+        throttles: The delays by the broker's quota, for people.
         withheld: Failed messages that may not be dead-lettered yet; `failures`: how they fail, for people.
     """
 
@@ -149,8 +160,9 @@ class FlowReport:
     not_fetched: Sequence[str] = ()
     catching_up: int = 0
     budget_used: float = 0.0
-    throttled: float = 0.0
+    cpu_throttled: float = 0.0
     rates: Sequence[RateShare] = ()
+    throttles: Sequence[str] = ()
     withheld: int = 0
     failures: str = ""
 
@@ -172,7 +184,7 @@ def pace(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnos
     slowed = _rated(flow) if is_ready else None
     throttled = _throttled(flow)
     if slowed is None and throttled and (is_ready or flow.behind or flow.unread):
-        slowed = ThroughputDiagnosis(ThroughputBound.THROTTLED, throttled)
+        slowed = ThroughputDiagnosis(ThroughputBound.CPU, throttled)
     if slowed is None and is_ready:
         slowed = _received(targets)
     if slowed is not None:
@@ -185,9 +197,9 @@ def gravest(paces: Iterable[ThroughputDiagnosis]) -> ThroughputDiagnosis | None:
     return min(paces, key=lambda pace: _GRAVITY[pace.bound], default=None)
 
 
-def used_up(throttled: float) -> str:
+def used_up(cpu_throttled: float) -> str:
     """How much of the time a container is throttled, 0 to 1, and the remedy."""
-    periods = f"its CPU quota was used up in {throttled:.0%} of the last minute's periods"
+    periods = f"its CPU quota was used up in {cpu_throttled:.0%} of the last minute's periods"
     return f"{periods}; raise the quota, or add workers"
 
 
@@ -216,10 +228,9 @@ def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDia
         return ThroughputDiagnosis(ThroughputBound.LEASE, f"{why}; {throttled}" if throttled else why)
     for target in targets:
         waits = f"; {target.held} messages wait for it" if target.held else ""
-        if target.health == "not-serving":
-            return ThroughputDiagnosis(
-                ThroughputBound.HEALTH, f"{target.address} reports that it is not serving{waits}"
-            )
+        if target.health in HOLDING:
+            words = f"{target.address} {HOLDING[target.health]}{waits}"
+            return ThroughputDiagnosis(ThroughputBound.HEALTH, words)
     for target in targets:
         if target.breaker != "closed":
             waits = f"; {target.held} messages wait for it" if target.held else ""
@@ -244,7 +255,11 @@ def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDia
 
 
 def _throttled(flow: FlowReport) -> str:
-    return f"this container is throttled: {used_up(flow.throttled)}" if flow.throttled >= THROTTLED else ""
+    return (
+        f"this container is throttled: {used_up(flow.cpu_throttled)}"
+        if flow.cpu_throttled >= THROTTLED
+        else ""
+    )
 
 
 def _paused(flow: FlowReport) -> str:
@@ -318,6 +333,8 @@ def _starved(flow: FlowReport, in_flight: int) -> ThroughputDiagnosis:
     if flow.not_fetched:
         why = f"not all messages can be read: {'; '.join(flow.not_fetched[:SHOWN])}"
         return ThroughputDiagnosis(ThroughputBound.FETCH, why)
+    if flow.unread and flow.throttles:
+        return ThroughputDiagnosis(ThroughputBound.THROTTLED, "; ".join(flow.throttles))
     if flow.unread:
         return ThroughputDiagnosis(
             ThroughputBound.FETCH, f"every message that was read is sent; {flow.unread} are not read yet"

@@ -26,8 +26,23 @@ class ReceiverHealth(StrEnum):
 
     SERVING = "serving"
     NOT_SERVING = "not-serving"
+    UNKNOWN = "unknown"  # it answers UNKNOWN: nobody has set the status
+    SERVICE_UNKNOWN = "service-unknown"  # it answers SERVICE_UNKNOWN, instead of the error NOT_FOUND
     UNIMPLEMENTED = "unimplemented"  # it answers, but does not report its or the service's health
     UNREACHABLE = "unreachable"  # no connection, or no answer in time
+
+    @property
+    def holds(self) -> bool:
+        """Whether the receiver gets no messages."""
+        return self in _HOLDING
+
+
+_HOLDING = {ReceiverHealth.NOT_SERVING, ReceiverHealth.UNKNOWN, ReceiverHealth.SERVICE_UNKNOWN}
+_ANSWERS = {
+    health_pb2.HealthCheckResponse.SERVING: ReceiverHealth.SERVING,
+    health_pb2.HealthCheckResponse.UNKNOWN: ReceiverHealth.UNKNOWN,
+    health_pb2.HealthCheckResponse.SERVICE_UNKNOWN: ReceiverHealth.SERVICE_UNKNOWN,
+}
 
 
 class HealthClient:
@@ -47,8 +62,7 @@ class HealthClient:
             answer = await self._call(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except aio.AioRpcError as error:
             return ReceiverHealth.UNIMPLEMENTED if error.code() in NO_HEALTH else ReceiverHealth.UNREACHABLE
-        serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-        return ReceiverHealth.SERVING if serving else ReceiverHealth.NOT_SERVING
+        return _ANSWERS.get(answer.status, ReceiverHealth.NOT_SERVING)
 
     async def close(self) -> None:
         await self._channel.close(None)

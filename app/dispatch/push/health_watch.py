@@ -1,8 +1,8 @@
 """Repeated health checks of one receiver, by gRPC's standard protocol. `health` has the single check.
 
-A receiver that answers NOT_SERVING, such as during shutdown or warm-up, gets no messages until its answer
-changes, and no message counts as its failure. A receiver that does not report its health, or is not there, is
-judged by the results of messages (`app.dispatch.model.circuit_breaker`).
+A receiver that answers NOT_SERVING, such as during shutdown or warm-up, or UNKNOWN, gets no messages until
+its answer changes, and no message counts as its failure. A receiver that does not report its health, or is
+not there, is judged by the results of messages (`app.dispatch.model.circuit_breaker`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HealthWatch:
             self._check_now.clear()
             health = self.heard = await self._client.check()
             self.answers += health is not ReceiverHealth.UNREACHABLE
-            serving = health is not ReceiverHealth.NOT_SERVING
+            serving = not health.holds
             if serving != self.serving:
                 self.serving = serving
                 log.info("a receiver's health changed", receiver=self._address, health=str(health))

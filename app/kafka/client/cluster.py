@@ -27,6 +27,7 @@ from app.kafka.client import aiokafka_patches
 from app.kafka.client.aiokafka_types import ClientOptions, ResponseFields
 from app.kafka.client.permissions import NOT_AUTHORISED, lacks
 from app.kafka.client.topic_ids import UNKNOWN_ID, TopicIdsRequest, ids_of, leader_epochs_of
+from app.kernel.broker_throttle import ThrottleMeter
 
 log = structlog.get_logger(__name__)
 
@@ -117,6 +118,7 @@ class ClusterClient:
         self.name = spec.name
         self._client: AIOKafkaClient | None = None
         self._leader_epochs: dict[tuple[str, int], int] = {}
+        self.throttle = ThrottleMeter(spec.name)
 
     @property
     def client(self) -> AIOKafkaClient:
@@ -175,7 +177,10 @@ class ClusterClient:
 
     async def send(self, node: int, request: Request[Any], group: str | int = 0) -> ResponseFields:
         """Sends a protocol request to a broker; `group` names the connection. Raises KafkaError."""
-        return await self.client.send(node, request, group=group)
+        answer = await self.client.send(node, request, group=group)
+        delay_ms = getattr(answer, "throttle_time_ms", None) or 0
+        self.throttle.note(request.API_KEY, delay_ms, time.monotonic())
+        return answer
 
     async def any_node(self) -> int:
         """The id of a live broker. Raises ClusterUnreachable: none is known."""

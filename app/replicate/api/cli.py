@@ -150,6 +150,7 @@ def _print_details(body: JsonObject, topics: JsonObject) -> None:
               f"{row['stuck'][0]} {row['stuck'][1]} leaves out the records that cannot be copied"
               for row in body["partitions"] if row["stuck"]][:MAX_HALTED]  # fmt: skip
     lines += ["paused: nothing is copied until route resume"] * status["paused"]
+    lines += [f"throttled: {words}" for words in status.get("throttled", ())]
     lines += [f"trouble: {trouble}" for trouble in status["troubles"]]
     if topics["read_s_ago"] is None:
         lines.append(f"topics: not known; the leader has not listed the topics of {status['from']} yet")
@@ -373,6 +374,12 @@ def _edit(
     columns = ["key", "changed", "done", "warnings"]
     if not execute:
         emit([foreseen], columns, output, whole=foreseen)
+    for one in foreseen.get("topics", ()):
+        old, new = (f"{one['old']} -> " if one["old"] is not None else ""), one["new"] or "the default"
+        click.echo(
+            f"{one['action']} topic {one['topic']} in {one['cluster']}: {one['setting']} {old}{new}", err=True
+        )
+    if not execute:
         click.echo(DRY, err=True)
         return
     if foreseen["changed"]:

@@ -38,6 +38,7 @@ from app.kernel.clock import now_ms
 from app.kernel.json_types import JsonObject
 from app.kernel.topic_names import NAME_REFUSED
 from app.replicate.api import schemas as replicate_schemas
+from app.replicate.api.foreseen_topics import ForeseenTopics, foresee_topics
 from app.replicate.api.topic_edit import NoSuchEdit, with_topic, without_topic
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.copy_graph import ALONE
@@ -66,9 +67,7 @@ class RouteRoutes:
 
     def __init__(self, api: ApiContext) -> None:
         self._api = api
-        self._listed: dict[
-            str, tuple[float, Mapping[str, int]]
-        ] = {}  # only the last cluster: when, its topics
+        self._listed: dict[str, tuple[float, Mapping[str, int]]] = {}  # by cluster: when, its topics
 
     def routes(self) -> list[web.RouteDef]:
         route = "/api/v1/routes/{name}"
@@ -207,7 +206,10 @@ class RouteRoutes:
         answer = await define(
             self._api, request, RoutePut, route, current, expected, planned, dry_run=dry_run
         )
-        return {**answer, "doubts": doubts}
+        foreseen = ForeseenTopics([], [])
+        if dry_run and answer["changed"]:
+            foreseen = await foresee_topics(self._api, route, known.values(), self._topics_at)
+        return {**answer, "doubts": [*doubts, *foreseen.notes], "topics": foreseen.changes}
 
     async def _check_copies(self, definition: RouteDefinition, before: RouteDefinition | None) -> list[str]:
         """Warnings about topics that the destination would refuse to create. Raises ApiError."""
@@ -215,7 +217,7 @@ class RouteRoutes:
             return []
         route, earlier = definition.route(), None if before is None else before.route()
         is_named = all(map(is_name, route.topics))
-        source_topics = {} if is_named else await self._topics_at(route.source)
+        source_topics = {} if is_named else await self._topics_at(route.source) or {}
         copies = await asyncio.to_thread(new_copies, route, earlier, source_topics)
         if copies.twins is not None:
             raise ApiError(409, NAME_REFUSED, f"{route.name}: {copies.twins}; {copies.twins.remedy}")
@@ -225,13 +227,15 @@ class RouteRoutes:
             self._api, route.target, lambda client: refused_copies(client, copies.names), RENAME
         )
 
-    async def _topics_at(self, cluster: str) -> Mapping[str, int]:
-        """The cluster's topics; none if it does not answer. The leader reports uncreatable copies later."""
-        listed_s, found = self._listed.get(cluster, (float("-inf"), {}))
-        if time.monotonic() < listed_s + LISTED_S:
-            return found
-        found = await ask_cluster(self._api, cluster, lambda client: client.topics()) or {}
-        self._listed = {cluster: (time.monotonic(), found)}
+    async def _topics_at(self, cluster: str) -> Mapping[str, int] | None:
+        """The cluster's topics; None if it does not answer. The leader reports uncreatable copies later."""
+        now_s = time.monotonic()
+        self._listed = {name: one for name, one in self._listed.items() if now_s < one[0] + LISTED_S}
+        if cluster in self._listed:
+            return self._listed[cluster][1]
+        found = await ask_cluster(self._api, cluster, lambda client: client.topics())
+        if found is not None:
+            self._listed[cluster] = time.monotonic(), found
         return found
 
     @described(http_schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 409, 412))

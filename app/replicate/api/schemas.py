@@ -25,7 +25,7 @@ class RoutePartition(Partition):
     These count since copying began: `lost` offsets were deleted from the source before they were copied, the
     last ones found missing at `lost_ms`. `uncompared` copies could not be compared, in a route that compares
     all. `begun_anew` is how often the source was truncated or recreated, `destination_losses` the same of the
-    destination."""
+    destination. `throttled` are sentences about delays by a broker's quota."""
 
     halted: str
     stuck: Annotated[list[int], Meta(min_length=2, max_length=2)] | None
@@ -42,6 +42,7 @@ class RoutePartition(Partition):
     destination_losses: int
     limited: bool
     barrier: NewestBarrier | None
+    throttled: list[str]
 
 
 class RouteDeployed(Deployed):

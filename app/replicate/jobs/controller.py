@@ -24,6 +24,7 @@ from app.controllog.codec import JobStatus
 from app.kafka.data_clusters import DataCluster
 from app.kafka.fetch.deliveries import ALL_BYTES, FetchItem, FetchKey, LogGap
 from app.kafka.records.producer_sequences import ProducerStamp
+from app.kernel.broker_throttle import FETCH, PRODUCE, BrokerThrottle
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
@@ -206,7 +207,10 @@ class ReplicaController(Service):
         status, copy_status = job_status(pump), copying_status(pump)
         # A halted copy comes before any other trouble.
         trouble = copy_status.halted or status.trouble
-        return msgspec.structs.replace(status, trouble=trouble, copying=copy_status)
+        throttles: list[BrokerThrottle] = []
+        if (route := self._catalog.definition(pump.job.name)) is not None:
+            throttles = self._clusters.throttles((route.spec.source, FETCH), (route.spec.target, PRODUCE))
+        return msgspec.structs.replace(status, trouble=trouble, copying=copy_status, throttles=throttles)
 
     def position_of(self, job: JobId) -> tuple[str, str]:
         route = self._catalog.definition(job.name)

@@ -7,7 +7,8 @@ Rules
 2. Retention, compaction and similar settings follow the source (`SYNCED`) if they are set for the source
    topic. A setting that the source topic does not have (any more) returns to the destination's default. If
    sources disagree, that is reported and the setting stays as it is, so two routes never overwrite each
-   other.
+   other. If the topic had records before any route wrote to it, its settings of `KEPT` stay as well, because
+   a change could delete these records. `adopt` lets them follow.
 3. No other setting follows, above all not what is up to the destination cluster: throttled replicas,
    `min.insync.replicas`, unclean elections, tiered storage and its local retention.
 4. Records must arrive unchanged (`_forced`). So the destination keeps their timestamps, also those that the
@@ -39,6 +40,11 @@ SYNCED = frozenset({
     "cleanup.policy", "compression.type", "compression.gzip.level", "compression.lz4.level",
     "compression.zstd.level", "delete.retention.ms", "max.compaction.lag.ms", "min.compaction.lag.ms",
     "min.cleanable.dirty.ratio", "retention.bytes", "retention.ms", "segment.bytes", "segment.ms",
+})  # fmt: skip
+# Those of `SYNCED` that decide which records stay in the topic.
+KEPT = frozenset({
+    "cleanup.policy", "delete.retention.ms", "max.compaction.lag.ms", "min.cleanable.dirty.ratio",
+    "min.compaction.lag.ms", "retention.bytes", "retention.ms",
 })  # fmt: skip
 SETTINGS = SYNCED | {MAX_BYTES, TIMESTAMP_TYPE, NEWEST, OLDEST}  # all that a plan looks at
 
@@ -76,6 +82,7 @@ class TopicSync:
         leave: Settings that are never changed.
         smaller: The action if the destination's limits are smaller than the source's and cannot be raised
             (rule 6).
+        adopt: Settings of `KEPT` follow also where others' records are in the topic.
         refused: Why the destination refuses an action (create, partitions). The plan does not try such an
             action now.
     """
@@ -85,7 +92,21 @@ class TopicSync:
     configuration: bool = True
     leave: Collection[str] = ()
     smaller: Smaller = "divide"
+    adopt: bool = False
     refused: Mapping[str, TopicFinding] = field(default_factory=dict)
+
+
+class SettingChange(NamedTuple):
+    """A setting's old and new value, for people. `old` is None for a new topic, `new` is None for the
+    default."""
+
+    setting: str
+    old: str | None
+    new: str | None
+
+    def __str__(self) -> str:
+        new = "the default" if self.new is None else self.new
+        return f"{self.setting} {new}" if self.old is None else f"{self.setting} {self.old} -> {new}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +131,30 @@ class TopicPlan:
     def changes(self) -> bool:
         return self.create is not None or self.expand_to is not None or bool(self.alter)
 
+    def setting_changes(self, present: TopicState | None) -> list[SettingChange]:
+        """All changes, value by value. `present` is the topic that was planned for."""
+        if self.create is not None:
+            partitions, config = self.create
+            created = {"partitions": str(partitions), **dict(sorted(config.items()))}
+            return [SettingChange(name, None, value) for name, value in created.items()]
+        assert present is not None, "only a missing topic is created"
+        count = str(present.partitions)
+        grown = (
+            [SettingChange("partitions", count, str(self.expand_to))] if self.expand_to is not None else []
+        )
+        altered = sorted(self.alter.items())
+        return [*grown, *(SettingChange(name, present.config.get(name), value) for name, value in altered)]
 
-def plan_topic(sources: Mapping[str, TopicState], present: TopicState | None, sync: TopicSync) -> TopicPlan:
+
+def plan_topic(
+    sources: Mapping[str, TopicState], present: TopicState | None, sync: TopicSync, *, is_own: bool = True
+) -> TopicPlan:
     """Plans the changes that make a destination topic fit for its sources.
 
     After they are carried out, a second plan is empty, except after a creation: only then are the broker's
     defaults visible. `sources` are all topics that are copied to it, at least one, by a label such as "orders
-    in east". `present` is the destination topic, None if there is none."""
+    in east". `present` is the destination topic, None if there is none. `is_own`: it had no record before
+    the first route wrote to it."""
     assert sources, "a destination has a source"
     partitions = max(source.partitions for source in sources.values())
     wanted, notes = _followed(sources, sync)
@@ -142,6 +180,12 @@ def plan_topic(sources: Mapping[str, TopicState], present: TopicState | None, sy
         too_few = TopicFinding(count, "add partitions, or write sync.partitions: true")
         blocked.append(sync.refused.get("partitions", too_few))
     differing = {name: value for name, value in wanted.items() if _own(present, name) != value}
+    if (
+        not is_own
+        and not sync.adopt
+        and (kept := {name: differing.pop(name) for name in KEPT & differing.keys()})
+    ):
+        notes.append(_why_kept(kept, present))
     alter = {name: value for name, value in differing.items() if name in present.config}
     notes += [
         TopicFinding(f"{name}: the destination's brokers do not know it")
@@ -213,6 +257,18 @@ def _why(name: str, value: str, present: TopicState, smaller: Smaller) -> TopicF
     if name != TIMESTAMP_TYPE and smaller == "block":
         remedy += ", or write sync.onSmallerLimits: divide"
     return TopicFinding(f"{name} is {present.config[name]}: {harm}", remedy)
+
+
+def _why_kept(kept: Mapping[str, str | None], present: TopicState) -> TopicFinding:
+    shown = ", ".join(
+        f"{name} stays {present.config.get(name, 'as it is')} (source: {value or 'the default'})"
+        for name, value in sorted(kept.items())
+    )
+    return TopicFinding(
+        f"it had records before a route wrote to it, so {shown}",
+        "write sync.adopt: true to let the route change them, which may delete records; or set them by hand, "
+        "or list them in sync.leave",
+    )
 
 
 def _own(topic: TopicState, name: str) -> str | None:

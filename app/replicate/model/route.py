@@ -167,7 +167,9 @@ class Route:
             return "no entry of topics matches it"
         if topic not in self.names and not self._matched(topic):
             return "internal: only an entry that is its name matches it"
-        return f"its copy would be called {self.rename(topic)!r}, which Kafka does not accept"
+        copy = self.rename(topic)
+        why = f"which Kafka does not accept ({len(copy)} characters, at most {MAX_TOPIC_CHARS})"
+        return f"its copy would be called {copy!r}, {why}; {RENAME}"
 
     def _excluding(self, topic: str) -> str:
         """The first entry that excludes the topic."""

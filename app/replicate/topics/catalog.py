@@ -126,7 +126,7 @@ class RoutesCatalog:
         self._proved_beside = ALONE
         self._other_regions = other_regions
         self._unreachable: dict[str, frozenset[str]] = {}  # cluster -> routes for which that was reported
-        self.targets = DestinationTopics(self._topics, clusters, report_incident)
+        self.targets = DestinationTopics(self._topics, self._ids, clusters, control, report_incident)
 
     def definition(self, name: str) -> RouteDefinition | None:
         """The definition in the control log, parsed once for each change."""

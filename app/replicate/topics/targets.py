@@ -3,6 +3,11 @@
 A topic is fit, and copying to it may begin, once nothing is left to do and nothing blocks it. If a cluster
 refuses a change, its words are reported and the topic is planned without the change, because it may be fit
 without it. The change is tried again every `TOPIC_RETRY_INTERVAL_S`.
+
+A topic is the routes' own if it had no record when the leader first saw it, which is before any route writes
+to it. The control log keeps the topic's id (`app.controllog.events.DestinationTopic`), so neither another
+leader nor another route looks again. A recreated topic has another id. Topics of others keep the
+settings that decide which of their records stay (`app.replicate.model.destination_topic`, rule 2).
 """
 
 from __future__ import annotations
@@ -10,22 +15,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import structlog
 from aiokafka.errors import KafkaError
 
+from app.controllog.events import DestinationTopic
+from app.controllog.log import ControlLog
 from app.dispatch.topics.settings import safe_replication
-from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.client.permissions import allow, grant, lacks
 from app.kafka.client.topic_configs import alter, create, expand
 from app.kafka.client.topics import INVALID_NAME, TopicRefused, TopicSpec
 from app.kafka.data_clusters import DataClusters
+from app.kernel.clock import now_ms
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.destination_topic import (
+    KEPT,
     STRICTEST,
     SYNCED,
+    SettingChange,
     TopicFinding,
     TopicPlan,
     TopicState,
@@ -40,6 +50,7 @@ log = structlog.get_logger(__name__)
 
 TOPIC_RETRY_INTERVAL_S = 60.0
 CLUSTER_RETRY_INTERVAL_S = 2.0
+SHOWN_ROUTES = 20  # of an activity
 TOPICS_PER_TURN = 100  # planned before other tasks run; each takes a tenth of a millisecond
 
 TargetTopic = tuple[str, str]  # cluster and topic
@@ -56,7 +67,7 @@ PERMISSIONS = {"create": "Create", "partitions": "Alter", "configuration": "Alte
 
 
 @dataclass(slots=True)
-class _Wanted:
+class WantedTopic:
     """A destination topic: everything that is copied to it, and the changes that are allowed."""
 
     sources: set[TargetTopic] = field(default_factory=set)
@@ -75,6 +86,7 @@ class _Wanted:
                 sync.configuration and earlier.configuration,
                 frozenset(sync.leave) | frozenset(earlier.leave),
                 min(sync.smaller, earlier.smaller, key=STRICTEST.index),
+                sync.adopt and earlier.adopt,
             )
         self.sync = sync
         self.replication = max(definition.spec.sync.replication or 0, self.replication or 0) or None
@@ -87,6 +99,7 @@ class _Look:
     sources: Mapping[str, TopicState]
     present: TopicState | None
     sync: TopicSync
+    is_own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +110,73 @@ class _Refused:
     why: TopicFinding
 
 
+def wanted_topics(
+    routes: Iterable[tuple[RouteDefinition, Mapping[str, str]]],
+) -> dict[TargetTopic, WantedTopic]:
+    """Every topic that routes copy to. Each route comes with its copies' names, by topic."""
+    wanted: defaultdict[TargetTopic, WantedTopic] = defaultdict(WantedTopic)
+    for definition, copies in routes:
+        for topic, copy in copies.items():
+            wanted[definition.spec.target, copy].add(definition, topic)
+    return dict(wanted)
+
+
+def topic_to_create(topic: str, plan: TopicPlan, wanted: WantedTopic | None, brokers: int) -> TopicSpec:
+    """The missing topic as the plan wants it, with a safe replication if there are enough brokers."""
+    assert plan.create is not None, "the topic is there"
+    partitions, config = plan.create
+    replication, safe = safe_replication(brokers)
+    replication = (wanted.replication if wanted else None) or replication
+    leave = () if wanted is None or wanted.sync is None else wanted.sync.leave
+    safe = {name: value for name, value in safe.items() if replication > 2 and name not in leave}
+    return TopicSpec(topic, partitions, replication, {**safe, **config})
+
+
+async def own_topics(
+    client: ClusterClient, sizes: Mapping[str, int], known: Callable[[str], str | None]
+) -> dict[str, tuple[str, bool]]:
+    """Topic -> its id, and whether it is the routes' own; without topics of which that is not known now.
+
+    `sizes`: the partitions of each topic. `known`: the id of a topic that was found to be their own.
+
+    Raises:
+        ClusterUnreachable, KafkaError: The cluster cannot be read now.
+    """
+    ids = await client.topic_ids(sizes)
+    found = {topic: (id_, True) for topic, id_ in ids.items() if known(topic) == id_}
+    asked = [(topic, at) for topic in ids.keys() - found.keys() for at in range(sizes[topic])]
+    starts, ends = await client.offsets(asked, EARLIEST), await client.offsets(asked, LATEST)
+    for topic in ids.keys() - found.keys():
+        parts = [(topic, at) for at in range(sizes[topic])]
+        known_parts = [at for at in parts if at in starts and at in ends]
+        is_empty = all(starts[at] == ends[at] for at in known_parts)
+        if not is_empty or known_parts == parts:
+            found[topic] = ids[topic], is_empty
+    return found
+
+
 class DestinationTopics:
-    """The destination topics of all routes. `topics`: the inventories of the clusters."""
+    """The destination topics of all routes.
+
+    `topics`: the inventories of the clusters. `cluster_ids`: the ids of the clusters that were read.
+    """
 
     def __init__(
-        self, topics: Mapping[str, ClusterTopics], clusters: DataClusters, report_incident: ReportIncident
+        self,
+        topics: Mapping[str, ClusterTopics],
+        cluster_ids: Mapping[str, str],
+        clusters: DataClusters,
+        control: ControlLog,
+        report_incident: ReportIncident,
     ) -> None:
         self._topics = topics
+        self._cluster_ids = cluster_ids
+        self._control = control
+        self._is_own: dict[TargetTopic, bool] = {}
+        self._to_examine: defaultdict[str, set[str]] = defaultdict(set)
         self._clusters = clusters
         self._report_incident = report_incident
-        self._wanted: dict[TargetTopic, _Wanted] = {}
+        self._wanted: dict[TargetTopic, WantedTopic] = {}
         self._of: dict[str, set[str]] = {}
         self._plans: dict[TargetTopic, tuple[_Look, TopicPlan]] = {}
         self._to_do: defaultdict[str, dict[str, TopicPlan]] = defaultdict(dict)
@@ -119,7 +189,7 @@ class DestinationTopics:
         self._reported: set[tuple[str, str]] = set()
 
     def forget(self) -> None:
-        self._plans, self._fit, self._stamp = {}, {}, None
+        self._plans, self._fit, self._is_own, self._stamp = {}, {}, {}, None
 
     def of(self, cluster: str) -> Set[str]:
         return self._of.get(cluster, frozenset())
@@ -176,11 +246,8 @@ class DestinationTopics:
         return None
 
     def _gather(self, routes: RoutesWithNames) -> None:
-        wanted: defaultdict[TargetTopic, _Wanted] = defaultdict(_Wanted)
-        for definition, copies in routes.values():
-            for topic, copy in copies.items():
-                wanted[definition.spec.target, copy].add(definition, topic)
-        self._wanted, self._of = dict(wanted), {}
+        wanted = self._wanted = wanted_topics(routes.values())
+        self._of = {}
         for cluster, topic in wanted:
             self._of.setdefault(cluster, set()).add(topic)
         self._plans = {target: plan for target, plan in self._plans.items() if target in wanted}
@@ -190,16 +257,17 @@ class DestinationTopics:
         self, routes: RoutesWithNames, unknown: Collection[str], resting: Collection[tuple[TargetTopic, str]]
     ) -> None:
         self._gather(routes)
+        self._to_examine.clear()
         for number, (target, wanted) in enumerate(self._wanted.items()):
             if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
                 await asyncio.sleep(0)
             look = self._look_at(target, wanted, self._refused_of(target), target[0] in unknown)
             if look is None:
-                continue  # not described yet, so the earlier plan stays
+                continue  # not described or not examined yet, so the earlier plan stays
             before = self._plans.get(target)
             if before is not None and before[0] == look:
                 continue
-            plan = plan_topic(look.sources, look.present, look.sync)
+            plan = plan_topic(look.sources, look.present, look.sync, is_own=look.is_own)
             self._plans[target] = look, plan
             is_fit = look.present is not None and not plan.changes and not plan.blocked
             self._fit[target] = look.present.partitions if is_fit and look.present is not None else 0
@@ -231,6 +299,7 @@ class DestinationTopics:
                 partitions=sync.partitions or (wanted.partitions and "partitions" in retried),
                 configuration=sync.configuration or (wanted.configuration and "configuration" in retried),
             ),
+            is_own=look.is_own,
         )
         to_do = {"create": plan.create, "partitions": plan.expand_to, "configuration": plan.alter}
         for action in retried:
@@ -239,7 +308,7 @@ class DestinationTopics:
         return plan
 
     def _look_at(
-        self, target: TargetTopic, wanted: _Wanted, refused: Mapping[str, _Refused], unknown: bool
+        self, target: TargetTopic, wanted: WantedTopic, refused: Mapping[str, _Refused], unknown: bool
     ) -> _Look | None:
         cluster, topic = target
         topics = self._topics.get(cluster)
@@ -255,7 +324,12 @@ class DestinationTopics:
             sources[f"{name} in {source}"] = state
             unknown = unknown or name in self._topics[source].troubles
         present = topics.state(topic)
-        if present is None and topic in topics.sizes:
+        if present is None:
+            if topic in topics.sizes:
+                return None
+            self._is_own.pop(target, None)
+        elif target not in self._is_own:
+            self._to_examine[cluster].add(topic)
             return None
         sync = replace(
             wanted.sync,
@@ -267,23 +341,34 @@ class DestinationTopics:
             and topic not in topics.troubles,
             refused={action: found.why for action, found in refused.items()},
         )
-        return _Look(sources, present, sync)
+        return _Look(sources, present, sync, self._is_own.get(target, True))
 
     # -- carrying out plans ------------------------------------------------------------------------
 
     def _start_round(self) -> None:
-        for cluster, plans in self._to_do.items():
+        for cluster in self._to_do.keys() | self._to_examine.keys():
+            plans = self._to_do.get(cluster, {})
             running = self._running.get(cluster)
             # Not before the cluster was read since the last changes, which would be made again.
             is_read = self._topics[cluster].read_at_s > self._done_s.get(cluster, float("-inf"))
             if is_read and (running is None or running.done()):
                 self._running[cluster] = asyncio.get_running_loop().create_task(
-                    self._carry_out(cluster, dict(plans))
+                    self._carry_out(cluster, dict(plans), set(self._to_examine.get(cluster, ())))
                 )
 
-    async def _carry_out(self, cluster: str, plans: Mapping[str, TopicPlan]) -> None:
+    async def _carry_out(
+        self, cluster: str, plans: Mapping[str, TopicPlan], examined: Collection[str]
+    ) -> None:
         try:
             client = (await self._clusters.get(cluster)).client
+            risky = {topic for topic, plan in plans.items() if KEPT & plan.alter.keys()}
+            await self._examine(client, {*examined, *risky})
+            present = {topic: look.present for (at, topic), (look, _) in self._plans.items() if at == cluster}
+            plans = {  # without those of topics that were recreated, or are no longer wanted, by now
+                topic: plan
+                for topic, plan in plans.items()
+                if topic in present and (topic not in risky or self._may_alter((cluster, topic)))
+            }
             async for action, tried, refused in self._steps(client, plans):
                 for topic in tried:
                     self._refused.pop(((cluster, topic), action), None)
@@ -291,6 +376,8 @@ class DestinationTopics:
                         self._refused[(cluster, topic), action] = self._refusal(
                             client, topic, action, refused[topic]
                         )
+                made = {topic: plan for topic, plan in tried.items() if topic not in refused}
+                await self._record(cluster, made, present)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
             log.warning("destination topics could not be changed yet", cluster=cluster, error=repr(error))
             await asyncio.sleep(CLUSTER_RETRY_INTERVAL_S)
@@ -300,6 +387,66 @@ class DestinationTopics:
         self._topics[cluster].forget(plans)
         self._done_s[cluster] = time.monotonic()
         self._stamp = None  # plan again, so that refusals are reported
+
+    async def _examine(self, client: ClusterClient, topics: Collection[str]) -> None:
+        """Finds out whether topics are the routes' own, and records in the control log those that are."""
+        cluster, view = client.name, self._control.view
+        at, sizes = self._cluster_ids.get(cluster) or cluster, self._topics[cluster].sizes
+        wanted = {topic: sizes[topic] for topic in topics if topic in sizes}
+        found = (
+            await own_topics(client, wanted, lambda topic: view.own_topics.get((at, topic))) if wanted else {}
+        )
+        new = [
+            self._event(cluster, topic, topic_id, is_own=True)
+            for topic, (topic_id, is_own) in found.items()
+            if is_own and view.own_topics.get((at, topic)) != topic_id
+        ]
+        if new:
+            await self._control.append(*new)
+        for topic in wanted:
+            if topic in found:
+                self._is_own[cluster, topic] = found[topic][1]
+            else:
+                self._is_own.pop((cluster, topic), None)
+
+    def _may_alter(self, target: TargetTopic) -> bool:
+        wanted = self._wanted.get(target)
+        adopts = wanted is not None and wanted.sync is not None and wanted.sync.adopt
+        return adopts or self._is_own.get(target, False)
+
+    def _event(
+        self,
+        cluster: str,
+        topic: str,
+        topic_id: str,
+        changes: Iterable[SettingChange] = (),
+        *,
+        is_own: bool,
+    ) -> DestinationTopic:
+        wanted = self._wanted.get((cluster, topic))
+        routes = [] if wanted is None else sorted(wanted.routes)[:SHOWN_ROUTES]
+        return DestinationTopic(
+            at_ms=now_ms(), cluster=cluster, cluster_id=self._cluster_ids.get(cluster, ""), topic=topic,
+            topic_id=topic_id, routes=routes, is_own=is_own,
+            changes=[(change.setting, change.old, change.new) for change in changes],
+        )  # fmt: skip
+
+    async def _record(
+        self, cluster: str, made: Mapping[str, TopicPlan], present: Mapping[str, TopicState | None]
+    ) -> None:
+        """Logs changes that were made, and writes them to the control log, for people."""
+        events, at = [], self._cluster_ids.get(cluster) or cluster
+        for topic, plan in made.items():
+            changes = plan.setting_changes(present.get(topic))
+            known = None if plan.create is not None else self._control.view.own_topics.get((at, topic))
+            event = self._event(cluster, topic, known or "", changes, is_own=known is not None)
+            log.info(
+                "destination topic created" if plan.create is not None else "destination topic changed",
+                cluster=cluster, topic=topic, routes=event.routes, changes=[*map(str, changes)],
+            )  # fmt: skip
+            events.append(event)
+        if events:
+            await self._control.append(*events)
 
     def _refusal(self, client: ClusterClient, topic: str, action: str, error: KafkaError) -> _Refused:
         remedy = f"do it by hand ({RETRIES})"
@@ -311,30 +458,27 @@ class DestinationTopics:
 
     async def _steps(
         self, client: ClusterClient, plans: Mapping[str, TopicPlan]
-    ) -> AsyncIterator[tuple[str, Collection[str], Mapping[str, KafkaError]]]:
+    ) -> AsyncIterator[tuple[str, Mapping[str, TopicPlan], Mapping[str, KafkaError]]]:
+        """Yields each action, its part of the plans, and the topics that refused it."""
         cluster, topics = client.name, self._topics[client.name]
-        specs = []
+        specs: list[TopicSpec] = []
         if new := {topic: plan.create for topic, plan in plans.items() if plan.create is not None}:
             brokers = await client.broker_count()
-            for topic, (partitions, config) in new.items():
-                wanted = self._wanted.get((cluster, topic))
-                replication, safe = safe_replication(brokers)
-                replication = (wanted.replication if wanted else None) or replication
-                leave = () if wanted is None or wanted.sync is None else wanted.sync.leave
-                safe = {name: value for name, value in safe.items() if replication > 2 and name not in leave}
-                specs.append(TopicSpec(topic, partitions, replication, {**safe, **config}))
+            specs = [
+                topic_to_create(topic, plans[topic], self._wanted.get((cluster, topic)), brokers)
+                for topic in new
+            ]
             created, refused = await create(client, specs)
-            yield "create", new, refused
+            tried = {spec.name: TopicPlan((spec.partitions, dict(spec.config))) for spec in specs}
+            yield "create", {topic: tried[topic] for topic in created | refused.keys()}, refused
             topics.grown({spec.name: spec.partitions for spec in specs if spec.name in created})
         more = {topic: plan.expand_to for topic, plan in plans.items() if plan.expand_to is not None}
         refused = await expand(client, more)
-        yield "partitions", more, refused
+        yield "partitions", {topic: TopicPlan(expand_to=count) for topic, count in more.items()}, refused
         topics.grown({topic: count for topic, count in more.items() if topic not in refused})
         settings = {topic: plan.alter for topic, plan in plans.items() if plan.alter}
-        yield "configuration", settings, await _alter(client, settings)
-        if new or more or settings:
-            log.info("destination topics were created and configured", cluster=cluster, created=sorted(new),
-                     expanded=more, configured=settings)  # fmt: skip
+        altered = {topic: TopicPlan(alter=changes) for topic, changes in settings.items()}
+        yield "configuration", altered, await _alter(client, settings)
 
     def _report_all(self) -> None:
         reports: dict[tuple[str, str], tuple[str, str]] = {}  # (route, message) -> (kind, remedy)

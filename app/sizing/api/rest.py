@@ -114,7 +114,7 @@ class SizeView:
         self._jobs = jobs
         self._workload = workload
         self._able: dict[str, list[Member]] = {}
-        self._throttled = {worker: beat.throttled for worker, beat in jobs.live.items()}
+        self._throttled = {worker: beat.cpu_throttled for worker, beat in jobs.live.items()}
         for member in members_of(jobs.state, jobs.live):
             if not member.draining:
                 self._able.setdefault(member.group, []).append(member)

@@ -17,9 +17,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from app.alerts.api.metrics import of_alerts
 from app.controllog.codec import JobStatus, WorkloadStatus
 from app.dispatch.definition import DISPATCH_JOBS
-from app.dispatch.model.throughput_diagnosis import TargetStatus
+from app.dispatch.model.throughput_diagnosis import HOLDING, TargetStatus
 from app.dispatch.view import slowest
 from app.failover.api.metrics import of_roles
+from app.kernel.broker_throttle import REQUESTS
 from app.kernel.clock import now_ms
 from app.kernel.job import JobId
 from app.offsets.api.metrics import of_offset_sync
@@ -32,7 +33,7 @@ from app.worker.runtime.service import Runtime
 JOB = ("workload", "topic", "partition")
 ROUTE_JOB = ("route", "topic", "partition")
 TARGET = ("workload", "target")
-SERVING = {"serving": 1, "not-serving": 0}  # without a health check there is no series
+SERVING = {"serving": 1, **dict.fromkeys(HOLDING, 0)}  # without a health check there is no series
 
 _JOB_GAUGES = {
     "lag_messages": "Messages not committed yet",
@@ -87,7 +88,7 @@ _TARGET_GAUGES = {
     "held_messages": "Messages that wait for this receiver",
     "credit_messages": "Messages that its stream accepts now",
     "timeout_seconds": "Timeout of a call in force",
-    "serving": "1 when its health check says SERVING, 0 when NOT_SERVING",
+    "serving": "1 when its health check says SERVING, 0 when NOT_SERVING or UNKNOWN",
     "failed_ratio": "Share of the last seconds' answers that are failures of the receiver",
 }
 _FLEET_GAUGES = {
@@ -143,18 +144,32 @@ class _Collector:
 
     def _families(self) -> Iterator[Metric]:
         jobs = self.runtime.jobs.statuses()
-        workloads = self.runtime.kinds.dispatch.workload_statuses(self.runtime.container.throttled)
+        workloads = self.runtime.kinds.dispatch.workload_statuses(self.runtime.container.cpu_throttled)
         yield from _of_jobs([job for job in jobs if job.job.startswith(DISPATCH_JOBS)])
         yield from _of_routes([job for job in jobs if job.job.startswith(REPLICATE_JOBS)])
         yield from _of_workloads(workloads, jobs)
         yield from _of_targets(workloads)
         yield from self._of_the_worker()
+        yield from self._of_throttles()
         if self.runtime.leader.leads:
             yield from _of_the_region(self.runtime)
             yield from _of_vanished(self.runtime)
             yield from of_offset_sync(self.runtime)
             yield from of_roles(self.runtime)
             yield from of_alerts(self.runtime)
+
+    def _of_throttles(self) -> Iterator[Metric]:
+        gauge = GaugeMetricFamily(
+            "switchyard_broker_throttle_seconds",
+            "Delay by the broker's quota of the newest throttled answer; 0 when there was none lately",
+            labels=("cluster", "request"),
+        )
+        now_s = time.monotonic()
+        for cluster in self.runtime.clusters.started():
+            found = {one.request: one.delay_ms / 1000 for one in cluster.client.throttle.throttles(now_s)}
+            for request in REQUESTS:
+                gauge.add_metric((cluster.name, request), found.get(request, 0))
+        yield gauge
 
     def _of_the_worker(self) -> Iterator[Metric]:
         runtime, budget = self.runtime, self.runtime.clusters.budget
@@ -171,7 +186,7 @@ class _Collector:
             (
                 "cpu_throttled_ratio",
                 "Share of the last minute whose periods used up a CPU quota of this worker's container",
-                runtime.container.throttled,
+                runtime.container.cpu_throttled,
             ),
             (
                 "loop_still_seconds",

@@ -74,8 +74,8 @@ class Ready(TypedDict):
 class Worker(TypedDict):
     """A worker with a recent heartbeat: its `capacity`, and how much of it is `used`.
 
-    `clock_ahead_s`: its host's clock minus the brokers', in seconds; null: not known. `throttled`: the share
-    of the last minute (0 to 1) whose periods used up a CPU quota of its container.
+    `clock_ahead_s`: its host's clock minus the brokers', in seconds; null: not known. `cpu_throttled`: the
+    share of the last minute (0 to 1) whose periods used up a CPU quota of its container.
     """
 
     worker: str
@@ -89,7 +89,7 @@ class Worker(TypedDict):
     capacity: Load
     used: Load
     clock_ahead_s: float | None
-    throttled: float
+    cpu_throttled: float
 
 
 class Job(TypedDict):
@@ -171,7 +171,8 @@ class Workload(TypedDict):
 #   `lost_ms`. `uncompared` copies could not be read back, for a route that compares all. `begun_anew` counts
 #   how often the source, `destination_losses` how often the destination, was truncated or recreated.
 # - Partitions: `halted` at a gap, `stuck` at a batch that cannot be copied, `limited` by the route's limits
-#   or by routes of a higher priority. `rate` is records per second.
+#   or by routes of a higher priority. `throttled` are sentences about delays by a broker's quota. `rate` is
+#   records per second.
 # - `definition`, and the failover definition that it was `made_by` ("": none), only with `?definitions=true`.
 Route = TypedDict(
     "Route",
@@ -202,6 +203,7 @@ Route = TypedDict(
         "halted": int,
         "stuck": int,
         "limited": int,
+        "throttled": list[str],
         "rate": float | None,
         "unfinished": int,
         "troubles": list[str],
@@ -289,9 +291,21 @@ class WorkloadDetail(TypedDict):
     deployed: Deployed
 
 
+class TopicChange(TypedDict):
+    """A setting of a topic that a route copies to. `setting` "partitions" is the number of its partitions.
+    `old` is null for a new topic, `new` is null for the default."""
+
+    cluster: str
+    topic: str
+    action: Literal["create", "grow", "alter"]
+    setting: str
+    old: str | None
+    new: str | None
+
+
 class Put(TypedDict):
     """The result of a PUT; `etag` is the definition's, without quotes. `doubts` are warnings that only a
-    worker can give."""
+    worker can give. `topics` are the changes that a route makes at its destination."""
 
     key: str
     etag: str
@@ -299,6 +313,7 @@ class Put(TypedDict):
     dry_run: bool
     warnings: list[str]
     doubts: list[str]
+    topics: list[TopicChange]
 
 
 class Deleted(TypedDict):

@@ -333,7 +333,7 @@ def workers(
             "group": beat.group,
             "capacity": msgspec.to_builtins(beat.capacity),
             "used": msgspec.to_builtins(beat.used),
-            "throttled": beat.throttled,
+            "cpu_throttled": beat.cpu_throttled,
             "clock_ahead_s": None if beat.clock_ahead_s is None else round(beat.clock_ahead_s, 1),
         }
         for worker, (heard_s, beat) in sorted(heard.items())

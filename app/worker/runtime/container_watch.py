@@ -22,13 +22,13 @@ class ContainerWatch(Service):
 
     Attributes:
         limits: The last sample.
-        throttled: The share of the last minute, 0 to 1, whose periods used up a CPU quota.
+        cpu_throttled: The share of the last minute, 0 to 1, whose periods used up a CPU quota.
     """
 
     def __init__(self, limits: ContainerSample) -> None:
         super().__init__()
         self.limits = limits
-        self.throttled = 0.0
+        self.cpu_throttled = 0.0
         self._window = RateWindow()
 
     @Service.task
@@ -45,7 +45,7 @@ class ContainerWatch(Service):
         self._window.sample(now_s, *sample.throttled_s)
         grown = self._window.growth()
         if grown is None:
-            self.throttled = 0.0
+            self.cpu_throttled = 0.0
             return
         passed_s, throttled_s = grown
-        self.throttled = round(min(1.0, max(throttled_s, default=0.0) / passed_s), 3)
+        self.cpu_throttled = round(min(1.0, max(throttled_s, default=0.0) / passed_s), 3)

@@ -78,7 +78,9 @@ class Meter:
             for job, load in apportion(self.used, work, self._idle).items():
                 self._smoothed.setdefault(job, SmoothedLoad()).sample(load, now_s)
         self.rates = {job: self.rates.get(job) or JobRates() for job in pumps}
-        full = self.used.cpu_cores >= FULL * self.capacity.cpu_cores or self.container.throttled >= THROTTLED
+        full = (
+            self.used.cpu_cores >= FULL * self.capacity.cpu_cores or self.container.cpu_throttled >= THROTTLED
+        )
         for job in pumps:
             _sample_rates(self.rates[job], statuses[job], done[job].messages, full, now_s)
         self._smoothed = {job: one for job, one in self._smoothed.items() if job in pumps}

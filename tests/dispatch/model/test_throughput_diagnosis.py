@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.dispatch.model.throughput_diagnosis import (
+    HOLDING,
     FlowReport,
     RateShare,
     TargetStatus,
@@ -37,12 +38,19 @@ CASES = [
     (ThroughputBound.LEASE, flow(blocked="snapshots"), target(), "saved"),
     (
         ThroughputBound.LEASE,
-        flow(blocked="snapshots", throttled=0.49),
+        flow(blocked="snapshots", cpu_throttled=0.49),
         target(),
         "until acknowledged messages are saved; this container is throttled: its CPU quota",
     ),
-    (ThroughputBound.LEASE, flow(blocked="lease", throttled=0.49), target(), "49%"),
+    (ThroughputBound.LEASE, flow(blocked="lease", cpu_throttled=0.49), target(), "49%"),
     (ThroughputBound.HEALTH, IDLE, target(health="not-serving", held=3), "not serving; 3 messages wait"),
+    (
+        ThroughputBound.HEALTH,
+        IDLE,
+        target(health="unknown"),
+        "billing:443 answers UNKNOWN to the gRPC health",
+    ),
+    (ThroughputBound.HEALTH, IDLE, target(health="service-unknown"), "answers SERVICE_UNKNOWN to the gRPC"),
     (
         ThroughputBound.BREAKER,
         IDLE,
@@ -89,17 +97,17 @@ CASES = [
         "50 messages/s is this worker's share, 5 are short",
     ),
     (
-        ThroughputBound.THROTTLED,
-        flow(ready=1, throttled=0.49),
+        ThroughputBound.CPU,
+        flow(ready=1, cpu_throttled=0.49),
         target(in_flight=100, ceiling=100),
         "this container is throttled: its CPU quota was used up in 49% of the last minute's periods; "
         "raise the quota, or add workers",
     ),
-    (ThroughputBound.THROTTLED, flow(unread=9, throttled=0.49), target(in_flight=2), "49%"),
-    (ThroughputBound.THROTTLED, flow(behind=9, throttled=0.49), target(in_flight=2), "49%"),
-    (ThroughputBound.RATE, flow(ready=1, rates=[SLOW], throttled=0.49), target(), "50 messages/s"),
-    (ThroughputBound.LIMIT, flow(ready=1, throttled=0.02), target(in_flight=100), "flow.max_inflight"),
-    (ThroughputBound.NONE, flow(throttled=0.49), target(), "every message is delivered"),
+    (ThroughputBound.CPU, flow(unread=9, cpu_throttled=0.49), target(in_flight=2), "49%"),
+    (ThroughputBound.CPU, flow(behind=9, cpu_throttled=0.49), target(in_flight=2), "49%"),
+    (ThroughputBound.RATE, flow(ready=1, rates=[SLOW], cpu_throttled=0.49), target(), "50 messages/s"),
+    (ThroughputBound.LIMIT, flow(ready=1, cpu_throttled=0.02), target(in_flight=100), "flow.max_inflight"),
+    (ThroughputBound.NONE, flow(cpu_throttled=0.49), target(), "every message is delivered"),
     (ThroughputBound.SLOW_START, flow(ready=1), target(allowed=4, in_flight=4), "4 of 100"),
     (ThroughputBound.LIMIT, flow(ready=1), target(in_flight=100), "flow.max_inflight"),
     (
@@ -126,6 +134,13 @@ CASES = [
     (ThroughputBound.ORDER, flow(behind=12), target(in_flight=1), "12 messages wait for an earlier one"),
     (ThroughputBound.MEMORY, flow(unread=9, budget_used=0.99), target(), "99%"),
     (ThroughputBound.CATCH_UP, flow(catching_up=1, unread=9), target(), "catchUp.rate"),
+    (
+        ThroughputBound.THROTTLED,
+        flow(unread=9, throttles=["the broker's quota delays it"]),
+        target(),
+        "quota",
+    ),
+    (ThroughputBound.NONE, flow(throttles=["the broker's quota delays it"]), target(), "every message"),
     (ThroughputBound.FETCH, flow(unread=9), target(in_flight=2), "9 are not read yet"),
     (ThroughputBound.DELAY, flow(postponed=8, due_in_s=90.0), target(), "the first for 90.0 s"),
     (ThroughputBound.DELAY, flow(postponed=8, due_in_s=86_400.0), target(), "the first for 24.0 h"),
@@ -190,7 +205,7 @@ targets = st.builds(
     TargetStatus,
     address=st.just("h:1"),
     breaker=st.sampled_from(["closed", "open", "half-open"]),
-    health=st.sampled_from(["", "serving", "not-serving", "unreachable"]),
+    health=st.sampled_from(["", "serving", "not-serving", "unknown", "service-unknown", "unreachable"]),
     limit=st.integers(1, 20),
     allowed=st.integers(-1, 20),
     ceiling=st.sampled_from([0, 20]),
@@ -214,7 +229,7 @@ flows = st.builds(
     unread=st.none() | counts,
     due_in_s=st.none() | st.floats(-10, 1e9),
     budget_used=st.floats(0, 1.2),
-    throttled=st.floats(0, 1),
+    cpu_throttled=st.floats(0, 1),
     withheld=counts,
     rates=st.lists(
         st.builds(RateShare, st.just("bytes"), st.floats(0.01, 1e9), st.floats(-1e9, 1e9)), max_size=2
@@ -228,13 +243,13 @@ def test_the_reported_reason_is_true_for_any_numbers(of: FlowReport, receivers: 
     waits = bool(of.ready or any(receiver.held for receiver in receivers))
     true = {
         ThroughputBound.LEASE: bool(of.blocked),
-        ThroughputBound.HEALTH: any(receiver.health == "not-serving" for receiver in receivers),
+        ThroughputBound.HEALTH: any(receiver.health in HOLDING for receiver in receivers),
         ThroughputBound.BREAKER: any(receiver.breaker != "closed" for receiver in receivers),
         ThroughputBound.PAUSED: of.paused == of.jobs,
         ThroughputBound.DEAD_LETTERS: of.withheld > 0,
         ThroughputBound.HEAD: bool(of.stuck),
         ThroughputBound.RATE: waits and any(rate.tokens < 1 for rate in of.rates),
-        ThroughputBound.THROTTLED: of.throttled >= 0.1 and bool(waits or of.behind or of.unread),
+        ThroughputBound.CPU: of.cpu_throttled >= 0.1 and bool(waits or of.behind or of.unread),
         ThroughputBound.SLOW_START: waits and any(0 <= r.allowed < r.limit for r in receivers),
         ThroughputBound.LIMIT: waits and any(r.in_flight >= 0.9 * r.limit for r in receivers),
         ThroughputBound.CREDIT: waits and any(receiver.credit == 0 for receiver in receivers),

@@ -9,6 +9,7 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from app.dispatch.model.throughput_diagnosis import HOLDING
 from app.dispatch.push.health import ReceiverHealth, check
 from switchyard.receiver import Receiver
 from tests.dispatch.push.grpc_servers import ENOUGH_S, accept, start_server
@@ -24,8 +25,14 @@ async def test_a_receiver_of_the_sdk_is_serving_and_knows_no_other_service() -> 
     assert await check(address, timeout_s=ENOUGH_S) is ReceiverHealth.UNREACHABLE
 
 
-@pytest.mark.parametrize("status", ["NOT_SERVING", "UNKNOWN"])
-async def test_whatever_is_not_serving_is_not_serving(status: Any) -> None:
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [("NOT_SERVING", ReceiverHealth.NOT_SERVING), ("UNKNOWN", ReceiverHealth.UNKNOWN),
+     ("SERVICE_UNKNOWN", ReceiverHealth.SERVICE_UNKNOWN)],
+)  # fmt: skip
+async def test_an_answer_other_than_serving_holds_messages_and_keeps_its_name(
+    status: Any, expected: ReceiverHealth
+) -> None:
     server = aio.server()
     servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     await servicer.set("", health_pb2.HealthCheckResponse.ServingStatus.Value(status))
@@ -33,7 +40,9 @@ async def test_whatever_is_not_serving_is_not_serving(status: Any) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
 
-    assert await check(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is ReceiverHealth.NOT_SERVING
+    assert await check(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is expected
+    assert expected.holds
+    assert expected in HOLDING, "describe has words for it"
     await server.stop(None)
 
 

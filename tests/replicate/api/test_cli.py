@@ -6,12 +6,15 @@ import json
 from typing import Any
 
 import pytest
+import yaml as yaml_1_1
 from ruamel.yaml import YAML
 
 from app.cli.client import CommandFailure
 from app.controllog.codec import CopyingStatus
 from app.controllog.events import RouteDeleted, RoutePut, WorkloadPut
+from app.kernel.broker_throttle import BrokerThrottle
 from app.replicate.api.cli import _reset_as_foreseen
+from app.replicate.definition import RouteDefinition
 from tests.cli.shell import Shell
 from tests.cli.shell import shell as shell  # noqa: PLC0414 - the fixture
 from tests.replicate.api.test_rest import listed
@@ -44,6 +47,34 @@ def test_routes_are_planned_deployed_exported_and_pruned_like_workloads(shell: S
     assert isinstance(shell.fed.control.appended[-1], RouteDeleted)
 
 
+def test_an_export_is_the_same_definition_for_tools_of_yaml_1_1(shell: Shell) -> None:
+    topics = ["on", "no", "y", "1_000", "017", "2026-01-31"]
+    data = route(
+        "mirror",
+        "east",
+        "west",
+        *topics,
+        rename={"names": {"on": "off"}},
+        headers={"keep": ["1:30", "~", "="]},
+    )
+    shell.fed.apply(put_route(data))
+    exported = shell("config", "export").stdout
+    (read,) = yaml_1_1.safe_load_all(exported)
+    assert RouteDefinition.from_wire(read) == RouteDefinition.from_wire(data)
+    (shell.home / "all.yaml").write_text(yaml_1_1.safe_dump(read))
+    assert shell("config", "plan", "-f", str(shell.home / "all.yaml")).returncode == 0
+
+
+def test_a_key_that_a_tool_has_read_as_true_is_explained(shell: Shell) -> None:
+    data = route()
+    data["spec"] |= yaml_1_1.safe_load("on: {gap: stop}")  # a tool's data for a key on
+    (shell.home / "tool.yaml").write_text(yaml_1_1.safe_dump(data))
+    ended = shell("config", "validate", "-f", str(shell.home / "tool.yaml"))
+    assert ended.returncode == 3
+    assert "error: spec.true: unknown field" in ended.stderr
+    assert "-> YAML 1.1 reads on, yes and y as true: put that key in quotes; known here: " in ended.stderr
+
+
 def test_a_loop_ends_with_exit_code_3_within_files_and_5_with_running_routes(shell: Shell) -> None:
     ended = shell("config", "validate", "-f", shell.file(route(), route("back", "west", "east")))
     assert ended.returncode == 3
@@ -64,7 +95,10 @@ def flowing_route(shell: Shell) -> None:
     fed = shell.fed
     shell.fed.apply(put_route(route("mirror", "east", "west", "orders.*", exclude=["orders.test"])),
                     assigned(copying(0)))  # fmt: skip
-    fed.observe(beat(flowing(copying(0), delivered=7, trouble="\x1b[31mred"), url=fed.url))
+    throttles = [BrokerThrottle("west", "produce", 1_500)]
+    fed.observe(
+        beat(flowing(copying(0), delivered=7, trouble="\x1b[31mred", throttles=throttles), url=fed.url)
+    )
     listed(fed, "east", orders=1, orders_test=1, unrelated=1)
 
 
@@ -75,6 +109,7 @@ def test_a_route_is_described_with_its_topics_those_it_leaves_out_and_its_jobs(s
     shown = shell("route", "describe", "mirror")
     assert shown.returncode == 0, shown.stderr
     for part in ("east -> west: orders.*", "except: orders.test", "1 others of east match no entry",
+                 "throttled: the broker's quota delays produce requests to cluster west by 1,500 ms; raise ",
                  "excluded by 'orders.test'", "worker-a", "\\x1b[31mred"):  # fmt: skip
         assert part in shown.stdout, shown.stdout
     assert "\x1b" not in shown.stdout

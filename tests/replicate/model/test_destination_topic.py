@@ -51,6 +51,28 @@ def apply_plan(plan: TopicPlan, present: TopicState | None) -> TopicState:
     return TopicState(partitions, DEFAULTS | own, tuple(own))
 
 
+def test_settings_that_could_delete_records_of_others_stay_and_are_named() -> None:
+    source = topic(retention_ms="5000")
+    present = topic(cleanup_policy="compact", retention_ms="9000")
+
+    plan = plan_topic({"orders in east": source}, present, SYNC, is_own=False)
+
+    assert plan.alter == {}
+    (note,) = (note for note in plan.notes if "adopt" in note.remedy)
+    assert note.message == (
+        "it had records before a route wrote to it, so cleanup.policy stays compact (source: the default), "
+        "retention.ms stays 9000 (source: 5000)"
+    )
+    for sync, is_own in ((replace(SYNC, adopt=True), False), (SYNC, True)):
+        followed = plan_topic({"orders in east": source}, present, sync, is_own=is_own)
+        assert {name: followed.alter[name] for name in ("cleanup.policy", "retention.ms")} == {
+            "cleanup.policy": None, "retention.ms": "5000",
+        }  # fmt: skip
+    left = plan_topic({"orders in east": source}, present,
+                      replace(SYNC, leave=("cleanup.policy", "retention.ms")), is_own=False)  # fmt: skip
+    assert not any("adopt" in note.remedy for note in left.notes), "what people keep by hand needs no words"
+
+
 def test_a_missing_topic_is_created_like_its_source() -> None:
     source = topic(12, cleanup_policy="compact", min_insync_replicas="2", max_message_bytes="5000000",
                    message_timestamp_type="LogAppendTime")  # fmt: skip

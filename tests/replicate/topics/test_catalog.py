@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from app.controllog.events import AnyControlEvent, Claim, Released, RouteDeleted
+from app.controllog.events import AnyControlEvent, Claim, DestinationTopic, Released, RouteDeleted
 from app.controllog.state import ControlState
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterSpec
@@ -23,6 +23,7 @@ from app.kafka.client.topics import INVALID_NAME, TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from app.placement.model.round import GONE
+from app.replicate.api.foreseen_topics import foresee_topics
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.copy_graph import OtherRegions
 from app.replicate.model.route import RENAME
@@ -32,7 +33,7 @@ from app.worker.catalog import Catalog
 from app.worker.jobs import topic_inventory
 from app.worker.jobs.topic_inventory import ClusterTopics
 from app.worker.readable_definitions import ReadableDefinitions
-from tests.kafka.conftest import write
+from tests.kafka.conftest import producing, write
 from tests.web.runtime_fake import Alone, assigned, put_route, route
 
 PATIENCE_S = 150.0
@@ -52,7 +53,7 @@ class TwoClusters:
             "east-vip": ClusterSpec("east-vip", (yard.bootstrap("east-regional"),)),  # another name of east
         }
         self.clusters = DataClusters(specs, self._nowhere, ByteBudget(1 << 20))
-        self.made: list[tuple[str, str]] = []
+        self.events: list[AnyControlEvent] = []
         self.other_regions = OtherRegions()
         self.restart()
 
@@ -72,6 +73,7 @@ class TwoClusters:
     async def append(self, *events: AnyControlEvent) -> int:
         for event in events:
             assert self.view.apply(event)
+            self.events.append(event)
         return 0
 
     def name(self, topic: str) -> str:
@@ -86,6 +88,11 @@ class TwoClusters:
         settings = {name.replace("_", "."): value for name, value in config.items()}
         client = (await self.clusters.get(cluster)).client
         await ensure_topics(client, [TopicSpec(topic, partitions, config=settings)])
+
+    async def fill(self, topic: str) -> None:
+        """Writes a record to a destination topic."""
+        async with producing(self.clusters.specs["west"].bootstrap[0]) as producer:
+            await producer.send_and_wait(topic, b"value", key=b"key")
 
     async def jobs(self) -> dict[str, set[int]]:
         """ "route topic" -> partitions of the jobs."""
@@ -112,6 +119,32 @@ class TwoClusters:
         found = (await describe(client, [topic]))[topic]
         assert not isinstance(found, Exception), found
         return await client.partitions(topic), {name: found.config[name] for name in found.own}
+
+    def changes(self, topic: str) -> list[tuple[str, str | None, str | None]]:
+        """The recorded changes of a destination topic, in their order."""
+        return [
+            change
+            for event in self.events
+            if isinstance(event, DestinationTopic) and event.topic == topic
+            for change in event.changes
+        ]
+
+    async def until_set(self, topic: str, name: str, value: str | None) -> None:
+        """Runs the leader's rounds until the destination topic has this setting of its own; None: none."""
+        until_s = time.monotonic() + PATIENCE_S
+        while (found := (await self.topic("west", topic))[1]).get(name) != value:
+            assert time.monotonic() < until_s, (found, self.incidents)
+            await self.jobs()
+
+    async def settle(self) -> None:
+        """Runs rounds until the leader has read both clusters twice more."""
+        inventories = [self.catalog.routes._topics[cluster] for cluster in ("east", "west")]
+        for _ in range(2):
+            began_s, until_s = time.monotonic(), time.monotonic() + PATIENCE_S
+            while any(topics.read_at_s < began_s for topics in inventories):
+                assert time.monotonic() < until_s
+                await self.jobs()
+                await asyncio.sleep(0.01)
 
     async def delete(self, cluster: str, topic: str) -> None:
         admin = AIOKafkaAdminClient(**self.clusters.specs[cluster].aiokafka_options())
@@ -157,6 +190,134 @@ async def test_topics_are_found_created_like_the_source_expanded_and_configured_
     while not await followed():
         assert time.monotonic() < until_s
     assert two.incidents == []
+
+
+async def test_a_topic_with_records_of_others_keeps_its_retention_until_the_route_adopts_it(
+    two: TwoClusters,
+) -> None:
+    orders = two.name("orders")
+    await two.make("east", orders, 2, segment_ms="3600000")
+    await two.make("west", orders, 1, cleanup_policy="compact", retention_ms="3600000")
+    await two.fill(orders)
+    await two.deploy("mirror", orders)
+    await two.until({"mirror orders": {0, 1}})
+    await two.settle()
+    await two.until_set(orders, "segment.ms", "3600000")
+    assert (await two.topic("west", orders))[1] == {
+        "cleanup.policy": "compact", "retention.ms": "3600000", "segment.ms": "3600000",
+    }  # fmt: skip
+    assert two.changes(orders) == [("partitions", "1", "2"), ("segment.ms", "604800000", "3600000")]
+    ((kind, subject, message, remedy),) = two.incidents
+    assert (kind, subject) == ("route-topic", "mirror")
+    assert message == (
+        f"topic {orders} in west: it had records before a route wrote to it, so cleanup.policy stays compact "
+        "(source: the default), retention.ms stays 3600000 (source: the default)"
+    )
+    assert remedy.startswith("write sync.adopt: true to let the route change them, which may delete records")
+    topics = two.catalog.routes.topics_of("mirror")
+    assert topics is not None
+    assert topics.row(orders)["why"].endswith(f"{message.partition(': ')[2]}; {remedy}")
+
+    # Neither another leader nor another route that has copied meanwhile takes the records for copies.
+    await two.fill(orders)
+    two.restart()
+    await two.append(RouteDeleted(at_ms=0, key="mirror", actor="me"))
+    await two.deploy("next", orders)
+    await two.until({"next orders": {0, 1}})
+    await two.settle()
+    assert (await two.topic("west", orders))[1]["cleanup.policy"] == "compact"
+
+    await two.deploy("next", orders, sync={"adopt": True})
+    await two.until_set(orders, "cleanup.policy", None)
+    await two.until_set(orders, "retention.ms", None)
+    assert two.changes(orders)[2:] == [("cleanup.policy", "compact", None), ("retention.ms", "3600000", None)]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_topic_that_was_empty_or_missing_follows_its_source_also_once_it_has_copies(
+    two: TwoClusters, is_there: bool
+) -> None:
+    orders = two.name("orders")
+    await two.make("east", orders, 1)
+    if is_there:
+        await two.make("west", orders, 1, cleanup_policy="compact")
+    await two.deploy("mirror", orders)
+    await two.until({"mirror orders": {0}})
+    await two.until_set(orders, "cleanup.policy", None)
+    await two.fill(orders)
+    two.restart()
+    await two.append(RouteDeleted(at_ms=0, key="mirror", actor="me"))
+    await two.deploy("next", orders)
+    east = (await two.clusters.get("east")).client
+    assert await alter(east, {orders: {"cleanup.policy": "compact"}}) == {}
+    await two.until_set(orders, "cleanup.policy", "compact")
+    assert two.changes(orders)[-1] == ("cleanup.policy", "delete", "compact")
+    assert two.incidents == []
+
+
+async def test_a_topic_that_somebody_recreated_with_records_is_not_taken_for_the_routes_own(
+    two: TwoClusters,
+) -> None:
+    orders = two.name("orders")
+    await two.make("east", orders, 1)
+    await two.deploy("mirror", orders)
+    await two.until({"mirror orders": {0}})
+    await two.settle()
+    await two.delete("west", orders)
+    west = (await two.clusters.get("west")).client
+    until_s = time.monotonic() + PATIENCE_S
+    while await west.partitions(orders) is not None:
+        assert time.monotonic() < until_s
+        await asyncio.sleep(0.02)
+    await two.make("west", orders, 1, cleanup_policy="compact")
+    await two.fill(orders)
+    await two.rounds(lambda _: any("cleanup.policy stays compact" in one[2] for one in two.incidents))
+    assert (await two.topic("west", orders))[1]["cleanup.policy"] == "compact"
+
+
+async def test_a_deployment_foresees_each_topic_that_is_created_grown_or_altered_and_each_that_keeps_settings(
+    two: TwoClusters,
+) -> None:
+    new, theirs = two.name("new"), two.name("theirs")
+    await two.make("east", new, 3, retention_ms="3600000")
+    await two.make("east", theirs, 2, segment_ms="3600000")
+    await two.make("west", theirs, 1, cleanup_policy="compact")
+    await two.fill(theirs)
+    api: Any = SimpleNamespace(
+        away_until_s={},
+        runtime=SimpleNamespace(clusters=two.clusters, control=SimpleNamespace(view=two.view)),
+    )
+
+    async def topics_at(cluster: str) -> dict[str, int]:
+        return await (await two.clusters.get(cluster)).client.topics()
+
+    async def foreseen(**spec: Any) -> tuple[list[tuple[Any, ...]], list[str]]:
+        definition = RouteDefinition.model_validate(route("mirror", "east", "west", new, theirs, **spec))
+        found = await foresee_topics(api, definition, [], topics_at)
+        assert {change["cluster"] for change in found.changes} == {"west"}
+        rows = [(c["action"], c["topic"], c["setting"], c["old"], c["new"]) for c in found.changes]
+        return [
+            row for row in rows if row[2] not in {"max.message.bytes", "min.insync.replicas"}
+        ], found.notes
+
+    created = [
+        ("create", new, "partitions", None, "3"),
+        ("create", new, "message.timestamp.type", None, "CreateTime"),
+        ("create", new, "retention.ms", None, "3600000"),
+    ]
+    grown = ("grow", theirs, "partitions", "1", "2")
+    altered = ("alter", theirs, "segment.ms", "604800000", "3600000")
+    changes, (note,) = await foreseen()
+    assert changes == [*created, grown, altered]
+    assert note.startswith(
+        f"topic {theirs} in west: it had records before a route wrote to it, so cleanup.policy"
+    )
+    changes, notes = await foreseen(sync={"adopt": True})
+    assert (changes, notes) == (
+        [*created, grown, ("alter", theirs, "cleanup.policy", "compact", None), altered],
+        [],
+    )
+    assert await (await two.clusters.get("west")).client.partitions(new) is None, "nothing was made"
 
 
 async def test_jobs_of_dropped_and_of_deleted_topics_end(two: TwoClusters) -> None:

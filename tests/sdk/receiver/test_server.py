@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import re
+import signal
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,9 +16,11 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from app.dispatch.push.health import ReceiverHealth, check
 from app.dispatch.push.metadata import MetadataTemplate
 from app.dispatch.push.unary import CallResult
 from switchyard.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
+from switchyard.receiver.addresses import listening_address
 from switchyard.receiver.verdicts import MAX_REASON_CHARS
 from tests.dispatch.push.conftest import CallTo
 from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD
@@ -30,6 +37,15 @@ OK, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, U
 METADATA = MetadataTemplate("orders", "billing", 0).build(0, None, [], 0, 0, 1)
 
 Deliver = Callable[..., Any]
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as tried:
+            tried.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -300,9 +316,75 @@ async def test_the_health_service_says_serving(receiver: Receiver) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_port_in_use_is_an_error(receiver: Receiver) -> None:
-    with pytest.raises(RuntimeError, match="bind"):
-        await Receiver(port=await receiver.start()).start()
+async def test_a_port_in_use_is_an_error_that_names_it_and_the_remedy(receiver: Receiver) -> None:
+    port = await receiver.start()
+    with pytest.raises(RuntimeError) as met:
+        await Receiver(port=port).start()
+    assert str(met.value) == (
+        f"cannot listen on 127.0.0.1:{port}: another process listens there; stop that process, or choose "
+        "another port (0: a free one)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "words"),
+    [
+        (
+            "203.0.113.7",
+            0,
+            "203.0.113.7:0: no network interface of this host has that address; listen on 0.0.0.0 or",
+        ),
+        ("127.0.0.1", 70_000, "127.0.0.1:70000: that is no port; choose one from 0 (a free one) to 65535"),
+        ("no such host", 0, "no such host:0: the name 'no such host' does not resolve ("),
+    ],
+)
+async def test_an_address_that_cannot_be_listened_on_is_named_with_reason_and_remedy(
+    host: str, port: int, words: str
+) -> None:
+    with pytest.raises(RuntimeError, match=re.escape(f"cannot listen on {words}")):
+        await Receiver(host, port).start()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
+@pytest.mark.parametrize("host", ["::", "::1", "[::1]"])
+async def test_a_receiver_listens_on_an_ipv6_address(host: str) -> None:
+    started = Receiver(host)
+    port = await started.start()
+    assert await check(f"[::1]:{port}", timeout_s=ENOUGH_S) is ReceiverHealth.SERVING
+    await started.stop(0)
+
+
+def test_an_ipv6_address_is_written_in_brackets_and_others_as_they_are() -> None:
+    addresses = [listening_address(host, 1) for host in ("::", "[::]", "fe80::1%eth0", "10.0.0.1", "name")]
+    assert addresses == ["[::]:1", "[::]:1", "[fe80::1%eth0]:1", "10.0.0.1:1", "name:1"]
+
+
+def test_a_receiver_runs_in_a_thread_without_the_programs_signals_until_it_is_shut_down() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    errors: list[threading.ExceptHookArgs] = []
+    ports: queue.Queue[int] = queue.Queue()
+    receiver = Receiver()
+    thread = threading.Thread(target=lambda: asyncio.run(receiver.serve(ports.put)), daemon=True)
+    hook, threading.excepthook = threading.excepthook, errors.append
+    try:
+        thread.start()
+        address = f"127.0.0.1:{ports.get(timeout=ENOUGH_S)}"
+        assert asyncio.run(check(address, timeout_s=ENOUGH_S)) is ReceiverHealth.SERVING
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+        receiver.shutdown()
+        thread.join(ENOUGH_S)
+        assert not thread.is_alive()
+        assert asyncio.run(check(address, timeout_s=ENOUGH_S)) is ReceiverHealth.UNREACHABLE
+        second = threading.Thread(
+            target=receiver.run, daemon=True
+        )  # it may run again, and end before it began
+        receiver.shutdown()
+        second.start()
+        second.join(ENOUGH_S)
+        assert not second.is_alive()
+    finally:
+        threading.excepthook = hook
+    assert errors == []
 
 
 async def test_more_calls_at_once_than_allowed_are_turned_away_as_overload(call_to: CallTo) -> None:

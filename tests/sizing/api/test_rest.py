@@ -157,7 +157,7 @@ def test_a_list_of_sizes_is_paged(console: Console) -> None:
 @pytest.mark.parametrize(("throttled", "needed"), [(0.0, 2), (0.02, 2), (0.49, 4)])
 def test_a_throttled_fleet_does_not_shrink(console: Console, throttled: float, needed: int) -> None:
     flow(console)
-    throttles = msgspec.structs.replace(heartbeat(busy(job(0)), busy(job(1))), throttled=throttled)
+    throttles = msgspec.structs.replace(heartbeat(busy(job(0)), busy(job(1))), cpu_throttled=throttled)
     console.fed.observe(throttles)
     for worker in ("w2", "w3", "w4"):
         console.fed.observe(heartbeat(worker=worker))

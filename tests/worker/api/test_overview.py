@@ -151,9 +151,9 @@ def test_a_worker_that_said_goodbye_is_listed_for_half_a_minute() -> None:
 
 
 def test_a_throttled_worker_is_shown_as_one() -> None:
-    heard = {"a": (10.0, msgspec.structs.replace(beat(worker="a"), throttled=0.49))}
+    heard = {"a": (10.0, msgspec.structs.replace(beat(worker="a"), cpu_throttled=0.49))}
     (shown,) = overview.workers(state_of(), heard, ["a"], 10.0)
-    assert shown["throttled"] == 0.49
+    assert shown["cpu_throttled"] == 0.49
 
 
 def test_an_empty_region_has_no_lag_and_an_unmeasured_one_has_an_unknown_lag() -> None:

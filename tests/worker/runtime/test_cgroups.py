@@ -166,18 +166,18 @@ def watched(root: Path, *, seconds: int, throttled_a_second: int) -> ContainerWa
 
 
 def test_periods_that_used_their_quota_up_are_counted(tmp_path: Path) -> None:
-    assert watched(tmp_path, seconds=20, throttled_a_second=5).throttled == 0.5
+    assert watched(tmp_path, seconds=20, throttled_a_second=5).cpu_throttled == 0.5
 
 
 def test_a_container_that_is_never_throttled_is_not(tmp_path: Path) -> None:
-    assert watched(tmp_path, seconds=20, throttled_a_second=0).throttled == 0
+    assert watched(tmp_path, seconds=20, throttled_a_second=0).cpu_throttled == 0
 
 
 def test_throttling_ends_with_the_quota(tmp_path: Path) -> None:
     watch = watched(tmp_path, seconds=20, throttled_a_second=5)
     in_v2(tmp_path).v2("", cpu="max 100000")
     watch.see(sample_container(tmp_path), 21.0)
-    assert (watch.throttled, watch.limits.cpu_cores) == (0, CORES)
+    assert (watch.cpu_throttled, watch.limits.cpu_cores) == (0, CORES)
 
 
 def test_a_worker_has_the_capacity_of_its_container(tmp_path: Path) -> None:

@@ -245,6 +245,7 @@ function activityPage(list) {
     moving: () => (a.move ? `${a.key} is paused to be moved to cluster ${a.to} by ${a.actor}` : `the move of ${a.key} was given up by ${a.actor}`),
     begun: () => `the start of ${a.key} was recorded`,
     paused: () => `${a.partition < 0 ? "all" : `partition ${a.partition}`} of ${a.key} ${a.paused ? "paused" : "resumed"} by ${a.actor}`,
+    "destination-topic": () => `topic ${a.topic} in ${a.cluster} changed for route ${a.routes.join(", ")}: ${a.changes.map(([name, old, now]) => `${name} ${old === null ? "" : `from ${old} to `}${now ?? "the default"}`).join(", ")}`,
     "operator-act": () => `${a.action} of ${a.subject} by ${a.actor}: ${a.detail}`,
   })[a.event]?.() ?? a.event;
   return [el("h1", {}, "Activity"), table("Activity", [["When"], ["What", "wrap"], ["Counted"]], list.items.map((a) => [clock(a.at_ms), what(a), a.counted ? "" : pill("refused", "warn")]), "Nothing yet.")];

@@ -4,18 +4,18 @@ import { clock, duration, el, number, pill, state, table } from "./dom.js";
 
 // The bounds of a workload in short words; the sentence with numbers comes from the worker.
 const WORDS = {
-  worker: ["bad", "no worker runs it"], lease: ["bad", "the worker may not act"], health: ["bad", "the receiver's health check says NOT_SERVING"],
+  worker: ["bad", "no worker runs it"], lease: ["bad", "the worker may not act"], health: ["bad", "the receiver's health check does not say SERVING"],
   breaker: ["bad", "the receiver is away or overloaded"], "dead-letters": ["bad", "messages fail, and no more may be dead-lettered now"], copying: ["warn", "copies to a retry topic or the dead letter queue"], paused: ["warn", "an operator paused it, or another region may have it"], "head-of-line": ["bad", "one message blocks its partition"],
-  rate: ["warn", "the definition's rate"], throttled: ["bad", "the CPU quota of the worker's container"], "slow-start": ["warn", "the receiver has just come back"], limit: ["warn", "the receiver has as much as it can take"],
+  rate: ["warn", "the definition's rate"], cpu: ["bad", "the CPU quota of the worker's container"], "slow-start": ["warn", "the receiver has just come back"], limit: ["warn", "the receiver has as much as it can take"],
   credit: ["warn", "the receiver asks for no more"], tracker: ["warn", "tracker.capacity"], order: ["warn", "the order of keys"],
-  memory: ["warn", "the worker's memory"], "catch-up": ["warn", "a backlog beside the latest"], fetch: ["", "reading from Kafka"],
+  memory: ["warn", "the worker's memory"], "catch-up": ["warn", "a backlog beside the latest"], fetch: ["", "reading from Kafka"], throttled: ["warn", "the broker's quota delays reading"],
   delay: ["", "messages wait for their time"], backoff: ["warn", "failed messages wait for their next attempt"], hibernated: ["", "nothing to do: it sleeps"], passive: ["", "another region runs it"], none: ["good", "nothing"],
 };
 export const bound = (word) => el("span", { class: `pill ${WORDS[word]?.[0] ?? ""}`, title: WORDS[word]?.[1] ?? word }, word);
 const grave = (word) => WORDS[word]?.[0] === "bad";
 export const share = (value) => (value === null || value === undefined ? "–" : `${(value * 100).toFixed(value && value < 0.1 ? 2 : 0)} %`);
 export const bytes = (n) => (n < 1024 ? `${Math.round(n)} B` : n < 1048576 ? `${(n / 1024).toFixed(0)} KiB` : n < 1073741824 ? `${(n / 1048576).toFixed(1)} MiB` : `${(n / 1073741824).toFixed(1)} GiB`);
-const HEALTH = { serving: ["good", "serving"], "not-serving": ["bad", "not serving"], unimplemented: ["", "says nothing"], unreachable: ["warn", "unreachable"] };
+const HEALTH = { serving: ["good", "serving"], "not-serving": ["bad", "not serving"], unknown: ["bad", "answers UNKNOWN"], "service-unknown": ["bad", "answers SERVICE_UNKNOWN"], unimplemented: ["", "says nothing"], unreachable: ["warn", "unreachable"] };
 
 function facts(entries) {
   return el("dl", { class: "facts" }, entries.filter(([, value]) => value !== "" && value !== null).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));

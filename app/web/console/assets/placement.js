@@ -29,8 +29,8 @@ export function clockWords(w) {
 // A container whose CPU quota is used up so often that its worker is slow (THROTTLED in app/kernel/load.py).
 const THROTTLED = 0.1;
 function throttledPill(w) {
-  if (w.state === "dead" || w.state === "stopped" || (w.throttled ?? 0) < THROTTLED) return "";
-  const words = `its CPU quota was used up in ${(w.throttled * 100).toFixed(0)} % of the last minute's periods`;
+  if (w.state === "dead" || w.state === "stopped" || (w.cpu_throttled ?? 0) < THROTTLED) return "";
+  const words = `its CPU quota was used up in ${(w.cpu_throttled * 100).toFixed(0)} % of the last minute's periods`;
   return [" ", el("span", { title: words }, pill("throttled", "bad"))];
 }
 

@@ -111,6 +111,7 @@ export function routePage(r, topics, speed, { lagTime, pauses, tiles, where }) {
     s.paused ? el("div", { class: "note" }, "Paused: nothing is copied until it is resumed. Positions stay.") : "",
     s.lost ? el("p", {}, lost(s), " Its source had dropped these offsets before they were copied: lengthen the topic's retention.") : "",
     s.limited ? el("div", { class: "note" }, "Its limits hold it back: spec.limits, its own, or routes of a higher priority on the same worker.") : "",
+    ...(s.throttled ?? []).map((words) => el("div", { class: "note" }, `Throttled: ${words}.`)),
     ...needsSomebody(r), s.halted || s.stuck ? "" : s.troubles.map((trouble) => el("div", { class: "note" }, trouble)),
     el("h2", {}, "Topics"), ...topicsSection(topics, s.from),
     el("h2", {}, "Partitions"), table("Partitions", columns, rows, "Nothing is copied yet."),

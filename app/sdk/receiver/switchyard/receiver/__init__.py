@@ -1,6 +1,6 @@
 """The receiver SDK: write a handler and return a verdict, without a Kafka client.
 
-    receiver = Receiver(port=8443)
+    receiver = Receiver(host="0.0.0.0", port=8443)
 
     @receiver.on(topic="orders", group="billing")
     async def charge(message: Message) -> Ack | Retry | Stash | Skip | None:
@@ -25,6 +25,9 @@ should not block. An asynchronous handler is one task for each message, at most 
 measure (`switchyard.receiver.interceptors`). A tombstone has an empty `value` and `message.tombstone`. If
 other regions share the workload, `message.role` says whether the sending region is the primary one, and under
 which epoch.
+
+Beside a web server, start and stop the receiver in its event loop (`await receiver.start()`, `await
+receiver.stop()`). Or call `receiver.run` in a thread, and end it by `receiver.shutdown()`.
 
 The package needs grpcio and protobuf only: neither Faust nor Kafka.
 """

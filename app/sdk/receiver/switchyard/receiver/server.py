@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from switchyard.receiver.addresses import is_port, listening_address, why_not_bound
 from switchyard.receiver.admission import AdmissionWindow, TaskGate
 from switchyard.receiver.interceptors import HandlerChain, Interceptor, Outcome
 from switchyard.receiver.stream_service import METHOD, StreamSide
@@ -60,7 +62,7 @@ class Receiver:
     """A gRPC server with one handler for each (group, topic).
 
     Args:
-        host: The address to listen on.
+        host: The address to listen on. The default serves this host only; "0.0.0.0" or "::" serves others.
         port: The port to listen on; 0: a free one.
         max_concurrent: Calls at once; more are refused. A stream counts as one call.
         window: Deliveries in flight on a stream.
@@ -100,6 +102,8 @@ class Receiver:
         self._stream = StreamSide(self._routes, window_limits, TaskGate(max_tasks)) if stream else None
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: aio.Server | None = None
+        self._serving: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._shut_down = False
 
     def on(self, *, topic: str, group: str, method: str | None = None) -> Callable[[Handler], Handler]:
         """Decorates the handler of a topic's messages for a group. `method`: the gRPC method of unary calls.
@@ -160,16 +164,22 @@ class Receiver:
         """Starts to listen; returns the port.
 
         Raises:
-            RuntimeError: The address cannot be bound.
+            RuntimeError: It cannot listen on the address; the message says why, and what to do.
         """
-        self._server = aio.server(maximum_concurrent_rpcs=self._max_concurrent, options=self._options)
-        self._server.add_generic_rpc_handlers((_Generic(self._unary, self._stream),))
+        server = aio.server(maximum_concurrent_rpcs=self._max_concurrent, options=self._options)
+        server.add_generic_rpc_handlers((_Generic(self._unary, self._stream),))
         for service in ("", SERVICE) if self._stream else ("",):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self.port = self._server.add_insecure_port(f"{self.host}:{self.port}")
-        await self._server.start()
-        return self.port
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        address, port = listening_address(self.host, self.port), 0
+        if is_port(self.port):  # gRPC listens on 4464 instead of 70,000
+            with contextlib.suppress(RuntimeError):  # it names no reason
+                port = server.add_insecure_port(address)
+        if not port:
+            raise RuntimeError(f"cannot listen on {address}: {why_not_bound(self.host, self.port)}")
+        self.port, self._server = port, server
+        await server.start()
+        return port
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Reports NOT_SERVING, refuses new messages, and waits at most `grace_s` for the others."""
@@ -189,18 +199,40 @@ class Receiver:
         return self._unary.active + (self._stream.active if self._stream is not None else 0)
 
     def run(self) -> None:
-        """Serves until SIGTERM or SIGINT."""
+        """Serves until SIGTERM, SIGINT or `shutdown`. In a thread other than the main one, signals stay with
+        the program, and only `shutdown` ends it.
+
+        Raises:
+            RuntimeError: As `start`.
+        """
         asyncio.run(self.serve())
 
+    def shutdown(self) -> None:
+        """Has `run` or `serve` stop as at SIGTERM. Any thread may call it; it returns at once."""
+        self._shut_down = True
+        if self._serving is not None:
+            loop, stop = self._serving
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                loop.call_soon_threadsafe(stop.set)
+
     async def serve(self, started: Callable[[int], None] = lambda port: None) -> None:
-        """Serves until SIGTERM or SIGINT. Calls `started` with the port."""
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        started(await self.start())
-        await stop.wait()
-        await self.stop()
+        """As `run`, in the present event loop. Calls `started` with the port.
+
+        It takes the signals of the main thread. Beside a server that needs them, call `start` and `stop`.
+        """
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        self._serving = loop, stop
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with contextlib.suppress(NotImplementedError):
+                    loop.add_signal_handler(number, stop.set)
+        try:
+            started(await self.start())
+            if not self._shut_down:
+                await stop.wait()
+            await self.stop()
+        finally:
+            self._serving, self._shut_down = None, False
 
     def handles(self, topic: str, group: str) -> bool:
         """Whether the topic has a handler for the group."""
