@@ -370,6 +370,7 @@ AnyControlEvent = (
 )
 ALL = -1
 SHOWN = 20  # workloads of a run that people see
+SHOWN_CHARS = 16_384  # of a definition; the activity keeps thousands of events in memory
 
 
 def deletion_of(event: DefinitionPut | DefinitionDeleted) -> type[AnyDeleted]:
@@ -452,7 +453,10 @@ def is_activity(event: AnyControlEvent) -> bool:
 
 
 def for_people(event: AnyControlEvent) -> AnyControlEvent:
-    """The event without large parts: an offset for every partition, or the whole of a plan."""
+    """The event without large parts: an offset for every partition, a large `spec`, the whole of a plan."""
     if isinstance(event, FailoverRun):
         return msgspec.structs.replace(event, plan=None, workloads=event.workloads[:SHOWN])
+    if isinstance(event, DefinitionPut) and len(str(event.definition)) > SHOWN_CHARS:
+        head = {name: part for name, part in event.definition.items() if name != "spec"}
+        event = msgspec.structs.replace(event, definition=head)
     return msgspec.structs.replace(event, begun=None) if isinstance(event, WorkloadPut) else event

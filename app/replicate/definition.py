@@ -20,7 +20,7 @@ from typing import Annotated, Literal, NamedTuple
 from annotated_types import Ge, Len
 from pydantic import BeforeValidator, Field, Strict, model_validator
 
-from app.config.definition_base import Definition
+from app.config.definition_base import Definition, added
 from app.config.fields import DAY_S, MAX_LISTED, Label, Model, Name, Rate
 from app.config.quantities import Duration, Size, duration_within
 from app.kernel.job import MAX_TOPIC_CHARS, JobId, Kind
@@ -163,7 +163,7 @@ class Sync(Model):
     create: bool = True
     partitions: bool = True
     configuration: bool = True
-    adopt: bool = False
+    adopt: bool = added(False)
     leave: Annotated[tuple[Label, ...], Len(0, MAX_LISTED)] = ()
     replication: Annotated[int, Strict()] | None = Field(None, ge=1, le=100)
     on_smaller_limits: Smaller = Field("divide", alias="onSmallerLimits")

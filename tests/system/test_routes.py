@@ -218,7 +218,7 @@ def test_a_plan_the_activity_and_the_description_show_the_changes_of_destination
         {"action": "grow", "workload": f"topic {topic_name} in {TARGET}", "field": "partitions", "old": "1",
          "new": "2"},
     ]  # fmt: skip
-    kept = "it had records before a route wrote to it, so cleanup.policy stays compact"
+    kept = "it has records, and Switchyard did not see it empty, so cleanup.policy stays compact"
     assert f"warning: route mirror: topic {topic_name} in {TARGET}: {kept}" in planned.stderr
     assert "write sync.adopt: true" in planned.stderr
     done = config_command(worker, file, "deploy", "--execute", "--yes")

@@ -157,8 +157,11 @@ def _current(client: Client) -> _Current:
     for kind in KINDS:
         for item in _listed(client, kind):
             key = item["key"] if len(kind.named_by) > 1 else kind.prefix + item["name"]
-            if not item.get("made_by"):
-                _read(kind, key, item["definition"], item["etag"], found)
+            if item.get("made_by"):
+                continue
+            if "definition" not in item:  # a worker of a release whose lists have none
+                item = client.ask("GET", kind.path(key))  # noqa: PLW2901
+            _read(kind, key, item["definition"], item["etag"], found)
     return found
 
 
@@ -255,8 +258,9 @@ def _foresee(client: Client, planned: DefinitionsPlan, take_over: bool) -> Fores
                 raise failure.of(change.name) from failure
             continue
         found.doubts.extend(f"{change.name}: {doubt}" for doubt in answer.get("doubts", ()))
-        found.topics.extend(topic for topic in answer.get("topics", ()) if topic not in found.topics)
-    return found
+        found.topics.extend(answer.get("topics", ()))
+    unique = {tuple(sorted(topic.items())): topic for topic in found.topics}
+    return found._replace(topics=[*unique.values()])
 
 
 def _show(planned: DefinitionsPlan, output: str) -> None:

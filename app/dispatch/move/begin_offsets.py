@@ -9,6 +9,7 @@ Rules (tests/dispatch/move/test_mover.py)
    timestamps need not rise, so it adds the records there behind the start that are older, or that have the
    log's time. What there was no time to read counts too.
 4. Where the copies have not come so far, all finished messages of the source count: they may still be copied.
+   Where the source has deleted finished ones of that time, all that is there behind the start counts.
 5. The ends there are read before the times, so that messages copied there in between lie behind them.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiokafka.errors import KafkaError
 
@@ -50,12 +52,17 @@ class BeginOffset:
 
 @dataclass(frozen=True, slots=True)
 class BeginOffsets:
-    """`again`: of all partitions; `logged`: how many offsets the topic has there."""
+    """`logged`: how many offsets the topic has there. `is_behind`: copies have not come to the time of a
+    partition's start."""
 
     partitions: list[BeginOffset]
-    again: int
     logged: int
     complete: bool
+    is_behind: bool
+
+    @property
+    def again(self) -> int:
+        return sum(begin.again for begin in self.partitions)
 
     @property
     def offsets(self) -> list[int]:
@@ -138,10 +145,11 @@ async def find_begin_offsets(
     older, complete = await _count_older(target, topic, spans, since, report_progress, within_s)
 
     is_paired = len(sources) == partitions
-    of_sources = since if is_paired else [next((t for t in since if t is not None), None)] * len(sources)
+    in_time = [since[p] for p in range(partitions) if p not in exact and since[p] is not None]
+    of_sources = since if is_paired else [next(iter(in_time), None)] * len(sources)
     newer = await _count_newer(source, topic, sources, of_sources)
     begins: list[BeginOffset] = []
-    for p, (first, _) in enumerate(logs):
+    for p, (first, last) in enumerate(logs):
         partners = [sources[p]] if is_paired else sources
         finished = sum(one.position - one.start + one.finished_above for one in partners)
         if (answer := exact.get(p)) is not None:
@@ -151,15 +159,23 @@ async def find_begin_offsets(
             again = finished if reread is None else answer.next_offset - begin + reread + above
         else:
             begin, by = by_time[p], TIME
-            is_reached = since[p] is not None and begins_by_time[p] is not None
-            counted = sum(newer[one.partition] for one in partners) + older.get(p, 0)
-            again = counted if all_read and is_reached else finished
+            counts = [newer[one.partition] for one in partners]
+            again = older.get(p, 0) + sum(count.messages for count in counts)
+            if not all_read or begins_by_time[p] is None:  # rule 4
+                again = finished
+            if since[p] is None or any(count.is_cut for count in counts):
+                again = max(again, last - begin)
         begins.append(BeginOffset(begin, again, since[p], by))
-    again = sum(begin.again for begin in begins)
-    if not is_paired:  # each source counts for every partition there
-        most = sum(one.position - one.start + one.finished_above for one in sources)
-        again = min(again, most + sum(older.values()))
-    return BeginOffsets(begins, again, sum(last - first for first, last in logs), complete)
+    is_behind = any(begins_by_time[p] is None for p in spans)
+    return BeginOffsets(begins, sum(last - first for first, last in logs), complete, is_behind)
+
+
+class _Newer(NamedTuple):
+    """Finished messages of a source that are not older than a time. `is_cut`: its log, which begins with one,
+    has deleted earlier ones."""
+
+    messages: int
+    is_cut: bool
 
 
 async def _count_older(
@@ -187,10 +203,11 @@ async def _count_older(
 
 async def _count_newer(
     client: ClusterClient, topic: str, sources: Sequence[SourcePartition], since: Sequence[int | None]
-) -> list[int]:
-    """At most how many finished messages of each source are not older than its time."""
-    firsts = await at_times(client, topic, since)
-    return [
-        source.finished_above + (0 if first is None else max(0, source.position - max(source.start, first)))
-        for source, first in zip(sources, firsts, strict=True)
-    ]
+) -> list[_Newer]:
+    """Upper limits, because later messages may be older."""
+    counts = []
+    for source, found in zip(sources, await at_times(client, topic, since), strict=True):
+        first = source.position if found is None else max(source.start, found)
+        is_cut = found is not None and 0 < source.start >= first
+        counts.append(_Newer(source.finished_above + max(0, source.position - first), is_cut))
+    return counts

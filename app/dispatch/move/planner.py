@@ -95,7 +95,7 @@ class MoveView:
             "key": request.key, "from": path.workload.metadata.cluster, "to": request.to,
             "margin_ms": request.margin_ms, "partitions": self.begins.rows(self.sources),
             "complete": self.complete, "again": self.begins.again, "logged": self.begins.logged,
-            "needs_force": self.needs_force,
+            "behind": self.begins.is_behind, "needs_force": self.needs_force,
             "unfinished": sum(source.unfinished for source in self.sources),
             "waiting": retry, "left_there": self.left_there,
             "dlq": {"offsets": _sum(self.letters), "action": "copy" if request.letters else "leave"},
@@ -105,10 +105,11 @@ class MoveView:
 def check_repetitions(plan: JsonObject, request: MoveRequest) -> None:
     """Raises OperationRefused: rule 2, for a plan as `MoveView.to_json` gives it."""
     if plan["needs_force"] and not request.force:
+        remedy = "wait until the copies there have caught up" if plan["behind"] else "choose a smaller margin"
         raise OperationRefused(
             f"up to {plan['again']} finished messages of {request.key} would be delivered again, more than "
-            f"{MOST_AGAIN:.0%} of the {plan['logged']} in {request.to}; nothing was moved. Choose a smaller "
-            "margin, or move with --force if its receivers can take them"
+            f"{MOST_AGAIN:.0%} of the {plan['logged']} in {request.to}; nothing was moved: {remedy}, or move "
+            "with --force if its receivers can take them"
         )
 
 

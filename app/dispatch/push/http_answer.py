@@ -2,15 +2,15 @@
 
 It has an HTTP status and no gRPC status, of which C core makes a gRPC status (gRPC's
 http-grpc-status-mapping). It says nothing about the message, so the receiver counts as absent. Otherwise an
-ingress without the route would flush a topic into the DLQ. Statuses for a request that is malformed or too
-large are excepted, because they may be about the message.
+ingress without the route would flush a topic into the DLQ. Statuses for a request that is malformed, too
+large or the cause of a fault are excepted, because they may be about the message.
 """
 
 from __future__ import annotations
 
 import re
 
-ABOUT_THE_MESSAGE = {"400", "413", "431"}
+ABOUT_THE_MESSAGE = {"400", "413", "414", "422", "431", "500"}
 
 _ANSWER = re.compile(r"Received http2 header with status: (\d{3})$")
 
@@ -20,7 +20,7 @@ def why_no_receiver(details: str) -> str:
     found = _ANSWER.match(details)
     if found is None or found[1] in ABOUT_THE_MESSAGE:
         return ""
-    return (
-        f"an HTTP server without gRPC answered {found[1]}; check spec.target.address, and the routes of an "
-        "ingress in front of the receiver"
-    )
+    remedy = "check spec.target.address, and the routes of an ingress in front of the receiver"
+    if found[1] == "429" or found[1].startswith("5"):
+        remedy = "the receiver behind it is away or overloaded"
+    return f"an HTTP server without gRPC answered {found[1]}; {remedy}"

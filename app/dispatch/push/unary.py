@@ -169,7 +169,7 @@ def _result(call: Any, started_s: float, metadata: Sequence[tuple[str, str | byt
         # C core lists the names of the metadata that it refuses, but drops the list if that is long itself.
         details = f"{METADATA_WORDS} ({_size(metadata)} bytes were sent)"
     if away := why_no_receiver(details):
-        return CallResult(UNAVAILABLE, away, latency_s=latency_s)
+        return CallResult(UNAVAILABLE, away, action, latency_s, retry_after_s=after_s)
     return CallResult(int(code), details, action, latency_s, retry_after_s=after_s)
 
 

@@ -282,7 +282,8 @@ class AppendLane:
         due, self._due = self._due, None
         if suspect is not None and suspect.base_offset is None:
             self._begin_next_epoch()
-        elif due is not None and self._queue and self._queue[0] is due and not due.future.done():
+        elif due is not None and self._queue and self._queue[0] is due:
+            self._in_doubt = True  # what replaces it gets no number of an attempt without a clear answer
             self._refuse(due, f"{self._name}: {due.message or for_code(due.code).__name__}")
         else:
             self._resume()

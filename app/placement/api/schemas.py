@@ -39,6 +39,7 @@ ForeseenMove = TypedDict(
         "complete": bool,
         "again": int,
         "logged": int,
+        "behind": bool,
         "needs_force": bool,
         "unfinished": int,
         "waiting": dict[str, int],

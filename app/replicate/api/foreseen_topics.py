@@ -25,6 +25,7 @@ from app.web.http.context import ApiContext
 from app.web.http.schemas import TopicChange
 
 SHOWN_NOTES = 20
+TOPICS_AT_ONCE = 100
 
 TopicsAt = Callable[[str], Awaitable[Mapping[str, int] | None]]  # a cluster's topics; None: no answer
 
@@ -71,7 +72,9 @@ async def foresee_topics(
     if there is None:
         return _unknown(target, target)
     changes, notes = list[TopicChange](), list[str]()
-    for topic, found in sorted(wanted.items()):
+    for number, (topic, found) in enumerate(sorted(wanted.items())):
+        if number % TOPICS_AT_ONCE == 0:
+            await asyncio.sleep(0)  # planning thousands takes long, and this worker delivers messages
         present = there.states.get(topic)
         plan = _planned(topic, found, sources, there)
         changes += _changes(target, topic, found, plan, present, there.brokers)

@@ -265,7 +265,7 @@ def _why_kept(kept: Mapping[str, str | None], present: TopicState) -> TopicFindi
         for name, value in sorted(kept.items())
     )
     return TopicFinding(
-        f"it had records before a route wrote to it, so {shown}",
+        f"it has records, and Switchyard did not see it empty, so {shown}",
         "write sync.adopt: true to let the route change them, which may delete records; or set them by hand, "
         "or list them in sync.leave",
     )

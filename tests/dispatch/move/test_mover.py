@@ -44,7 +44,7 @@ from app.worker.jobs.start_position import StartPosition
 from app.worker.members.membership import Members
 from app.worker.runtime.operators import OperatorActions
 from tests.dispatch.dlq.queues import headers
-from tests.kafka.conftest import producing
+from tests.kafka.conftest import delete_before, producing
 from tests.web.runtime_fake import put
 
 BEFORE_MAX = "message.timestamp.before.max.ms"
@@ -299,6 +299,35 @@ async def test_offset_syncs_begin_a_move_exactly_but_not_behind_what_producers_w
     assert (row["to"], row["again"], row["by"]) == (299, 1, "offset syncs")
     (row,) = (await stage.mover(force=False, margin_ms=100).foresee())["partitions"]
     assert (row["to"], row["again"]) == (199, 101), "a hundred milliseconds before the latest one there"
+
+
+async def test_messages_that_the_source_has_deleted_count_where_the_copies_still_are(stage: Stage) -> None:
+    messages = [(str(n), T0 + n) for n in range(50)]
+    for cluster in (EAST, WEST):
+        await stage.make(cluster, stage.topic, partitions=1)
+        await stage.fill(cluster, stage.topic, 0, messages)
+    await stage.deploy()
+    await stage.own({(stage.topic, 0): 50})
+    await delete_before((await stage.clusters.get(EAST)).client, stage.topic, 50)
+    seen = await stage.mover().foresee()
+    assert (seen["partitions"][0]["to"], seen["again"], seen["needs_force"]) == (0, 50, True)
+    await stage.fill(EAST, stage.topic, 0, [("old", T0)])
+    seen = await stage.mover().foresee()
+    assert (seen["partitions"][0]["to"], seen["again"]) == (0, 50)
+
+
+async def test_a_move_ahead_of_the_copies_counts_what_may_still_be_copied(stage: Stage) -> None:
+    messages = [(str(n), T0 + n) for n in range(50)]
+    for cluster, copied in ((EAST, 50), (WEST, 20)):
+        await stage.make(cluster, stage.topic, partitions=1)
+        await stage.fill(cluster, stage.topic, 0, messages[:copied])
+    await stage.deploy()
+    await stage.own({(stage.topic, 0): 40})
+    careful = stage.mover(force=False)
+    seen = await careful.foresee()
+    assert (seen["partitions"][0]["to"], seen["again"], seen["behind"]) == (20, 40, True)
+    with pytest.raises(OperationRefused, match="wait until the copies there have caught up"):
+        await stage.run(careful)
 
 
 async def test_what_there_was_no_time_to_read_counts_as_coming_again(

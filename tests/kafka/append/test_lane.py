@@ -529,7 +529,7 @@ async def test_an_unexplained_batch_that_is_in_the_log_after_all_is_no_refusal(
     assert (behind.data, behind.sequence) == (b"y", 1)
 
 
-async def test_an_unexplained_batch_that_is_not_in_the_log_is_refused_and_replaced_under_its_number(
+async def test_an_unexplained_batch_that_is_not_in_the_log_is_refused_and_replaced_in_a_new_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, lane, future = await unexplained(monkeypatch)
@@ -542,4 +542,4 @@ async def test_an_unexplained_batch_that_is_not_in_the_log_is_refused_and_replac
     lane.replace_refused([])
     behind = lane.take()
     assert behind is not None
-    assert (behind.data, behind.sequence, behind.epoch) == (b"y", pending.sequence, pending.epoch)
+    assert (behind.data, behind.sequence, behind.epoch) == (b"y", 0, pending.epoch + 1)

@@ -60,8 +60,8 @@ def test_settings_that_could_delete_records_of_others_stay_and_are_named() -> No
     assert plan.alter == {}
     (note,) = (note for note in plan.notes if "adopt" in note.remedy)
     assert note.message == (
-        "it had records before a route wrote to it, so cleanup.policy stays compact (source: the default), "
-        "retention.ms stays 9000 (source: 5000)"
+        "it has records, and Switchyard did not see it empty, so cleanup.policy stays compact (source: the "
+        "default), retention.ms stays 9000 (source: 5000)"
     )
     for sync, is_own in ((replace(SYNC, adopt=True), False), (SYNC, True)):
         followed = plan_topic({"orders in east": source}, present, sync, is_own=is_own)

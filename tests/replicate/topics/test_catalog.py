@@ -210,8 +210,8 @@ async def test_a_topic_with_records_of_others_keeps_its_retention_until_the_rout
     ((kind, subject, message, remedy),) = two.incidents
     assert (kind, subject) == ("route-topic", "mirror")
     assert message == (
-        f"topic {orders} in west: it had records before a route wrote to it, so cleanup.policy stays compact "
-        "(source: the default), retention.ms stays 3600000 (source: the default)"
+        f"topic {orders} in west: it has records, and Switchyard did not see it empty, so cleanup.policy "
+        "stays compact (source: the default), retention.ms stays 3600000 (source: the default)"
     )
     assert remedy.startswith("write sync.adopt: true to let the route change them, which may delete records")
     topics = two.catalog.routes.topics_of("mirror")
@@ -310,7 +310,7 @@ async def test_a_deployment_foresees_each_topic_that_is_created_grown_or_altered
     changes, (note,) = await foreseen()
     assert changes == [*created, grown, altered]
     assert note.startswith(
-        f"topic {theirs} in west: it had records before a route wrote to it, so cleanup.policy"
+        f"topic {theirs} in west: it has records, and Switchyard did not see it empty, so cleanup.policy"
     )
     changes, notes = await foreseen(sync={"adopt": True})
     assert (changes, notes) == (
