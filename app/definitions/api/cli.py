@@ -265,6 +265,7 @@ def _foresee(client: Client, planned: DefinitionsPlan, take_over: bool) -> Fores
 
 def _show(planned: DefinitionsPlan, output: str) -> None:
     rows: list[JsonObject] = []
+    is_text = output in {"table", "csv"}
     for change in planned.changes:
         if not change.fields:
             rows.append({"action": change.action, "workload": change.name, "field": "", "old": "", "new": ""})
@@ -273,8 +274,9 @@ def _show(planned: DefinitionsPlan, output: str) -> None:
             for f in change.fields
         ]
     rows += [
-        {"action": one["action"], "workload": _topic_name(one), "field": one["setting"], "old": one["old"],
-         "new": "the default" if one["new"] is None and output in {"table", "csv"} else one["new"]}
+        {"action": one["action"], "workload": _topic_name(one), "field": one["setting"],
+         "old": "" if one["old"] is None and is_text else one["old"],
+         "new": "the default" if one["new"] is None and is_text else one["new"]}
         for one in planned.topics
     ]  # fmt: skip
     emit(rows, ["action", "workload", "field", "old", "new"], output)

@@ -111,7 +111,7 @@ class Rig:
 
     async def answer(self, part: PartitionFetch, *batches: bytes, aborted: Any = ()) -> None:
         """Answers a fetch of this reader with these batches."""
-        await self.service._answered(part, [0, 1_000, [*aborted], b"".join(batches)])
+        await self.service._answered(part, [0, 1_000, 1_000, [*aborted], b"".join(batches)])
 
     async def settle(self) -> None:
         """Waits until the follower has taken all that it is given."""
