@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from app.kernel.json_types import JsonObject
 from tables.faust_internals import items_of_partition
 
 MIB = 1024 * 1024
 
 # Faust's defaults are 2 GiB of block cache and three memtables of 64 MiB for every partition.
-ROCKSDB_OPTIONS: JsonObject = {
+ROCKSDB_OPTIONS: dict[str, int] = {
     "max_open_files": 256,
     "write_buffer_size": 4 * MIB,
     "max_write_buffer_number": 2,

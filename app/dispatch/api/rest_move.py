@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError
 from app.dispatch.dlq.query import BadQuery
 from app.dispatch.move.begin_offsets import by_offset_syncs, not_joined
 from app.dispatch.move.mover import Mover
-from app.dispatch.move.planner import DEFAULT_MARGIN_MS, MoveRequest, check_repetitions
+from app.dispatch.move.planner import DEFAULT_MARGIN_MS, MovePlanner, MoveRequest, check_repetitions
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.durations import parse_duration
 from app.kernel.json_types import JsonMapping, JsonObject
@@ -48,7 +48,8 @@ class MoveRoutes:
         body = await read_body(request, request_bodies.MoveBody)
         wanted = _requested_move(workload.key, body)
         map_offsets = not_joined if runtime.regions is None else by_offset_syncs(runtime.regions.mapper)
-        mover = Mover(wanted, runtime.control, runtime.clusters, runtime.members, map_offsets)
+        planner = MovePlanner(wanted, runtime.control, runtime.clusters, runtime.members, map_offsets)
+        mover = Mover(planner, runtime.control)
         try:
             forecast = await mover.foresee()
         except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:

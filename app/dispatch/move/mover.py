@@ -33,12 +33,10 @@ from app.dispatch.dlq.merge import end_merges
 from app.dispatch.dlq.operation_history import merges_of
 from app.dispatch.dlq.reader import queue_ends
 from app.dispatch.dlq.rules import PastOperation
-from app.dispatch.move.begin_offsets import MapOffsets
 from app.dispatch.move.copier import MAX_COPY_BYTES, copy_topic, ends
 from app.dispatch.move.planner import (
     MovePath,
     MovePlanner,
-    MoveRequest,
     MoveView,
     ReportProgress,
     check_repetitions,
@@ -52,11 +50,9 @@ from app.dispatch.topics.settings import (
 )
 from app.kafka.client.needed_settings import KEPT_MS, MOST_BYTES
 from app.kafka.client.topics import TopicSpec, ensure_topics
-from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
 from app.kernel.json_types import JsonObject
 from app.worker.jobs.operator_acts import OperationRefused
-from app.worker.members.membership import Members
 
 log = structlog.get_logger(__name__)
 
@@ -67,19 +63,13 @@ DRY_RUN_TIMEOUT_S = 6.0  # for which a dry run reads timestamps
 
 
 class Mover:
-    """Carries out one request. Any worker can move any workload: all state is in logs and heartbeats."""
+    """Carries out the planner's request. Any worker can move any workload: all state is in logs and
+    heartbeats."""
 
-    def __init__(
-        self,
-        request: MoveRequest,
-        control: ControlLog,
-        clusters: DataClusters,
-        members: Members,
-        map_offsets: MapOffsets,
-    ) -> None:
-        self._request = request
+    def __init__(self, planner: MovePlanner, control: ControlLog) -> None:
+        self._planner = planner
+        self._request = planner.request
         self._control = control
-        self._planner = MovePlanner(request, control, clusters, members, map_offsets)
 
     async def foresee(self) -> JsonObject:
         """The plan as of now; changes nothing.

@@ -124,7 +124,7 @@ class MovePlanner:
         members: Members,
         map_offsets: MapOffsets,
     ) -> None:
-        self._request = request
+        self.request = request
         self._control = control
         self._clusters = clusters
         self._members = members
@@ -136,7 +136,7 @@ class MovePlanner:
         Raises:
             OperationRefused: The move is not possible. ClusterUnreachable, KafkaError.
         """
-        key, to = self._request.key, self._request.to
+        key, to = self.request.key, self.request.to
         view, specs = self._control.view, self._clusters.specs
         put = view.workloads.get(key)
         if put is None:
@@ -197,7 +197,7 @@ class MovePlanner:
         found: dict[str, JobStatus | None] = {
             job: None
             for job, held in self._control.view.assignments.items()
-            if held.worker and JobId.parse(job).name == self._request.key
+            if held.worker and JobId.parse(job).name == self.request.key
         }
         for worker, beat in self._members.live(time.monotonic()).items():
             for status in beat.jobs if self._members.heard[worker][0] > since_s else ():
@@ -230,7 +230,7 @@ class MovePlanner:
                 if position < end:
                     waiting.setdefault(name, {})[p] = (position, end)
                 continue
-            status = statuses.get(str(dispatch_job(self._request.key, name, p)))
+            status = statuses.get(str(dispatch_job(self.request.key, name, p)))
             above = 0 if status is None else max(0, status.fetched - status.committed - status.unfinished)
             sources.append(SourcePartition(p, start, position, end, above))
 
@@ -240,7 +240,7 @@ class MovePlanner:
         until_s = None if within_s is None else time.monotonic() + within_s
         complete = await read_times(client, topic, sources, read, within_s)
         begins = await find_begin_offsets(
-            client, path.target.client, topic, sources, path.partitions[1], self._request.margin_ms,
+            client, path.target.client, topic, sources, path.partitions[1], self.request.margin_ms,
             self._map_offsets, read, None if until_s is None else until_s - time.monotonic(),
             all_read=complete,
         )  # fmt: skip
@@ -271,7 +271,7 @@ class MovePlanner:
         self, path: MovePath, at: Sequence[TopicAndPartition]
     ) -> dict[TopicAndPartition, int]:
         """The known next offsets: an owner's base, else the group's commit, else the recorded start."""
-        group, start = path.workload.metadata.group, self._control.view.start_of(self._request.key)
+        group, start = path.workload.metadata.group, self._control.view.start_of(self.request.key)
         found: dict[TopicAndPartition, int] = {}
         if start is not None:
             main = path.workload.metadata.topic

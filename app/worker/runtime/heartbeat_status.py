@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Never
 
 import msgspec
 
 from app.controllog.codec import JobStatus, WorkloadTrouble
 from app.controllog.events import Assignment
-from app.kernel.json_types import JsonMapping
 from app.kernel.load import Load
 from app.kernel.rates import JobRates
 
 MAX_TROUBLE_CHARS = 800  # in every heartbeat
 MAX_TROUBLES = 1_000  # in every heartbeat, of workloads
-UNMEASURED: JsonMapping = {}
+UNMEASURED: Mapping[str, Never] = {}
 
 
 def job_statuses(

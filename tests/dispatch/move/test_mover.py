@@ -29,7 +29,7 @@ from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import left_out_headers
 from app.dispatch.move.begin_offsets import MapOffsets, not_joined
 from app.dispatch.move.mover import Mover
-from app.dispatch.move.planner import MoveRequest
+from app.dispatch.move.planner import MovePlanner, MoveRequest
 from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.topic_configs import alter
 from app.kafka.client.topics import TopicSpec, ensure_topics
@@ -131,7 +131,8 @@ class Stage:
 
     def mover(self, to: str = WEST, margin_ms: int = 0, **rest: Any) -> Mover:
         wanted = MoveRequest(self.key, to, margin_ms, **{"force": True, **rest})
-        return Mover(wanted, self.log, self.clusters, self.members, self.map_offsets)
+        planner = MovePlanner(wanted, self.log, self.clusters, self.members, self.map_offsets)
+        return Mover(planner, self.log)
 
     async def run(self, mover: Mover, name: str = "m1", on_progress: Any = None) -> dict[str, Any]:
         beating = asyncio.create_task(self.beat_for_ever())
