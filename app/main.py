@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import faust
 import structlog
@@ -29,6 +29,7 @@ from app.controllog.topics import ControlTopic, ControlTopics
 from app.dispatch.topics.settings import safe_replication
 from app.faust_channels import DataChannel
 from app.faust_resilience import PatientApp, PatientTableManager
+from app.faust_store import STORE, PatientStore
 from app.kafka.client import aiokafka_patches
 from app.kafka.client.cluster import CLUSTER_RETRY_INTERVAL_S, ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.client.startup_retry import heals
@@ -46,7 +47,8 @@ from app.worker.members.advertised_address import loopback_place, own_url
 from app.worker.runtime import open_files
 from app.worker.runtime.cgroups import sample_container
 from app.worker.runtime.container_watch import ContainerWatch
-from app.worker.runtime.data_directory import prepare_datadir, worker_directory
+from app.worker.runtime.data_directory import DataDirUnusable, prepare_datadir, worker_directory
+from app.worker.runtime.disk_watch import UnwrittenRows
 from app.worker.runtime.log_setup import configure_logging, logging_config
 from app.worker.runtime.loop_guard import LoopGuard
 from app.worker.runtime.meter import Meter
@@ -146,10 +148,12 @@ class SwitchyardApp(PatientApp):
                 # A worker may start before its control cluster, so it waits.
                 log.warning("the control cluster does not answer; the start waits for it", why=repr(error))
                 await asyncio.sleep(CLUSTER_RETRY_INTERVAL_S)
-        await asyncio.to_thread(
-            prepare_datadir, worker_directory(settings.data_path, worker_name(settings)), cluster_id,
-            self.topics_declared.app_id, ends,
-        )  # fmt: skip
+        directory = worker_directory(settings.data_path, worker_name(settings))
+        try:
+            await asyncio.to_thread(prepare_datadir, directory, cluster_id, self.topics_declared.app_id, ends)
+        except DataDirUnusable as error:
+            sys.stderr.write(f"switchyard: {error}\n")
+            raise SystemExit(EXIT_INVALID) from None
         # Before the first read: records without a seal must not enter a table.
         bounded_consumer.check_by(self.seals.refuses)
         await self.add_runtime_dependency(self.seals)
@@ -202,6 +206,7 @@ class SwitchyardApp(PatientApp):
                 layout=settings.layout(),
                 refuses_local_alerts=settings.alerts.local == "refuse",
                 directory=worker_directory(settings.data_path, worker_name(settings)),
+                unwritten=self._unwritten,
             ),
             self._deliver,
             Meter(capacity.cpu, capacity.memory, capacity.network, self._container),
@@ -209,6 +214,11 @@ class SwitchyardApp(PatientApp):
         )
         await self.add_runtime_dependency(self.runtime)
         await super().on_started()
+
+    def _unwritten(self) -> list[UnwrittenRows]:
+        """The rows of tables that the worker's disk did not take."""
+        stores = [(name, cast("PatientStore", table.data)) for name, table in self.tables.items()]
+        return [UnwrittenRows(name, one.kept_rows, one.refusal) for name, one in stores if one.kept_rows]
 
     async def started_runtime(self) -> Runtime:
         """The runtime; waits for it, because agents may get events before it is made."""
@@ -374,7 +384,7 @@ def build() -> SwitchyardApp:
     app = SwitchyardApp(
         topics.app_id,
         broker=[f"aiokafka://{address}" for address in control.bootstrap],
-        store="rocksdb://",
+        store=f"{STORE}://",
         autodiscover=["agents", "tables"],
         datadir=str(worker_directory(settings.data_path, worker_name(settings))),
         web_host=settings.web.host,

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tables.faust_internals import items_of_partition
-
 MIB = 1024 * 1024
 
 # Faust's defaults are 2 GiB of block cache and three memtables of 64 MiB for every partition.
@@ -37,4 +35,5 @@ def raw_table(app: Any, name: str, *, partitions: int) -> Any:
 
 def items_of(table: Any, partition: int) -> Iterator[tuple[bytes, bytes]]:
     """All items of a partition, from this worker's disk."""
-    return items_of_partition(table.data, partition)
+    items: Iterator[tuple[bytes, bytes]] = table.data.items_of(partition)  # `app.faust_store`
+    return items

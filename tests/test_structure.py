@@ -25,7 +25,7 @@ USE_INTERNALS = {
     "app/kafka/client/aiokafka_internals.py",
     "app/kafka/client/aiokafka_patches.py",
     "spark/jvm.py",
-    "tables/faust_internals.py",
+    "app/faust_store.py",
 }
 PUBLIC_IN_SPITE_OF_THEIR_NAME = {"_asdict", "_fields", "_make", "_replace"}  # of named tuples
 

@@ -55,6 +55,7 @@ from app.worker.members.membership import Members
 from app.worker.readable_definitions import ReadableDefinitions
 from app.worker.runtime.cgroups import ContainerSample
 from app.worker.runtime.container_watch import ContainerWatch
+from app.worker.runtime.disk_watch import DiskWatch
 from app.worker.runtime.job_kinds import JobServices, make_job_kinds
 from app.worker.runtime.loop_watch import LoopWatch
 from app.worker.runtime.open_files import OpenFilesWatch
@@ -284,6 +285,7 @@ class FakeRuntime:
         self.lease.renewed(time.monotonic())
         self.writes = WriteHealth()
         self.open_files = OpenFilesWatch(lambda *_: None)
+        self.disk = DiskWatch(Path("/"), list, "w", lambda *_: None)
         self.container = ContainerWatch(ContainerSample(1.0))
         self.heartbeats = SimpleNamespace(host_clock=HostClock(clock, lambda *_: None))
         self.save_watch = SaveWatch("trackers", self.writes, lambda: True, *[cast("Any", None)] * 3)

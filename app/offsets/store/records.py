@@ -33,6 +33,7 @@ from app.controllog import codec
 from app.controllog.events import RoutePut, WorkloadPut
 from app.kafka.records.record import Record
 from app.kernel.fencing import LogId
+from app.kernel.free_space import takes_no_more
 from app.offsets.model.line_preview import gathered, with_barriers
 from app.offsets.model.offset_map import BarrierItem, OffsetMapLine
 from app.offsets.model.translation import CopiedLine, CopiedPartition
@@ -91,6 +92,10 @@ class StoreDamaged(RuntimeError):
     """The database cannot be used and has to be rebuilt."""
 
 
+class StoreFull(RuntimeError):
+    """The disk takes no more. What is stored can be read; nothing is written until the database reopens."""
+
+
 _head = msgspec.json.Decoder(_Head)
 _items = msgspec.json.Decoder(list[BarrierItem])
 _origin = msgspec.json.Decoder(ChangelogOrigin)
@@ -98,17 +103,19 @@ _endpoints = msgspec.json.Decoder(_Endpoints)
 
 
 class RegionStore:
-    """The database. Every method raises StoreDamaged when it has to be rebuilt (`rebuild`)."""
+    """The database. Every method raises StoreDamaged when it has to be rebuilt (`rebuild`), or StoreFull."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._db: Any = None
 
     def open(self) -> None:
-        """Opens or creates the database; one that cannot be opened is rebuilt."""
+        """Opens or creates the database; one that cannot be opened is rebuilt. Raises StoreFull."""
         try:
             self._db = self._opened()
-        except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exceptions, and all mean the same here
+        except Exception as error:  # rocksdict raises plain Exceptions
+            if takes_no_more(error):
+                raise StoreFull(str(error)) from error
             log.warning("the regions store cannot be opened and is rebuilt", error=str(error))
             self.rebuild()
 
@@ -120,7 +127,8 @@ class RegionStore:
 
     def close(self) -> None:
         if self._db is not None:
-            self._db.close()
+            with contextlib.suppress(Exception):  # a refused write; its records are read again
+                self._db.close()
             self._db = None
 
     def _opened(self) -> Any:
@@ -350,7 +358,9 @@ def _damage() -> Iterator[None]:
         yield
     except msgspec.MsgspecError as error:  # a ValueError, too
         raise StoreDamaged(f"the regions store cannot be read: {error}") from error
-    except (ValueError, StoreDamaged):
+    except (ValueError, StoreDamaged, StoreFull):
         raise
     except Exception as error:
+        if takes_no_more(error):
+            raise StoreFull(str(error)) from error
         raise StoreDamaged(f"the regions store cannot be used: {error}") from error

@@ -42,6 +42,7 @@ from app.dispatch.definition import DISPATCH_JOBS
 from app.kafka.client.cluster import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.client.commits import OffsetCommitter
 from app.kernel.clock import now_ms
+from app.kernel.free_space import NEEDED_BYTES, free_bytes
 from app.offsets.model.translation import CopiedLine
 from app.offsets.store.checkpoint_tail import add_tail
 from app.offsets.store.readers import READER_POLL_MS, READER_STOP_TIMEOUT_S, RegionReaders, TopicPlace
@@ -55,6 +56,7 @@ from app.offsets.store.records import (
     ReadRecords,
     RegionStore,
     StoreDamaged,
+    StoreFull,
 )
 from app.offsets.store.tracker_tail import continues, fold_tail, is_far_behind, tail_beginning, with_newest
 
@@ -169,8 +171,9 @@ class RegionTables:
         return await self.ask(lambda store: store.record(table, region, key))
 
     async def ask(self, question: Callable[[RegionStore], T]) -> T:
-        """Runs `question` on the store, in a thread. Raises NotRead: the store was damaged and is rebuilt. A
-        question that is cancelled before its turn does not run: a late write would undo the next reader's."""
+        """Runs `question` on the store, in a thread. Raises NotRead: the store was damaged and is rebuilt, or
+        the disk is full. A question that is cancelled before its turn does not run: a late write would undo
+        the next reader's."""
         is_wanted = True
 
         def run() -> T:
@@ -187,11 +190,24 @@ class RegionTables:
         except asyncio.CancelledError:
             is_wanted = False
             raise
+        except StoreFull as error:
+            await asyncio.to_thread(self._reopen_if_there_is_room)
+            raise NotRead(
+                f"this worker's disk takes no more of other regions' tables: {error}; free space in "
+                f"{self._store.path.parent}"
+            ) from error
         except StoreDamaged as error:
             log.error("the regions store is damaged and is rebuilt", error=str(error))
             self._forget("the worker's regions store was damaged and is being rebuilt")
             await asyncio.to_thread(self._rebuild)
             raise NotRead(f"{error}; it is rebuilt: ask again") from error
+
+    def _reopen_if_there_is_room(self) -> None:
+        """A database writes nothing after a refused write until it is opened again; it can be read."""
+        with self._lock:
+            if free_bytes(self._store.path.parent) >= NEEDED_BYTES:
+                self._store.close()
+                self._is_open = False
 
     def _rebuild(self) -> None:
         with self._lock:

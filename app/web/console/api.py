@@ -86,6 +86,7 @@ class HealthRoutes:
             "open_files": too_many,
             "clock": runtime.heartbeats.host_clock.trouble,
             "loop": "" if busy is None else str(busy),
+            "disk": runtime.disk.trouble,
         }
         return json_response({"status": "ready" if ok else "not ready", **detail}, 200 if ok else 503)
 

@@ -188,6 +188,12 @@ class _Collector:
                 "Share of the last minute whose periods used up a CPU quota of this worker's container",
                 runtime.container.cpu_throttled,
             ),
+            ("data_dir_free_bytes", "Free space on the disk of the worker's tables", runtime.disk.free_bytes),
+            (
+                "unwritten_rows",
+                "Rows of tables that the disk did not take, in memory",
+                sum(one.rows for one in runtime.disk.unwritten),
+            ),
             (
                 "loop_still_seconds",
                 "Time of the last minute in which the event loop stood still",

@@ -55,7 +55,7 @@ class Ready(TypedDict):
     `clock`: how far the host's clock differs from the brokers'; "": it does not. Three reasons make a
     worker not ready; "" means that all is well. `open_files`: it can hardly open more files. `unsaved`:
     why it has not saved its jobs' progress for 30 s. `loop`: how long its event loop stood still in the
-    last minute, if that was half of it or more.
+    last minute, if that was half of it or more. `disk`: it takes no rows of tables, or has little space.
     """
 
     status: Literal["ready", "not ready"]
@@ -66,6 +66,7 @@ class Ready(TypedDict):
     open_files: str
     clock: str
     loop: str
+    disk: str
 
 
 # -- the region ------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 On another host a loopback URL leads to another process: answers would be missing, or come from a wrong
 worker. A worker that starts with one ends as soon as it hears a worker of another host for `PERSISTS_S`: one
-record may be forged, or left over. A worker that already runs jobs when the first such worker starts keeps
-them, and reports an incident.
+record may be left over. Heartbeats without a seal may be forged, so they end no worker. For these, and for a
+worker that already runs jobs when the first such worker starts, an incident says so, and the jobs stay.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class LoopbackCheck(Service):
             lasting = {w: b for w, b in live.items() if b.at_ms - first_ms[w, b.place] >= PERSISTS_S * 1000}
             other = apart(self._place, self._url, lasting)
             why = f"this worker announces {self._url}, which {other} on another host cannot reach"
-            if other and now_s - started_s < HEARTBEATS_GRACE_S:
+            sealed = {w: beat for w, beat in lasting.items() if w not in self._members.unsealed}
+            if now_s - started_s < HEARTBEATS_GRACE_S and apart(self._place, self._url, sealed):
                 log.critical(why, remedy=REMEDY)
                 raise NotReachable(f"{why}; {REMEDY}")
             if other and not is_reported:

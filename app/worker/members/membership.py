@@ -44,17 +44,20 @@ STOPPED = "stopped"  # the state in a worker's last heartbeat: it is dead at onc
 class Members:
     """Each worker's last heartbeat, and when it came (monotonic seconds).
 
-    It keeps at most `MAX_SILENT` workers that no longer live, each for `FORGET_WORKER_AFTER_S`.
+    It keeps at most `MAX_SILENT` workers that no longer live, each for `FORGET_WORKER_AFTER_S`. `unsealed`
+    has those whose last heartbeat lacks the seal of a worker: of an earlier version, or forged.
     """
 
     def __init__(self, dead_after_s: float) -> None:
         self.dead_after_s = dead_after_s
         self.heard: dict[str, tuple[float, Heartbeat]] = {}
+        self.unsealed: set[str] = set()
         self._parts: dict[str, list[Heartbeat]] = {}
         self._refused: dict[str, float] = {}
         self._swept_s = float("-inf")
 
-    def observe(self, beat: Heartbeat, now_s: float) -> None:
+    def observe(self, beat: Heartbeat, now_s: float, *, is_sealed: bool = True) -> None:
+        (self.unsealed.discard if is_sealed else self.unsealed.add)(beat.worker)
         if beat.parts > 1:
             beat = self._joined(beat)
         else:
@@ -117,6 +120,7 @@ class Members:
             del self.heard[worker]
             self._parts.pop(worker, None)
             self._refused.pop(worker, None)
+            self.unsealed.discard(worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,7 @@ class Heartbeats(Service):
         interval_s: float,
         host_clock: HostClock,
         seal: RecordSeal | None = None,
+        is_sealed: Callable[[PlacedRecord], bool] = lambda _: True,
     ) -> None:
         super().__init__()
         self.topic = topic
@@ -151,6 +156,7 @@ class Heartbeats(Service):
         self._compose = compose
         self._read_control = renewal.read_control
         self.host_clock = host_clock
+        self._is_sealed = is_sealed
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=False)
         # One attempt each: a heartbeat delayed by retries renews almost nothing.
         self._producer = ReplaceableProducer(
@@ -170,7 +176,8 @@ class Heartbeats(Service):
         now_s = time.monotonic()
         for record in records:
             try:
-                self.members.observe(codec.heartbeat(record.value), now_s)
+                beat = codec.heartbeat(record.value)
+                self.members.observe(beat, now_s, is_sealed=self._is_sealed(record))
             except codec.BadEvent as error:
                 self._unreadable.add_for_later(record.offset, error)
 

@@ -19,18 +19,21 @@ from typing import IO
 import structlog
 from rocksdict import Options, Rdict
 
+from app.kernel.free_space import free_bytes, in_mib, takes_no_more
+
 log = structlog.get_logger(__name__)
 
 OWNER_FILE = "owner.json"
 LOCK_FILE = "lock"
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600  # tables hold definitions, addresses and people's keys
+NEEDED_BYTES = 32 << 20  # to open the tables: measured, with logs and memtables
 OFFSET_KEY = b"__faust\0offset__"
 
 _held: list[IO[str]] = []
 
 
-class DirectoryInUse(RuntimeError):
-    """Another worker runs in this directory."""
+class DataDirUnusable(RuntimeError):
+    """Another worker runs in this directory, or its disk has no room."""
 
 
 def worker_directory(root: Path, worker: str) -> Path:
@@ -42,17 +45,27 @@ def prepare_datadir(
     directory: Path, cluster_id: str, app_id: str, changelog_ends: Mapping[tuple[str, int], int]
 ) -> None:
     """Locks the directory for this process, and deletes the stores that do not fit `changelog_ends`, by
-    (changelog topic, partition). Raises DirectoryInUse: another live worker has it."""
-    directory.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    with contextlib.suppress(PermissionError):  # another user owns it, and set its mode
-        directory.chmod(PRIVATE_FOLDER)  # an older version may have made it
+    (changelog topic, partition). Raises DataDirUnusable."""
+    try:
+        _make(directory)
+        left = free_bytes(directory)
+    except OSError as error:
+        if not takes_no_more(error):
+            raise
+        left = 0
+    if left < NEEDED_BYTES:
+        # Before the stores: on a full disk none of them opens, and each would be deleted.
+        raise DataDirUnusable(
+            f"the disk of {directory}, where this worker has its tables, has {in_mib(left)} free; it needs "
+            f"at least {in_mib(NEEDED_BYTES)} to start: free space, or set data_dir to a larger disk"
+        )
     (directory / LOCK_FILE).touch(mode=PRIVATE_FILE)
     lock = (directory / LOCK_FILE).open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise DirectoryInUse(
+        raise DataDirUnusable(
             f"another worker runs in {directory}; set another worker.name or web.port"
         ) from None
     _held.append(lock)  # held until the process ends
@@ -67,6 +80,12 @@ def prepare_datadir(
         if store.is_dir() and not _fits(store, app_id, changelog_ends):
             log.warning("a local table does not fit its changelog; the worker rebuilds it", store=store.name)
             shutil.rmtree(store)
+
+
+def _make(directory: Path) -> None:
+    directory.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    with contextlib.suppress(PermissionError):  # another user owns it, and set its mode
+        directory.chmod(PRIVATE_FOLDER)  # an older version may have made it
 
 
 def _read_owner(directory: Path) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from app.failover.topology import Layout
 from app.kafka.client.cluster import ClusterSpec
 from app.offsets.store.tables import RegionAtlas
 from app.payload.interceptors import Interceptor
+from app.worker.runtime.disk_watch import UnwrittenRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class WorkerOptions:
         atlas: The regions; None: this worker knows no other region.
         layout: The clusters of each region, for definitions with a mode.
         refuses_local_alerts: Alerts must not go to addresses of this host.
+        unwritten: The rows of tables that the disk did not take.
     """
 
     name: str
@@ -50,3 +52,4 @@ class WorkerOptions:
     atlas: RegionAtlas | None = None
     layout: Layout | None = None
     refuses_local_alerts: bool = False
+    unwritten: Callable[[], Sequence[UnwrittenRows]] = tuple

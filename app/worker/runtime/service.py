@@ -54,6 +54,7 @@ from app.worker.members.loopback_check import LoopbackCheck
 from app.worker.members.membership import DRAINING, STOPPED, Heartbeats, LeaseRenewal, Members
 from app.worker.members.sentinel import Sentinel
 from app.worker.readable_definitions import ReadableDefinitions
+from app.worker.runtime.disk_watch import DiskWatch
 from app.worker.runtime.heartbeat_status import workload_troubles
 from app.worker.runtime.incidents import Incidents
 from app.worker.runtime.job_kinds import JobServices, make_job_kinds
@@ -199,6 +200,7 @@ class Runtime(Service):
         )
         self.loop_watch = LoopWatch(worker, report)
         self.open_files = OpenFilesWatch(self.incidents.report_own)
+        self.disk = DiskWatch(options.directory, options.unwritten, worker, report)
         self.container = meter.container
         self.heartbeats = Heartbeats(
             topics.heartbeats.name,
@@ -209,6 +211,7 @@ class Runtime(Service):
             interval_s=HEARTBEAT_S,
             host_clock=HostClock(clock, self.incidents.report_own),
             seal=seals,
+            is_sealed=lambda record: seals is None or seals.is_sealed(topics.heartbeats.name, record),
         )
         self.follower = TrackerFollower(worker, topics, kafka, members, client, seals)
         self.leader = Leader(
@@ -262,6 +265,7 @@ class Runtime(Service):
             self.watchdog,
             self.save_watch,
             self.open_files,
+            self.disk,
             self.loop_watch,
             self.container,
             self.regions,

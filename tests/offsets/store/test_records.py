@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +23,7 @@ from app.offsets.store.records import (
     RegionStore,
     StoreDamaged,
 )
+from tests.full_disk import on_small_disk
 
 ORIGIN = ChangelogOrigin(cluster="east", topic_id="x")
 
@@ -193,3 +197,45 @@ def test_an_unreadable_line_has_no_offset_syncs_even_from_the_tail(store: Region
     store.write(CHECKPOINTS, "east", {b"r/orders/0": b"?"}, ORIGIN)
     store.add("east", [barriers(12)], ORIGIN)
     assert keys(store) == {("east", "r", CopiedPartition("a", "orders", 0), -1)}
+
+
+FULL_DISK = """
+    import sys
+    from pathlib import Path
+    from app.offsets.store.records import CHECKPOINTS, ChangelogOrigin, RegionStore, StoreFull
+
+    folder = Path(sys.argv[1])
+    store = RegionStore(folder / "regions.db")
+    store.open()
+    store.put_cluster_id("east", "before")
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    origin = ChangelogOrigin(cluster="c", topic_id="t")
+    for _ in range(2):
+        try:
+            store.write("definitions", "east", {b"route/r": bytes(100_000)}, origin)
+        except StoreFull as error:
+            print("full", "No space left" in str(error), store.cluster_id("east"))
+    store.close()
+    try:
+        store.open()
+        store.write("definitions", "east", {b"route/r": bytes(100_000)}, origin)
+    except StoreFull:
+        print("still full")
+    ballast.unlink()
+    store.close()
+    store.open()
+    store.write("definitions", "east", {b"route/r": b"{}"}, origin)
+    print(store.cluster_id("east"), store.record("definitions", "east", "route/r"))
+"""
+
+
+def test_a_full_disk_takes_nothing_away_and_a_store_writes_again_once_it_has_space(tmp_path: Path) -> None:
+    """Regression: a store that could not write was called damaged, and deleted."""
+    out = on_small_disk(tmp_path, 8, [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(tmp_path)])
+    assert out.splitlines() == ["full True before", "full True before", "still full", "before b'{}'"]

@@ -110,6 +110,28 @@ def test_one_heartbeat_of_another_host_which_may_be_forged_stops_nobody(
     asyncio.run(run())
 
 
+def test_heartbeats_without_a_seal_which_may_be_forged_stop_no_fleet_and_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: a program that may write to the topic, and writes on, kept every worker from starting."""
+    monkeypatch.setattr(loopback_check, "LOOPBACK_POLL_INTERVAL_S", 0.01)
+
+    async def run() -> None:
+        members, reported = Members(1e9), list[str]()
+        watching = service(members, reported)
+        await watching.start()
+        async with asyncio.timeout(60):
+            for at_ms in count(0, 500):
+                if reported:
+                    break
+                members.observe(beat("b", THERE, at_ms=at_ms), time.monotonic(), is_sealed=False)
+                await asyncio.sleep(0.01)
+        assert (watching.crashed, reported) == (False, ["loopback-address"])
+        await watching.stop()
+
+    asyncio.run(run())
+
+
 def test_processes_of_one_network_have_one_place() -> None:
     assert loopback_place() == loopback_place()
     assert len(loopback_place()) == 16
