@@ -15,8 +15,9 @@ from app.controllog import codec
 from app.controllog.codec import Heartbeat
 from app.controllog.events import Claim, WorkloadDeleted, WorkloadPut, compaction_key
 from app.controllog.topics import CHECKPOINT_PARTITIONS, TRACKER_PARTITIONS, ControlTopics
+from app.dev.demo.background_thread import Background
 from app.dev.demo.stage import DemoStage, Process, wait_until
-from app.dev.demo.traffic import read_all
+from app.dev.demo.traffic import create_topic, read_all
 from app.kernel.clock import now_ms
 from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TrackerRecord
 from app.kernel.ranges import Snapshot
@@ -156,3 +157,34 @@ def test_unsealed_records_in_control_topics_lose_no_message_and_delete_no_worklo
 
     seals = asyncio.run(seals_of(bootstrap, stage.region))
     wait_until(is_repaired, SETTLE_S, workers[0].tail, 0.5)
+
+
+class Forger(Background):
+    """Writes heartbeats of a worker on another host, twice a second, into a region that has no seals yet."""
+
+    def __init__(self, stage: DemoStage) -> None:
+        super().__init__()
+        self.bootstrap, self.topic = control_of(stage), ControlTopics(stage.region).heartbeats.name
+
+    def work(self) -> None:
+        asyncio.run(self._forge())
+
+    async def _forge(self) -> None:
+        async with AIOKafkaProducer(bootstrap_servers=self.bootstrap) as producer:
+            while not self.ended.is_set():
+                beat = Heartbeat(
+                    worker="evil", at_ms=now_ms(), started_ms=0, url="http://10.9.9.9:1", state="running",
+                    term=0, place="elsewhere",
+                )  # fmt: skip
+                await producer.send_and_wait(self.topic, codec.encode(beat), key=b"evil", partition=0)
+                await asyncio.sleep(0.5)
+
+
+def test_forged_heartbeats_of_another_host_keep_no_worker_from_starting(stage: DemoStage) -> None:
+    """Regression: workers with a loopback address ended for as long as somebody wrote such heartbeats."""
+    asyncio.run(create_topic(control_of(stage), ControlTopics(stage.region).heartbeats.name, 1))
+    with Forger(stage):
+        worker = stage.worker()
+        wait_until(lambda: incidents(worker, "loopback-address"), SETTLE_S, worker.tail, 0.5)
+        assert "evil on another host cannot reach" in incidents(worker, "loopback-address")[0]["message"]
+        assert worker.running
