@@ -14,7 +14,7 @@ from spark.__main__ import JOBS, main
 from spark.java import MISSING_MODULE, prepare_java
 from spark.jobs.common import seconds, time_ms
 from spark.kafka import read_options
-from spark.session import OBSERVED_STAYS, read_defaults, settings
+from spark.session import OBSERVED_STAYS, make_session, read_defaults, settings
 
 FAKE_JAVA = """#!/bin/sh
 [ "$1" = -version ] && {{ echo 'openjdk version "{version}.0.1"' >&2; exit 0; }}
@@ -78,6 +78,17 @@ def test_settings_that_results_depend_on_are_kept(tmp_path: Path) -> None:
     assert found["spark.sql.session.timeZone"] == "UTC"
     assert found[rules] == f"a.Rule,b.Rule,{OBSERVED_STAYS}"
     assert settings(tmp_path, {})[rules] == OBSERVED_STAYS
+
+
+def test_a_home_that_spark_takes_for_a_pattern_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWITCHYARD_HOME", str(tmp_path / "team [a]"))
+    with pytest.raises(
+        InvalidArchive, match=r"SWITCHYARD_HOME: Spark takes \[ \] in .*team \[a\] for a pattern"
+    ):
+        make_session("test")
+    assert not (tmp_path / "team [a]").exists()
 
 
 def test_given_jars_are_used_and_none_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
