@@ -3,7 +3,7 @@
 import { alertAct, alertLoader } from "./alerts.js";
 import { auditLoader } from "./audit.js";
 import { auditAct } from "./audit_missing.js";
-import { clock, duration, el, link, number, pill, state, table } from "./dom.js";
+import { clock, duration, el, incident, link, number, pill, state, table } from "./dom.js";
 import { failoverPage, roleBadge, roleLine } from "./failover.js";
 import { failoverAct, runSections, runsSection } from "./failover_runs.js";
 import { bound, flowSections, share } from "./flow.js";
@@ -63,8 +63,7 @@ const routesList = (o) => routesTable(o.routes, (name) => rate(o, "routes", "nam
 
 function incidents(list) {
   if (!list.length) return el("p", { class: "quiet" }, "None.");
-  return el("div", {}, list.map((i) => el("div", { class: "note" }, el("b", {}, i.kind), ` ${i.subject}: ${i.message}`,
-    el("small", {}, `${clock(i.at_ms)} · ${i.worker} · ${i.remedy}`))));
+  return el("div", {}, list.map(incident));
 }
 
 // The headline: what needs a person, or that all is well.
