@@ -28,8 +28,8 @@ from typing import Any, cast
 import structlog
 from faust.stores import STORES, rocksdb
 from faust.streams import current_event
-from faust.types import TP, EventT
-from rocksdict import WriteBatch
+from faust.types import TP, CollectionT, EventT
+from rocksdict import Rdict, WriteBatch
 
 from app.kernel.free_space import NEEDED_BYTES, free_bytes, in_mib, takes_no_more
 
@@ -112,7 +112,7 @@ class PatientStore(rocksdb.Store):
         if tp.partition not in self._moved:
             self._write(tp.partition, {self.offset_key: str(offset).encode()})
 
-    def apply_changelog_batch(self, batch: Iterable[EventT[Any]], to_key: Any, to_value: Any) -> None:
+    def apply_changelog_batch(self, batch: Iterable[EventT[Any]], to_key: object, to_value: object) -> None:
         found: dict[int, Rows] = {}
         for event in batch:
             message = event.message
@@ -197,16 +197,16 @@ class PatientStore(rocksdb.Store):
 
     # -- partitions come and go --------------------------------------------------------------------
 
-    def _open_for_partition(self, partition: int) -> Any:
+    def _open_for_partition(self, partition: int) -> Rdict:
         try:
-            return super()._open_for_partition(partition)
+            return cast("Rdict", super()._open_for_partition(partition))
         except Exception as error:
             if not takes_no_more(error):
                 raise
             path = self.partition_path(partition)
             raise Exception(f"{error}; a table cannot be opened: free space in {path.parent}") from error
 
-    def revoke_partitions(self, table: Any, tps: set[TP]) -> None:
+    def revoke_partitions(self, table: CollectionT, tps: set[TP]) -> None:
         for tp in tps:
             if tp.topic in table.changelog_topic.topics and tp.partition in self._kept:
                 self._drop(tp.partition)
@@ -225,7 +225,7 @@ class PatientStore(rocksdb.Store):
         await super().stop()
 
 
-def _put(db: Any, rows: Mapping[bytes, bytes | None]) -> None:
+def _put(db: Rdict, rows: Mapping[bytes, bytes | None]) -> None:
     if len(rows) == 1:
         ((key, value),) = rows.items()
         db.delete(key) if value is None else db.put(key, value)

@@ -263,7 +263,13 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem that a person must know of, with its remedy."""
+    """A problem that a person must know of, with its remedy. `app.controllog.incident_log` reads them.
+
+    Attributes:
+        lasts: It is a state, whose end is another record; False: an event of one moment.
+        ended_ms: When the state ended; 0: this record is the report.
+        ended_why: Why it ended, if not because the problem is over.
+    """
 
     at_ms: int
     worker: str
@@ -271,6 +277,9 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     message: str
     remedy: str = ""
+    lasts: bool = False
+    ended_ms: int = 0
+    ended_why: str = ""
 
 
 _control = msgspec.json.Decoder(AnyControlEvent)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from app.controllog.events import DefinitionPut
+from app.kernel.incidents import IsOver
 from app.kernel.json_types import JsonMapping
 
 T = TypeVar("T")
@@ -20,20 +21,27 @@ class DefinitionCache(Generic[T]):
     Args:
         puts: The definitions in the control log, by key.
         parse: Parses a key's definition; raises ValueError.
-        report_incident: Takes a key and why its definition cannot be read; called once per change.
+        report_incident: Takes a key, why its definition cannot be read, and whether it has changed since;
+            called once per change.
     """
 
     def __init__(
         self,
         puts: Callable[[], Mapping[str, DefinitionPut]],
         parse: Callable[[str, JsonMapping], T],
-        report_incident: Callable[[str, str], None],
+        report_incident: Callable[[str, str, IsOver], None],
     ) -> None:
         self._puts = puts
         self._parse = parse
         self._report_incident = report_incident
         self._known: dict[str, tuple[str, T | None]] = {}
         self.unreadable: dict[str, str] = {}
+
+    def has_changed(self, key: str) -> IsOver:
+        """Whether the present definition of `key` has been replaced or deleted."""
+        put = self._puts().get(key)
+        etag = None if put is None else put.etag
+        return lambda: (now := self._puts().get(key)) is None or now.etag != etag
 
     def get(self, key: str) -> T | None:
         """The definition of `key`; None when there is none.
@@ -53,6 +61,6 @@ class DefinitionCache(Generic[T]):
                 found = self._parse(key, put.definition)
             except ValueError as error:
                 self.unreadable[key] = f"its definition cannot be read: {error}"
-                self._report_incident(key, self.unreadable[key])
+                self._report_incident(key, self.unreadable[key], self.has_changed(key))
             self._known[key] = put.etag, found
         return found

@@ -16,12 +16,14 @@ from app.controllog.codec import Heartbeat
 from app.controllog.events import WorkloadPut
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
+from app.kernel.incidents import IsOver, ReportIncident
 from app.kernel.load import InheritedLoad, Load, with_estimates
 from app.placement.model.bin_packing import plan
-from app.placement.model.plan import UNREAD, Member, PlacementDecision, PlacementRules, RoundPlan
+from app.placement.model.plan import UNREAD, Member, Notice, PlacementDecision, PlacementRules, RoundPlan
 from app.placement.model.round import GONE
-from app.worker.jobs.start_position import ReportIncident
 from app.worker.members.membership import DRAINING
+
+NO_ROOM = "no-room"  # of the moment when jobs were placed; "overloaded" says that it lasts
 
 
 class PlacementInputs:
@@ -45,6 +47,7 @@ class PlacementInputs:
         self._why_gone = why_gone
         self._planned: dict[str, tuple[int, PlacementDecision]] = {}  # with the epoch that the move ends
         self._reported: set[tuple[str, str]] = set()
+        self._term = 0
 
     def observe(self, state: ControlState, beats: Iterable[Heartbeat], now_s: float | None = None) -> None:
         """Takes the loads in heartbeats; `now_s` in monotonic seconds, by default now."""
@@ -115,10 +118,18 @@ class PlacementInputs:
         for decision in made.decisions:
             if decision.release:
                 self._planned[decision.job] = (state.assignments[decision.job].epoch, decision)
+        if state.term != self._term:  # reports of an earlier leadership have ended with it
+            self._term, self._reported = state.term, set()
         for notice in made.notices:
             if (notice.kind, notice.subject) not in self._reported:
-                self._report_incident(notice.kind, notice.subject, notice.message, notice.remedy)
+                is_over = None if notice.kind == NO_ROOM else self._is_over(notice)
+                self._report_incident(notice.kind, notice.subject, notice.message, notice.remedy, is_over)
         self._reported = {(notice.kind, notice.subject) for notice in made.notices}
+
+    def _is_over(self, notice: Notice) -> IsOver:
+        """Whether a round has come without this notice."""
+        noticed = notice.kind, notice.subject
+        return lambda: noticed not in self._reported
 
 
 def group_of(put: WorkloadPut, workload: Workload | None) -> str:

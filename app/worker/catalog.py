@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from app.audit.topics.catalog import AuditsCatalog
-from app.controllog.log import ControlLog
+from app.controllog.log import ControlLog, as_leader
 from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.dispatch.topics.readable_workloads import WorkloadRoles
 from app.kafka.data_clusters import DataClusters
+from app.kernel.incidents import ReportIncident
 from app.placement.model.round import is_hibernated
 from app.replicate.model.copy_graph import ALONE, OtherRegions
 from app.replicate.topics.catalog import RoutesCatalog
-from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.vanished_topics import TopicPresence, VanishedTopics
 from app.worker.readable_definitions import ReadableDefinitions
 
@@ -63,7 +63,8 @@ class Catalog:
         self.workloads = WorkloadsCatalog(control, clusters, report_incident, definitions.workloads, roles)
         self.routes = RoutesCatalog(control, clusters, report_incident, definitions.routes, other_regions)
         self.audits = AuditsCatalog(control, clusters, report_incident, layout, definitions.workloads.get)
-        self.vanished_topics = VanishedTopics(clusters, report_incident)
+        self.vanished_topics = VanishedTopics(clusters, as_leader(control, report_incident))
+        self._term = 0
         self._kinds: tuple[KindCatalog, ...] = self.routes, self.audits, self.workloads
 
     async def jobs(self) -> set[str]:
@@ -72,5 +73,6 @@ class Catalog:
             if not is_hibernated(assigned):
                 held.setdefault(job.rpartition(":")[0], []).append(job)
         await asyncio.gather(*(kind.refresh(held) for kind in self._kinds))
-        self.vanished_topics.update(found for kind in self._kinds for found in kind.found(held))
+        begins, self._term = self._control.view.term != self._term, self._control.view.term
+        self.vanished_topics.update((found for kind in self._kinds for found in kind.found(held)), begins)
         return {job for kind in self._kinds for job in kind.jobs(held)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from app.controllog.log import ControlLog
 from app.dispatch.topics.readable_workloads import ReadableWorkloads
 from app.failover.topology import Layout
+from app.kernel.incidents import ReportIncident
 from app.replicate.topics.readable_routes import ReadableRoutes
-from app.worker.jobs.start_position import ReportIncident
 
 
 class ReadableDefinitions:

@@ -114,9 +114,11 @@ def _entry(table: str, key: str, value: bytes | None, offset: int) -> DecodedRec
 def incident_entry(place: str, value: bytes | None, offset: int) -> DecodedRecord:
     """Decodes the incident at `offset`, under the unique key `place`; never raises for its content."""
     try:
-        at_ms = incident(value).at_ms
-        if not 0 <= at_ms <= LATEST_MS:
-            raise BadEvent(f"not an incident: {at_ms} ms is not a valid time")
+        found = incident(value)
+        at_ms = found.at_ms
+        for time_ms in (at_ms, found.ended_ms):
+            if not 0 <= time_ms <= LATEST_MS:
+                raise BadEvent(f"not an incident: {time_ms} ms is not a valid time")
         return DecodedRecord(place, date_of(at_ms), offset)
     except BadEvent as error:
         return DecodedRecord(place, reason=f"the value is {error}"[:300])

@@ -326,7 +326,7 @@ def _audited(name: str, bad: str = "", title: str = "") -> Column:
 
 def _until(row: JsonMapping) -> Cell:
     if row["until_ms"] is None:
-        return "ongoing", "warn"
+        return ("no end known" if row["kind"] == INCIDENT else "ongoing"), "warn"
     return ("" if row["until_ms"] == row["from_ms"] else text(row["until"])), ""
 
 

@@ -2,10 +2,10 @@
 operator acts, and the audit's results. Pure.
 
 Rules
-1. The events of one failover, of one role's epoch, or of one alert that fired form an episode. The newest
-   event gives its text, the first one its start; an alert's begins when its condition began. Every other
-   event is a moment. An event that the control log refused is a moment too: it is shown as refused and
-   changes no episode.
+1. The events of one failover, of one role's epoch, of one alert that fired, or of one incident (its report
+   and its end) form an episode. The newest event gives its text, the first one its start; an alert's begins
+   when its condition began. Every other event is a moment. An event that the control log refused is a moment
+   too: it is shown as refused and changes no episode.
 2. `until_ms` is None if the end is not known. A failover that is only planned ends when its plan expires. A
    role that never became active ends when a higher one of its workload begins (`frames.happened`).
 3. Texts from records are cut to `MOST_CHARS` printable characters.
@@ -14,10 +14,13 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
+import msgspec
+
 from app.controllog.alert_state import AlertState
-from app.controllog.codec import BadEvent, IncidentRecord, control_event, incident
+from app.controllog.codec import BadEvent, IncidentRecord, control_event, encode, incident
 from app.controllog.events import (
     AnyControlEvent,
     Claim,
@@ -76,13 +79,17 @@ def event(region: str, table: str, key: str, position: int, value: bytes) -> Eve
         record = incident(value) if table == decode.INCIDENTS else control_event(value)
     except BadEvent:
         return None
-    description = _incident(record) if isinstance(record, IncidentRecord) else _control_event(record)
+    at_ms, description = record.at_ms, None
+    if isinstance(record, IncidentRecord):
+        at_ms, description = max(at_ms, record.ended_ms), _incident(record, region)
+    else:
+        description = _control_event(record)
     if description is None:
         return None
     if table == decode.ACTIVITY and decode.is_refused(value):
         description = _Description(description.kind, f"refused: {description.what}", description.who)
     from_ms = record.at_ms if description.from_ms is None else description.from_ms
-    until_ms: int | None = record.at_ms
+    until_ms: int | None = at_ms
     if not description.is_over:
         until_ms = (
             max(record.at_ms, min(description.expires_ms, decode.LATEST_MS))
@@ -95,7 +102,7 @@ def event(region: str, table: str, key: str, position: int, value: bytes) -> Eve
         description.kind,
         episode,
         clipped(description.region or region),
-        record.at_ms,
+        at_ms,
         position,
         max(0, min(from_ms, record.at_ms)),
         until_ms,
@@ -106,9 +113,13 @@ def event(region: str, table: str, key: str, position: int, value: bytes) -> Eve
     )
 
 
-def _incident(record: IncidentRecord) -> _Description:
+def _incident(record: IncidentRecord, region: str) -> _Description:
     words = f"{record.kind}: {record.subject}: {record.message}"
-    return _Description(INCIDENT, f"{words}; {record.remedy}" if record.remedy else words, record.worker)
+    what = "; ".join(filter(None, (words, record.remedy, record.ended_why)))
+    report = msgspec.structs.replace(record, ended_ms=0, ended_why="")  # its end differs only in these
+    episode = f"incident/{region}/{sha256(encode(report)).hexdigest()}"
+    is_over = not record.lasts or record.ended_ms > 0
+    return _Description(INCIDENT, what, record.worker, episode, is_over=is_over)
 
 
 def _control_event(record: AnyControlEvent) -> _Description | None:

@@ -21,7 +21,7 @@ from app.controllog.events import (
     WorkloadPut,
     compaction_key,
 )
-from app.controllog.log import ControlLog
+from app.controllog.log import ControlLog, as_leader
 from app.controllog.state import ControlState
 from app.kafka.fetch import bounded_consumer
 from app.kernel.limit_shares import WHOLE, LimitGrant
@@ -273,3 +273,18 @@ def test_the_activity_table_is_a_ring_of_the_latest_events_with_their_offsets() 
     assert all(row["offset"] == row["term"] and row["event"] == "claim" for row in events)
     assert all(row["counted"] for row in events)
     assert orjson.loads(codec.activity_entry(1, claim(1), counted=False)[1])["counted"] is False
+
+
+def test_what_the_leader_reports_ends_when_another_worker_leads() -> None:
+    control: Any = SimpleNamespace(view=ControlState())
+    found: list[Any] = []
+    report = as_leader(control, lambda *incident: found.append(incident[4]))
+    control.view.leader = "a"
+    report("no-worker", "orders", "none may run it", "start one", lambda: False)
+    report("no-room", "orders", "they are full", "start one")
+    is_over, no_end = found
+    assert (is_over(), no_end) == (False, None)
+    control.view = ControlState()  # the log is read again, and its leader is not known yet
+    assert not is_over()
+    control.view.leader = "b"
+    assert is_over()

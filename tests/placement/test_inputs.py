@@ -8,6 +8,7 @@ import pytest
 from app.controllog.events import Drain, MoveWish
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
+from app.kernel.incidents import IsOver
 from app.kernel.load import SLOW_WINDOW_S, Load
 from app.placement.inputs import PlacementInputs, members_of
 from app.placement.model.plan import Member
@@ -22,8 +23,15 @@ class Region:
     def __init__(self, **spec: object) -> None:
         self.view = ControlState()
         self.incidents: list[str] = []
+        self.is_over: list[IsOver | None] = []
         self.view.apply(put(definition("billing", "orders", **spec)))
-        self.placing = PlacementInputs(self.workload, lambda *trouble: self.incidents.append(trouble[0]))
+        self.placing = PlacementInputs(self.workload, self._report)
+
+    def _report(
+        self, kind: str, subject: str, message: str, remedy: str, is_over: IsOver | None = None
+    ) -> None:
+        self.incidents.append(kind)
+        self.is_over.append(is_over)
 
     def workload(self, key: str) -> Workload | None:
         found = self.view.workloads.get(key)
@@ -76,9 +84,22 @@ def test_an_isolation_group_keeps_its_jobs_and_an_impossible_placement_is_report
         assert made.decisions == []
         region.placing.decided(region.view, made)
     assert region.incidents == ["no-worker"]
-    (placed,) = region.placing.plan(region.view, jobs, [Member("a"), Member("b", group="critical")],
-                                    asleep={}).decisions  # fmt: skip
+    (is_over,) = region.is_over
+    assert is_over is not None
+    assert not is_over()
+    made = region.placing.plan(region.view, jobs, [Member("a"), Member("b", group="critical")], asleep={})
+    (placed,) = made.decisions
     assert placed.worker == "b"
+    region.placing.decided(region.view, made)
+    assert is_over()
+
+
+def test_a_leader_that_leads_again_reports_again_what_still_holds() -> None:
+    region, jobs = Region(placement={"group": "critical"}), {job(0)}
+    for term in (1, 1, 3):
+        region.view.term = term
+        region.placing.decided(region.view, region.placing.plan(region.view, jobs, [Member("a")], asleep={}))
+    assert region.incidents == ["no-worker", "no-worker"]
 
 
 @pytest.mark.parametrize("placement", [{"group": "critical"}, {"class": "critical"}, "critical"])

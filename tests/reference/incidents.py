@@ -2,7 +2,8 @@
 
 Rules
 1. A call of a function named in REPORTERS reports an incident: its first argument is the kind, its last two
-   are message and remedy. CARRIED names classes that carry message and remedy to a report of one kind.
+   are message and remedy. An argument behind them says whether it is over: a lambda, a call, None, or a name
+   in IS_OVER. CARRIED names classes that carry message and remedy to a report of one kind.
 2. If an argument is a parameter of the calling function, each call of that function is a report of its own.
    Only calls in the same module count.
 3. A text that is made while the worker runs is shown as a template, with `{names}` for values.
@@ -32,10 +33,11 @@ REPORTERS = {"report_incident", "_report_incident", "Notice"}
 CARRIED = {"AppendIncident": "append-trouble", "FetchIncident": "fetch-trouble"}
 CALLBACKS = {"_report", "_tell", "report"}  # reporters if the kind is a literal
 NAMES = REPORTERS | CALLBACKS | CARRIED.keys()
-PASSING_ON = {"report_incident", "report_own", "decided"}
+PASSING_ON = {"report_incident", "report", "report_own", "decided"}
 KIND = re.compile(r"[a-z]+(-[a-z]+)*")
 NOTHING = re.compile(r"\{\w+\}")  # an unknown text
 ALTERNATIVES = 8  # of one text
+IS_OVER = {"is_over", "ends", "until_deposed", "has_changed", "is_set", "_is_over"}
 FILLED = 4  # alternatives of a text in braces
 DEPTH = 4  # of the names and functions that are followed
 
@@ -75,9 +77,9 @@ def page() -> list[str]:
         by_kind[one.kind].append(one)
     lines = [
         "# Incidents",
-        "An incident is an event that operators must know of. The worker logs it and writes it to the topic",
-        "of incidents. The console and `/api/v1/incidents` show it. Names in braces stand for values",
-        "that the worker fills in.",
+        "An incident is a problem that operators must know of. The worker logs it and writes it to the topic",
+        "of incidents. The console and `/api/v1/incidents` show it. If it is a state, they also show whether",
+        "it is still open. Names in braces stand for values that the worker fills in.",
         "",
     ]
     for kind, of_kind in sorted(by_kind.items()):
@@ -110,17 +112,36 @@ def incidents() -> Iterator[Incident]:
             scope = Scope(module, tree, function)
             carried = CARRIED.get(_name(call.func))
             kind = ast.Constant(carried) if carried else call.args[0]
-            yield from _reported(scope, kind, call.args[-2], call.args[-1], name)
+            *_, message, remedy = _texts_of(call)
+            yield from _reported(scope, kind, message, remedy, name)
+
+
+def _texts_of(call: ast.Call) -> list[ast.expr]:
+    """The arguments of a report without the one that says whether it is over."""
+    match call.args[-1]:
+        case ast.Lambda() | ast.IfExp(body=ast.Lambda()) | ast.IfExp(orelse=ast.Lambda()):
+            return call.args[:-1]
+        case ast.Constant(value=None):
+            return call.args[:-1]
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Call(func=ast.Name(id=name)):
+            return call.args[:-1] if name in IS_OVER else call.args
+        case ast.Call(func=ast.Attribute(attr=name)):
+            return call.args[:-1] if name in IS_OVER else call.args
+    return call.args
 
 
 def _is_report(call: ast.Call, tree: ast.Module) -> bool:
-    if len(call.args) < 3 or any(isinstance(one, ast.Starred) for one in call.args):
+    if (
+        len(call.args) < 3
+        or len(texts := _texts_of(call)) < 3
+        or any(isinstance(one, ast.Starred) for one in call.args)
+    ):
         return False
     name, kind = _name(call.func), call.args[0]
     if name in REPORTERS or name in CARRIED:
         return True
     is_literal = isinstance(kind, ast.Constant) and bool(KIND.fullmatch(str(kind.value)))
-    return is_literal and len(call.args) in {3, 4} and _function(tree, name) is None
+    return is_literal and len(texts) in {3, 4} and _function(tree, name) is None
 
 
 def _reported(

@@ -174,7 +174,7 @@ class ReplicaRig:
         self.barriers.append((pump.job.partition, source_end, target_end))
         self.stamped.append(Barrier(source_end, target_end, 0, stamp))
 
-    def _report_incident(self, kind: str, _subject: str, message: str, remedy: str) -> None:
+    def _report_incident(self, kind: str, _subject: str, message: str, remedy: str, *_: object) -> None:
         self.incidents.append((kind, message))
         self.remedies.append(remedy)
 

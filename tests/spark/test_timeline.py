@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from app.archive.log import Archive
@@ -124,6 +125,32 @@ def test_incidents_of_each_region_are_shown_once_and_outlive_their_topic(
     ]
     before = summarize(session, tmp_path, NOON_MS - HOUR_MS, NOON_MS, NOW_MS)
     assert before["timeline"] == []
+
+
+@pytest.mark.deep(minutes=0.2)
+def test_an_incident_and_its_end_are_one_row_and_an_open_one_has_no_known_end(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east, lasting = Region("east"), replace(incident(NOON_MS, "fetch-trouble"), lasts=True)
+    stopped = replace(lasting, at_ms=NOON_MS + 5)
+    records = (
+        lasting, replace(lasting, ended_ms=NOON_MS + 12_000), lasting,  # written again
+        replace(stopped, ended_ms=NOON_MS + 7, ended_why="its worker stopped"), stopped,
+        replace(lasting, at_ms=NOON_MS + 20_000),
+        replace(lasting, ended_ms=2**62),
+    )  # fmt: skip
+    for record in records:
+        east.incident(record)
+        assert take(session, tmp_path, east).offsets == 1
+    found = report(session, tmp_path)
+    words = "fetch-trouble: orders: it is shorter; look"
+    assert rows_of(found["timeline"], "incident") == [
+        ("incident", "east", 20_000, None, words, "w-1"),
+        ("incident", "east", 5, 7, f"{words}; its worker stopped", "w-1"),
+        ("incident", "east", 0, 12_000, words, "w-1"),
+    ]
+    assert "no end known" in page(found)
+    assert [row["table"] for row in found["quarantine"]] == ["incidents"]
 
 
 @pytest.mark.deep(minutes=0.3)

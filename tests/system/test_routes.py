@@ -194,6 +194,20 @@ async def test_a_vanished_topic_is_reported_also_by_the_next_leader_until_an_ope
     await asyncio.to_thread(wait_until, lambda: not series(), ENOUGH_S, lambda: f"{series()}")
     assert len(incidents(survivor, "topic-returned")) == 0
 
+    def has_ended() -> bool:
+        # The leader that was killed wrote no end, and the new leader has written one.
+        found = incidents(survivor, "topic-vanished")
+        ends = {(one["worker"], one["open"], one["ended_ms"] is None, one["ended_why"]) for one in found}
+        return ends == {
+            (leader_id, False, True, "its worker is gone"), (id_of(survivor), False, False, "")
+        }  # fmt: skip
+
+    await asyncio.to_thread(
+        wait_until, has_ended, ENOUGH_S, lambda: f"{incidents(survivor, 'topic-vanished')}"
+    )
+    still_open = http("GET", f"{survivor.url}/api/v1/incidents?open=true")[1]["items"]
+    assert "topic-vanished" not in {one["kind"] for one in still_open}
+
 
 def test_a_plan_the_activity_and_the_description_show_the_changes_of_destination_topics(
     stage: DemoStage, topic_name: str, tmp_path: Path

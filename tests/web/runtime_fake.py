@@ -31,6 +31,7 @@ from app.controllog.codec import (
     WorkloadStatus,
 )
 from app.controllog.events import AnyControlEvent, Assignment, RoutePut, WorkloadPut
+from app.controllog.incident_log import IncidentLog
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
 from app.dispatch.model.throughput_diagnosis import TargetStatus
@@ -280,12 +281,13 @@ class FakeRuntime:
         definitions = ReadableDefinitions(control, lambda *_: None, LAYOUT)
         self.catalog = Catalog(control, cast("Any", self.clusters), lambda *_: None, definitions, Alone())
         self.members = Members(dead_after_s=3600.0)  # a test sends each heartbeat once
-        self.incidents = SimpleNamespace(latest=deque[IncidentRecord]())
+        self.incidents = SimpleNamespace(known=IncidentLog())
         self.lease = Lease(3600.0)
         self.lease.renewed(time.monotonic())
         self.writes = WriteHealth()
         self.open_files = OpenFilesWatch(lambda *_: None)
         self.disk = DiskWatch(Path("/"), list, "w", lambda *_: None)
+        self.disk.see(1 << 40, ())
         self.container = ContainerWatch(ContainerSample(1.0))
         self.heartbeats = SimpleNamespace(host_clock=HostClock(clock, lambda *_: None))
         self.save_watch = SaveWatch("trackers", self.writes, lambda: True, *[cast("Any", None)] * 3)

@@ -31,7 +31,6 @@ from app.definitions.api.requests import (
     define,
     defined,
     delete,
-    flag,
     paged_definitions,
     put_answers,
     read_definition,
@@ -42,7 +41,7 @@ from app.kernel.clock import iso
 from app.kernel.json_types import JsonObject
 from app.web.http import schemas as http_schemas
 from app.web.http.context import ApiContext
-from app.web.http.responses import ApiError, json_response, paged
+from app.web.http.responses import ApiError, flag, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated
 
 PUT = put_answers("alert")

@@ -14,7 +14,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import structlog
@@ -25,14 +25,13 @@ from app.alerts.delivery.sender import NoticeSender, NotTaken
 from app.alerts.rules import NoticeOutcome
 from app.kernel.backoff import Backoff
 from app.kernel.clock import now_ms
+from app.kernel.incidents import ReportIncident
 
 log = structlog.get_logger(__name__)
 
 MOST_WAITING = 1_000
 FAILURES_BEFORE_INCIDENT = 3  # failures in a row that are no hiccup
 BACKOFF = Backoff(base_s=1.0, cap_s=60.0)
-
-ReportIncident = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
 
 
 @dataclass(slots=True)
@@ -174,5 +173,6 @@ class NoticeDeliveries:
                 "alert-channel-down", f"{notice.state.rule}/{channel.kind}", f"{lane.place} {why}",
                 "no notice arrives there until it takes them; try: "
                 f"switchyard alert test {notice.state.rule}",
+                lambda: not lane.failures or self.lanes.get(lane.key) is not lane,
             )  # fmt: skip
         return max(after_s, self._backoff.delay_s(lane.failures, random.random()))  # noqa: S311 - no secret

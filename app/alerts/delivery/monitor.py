@@ -24,7 +24,7 @@ from mode import Service
 from app.alerts import rules as alerts_rules
 from app.alerts.channel_definition import REMOVED, REMOVED_REMEDY, Channel
 from app.alerts.definition import PREFIX, AlertDefinition
-from app.alerts.delivery.lanes import NoticeDeliveries, ReportIncident
+from app.alerts.delivery.lanes import NoticeDeliveries
 from app.alerts.delivery.notice import AlertNotice
 from app.alerts.delivery.sender import NoticeSender, NotTaken
 from app.audit.jobs.region_query import NotKnown, RegionQuery
@@ -34,6 +34,7 @@ from app.controllog.definition_cache import DefinitionCache
 from app.controllog.log import ControlLog
 from app.kafka.client.topic_tail import bounded
 from app.kernel.clock import now_ms
+from app.kernel.incidents import IsOver, ReportIncident
 from app.kernel.json_types import JsonMapping, JsonObject
 
 log = structlog.get_logger(__name__)
@@ -111,6 +112,7 @@ class AlertMonitor(Service):
             if not self._may_act():
                 self.deliveries.rest()
                 self._known_s = time.monotonic()
+                self._reported_unknown = self._reported_many = False
                 continue
             try:
                 await self.tick()
@@ -170,6 +172,7 @@ class AlertMonitor(Service):
                     "alerts-blind", self._region, f"the audit cannot be looked at: {error}",
                     "no alert fires or is resolved until it can; if there is too much of it, "
                     "have every Alert look `within` a shorter time",
+                    lambda: not self._reported_unknown,
                 )  # fmt: skip
             return None
         finally:
@@ -178,13 +181,14 @@ class AlertMonitor(Service):
         states, self.left_out = self._control.view.alert_states.states, 0
         if len(states) >= alerts_rules.MOST_LIVE:
             self.left_out = alerts_rules.left_out(states, alerts_rules.seen(rules.values(), rows, at_ms))
-        if self.left_out and not self._reported_many:
+        is_new, self._reported_many = not self._reported_many, bool(self.left_out)
+        if self.left_out and is_new:
             self._report_incident(
                 "alerts-left-out", self._region,
                 f"{self.left_out} alerts more than the {alerts_rules.MOST_LIVE} there may be",
                 "see audit loss: something large is wrong, or thresholds are too low",
+                lambda: not self._reported_many,
             )  # fmt: skip
-        self._reported_many = bool(self.left_out)
         return rows
 
     # -- notices -----------------------------------------------------------------------------------
@@ -238,7 +242,7 @@ class AlertMonitor(Service):
     def _sender(self) -> NoticeSender:
         return NoticeSender(self._env, refuses_local=self.refuses_local)
 
-    def _parse(self, _: str, data: JsonMapping) -> AlertDefinition:
+    def _parse(self, key: str, data: JsonMapping) -> AlertDefinition:
         """A stored definition. Channels that an earlier version had become an incident, and get nothing."""
         definition = AlertDefinition.from_wire(data)
         channels = enumerate(definition.spec.channels)
@@ -247,11 +251,13 @@ class AlertMonitor(Service):
             self._report_incident(
                 "alert-trouble", definition.name, f"{', '.join(removed)}: {REMOVED}",
                 f"{REMOVED_REMEDY}; then deploy the alert again",
+                self._parsed.has_changed(key),
             )  # fmt: skip
         return definition
 
-    def _unread(self, key: str, why: str) -> None:
-        self._report_incident("alert-trouble", key.removeprefix(PREFIX), why, "deploy the alert again")
+    def _unread(self, key: str, why: str, is_over: IsOver) -> None:
+        name = key.removeprefix(PREFIX)
+        self._report_incident("alert-trouble", name, why, "deploy the alert again", is_over)
 
 
 async def _tried(sender: NoticeSender, channel: Channel, notice: AlertNotice) -> JsonObject:

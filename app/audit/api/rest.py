@@ -33,7 +33,6 @@ from app.definitions.api.requests import (
     define,
     defined,
     delete,
-    flag,
     paged_definitions,
     put_answers,
     read_definition,
@@ -48,7 +47,7 @@ from app.offsets.api.rest import offset_errors_as_problems
 from app.web.http import schemas as http_schemas
 from app.web.http.context import ApiContext
 from app.web.http.exports import FORMAT, NDJSON, listed, listing
-from app.web.http.responses import ApiError, json_response
+from app.web.http.responses import ApiError, flag, json_response
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated
 from switchyard.audit.model.reports import BadReport, Report, Scope, checked
 

@@ -41,6 +41,7 @@ from app.controllog.topics import AUDIT_PARTITIONS
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.clock import now_ms
+from app.kernel.incidents import ReportIncident
 from switchyard.audit.model.reports import MOST_SOURCES, BadReport, Report, Scope
 
 log = structlog.get_logger(__name__)
@@ -106,7 +107,7 @@ class AuditBooks(Service):
         sender: AuditSender,
         margin: Margin,
         plans: PlannedCounts,
-        report_incident: Callable[[str, str, str, str], None],
+        report_incident: ReportIncident,
         leads: Callable[[], bool] = lambda: False,
         seal_key: SealKey | None = None,
     ) -> None:

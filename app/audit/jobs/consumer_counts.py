@@ -29,13 +29,14 @@ from app.dispatch.pump.partition import DispatchPump
 from app.kafka.client.cluster import EARLIEST, ClusterUnreachable
 from app.kafka.data_clusters import DataCluster
 from app.kernel.fencing import LogId, TakeoverAnswer
+from app.kernel.incidents import JOB_CLOSED, IsOver, ReportIncident
 from app.kernel.job import JobId
 from app.offsets.model.producer_progress import audit_of
 from app.payload.event_time.instant import UnusableField
 from app.payload.event_time.source import EventTime
 from app.payload.schema_files import DescriptorError
 from app.payload.schema_loader import SchemaLoader
-from app.worker.jobs.start_position import ReportIncident, StartPosition
+from app.worker.jobs.start_position import StartPosition
 from switchyard.audit.model.fingerprint import FingerprintSource
 from switchyard.audit.model.places import place_of
 from switchyard.audit.model.reports import PART_OFFSETS, Scope
@@ -136,7 +137,9 @@ class AuditConsumers:
         except (UnusableField, DescriptorError) as error:
             self._refused[str(job)] = plan
             self._report(job, f"messages of {job.topic} that {place} finishes are not counted here: {error}",
-                       "check the plan's timestamp and schema; a changed plan is read again")  # fmt: skip
+                       "check the plan's timestamp and schema; a changed plan is read again",
+                       lambda: (pump.closed and JOB_CLOSED) or self._refused.get(str(job)) is not plan,
+                       )  # fmt: skip
             return
         scope = Scope(job.topic, CONSUMER, place, plan.width_ms)
         pump.audit_by(ConsumerTap(pump, plan, scope, source, spec, counts, lineage=pump.lineage))
@@ -146,7 +149,12 @@ class AuditConsumers:
     def reconcile(self) -> None:
         """Attaches, detaches and replaces audits for changed plans and broken audits."""
         self._logs = {job: log_id for job, log_id in self._logs.items() if job in self._pumps}
-        self._refused = {job: plan for job, plan in self._refused.items() if job in self._pumps}
+        self._refused = {
+            job: plan
+            for job, plan in self._refused.items()
+            if (pump := self._pumps.get(job)) is not None
+            and self._plan(pump.job, pump.runtime.settings.workload) is plan
+        }
         if not self._pumps:
             self._opening.clear()
         for job, pump in list(self._pumps.items()):
@@ -163,10 +171,10 @@ class AuditConsumers:
             if pump.audit is None and plan is not None and self._refused.get(job) is not plan:
                 self._attach(pump, log_id, CountsFrom(pump.fetched_to, None, is_cut=True))
 
-    def _report(self, job: JobId, message: str, remedy: str) -> None:
-        if (str(job), message) not in self._reported:
+    def _report(self, job: JobId, message: str, remedy: str, is_over: IsOver | None = None) -> None:
+        if is_over is not None or (str(job), message) not in self._reported:
             self._reported.add((str(job), message))
-            self._report_incident("audit-trouble", str(job), message, remedy)
+            self._report_incident("audit-trouble", str(job), message, remedy, is_over)
 
 
 def _retrieve_error(opening: asyncio.Task[EventTime | None]) -> None:

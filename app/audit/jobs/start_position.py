@@ -19,9 +19,10 @@ from app.audit.counts.handover import AuditNote, CountsFrom
 from app.kafka.client.cluster import EARLIEST
 from app.kafka.data_clusters import DataCluster
 from app.kernel.fencing import TakeoverAnswer
+from app.kernel.incidents import ReportIncident
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
-from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPosition, log_id, read_snapshot
+from app.worker.jobs.start_position import LineageReset, StartPosition, log_id, read_snapshot
 
 
 class AuditStart(NamedTuple):

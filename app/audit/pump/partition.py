@@ -26,12 +26,13 @@ from app.audit.pump.counting_spec import how_of
 from app.controllog.codec import JobStatus
 from app.kafka.fetch.deliveries import FetchedBatches, FetchedHeaders, LogGap
 from app.kernel.clock import now_ms
+from app.kernel.incidents import ReportIncident
 from app.kernel.job import JobId
 from app.kernel.load import JobWork
 from app.kernel.ranges import Snapshot
 from app.kernel.troubles import Troubles
 from app.payload.event_time.source import EventTime
-from app.worker.jobs.start_position import ReportIncident, StartPosition
+from app.worker.jobs.start_position import StartPosition
 from switchyard.audit.model.fingerprint import FingerprintSource
 from switchyard.audit.model.reports import Report, Scope
 

@@ -28,14 +28,14 @@ from app.audit.folds.tier import PlanBounds
 from app.audit.folds.tier_pairs import OF_CLUSTERS
 from app.audit.topics.client_scopes import oddity
 from app.controllog.definition_cache import DefinitionCache
-from app.controllog.log import ControlLog
+from app.controllog.log import ControlLog, until_deposed
 from app.dispatch.definition import Workload
 from app.failover.topology import Layout
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
+from app.kernel.incidents import IsOver, ReportIncident
 from app.kernel.json_types import JsonMapping
 from app.placement.model.round import is_gone
-from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.topic_inventory import ClusterTopics
 from app.worker.jobs.vanished_topics import ExpectedTopic, TopicPresence, was_held
 from switchyard.audit.model.places import group_of
@@ -155,6 +155,8 @@ class AuditsCatalog:
         if self._control.view.term != self._term:  # lists from an earlier leadership may be old
             self._term = self._control.view.term
             self._topics.clear()
+            self._unreachable.clear()
+        self._unreachable &= self._plans_of_cluster.keys()
         for gone in self._topics.keys() - self._plans_of_cluster.keys():
             del self._topics[gone]
         self._reads = {name: task for name, task in self._reads.items() if not task.done()}
@@ -211,6 +213,7 @@ class AuditsCatalog:
                 self._report_incident(
                     "audit-trouble", names, f"the topics of cluster {cluster} cannot be listed: {error}",
                     "check the cluster; its known topics are still counted, new ones wait until it answers",
+                    until_deposed(self._control, lambda: cluster not in self._unreachable),
                 )  # fmt: skip
             await asyncio.sleep(REFRESH_INTERVAL_S)
         except Exception:
@@ -245,8 +248,8 @@ class AuditsCatalog:
         is_known = topics is not None and topics.listed and (topic in topics.sizes or topics.is_gone(topic))
         return not is_known and governing is not None and governing.name == plan
 
-    def _report_unreadable(self, key: str, why: str) -> None:
-        self._report_incident("audit-trouble", key.removeprefix(KEYS), why, "deploy it again")
+    def _report_unreadable(self, key: str, why: str, is_over: IsOver) -> None:
+        self._report_incident("audit-trouble", key.removeprefix(KEYS), why, "deploy it again", is_over)
 
 
 def _parsed(key: str, definition: JsonMapping) -> AuditPlan:

@@ -237,11 +237,3 @@ def _names(tags: str, etag: str) -> bool:
     return tags.strip() == "*" or etag in {
         tag.strip().removeprefix("W/").strip('"') for tag in tags.split(",")
     }
-
-
-def flag(request: web.Request, name: str) -> bool:
-    """A flag of the query string. Raises ApiError: what is mistyped must not be taken for no."""
-    text = request.query.get(name, "false")
-    if text not in {"true", "false"}:
-        raise ApiError(400, "Bad query", f"{name}={text[:40]!r} must be true or false")
-    return text == "true"

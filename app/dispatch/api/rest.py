@@ -24,7 +24,6 @@ from app.definitions.api.requests import (
     define,
     defined,
     delete,
-    flag,
     paged_definitions,
     put_answers,
     read_definition,
@@ -43,7 +42,7 @@ from app.kernel.clock import now_ms
 from app.web.http import schemas
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
-from app.web.http.responses import ApiError, json_response, paged
+from app.web.http.responses import ApiError, flag, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TIER, AnswerDoc, Page, Param, described
 from app.worker.api import overview
 from app.worker.api.rest_overview import region_overview

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 
 import structlog
 from mode import Service
@@ -12,6 +12,7 @@ from app.dispatch.pump.partition import DispatchPump
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import FetchKey
 from app.kafka.fetch.service import FetchService
+from app.kernel.incidents import JOB_CLOSED, ReportIncident
 
 log = structlog.get_logger(__name__)
 
@@ -23,7 +24,7 @@ class CatchUpController(Service):
         self,
         pumps: MutableMapping[str, DispatchPump],
         clusters: DataClusters,
-        report_incident: Callable[[str, str, str, str], None],
+        report_incident: ReportIncident,
     ) -> None:
         super().__init__()
         self._pumps = pumps
@@ -62,6 +63,7 @@ class CatchUpController(Service):
             job,
             message,
             "find out why it fell behind; spec.catchUp.rate sets the backlog's pace",
+            lambda: (main.closed and JOB_CLOSED) or main.backlog is None,
         )
 
     def _end(self, job: str, pump: DispatchPump, fetch: FetchService) -> None:

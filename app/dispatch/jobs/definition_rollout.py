@@ -12,6 +12,7 @@ from app.dispatch.definition import Workload
 from app.dispatch.jobs.interceptor_chain import make_chain
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.dispatch.topics.catalog import WorkloadsCatalog
+from app.kernel.incidents import ReportIncident
 from app.payload.interceptors import Interceptor
 from app.payload.schema_loader import SchemaLoader
 
@@ -34,7 +35,7 @@ class DefinitionRollout:
         runtimes: Mapping[str, WorkloadRuntime],
         interceptors: Sequence[tuple[str, Interceptor]],
         schemas: SchemaLoader,
-        report_incident: Callable[[str, str, str, str], None],
+        report_incident: ReportIncident,
         changed: Callable[[WorkloadRuntime, bool], None],
         moved: Callable[[WorkloadRuntime], None],
         ended: Callable[[], None],
@@ -70,11 +71,13 @@ class DefinitionRollout:
         try:
             chain = await make_chain(workload, self._interceptors, self._schemas)
         except ValueError as error:
-            if self._troubles.get(key) != str(error):
-                self._troubles[key] = str(error)
+            why = str(error)
+            if self._troubles.get(key) != why:
+                self._troubles[key] = why
                 self._report_incident(
-                    "definition-not-in-force", key, str(error),
+                    "definition-not-in-force", key, why,
                     "the former definition stays in force; correct the new one and deploy it again",
+                    lambda: self._troubles.get(key) != why,
                 )  # fmt: skip
             await asyncio.sleep(ROLLOUT_RETRY_INTERVAL_S)
         else:

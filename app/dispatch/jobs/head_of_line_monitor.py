@@ -6,7 +6,7 @@ It also reports receivers that fail messages or answer too much, and batches tha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,6 +14,7 @@ from mode import Service
 
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.push.answer_limits import REMEDY as ANSWER_REMEDY
+from app.kernel.incidents import ReportIncident
 
 if TYPE_CHECKING:
     from app.dispatch.scheduler.workload import WorkloadRuntime
@@ -37,7 +38,7 @@ class HeadOfLineMonitor(Service):
         self,
         pumps: Mapping[str, DispatchPump],
         runtimes: Mapping[str, WorkloadRuntime],
-        report_incident: Callable[[str, str, str, str], None],
+        report_incident: ReportIncident,
     ) -> None:
         super().__init__()
         self._pumps = pumps

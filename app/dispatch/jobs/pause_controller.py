@@ -22,8 +22,8 @@ from app.controllog.roles import ACTIVE
 from app.dispatch.model.throughput_diagnosis import RESTS
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.topics.catalog import WorkloadsCatalog
+from app.kernel.incidents import ReportIncident
 from app.kernel.troubles import TroubleSource
-from app.worker.jobs.start_position import ReportIncident
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +71,7 @@ class PauseController:
                     "workload-trouble", key,
                     f"{job} pauses, because this worker cannot determine whether it must: {error!r}",
                     "deploy the workload again; if it stays paused, report a bug with this worker's log",
+                    lambda: job not in self._failing,
                 )  # fmt: skip
         else:
             self._failing.discard(job)

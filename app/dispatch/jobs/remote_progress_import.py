@@ -31,11 +31,12 @@ from app.dispatch.definition import Workload
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.kernel.fencing import TakeoverAnswer
+from app.kernel.incidents import IsOver, ReportIncident
 from app.kernel.job import JobId
 from app.offsets.model.producer_progress import CorruptProgress, FinishedOffsets
 from app.offsets.sync.remote_progress import MAP_READ_TIMEOUT_S, ImportedProgress, RemoteProgress
 from app.replicate.pump.partition import ReplicaPump
-from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPosition
+from app.worker.jobs.start_position import LineageReset, StartPosition
 
 log = structlog.get_logger(__name__)
 
@@ -148,12 +149,12 @@ class RemoteProgressImport(Service):
         )
         try:
             if not (await asyncio.wait([looking], timeout=MAP_READ_TIMEOUT_S))[0]:
-                self._report_late(job, workload, role)
+                self._report_late(job, workload, role, looking.done)
             return await looking
         finally:
             looking.cancel()
 
-    def _report_late(self, job: JobId, workload: Workload, role: RolePut) -> None:
+    def _report_late(self, job: JobId, workload: Workload, role: RolePut, is_over: IsOver) -> None:
         late = f"the positions of region {role.previous} cannot be read yet under epoch {role.epoch}"
         if (workload.key, late) not in self._reported:
             self._reported.add((workload.key, late))
@@ -162,6 +163,7 @@ class RemoteProgressImport(Service):
                 str(job),
                 f"{late}; jobs here begin once they can, or after {FAILOVER_READ_TIMEOUT_S:.0f} s",
                 "check that the control cluster answers, and that this machine is not overloaded",
+                is_over,
             )
 
     def attach(

@@ -24,16 +24,11 @@ from app.dispatch.definition import Workload
 from app.kafka.client.cluster import EARLIEST
 from app.kafka.data_clusters import DataCluster
 from app.kernel.fencing import LogId, TakeoverAnswer
+from app.kernel.incidents import ReportIncident
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
 from app.offsets.sync.remote_progress import ImportedProgress
-from app.worker.jobs.start_position import (
-    LineageReset,
-    ReportIncident,
-    StartPosition,
-    log_id,
-    read_snapshot,
-)
+from app.worker.jobs.start_position import LineageReset, StartPosition, log_id, read_snapshot
 
 
 async def find_start_position(

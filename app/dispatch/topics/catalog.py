@@ -28,7 +28,7 @@ import structlog
 from aiokafka.errors import KafkaError, for_code
 
 from app.controllog.events import Assignment, StartRecorded
-from app.controllog.log import ControlLog
+from app.controllog.log import ControlLog, until_deposed
 from app.dispatch.definition import DISPATCH_JOBS, Workload
 from app.dispatch.topics.hibernation import HibernationTracker
 from app.dispatch.topics.leftovers import TierLeftovers, candidates, is_left, partitions_of
@@ -42,9 +42,9 @@ from app.kafka.client.topics import TopicRefused
 from app.kafka.consumer_lag import read_backlog
 from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
+from app.kernel.incidents import ReportIncident
 from app.placement.model.plan import name_of
 from app.placement.model.round import is_hibernated
-from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.topic_inventory import AUTHORISATION, TOPIC_GONE_AFTER_S, TopicExistence
 from app.worker.jobs.vanished_topics import ExpectedTopic, TopicPresence, was_held
 
@@ -101,6 +101,7 @@ class WorkloadsCatalog:
         self._troubles: dict[str, str] = {}
         self._leftovers = TierLeftovers()
         self.hibernation = HibernationTracker()
+        self._term = 0
         self._reported_left: set[tuple[str, str]] = set()  # workload, topic
         self._reported_unread: set[tuple[str, str, str]] = set()  # workload, topic, the definition's etag
         # workload -> the state of its topic, since when
@@ -121,6 +122,10 @@ class WorkloadsCatalog:
     async def refresh(self, held: Mapping[str, Collection[str]]) -> None:
         """Reads workloads' topics again where that is due; waits at most `REFRESH_TIMEOUT_S`. `held`: see
         `jobs`."""
+        if self._control.view.term != self._term:  # reports of an earlier leadership have ended with it
+            self._term = self._control.view.term
+            self._reported.clear()
+            self._reported_unread.clear()
         await self._refresh_all(self._owned(held))
         workloads = self._control.view.workloads
         self._leftovers.keep(workloads)
@@ -358,6 +363,9 @@ class WorkloadsCatalog:
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as failure:
             log.info("the leader could not read the settings of topics", workload=key, error=repr(failure))
             return self._wrong.get(key, [])
+        self._reported_unread = {
+            entry for entry in self._reported_unread if entry[0] != key or entry[1] in unread
+        }
         for topic, error in sorted(unread.items()):
             entry = key, topic, workload.etag()
             if entry in self._reported_unread or not isinstance(error, AUTHORISATION):
@@ -369,8 +377,13 @@ class WorkloadsCatalog:
                 key,
                 f"the leader cannot check the settings of topic {topic} in {client.name}: {error}",
                 grant(client.spec, "topic", topic, "DescribeConfigs", *altered),
+                until_deposed(self._control, partial(self._is_read, entry)),
             )
         return [*wrong, *(one for one in self._wrong.get(key, []) if one.topic in unread)]
+
+    def _is_read(self, entry: tuple[str, str, str]) -> bool:
+        """Whether the settings of a topic that could not be read were read, or are no longer needed."""
+        return entry not in self._reported_unread
 
     def _claimed(self) -> set[tuple[str, str]]:
         """(cluster, topic) of all topics that workloads read: they are no leftovers."""
@@ -417,8 +430,9 @@ class WorkloadsCatalog:
     def _report(self, key: str, message: str, remedy: str, *, kind: str = "workload-trouble") -> None:
         self._troubles[key] = f"{message}; {remedy}"
         if (key, message) not in self._reported:
-            self._reported.add((key, message))
-            self._report_incident(kind, key, message, remedy)
+            self._reported.add((key, message))  # until the topics are read without this trouble
+            is_over = until_deposed(self._control, lambda: (key, message) not in self._reported)
+            self._report_incident(kind, key, message, remedy, is_over)
 
 
 def _hibernates(assignments: Mapping[str, Assignment], job: str) -> bool:

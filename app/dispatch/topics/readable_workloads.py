@@ -10,8 +10,8 @@ from app.dispatch.definition import Workload, dispatch_job
 from app.dispatch.push.metadata import SenderRole
 from app.dispatch.topics.leftovers import candidates
 from app.failover.topology import Layout
+from app.kernel.incidents import ReportIncident
 from app.kernel.json_types import JsonMapping
-from app.worker.jobs.start_position import ReportIncident
 
 REMEDY = "deploy it again"
 
@@ -35,7 +35,7 @@ class ReadableWorkloads:
         self._cache = DefinitionCache(
             lambda: control.view.workloads,
             lambda key, data: local(_parsed(key, data), layout),
-            lambda key, why: report_incident("workload-trouble", key, why, REMEDY),
+            lambda key, why, is_over: report_incident("workload-trouble", key, why, REMEDY, is_over),
         )
 
     def get(self, key: str) -> Workload | None:

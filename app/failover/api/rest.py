@@ -18,7 +18,6 @@ from app.definitions.api.requests import (
     define,
     defined,
     delete,
-    flag,
     paged_definitions,
     put_answers,
     read_definition,
@@ -36,7 +35,7 @@ from app.kernel.json_types import JsonObject
 from app.web.http import schemas as http_schemas
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
-from app.web.http.responses import ApiError, json_response
+from app.web.http.responses import ApiError, flag, json_response
 from app.web.http.route_docs import ACTOR, JSON, PAGE, AnswerDoc, Page, described
 
 PUT = put_answers("definition")

@@ -15,18 +15,18 @@ from uuid import uuid4
 
 from app.controllog.definition_cache import DefinitionCache
 from app.controllog.events import ALL, AnyControlEvent, Paused, RouteDeleted, RoutePut
-from app.controllog.log import ControlLog
+from app.controllog.log import ControlLog, until_deposed
 from app.controllog.topics import ControlTopics
 from app.dispatch.definition import Workload
 from app.failover.definition import PREFIX, FailoverDefinition, route_definition
 from app.failover.topology import Derivation, Failover, Layout, derive, governing
 from app.kernel.clock import now_ms
+from app.kernel.incidents import IsOver, ReportIncident
 from app.kernel.json_types import JsonMapping
 from app.replicate.definition import RouteDefinition
 from app.replicate.definition_checks import conflicts as route_conflicts
 from app.replicate.definition_checks import folded_copies
 from app.replicate.model.route import Route
-from app.worker.jobs.start_position import ReportIncident
 
 DERIVED_ROUTES_INCIDENT = "failover-trouble"
 
@@ -52,6 +52,7 @@ class DerivedRoutes:
         self.layout = layout
         self._control = control
         self._report_incident = report_incident
+        self._term = 0
         self._parsed = DefinitionCache(lambda: control.view.failovers, _parsed, self._report_unreadable)
         self._stamp: tuple[tuple[str, str], ...] = ()
         self._following = DerivedDefinitions({}, {})
@@ -152,11 +153,17 @@ class DerivedRoutes:
             if f"{PREFIX}{put.made_by}" in view.failovers and put.made_by not in self._readable():
                 continue  # rule 2
             events += self._deleted(name, put, at_ms)
+        if view.term != self._term:
+            self._term, self._reported = view.term, set()
         for maker, why in sorted(incidents - self._reported):
             message, _, remedy = why.rpartition("; ")
-            self._report_incident(DERIVED_ROUTES_INCIDENT, maker, message, remedy)
+            is_over = self._is_over(maker, why)
+            self._report_incident(DERIVED_ROUTES_INCIDENT, maker, message, remedy, is_over)
         self._reported = incidents
         return events
+
+    def _is_over(self, maker: str, why: str) -> IsOver:
+        return until_deposed(self._control, lambda: (maker, why) not in self._reported)
 
     def _deleted(self, name: str, put: RoutePut, at_ms: int) -> Iterator[AnyControlEvent]:
         by = actor(put.made_by)
@@ -167,8 +174,9 @@ class DerivedRoutes:
     def _readable(self) -> set[str]:
         return {known.failover.name for known in self.all().values()}
 
-    def _report_unreadable(self, key: str, why: str) -> None:
-        self._report_incident(DERIVED_ROUTES_INCIDENT, key.removeprefix(PREFIX), why, "deploy it again")
+    def _report_unreadable(self, key: str, why: str, is_over: IsOver) -> None:
+        name = key.removeprefix(PREFIX)
+        self._report_incident(DERIVED_ROUTES_INCIDENT, name, why, "deploy it again", is_over)
 
 
 def actor(maker: str) -> str:

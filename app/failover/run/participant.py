@@ -24,7 +24,7 @@ from app.failover.topology import Layout
 from app.kafka.client.aiokafka_types import ClientOptions
 from app.kafka.client.cluster import ClusterClient
 from app.kernel.clock import now_ms
-from app.worker.jobs.start_position import ReportIncident
+from app.kernel.incidents import ReportIncident
 
 
 @dataclass(frozen=True, slots=True)

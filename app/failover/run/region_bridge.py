@@ -36,7 +36,7 @@ from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kafka.records.record import PlacedRecord
 from app.kernel.clock import now_ms
-from app.worker.jobs.start_position import ReportIncident
+from app.kernel.incidents import ReportIncident
 
 log = structlog.get_logger(__name__)
 

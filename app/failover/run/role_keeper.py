@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from app.controllog.events import AnyControlEvent, RegionPulse, RolePut, RoleReleased
-from app.controllog.log import ControlLog
+from app.controllog.log import ControlLog, until_deposed
 from app.controllog.roles import ACTIVE, ACTIVE_PASSIVE, MOVING, Roles, initial, is_higher
 from app.dispatch.definition import Workload
 from app.dispatch.push.metadata import SenderRole
@@ -32,9 +32,9 @@ from app.failover.run.derived_routes import DerivedRoutes
 from app.failover.run.presence import Presence
 from app.failover.run.region_bridge import UNHEARD_S, RegionBridge
 from app.kernel.clock import now_ms
+from app.kernel.incidents import ReportIncident
 from app.offsets.sync.group_sync_schedule import PassiveWorkload
 from app.placement.model.plan import name_of
-from app.worker.jobs.start_position import ReportIncident
 
 MAX_WAIT_FOR_REGIONS_S = 120.0
 PULSE_INTERVAL_S = 2.0
@@ -78,7 +78,8 @@ class RoleKeeper:
             str, tuple[RegionPulse, float]
         ] = {}  # region -> its last pulse, and when it was seen
         self._pulse_s = float("-inf")
-        self._reported: set[tuple[str, str]] = set()
+        self._reported: dict[str, str] = {}  # workload -> why it has no role
+        self._term = 0
 
     @property
     def own(self) -> str:
@@ -102,6 +103,12 @@ class RoleKeeper:
         self._presence.update(now_s)
         moded, view = list(self.moded()), self._control.view
         keys = {workload.key for workload in moded}
+        if view.term != self._term:
+            self._term = view.term
+            self._reported.clear()
+        self._reported = {
+            key: why for key, why in self._reported.items() if key in keys and view.roles.of(key) is None
+        }
         self._since_s = {key: at for key, at in self._since_s.items() if key in keys}
         self._replaced_s = {key: at for key, at in self._replaced_s.items() if key in keys}
         busy: Collection[str] | None = None
@@ -154,10 +161,14 @@ class RoleKeeper:
             region, epoch = initial(workload.spec.primary, regions)
         except LookupError as error:
             message, _, remedy = str(error).rpartition("; ")
-            if (key, message) not in self._reported:
-                self._reported.add((key, message))
-                self._report_incident("role-unknown", key, f"no region is active for it: {message}", remedy)
+            if self._reported.get(key) != message:
+                self._reported[key] = message
+                self._report_incident(
+                    "role-unknown", key, f"no region is active for it: {message}", remedy,
+                    until_deposed(self._control, lambda: self._reported.get(key) != message),
+                )  # fmt: skip
             return
+        self._reported.pop(key, None)
         if self._is_premature(workload, region, now_s):
             return
         yield RolePut(

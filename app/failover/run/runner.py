@@ -33,13 +33,13 @@ from app.controllog.failover_run import (
     leader_of,
     stand,
 )
-from app.controllog.log import ControlLog
+from app.controllog.log import ControlLog, until_deposed
 from app.controllog.roles import ACTIVE_PASSIVE, MOVING
 from app.dispatch.definition import Workload
 from app.failover.run.derived_routes import DerivedRoutes
 from app.failover.run.role_keeper import MAX_WAIT_FOR_REGIONS_S, RoleKeeper
 from app.kernel.clock import now_ms
-from app.worker.jobs.start_position import ReportIncident
+from app.kernel.incidents import ReportIncident
 
 log = structlog.get_logger(__name__)
 
@@ -96,6 +96,7 @@ class FailoverRuns:
         self._notes: dict[tuple[str, str], str] = {}  # for roles that became active without positions
         self._waiting_s: dict[tuple[str, str], tuple[str, float]] = {}
         self._reported: set[tuple[str, str, str]] = set()
+        self._term = 0
         self._query: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
@@ -147,7 +148,11 @@ class FailoverRuns:
     def steps(self, now_s: float) -> list[AnyControlEvent]:
         """The events that the leader has to write now."""
         view = self._control.view
+        if view.term != self._term:
+            self._term = view.term
+            self._reported.clear()
         if not len(view.runs):
+            self._forget_ended(set())
             return []
         returned = self._keeper.has_just_returned()
         moving = {role.plan for role in view.roles if role.state == MOVING}
@@ -192,12 +197,14 @@ class FailoverRuns:
         at = run.id, key
         what, since_s = self._waiting_s.get(at, ("", now_s))
         if what != waits_for:
+            self._reported.discard((*at, what))
             what, since_s = self._waiting_s[at] = waits_for, now_s
         if not what or now_s - since_s < STUCK_AFTER_S or (*at, what) in self._reported:
             return
         self._reported.add((*at, what))
         message = f"failover {run.id}{f' of {key}' * bool(key)} to {run.to} waits for {what}"
-        self._report_incident(STUCK_INCIDENT, run.id, message, what_to_do)
+        is_over = until_deposed(self._control, lambda: self._waiting_s.get(at, ("", 0.0))[0] != what)
+        self._report_incident(STUCK_INCIDENT, run.id, message, what_to_do, is_over)
 
     # -- last positions --------------------------------------------------------------------------
 

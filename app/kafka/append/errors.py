@@ -25,6 +25,7 @@ from app.kafka.client.permissions import (
     grant,
     lacks,
 )
+from app.kernel.incidents import IsOver
 
 DUPLICATE = 46  # the batch is in the log, at an unknown offset
 OUT_OF_SEQUENCE = {45, 59}  # OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID
@@ -100,12 +101,14 @@ class LaneClosed(AppendError):
 
 @dataclass(frozen=True, slots=True)
 class AppendIncident:
-    """A partition takes no batches and is retried, or the lane has continued in a way worth knowing."""
+    """A partition takes no batches and is retried, or the lane has continued in a way worth knowing.
+    `is_over`: as of `app.kernel.incidents`."""
 
     topic: str
     partition: int
     message: str
     remedy: str
+    is_over: IsOver | None = None
 
 
 def first_refused(answers: Iterable[Answer]) -> tuple[int, BrokerResponseError] | None:

@@ -57,6 +57,7 @@ from app.kafka.producers.ids import ProducerId
 from app.kafka.records.batch import BatchHeader
 from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.verbatim_copy import Bytes, next_sequence
+from app.kernel.incidents import IsOver
 
 if TYPE_CHECKING:
     from app.kafka.client.cluster import ClusterClient
@@ -300,7 +301,10 @@ class AppendLane:
         self._failures += 1
         if now_s - self._failing_since_s > INCIDENT_DELAY_S and message != self._reported:
             self._reported = message
-            self._report(message, remedy_of(code, self._appender.cluster.spec, self.topic))
+            self._report(
+                message, remedy_of(code, self._appender.cluster.spec, self.topic),
+                lambda: self._reported != message or self._error is not None,
+            )  # fmt: skip
         self._loop.call_later(delay_s, self._resume)
 
     # -- inside ------------------------------------------------------------------------------------
@@ -421,9 +425,9 @@ class AppendLane:
         if self._queue:
             self._appender.ready(self)
 
-    def _report(self, message: str, remedy: str) -> None:
+    def _report(self, message: str, remedy: str, is_over: IsOver | None = None) -> None:
         report = self._own_report or self._appender.report_incident
-        report(AppendIncident(self.topic, self.partition, message, remedy))
+        report(AppendIncident(self.topic, self.partition, message, remedy, is_over))
 
     def _end(self, error: AppendError) -> None:
         if self._error is not None:

@@ -32,6 +32,7 @@ from mode import Service
 
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.clock import now_ms
+from app.kernel.incidents import ReportIncident
 from app.offsets.model.group_sync import BEYOND_MAPPED
 from app.offsets.store.tables import NotRead, ReadableClusters
 from app.offsets.sync.group_syncer import GroupOutcome, GroupState, GroupSyncer, OffsetMapViews, Wanted
@@ -55,7 +56,6 @@ REMEDY = (
 FOREIGN = "Switchyard did not commit it; set it back if the messages in between were not read"
 
 PassiveState = Literal[GroupState, "away", "starting"]
-ReportIncident = Callable[[str, str, str, str], None]
 SyncedRoutes = Callable[[], Mapping[str, tuple[RouteDefinition, Route]]]
 
 
@@ -211,9 +211,11 @@ class GroupSyncSchedule(Service):
             self.routes.clear()
             self.passive.clear()
             self._passives.clear()
+            self._reported.clear()
             return
         self._start_rounds(self.routes, self._route_syncs())
         self._start_rounds(self.passive, self._passive_syncs())
+        self._reported = {one for one in self._reported if self._is_wanted(*one)}
 
     def _route_syncs(self) -> dict[str, _Sync]:
         defined = self._defined()
@@ -321,12 +323,23 @@ class GroupSyncSchedule(Service):
             message = f"group {part.group} is not in step in {status.target}: {outcome.why}"
             self._report(route, part.name, message)
 
+    def _is_wanted(self, route: str, name: str) -> bool:
+        """Whether a part that was reported still is synced here."""
+        if not route:
+            return name in self._passives or name in self.passive
+        kept = self.routes.get(route)
+        return kept is not None and (not name or name in kept.outcomes)
+
     def _report(self, route: str, name: str, message: str) -> None:
         """`route` "": `name` is a passive workload's key, or the active region's cluster."""
-        if (route, name) not in self._reported:
-            self._reported.add((route, name))
+        part = route, name
+        if part not in self._reported:
+            self._reported.add(part)
             with contextlib.suppress(Exception):
-                self._report_incident("offset-sync", "/".join(filter(None, (route, name))), message, REMEDY)
+                self._report_incident(
+                    "offset-sync", "/".join(filter(None, part)), message, REMEDY,
+                    lambda: part not in self._reported,
+                )  # fmt: skip
 
 
 def _passive_outcome(outcome: GroupOutcome, topic: str) -> GroupOutcome:

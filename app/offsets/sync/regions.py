@@ -10,15 +10,11 @@ from mode import Service
 
 from app.dispatch.definition import Workload
 from app.kernel.clock import now_ms
+from app.kernel.incidents import ReportIncident
 from app.kernel.json_types import JsonObject
 from app.offsets.store.tables import ReadableClusters, RegionAtlas, RegionTables
 from app.offsets.sync.group_owners import IsActive
-from app.offsets.sync.group_sync_schedule import (
-    GroupSyncSchedule,
-    PassiveWorkload,
-    ReportIncident,
-    SyncedRoutes,
-)
+from app.offsets.sync.group_sync_schedule import GroupSyncSchedule, PassiveWorkload, SyncedRoutes
 from app.offsets.sync.group_syncer import Busy, GroupSyncer
 from app.offsets.sync.mapper import OffsetMapper
 from app.offsets.sync.remote_progress import RemoteProgress

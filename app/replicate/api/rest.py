@@ -25,7 +25,6 @@ from app.definitions.api.requests import (
     define,
     defined,
     delete,
-    flag,
     paged_definitions,
     put_answers,
     read_definition,
@@ -49,7 +48,7 @@ from app.web.http import schemas as http_schemas
 from app.web.http.context import ApiContext
 from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.operator_requests import actor_of
-from app.web.http.responses import ApiError, json_response, paged
+from app.web.http.responses import ApiError, flag, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, AnswerDoc, Page, described
 from app.worker.api import overview
 

@@ -29,6 +29,7 @@ from app.kafka.producers.ids import new_producer
 from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.fencing import LogId
+from app.kernel.incidents import ReportOwnIncident
 from app.replicate.destination.handover import BadHandover, ReplicaHandover
 from app.replicate.destination.ledger import CopyLedger, SentBatch
 from app.replicate.destination.predecessor import begins_at
@@ -84,14 +85,14 @@ class SessionPorts:
 
     Attributes:
         start_task: Runs a coroutine for as long as the replica runs.
-        report_incident: Takes kind, message and remedy.
+        report_incident: Reports an incident of the replica; an open one also ends with the replica.
         on_unsure: Takes the reason why later records may be in the copy twice.
         on_lost: Is called when the destination has lost acknowledged records.
         on_closed: Takes the offset sync behind a former owner's lane: source and target end, stamp, and time.
     """
 
     start_task: Callable[[Callable[[], Awaitable[None]]], object]
-    report_incident: Callable[[str, str, str], None]
+    report_incident: ReportOwnIncident
     on_unsure: Callable[[str], None]
     on_lost: Callable[[], None]
     on_closed: Callable[[int, int, ProducerStamp, float], None]
@@ -407,11 +408,11 @@ class DestinationSession:
 
     def _on_append_incident(self, trouble: AppendIncident) -> None:
         self.why = f"append: {trouble.message}; {trouble.remedy}"
-        self._report_incident("append-trouble", trouble.message, trouble.remedy)
+        self._report_incident("append-trouble", trouble.message, trouble.remedy, trouble.is_over)
 
     async def _retry(self, act: Callable[[], Awaitable[T]]) -> T:
         """Repeats `act` until it succeeds (rule 3)."""
-        since_s, is_reported = time.monotonic(), False
+        since_s, is_reported, done = time.monotonic(), False, asyncio.Event()
         while True:
             try:
                 found = await act()
@@ -428,10 +429,11 @@ class DestinationSession:
                     if not is_reported:
                         is_reported = True
                         at = f"{self.name}/{self.target[1]}"
-                        self._report_incident("append-trouble", f"{at}: {error}", remedy)
+                        self._report_incident("append-trouble", f"{at}: {error}", remedy, done.is_set)
                 await asyncio.sleep(DESTINATION_RETRY_INTERVAL_S)
             else:
                 self.why = ""
+                done.set()
                 return found
 
     def close(self) -> None:

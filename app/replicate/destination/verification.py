@@ -27,7 +27,6 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -42,6 +41,7 @@ from app.kafka.producers.history import OFFSET_OUT_OF_RANGE
 from app.kafka.records.batch import HEADER_BYTES, iter_batches
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.verbatim_copy import VerbatimCopy
+from app.kernel.incidents import ReportIncident
 from app.kernel.job import JobId
 from app.kernel.token_bucket import TokenBucket
 from app.replicate.destination.comparison import ExpectedCopy, codec_at, compare, compare_records, print_of
@@ -60,8 +60,6 @@ FETCH_WAIT_MS = 50
 CONNECTION = "verify"
 CLEANUP_POLICY, COMPACT = "cleanup.policy", "compact"
 _CODEC = 0x07
-
-ReportIncident = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
 
 
 TargetPartition = tuple[str, int]  # topic, partition
@@ -238,6 +236,7 @@ class CopyVerifier:
                 f"copies in {target[0]} of {self._target.name} could not be read back for "
                 f"{now_s - trouble.since_s:.0f} s, so they are not compared: {error or repr(error)}",
                 error.remedy if isinstance(error, CopyUnreadable) else remedy,
+                lambda: self._troubles.get(target) is not trouble,
             )
         self._drop(target)
 
@@ -249,6 +248,7 @@ class CopyVerifier:
             )
         for target in list(self._waiting):
             self._drop(target)
+        self._troubles.clear()
 
     def _drop(self, target: TargetPartition) -> None:
         while target in self._waiting:

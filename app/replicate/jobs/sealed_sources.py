@@ -25,8 +25,8 @@ from app.controllog.topics import ControlTopics
 from app.failover.topology import Layout
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
+from app.kernel.incidents import ReportIncident
 from app.kernel.repeated_trouble import RepeatedTrouble
-from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.unsealed_records import UnsealedRecords
 
 log = structlog.get_logger(__name__)
@@ -45,6 +45,7 @@ class SealedSources(Service):
         self._report_incident = report_incident
         self._unsealed = UnsealedRecords(report_incident)
         self._denied = defaultdict[str, RepeatedTrouble](RepeatedTrouble)
+        self._unread = set[str]()  # regions whose seals may not be read
         self._wanted: dict[str, str] = {}  # region -> its control cluster
         self._ids: dict[str, dict[str, str]] = {}  # region -> the topic ids for which its seals were read
         self._seals: dict[str, Seals] = {}
@@ -91,7 +92,9 @@ class SealedSources(Service):
             self._ids[region] = ids
             if seals is not None:
                 self._seals[region] = seals
-            elif len(ids) < len(names):
+            if len(ids) == len(names):
+                self._unread.discard(region)
+            elif seals is None:
                 await self._report_denied(region, client, names)
             if former is not None:
                 await self.remove_dependency(former)
@@ -118,6 +121,7 @@ class SealedSources(Service):
             for name in names:
                 await client.partitions(name)
         except TopicAuthorizationFailedError:
+            self._unread.add(region)
             self._denied[region].record(name)
             if self._denied[region].due(time.monotonic()) is not None:
                 self._report_incident(
@@ -125,7 +129,10 @@ class SealedSources(Service):
                     f"Switchyard may not describe {name} in {client.name}, so routes copy the region's "
                     "control topics with unsealed records",
                     f"grant Read on switchyard-{region}- (prefixed) there (docs/permissions.md)",
+                    lambda: region not in self._unread,
                 )  # fmt: skip
+        else:
+            self._unread.discard(region)
 
     @Service.task
     async def _poll(self) -> None:

@@ -26,12 +26,13 @@ from app.kafka.client.commits import GroupDenied
 from app.kafka.data_clusters import DataCluster
 from app.kafka.fetch.deliveries import FetchKey, LogGap
 from app.kernel.fencing import LogId, TakeoverAnswer
+from app.kernel.incidents import ReportIncident
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
 from app.replicate.definition import RouteDefinition
 from app.replicate.destination.handover import BadHandover, ReplicaHandover
 from app.replicate.pump.route_runtime import group_of
-from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPosition, log_id, read_snapshot
+from app.worker.jobs.start_position import LineageReset, StartPosition, log_id, read_snapshot
 
 log = structlog.get_logger(__name__)
 

@@ -32,6 +32,7 @@ from app.kafka.append.errors import (
 from app.kafka.append.lane import AppendLane
 from app.kafka.fetch.decoder import UndecodableBatch
 from app.kafka.records.verbatim_copy import VerbatimCopy
+from app.kernel.incidents import ReportOwnIncident
 from app.kernel.ranges import Range
 from app.replicate.destination.ledger import CopyLedger, SentBatch
 from app.replicate.destination.predecessor import divided, drop_first, halves, is_compressed, places_of
@@ -52,7 +53,7 @@ class _Waiting:
 
 
 class BlockedBatch:
-    def __init__(self, report_incident: Callable[[str, str, str], None], where: str) -> None:
+    def __init__(self, report_incident: ReportOwnIncident, where: str) -> None:
         self._report_incident = report_incident
         self._where = where
         self._waiting: dict[Range, _Waiting] = {}
@@ -90,7 +91,10 @@ class BlockedBatch:
         waiting = self._waiting.get(offsets)
         if waiting is None:
             waiting = self._waiting[offsets] = _Waiting()
-            self._report_incident("replica-stuck", f"{place}: {message}", remedy)
+            self._report_incident(
+                "replica-stuck", f"{place}: {message}", remedy,
+                lambda: self._waiting.get(offsets) is not waiting,
+            )  # fmt: skip
         waiting.why = f"offsets [{start}, {end}) wait: {message}; {remedy}"
         try:
             async with asyncio.timeout(timeout_s):

@@ -37,6 +37,7 @@ from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
+from app.kernel.incidents import JOB_CLOSED, IsOver, ReportIncident
 from app.kernel.job import JobId
 from app.kernel.load import JobWork
 from app.kernel.ranges import Range, Snapshot
@@ -51,7 +52,7 @@ from app.replicate.pump.offset_sync_emitter import OffsetSyncEmitter
 from app.replicate.pump.send_gate import SendGate
 from app.replicate.pump.tasks import ReplicaTasks
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedRecords
-from app.worker.jobs.start_position import ReportIncident, StartPosition
+from app.worker.jobs.start_position import StartPosition
 
 if TYPE_CHECKING:
     from app.replicate.pump.route_runtime import RouteRuntime
@@ -398,8 +399,10 @@ class ReplicaPump:
         source = f"{self.runtime.source.name}/{self.job.topic}/{self.job.partition}"
         return f"{source} to {self.session.name}"
 
-    def report_incident(self, kind: str, message: str, remedy: str) -> None:
-        self._report_incident(kind, str(self.job), message, remedy)
+    def report_incident(self, kind: str, message: str, remedy: str, is_over: IsOver | None = None) -> None:
+        """Reports an incident of this replica. An open one also ends when the replica is closed."""
+        ends = None if is_over is None else lambda: (self.closed and JOB_CLOSED) or is_over()
+        self._report_incident(kind, str(self.job), message, remedy, ends)
 
     # -- the end ---------------------------------------------------------------------------------
 

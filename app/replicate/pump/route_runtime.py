@@ -20,6 +20,7 @@ from app.kafka.append.local_appends import LaneWrites, LocalAppends
 from app.kafka.client.cluster import LATEST, ClusterClient
 from app.kafka.client.topic_configs import TopicSettings, describe
 from app.kernel.fencing import LogId
+from app.kernel.incidents import ReportIncident
 from app.kernel.job import JobId
 from app.kernel.lease import Lease
 from app.kernel.limit_shares import ALL, LimitNeed, LimitUsage, WorkerShare
@@ -29,7 +30,7 @@ from app.replicate.definition import RouteDefinition
 from app.replicate.destination.copy_headers import HeaderEdit
 from app.replicate.destination.ledger import CopyLedger
 from app.replicate.destination.session import DESTINATION_RECREATED
-from app.replicate.destination.verification import CopyVerifier, ReportIncident, VerificationBudget
+from app.replicate.destination.verification import CopyVerifier, VerificationBudget
 from app.replicate.model.destination_topic import MAX_BYTES
 from app.replicate.model.route_priority import PRIORITY_HOLD_S, RoutePriorities
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget

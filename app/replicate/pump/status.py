@@ -82,7 +82,9 @@ def check_progress(pump: ReplicaPump, now_s: float) -> None:
     unread = not has_records and pump.intake.expected < pump.high_watermark
     is_reported = pump.halted or pump.troubles.of(TroubleSource.FETCH)
     may_send = not (pump.paused or pump.limited) and (has_records or (unread and not is_reported))
-    if not (may_send or pump.in_flight) or not pump.runtime.lease.holds(now_s):
+    if not (may_send or pump.in_flight):
+        pump.ledger.progress_s, pump.is_stall_reported = now_s, False
+    elif not pump.runtime.lease.holds(now_s):
         pump.ledger.progress_s = now_s
     elif (
         now_s - pump.ledger.progress_s > (UNREAD_S if unread else STALLED_AFTER_S)
@@ -119,4 +121,7 @@ def _report_stalled(pump: ReplicaPump, unread: bool) -> None:
             "transaction may be open there that its producer does not end, or this worker's memory is used up"
         )
         remedy = "find it by kafka-transactions.sh find-hanging and abort it, or give the worker more memory"
-    pump.report_incident("replica-no-progress", f"{pump.where}, at {pump.base}: {message}", remedy)
+    pump.report_incident(
+        "replica-no-progress", f"{pump.where}, at {pump.base}: {message}", remedy,
+        lambda: not pump.is_stall_reported,
+    )  # fmt: skip

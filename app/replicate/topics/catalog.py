@@ -31,9 +31,10 @@ from typing import NamedTuple
 import structlog
 from aiokafka.errors import KafkaError
 
-from app.controllog.log import ControlLog
+from app.controllog.log import ControlLog, until_deposed
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
+from app.kernel.incidents import ReportIncident
 from app.kernel.json_types import JsonObject
 from app.placement.model.round import is_gone
 from app.replicate.definition import REPLICATE_JOBS, RouteDefinition
@@ -44,7 +45,6 @@ from app.replicate.topics.conflicts import ConflictingRoutes, conflicts
 from app.replicate.topics.readable_routes import ReadableRoute, ReadableRoutes
 from app.replicate.topics.source_ends import beginning_of, lacks_beginning, not_known
 from app.replicate.topics.targets import DestinationTopics
-from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.topic_inventory import ClusterTopics, TopicExistence
 from app.worker.jobs.vanished_topics import ExpectedTopic, TopicPresence, was_held
 
@@ -148,7 +148,10 @@ class RoutesCatalog:
         if view.term != self._term:  # knowledge from an earlier leadership may be old
             self._term = view.term
             self._topics.clear()
+            self._unreachable.clear()
             self.targets.forget()
+            for refused in self._refused:  # reports of an earlier leadership have ended with it
+                self._report_refused(refused, routes)
         if not routes and not self._topics:
             return
         self._expected = self._held_topics(held, routes)
@@ -308,6 +311,8 @@ class RoutesCatalog:
                 names.update(self.targets.of(cluster))
         for unused in self._topics.keys() - wanted.keys():
             del self._topics[unused]
+        for unused in self._unreachable.keys() - wanted.keys():
+            del self._unreachable[unused]
         awaited = set()
         for cluster, names in wanted.items():
             topics, described = self._topics[cluster], self._described(cluster, routes)
@@ -360,6 +365,7 @@ class RoutesCatalog:
                 self._report_incident(
                     "route-trouble", name, f"cluster {cluster} cannot be read: {error}",
                     "check the cluster; topics that are copied already continue, new ones wait",
+                    until_deposed(self._control, partial(self._is_read, cluster, name)),
                 )  # fmt: skip
             self._unreachable[cluster] = affected
             await asyncio.sleep(REFRESH_INTERVAL_S)
@@ -370,6 +376,10 @@ class RoutesCatalog:
             self._unreachable.pop(cluster, None)
             if time.monotonic() - began_s < REFRESH_TIMEOUT_S:
                 self._late.discard(cluster)
+
+    def _is_read(self, cluster: str, route: str) -> bool:
+        """Whether a route's cluster can be read again, or the route no longer needs it."""
+        return route not in self._unreachable.get(cluster, ()) or route not in self._control.view.routes
 
     def _awaiting_start(self, source: str, routes: Mapping[str, ReadableRoute]) -> list[ReadableRoute]:
         view = self._control.view
@@ -430,6 +440,15 @@ class RoutesCatalog:
         own = [known.route for known in routes.values()]
         found = await asyncio.to_thread(conflicts, own, changed, beside)
         for refused in found:
-            for name in sorted(refused.names & routes.keys() if refused not in self._refused else ()):
-                self._report_incident("route-refused", name, refused.message, refused.remedy)
+            if refused not in self._refused:
+                self._report_refused(refused, routes)
         self._refused, self._proved, self._proved_beside = found, etags, remote
+
+    def _report_refused(self, refused: ConflictingRoutes, routes: Mapping[str, ReadableRoute]) -> None:
+        for name in sorted(refused.names & routes.keys()):
+            is_over = until_deposed(self._control, partial(self._runs, name, refused))
+            self._report_incident("route-refused", name, refused.message, refused.remedy, is_over)
+
+    def _runs(self, name: str, refused: ConflictingRoutes) -> bool:
+        """Whether the conflict no longer keeps the route from running."""
+        return refused not in self._refused or name not in self._control.view.routes

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from app.controllog.definition_cache import DefinitionCache
 from app.controllog.log import ControlLog
+from app.kernel.incidents import ReportIncident
 from app.kernel.json_types import JsonMapping
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.route import Route
-from app.worker.jobs.start_position import ReportIncident
 
 
 class ReadableRoute(NamedTuple):
@@ -25,7 +25,9 @@ class ReadableRoutes:
         self._cache = DefinitionCache(
             lambda: control.view.routes,
             _parsed,
-            lambda name, why: report_incident("route-trouble", name, why, "deploy it again"),
+            lambda name, why, is_over: report_incident(
+                "route-trouble", name, why, "deploy it again", is_over
+            ),
         )
 
     def get(self, name: str) -> ReadableRoute | None:

@@ -22,7 +22,7 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from app.controllog.events import DestinationTopic
-from app.controllog.log import ControlLog
+from app.controllog.log import ControlLog, until_deposed
 from app.dispatch.topics.settings import safe_replication
 from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.client.permissions import allow, grant, lacks
@@ -30,6 +30,7 @@ from app.kafka.client.topic_configs import alter, create, expand
 from app.kafka.client.topics import INVALID_NAME, TopicRefused, TopicSpec
 from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
+from app.kernel.incidents import IsOver, ReportIncident
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.destination_topic import (
     KEPT,
@@ -43,7 +44,6 @@ from app.replicate.model.destination_topic import (
     plan_topic,
 )
 from app.replicate.model.route import RENAME
-from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.topic_inventory import AUTHORISATION, ClusterTopics
 
 log = structlog.get_logger(__name__)
@@ -190,6 +190,7 @@ class DestinationTopics:
 
     def forget(self) -> None:
         self._plans, self._fit, self._is_own, self._stamp = {}, {}, {}, None
+        self._reported.clear()
 
     def of(self, cluster: str) -> Set[str]:
         return self._of.get(cluster, frozenset())
@@ -521,8 +522,11 @@ class DestinationTopics:
                     )  # fmt: skip
         for (name, message), (kind, remedy) in reports.items():
             if (name, message) not in self._reported:
-                self._report_incident(kind, name, message, remedy)
+                self._report_incident(kind, name, message, remedy, self._is_over(name, message))
         self._reported = set(reports)
+
+    def _is_over(self, name: str, message: str) -> IsOver:
+        return until_deposed(self._control, lambda: (name, message) not in self._reported)
 
 
 async def _alter(

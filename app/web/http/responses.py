@@ -153,6 +153,14 @@ def number(request: web.Request, name: str, default: int, least: int, most: int)
     return int(text)
 
 
+def flag(request: web.Request, name: str) -> bool:
+    """A flag of the query string. Raises ApiError: what is mistyped must not be taken for no."""
+    text = request.query.get(name, "false")
+    if text not in {"true", "false"}:
+        raise ApiError(400, "Bad query", f"{name}={text[:40]!r} must be true or false")
+    return text == "true"
+
+
 def _check(request: web.Request) -> None:
     """Raises ApiError for an unknown parameter, which may be a typing error, and for a body of a type that
     the route does not take."""

@@ -119,7 +119,11 @@ class Activity(TypedDict):
 
 
 class Incident(TypedDict):
-    """A problem that a person must know of, with the remedy."""
+    """A problem that a person must know of, with the remedy.
+
+    `lasts`: it is a state, else an event of a moment, which has no end. `open`: the state lasts still.
+    `ended_why` says why it ended, if not because the problem is over.
+    """
 
     at_ms: int
     worker: str
@@ -127,6 +131,10 @@ class Incident(TypedDict):
     subject: str
     message: str
     remedy: str
+    lasts: bool
+    open: bool
+    ended_ms: int | None
+    ended_why: str
 
 
 class Workload(TypedDict):

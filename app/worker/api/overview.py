@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from app.controllog.codec import Heartbeat, IncidentRecord, JobStatus, WorkloadStatus
 from app.controllog.events import ALL, Assignment, RoutePut, WorkloadPut
+from app.controllog.incident_log import IncidentLog, is_open
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
 from app.dispatch.model.throughput_diagnosis import ThroughputBound, ThroughputDiagnosis, hibernated, passive
@@ -38,6 +39,7 @@ COUNTS = ("in_flight", "unfinished", "delivered", "retried", "dead_lettered", "p
 QUEUES = ("ready", "behind", "postponed", "backoff", "outgoing")
 BREAKER_ORDER = {"closed": 0, "half-open": 1, "open": 2}
 ENDED_SHOWN_S = 30.0
+MAX_SHOWN_INCIDENTS = 20
 MAX_SHOWN_TROUBLES = 5  # of a workload, in one line of a table
 
 
@@ -352,7 +354,7 @@ def overview(
     state: ControlState,
     heard: Mapping[str, tuple[float, Heartbeat]],
     live: Mapping[str, Heartbeat],
-    incidents: Sequence[IncidentRecord],
+    incidents: IncidentLog,
     now_ms: int,
     now_s: float,
     *,
@@ -379,9 +381,10 @@ def overview(
             "dead_lettered": sum(w["dead_lettered"] for w in listed),
             "alerts_firing": sum(one.state == "firing" for one in state.alert_states.states.values()),
         },
-        "incidents": [incident(i) for i in reversed(list(incidents)[-20:])],
+        "incidents": [incident(record) for record in incidents.newest_first(live)[:MAX_SHOWN_INCIDENTS]],
     }
 
 
 def incident(record: IncidentRecord) -> JsonObject:
-    return msgspec.structs.asdict(record)
+    """An incident of `IncidentLog.newest_first`, for the console."""
+    return msgspec.structs.asdict(record) | {"open": is_open(record), "ended_ms": record.ended_ms or None}

@@ -12,13 +12,14 @@ from app.kernel.clock import iso, now_ms
 from app.kernel.json_types import JsonObject
 from app.web.http import schemas
 from app.web.http.context import ApiContext
-from app.web.http.responses import ApiError, json_response, paged
-from app.web.http.route_docs import PAGE, TEXT, AnswerDoc, Page, described
+from app.web.http.responses import ApiError, flag, json_response, paged
+from app.web.http.route_docs import PAGE, TEXT, AnswerDoc, Page, Param, described
 from app.worker.api import overview
 
 EVENTS_INTERVAL_S = 1.0
 EVENT_STREAM_TIMEOUT_S = 10.0
 MAX_STREAMS = 64
+OPEN = Param("open", {"type": "boolean", "default": False}, "only those whose state still lasts")
 
 
 def region_overview(api: ApiContext) -> JsonObject:
@@ -26,7 +27,7 @@ def region_overview(api: ApiContext) -> JsonObject:
     runtime, now_s = api.runtime, time.monotonic()
     members = runtime.members
     return overview.overview(
-        api.region, runtime.control.view, members.heard, members.live(now_s), list(runtime.incidents.latest),
+        api.region, runtime.control.view, members.heard, members.live(now_s), runtime.incidents.known,
         now_ms(), now_s, returned=runtime.failover.keeper.has_just_returned(),
     )  # fmt: skip
 
@@ -111,8 +112,13 @@ class OverviewRoutes:
         """Activities of the control log, the newest first."""
         return json_response(paged(list(reversed(self._api.runtime.control.recent)), request))
 
-    @described(Page[schemas.Incident], query=PAGE)
+    @described(Page[schemas.Incident], query=(*PAGE, OPEN))
     async def get_incidents(self, request: web.Request) -> web.Response:
-        """Incidents, the newest first."""
-        incidents = reversed(self._api.runtime.incidents.latest)
-        return json_response(paged([overview.incident(record) for record in incidents], request))
+        """Incidents: first those whose state still lasts, then all others, each the newest first.
+
+        An open one has `open: true`. One that has ended has `ended_ms`, or `ended_why` if its worker is gone.
+        Events of a moment have no end (`lasts: false`).
+        """
+        live, wanted = self._api.beats(), flag(request, "open")
+        found = [overview.incident(one) for one in self._api.runtime.incidents.known.newest_first(live)]
+        return json_response(paged([one for one in found if one["open"] or not wanted], request))

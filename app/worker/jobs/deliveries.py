@@ -7,10 +7,11 @@ from typing import TypeVar
 
 from app.kafka.fetch.deliveries import FetchedBatches, FetchIncident, FetchItem, FetchKey, LogGap
 from app.kafka.fetch.service import FetchService
+from app.kernel.incidents import JOB_CLOSED, ReportIncident
 from app.kernel.troubles import FETCH_TROUBLE, TroubleSource
 from app.worker.jobs.kind import JobRestarts
 from app.worker.jobs.pump import Pump
-from app.worker.jobs.start_position import LineageReset, ReportIncident
+from app.worker.jobs.start_position import LineageReset
 
 P = TypeVar("P", bound=Pump)
 
@@ -68,8 +69,12 @@ def _skip_gap(pump: Pump, gap: LogGap, jobs: JobRestarts, report_incident: Repor
 
 
 def _show_fetch_incident(pump: Pump, incident: FetchIncident, report_incident: ReportIncident) -> None:
-    pump.troubles.show(TroubleSource.FETCH, f"{FETCH_TROUBLE}{incident.message}; {incident.remedy}")
-    report_incident("fetch-trouble", str(pump.job), incident.message, incident.remedy)
+    trouble = f"{FETCH_TROUBLE}{incident.message}; {incident.remedy}"
+    pump.troubles.show(TroubleSource.FETCH, trouble)
+    report_incident(
+        "fetch-trouble", str(pump.job), incident.message, incident.remedy,
+        lambda: (pump.closed and JOB_CLOSED) or pump.troubles.of(TroubleSource.FETCH) != trouble,
+    )  # fmt: skip
 
 
 def apply_fetch_state(pumps: Iterable[Pump], services: Sequence[FetchService]) -> None:

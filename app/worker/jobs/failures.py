@@ -62,6 +62,12 @@ class JobFailures:
             self._given_up[job] = epoch, dict(list(given_up.items())[-MOST_GIVEN_UP:])
         return failure
 
+    def has_ended(self, job: str, failure: JobFailure, now_s: float) -> bool:
+        """Whether the failure's series has ended: it is forgotten, or the job is gone."""
+        last = self._last.get(job)
+        is_same = last is not None and (last.epoch, last.at) == (failure.epoch, failure.at)
+        return last is None or not is_same or now_s - last.failed_s >= FORGET_AFTER_S
+
     def may_begin(self, job: str, epoch: int, now_s: float) -> bool:
         failure = self._last.get(job)
         return failure is None or failure.epoch != epoch or now_s >= failure.retry_at_s

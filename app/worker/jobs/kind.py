@@ -18,13 +18,14 @@ from app.controllog.log import ControlLog
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import FetchItem
 from app.kernel.fencing import TakeoverAnswer
+from app.kernel.incidents import ReportIncident
 from app.kernel.job import JobId
 from app.kernel.lease import Lease
 from app.kernel.limit_shares import LimitNeed, WorkerShare
 from app.payload.schema_loader import SchemaLoader
 from app.worker.jobs.failures import JobFailures
 from app.worker.jobs.pump import Pump, StartedJob
-from app.worker.jobs.start_position import LineageReset, ReportIncident
+from app.worker.jobs.start_position import LineageReset
 
 
 @dataclass(frozen=True, slots=True)

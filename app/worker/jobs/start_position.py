@@ -6,16 +6,14 @@ find it, by the tracker table, Kafka's commit and the topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.kafka.data_clusters import DataCluster
 from app.kafka.fetch.deliveries import LogGap
 from app.kernel.fencing import LogId
+from app.kernel.incidents import ReportIncident
 from app.kernel.job import JobId
 from app.kernel.ranges import CorruptSnapshot, Snapshot
-
-ReportIncident = Callable[[str, str, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)

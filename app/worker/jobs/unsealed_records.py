@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from app.controllog.seals import Refused
+from app.kernel.incidents import ReportIncident
 from app.kernel.repeated_trouble import RepeatedTrouble
-from app.worker.jobs.start_position import ReportIncident
 
 REMEDY = (
     "find the writer and withdraw its permission (docs/permissions.md); if it is a worker of an earlier "

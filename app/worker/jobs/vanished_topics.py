@@ -20,8 +20,8 @@ from typing import NamedTuple
 from app.controllog.events import Assignment
 from app.kafka.client.permissions import grant, lacks
 from app.kafka.data_clusters import DataClusters
+from app.kernel.incidents import ReportIncident
 from app.placement.model.round import GONE, is_gone
-from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.topic_inventory import TopicExistence
 
 MAX_REPORTED = 20  # incidents of a definition at once: a cluster may lose thousands of topics
@@ -67,21 +67,23 @@ class VanishedTopics:
         self._clusters = clusters
         self._report_incident = report_incident
 
-    def update(self, found: Iterable[tuple[str, TopicPresence]]) -> None:
-        """Takes the states of all topics that have, or had, jobs and that a definition names."""
+    def update(self, found: Iterable[tuple[str, TopicPresence]], begins: bool = False) -> None:
+        """Takes the states of all topics that have, or had, jobs and that a definition names. `begins`: this
+        worker has just become the leader, so it also reports what it knows from an earlier leadership."""
         before, self.of = self.of, {}
-        news: dict[tuple[str, str], list[TopicPresence]] = {}
+        news: dict[tuple[str, str], list[tuple[str, TopicPresence]]] = {}
         for prefix, now in found:
             known = before.get(prefix)
             if now.state == "unknown" and known is not None:
                 self.of[prefix] = known
             elif now.state in {"absent", "denied"}:
                 self.of[prefix] = now
-            if now.state not in {"unknown", known.state if known else "there"}:
-                news.setdefault(now.topic[:2], []).append(now)
+            former = known.state if known is not None else "there"
+            if now.state not in {"unknown", former} or (begins and now.state in {"absent", "denied"}):
+                news.setdefault(now.topic[:2], []).append((prefix, now))
         for (kind, name), topics in news.items():
-            for one in topics[:MAX_REPORTED]:
-                self._report(*one)
+            for prefix, (topic, state) in topics[:MAX_REPORTED]:
+                self._report(prefix, topic, state)
             if len(topics) > MAX_REPORTED:
                 self._report_incident(
                     "topic-vanished", name,
@@ -93,7 +95,7 @@ class VanishedTopics:
         """The reason to record when a job ends: its topic vanished, or just that it is gone."""
         return ENDED if job.rpartition(":")[0] in self.of else GONE
 
-    def _report(self, topic: ExpectedTopic, state: TopicExistence) -> None:
+    def _report(self, prefix: str, topic: ExpectedTopic, state: TopicExistence) -> None:
         kind, name, cluster, what = topic
         if state == "there":
             message = f"topic {what} in {cluster}, which {kind} {name} names, is there again"
@@ -108,4 +110,7 @@ class VanishedTopics:
                 f"{lacks(spec, 'topic', what, 'Describe')}"
             )
             remedy = grant(spec, "topic", what, "Describe", "Read")
-        self._report_incident("topic-vanished", name, message, remedy)
+        self._report_incident(
+            "topic-vanished", name, message, remedy,
+            lambda: (now := self.of.get(prefix)) is None or now.state != state,
+        )  # fmt: skip

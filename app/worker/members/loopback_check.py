@@ -9,7 +9,7 @@ worker that already runs jobs when the first such worker starts, an incident say
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import structlog
@@ -17,6 +17,7 @@ from mode import Service
 
 from app.config.web_address import is_loopback
 from app.controllog.codec import Heartbeat
+from app.kernel.incidents import ReportIncident
 from app.worker.members.membership import DRAINING, Members
 
 log = structlog.get_logger(__name__)
@@ -58,17 +59,18 @@ class LoopbackCheck(Service):
         place: str,
         url: str,
         members: Members,
-        report_incident: Callable[[str, str, str, str], None],
+        report_incident: ReportIncident,
     ) -> None:
         super().__init__()
         self._place = place
         self._url = url
         self._members = members
         self._report_incident = report_incident
+        self._is_unreachable = False
 
     @Service.task
     async def _check(self) -> None:
-        started_s, is_reported = time.monotonic(), False
+        started_s = time.monotonic()
         first_ms: dict[tuple[str, str], int] = {}
         while not self.should_stop:
             now_s = time.monotonic()
@@ -81,7 +83,10 @@ class LoopbackCheck(Service):
             if now_s - started_s < HEARTBEATS_GRACE_S and apart(self._place, self._url, sealed):
                 log.critical(why, remedy=REMEDY)
                 raise NotReachable(f"{why}; {REMEDY}")
-            if other and not is_reported:
-                self._report_incident("loopback-address", self._url, why, f"{REMEDY}; then start it again")
-            is_reported = bool(other)
+            was_reported, self._is_unreachable = self._is_unreachable, bool(other)
+            if other and not was_reported:
+                remedy = f"{REMEDY}; then start it again"
+                self._report_incident(
+                    "loopback-address", self._url, why, remedy, lambda: not self._is_unreachable
+                )
             await self.sleep(LOOPBACK_POLL_INTERVAL_S)

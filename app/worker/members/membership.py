@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -132,6 +133,12 @@ class LeaseRenewal:
     read_control: Callable[[float], Awaitable[None]]
 
 
+class HeartbeatSeals(RecordSeal, Protocol):
+    """Seals heartbeats, and knows those that are sealed: `app.controllog.seals.Seals`."""
+
+    def is_sealed(self, topic: str, record: PlacedRecord) -> bool: ...
+
+
 class Heartbeats(Service):
     """Sends `compose()` every `interval_s`, and reads every worker's heartbeats."""
 
@@ -145,8 +152,7 @@ class Heartbeats(Service):
         renewal: LeaseRenewal,
         interval_s: float,
         host_clock: HostClock,
-        seal: RecordSeal | None = None,
-        is_sealed: Callable[[PlacedRecord], bool] = lambda _: True,
+        seals: HeartbeatSeals | None = None,
     ) -> None:
         super().__init__()
         self.topic = topic
@@ -156,11 +162,11 @@ class Heartbeats(Service):
         self._compose = compose
         self._read_control = renewal.read_control
         self.host_clock = host_clock
-        self._is_sealed = is_sealed
+        self._seals = seals
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=False)
         # One attempt each: a heartbeat delayed by retries renews almost nothing.
         self._producer = ReplaceableProducer(
-            "heartbeats", kafka_options, enable_idempotence=False, seal=seal, request_timeout_ms=5_000
+            "heartbeats", kafka_options, enable_idempotence=False, seal=seals, request_timeout_ms=5_000
         )
         self._back_s = float("-inf")  # when the first heartbeat after a lapsed lease was sent
         self._unreadable = UnreadableRecords("the heartbeat topic has records that are no heartbeats")
@@ -177,7 +183,8 @@ class Heartbeats(Service):
         for record in records:
             try:
                 beat = codec.heartbeat(record.value)
-                self.members.observe(beat, now_s, is_sealed=self._is_sealed(record))
+                is_sealed = self._seals is None or self._seals.is_sealed(self.topic, record)
+                self.members.observe(beat, now_s, is_sealed=is_sealed)
             except codec.BadEvent as error:
                 self._unreadable.add_for_later(record.offset, error)
 

@@ -15,13 +15,13 @@ import structlog
 from mode import Service
 
 from app.kernel.free_space import free_bytes, in_mib
-from app.worker.jobs.start_position import ReportIncident
+from app.kernel.incidents import ReportIncident
 
 log = structlog.get_logger(__name__)
 
 LOOK_INTERVAL_S = 2.0
 LOW_BYTES, ENOUGH_BYTES = 256 << 20, 512 << 20  # reported below the first, until above the second
-REMEDY = "free space in {}, or set data_dir to a larger disk and start the worker again"
+REMEDY = "free space there, or set data_dir to a larger disk and start the worker again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,8 @@ class DiskWatch(Service):
         self._look = unwritten
         self._worker = worker
         self._report_incident = report_incident
-        self._is_low = self._is_reported = False
-
-    @property
-    def trouble(self) -> str:
-        return self._refusal or self._shortage
+        self.trouble = ""
+        self._is_low = False
 
     @Service.task
     async def _watch(self) -> None:
@@ -77,31 +74,25 @@ class DiskWatch(Service):
 
     def see(self, free: int, unwritten: Sequence[UnwrittenRows]) -> None:
         """Takes what is free, and the rows that are not written."""
+        was_low, was_refused = self._is_low, bool(self.unwritten)
         self.free_bytes, self.unwritten = free, unwritten
-        remedy = REMEDY.format(self._directory)
-        was_low, was_refused = self._is_low, self._is_reported
         self._is_low = free < (ENOUGH_BYTES if was_low else LOW_BYTES)
-        self._is_reported = bool(unwritten)
-        if self._is_low and not was_low:
-            self._report_incident("disk-low", self._worker, self._shortage, remedy)
-        if unwritten and not was_refused:
-            self._report_incident(
-                "tables-unwritten", self._worker, self._refusal,
-                f"{remedy}; the worker then writes these rows itself, and none is lost",
-            )  # fmt: skip
-
-    @property
-    def _shortage(self) -> str:
-        if not self._is_low:
-            return ""
-        return (
-            f"{in_mib(self.free_bytes or 0)} are free on the disk of this worker's tables, {self._directory}"
-        )
-
-    @property
-    def _refusal(self) -> str:
-        if not self.unwritten:
-            return ""
-        rows, first = sum(one.rows for one in self.unwritten), self.unwritten[0]
-        names = ", ".join(sorted({one.table for one in self.unwritten}))
-        return f"{rows} rows of tables ({names}) are in memory only: {first.error}"
+        place = self._directory
+        self.trouble = ""
+        if self._is_low:
+            words = f"{in_mib(free)} are free on the disk of this worker's tables, {place}"
+            self.trouble = words
+            if not was_low:
+                self._report_incident("disk-low", self._worker, words, REMEDY, lambda: not self._is_low)
+        if unwritten:
+            rows, error = sum(one.rows for one in unwritten), unwritten[0].error
+            names = ", ".join(sorted({one.table for one in unwritten}))
+            words = (
+                f"{rows} rows of tables ({names}) are in memory only, because {place} takes no more: {error}"
+            )
+            self.trouble = words
+            if not was_refused:
+                remedy = f"{REMEDY}; it writes these rows itself once there is space, and none is lost"
+                self._report_incident(
+                    "tables-unwritten", self._worker, words, remedy, lambda: not self.unwritten
+                )

@@ -162,6 +162,8 @@ class JobManager(Service):
                 "report it as an error of Switchyard; the worker's log has the traceback. "
                 + ("The worker tries again, less and less often" if at == NOWHERE else
                    "The batch goes to the dead letter queue as it is"),
+                None if at != NOWHERE else
+                lambda: self._failures.has_ended(job, failure, time.monotonic()),
             )  # fmt: skip
 
     # -- reconciling -----------------------------------------------------------------------------

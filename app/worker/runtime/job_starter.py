@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -16,11 +17,12 @@ from app.controllog.events import Assignment, Released
 from app.controllog.log import ControlLog
 from app.kernel.clock import now_ms
 from app.kernel.counters import highest
+from app.kernel.incidents import ReportIncident
 from app.kernel.job import JobId
 from app.payload.event_time.instant import UnusableField
 from app.payload.schema_files import DescriptorError
 from app.worker.jobs.pump import StartedJob, StartPostponed
-from app.worker.jobs.start_position import LineageReset, ReportIncident
+from app.worker.jobs.start_position import LineageReset
 from app.worker.runtime.job_kinds import JobKinds
 from app.worker.tracker.client import TrackerClient
 
@@ -65,6 +67,8 @@ class JobStarter:
                 message = str(error) or repr(error)
                 self.troubles[job] = message
                 stays = isinstance(error, UnusableField | DescriptorError)
+                if isinstance(error, StartPostponed):
+                    reported = ""
                 is_due = stays or time.monotonic() - began_s >= START_TROUBLE_S
                 if is_due and message != reported and not isinstance(error, StartPostponed):
                     reported = message
@@ -72,11 +76,16 @@ class JobStarter:
                     remedy = "the worker tries again every second"
                     if stays:
                         remedy = "deploy the definition with a field or schema that this worker can read"
-                    self.report_incident("job-cannot-start", job, message, remedy)
+                    is_over = partial(self._has_other_trouble, job, message)
+                    self.report_incident("job-cannot-start", job, message, remedy, is_over)
                 await asyncio.sleep(START_RETRY_S)
             else:
                 self.troubles.pop(job, None)
                 return started
+
+    def _has_other_trouble(self, job: str, trouble: str) -> bool:
+        """Whether the job has started, has left this worker, or cannot start for another reason now."""
+        return self.troubles.get(job) != trouble
 
     async def _take_over(self, identity: JobId, held: Assignment) -> StartedJob | None:
         job = str(identity)

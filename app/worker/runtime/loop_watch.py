@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 from mode import Service
+
+from app.kernel.incidents import ReportIncident
 
 WINDOW_S, BUCKET_S = 60.0, 5.0
 BUSY_SHARE, CALM_SHARE = 0.5, 0.25
@@ -30,7 +31,7 @@ REMEDY = (
     "times (kill -PROF), and give it fewer jobs or more CPU"
 )
 
-Report = Callable[[str, str, str, str], None]  # an incident: kind, subject, message, remedy
+Report = ReportIncident  # an incident: kind, subject, message, remedy
 
 
 class LoopBusy(NamedTuple):
@@ -107,4 +108,4 @@ class LoopWatch(Service):
         elif busy.still_s >= BUSY_SHARE * WINDOW_S and not self._is_reported:
             self._is_reported = True
             words = f"{busy}: its heartbeats, probes and deliveries come late, and its jobs may move"
-            self._report("loop-busy", self._subject, words, REMEDY)
+            self._report("loop-busy", self._subject, words, REMEDY, lambda: not self._is_reported)

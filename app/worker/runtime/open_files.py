@@ -13,11 +13,12 @@ import asyncio
 import errno
 import resource
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 from mode import Service
+
+from app.kernel.incidents import ReportOwnIncident
 
 log = structlog.get_logger(__name__)
 
@@ -30,8 +31,6 @@ RECOMMENDED = 65_536
 HIGHEST = 1 << 20  # above it, programs that close every possible file take long to start
 CANDIDATES = (HIGHEST, 1 << 16, 10_240)  # macOS: an unlimited hard limit, yet the kernel refuses more
 OPEN_FILES = Path("/dev/fd")  # of this process, on Linux and macOS
-
-Report = Callable[[str, str, str], None]  # kind, message, remedy
 
 
 def raise_limit() -> int:
@@ -86,7 +85,7 @@ def count() -> int:
 class OpenFilesWatch(Service):
     """`trouble`: says that few files can be opened; "" while there is room."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ReportOwnIncident) -> None:
         super().__init__()
         self.trouble = ""
         self._report = report
@@ -113,4 +112,4 @@ class OpenFilesWatch(Service):
             f"{opened} of {most} files that this worker may have open are open: soon it cannot connect "
             "(Too many open files, errno 24)"
         )
-        self._report("open-files", self.trouble, remedy(2 * most))
+        self._report("open-files", self.trouble, remedy(2 * most), lambda: not self.trouble)

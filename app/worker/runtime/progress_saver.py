@@ -21,6 +21,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import structlog
 from mode import Service
@@ -28,12 +29,12 @@ from mode import Service
 from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId, SnapshotItem
+from app.kernel.incidents import JOB_CLOSED, ReportIncident
 from app.kernel.lease import MAX_LATE_S, Lease
 from app.kernel.ranges import Snapshot
 from app.kernel.troubles import TroubleSource
 from app.offsets.model.group_sync import stamped
 from app.worker.jobs.pump import Pump
-from app.worker.jobs.start_position import ReportIncident
 from app.worker.tracker.client import TrackerClient, tracker_partition
 
 log = structlog.get_logger(__name__)
@@ -267,11 +268,16 @@ class ProgressSaver(Service):
                     message, _, remedy = refused.partition("; ")
                     again = "the worker keeps trying"
                     remedy = f"{remedy}; {again}" if remedy else again
-                    self._report_incident("commit-refused", str(pump.job), message, remedy)
+                    is_over = partial(_is_over, pump, trouble)
+                    self._report_incident("commit-refused", str(pump.job), message, remedy, is_over)
             else:
                 self._committed[str(pump.job)] = (offsets[at], now_s)
                 pump.troubles.show(TroubleSource.COMMIT, "")
         return answered
+
+
+def _is_over(pump: Pump, trouble: str) -> bool | str:
+    return (pump.closed and JOB_CLOSED) or pump.troubles.of(TroubleSource.COMMIT) != trouble
 
 
 def limited(snapshot: Snapshot, most_bytes: int = MAX_SNAPSHOT_BYTES) -> tuple[bytes, bool]:

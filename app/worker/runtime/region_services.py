@@ -8,9 +8,9 @@ from app.controllog.log import ControlLog
 from app.controllog.roles import ACTIVE_PASSIVE, MOVING
 from app.failover.run.participant import FailoverParticipant
 from app.kafka.data_clusters import DataClusters
+from app.kernel.incidents import ReportIncident
 from app.offsets.store.tables import RegionAtlas
 from app.offsets.sync.regions import GroupConsumers, MovingWorkloads, OwnRoutes, Regions
-from app.worker.jobs.start_position import ReportIncident
 from app.worker.members.leadership import Leadership
 from app.worker.readable_definitions import ReadableDefinitions
 

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from mode import Service
 
+from app.kernel.incidents import IsOver
 from app.worker.runtime.watchdog import end_process
 from app.worker.tracker.write_health import ProbeFailure, WriteHealth, WriteTrouble
 
@@ -31,9 +32,8 @@ SAVE_POLL_INTERVAL_S = 5.0
 RESTART = "start it again, as a supervisor does"
 
 Probe = Callable[[], Awaitable[ProbeFailure | None]]  # a new connection writes to the tracker topic
-Report = Callable[
-    [str, str, str], Awaitable[None]
-]  # an incident (kind, message, remedy), until it is written
+# reports an incident (`ReportOwnIncident`), and waits until it is written
+Report = Callable[[str, str, str, IsOver | None], Awaitable[None]]
 
 
 class SaveWatch(Service):
@@ -86,7 +86,7 @@ class SaveWatch(Service):
         elif not self._is_reported:
             self._is_reported = True
             words = f"{self._words(met)}. It pushes nothing meanwhile"
-            await self._report("unsaved", words, self._remedy(met))
+            await self._report("unsaved", words, self._remedy(met), lambda: not self._is_reported)
 
     def _words(self, trouble: WriteTrouble | ProbeFailure) -> str:
         return (
@@ -101,5 +101,7 @@ class SaveWatch(Service):
 
     async def _end_because(self, why: str, remedy: str) -> None:
         log.critical("this worker ends, and its jobs move", why=why, remedy=remedy)
-        await self._report("worker-ended", f"this worker ended by itself, and its jobs move: {why}", remedy)
+        await self._report(
+            "worker-ended", f"this worker ended by itself, and its jobs move: {why}", remedy, None
+        )
         self._end()

@@ -19,8 +19,8 @@ from mode import Service
 from app.controllog.seals import VERSION, Seals
 from app.controllog.topics import ControlTopics
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kernel.incidents import ReportIncident
 from app.kernel.repeated_trouble import RepeatedTrouble
-from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.unsealed_records import UnsealedRecords
 from app.worker.members.membership import Members
 
@@ -104,4 +104,5 @@ class SealKeeper(Service):
                     f"control topics have no seals yet: {len(former)} workers of an earlier version run, "
                     f"among them {', '.join(former[:5])}",
                     "update them: until then every principal that may write to the control topics is trusted",
+                    lambda: not self._seals.missing or not self._leads(),
                 )  # fmt: skip

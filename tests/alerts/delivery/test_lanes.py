@@ -26,7 +26,7 @@ class DeliveryRecorder:
         self.deliveries = NoticeDeliveries(NoticeSender({}), self._report, HASTE)
         self.outcomes: list[NoticeOutcome] = []
 
-    def _report(self, kind: str, subject: str, _: str, __: str) -> None:
+    def _report(self, kind: str, subject: str, *_: object) -> None:
         self.incidents.append((kind, subject))
 
     def taken(self) -> list[tuple[str, int]]:

@@ -50,7 +50,7 @@ class AlertRegion:
         log: Any = self.log
         auditor = RegionQuery("w", self.runtime.audit_books, self.runtime.catalog.audits, dict)
 
-        def report(kind: str, subject: str, message: str, remedy: str) -> None:
+        def report(kind: str, subject: str, message: str, remedy: str, *_: object) -> None:
             self.incidents.append((kind, subject))
             self.messages.append(f"{message} -> {remedy}")
 

@@ -97,7 +97,7 @@ class Rig:
             fake,
             margin,
             PlannedCounts(lambda *_: BOUNDS, oddity_of),
-            lambda *incident: self.incidents.append(incident),
+            lambda *incident: self.incidents.append(incident[:4]),
             lambda: True,
             key,
         )

@@ -48,8 +48,8 @@ class Rig:
         self.pump = self.begin(0, CountsFrom(0, None, is_cut=False))
 
     def begin(self, base: int, counts: CountsFrom) -> AuditPump:
-        def record(*incident: str) -> None:
-            self.incidents.append(incident)
+        def record(*incident: Any) -> None:
+            self.incidents.append(incident[:4])
 
         start = StartPosition(Snapshot(base), 0, LogId("c", "t"), known=False)
         ports = AuditPorts(record, self.report)

@@ -33,7 +33,7 @@ class ByHand:
         log: Any = SimpleNamespace(view=self.view, caught_up=True)
         nowhere: Any = None
         self.catalog = AuditsCatalog(
-            log, nowhere, lambda *incident: self.incidents.append(incident), LAYOUT, lambda _: None
+            log, nowhere, lambda *incident: self.incidents.append(incident[:4]), LAYOUT, lambda _: None
         )
 
     def put(self, name: str, *topics: str, **spec: Any) -> AuditPut:

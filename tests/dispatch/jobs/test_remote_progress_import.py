@@ -80,7 +80,7 @@ class Side:
             catalog,
             self.pumps,
             self.replicas,
-            lambda *words: self.incidents.append("; ".join(words)),
+            lambda *words: self.incidents.append("; ".join(words[:4])),
             remote_progress,
         )
         self.role(66)

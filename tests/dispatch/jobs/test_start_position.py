@@ -78,7 +78,7 @@ class Place:
             "spec": {"target": {"address": "h:1"}, "start": start},
         }
 
-        def report(kind: str, _subject: str, message: str, _remedy: str) -> None:
+        def report(kind: str, _subject: str, message: str, *_: object) -> None:
             self.reported.append(f"{kind}: {message}")
 
         return await find_start_position(

@@ -157,7 +157,7 @@ async def test_an_answer_that_is_too_large_fails_only_its_message_and_is_reporte
         assert rig.main.breaker.closed
         incidents = list[str]()
         HeadOfLineMonitor(
-            {}, {"w": rig.runtime}, lambda kind, _, message, __: incidents.append(f"{kind}: {message}")
+            {}, {"w": rig.runtime}, lambda kind, _, message, *__: incidents.append(f"{kind}: {message}")
         ).look(time.monotonic())
         (message,) = incidents
         assert message.startswith(f"answer-too-large: 1 answers of {rig.main.address} were too large")

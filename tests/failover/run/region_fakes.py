@@ -79,7 +79,7 @@ class FakeRegion:
             self.log, self.failovers, self.keeper, self._workload, self._report, self._on_news
         )
 
-    def _report(self, kind: str, subject: str, message: str, remedy: str) -> None:
+    def _report(self, kind: str, subject: str, message: str, remedy: str, *_: object) -> None:
         self.incidents.append(f"{kind} {subject}: {message}; {remedy}")
 
     def _on_news(self) -> None:

@@ -50,7 +50,7 @@ async def test_a_route_syncs_its_groups_and_a_failing_one_is_reported_once_and_d
         case.regions.clusters,
         lambda: routes,
         lambda: acting[0],
-        lambda *words: incidents.append(words),
+        lambda *words: incidents.append(words[:4]),
     )
     await service.start()
     try:
@@ -227,6 +227,8 @@ async def test_positions_stay_while_the_active_cluster_is_away_and_one_incident_
         follows.passive = [follows.of(HERE)]
         await case.at(70, 70)
         await follows.until_positions(80, 80)
+        assert [is_over() for *_, is_over in follows.troubles] == [True, True], "it no longer follows them"
         follows.passive = [follows.of(NOWHERE)]
         await follows.until("away")
-        assert len(follows.troubles) == 2, "no round has succeeded since the report"
+        await until(lambda: len(follows.troubles) == 3)
+        assert not follows.troubles[2][-1](), "no round has succeeded since the report"

@@ -138,7 +138,7 @@ class Destination:
         start = StartPosition(Snapshot(note.base), 0, LogId(), known=True)
         ports = SessionPorts(
             start_task=lambda work: self.tasks.append(asyncio.ensure_future(work())),
-            report_incident=lambda kind, message, _: self.reports.append((kind, message)),
+            report_incident=lambda kind, message, *_: self.reports.append((kind, message)),
             on_unsure=lambda why: self.reports.append(("unsure", why)),
             on_lost=lambda: None,
             on_closed=lambda *_: None,

@@ -42,7 +42,7 @@ async def sources(there: ClusterSpec, away: str) -> AsyncIterator[tuple[SealedSo
     sites = {"there": Site(away, "regional"), "here": Site("west", "regional")}
     troubles: Troubles = []
     layout = Layout("west", sites, "here")
-    made = SealedSources(layout, clusters, lambda *incident: troubles.append(incident))
+    made = SealedSources(layout, clusters, lambda *incident: troubles.append(incident[:4]))
     await made.start()
     try:
         yield made, troubles

@@ -37,7 +37,7 @@ class Destination:
         self.log: list[list[Any]] = []
         self.incidents: list[str] = []
         self.obstacle = BlockedBatch(
-            lambda kind, message, _: self.incidents.append(f"{kind} {message}"), "a/t/0 to b/t"
+            lambda kind, message, *_: self.incidents.append(f"{kind} {message}"), "a/t/0 to b/t"
         )
         self.ledger = CopyLedger(0, lambda *_: None, self._failed, lambda _: None)
         self.mending: set[asyncio.Task[None]] = set()
@@ -177,8 +177,8 @@ async def test_a_large_batch_with_every_other_record_refused_is_divided_in_bound
 async def test_two_waiting_batches_are_skipped_separately() -> None:
     """The fault: a refused batch and an undecodable one behind it shared an event, so either was skipped with
     the other."""
-    kinds: list[str] = []
-    obstacle = BlockedBatch(lambda kind, message, _: kinds.append(kind), "here")
+    ends: list[Any] = []
+    obstacle = BlockedBatch(lambda *incident: ends.append(incident[3:]), "here")
     first = asyncio.ensure_future(obstacle.wait(5, 8, "refused", "raise it", 60.0))
     second = asyncio.ensure_future(obstacle.wait(20, 30, "not to be decoded", "see"))
     await asyncio.sleep(0)
@@ -189,9 +189,12 @@ async def test_two_waiting_batches_are_skipped_separately() -> None:
     assert not obstacle.skip(20, 30), "it is being skipped"
     assert await second
     assert not first.done()
+    (first_ended,), (second_ended,), of_the_skip = ends
+    assert (first_ended(), second_ended(), of_the_skip) == (False, True, ())
     assert list(obstacle.waiting_ranges) == [(5, 8)]
     obstacle.drop_below(8)
     assert not list(obstacle.waiting_ranges)
+    assert first_ended()
     first.cancel()
 
 

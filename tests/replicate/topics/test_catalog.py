@@ -22,6 +22,7 @@ from app.kafka.client.topic_configs import alter, describe, expand
 from app.kafka.client.topics import INVALID_NAME, TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
+from app.kernel.incidents import IsOver
 from app.placement.model.round import GONE
 from app.replicate.api.foreseen_topics import foresee_topics
 from app.replicate.definition import RouteDefinition
@@ -46,6 +47,7 @@ class TwoClusters:
         self.prefix = prefix
         self.view = ControlState()
         self.incidents: list[tuple[str, str, str, str]] = []
+        self.is_over: dict[str, IsOver] = {}  # by the kind that was reported last
         specs = specs or {
             "east": ClusterSpec("east", (yard.bootstrap("east-regional"),)),
             "west": ClusterSpec("west", (yard.bootstrap("east-aggregate"),)),
@@ -67,8 +69,12 @@ class TwoClusters:
             log, self.clusters, self._report, definitions, Alone(), lambda: self.other_regions
         )
 
-    def _report(self, *trouble: str) -> None:
-        self.incidents.append(trouble)
+    def _report(
+        self, kind: str, subject: str, message: str, remedy: str, is_over: IsOver | None = None
+    ) -> None:
+        self.incidents.append((kind, subject, message, remedy))
+        if is_over is not None:
+            self.is_over[kind] = is_over
 
     async def append(self, *events: AnyControlEvent) -> int:
         for event in events:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 from aiokafka.errors import NotLeaderForPartitionError
+from msgspec.structs import replace
 
 from app.config.definition_base import MAX_DEFINITION_BYTES
 from app.controllog.codec import MAX_EVENT_BYTES, encode
@@ -232,8 +233,8 @@ def test_workers_assignments_activity_and_incidents_are_listed(console: Console)
     console.ask("PUT", PATH, definition(), X_Switchyard_Actor="jo")
     console.fed.apply(assigned(job(0), reason="it had no owner"))
     console.fed.observe(beat(flowing(job(0))))
-    console.fed.incidents.latest.append(incident("first"))
-    console.fed.incidents.latest.append(incident("second"))
+    console.fed.incidents.known.add(incident("first"))
+    console.fed.incidents.known.add(incident("second"))
     (worker,) = console.ask("GET", "/api/v1/workers").json["items"]
     assert (worker["worker"], worker["state"], worker["jobs"]) == ("worker-a", "running", 1)
     (assignment,) = console.ask("GET", "/api/v1/assignments").json["items"]
@@ -241,6 +242,26 @@ def test_workers_assignments_activity_and_incidents_are_listed(console: Console)
     assert console.ask("GET", "/api/v1/activity").json["items"][0]["actor"] == "jo"
     messages = [item["message"] for item in console.ask("GET", "/api/v1/incidents").json["items"]]
     assert messages == ["second", "first"]
+
+
+def test_incidents_say_whether_their_state_lasts_and_open_ones_come_first(console: Console) -> None:
+    console.fed.observe(beat(flowing(job(0))))
+    known, lasting = console.fed.incidents.known, replace(incident("away"), lasts=True)
+    gone = replace(lasting, worker="gone", message="gone")
+    ended = replace(lasting, message="back", ended_ms=lasting.at_ms + 12_000)
+    moment = replace(incident("moment"), at_ms=lasting.at_ms + 1)
+    for record in (lasting, gone, ended, moment):
+        known.add(record)
+    items = console.ask("GET", "/api/v1/incidents").json["items"]
+    rows = [[one[name] for name in ("message", "lasts", "open", "ended_ms", "ended_why")] for one in items]
+    assert rows[:2] == [["away", True, True, None, ""], ["moment", False, False, None, ""]]
+    assert sorted(rows[2:]) == [
+        ["back", True, False, ended.ended_ms, ""], ["gone", True, False, None, "its worker is gone"],
+    ]  # fmt: skip
+    (one,) = console.ask("GET", "/api/v1/incidents?open=true").json["items"]
+    assert one["message"] == "away"
+    assert console.ask("GET", "/api/v1/incidents?open=yes").status == 400
+    assert console.ask("GET", "/api/v1/overview").json["incidents"][0]["open"]
 
 
 def test_the_overview_comes_as_server_sent_events(console: Console) -> None:

@@ -23,6 +23,7 @@ from tests.web.runtime_fake import (
     definition,
     flowing,
     in_trouble,
+    incident,
     job,
     put,
     serving,
@@ -140,9 +141,12 @@ def test_outside_data_is_shown_as_text_everywhere(page: Any, fed: FakeRuntime) -
     )
     troubled = in_trouble(evil)
     fed.observe(beat(flowing(job(0), trouble=evil), url="javascript:document.title='owned'", **troubled))
-    fed.incidents.latest.append(
+    fed.incidents.known.add(
         IncidentRecord(at_ms=1, worker=evil, kind=evil, subject=evil, message=evil, remedy=evil)
     )
+    lasting = msgspec.structs.replace(incident(evil), kind=evil, subject=evil, lasts=True)
+    fed.incidents.known.add(lasting)
+    fed.incidents.known.add(msgspec.structs.replace(lasting, message=f"{evil}2", ended_ms=1, ended_why=evil))
     with serving(fed) as url:
         for path in ("/", "/workloads", "/workloads/billing/orders", "/placement", "/activity"):
             page.goto(url + path)
@@ -170,6 +174,46 @@ def test_the_workload_page_says_why_deliveries_stand_still_on_every_screen(
             wait_for_text(page, text)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.screenshot(path=tmp_path / "workload.png", full_page=True)
+    page.close()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_an_incident_is_red_while_its_state_lasts_and_quiet_once_it_has_ended(
+    browser: Any, fed: FakeRuntime, dark: bool, tmp_path: Path
+) -> None:
+    fed.observe(beat(flowing(job(0))))
+    known, lasting = fed.incidents.known, msgspec.structs.replace(incident("away"), lasts=True)
+    ended = msgspec.structs.replace(lasting, message="back", ended_ms=lasting.at_ms + 12_000)
+    for record in (lasting, ended, incident("moment"), incident("later")):
+        known.add(record)
+    page = browser.new_page(color_scheme="dark" if dark else "light")
+
+    def notes() -> dict[str, tuple[str, str]]:
+        """The mark and the colour of each incident, by its message; in the order of the page."""
+        return {
+            one.inner_text().split(f"{job(0)}: ")[1].split("\n")[0]: (
+                "".join(mark.inner_text() for mark in one.query_selector_all(".pill")),
+                one.evaluate("note => getComputedStyle(note).borderLeftColor"),
+            )
+            for one in page.query_selector_all("main .note")
+        }
+
+    with serving(fed) as url:
+        page.goto(url)
+        wait_for_text(page, "ended after 12.0 s")
+        page.screenshot(path=tmp_path / "incidents.png", full_page=True)
+        found = notes()
+        assert next(iter(found)) == "away"
+        assert {message: mark for message, (mark, _) in found.items()} == {
+            "away": "open", "back": "ended after 12.0 s", "moment": "", "later": "",
+        }  # fmt: skip
+        colors = {message: color for message, (_, color) in found.items()}
+        assert len({colors["away"], colors["back"], colors["moment"]}) == 3
+        known.add(
+            msgspec.structs.replace(lasting, ended_ms=lasting.at_ms + 60_000, ended_why="its worker stopped")
+        )
+        wait_for_text(page, "ended after 60.0 s: its worker stopped")
+        assert notes()["away"][1] == colors["back"]
     page.close()
 
 

@@ -111,7 +111,7 @@ def reset_region(console: Console) -> None:
     )
     statuses = (flowing(job(0)), flowing(job(1)), flowing(copying(0)))
     fed.observe(beat(*statuses, url=url, **in_trouble()))
-    fed.incidents.latest.append(incident())
+    fed.incidents.known.add(incident())
     fed.jobs.worker, fed.jobs.draining, fed.jobs.lease = fed.worker, False, fed.lease
     fed.jobs.pumps[job(0)] = pump = ActingPump()
     pump.runtime.settings = SimpleNamespace(policy=SimpleNamespace(dlq_enabled=True))  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.controllog.codec import Heartbeat, JobStatus, WorkloadTrouble
+from app.controllog.incident_log import IncidentLog
 from app.controllog.state import ControlState
 from app.kernel.job import JobId
 from app.worker.api import overview
@@ -157,9 +158,9 @@ def test_a_throttled_worker_is_shown_as_one() -> None:
 
 
 def test_an_empty_region_has_no_lag_and_an_unmeasured_one_has_an_unknown_lag() -> None:
-    nothing = overview.overview("east", ControlState(), {}, {}, [], NOW_MS, 0.0)
+    nothing = overview.overview("east", ControlState(), {}, {}, IncidentLog(), NOW_MS, 0.0)
     assert nothing["totals"]["lag_messages"] == 0
-    unmeasured = overview.overview("east", state_of(job(0)), {}, {}, [], NOW_MS, 0.0)
+    unmeasured = overview.overview("east", state_of(job(0)), {}, {}, IncidentLog(), NOW_MS, 0.0)
     assert unmeasured["totals"]["lag_messages"] is None
 
 
@@ -196,7 +197,9 @@ def test_a_snapshot_costs_as_much_as_there_are_jobs_and_not_workloads_times_jobs
     monkeypatch.setattr(overview, "lag_messages", counting)
     parsed: list[str] = []
     monkeypatch.setattr(JobId, "parse", parsed.append)
-    shown = overview.overview("east", state, {ME: (0.0, heartbeat)}, {ME: heartbeat}, [], NOW_MS, 0.0)
+    shown = overview.overview(
+        "east", state, {ME: (0.0, heartbeat)}, {ME: heartbeat}, IncidentLog(), NOW_MS, 0.0
+    )
     assert shown["totals"]["lag_messages"] == 30 * len(jobs)
     assert looked <= 3 * len(jobs)
     assert not parsed

@@ -17,7 +17,7 @@ class Case:
     def __init__(self) -> None:
         self.ahead_ms, self.reported = 0, list[tuple[str, str, str]]()
         self.host = HostClock(
-            Clock(lambda: NOW_MS + self.ahead_ms, lambda: 5), lambda *words: self.reported.append(words)
+            Clock(lambda: NOW_MS + self.ahead_ms, lambda: 5), lambda *words: self.reported.append(words[:3])
         )
 
     def beat(self, ahead_ms: int, timestamp_type: int = 1) -> str:

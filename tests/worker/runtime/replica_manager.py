@@ -137,7 +137,7 @@ async def replica_manager_rig(
     incidents: list[tuple[str, str]] = []
     remedies: list[str] = []
 
-    def report(kind: str, _subject: str, message: str, remedy: str) -> None:
+    def report(kind: str, _subject: str, message: str, remedy: str, *_: object) -> None:
         incidents.append((kind, message))
         remedies.append(remedy)
 

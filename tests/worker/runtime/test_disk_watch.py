@@ -6,6 +6,7 @@ import os
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from app.kernel.free_space import free_bytes, takes_no_more
 from app.worker.runtime.disk_watch import ENOUGH_BYTES, LOW_BYTES, DiskWatch, UnwrittenRows
@@ -15,12 +16,12 @@ MIB = 1 << 20
 ROWS = [UnwrittenRows("routes", 2, "No space left on device"), UnwrittenRows("trackers", 40, "the same")]
 
 
-def watch(reported: list[tuple[str, ...]]) -> DiskWatch:
-    return DiskWatch(Path("/data/w1"), list, "w1-7-a", lambda *incident: reported.append(incident[:4]))
+def watch(reported: list[Any]) -> DiskWatch:
+    return DiskWatch(Path("/data/w1"), list, "w1-7-a", lambda *incident: reported.append(incident))
 
 
 def test_little_space_is_reported_once_until_there_is_enough() -> None:
-    reported: list[tuple[str, ...]] = []
+    reported: list[Any] = []
     disk = watch(reported)
     for free, is_low in (
         (ENOUGH_BYTES, False),
@@ -32,10 +33,11 @@ def test_little_space_is_reported_once_until_there_is_enough() -> None:
     ):
         disk.see(free, [])
         assert (bool(disk.trouble), disk.free_bytes) == (is_low, free), free
-    assert reported == [
+        assert [is_over() for *_, is_over in reported] == [not is_low] * len(reported)
+    assert [incident[:4] for incident in reported] == [
         (
             "disk-low", "w1-7-a", "256 MiB are free on the disk of this worker's tables, /data/w1",
-            "free space in /data/w1, or set data_dir to a larger disk and start the worker again",
+            "free space there, or set data_dir to a larger disk and start the worker again",
         )
     ]  # fmt: skip
     disk.see(3 * MIB, [])
@@ -43,16 +45,16 @@ def test_little_space_is_reported_once_until_there_is_enough() -> None:
 
 
 def test_rows_that_the_disk_does_not_take_are_reported_once_until_all_are_written() -> None:
-    reported: list[tuple[str, ...]] = []
+    reported: list[Any] = []
     disk = watch(reported)
     for rows in (ROWS, ROWS[:1], [], ROWS):
         disk.see(10 * ENOUGH_BYTES, rows)
         assert bool(disk.trouble) == bool(rows)
+        assert [is_over() for *_, is_over in reported] == [not rows] * len(reported)
     assert [kind for kind, *_ in reported] == ["tables-unwritten"] * 2
-    assert (
-        reported[0][2] == "42 rows of tables (routes, trackers) are in memory only: No space left on device"
-    )
-    assert "writes these rows itself, and none is lost" in reported[0][3]
+    words = "42 rows of tables (routes, trackers) are in memory only, because /data/w1 takes no more"
+    assert reported[0][2] == f"{words}: No space left on device"
+    assert "it writes these rows itself once there is space, and none is lost" in reported[0][3]
 
 
 def test_refusals_are_told_from_other_errors() -> None:

@@ -88,7 +88,7 @@ async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[JobManager, l
     fake: Any = clusters
     unused: Any = None
 
-    def report(_kind: str, _subject: str, message: str, _remedy: str) -> None:
+    def report(_kind: str, _subject: str, message: str, *_: object) -> None:
         reported.append(message)
 
     catalog = Catalog(fake_log, fake, report, ReadableDefinitions(fake_log, report), Alone())
@@ -163,7 +163,7 @@ async def test_a_job_of_a_stored_plan_with_an_unusable_time_says_what_to_deploy(
         await open_times(plan, schemas)
 
     kinds: Any = SimpleNamespace(of=lambda _: SimpleNamespace(check=check))
-    starter = JobStarter("me", nothing, nothing, lambda *fields: incidents.append(fields), kinds)
+    starter = JobStarter("me", nothing, nothing, lambda *fields: incidents.append(fields[:4]), kinds)
     job = "audit:all/east:orders:0"
     starting = asyncio.create_task(starter.start(job, assigned()))
     await until(lambda: incidents)
@@ -177,7 +177,7 @@ async def test_a_start_that_fails_for_a_moment_is_a_trouble_and_no_incident(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.worker.runtime.job_starter.START_RETRY_S", 0.01)
-    incidents: list[tuple[str, ...]] = []
+    incidents: list[tuple[Any, ...]] = []
     tries = 0
 
     async def check(_: JobId) -> None:
@@ -194,7 +194,10 @@ async def test_a_start_that_fails_for_a_moment_is_a_trouble_and_no_incident(
     monkeypatch.setattr("app.worker.runtime.job_starter.START_TROUBLE_S", 0.0)
     await until(lambda: incidents)
     starting.cancel()
-    assert [kind for kind, *_ in incidents] == ["job-cannot-start"], "it is told once"
+    ((kind, *_, is_over),) = incidents
+    assert (kind, is_over()) == ("job-cannot-start", False)
+    starter.keep([])  # it is another worker's now
+    assert is_over()
 
 
 async def test_a_job_of_a_cluster_that_is_not_configured_here_says_so() -> None:

@@ -36,7 +36,7 @@ class Rig:
             self.writes.ended(3, time.monotonic())
         return self.met
 
-    async def _report(self, kind: str, message: str, remedy: str) -> None:
+    async def _report(self, kind: str, message: str, remedy: str, _: object) -> None:
         self.words.append(f"{kind}: {message}; {remedy}")
 
 

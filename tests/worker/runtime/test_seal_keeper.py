@@ -29,7 +29,7 @@ class Keeper:
             "new",
             self.members,
             lambda: self.leads,
-            lambda *reported: self.reported.append(reported),
+            lambda *reported: self.reported.append(reported[:4]),
             topics,
         )
 

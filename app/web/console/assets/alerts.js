@@ -1,7 +1,7 @@
 // The pages of alerts: firing audit findings, their notices, and the definitions.
 
 import { badge, several, tierOf } from "./audit_words.js";
-import { clock, duration, el, link, number, pill, table } from "./dom.js";
+import { clock, duration, el, incident, link, number, pill, table } from "./dom.js";
 
 const MOST = 200; // alerts in one request; the API has the others
 const MOST_SHOWN = 20; // episodes of one rule with all their windows
@@ -83,7 +83,7 @@ function verdict(alerts, rules) {
 }
 
 // Incidents about alerts in general: the leader cannot read the audit, or there are too many alerts.
-const incidents = (list) => list.filter((one) => one.kind.startsWith("alert")).map((one) => el("div", { class: "note" }, el("b", {}, one.kind), ` ${one.subject}: ${one.message}`, el("small", {}, `${clock(one.at_ms)} · ${one.worker} · ${one.remedy}`)));
+const incidents = (list) => list.filter((one) => one.kind.startsWith("alert")).map(incident);
 
 function alertsPage(alerts, rules, notes, more) {
   const live = alerts.filter((one) => one.state !== "resolved");

@@ -3,7 +3,7 @@
 import { alertAct, alertLoader } from "./alerts.js";
 import { auditLoader } from "./audit.js";
 import { auditAct } from "./audit_missing.js";
-import { clock, duration, el, link, number, pill, state, table } from "./dom.js";
+import { clock, duration, el, incident, link, number, pill, state, table } from "./dom.js";
 import { failoverPage, roleBadge, roleLine } from "./failover.js";
 import { failoverAct, runSections, runsSection } from "./failover_runs.js";
 import { bound, flowSections, share } from "./flow.js";
@@ -63,8 +63,7 @@ const routesList = (o) => routesTable(o.routes, (name) => rate(o, "routes", "nam
 
 function incidents(list) {
   if (!list.length) return el("p", { class: "quiet" }, "None.");
-  return el("div", {}, list.map((i) => el("div", { class: "note" }, el("b", {}, i.kind), ` ${i.subject}: ${i.message}`,
-    el("small", {}, `${clock(i.at_ms)} · ${i.worker} · ${i.remedy}`))));
+  return el("div", {}, list.map(incident));
 }
 
 // The headline: what needs a person, or that all is well.
@@ -90,6 +89,8 @@ function verdict(o) {
   }
   const firing = o.totals.alerts_firing;
   if (firing) wrong.push([link("/alerts", firing === 1 ? "1 alert fires" : `${number(firing)} alerts fire`), "the audit found something that needs a person"]);
+  // Most open incidents are also troubles of a workload or route above.
+  if (!wrong.length) for (const i of o.incidents) if (i.open) wrong.push([i.kind, `${i.subject}: ${i.message}`]);
   if (!wrong.length) return el("p", { class: "verdict good" }, o.workloads.length ? "All workloads flow." : o.routes.length ? "All routes flow." : "Nothing runs yet.");
   return el("div", { class: "verdict bad" }, el("b", {}, wrong.length === 1 ? "One thing needs attention" : `${wrong.length} things need attention`),
     el("ul", {}, wrong.map(([who, what]) => el("li", {}, who, `: ${what}`))));

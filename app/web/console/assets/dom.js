@@ -21,6 +21,16 @@ export function duration(seconds) {
 export const clock = (ms) => new Date(ms).toLocaleString("sv");
 export const time = (ms) => (ms === null ? "no time" : clock(ms));
 export const pill = (text, kind) => el("span", { class: `pill ${kind}` }, text);
+
+// An incident: red while its state lasts, quiet once it has ended. An event of a moment has no end.
+export function incident(one) {
+  const over = one.lasts && !one.open;
+  const end = ["ended", one.ended_ms === null ? "" : ` after ${duration((one.ended_ms - one.at_ms) / 1000)}`, one.ended_why && `: ${one.ended_why}`].join("");
+  const mark = one.open ? pill("open", "bad") : over ? pill(end, "") : "";
+  return el("div", { class: `note ${one.open ? "" : over ? "over" : "moment"}` }, el("b", {}, one.kind), " ", mark, ` ${one.subject}: ${one.message}`,
+    el("small", {}, `${clock(one.at_ms)} · ${one.worker} · ${one.remedy}`));
+}
+
 export const stateKind = { running: "good", flowing: "good", closed: "good", draining: "warn", drained: "warn", paused: "warn", starting: "warn", waiting: "bad", emptying: "warn", "catching-up": "warn", "half-open": "warn", open: "bad", dead: "bad", copied: "good", preparing: "warn", blocked: "bad", refused: "bad", vanished: "bad", halted: "bad", "not-copied": "" };
 export const state = (text) => pill(text, stateKind[text] ?? "");
 export const link = (href, text) => el("a", { href }, text);
