@@ -217,6 +217,18 @@ def test_an_incident_is_red_while_its_state_lasts_and_quiet_once_it_has_ended(
     page.close()
 
 
+def test_an_open_incident_that_no_workload_shows_is_in_the_headline(page: Any, fed: FakeRuntime) -> None:
+    fed.observe(beat(flowing(job(0))))
+    lasting = msgspec.structs.replace(incident("<b>4</b> rows are in memory only"), lasts=True)
+    fed.incidents.known.add(lasting)
+    with serving(fed) as url:
+        page.goto(url)
+        wait_for_text(page, "One thing needs attention")
+        assert "<b>4</b> rows are in memory only" in page.locator(".verdict").inner_text()
+        fed.incidents.known.add(msgspec.structs.replace(lasting, ended_ms=lasting.at_ms + 1_000))
+        wait_for_text(page, "All workloads flow.")
+
+
 def test_a_sleeping_workload_needs_no_attention_and_says_when_it_wakes(page: Any, fed: FakeRuntime) -> None:
     why = "hibernated: nothing arrived for 30 minutes; it wakes with the first message"
     fed.apply(assigned(job(0), worker="", epoch=2, reason=why))
