@@ -10,12 +10,14 @@ Rules
    worker that dies reads these rows from the changelog again.
 2. A partition that moves to another worker takes nothing further until it is recovered. Otherwise a late
    answer of the changelog would write a position behind rows that are not here.
-3. A worker that would keep more than `MAX_KEPT_BYTES` of a table ends. Its jobs and partitions move.
+3. A worker that would keep more than `MAX_KEPT_BYTES` of a table ends, and so does one that cannot read a
+   table. Its jobs and partitions move.
 
 Iteration over a whole table, which nothing uses, does not see rows in memory; `items_of` does.
 
-The overridden methods of Faust are all methods of `Store` below but `items_of`, `kept_rows` and those that
-they call. No upstream issue is known that asks for this.
+`PatientStore` overrides these methods of Faust's store: `_get`, `_contains`, `_set`, `_del`,
+`persisted_offset`, `set_persisted_offset`, `apply_changelog_batch`, `_open_for_partition`,
+`revoke_partitions`, `on_recovery_completed` and `stop`. No upstream issue is known that asks for this.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from faust.streams import current_event
 from faust.types import TP, CollectionT, EventT
 from rocksdict import Rdict, WriteBatch
 
-from app.kernel.free_space import NEEDED_BYTES, free_bytes, in_mib, takes_no_more
+from app.kernel.free_space import NEEDED_BYTES, has_room, in_mib, takes_no_more
 
 STORE = "patient-rocksdb"  # in a store's URL
 STORES.aliases[STORE] = "app.faust_store:PatientStore"
@@ -50,7 +52,7 @@ class StoreUnusable(RuntimeError):
 
 
 class PatientStore(rocksdb.Store):
-    """`refusal`: the disk's last error, while rows are in memory."""
+    """`refusal`: why the first of the rows in memory was not written."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -157,7 +159,7 @@ class PatientStore(rocksdb.Store):
         )
 
     def _ended(self, why: str) -> StoreUnusable:
-        error = StoreUnusable(f"table {self.table_name} in {self.path}: {why}; free space on this disk")
+        error = StoreUnusable(f"table {self.table_name} in {self.path}: {why}; free space, or check the disk")
         asyncio.get_running_loop().create_task(self.app.crash(error))
         return error
 
@@ -174,20 +176,24 @@ class PatientStore(rocksdb.Store):
 
     def _write_kept(self, partition: int) -> bool:
         rows = self._kept[partition]
+        # Before the old handle goes: it can still be read, and a full disk would not let it open again.
+        if not has_room(self.path, NEEDED_BYTES + 2 * self._kept_bytes):
+            return False
         try:
-            # Before the old handle goes: it can still be read, and a full disk would not let it open again.
-            if free_bytes(self.path) < NEEDED_BYTES + 2 * self._kept_bytes:
-                return False
             if (former := self._dbs.pop(partition, None)) is not None:
                 with contextlib.suppress(Exception):  # it repeats its former error
                     former.close()
             _put(self._db_for_partition(partition), rows)
-        except Exception as error:  # noqa: BLE001 - in a callback; rocksdict's have no class of their own
-            self.refusal = str(error)
+        except Exception as error:  # noqa: BLE001 - in a callback; rocksdict has no class for its errors
+            self._kept[partition] = self._kept.pop(partition)  # the others come first
+            if "lock" in str(error):  # somebody iterates over the old handle
+                log.info("a table cannot be opened again yet", table=self.table_name, error=str(error))
+            else:
+                self._ended(f"it cannot be opened again, so it cannot be read: {error}")
             return False
         self._drop(partition)
         log.warning(
-            "the disk takes rows again; rows in memory were written", table=self.table_name, rows=len(rows)
+            "a table takes rows again; those in memory were written", table=self.table_name, rows=len(rows)
         )
         return True
 
@@ -208,13 +214,13 @@ class PatientStore(rocksdb.Store):
 
     def revoke_partitions(self, table: CollectionT, tps: set[TP]) -> None:
         for tp in tps:
-            if tp.topic in table.changelog_topic.topics and tp.partition in self._kept:
+            if tp.topic in table.changelog_topic.topics:
                 self._drop(tp.partition)
                 self._moved.add(tp.partition)
         super().revoke_partitions(table, tps)
 
     async def on_recovery_completed(self, active_tps: set[TP], standby_tps: set[TP]) -> None:
-        self._moved.clear()
+        self._moved -= {tp.partition for tp in active_tps | standby_tps}
         await super().on_recovery_completed(active_tps, standby_tps)
 
     async def stop(self) -> None:

@@ -44,7 +44,7 @@ class Rig:
 
         event = SimpleNamespace(message=SimpleNamespace(partition=0))
         monkeypatch.setattr(faust_store, "_put", guarded)
-        monkeypatch.setattr(faust_store, "free_bytes", lambda _: 0 if self.is_full else 1 << 40)
+        monkeypatch.setattr(faust_store, "has_room", lambda *_: not self.is_full)
         for module in (faust_store, rocksdb):
             monkeypatch.setattr(module, "current_event", lambda: event)
         self.store = self.open()
@@ -167,6 +167,9 @@ async def test_a_partition_that_moves_takes_no_later_position_with_it(rig: Rig) 
     rig.is_full = False
     rig.answered()  # the changelog's answer comes late
     assert (rig.store.kept_rows, rig.store.persisted_offset(TP(CHANGELOG, 0))) == (0, 0)
+    await rig.store.on_recovery_completed({TP(CHANGELOG, 1)}, set())  # of the partitions that stayed
+    rig.answered()
+    assert rig.store.persisted_offset(TP(CHANGELOG, 0)) == 0
     await rig.store.on_recovery_completed({TP(CHANGELOG, 0)}, set())
     rig.answered()
     assert rig.store.persisted_offset(TP(CHANGELOG, 0)) == 1
@@ -189,6 +192,26 @@ async def test_a_worker_whose_memory_holds_no_more_rows_ends(
     assert [type(one) for one in crashed] == [StoreUnusable]
     with contextlib.suppress(StoreUnusable):
         rig.change(b"b", None)
+
+
+async def test_a_worker_whose_table_can_be_neither_written_nor_read_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agents would fold events upon rows that are not there."""
+    crashed: list[BaseException] = []
+
+    async def crash(reason: BaseException) -> None:
+        crashed.append(reason)
+
+    monkeypatch.setattr(rig.store.app, "crash", crash)
+    rig.change(b"a", b"1")
+    rig.is_full = True
+    rig.change(b"a", b"2")
+    monkeypatch.setattr(faust_store, "has_room", lambda *_: True)  # somebody fills the disk again
+    rig.store._try_again()
+    await asyncio.sleep(0)
+    assert "it cannot be opened again, so it cannot be read" in str(crashed[0])
+    assert rig.store.kept_rows == 1
 
 
 def test_other_errors_are_not_kept(rig: Rig) -> None:

@@ -78,8 +78,8 @@ KEYS_REMEMBERED = 1_000  # of records without a seal, before keys without an eve
 def until_deposed(control: ControlLog, is_over: IsOver) -> IsOver:
     """`is_over` for what the present leader reports: also true once another worker leads, which reports
     itself what it finds."""
-    leader = control.view.leader
-    return lambda: (control.view.leader not in {leader, ""} and OTHER_LEADER) or is_over()
+    own = control.worker or control.view.leader
+    return lambda: (control.view.leader not in {own, ""} and OTHER_LEADER) or is_over()
 
 
 def as_leader(control: ControlLog, report_incident: ReportIncident) -> ReportIncident:
@@ -93,11 +93,12 @@ def as_leader(control: ControlLog, report_incident: ReportIncident) -> ReportInc
 
 
 class ControlLog(Service):
-    """Follows the control topic into `view`."""
+    """Follows the control topic into `view`. `worker`: this process's id, if it may lead."""
 
     def __init__(self, topic: str, kafka_options: ClientOptions, seals: Seals | None = None) -> None:
         super().__init__()
         self.topic = topic
+        self.worker = ""
         self.view = ControlState()
         self._refused: dict[str, Repairable] = {}
         self._jump = ""  # the last event with an impossible term or epoch

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 # As the system words ENOSPC, EDQUOT and EROFS; RocksDB passes its words on, without the number.
 NO_ROOM = ("No space left on device", "Disk quota exceeded", "Read-only file system")
 
+PROBE_BYTES = 64 * 1024
 NEEDED_BYTES = 16 << 20  # for opening a small RocksDB database again after a refused write
 
 
@@ -19,6 +21,20 @@ def takes_no_more(error: BaseException) -> bool:
 def free_bytes(path: Path) -> int:
     """What this user may still write to the disk of `path`. Raises OSError."""
     return shutil.disk_usage(path).free
+
+
+def has_room(folder: Path, size: int) -> bool:
+    """Whether so many bytes are free and the folder takes a file: quotas, a disk without inodes and one that
+    is read-only show only there. Writes and deletes a small file."""
+    try:
+        if free_bytes(folder) < size:
+            return False
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+    except OSError:
+        return False
+    return True
 
 
 def in_mib(size: float) -> str:

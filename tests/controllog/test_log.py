@@ -276,7 +276,7 @@ def test_the_activity_table_is_a_ring_of_the_latest_events_with_their_offsets() 
 
 
 def test_what_the_leader_reports_ends_when_another_worker_leads() -> None:
-    control: Any = SimpleNamespace(view=ControlState())
+    control: Any = SimpleNamespace(view=ControlState(), worker="")
     found: list[Any] = []
     report = as_leader(control, lambda *incident: found.append(incident[4]))
     control.view.leader = "a"
@@ -288,3 +288,6 @@ def test_what_the_leader_reports_ends_when_another_worker_leads() -> None:
     assert not is_over()
     control.view.leader = "b"
     assert is_over()
+    control.worker = "a"  # it reports late, when it has read that "b" leads
+    report("no-worker", "orders", "none may run it", "start one", lambda: False)
+    assert found[-1]()

@@ -188,7 +188,7 @@ class FakeControlLog:
     """The control log; an appended event is applied at once."""
 
     def __init__(self) -> None:
-        self.view = ControlState()
+        self.view, self.worker = ControlState(), ME
         self.caught_up = True
         self.recent: deque[dict[str, Any]] = deque()
         self.appended: list[AnyControlEvent] = []

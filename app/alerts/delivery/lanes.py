@@ -173,6 +173,6 @@ class NoticeDeliveries:
                 "alert-channel-down", f"{notice.state.rule}/{channel.kind}", f"{lane.place} {why}",
                 "no notice arrives there until it takes them; try: "
                 f"switchyard alert test {notice.state.rule}",
-                lambda: not lane.failures or self.lanes.get(lane.key) is not lane,
+                lambda: not lane.failures or not lane.waiting or self.lanes.get(lane.key) is not lane,
             )  # fmt: skip
         return max(after_s, self._backoff.delay_s(lane.failures, random.random()))  # noqa: S311 - no secret

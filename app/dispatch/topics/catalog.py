@@ -299,10 +299,18 @@ class WorkloadsCatalog:
         self.hibernation.evaluate(workload, wanted, backlog, now_s, is_owned)
         self._report_topics(key)
 
+    def _forget_reported(self, key: str, but: str = "") -> None:
+        """Ends the incidents of a workload's reads, of which only the last one counts."""
+        present = {
+            but,
+            str(self._refused.get(key)),
+            *(problem.message for problem in self._wrong.get(key, [])),
+        }
+        self._reported = {entry for entry in self._reported if entry[0] != key or entry[1] in present}
+
     def _report_topics(self, key: str) -> None:
         refused, wrong = self._refused.get(key), self._wrong.get(key, [])
-        present = {str(refused), *(problem.message for problem in wrong)}
-        self._reported = {entry for entry in self._reported if entry[0] != key or entry[1] in present}
+        self._forget_reported(key)
         for problem in wrong:
             self._report(key, problem.message, problem.remedy, kind="topic-settings")
         if refused is not None:
@@ -430,6 +438,7 @@ class WorkloadsCatalog:
     def _report(self, key: str, message: str, remedy: str, *, kind: str = "workload-trouble") -> None:
         self._troubles[key] = f"{message}; {remedy}"
         if (key, message) not in self._reported:
+            self._forget_reported(key, message)
             self._reported.add((key, message))  # until the topics are read without this trouble
             is_over = until_deposed(self._control, lambda: (key, message) not in self._reported)
             self._report_incident(kind, key, message, remedy, is_over)

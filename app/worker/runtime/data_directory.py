@@ -19,7 +19,7 @@ from typing import IO
 import structlog
 from rocksdict import Options, Rdict
 
-from app.kernel.free_space import free_bytes, in_mib, takes_no_more
+from app.kernel.free_space import free_bytes, has_room, in_mib, takes_no_more
 
 log = structlog.get_logger(__name__)
 
@@ -48,17 +48,13 @@ def prepare_datadir(
     (changelog topic, partition). Raises DataDirUnusable."""
     try:
         _make(directory)
-        left = free_bytes(directory)
     except OSError as error:
         if not takes_no_more(error):
             raise
-        left = 0
-    if left < NEEDED_BYTES:
+        raise DataDirUnusable(_no_room(directory, str(error))) from error
+    if not has_room(directory, NEEDED_BYTES):
         # Before the stores: on a full disk none of them opens, and each would be deleted.
-        raise DataDirUnusable(
-            f"the disk of {directory}, where this worker has its tables, has {in_mib(left)} free; it needs "
-            f"at least {in_mib(NEEDED_BYTES)} to start: free space, or set data_dir to a larger disk"
-        )
+        raise DataDirUnusable(_no_room(directory, f"{in_mib(free_bytes(directory))} are free"))
     (directory / LOCK_FILE).touch(mode=PRIVATE_FILE)
     lock = (directory / LOCK_FILE).open("w")
     try:
@@ -80,6 +76,13 @@ def prepare_datadir(
         if store.is_dir() and not _fits(store, app_id, changelog_ends):
             log.warning("a local table does not fit its changelog; the worker rebuilds it", store=store.name)
             shutil.rmtree(store)
+
+
+def _no_room(directory: Path, why: str) -> str:
+    return (
+        f"the disk of {directory}, where this worker has its tables, takes too little: {why}. A worker needs "
+        f"{in_mib(NEEDED_BYTES)} to start: free space, or set data_dir to a larger disk"
+    )
 
 
 def _make(directory: Path) -> None:
@@ -110,6 +113,8 @@ def _fits(store: Path, app_id: str, changelog_ends: Mapping[tuple[str, int], int
         finally:
             database.close()
         return stored is None or int(stored) < end
-    except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exceptions, and all mean the same here
+    except Exception as error:  # rocksdict raises plain Exceptions
+        if takes_no_more(error):
+            raise DataDirUnusable(_no_room(store.parent, str(error))) from error
         log.warning("this worker cannot open a local table", store=str(store), error=str(error))
         return False

@@ -20,8 +20,9 @@ from app.kernel.incidents import ReportIncident
 log = structlog.get_logger(__name__)
 
 LOOK_INTERVAL_S = 2.0
+CALM_S = 30.0  # without such rows, until they are over: a disk may be full again at once
 LOW_BYTES, ENOUGH_BYTES = 256 << 20, 512 << 20  # reported below the first, until above the second
-REMEDY = "free space there, or set data_dir to a larger disk and start the worker again"
+REMEDY = "free space there, check the disk, or set data_dir to another one and start the worker again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class DiskWatch(Service):
         self._worker = worker
         self._report_incident = report_incident
         self.trouble = ""
-        self._is_low = False
+        self._is_low = self._is_refused = False
+        self._calm_s = 0.0
 
     @Service.task
     async def _watch(self) -> None:
@@ -74,7 +76,7 @@ class DiskWatch(Service):
 
     def see(self, free: int, unwritten: Sequence[UnwrittenRows]) -> None:
         """Takes what is free, and the rows that are not written."""
-        was_low, was_refused = self._is_low, bool(self.unwritten)
+        was_low = self._is_low
         self.free_bytes, self.unwritten = free, unwritten
         self._is_low = free < (ENOUGH_BYTES if was_low else LOW_BYTES)
         place = self._directory
@@ -85,14 +87,17 @@ class DiskWatch(Service):
             if not was_low:
                 self._report_incident("disk-low", self._worker, words, REMEDY, lambda: not self._is_low)
         if unwritten:
+            self._calm_s = 0.0
             rows, error = sum(one.rows for one in unwritten), unwritten[0].error
             names = ", ".join(sorted({one.table for one in unwritten}))
-            words = (
-                f"{rows} rows of tables ({names}) are in memory only, because {place} takes no more: {error}"
-            )
-            self.trouble = words
-            if not was_refused:
-                remedy = f"{REMEDY}; it writes these rows itself once there is space, and none is lost"
+            words = f"{place} does not take rows of tables, which are in memory only ({names}): {error}"
+            self.trouble = f"{words}; rows: {rows}"
+            if not self._is_refused:
+                self._is_refused = True
+                remedy = f"{REMEDY}; it writes these rows itself once the disk takes them, and none is lost"
                 self._report_incident(
-                    "tables-unwritten", self._worker, words, remedy, lambda: not self.unwritten
+                    "tables-unwritten", self._worker, words, remedy, lambda: not self._is_refused
                 )
+        elif self._is_refused:
+            self._calm_s += LOOK_INTERVAL_S
+            self._is_refused = self._calm_s < CALM_S

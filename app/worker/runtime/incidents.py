@@ -168,7 +168,10 @@ class Incidents(Service):
             async with asyncio.timeout(INCIDENT_TIMEOUT_S):
                 await self._producer.send_and_wait(self._topic, codec.encode(record), partition=0)
         except Exception as error:  # noqa: BLE001 - the reporter must not fail for it
-            is_lost = isinstance(error, KafkaError) and not error.retriable
+            heals = isinstance(error, (OSError, TimeoutError)) or (
+                isinstance(error, KafkaError) and error.retriable
+            )
+            is_lost = not heals
             log.warning("an incident was not written", kind=record.kind, subject=record.subject,
                         is_tried_again=not is_lost, error=repr(error))  # fmt: skip
             if is_lost:

@@ -56,6 +56,7 @@ class SealKeeper(Service):
         self._leads_since_s: float | None = None
         self._waits = RepeatedTrouble()
         self._has_warned = False
+        self._former: list[str] = []  # in the last report
 
     @Service.task
     async def _keep(self) -> None:
@@ -99,10 +100,11 @@ class SealKeeper(Service):
         elif former and leads_for_s > REPORT_AFTER_S:
             self._waits.record(", ".join(former[:5]))
             if self._waits.due(now_s) is not None:
+                self._former, shown = former, former
                 self._report_incident(
                     "seals-wait", self._worker,
                     f"control topics have no seals yet: {len(former)} workers of an earlier version run, "
                     f"among them {', '.join(former[:5])}",
                     "update them: until then every principal that may write to the control topics is trusted",
-                    lambda: not self._seals.missing or not self._leads(),
+                    lambda: not self._seals.missing or not self._leads() or self._former != shown,
                 )  # fmt: skip

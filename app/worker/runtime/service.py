@@ -112,6 +112,7 @@ class Runtime(Service):
         self.incidents = Incidents(worker, topics.incidents.name, kafka)
         report = self.incidents.report
         control = self.control = ControlLog(topics.control.name, kafka, seals)
+        control.worker = worker
         leadership = self.leadership = Leadership(worker, control, lease)
         self.clusters = DataClusters(
             options.clusters, deliver, ByteBudget(options.memory_budget_bytes), may_append=leadership.may_act

@@ -30,7 +30,7 @@ class ByHand:
 
     def __init__(self) -> None:
         self.view, self.incidents = ControlState(), list[tuple[str, ...]]()
-        log: Any = SimpleNamespace(view=self.view, caught_up=True)
+        log: Any = SimpleNamespace(view=self.view, worker="", caught_up=True)
         nowhere: Any = None
         self.catalog = AuditsCatalog(
             log, nowhere, lambda *incident: self.incidents.append(incident[:4]), LAYOUT, lambda _: None

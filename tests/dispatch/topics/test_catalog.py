@@ -58,7 +58,7 @@ class Region:
 
     def restart(self) -> None:
         """Replaces the leader by one that has no state yet."""
-        log: Any = SimpleNamespace(view=self.view, append=self.append)
+        log: Any = SimpleNamespace(view=self.view, worker="", append=self.append)
         definitions = ReadableDefinitions(log, self._report)
         self.catalog = Catalog(log, self.clusters, self._report, definitions, Alone())
 

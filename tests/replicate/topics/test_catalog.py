@@ -63,7 +63,7 @@ class TwoClusters:
 
     def restart(self) -> None:
         """Replaces the leader by one that knows nothing yet."""
-        log: Any = SimpleNamespace(view=self.view, append=self.append)
+        log: Any = SimpleNamespace(view=self.view, worker="", append=self.append)
         definitions = ReadableDefinitions(log, self._report)
         self.catalog = Catalog(
             log, self.clusters, self._report, definitions, Alone(), lambda: self.other_regions

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from app.kernel.free_space import free_bytes, takes_no_more
-from app.worker.runtime.disk_watch import ENOUGH_BYTES, LOW_BYTES, DiskWatch, UnwrittenRows
+from app.worker.runtime.disk_watch import (
+    CALM_S,
+    ENOUGH_BYTES,
+    LOOK_INTERVAL_S,
+    LOW_BYTES,
+    DiskWatch,
+    UnwrittenRows,
+)
 from tests.full_disk import on_small_disk
 
 MIB = 1 << 20
@@ -37,24 +44,51 @@ def test_little_space_is_reported_once_until_there_is_enough() -> None:
     assert [incident[:4] for incident in reported] == [
         (
             "disk-low", "w1-7-a", "256 MiB are free on the disk of this worker's tables, /data/w1",
-            "free space there, or set data_dir to a larger disk and start the worker again",
+            "free space there, check the disk, or set data_dir to another one and start the worker again",
         )
     ]  # fmt: skip
     disk.see(3 * MIB, [])
     assert reported[1][2].startswith("3.0 MiB are free")
 
 
-def test_rows_that_the_disk_does_not_take_are_reported_once_until_all_are_written() -> None:
+def test_rows_that_the_disk_does_not_take_are_reported_once_until_it_took_all_for_a_while() -> None:
     reported: list[Any] = []
     disk = watch(reported)
-    for rows in (ROWS, ROWS[:1], [], ROWS):
+    calm = [[]] * int(CALM_S / LOOK_INTERVAL_S)
+    for rows in (ROWS, ROWS[:1], [], ROWS, *calm[1:]):
         disk.see(10 * ENOUGH_BYTES, rows)
         assert bool(disk.trouble) == bool(rows)
-        assert [is_over() for *_, is_over in reported] == [not rows] * len(reported)
+        assert [is_over() for *_, is_over in reported] == [False]
+    disk.see(10 * ENOUGH_BYTES, [])
+    assert [is_over() for *_, is_over in reported] == [True]
+    disk.see(10 * ENOUGH_BYTES, ROWS)
     assert [kind for kind, *_ in reported] == ["tables-unwritten"] * 2
-    words = "42 rows of tables (routes, trackers) are in memory only, because /data/w1 takes no more"
+    words = "/data/w1 does not take rows of tables, which are in memory only (routes, trackers)"
     assert reported[0][2] == f"{words}: No space left on device"
-    assert "it writes these rows itself once there is space, and none is lost" in reported[0][3]
+    assert disk.trouble == f"{words}: No space left on device; rows: 42"
+    assert "it writes these rows itself once the disk takes them, and none is lost" in reported[0][3]
+
+
+NO_FILES = """
+    import sys
+    from pathlib import Path
+    from app.kernel.free_space import free_bytes, has_room
+
+    folder = Path(sys.argv[1])
+    print(has_room(folder, 1), has_room(folder, 1 << 40))
+    for number in range(20):
+        try:
+            (folder / str(number)).touch()
+        except OSError:
+            break
+    print(free_bytes(folder) > 1 << 20, has_room(folder, 1), has_room(folder / "none", 1))
+"""
+
+
+def test_a_disk_that_takes_no_file_has_no_room_however_much_is_free(tmp_path: Path) -> None:
+    script = textwrap.dedent(NO_FILES)
+    out = on_small_disk(tmp_path, 8, [sys.executable, "-c", script, str(tmp_path)], files=10)
+    assert out.splitlines() == ["True False", "True False False"]
 
 
 def test_refusals_are_told_from_other_errors() -> None:
@@ -90,8 +124,8 @@ def test_a_worker_does_not_start_on_a_full_disk_and_deletes_no_table_there(tmp_p
     store = textwrap.dedent(START)
     out = on_small_disk(tmp_path, 40, [sys.executable, "-c", store, str(tmp_path)]).splitlines()
     assert out[-2:] == [
-        f"the disk of {tmp_path}, where this worker has its tables, has 0.0 MiB free; it needs at least "
-        "32 MiB to start: free space, or set data_dir to a larger disk",
+        f"the disk of {tmp_path}, where this worker has its tables, takes too little: 0.0 MiB are free. A "
+        "worker needs 32 MiB to start: free space, or set data_dir to a larger disk",
         "True",
     ]
     assert free_bytes(tmp_path) > 0

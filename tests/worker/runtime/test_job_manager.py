@@ -40,7 +40,7 @@ class Log:
     """A fake control log: an appended event counts at once."""
 
     def __init__(self) -> None:
-        self.view = ControlState()
+        self.view, self.worker = ControlState(), ""
         self.appended: list[AnyControlEvent] = []
         self._listeners: list[Callable[[], None]] = []
         self.apply(Claim(at_ms=0, term=1, worker="leader"))
