@@ -33,7 +33,7 @@ from faust.streams import current_event
 from faust.types import TP, CollectionT, EventT
 from rocksdict import Rdict, WriteBatch
 
-from app.kernel.free_space import NEEDED_BYTES, has_room, in_mib, takes_no_more
+from app.kernel.free_space import NEEDED_BYTES, in_mib, shortage, takes_no_more
 
 STORE = "patient-rocksdb"  # in a store's URL
 STORES.aliases[STORE] = "app.faust_store:PatientStore"
@@ -43,6 +43,7 @@ log = structlog.get_logger(__name__)
 RETRY_INTERVAL_S = 1.0
 NEXT_S = 0.02  # between two partitions: each is opened in the event loop
 MAX_KEPT_BYTES = 32 << 20  # of one table
+LOCK_HELD = "lock hold by current process"  # RocksDB's words
 
 Rows = dict[bytes, bytes | None]  # None: the key is deleted
 
@@ -60,7 +61,7 @@ class PatientStore(rocksdb.Store):
         self._kept: dict[int, Rows] = {}
         self._kept_bytes = 0
         self._moved: set[int] = set()  # partitions of rule 2
-        self._retry: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None  # while rows are in memory
 
     @property
     def kept_rows(self) -> int:
@@ -147,8 +148,8 @@ class PatientStore(rocksdb.Store):
             raise self._ended(
                 f"more than {in_mib(MAX_KEPT_BYTES)} of its rows are not written: {self.refusal}"
             )
-        if self._retry is None:
-            self._try_again_in(RETRY_INTERVAL_S)
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write_later())
 
     def _refused(self, error: Exception) -> None:
         self.refusal = str(error)
@@ -165,28 +166,32 @@ class PatientStore(rocksdb.Store):
 
     # -- writing later -----------------------------------------------------------------------------
 
-    def _try_again_in(self, seconds: float) -> None:
-        self._retry = asyncio.get_running_loop().call_later(seconds, self._try_again)
+    async def _write_later(self) -> None:
+        pause_s = RETRY_INTERVAL_S
+        try:
+            while self._kept:
+                await asyncio.sleep(pause_s)
+                pause_s = NEXT_S if await self._write_next() else RETRY_INTERVAL_S
+        finally:
+            self._writing = None
 
-    def _try_again(self) -> None:
-        """Writes the rows of one partition, and returns for the next."""
-        self._retry = None
-        if self._kept and not self.should_stop:
-            self._try_again_in(NEXT_S if self._write_kept(next(iter(self._kept))) else RETRY_INTERVAL_S)
+    async def _write_next(self) -> bool:
+        """Writes the rows of one partition, if the disk takes them; returns whether it did."""
+        # Before the old handle goes: it can still be read, and a full disk would not let it open again.
+        if await asyncio.to_thread(shortage, self.path, NEEDED_BYTES + 2 * self._kept_bytes):
+            return False
+        return bool(self._kept) and self._write_kept(next(iter(self._kept)))
 
     def _write_kept(self, partition: int) -> bool:
         rows = self._kept[partition]
-        # Before the old handle goes: it can still be read, and a full disk would not let it open again.
-        if not has_room(self.path, NEEDED_BYTES + 2 * self._kept_bytes):
-            return False
         try:
             if (former := self._dbs.pop(partition, None)) is not None:
                 with contextlib.suppress(Exception):  # it repeats its former error
                     former.close()
             _put(self._db_for_partition(partition), rows)
-        except Exception as error:  # noqa: BLE001 - in a callback; rocksdict has no class for its errors
+        except Exception as error:  # noqa: BLE001 - rocksdict has no class for its errors
             self._kept[partition] = self._kept.pop(partition)  # the others come first
-            if "lock" in str(error):  # somebody iterates over the old handle
+            if LOCK_HELD in str(error):  # somebody iterates over the old handle
                 log.info("a table cannot be opened again yet", table=self.table_name, error=str(error))
             else:
                 self._ended(f"it cannot be opened again, so it cannot be read: {error}")
@@ -224,10 +229,10 @@ class PatientStore(rocksdb.Store):
         await super().on_recovery_completed(active_tps, standby_tps)
 
     async def stop(self) -> None:
-        if self._retry is not None:
-            self._retry.cancel()
-        for partition in list(self._kept):
-            self._write_kept(partition)
+        if self._writing is not None:
+            self._writing.cancel()
+        while self._kept and await self._write_next():
+            pass
         await super().stop()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,3 +43,10 @@ def on_small_disk(folder: Path, mib: int, command: Sequence[str], files: int = 0
 def seen_by(pid: int, folder: Path) -> Path:
     """The folder as the process sees it."""
     return Path(f"/proc/{pid}/root{folder}")
+
+
+def fill(ballast: Path) -> None:
+    """Lets a file grow until its disk takes no more."""
+    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))

@@ -44,7 +44,7 @@ class Rig:
 
         event = SimpleNamespace(message=SimpleNamespace(partition=0))
         monkeypatch.setattr(faust_store, "_put", guarded)
-        monkeypatch.setattr(faust_store, "has_room", lambda *_: not self.is_full)
+        monkeypatch.setattr(faust_store, "shortage", lambda *_: "0 MiB are free" if self.is_full else "")
         for module in (faust_store, rocksdb):
             monkeypatch.setattr(module, "current_event", lambda: event)
         self.store = self.open()
@@ -70,8 +70,8 @@ class Rig:
 
     def die(self) -> None:
         """The process is gone; the next one reads the changelog from where the store says."""
-        if self.store._retry is not None:
-            self.store._retry.cancel()
+        if self.store._writing is not None:
+            self.store._writing.cancel()
         self.store._dbs.pop(0).close()
         self.is_full = False
         self.store = self.open()
@@ -99,8 +99,20 @@ class Rig:
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     made = Rig(tmp_path, monkeypatch)
     yield made
-    if made.store._retry is not None:
-        made.store._retry.cancel()
+    if made.store._writing is not None:
+        made.store._writing.cancel()
+
+
+@pytest.fixture
+def crashed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Why the worker ended."""
+    found: list[BaseException] = []
+
+    async def crash(reason: BaseException) -> None:
+        found.append(reason)
+
+    monkeypatch.setattr(rig.store.app, "crash", crash)
+    return found
 
 
 STEPS = st.lists(
@@ -133,7 +145,7 @@ def test_reads_see_every_row_whatever_the_disk_takes_and_whenever_the_worker_die
                     case ("answered",):
                         rig.answered()
                     case ("retry",):
-                        rig.store._try_again()
+                        await rig.store._write_next()
                     case ("die",):
                         rig.die()
                 rig.check()
@@ -175,15 +187,7 @@ async def test_a_partition_that_moves_takes_no_later_position_with_it(rig: Rig) 
     assert rig.store.persisted_offset(TP(CHANGELOG, 0)) == 1
 
 
-async def test_a_worker_whose_memory_holds_no_more_rows_ends(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crashed: list[BaseException] = []
-
-    async def crash(reason: BaseException) -> None:
-        crashed.append(reason)
-
-    monkeypatch.setattr(rig.store.app, "crash", crash)
+async def test_a_worker_whose_memory_holds_no_more_rows_ends(rig: Rig, crashed: list[BaseException]) -> None:
     rig.is_full = True
     rig.change(b"a", bytes(faust_store.MAX_KEPT_BYTES // 2))
     with pytest.raises(StoreUnusable, match=r"table rows in .*: more than 32 MiB of its rows"):
@@ -195,20 +199,14 @@ async def test_a_worker_whose_memory_holds_no_more_rows_ends(
 
 
 async def test_a_worker_whose_table_can_be_neither_written_nor_read_ends(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, crashed: list[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its agents would fold events upon rows that are not there."""
-    crashed: list[BaseException] = []
-
-    async def crash(reason: BaseException) -> None:
-        crashed.append(reason)
-
-    monkeypatch.setattr(rig.store.app, "crash", crash)
     rig.change(b"a", b"1")
     rig.is_full = True
     rig.change(b"a", b"2")
-    monkeypatch.setattr(faust_store, "has_room", lambda *_: True)  # somebody fills the disk again
-    rig.store._try_again()
+    monkeypatch.setattr(faust_store, "shortage", lambda *_: "")  # somebody fills the disk again
+    await rig.store._write_next()
     await asyncio.sleep(0)
     assert "it cannot be opened again, so it cannot be read" in str(crashed[0])
     assert rig.store.kept_rows == 1
@@ -226,6 +224,7 @@ REAL_DISK = """
     from faust.types import TP
     from app import faust_store
     from tables.options import raw_table
+    from tests.full_disk import fill
 
     async def main(folder: Path) -> None:
         app = faust.App("t", store=f"{faust_store.STORE}://", datadir=str(folder), broker="aiokafka://x:1")
@@ -239,12 +238,7 @@ REAL_DISK = """
             offset += 1
         change(b"first")
         ballast = folder / "ballast"
-        with ballast.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError:
-                pass
+        fill(ballast)
         for _ in range(100):
             change(bytes(1000))
         print("kept", store.kept_rows > 50, "No space left" in store.refusal, store._get(b"k0"))

@@ -23,18 +23,18 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
-def has_room(folder: Path, size: int) -> bool:
-    """Whether so many bytes are free and the folder takes a file: quotas, a disk without inodes and one that
-    is read-only show only there. Writes and deletes a small file."""
+def shortage(folder: Path, size: int) -> str:
+    """Why a folder does not take so many bytes; "" if it does. It writes and deletes a file, because quotas,
+    a disk without inodes and one that is read-only show only there."""
     try:
-        if free_bytes(folder) < size:
-            return False
+        if (free := free_bytes(folder)) < size:
+            return f"{in_mib(free)} are free"
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(PROBE_BYTES))
             probe.flush()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def in_mib(size: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import re
 import shutil
@@ -16,7 +15,7 @@ from rocksdict import Options, Rdict
 
 from app.dev.demo.stage import DemoStage, Process, free_port, http, route, wait_until, workload
 from app.dev.demo.traffic import create_topic, messages, produce, read_all
-from tests.full_disk import seen_by, small_disk_command
+from tests.full_disk import fill, seen_by, small_disk_command
 from tests.system.fleet import incidents
 
 pytestmark = pytest.mark.system
@@ -39,12 +38,6 @@ def worker_on_small_disk(stage: DemoStage, mib: int) -> tuple[Process, Path]:
         port=port,
     )
     return worker, seen_by(worker.popen.pid, disk)
-
-
-def fill(ballast: Path) -> None:
-    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
 
 
 def delivered(stage: DemoStage) -> int:

@@ -42,7 +42,7 @@ from app.dispatch.definition import DISPATCH_JOBS
 from app.kafka.client.cluster import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.client.commits import OffsetCommitter
 from app.kernel.clock import now_ms
-from app.kernel.free_space import NEEDED_BYTES, has_room
+from app.kernel.free_space import NEEDED_BYTES, shortage
 from app.offsets.model.translation import CopiedLine
 from app.offsets.store.checkpoint_tail import add_tail
 from app.offsets.store.readers import READER_POLL_MS, READER_STOP_TIMEOUT_S, RegionReaders, TopicPlace
@@ -205,7 +205,7 @@ class RegionTables:
     def _reopen_if_there_is_room(self) -> None:
         """A database writes nothing after a refused write until it is opened again; it can be read."""
         with self._lock:
-            if has_room(self._store.path.parent, NEEDED_BYTES):
+            if not shortage(self._store.path.parent, NEEDED_BYTES):
                 self._store.close()
                 self._is_open = False
 

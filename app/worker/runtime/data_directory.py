@@ -19,7 +19,7 @@ from typing import IO
 import structlog
 from rocksdict import Options, Rdict
 
-from app.kernel.free_space import free_bytes, has_room, in_mib, takes_no_more
+from app.kernel.free_space import in_mib, shortage, takes_no_more
 
 log = structlog.get_logger(__name__)
 
@@ -52,9 +52,9 @@ def prepare_datadir(
         if not takes_no_more(error):
             raise
         raise DataDirUnusable(_no_room(directory, str(error))) from error
-    if not has_room(directory, NEEDED_BYTES):
+    if why := shortage(directory, NEEDED_BYTES):
         # Before the stores: on a full disk none of them opens, and each would be deleted.
-        raise DataDirUnusable(_no_room(directory, f"{in_mib(free_bytes(directory))} are free"))
+        raise DataDirUnusable(_no_room(directory, why))
     (directory / LOCK_FILE).touch(mode=PRIVATE_FILE)
     lock = (directory / LOCK_FILE).open("w")
     try:

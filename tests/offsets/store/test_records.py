@@ -203,18 +203,14 @@ FULL_DISK = """
     import sys
     from pathlib import Path
     from app.offsets.store.records import CHECKPOINTS, ChangelogOrigin, RegionStore, StoreFull
+    from tests.full_disk import fill
 
     folder = Path(sys.argv[1])
     store = RegionStore(folder / "regions.db")
     store.open()
     store.put_cluster_id("east", "before")
     ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
+    fill(ballast)
     origin = ChangelogOrigin(cluster="c", topic_id="t")
     for _ in range(2):
         try:
