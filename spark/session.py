@@ -18,7 +18,6 @@ import pyspark
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
-from app.archive.errors import InvalidArchive
 from app.dev.yard.jars import switchyard_home
 from spark.connector import connector_jars
 from spark.java import prepare_java
@@ -30,7 +29,6 @@ SETTING = re.compile(r"\s*([^\s=#][^\s=]*)(?:\s*=\s*|\s+)(.*)")
 # The rule removes an empty branch together with its Observation, and `Observation.get` then waits for ever.
 OBSERVED_STAYS = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 EXCLUDED_RULES = "spark.sql.adaptive.optimizer.excludedRules"
-PATTERNS = frozenset("[]{}*?\\,")  # spark-submit resolves the jars' paths, and divides them at commas
 SHUFFLES_PER_CORE = 4  # small enough to pipeline on one machine; adaptive execution merges tiny partitions
 
 
@@ -43,13 +41,8 @@ def make_session(name: str, given: Mapping[str, str] | None = None) -> SparkSess
         Unreachable: The connector cannot be downloaded.
     """
     home = switchyard_home() / "spark"
-    if odd := sorted(PATTERNS.intersection(str(home))):
-        raise InvalidArchive(
-            f"SWITCHYARD_HOME: Spark takes {' '.join(odd)} in {home.parent} for a pattern, and finds no "
-            "jar there; set it to a folder without these characters"
-        )
-    home.mkdir(parents=True, exist_ok=True)
     chosen = settings(home, outside_settings() | dict(given or {}))
+    home.mkdir(parents=True, exist_ok=True)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit has started Java
         prepare_java(home)
     if _is_local(chosen):
