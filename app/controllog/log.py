@@ -61,7 +61,6 @@ from app.kafka.client.topic_tail import TopicTail
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.fetch.bounded_consumer import was_passed_over
 from app.kafka.records.record import PlacedRecord, Record
-from app.kernel.incidents import OTHER_LEADER, IsOver, ReportIncident
 from app.kernel.json_types import JsonObject
 
 log = structlog.get_logger(__name__)
@@ -73,23 +72,6 @@ EVENTS_DROPPED_AT_ONCE = 100
 MAX_KEY_CHARS = 200  # of an event's key in messages
 MAX_KEY_BYTES = 4_000  # longer keys are no worker's
 KEYS_REMEMBERED = 1_000  # of records without a seal, before keys without an event are dropped
-
-
-def until_deposed(control: ControlLog, is_over: IsOver) -> IsOver:
-    """`is_over` for what the present leader reports: also true once another worker leads, which reports
-    itself what it finds."""
-    own = control.worker or control.view.leader
-    return lambda: (control.view.leader not in {own, ""} and OTHER_LEADER) or is_over()
-
-
-def as_leader(control: ControlLog, report_incident: ReportIncident) -> ReportIncident:
-    """`report_incident` with `until_deposed`, for what only the leader reports."""
-
-    def report(kind: str, subject: str, message: str, remedy: str, is_over: IsOver | None = None) -> None:
-        is_over = None if is_over is None else until_deposed(control, is_over)
-        report_incident(kind, subject, message, remedy, is_over)
-
-    return report
 
 
 class ControlLog(Service):

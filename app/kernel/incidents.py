@@ -8,7 +8,6 @@ from typing import Protocol
 # A text: the incident ends here, for this reason, although the problem may last.
 IsOver = Callable[[], bool | str]
 JOB_CLOSED = "its job stopped or moved"
-OTHER_LEADER = "another worker leads now"
 
 
 class ReportIncident(Protocol):
@@ -29,3 +28,15 @@ class ReportOwnIncident(Protocol):
     """`ReportIncident` for one subject."""
 
     def __call__(self, kind: str, message: str, remedy: str, is_over: IsOver | None = None, /) -> None: ...
+
+
+class Closable(Protocol):
+    """A pump."""
+
+    @property
+    def closed(self) -> bool: ...
+
+
+def until_closed(pump: Closable, is_over: IsOver) -> IsOver:
+    """`is_over` for what a job reports: also true once the job has stopped here."""
+    return lambda: (pump.closed and JOB_CLOSED) or is_over()

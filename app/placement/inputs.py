@@ -14,6 +14,7 @@ import msgspec
 
 from app.controllog.codec import Heartbeat
 from app.controllog.events import WorkloadPut
+from app.controllog.leader_reports import NewTerm
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
 from app.kernel.incidents import IsOver, ReportIncident
@@ -47,7 +48,7 @@ class PlacementInputs:
         self._why_gone = why_gone
         self._planned: dict[str, tuple[int, PlacementDecision]] = {}  # with the epoch that the move ends
         self._reported: set[tuple[str, str]] = set()
-        self._term = 0
+        self._new_term = NewTerm()
 
     def observe(self, state: ControlState, beats: Iterable[Heartbeat], now_s: float | None = None) -> None:
         """Takes the loads in heartbeats; `now_s` in monotonic seconds, by default now."""
@@ -118,8 +119,8 @@ class PlacementInputs:
         for decision in made.decisions:
             if decision.release:
                 self._planned[decision.job] = (state.assignments[decision.job].epoch, decision)
-        if state.term != self._term:  # reports of an earlier leadership have ended with it
-            self._term, self._reported = state.term, set()
+        if self._new_term.has_begun(state.term):
+            self._reported = set()
         for notice in made.notices:
             if (notice.kind, notice.subject) not in self._reported:
                 is_over = None if notice.kind == NO_ROOM else self._is_over(notice)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from app.audit.topics.catalog import AuditsCatalog
-from app.controllog.log import ControlLog, as_leader
+from app.controllog.leader_reports import NewTerm, as_leader
+from app.controllog.log import ControlLog
 from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.dispatch.topics.readable_workloads import WorkloadRoles
 from app.kafka.data_clusters import DataClusters
@@ -64,7 +65,7 @@ class Catalog:
         self.routes = RoutesCatalog(control, clusters, report_incident, definitions.routes, other_regions)
         self.audits = AuditsCatalog(control, clusters, report_incident, layout, definitions.workloads.get)
         self.vanished_topics = VanishedTopics(clusters, as_leader(control, report_incident))
-        self._term = 0
+        self._new_term = NewTerm()
         self._kinds: tuple[KindCatalog, ...] = self.routes, self.audits, self.workloads
 
     async def jobs(self) -> set[str]:
@@ -73,6 +74,6 @@ class Catalog:
             if not is_hibernated(assigned):
                 held.setdefault(job.rpartition(":")[0], []).append(job)
         await asyncio.gather(*(kind.refresh(held) for kind in self._kinds))
-        begins, self._term = self._control.view.term != self._term, self._control.view.term
+        begins = self._new_term.has_begun(self._control.view.term)
         self.vanished_topics.update((found for kind in self._kinds for found in kind.found(held)), begins)
         return {job for kind in self._kinds for job in kind.jobs(held)}

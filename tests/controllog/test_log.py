@@ -21,7 +21,8 @@ from app.controllog.events import (
     WorkloadPut,
     compaction_key,
 )
-from app.controllog.log import ControlLog, as_leader
+from app.controllog.leader_reports import as_leader
+from app.controllog.log import ControlLog
 from app.controllog.state import ControlState
 from app.kafka.fetch import bounded_consumer
 from app.kernel.limit_shares import WHOLE, LimitGrant

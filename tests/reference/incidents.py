@@ -37,7 +37,7 @@ PASSING_ON = {"report_incident", "report", "report_own", "decided"}
 KIND = re.compile(r"[a-z]+(-[a-z]+)*")
 NOTHING = re.compile(r"\{\w+\}")  # an unknown text
 ALTERNATIVES = 8  # of one text
-IS_OVER = {"is_over", "ends", "until_deposed", "has_changed", "is_set", "_is_over"}
+IS_OVER = {"is_over", "ends", "until_closed", "until_deposed", "has_changed", "is_set", "_is_over"}
 FILLED = 4  # alternatives of a text in braces
 DEPTH = 4  # of the names and functions that are followed
 

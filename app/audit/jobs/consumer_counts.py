@@ -29,7 +29,7 @@ from app.dispatch.pump.partition import DispatchPump
 from app.kafka.client.cluster import EARLIEST, ClusterUnreachable
 from app.kafka.data_clusters import DataCluster
 from app.kernel.fencing import LogId, TakeoverAnswer
-from app.kernel.incidents import JOB_CLOSED, IsOver, ReportIncident
+from app.kernel.incidents import IsOver, ReportIncident, until_closed
 from app.kernel.job import JobId
 from app.offsets.model.producer_progress import audit_of
 from app.payload.event_time.instant import UnusableField
@@ -138,7 +138,7 @@ class AuditConsumers:
             self._refused[str(job)] = plan
             self._report(job, f"messages of {job.topic} that {place} finishes are not counted here: {error}",
                        "check the plan's timestamp and schema; a changed plan is read again",
-                       lambda: (pump.closed and JOB_CLOSED) or self._refused.get(str(job)) is not plan,
+                       until_closed(pump, lambda: self._refused.get(str(job)) is not plan),
                        )  # fmt: skip
             return
         scope = Scope(job.topic, CONSUMER, place, plan.width_ms)

@@ -28,7 +28,8 @@ from app.audit.folds.tier import PlanBounds
 from app.audit.folds.tier_pairs import OF_CLUSTERS
 from app.audit.topics.client_scopes import oddity
 from app.controllog.definition_cache import DefinitionCache
-from app.controllog.log import ControlLog, until_deposed
+from app.controllog.leader_reports import NewTerm, until_deposed
+from app.controllog.log import ControlLog
 from app.dispatch.definition import Workload
 from app.failover.topology import Layout
 from app.kafka.client.cluster import ClusterUnreachable
@@ -71,7 +72,7 @@ class AuditsCatalog:
         self._reads: dict[str, asyncio.Task[None]] = {}
         self._slow: set[str] = set()
         self._unreachable: set[str] = set()
-        self._term = 0
+        self._new_term = NewTerm()
         self._stamp: tuple[tuple[str, str], ...] | None = None
         self._plans: dict[str, AuditPlan] = {}
         self._plans_of_cluster: dict[str, list[AuditPlan]] = {}  # cluster -> plans that name it, by name
@@ -152,8 +153,7 @@ class AuditsCatalog:
     async def refresh(self, held: Iterable[str] = ()) -> None:
         """Reads topics of clusters that are due; waits `REFRESH_TIMEOUT_S` at most. `held`: as for `jobs`."""
         self._refresh_plans()
-        if self._control.view.term != self._term:  # lists from an earlier leadership may be old
-            self._term = self._control.view.term
+        if self._new_term.has_begun(self._control.view.term):
             self._topics.clear()
             self._unreachable.clear()
         self._unreachable &= self._plans_of_cluster.keys()

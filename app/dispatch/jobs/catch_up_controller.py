@@ -12,7 +12,7 @@ from app.dispatch.pump.partition import DispatchPump
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import FetchKey
 from app.kafka.fetch.service import FetchService
-from app.kernel.incidents import JOB_CLOSED, ReportIncident
+from app.kernel.incidents import ReportIncident, until_closed
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ class CatchUpController(Service):
             job,
             message,
             "find out why it fell behind; spec.catchUp.rate sets the backlog's pace",
-            lambda: (main.closed and JOB_CLOSED) or main.backlog is None,
+            until_closed(main, lambda: main.backlog is None),
         )
 
     def _end(self, job: str, pump: DispatchPump, fetch: FetchService) -> None:

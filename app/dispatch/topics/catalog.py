@@ -28,7 +28,8 @@ import structlog
 from aiokafka.errors import KafkaError, for_code
 
 from app.controllog.events import Assignment, StartRecorded
-from app.controllog.log import ControlLog, until_deposed
+from app.controllog.leader_reports import NewTerm, until_deposed
+from app.controllog.log import ControlLog
 from app.dispatch.definition import DISPATCH_JOBS, Workload
 from app.dispatch.topics.hibernation import HibernationTracker
 from app.dispatch.topics.leftovers import TierLeftovers, candidates, is_left, partitions_of
@@ -101,7 +102,7 @@ class WorkloadsCatalog:
         self._troubles: dict[str, str] = {}
         self._leftovers = TierLeftovers()
         self.hibernation = HibernationTracker()
-        self._term = 0
+        self._new_term = NewTerm()
         self._reported_left: set[tuple[str, str]] = set()  # workload, topic
         self._reported_unread: set[tuple[str, str, str]] = set()  # workload, topic, the definition's etag
         # workload -> the state of its topic, since when
@@ -122,8 +123,7 @@ class WorkloadsCatalog:
     async def refresh(self, held: Mapping[str, Collection[str]]) -> None:
         """Reads workloads' topics again where that is due; waits at most `REFRESH_TIMEOUT_S`. `held`: see
         `jobs`."""
-        if self._control.view.term != self._term:  # reports of an earlier leadership have ended with it
-            self._term = self._control.view.term
+        if self._new_term.has_begun(self._control.view.term):
             self._reported.clear()
             self._reported_unread.clear()
         await self._refresh_all(self._owned(held))

@@ -15,7 +15,8 @@ from uuid import uuid4
 
 from app.controllog.definition_cache import DefinitionCache
 from app.controllog.events import ALL, AnyControlEvent, Paused, RouteDeleted, RoutePut
-from app.controllog.log import ControlLog, until_deposed
+from app.controllog.leader_reports import NewTerm, until_deposed
+from app.controllog.log import ControlLog
 from app.controllog.topics import ControlTopics
 from app.dispatch.definition import Workload
 from app.failover.definition import PREFIX, FailoverDefinition, route_definition
@@ -52,7 +53,7 @@ class DerivedRoutes:
         self.layout = layout
         self._control = control
         self._report_incident = report_incident
-        self._term = 0
+        self._new_term = NewTerm()
         self._parsed = DefinitionCache(lambda: control.view.failovers, _parsed, self._report_unreadable)
         self._stamp: tuple[tuple[str, str], ...] = ()
         self._following = DerivedDefinitions({}, {})
@@ -153,8 +154,8 @@ class DerivedRoutes:
             if f"{PREFIX}{put.made_by}" in view.failovers and put.made_by not in self._readable():
                 continue  # rule 2
             events += self._deleted(name, put, at_ms)
-        if view.term != self._term:
-            self._term, self._reported = view.term, set()
+        if self._new_term.has_begun(view.term):
+            self._reported = set()
         for maker, why in sorted(incidents - self._reported):
             message, _, remedy = why.rpartition("; ")
             is_over = self._is_over(maker, why)

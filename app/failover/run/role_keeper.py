@@ -24,7 +24,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from app.controllog.events import AnyControlEvent, RegionPulse, RolePut, RoleReleased
-from app.controllog.log import ControlLog, until_deposed
+from app.controllog.leader_reports import NewTerm, until_deposed
+from app.controllog.log import ControlLog
 from app.controllog.roles import ACTIVE, ACTIVE_PASSIVE, MOVING, Roles, initial, is_higher
 from app.dispatch.definition import Workload
 from app.dispatch.push.metadata import SenderRole
@@ -79,7 +80,7 @@ class RoleKeeper:
         ] = {}  # region -> its last pulse, and when it was seen
         self._pulse_s = float("-inf")
         self._reported: dict[str, str] = {}  # workload -> why it has no role
-        self._term = 0
+        self._new_term = NewTerm()
 
     @property
     def own(self) -> str:
@@ -103,8 +104,7 @@ class RoleKeeper:
         self._presence.update(now_s)
         moded, view = list(self.moded()), self._control.view
         keys = {workload.key for workload in moded}
-        if view.term != self._term:
-            self._term = view.term
+        if self._new_term.has_begun(view.term):
             self._reported.clear()
         self._reported = {
             key: why for key, why in self._reported.items() if key in keys and view.roles.of(key) is None

@@ -33,7 +33,8 @@ from app.controllog.failover_run import (
     leader_of,
     stand,
 )
-from app.controllog.log import ControlLog, until_deposed
+from app.controllog.leader_reports import NewTerm, until_deposed
+from app.controllog.log import ControlLog
 from app.controllog.roles import ACTIVE_PASSIVE, MOVING
 from app.dispatch.definition import Workload
 from app.failover.run.derived_routes import DerivedRoutes
@@ -96,7 +97,7 @@ class FailoverRuns:
         self._notes: dict[tuple[str, str], str] = {}  # for roles that became active without positions
         self._waiting_s: dict[tuple[str, str], tuple[str, float]] = {}
         self._reported: set[tuple[str, str, str]] = set()
-        self._term = 0
+        self._new_term = NewTerm()
         self._query: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
@@ -148,8 +149,7 @@ class FailoverRuns:
     def steps(self, now_s: float) -> list[AnyControlEvent]:
         """The events that the leader has to write now."""
         view = self._control.view
-        if view.term != self._term:
-            self._term = view.term
+        if self._new_term.has_begun(view.term):
             self._reported.clear()
         if not len(view.runs):
             self._forget_ended(set())

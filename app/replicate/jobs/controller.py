@@ -27,7 +27,7 @@ from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.broker_throttle import FETCH, PRODUCE, BrokerThrottle
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
-from app.kernel.incidents import JOB_CLOSED
+from app.kernel.incidents import until_closed
 from app.kernel.job import JobId
 from app.kernel.limit_shares import NOTHING, LimitNeed, WorkerShare
 from app.offsets.model.offset_map import Barrier, BarrierItem
@@ -259,7 +259,7 @@ class ReplicaController(Service):
             remedy = "an unclean leader was elected; the copy still has what the source has lost"
         elif gap.begun_anew:
             remedy = "find out who recreated the topic; the old topic was copied as far as the route had come"
-        is_over = (lambda: (pump.closed and JOB_CLOSED) or not pump.halted) if stops else None
+        is_over = until_closed(pump, lambda: not pump.halted) if stops else None
         self._report_incident("route-halted" if stops else kind, str(pump.job), message, remedy, is_over)
 
     # -- called in every round of the job manager --------------------------------------------------

@@ -37,7 +37,7 @@ from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
-from app.kernel.incidents import JOB_CLOSED, IsOver, ReportIncident
+from app.kernel.incidents import IsOver, ReportIncident, until_closed
 from app.kernel.job import JobId
 from app.kernel.load import JobWork
 from app.kernel.ranges import Range, Snapshot
@@ -401,7 +401,7 @@ class ReplicaPump:
 
     def report_incident(self, kind: str, message: str, remedy: str, is_over: IsOver | None = None) -> None:
         """Reports an incident of this replica. An open one also ends when the replica is closed."""
-        ends = None if is_over is None else lambda: (self.closed and JOB_CLOSED) or is_over()
+        ends = None if is_over is None else until_closed(self, is_over)
         self._report_incident(kind, str(self.job), message, remedy, ends)
 
     # -- the end ---------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ from typing import NamedTuple
 import structlog
 from aiokafka.errors import KafkaError
 
-from app.controllog.log import ControlLog, until_deposed
+from app.controllog.leader_reports import NewTerm, until_deposed
+from app.controllog.log import ControlLog
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
 from app.kernel.incidents import ReportIncident
@@ -118,7 +119,7 @@ class RoutesCatalog:
         self._copies: dict[str, _Copies] = {}
         self._reads: dict[str, asyncio.Task[None]] = {}  # by cluster
         self._late: set[str] = set()  # clusters that did not answer in time
-        self._term = 0
+        self._new_term = NewTerm()
         self._proving: asyncio.Task[None] | None = None
         self._proved: dict[str, str] = {}  # the stamps of the last set of routes that was examined
         self._refused: list[ConflictingRoutes] = []
@@ -145,12 +146,11 @@ class RoutesCatalog:
         view = self._control.view
         routes = self._known.all()
         self._copies = {name: self._copies[name] for name in self._copies.keys() & routes.keys()}
-        if view.term != self._term:  # knowledge from an earlier leadership may be old
-            self._term = view.term
+        if self._new_term.has_begun(view.term):
             self._topics.clear()
             self._unreachable.clear()
             self.targets.forget()
-            for refused in self._refused:  # reports of an earlier leadership have ended with it
+            for refused in self._refused:
                 self._report_refused(refused, routes)
         if not routes and not self._topics:
             return

@@ -22,7 +22,8 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from app.controllog.events import DestinationTopic
-from app.controllog.log import ControlLog, until_deposed
+from app.controllog.leader_reports import until_deposed
+from app.controllog.log import ControlLog
 from app.dispatch.topics.settings import safe_replication
 from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.client.permissions import allow, grant, lacks

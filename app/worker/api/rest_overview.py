@@ -116,8 +116,8 @@ class OverviewRoutes:
     async def get_incidents(self, request: web.Request) -> web.Response:
         """Incidents: first those whose state still lasts, then all others, each the newest first.
 
-        An open one has `open: true`. One that has ended has `ended_ms`, or `ended_why` if its worker is gone.
-        Events of a moment have no end (`lasts: false`).
+        An open one has `open: true`. One that has ended has `ended_ms`, except if its worker is gone, as
+        `ended_why` then says. Events of a moment have no end (`lasts: false`).
         """
         live, wanted = self._api.beats(), flag(request, "open")
         found = [overview.incident(one) for one in self._api.runtime.incidents.known.newest_first(live)]

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from app.kafka.fetch.deliveries import FetchedBatches, FetchIncident, FetchItem, FetchKey, LogGap
 from app.kafka.fetch.service import FetchService
-from app.kernel.incidents import JOB_CLOSED, ReportIncident
+from app.kernel.incidents import ReportIncident, until_closed
 from app.kernel.troubles import FETCH_TROUBLE, TroubleSource
 from app.worker.jobs.kind import JobRestarts
 from app.worker.jobs.pump import Pump
@@ -73,7 +73,7 @@ def _show_fetch_incident(pump: Pump, incident: FetchIncident, report_incident: R
     pump.troubles.show(TroubleSource.FETCH, trouble)
     report_incident(
         "fetch-trouble", str(pump.job), incident.message, incident.remedy,
-        lambda: (pump.closed and JOB_CLOSED) or pump.troubles.of(TroubleSource.FETCH) != trouble,
+        until_closed(pump, lambda: pump.troubles.of(TroubleSource.FETCH) != trouble),
     )  # fmt: skip
 
 

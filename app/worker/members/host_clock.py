@@ -7,24 +7,21 @@ wrong time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from aiokafka.structs import RecordMetadata
 
 from app.kernel.clock import Clock
 from app.kernel.durations import format_duration
+from app.kernel.incidents import ReportOwnIncident
 
 REPORT_MS, CLEAR_MS = 5_000, 2_000  # reported from the first, until it is below the second
 LOG_APPEND_TIME = 1  # `timestamp_type` of a record's metadata
 REMEDY = "set the host's clock, as NTP does (`timedatectl`, `chronyc tracking`)"
 
-Report = Callable[[str, str, str], None]  # kind, message, remedy
-
 
 class HostClock:
     """`trouble`: the difference from the brokers' clock in words; "" while it is small or not known."""
 
-    def __init__(self, clock: Clock, report: Report) -> None:
+    def __init__(self, clock: Clock, report: ReportOwnIncident) -> None:
         self.trouble = ""
         self._clock = clock
         self._report = report
@@ -42,7 +39,7 @@ class HostClock:
         """The brokers refused a heartbeat for its timestamp: its topic keeps the writers' (`topic_times`)."""
         if not self.trouble:
             self.trouble = f"the brokers refuse this worker's clock: {error}"
-            self._report("clock", self.trouble, REMEDY)
+            self._report("clock", self.trouble, REMEDY, lambda: not self.trouble)
 
     def look(self) -> None:
         offset_ms = self._clock.host_offset_ms
@@ -53,7 +50,8 @@ class HostClock:
             side = "ahead of" if offset_ms > 0 else "behind"
             self.trouble = f"this worker's clock is {_words(abs(offset_ms))} {side} the brokers'"
             if is_new:
-                self._report("clock", f"{self.trouble}; it uses their time meanwhile", REMEDY)
+                words = f"{self.trouble}; it uses their time meanwhile"
+                self._report("clock", words, REMEDY, lambda: not self.trouble)
 
     @property
     def ahead_s(self) -> float | None:

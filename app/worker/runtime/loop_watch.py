@@ -31,8 +31,6 @@ REMEDY = (
     "times (kill -PROF), and give it fewer jobs or more CPU"
 )
 
-Report = ReportIncident  # an incident: kind, subject, message, remedy
-
 
 class LoopBusy(NamedTuple):
     """The time for which the loop stood still within `WINDOW_S`, and the longest single stop; seconds."""
@@ -75,7 +73,7 @@ class LoopStops:
 class LoopWatch(Service):
     """`subject`: of the incident."""
 
-    def __init__(self, subject: str, report: Report) -> None:
+    def __init__(self, subject: str, report: ReportIncident) -> None:
         super().__init__()
         self._subject = subject
         self._report = report

@@ -29,7 +29,7 @@ from mode import Service
 from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId, SnapshotItem
-from app.kernel.incidents import JOB_CLOSED, ReportIncident
+from app.kernel.incidents import ReportIncident, until_closed
 from app.kernel.lease import MAX_LATE_S, Lease
 from app.kernel.ranges import Snapshot
 from app.kernel.troubles import TroubleSource
@@ -268,7 +268,7 @@ class ProgressSaver(Service):
                     message, _, remedy = refused.partition("; ")
                     again = "the worker keeps trying"
                     remedy = f"{remedy}; {again}" if remedy else again
-                    is_over = partial(_is_over, pump, trouble)
+                    is_over = until_closed(pump, partial(_has_other_trouble, pump, trouble))
                     self._report_incident("commit-refused", str(pump.job), message, remedy, is_over)
             else:
                 self._committed[str(pump.job)] = (offsets[at], now_s)
@@ -276,8 +276,8 @@ class ProgressSaver(Service):
         return answered
 
 
-def _is_over(pump: Pump, trouble: str) -> bool | str:
-    return (pump.closed and JOB_CLOSED) or pump.troubles.of(TroubleSource.COMMIT) != trouble
+def _has_other_trouble(pump: Pump, trouble: str) -> bool:
+    return pump.troubles.of(TroubleSource.COMMIT) != trouble
 
 
 def limited(snapshot: Snapshot, most_bytes: int = MAX_SNAPSHOT_BYTES) -> tuple[bytes, bool]:

@@ -23,7 +23,8 @@ from app.audit.jobs.replay_tail import Margin
 from app.audit.jobs.report_sender import AuditSender
 from app.audit.jobs.seal_key import SealKey
 from app.controllog.codec import Heartbeat
-from app.controllog.log import ControlLog, as_leader
+from app.controllog.leader_reports import as_leader
+from app.controllog.log import ControlLog
 from app.controllog.seals import VERSION as SEALS
 from app.controllog.seals import Seals
 from app.failover.plan.planner import FailoverPlanner
@@ -210,7 +211,7 @@ class Runtime(Service):
             members=members,
             renewal=LeaseRenewal(lease, partial(control.read_to_end, client)),
             interval_s=HEARTBEAT_S,
-            host_clock=HostClock(clock, self._report_clock),
+            host_clock=HostClock(clock, self.incidents.report_own),
             seals=seals,
         )
         self.follower = TrackerFollower(worker, topics, kafka, members, client, seals)
@@ -339,9 +340,6 @@ class Runtime(Service):
             seals=SEALS if self.seal_keeper is not None else 0,
             troubles=workload_troubles(self.catalog.workloads.troubles()) if self.leader.leads else [],
         )
-
-    def _report_clock(self, kind: str, message: str, remedy: str) -> None:
-        self.incidents.report_own(kind, message, remedy, lambda: not self.heartbeats.host_clock.trouble)
 
     def _report_jumps(self) -> None:
         """The leader reports the first, second, fourth ... refused term or epoch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 
@@ -49,17 +50,22 @@ def service(members: Members, reported: list[str]) -> LoopbackCheck:
     return LoopbackCheck(HERE, LOOPBACK, members, lambda kind, *_: reported.append(kind))
 
 
+async def heartbeats_until(ended: Callable[[], object], members: Members, is_sealed: bool = True) -> None:
+    """A worker of another host sends heartbeats until `ended()`."""
+    async with asyncio.timeout(60):
+        for at_ms in count(0, 500):
+            if ended():
+                return
+            members.observe(beat("b", THERE, at_ms=at_ms), time.monotonic(), is_sealed=is_sealed)
+            await asyncio.sleep(0.01)
+
+
 def test_a_starting_worker_with_a_loopback_address_ends_with_the_remedy() -> None:
     async def run() -> None:
         members, reported = Members(1e9), list[str]()
         watching = service(members, reported)
         await watching.start()
-        async with asyncio.timeout(60):
-            for at_ms in count(0, 500):
-                if watching.crashed:
-                    break
-                members.observe(beat("b", THERE, at_ms=at_ms), time.monotonic())
-                await asyncio.sleep(0.01)
+        await heartbeats_until(lambda: watching.crashed, members)
         assert isinstance(watching.crash_reason, NotReachable)
         assert "web.advertise" in str(watching.crash_reason)
         with suppress(Exception):
@@ -78,12 +84,7 @@ def test_a_running_worker_with_a_loopback_address_continues_and_reports_once(
         members, reported = Members(1e9), list[str]()
         watching = service(members, reported)
         await watching.start()
-        async with asyncio.timeout(60):
-            for at_ms in count(0, 500):
-                if reported:
-                    break
-                members.observe(beat("b", THERE, at_ms=at_ms), time.monotonic())
-                await asyncio.sleep(0.01)
+        await heartbeats_until(lambda: reported, members)
         await asyncio.sleep(0.1)
         assert reported == ["loopback-address"]
         assert not watching.crashed
@@ -120,12 +121,7 @@ def test_heartbeats_without_a_seal_which_may_be_forged_stop_no_fleet_and_are_rep
         members, reported = Members(1e9), list[str]()
         watching = service(members, reported)
         await watching.start()
-        async with asyncio.timeout(60):
-            for at_ms in count(0, 500):
-                if reported:
-                    break
-                members.observe(beat("b", THERE, at_ms=at_ms), time.monotonic(), is_sealed=False)
-                await asyncio.sleep(0.01)
+        await heartbeats_until(lambda: reported, members, is_sealed=False)
         assert (watching.crashed, reported) == (False, ["loopback-address"])
         await watching.stop()
 
