@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from app.dev.yard import broker
+from app.dev.yard import broker, clusters
 from app.dev.yard.jars import HOME_VARIABLE, JarSet
 from app.dev.yard.java import find_java
 
@@ -42,8 +42,8 @@ class Terminal:
         self._home.mkdir()
         clone.mkdir()
         (clone / ".venv").symlink_to(sys.prefix)
-        broker.Kit.prepare(find_java(), JarSet.load())
         jars = JarSet.load().folder
+        clusters.record_classes(broker.Kit.prepare(find_java(), JarSet.load()))  # a first start tells of it
         (self._home / jars.name).symlink_to(jars)
         self._ports = free_ports()
         env = {

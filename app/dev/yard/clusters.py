@@ -240,7 +240,7 @@ class Yard:
         if self.kit is None:
             self.kit = Kit.prepare(find_java(), JarSet.load())
             if not self.kit.classes.exists() and os.access(self.kit.jars.folder, os.W_OK):
-                _record_classes(self.kit)
+                record_classes(self.kit)
         return self.kit
 
     def _launch_and_wait(self, brokers: list[Broker]) -> None:
@@ -371,8 +371,8 @@ def _former_ports(broker: Broker) -> tuple[int, int] | None:
     return ports
 
 
-def _record_classes(kit: Kit) -> None:
-    """Runs a broker once, for `kit.classes`."""
+def record_classes(kit: Kit) -> None:
+    """Runs a broker once, for `kit.classes`. Does nothing where they are there."""
     timeout_s = START_TIMEOUT_S + STOP_TIMEOUT_S + WARDEN_TIMEOUT_S
     with file_lock(kit.jars.folder / ".classes.lock", timeout_s, "another process prepares Kafka's classes"):
         if kit.classes.exists():
