@@ -108,6 +108,7 @@ BESIDE = (
     "cli/*",
     "dispatch/dlq/*",
     "dispatch/test_view",
+    "grpc_client/*",
     "payload/*",
     "reference/*",
     "test_found",

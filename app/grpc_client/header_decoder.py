@@ -1,0 +1,55 @@
+"""Header blocks of answers (HPACK, RFC 7541). A block that only names entries of the table is looked up.
+
+A server's answers are alike. After the first ones, their blocks are a few bytes that name entries of the
+dynamic table. Such blocks are remembered until the table changes. All else goes through `hpack`.
+"""
+
+from __future__ import annotations
+
+from hpack import Decoder, HPACKError, OversizedHeaderListError
+
+from app.grpc_client.frames import ConnectionFault, ErrorCode
+
+FieldList = tuple[tuple[bytes, bytes], ...]
+
+MAX_REMEMBERED = 1_000
+MAX_REMEMBERED_BYTES = 64  # of a block; with more, a hostile peer fills memory by one entry's indices
+
+
+class HeaderDecoder:
+    """The receiving side of one connection. `max_list_size` bounds each block's fields (RFC 9113, 6.5.2)."""
+
+    def __init__(self, max_list_size: int) -> None:
+        self._decoder = Decoder(max_list_size)
+        self._remembered: dict[bytes, FieldList] = {}
+
+    def decode(self, block: bytes) -> FieldList:
+        """The fields in order. Raises ConnectionFault: then the table is unknown, and the connection over."""
+        found = self._remembered.get(block)
+        return self._decode(block) if found is None else found
+
+    def _decode(self, block: bytes) -> FieldList:
+        entries = self._decoder.header_table.dynamic_entries
+        newest, count = (entries[0] if entries else None), len(entries)
+        try:
+            found = tuple(
+                [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
+            )
+        except OversizedHeaderListError as error:
+            reason = f"an answer's headers are larger than {self._decoder.max_header_list_size} bytes"
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, reason) from error
+        except (HPACKError, IndexError, ValueError) as error:
+            reason = f"header compression: {type(error).__name__}"  # its text may have addresses of memory
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, reason) from error
+        if len(entries) != count or (entries and entries[0] is not newest):
+            self._remembered.clear()
+        if len(block) <= MAX_REMEMBERED_BYTES and _only_names_entries(block):
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[block] = found
+        return found
+
+
+def _only_names_entries(block: bytes) -> bool:
+    """Each byte is an index below 127, so the block changes no table."""
+    return all(0x80 < byte < 0xFF for byte in block)

@@ -1,0 +1,401 @@
+"""One connection in memory, step by step: what the state machine found, and what it does not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+
+from app.grpc_client import frames
+from app.grpc_client.calls import Call, Loss, StreamCall, UnaryCall
+from app.grpc_client.connection import CONNECTION_WINDOW, REFUSAL_PAUSE_S, ConnectionOptions, grpc_timeout
+from app.grpc_client.frames import ErrorCode
+from app.grpc_client.status import StatusCode
+from tests.grpc_client.memory import HEAD, METHOD, OK, ManualLoop, Pair, Pool, body
+
+OPTIONS = ConnectionOptions(keepalive_s=100.0, keepalive_timeout_s=10.0)
+
+
+class Bench:
+    """A connection that is ready, and the calls that ended on it."""
+
+    def __init__(self, loop: ManualLoop, options: ConnectionOptions = OPTIONS) -> None:
+        self.loop = loop
+        self.pool = Pool(loop)
+        self.pair = self.pool.current = Pair(loop, self.pool, options)
+        self.connection, self.server = self.pair.connection, self.pair.server
+        self.done: list[Call] = []
+        self.pair.settle()
+
+    def unary(self, message: bytes = b"request") -> UnaryCall:
+        call = UnaryCall(METHOD, [], self.pool, message, self.done.append)
+        self.pool.begin(call)
+        return call
+
+    def stream(self, received: list[bytes]) -> StreamCall:
+        call = StreamCall(
+            METHOD, [], self.pool, lambda _, message: received.append(message), self.done.append
+        )
+        self.pool.begin(call)
+        return call
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with ManualLoop.new() as loop:
+        yield Bench(loop)
+
+
+def written(pair: Pair) -> list[tuple[int, int, int]]:
+    """Types, streams and sizes of the frames that wait to be delivered to the server."""
+    pair.loop.turn()
+    data, found = bytes(pair.transport.written), []
+    while data:
+        high, low, kind, _, stream_id = frames.HEADER.unpack_from(data)
+        size = high << 8 | low
+        found.append((kind, stream_id, size))
+        data = data[frames.HEADER_BYTES + size :]
+    return found
+
+
+def test_settings_are_acknowledged_before_what_they_allow_is_sent(bench: Bench) -> None:
+    """The server counts by its old limits until it reads the acknowledgement."""
+    call = bench.unary(bytes(65_535))  # with its prefix, five bytes more than the window
+    bench.pair.settle()
+    bench.server.widen(0, 100_000)
+    bench.server.change({SettingCodes.INITIAL_WINDOW_SIZE: 100_000})
+    bench.pair.to_client()
+    assert written(bench.pair) == [(frames.SETTINGS, 0, 0), (frames.DATA, call.stream_id, 5)]
+
+
+def test_a_call_that_a_callback_ended_is_not_moved_with_those_that_no_server_has_begun(
+    bench: Bench,
+) -> None:
+    second: list[UnaryCall] = []
+    first = StreamCall(METHOD, [], bench.pool, lambda *_: None, lambda _: second[0].cancel())
+    bench.pool.begin(first)
+    second.append(bench.unary())
+    bench.server.go_away(0)
+    bench.pair.to_client()
+    assert first.loss is Loss.UNPROCESSED
+    assert second[0].code is StatusCode.CANCELLED
+    assert bench.pool.moved == []
+
+
+def test_a_callback_that_raises_ends_its_stream_and_not_the_connection(bench: Bench) -> None:
+    def on_drained(_: StreamCall) -> None:
+        raise ValueError("a caller's defect")
+
+    broken = StreamCall(METHOD, [], bench.pool, lambda *_: None, bench.done.append, on_drained)
+    bench.pool.begin(broken)
+    broken.send(bytes(65_535))
+    bench.pair.settle()
+    other = bench.unary(b"")
+    bench.server.widen(0, 100_000)
+    bench.server.widen(broken.stream_id, 100_000)
+    bench.pair.settle()
+    assert broken.code is StatusCode.INTERNAL
+    assert [text for text in bench.loop.errors if "a caller's defect" in text]
+    assert other.code is None
+    assert not bench.pair.transport.is_closing()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_answer_that_is_none_of_grpc_s_frees_its_stream_at_the_server(bench: Bench, ends: bool) -> None:
+    call = bench.unary(bytes(100_000))  # more than the window: the server has not all of it
+    bench.pair.settle()
+    bench.server.h2.send_headers(call.stream_id, [(b":status", b"503")], end_stream=ends)
+    bench.server.flush()
+    bench.pair.settle()
+    assert (call.code, bench.connection.calls) == (StatusCode.UNAVAILABLE, {})
+    assert bench.server.streams[call.stream_id].reset_code == ErrorCode.CANCEL
+    assert bench.server.h2.open_inbound_streams == 0
+
+
+def test_an_answer_before_the_request_is_whole_frees_its_stream_at_the_server(bench: Bench) -> None:
+    call = bench.unary(bytes(100_000))
+    bench.pair.settle()
+    bench.server.end(call.stream_id, [*HEAD, (b"grpc-status", b"8")])
+    bench.pair.settle()
+    assert call.code is StatusCode.RESOURCE_EXHAUSTED
+    assert bench.server.h2.open_inbound_streams == 0
+
+
+def test_a_stream_brings_more_than_the_connection_s_window(bench: Bench) -> None:
+    received: list[bytes] = []
+    call = bench.stream(received)
+    bench.pair.settle()
+    bench.server.head(call.stream_id)
+    message, count = bytes(10_000), 2 * CONNECTION_WINDOW // 10_000
+    for _ in range(count):
+        if not bench.server.data(call.stream_id, body([message])):
+            bench.pair.settle()
+            assert bench.server.data(call.stream_id, body([message]))
+    bench.server.end(call.stream_id, OK)
+    bench.pair.settle()
+    assert len(received) == count
+    assert call.code is StatusCode.OK
+
+
+def test_padding_s_part_of_a_window_comes_back() -> None:
+    with ManualLoop.new() as loop:
+        bench = Bench(loop, ConnectionOptions(max_message_bytes=1_000))
+        received: list[bytes] = []
+        call = bench.stream(received)
+        bench.pair.settle()
+        bench.server.head(call.stream_id)
+        for _ in range(3 * frames.DEFAULT_WINDOW // 256):
+            assert bench.server.data(call.stream_id, body([b""]), padding=255)
+            bench.pair.settle()
+        assert call.code is None
+
+
+def test_a_stream_that_is_not_read_stops_its_server_and_no_other(bench: Bench) -> None:
+    slow, quick = list[bytes](), list[bytes]()
+    calls = bench.stream(slow), bench.stream(quick)
+    calls[0].pause_reading()
+    bench.pair.settle()
+    sent = dict.fromkeys(calls, 0)
+    for call in calls:
+        bench.server.head(call.stream_id)
+    for _ in range(2_000):
+        for call in calls:
+            sent[call] += bench.server.data(call.stream_id, body([bytes(4_000)]))
+        bench.pair.settle()
+    assert sent[calls[1]] == len(quick) == 2_000
+    window = max(frames.DEFAULT_WINDOW, OPTIONS.max_message_bytes + 2**14)
+    assert sent[calls[0]] == window // 4_005
+    calls[0].resume_reading()
+    bench.pair.settle()
+    assert bench.server.data(calls[0].stream_id, body([bytes(4_000)]))
+
+
+def test_a_silent_server_is_asked_for_a_sign_and_left_when_there_is_none(bench: Bench) -> None:
+    call = bench.unary()
+    bench.pair.settle()
+    bench.loop.advance(OPTIONS.keepalive_s)
+    assert (frames.PING, 0, 8) in written(bench.pair)
+    bench.loop.advance(OPTIONS.keepalive_timeout_s - 1.0)
+    assert call.code is None
+    bench.loop.advance(1.0)
+    assert bench.done == [call]
+    assert call.loss is Loss.BROKEN
+    assert "did not answer a ping for 10 s" in call.message
+    assert bench.connection in bench.pool.lost
+
+
+def test_a_server_that_answers_pings_is_kept(bench: Bench) -> None:
+    bench.unary()
+    for _ in range(20):
+        bench.loop.advance(OPTIONS.keepalive_s / 2)
+        bench.pair.settle()
+    assert not bench.pair.transport.is_closing()
+
+
+def test_a_connection_without_calls_closes_and_asks_for_no_sign(bench: Bench) -> None:
+    bench.loop.advance(OPTIONS.keepalive_s)
+    assert not [kind for kind, *_ in written(bench.pair) if kind == frames.PING]
+    assert bench.connection in bench.pool.lost
+
+
+def test_a_server_that_speaks_is_not_asked(bench: Bench) -> None:
+    bench.unary()
+    for _ in range(20):
+        bench.loop.advance(OPTIONS.keepalive_s / 2)
+        bench.server.h2.ping(bytes(8))
+        bench.server.flush()
+        bench.pair.to_client()
+        assert (frames.PING, 0, 8) in written(bench.pair)  # the reply
+        assert bench.connection._awaits_ping is False
+        bench.pair.settle()
+
+
+def test_a_connection_that_closes_does_not_wait_for_a_server_that_reads_nothing(bench: Bench) -> None:
+    call = bench.unary()
+    bench.pair.transport.pause()
+    bench.connection.close("enough")
+    bench.loop.turn()
+    assert call.code is None
+    bench.loop.advance(1.0)
+    assert call.code is StatusCode.UNAVAILABLE
+    assert "enough" in call.message
+
+
+def test_a_connection_that_is_drained_ends_its_calls_first(bench: Bench) -> None:
+    call = bench.unary()
+    bench.pair.settle()
+    bench.connection.drain()
+    bench.pair.settle()
+    assert not bench.connection.has_room
+    bench.server.head(call.stream_id)
+    bench.server.data(call.stream_id, body([b"answer"]))
+    bench.server.end(call.stream_id, OK)
+    bench.pair.settle()
+    assert (call.code, call.answer) == (StatusCode.OK, b"answer")
+    assert bench.connection in bench.pool.lost
+    assert bench.server.goaway is not None
+    assert bench.server.goaway.error_code == ErrorCodes.NO_ERROR
+
+
+def test_a_connection_drains_before_its_stream_numbers_run_out(bench: Bench) -> None:
+    bench.connection._next_stream_id = frames.MAX_STREAM_ID
+    call = bench.unary()
+    assert call.stream_id == frames.MAX_STREAM_ID
+    assert bench.pool.drained == [bench.connection]
+    assert not bench.connection.has_room
+
+
+# Room, and what has to wait
+
+
+def test_a_paused_network_gets_no_messages_and_no_new_calls(bench: Bench) -> None:
+    call = bench.stream([])
+    bench.pair.settle()
+    bench.pair.transport.pause()
+    call.send(b"message")
+    waiting = bench.unary()
+    assert written(bench.pair) == []
+    assert call.unsent_bytes == len(body([b"message"]))
+    assert list(bench.pool.waiting) == [waiting]
+    bench.pair.transport.resume()
+    assert [kind for kind, *_ in written(bench.pair)] == [frames.DATA, frames.HEADERS, frames.DATA]
+    assert call.unsent_bytes == 0
+
+
+def test_a_caller_hears_when_all_that_waited_has_left(bench: Bench) -> None:
+    drained: list[StreamCall] = []
+    call = StreamCall(METHOD, [], bench.pool, lambda *_: None, bench.done.append, drained.append)
+    bench.pool.begin(call)
+    call.send(bytes(1_000))
+    bench.pair.settle()
+    assert drained == []  # nothing had to wait
+    call.send(bytes(70_000))
+    bench.pair.settle()
+    bench.server.widen(call.stream_id, 100_000)  # the connection's window holds it up still
+    bench.pair.settle()
+    assert drained == []
+    bench.server.widen(0, 100_000)
+    bench.pair.settle()
+    assert drained == [call]
+    bench.pair.transport.pause()
+    call.send(b"again")
+    bench.pair.transport.resume()
+    assert drained == [call, call]
+
+
+def test_calls_wait_while_the_connection_s_window_is_used_up(bench: Bench) -> None:
+    large = bench.unary(bytes(70_000))
+    waiting = bench.unary()
+    assert list(bench.pool.waiting) == [waiting]
+    bench.pair.settle()
+    bench.server.widen(large.stream_id, 100_000)
+    bench.pair.settle()
+    assert list(bench.pool.waiting) == [waiting]
+    bench.server.widen(0, 100_000)
+    bench.pair.settle()
+    assert not bench.pool.waiting
+    assert bench.server.streams[waiting.stream_id].has_request
+
+
+def test_calls_wait_while_the_server_takes_no_more_at_once(bench: Bench) -> None:
+    bench.server.change({SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+    bench.pair.settle()
+    first, second, third = bench.unary(), bench.unary(), bench.unary()
+    assert list(bench.pool.waiting) == [second, third]
+    first.cancel()
+    assert list(bench.pool.waiting) == [third]
+    bench.server.change({SettingCodes.MAX_CONCURRENT_STREAMS: 2})
+    bench.pair.settle()
+    assert not bench.pool.waiting
+    assert second.code is third.code is None
+
+
+def test_a_call_with_more_metadata_than_the_server_takes_is_not_sent(bench: Bench) -> None:
+    bench.server.change({SettingCodes.MAX_HEADER_LIST_SIZE: 1_000})
+    bench.pair.settle()
+    call = UnaryCall(METHOD, [(b"x-large", b"l" * 1_000)], bench.pool, b"", bench.done.append)
+    bench.pool.begin(call)
+    assert bench.done == []  # later, not within the call of the caller
+    bench.pair.settle()
+    assert bench.done == [call]
+    assert (call.code, call.is_local) == (StatusCode.RESOURCE_EXHAUSTED, True)
+    assert "takes 1000" in call.message
+    assert bench.server.streams == {}
+
+
+# What is known of a call without an answer
+
+
+def test_a_goaway_s_last_stream_goes_on_and_those_above_move(bench: Bench) -> None:
+    kept, moved = bench.unary(), bench.unary()
+    bench.pair.settle()
+    bench.server.go_away(kept.stream_id)
+    bench.pair.to_client()
+    assert list(bench.connection.calls.values()) == [kept]
+    assert bench.pool.moved == [moved]
+    assert bench.pool.pauses_s == [0.0]
+
+
+def test_a_later_goaway_with_a_higher_number_brings_no_call_back(bench: Bench) -> None:
+    moved, kept = bench.unary(), bench.stream([])
+    bench.pair.settle()
+    for last in (0, frames.MAX_STREAM_ID, 0):
+        bench.server.go_away(last)
+    bench.pair.to_client()
+    assert bench.pool.moved == [moved]
+    assert kept.loss is Loss.UNPROCESSED
+
+
+@pytest.mark.parametrize(
+    ("code", "loss"), [(ErrorCodes.NO_ERROR, Loss.PLANNED), (ErrorCodes.ENHANCE_YOUR_CALM, Loss.BROKEN)]
+)
+def test_calls_that_end_with_their_connection_know_whether_the_server_planned_it(
+    bench: Bench, code: ErrorCodes, loss: Loss
+) -> None:
+    call = bench.unary()
+    bench.pair.settle()
+    bench.server.go_away(call.stream_id, code, b"too many pings")
+    bench.pair.to_client()
+    bench.pair.transport.lose()
+    assert (call.code, call.loss) == (StatusCode.UNAVAILABLE, loss)
+    assert f"GOAWAY {code.name} (too many pings)" in call.message
+
+
+def test_a_call_that_was_refused_before_its_answer_goes_on_after_ever_longer_pauses(bench: Bench) -> None:
+    call = bench.unary()
+    for _ in range(4):
+        bench.pair.settle()
+        bench.server.reset(call.stream_id, ErrorCodes.REFUSED_STREAM)
+    bench.pair.settle()
+    assert bench.pool.moved == [call] * 4
+    assert bench.pool.pauses_s == [REFUSAL_PAUSE_S * factor for factor in (1, 2, 4, 8)]
+
+
+def test_a_stream_that_was_refused_ends_as_not_begun(bench: Bench) -> None:
+    call = bench.stream([])
+    bench.pair.settle()
+    bench.server.reset(call.stream_id, ErrorCodes.REFUSED_STREAM)
+    bench.pair.settle()
+    assert (call.code, call.loss) == (StatusCode.UNAVAILABLE, Loss.UNPROCESSED)
+
+
+def test_a_call_that_was_refused_amid_its_answer_is_broken(bench: Bench) -> None:
+    """A server that has begun to answer may have done what was asked."""
+    call = bench.unary()
+    bench.pair.settle()
+    bench.server.head(call.stream_id)
+    bench.server.reset(call.stream_id, ErrorCodes.REFUSED_STREAM)
+    bench.pair.settle()
+    assert bench.pool.moved == []
+    assert (call.code, call.loss) == (StatusCode.UNAVAILABLE, Loss.BROKEN)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "sent"),
+    [(-1.0, b"1m"), (0.0, b"1m"), (0.0019, b"1m"), (1.5, b"1500m"), (99_999.9, b"99999900m"),
+     (100_000.0, b"100000S"), (1e12, b"99999999S")],
+)  # fmt: skip
+def test_a_timeout_has_at_most_eight_digits_and_is_never_0(left_s: float, sent: bytes) -> None:
+    assert grpc_timeout(left_s) == sent
