@@ -17,9 +17,13 @@ HTTP_OK = 200
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first header block. `refusal`: why this is no answer of gRPC's; then `code` is what it implies."""
+    """The first header block. `refusal`: why this is no answer of gRPC's; then `code` is what it implies.
+
+    `http_status` is 0 where there is none.
+    """
 
     fields: FieldList
+    http_status: int = 0
     encoding: bytes = b"identity"
     code: StatusCode = StatusCode.OK
     refusal: str = ""
@@ -45,16 +49,17 @@ def read_head(fields: FieldList) -> Head:
     status = found.get(b":status", b"")
     content_type = found.get(b"content-type", b"")
     if status == b"200" and content_type.lower().startswith(CONTENT_TYPE):
-        return Head(fields, found.get(b"grpc-encoding", b"identity"))
+        return Head(fields, HTTP_OK, found.get(b"grpc-encoding", b"identity"))
     number = int(status) if len(status) == 3 and status.isdigit() else 0
     if b"grpc-status" in found:  # a proxy that speaks gRPC answers 4xx or 5xx with a status of gRPC's
-        return Head(fields)
+        return Head(fields, number)
     if not number:
         return Head(fields, code=StatusCode.INTERNAL, refusal="the answer has no HTTP status")
     if number != HTTP_OK:
-        return Head(fields, code=code_of_http(number), refusal=f"HTTP status {number} without a gRPC status")
+        refusal = f"HTTP status {number} without a gRPC status"
+        return Head(fields, number, code=code_of_http(number), refusal=refusal)
     quoted = content_type[:MAX_QUOTED].decode(errors="replace")
-    return Head(fields, code=StatusCode.UNKNOWN, refusal=f"the answer's content-type is {quoted!r}")
+    return Head(fields, number, code=StatusCode.UNKNOWN, refusal=f"the answer's content-type is {quoted!r}")
 
 
 def read_end(fields: FieldList) -> End:

@@ -199,11 +199,11 @@ class Connection(asyncio.Protocol):
         metadata = call.metadata
         if call.deadline_s is not None:
             metadata = [(b"grpc-timeout", grpc_timeout(call.deadline_s - self._loop.time())), *metadata]
+        block = self._encoder.encode(call.fields, metadata)
         stream_id = self._next_stream_id
         self._next_stream_id = stream_id + 2
         call.connection, call.stream_id = self, stream_id
         self.calls[stream_id] = call
-        block = self._encoder.encode(call.fields, metadata)
         if isinstance(call, UnaryCall):
             self._outbox.request(call, block)
         else:

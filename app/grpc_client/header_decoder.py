@@ -51,5 +51,5 @@ class HeaderDecoder:
 
 
 def _only_names_entries(block: bytes) -> bool:
-    """Each byte is an index below 127, so the block changes no table."""
-    return all(0x80 < byte < 0xFF for byte in block)
+    """Each byte is an index, so the block changes no table: an index of more bytes ends below 0x80."""
+    return not block or min(block) > 0x80

@@ -82,6 +82,8 @@ class HeaderEncoder:
 
     def encode(self, fields: Fields, changing: Sequence[Field] = ()) -> bytes:
         """The block of one request."""
+        # First, as it raises an error where a field is no bytes: then the table is as it was.
+        own = self._encode_changing(changing, fields.secret) if changing else b""
         block = self._blocks.get(fields)
         if block is None:
             if len(self._blocks) >= MAX_KNOWN_FIELDS:
@@ -93,10 +95,10 @@ class HeaderEncoder:
             shared = block.wire
         else:
             shared = self._encode_shared(fields, block)
-        if not changing:
-            return shared
-        known, secret = self._name_literals, fields.secret
-        parts = [shared]
+        return shared + own
+
+    def _encode_changing(self, changing: Sequence[Field], secret: frozenset[bytes]) -> bytes:
+        known, parts = self._name_literals, list[bytes]()
         for name, value in changing:
             if name in secret:
                 start = _name_part(_NEVER_INDEXED, _LITERAL_BITS, name)
@@ -117,7 +119,7 @@ class HeaderEncoder:
     def _encode_shared(self, fields: Fields, block: _Block) -> bytes:
         """Makes the block anew. What is kept for later calls names the table as it is after this block."""
         block.uses += 1
-        missing = [field for field in fields.fields if self._is_missing(field, fields.secret)]
+        missing = {field for field in fields.fields if self._is_missing(field, fields.secret)}
         needs = sum(map(_entry_size, missing))
         fits = self._size + needs <= self._capacity
         is_worth_room = block.uses % REUSES == 0 and needs <= self._capacity
@@ -145,7 +147,7 @@ class HeaderEncoder:
             index = STATIC_COUNT + self._insertions - self._numbers[field]
         if index is not None:
             return _integer(_INDEXED, _INDEX_BITS, index)
-        if inserts and _entry_size(field) <= self._capacity:
+        if inserts:
             self._insert(field)
             return _name_part(_INSERTED, _INSERTED_BITS, name) + _string(value)
         return _name_part(_LITERAL, _LITERAL_BITS, name) + _string(value)

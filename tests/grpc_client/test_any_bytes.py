@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.grpc_client import frames
 from app.grpc_client.calls import Call, StreamCall, UnaryCall
 from app.grpc_client.connection import MAX_HEADER_BLOCK_FRAMES, Connection, ConnectionOptions
-from app.grpc_client.frames import PREFACE
+from app.grpc_client.frames import PREFACE, ErrorCode
 from app.grpc_client.header_decoder import MAX_REMEMBERED
 from app.grpc_client.status import StatusCode
 from tests.examples import as_profile
@@ -265,6 +265,105 @@ def test_a_server_that_never_ends_its_header_block_is_left(part: bytes, parts: i
         client.feed([make_frame(frames.CONTINUATION, 0, 1, part)] * (parts - 2))
         assert not client.transport.is_closing()
         client.feed([make_frame(frames.CONTINUATION, 0, 1, part)] * 2)
+        assert client.transport.is_closing()
+        client.end()
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (make_frame(frames.HEADERS, 0x4, 101, HEAD), ErrorCode.PROTOCOL_ERROR),  # no call opened it
+        (make_frame(frames.HEADERS, 0x4, 2, HEAD), ErrorCode.PROTOCOL_ERROR),  # push is off
+        (make_frame(frames.HEADERS, 0x4, 0, HEAD), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.HEADERS, 0x4, 1, b"\xbe"), ErrorCode.COMPRESSION_ERROR),
+        (make_frame(frames.DATA, 0, 0, ANSWER), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.DATA, 0, 7, ANSWER), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.DATA, 0x8, 1, b"\5abcd"), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.DATA, 0, 1, bytes(frames.MIN_FRAME_SIZE + 1)), ErrorCode.FRAME_SIZE_ERROR),
+        (make_frame(frames.RST_STREAM, 0, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.RST_STREAM, 0, 7, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.RST_STREAM, 0, 1, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
+        (make_frame(frames.SETTINGS, 0, 1, b""), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.SETTINGS, 0, 0, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
+        (make_frame(frames.SETTINGS, 0, 0, b"\0\2\0\0\0\1"), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.SETTINGS, 0, 0, b"\0\4\x80\0\0\0"), ErrorCode.FLOW_CONTROL_ERROR),
+        (make_frame(frames.SETTINGS, 0, 0, b"\0\5\0\0\x3f\xff"), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.PUSH_PROMISE, 0x4, 1, b"\0\0\0\2" + HEAD), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
+        (make_frame(frames.PING, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.GOAWAY, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
+        (make_frame(frames.WINDOW_UPDATE, 0, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.WINDOW_UPDATE, 0, 7, b"\0\0\0\1"), ErrorCode.PROTOCOL_ERROR),
+        (make_frame(frames.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff") * 2, ErrorCode.FLOW_CONTROL_ERROR),
+        (make_frame(frames.WINDOW_UPDATE, 0, 5, b"\x7f\xff\xff\xff"), ErrorCode.FLOW_CONTROL_ERROR),
+        (make_frame(frames.CONTINUATION, 0x4, 1, HEAD), ErrorCode.PROTOCOL_ERROR),
+    ],
+)
+def test_a_server_that_breaks_http2_is_left_with_its_error_s_code(sent: bytes, code: ErrorCode) -> None:
+    with ManualLoop.new() as loop:
+        client = Client(loop)
+        client.start_calls()
+        client.connection.data_received(sent)
+        kind, _, stream_id, payload = parsed(bytes(client.transport.written))[-1]
+        assert (kind, stream_id) == (frames.GOAWAY, 0)
+        assert payload[:8] == bytes(4) + code.to_bytes(4, "big")
+        loop.turn()
+        assert {call.code for call in client.done} == {StatusCode.UNAVAILABLE}
+        assert len(client.done) == 3
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ([make_frame(frames.DATA, 0, 1, ANSWER)], ErrorCode.PROTOCOL_ERROR),
+        ([make_frame(frames.HEADERS, 0x4, 1, HEAD)] * 2, ErrorCode.PROTOCOL_ERROR),
+        ([make_frame(frames.HEADERS, 0x5, 1, b"\0\x07:status\x03103")], ErrorCode.PROTOCOL_ERROR),
+        ([make_frame(frames.WINDOW_UPDATE, 0, 1, bytes(4))], ErrorCode.PROTOCOL_ERROR),
+    ],
+)
+def test_a_server_that_breaks_http2_for_one_call_keeps_the_others(sent: list[bytes], code: ErrorCode) -> None:
+    with ManualLoop.new() as loop:
+        client = Client(loop)
+        client.start_calls()
+        client.feed(sent)
+        found = [(call.stream_id, call.code) for call in client.done]
+        assert found == [(1, StatusCode.INTERNAL)]
+        assert not client.transport.is_closing()
+        assert (frames.RST_STREAM, 0, 1, code.to_bytes(4, "big")) in parsed(bytes(client.transport.written))
+        client.end()
+
+
+def test_a_stream_that_brings_more_than_its_window_ends() -> None:
+    with ManualLoop.new() as loop:
+        client = Client(loop)
+        client.start_calls()
+        stream = client.connection.calls[3]
+        assert isinstance(stream, StreamCall)
+        stream.pause_reading()
+        messages = make_frame(frames.DATA, 0, 3, (b"\0\0\0\3\xe3" + bytes(995)) * 16)
+        client.feed([make_frame(frames.HEADERS, 0x4, 3, HEAD), *[messages] * 4])
+        assert client.done == []
+        client.feed([messages])
+        assert client.done == [stream]
+        assert "window" in stream.message
+        reset = (frames.RST_STREAM, 0, 3, ErrorCode.FLOW_CONTROL_ERROR.to_bytes(4, "big"))
+        assert reset in parsed(bytes(client.transport.written))
+
+
+@pytest.mark.parametrize(
+    "amid",
+    [
+        make_frame(frames.CONTINUATION, 0x4, 3, TRAILERS),
+        make_frame(frames.PING, 0, 0, bytes(8)),
+        make_frame(frames.HEADERS, 0x4, 1, HEAD),
+        make_frame(0xA, 0, 0, b""),
+    ],
+)
+def test_nothing_else_comes_amid_a_header_block(amid: bytes) -> None:
+    with ManualLoop.new() as loop:
+        client = Client(loop)
+        client.start_calls()
+        client.feed([make_frame(frames.HEADERS, 0, 1, HEAD), amid])
         assert client.transport.is_closing()
         client.end()
 

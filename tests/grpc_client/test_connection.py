@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from h2.errors import ErrorCodes
@@ -68,6 +69,17 @@ def test_settings_are_acknowledged_before_what_they_allow_is_sent(bench: Bench) 
     bench.server.change({SettingCodes.INITIAL_WINDOW_SIZE: 100_000})
     bench.pair.to_client()
     assert written(bench.pair) == [(frames.SETTINGS, 0, 0), (frames.DATA, call.stream_id, 5)]
+
+
+def test_a_frame_size_counts_before_what_a_wider_window_of_the_same_settings_lets_out(bench: Bench) -> None:
+    bench.server.change({SettingCodes.MAX_FRAME_SIZE: 100_000, SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    bench.pair.settle()
+    call = bench.unary(bytes(20_000))
+    bench.pair.settle()
+    settings = {SettingCodes.INITIAL_WINDOW_SIZE: 65_535, SettingCodes.MAX_FRAME_SIZE: frames.MIN_FRAME_SIZE}
+    bench.server.change(settings)
+    bench.pair.settle()
+    assert bench.server.streams[call.stream_id].has_request
 
 
 def test_a_call_that_a_callback_ended_is_not_moved_with_those_that_no_server_has_begun(
@@ -247,6 +259,19 @@ def test_a_connection_drains_before_its_stream_numbers_run_out(bench: Bench) -> 
     assert not bench.connection.has_room
 
 
+def test_headers_of_more_than_one_frame_are_read_whole(bench: Bench) -> None:
+    large = (b"x-large", b"l" * 40_000)
+    call = bench.unary()
+    bench.pair.settle()
+    bench.server.head(call.stream_id, [*HEAD, large])
+    bench.server.data(call.stream_id, body([b"answer"]))
+    bench.server.end(call.stream_id, [*OK, large])
+    bench.pair.settle()
+    assert call.head is not None
+    assert call.head.fields == (*HEAD, large)
+    assert (call.code, call.trailers) == (StatusCode.OK, (*OK, large))
+
+
 # Room, and what has to wait
 
 
@@ -262,6 +287,38 @@ def test_a_paused_network_gets_no_messages_and_no_new_calls(bench: Bench) -> Non
     bench.pair.transport.resume()
     assert [kind for kind, *_ in written(bench.pair)] == [frames.DATA, frames.HEADERS, frames.DATA]
     assert call.unsent_bytes == 0
+
+
+def test_nothing_of_a_call_that_was_cancelled_follows_its_reset(bench: Bench) -> None:
+    call = StreamCall(METHOD, [], bench.pool, lambda *_: None, bench.done.append)
+    call.send(b"before it began")
+    bench.pool.begin(call)
+    call.cancel()
+    call.send(b"too late")
+    assert [kind for kind, *_ in written(bench.pair)][-1] == frames.RST_STREAM
+    bench.pair.settle()
+    assert bench.server.streams[call.stream_id].reset_code == ErrorCode.CANCEL
+
+
+@pytest.mark.parametrize("message", [b"", b"message"])
+def test_a_stream_that_its_caller_cancels_amid_messages_brings_no_more(bench: Bench, message: bytes) -> None:
+    received: list[bytes] = []
+
+    def receive(call: StreamCall, one: bytes) -> None:
+        received.append(one)
+        call.cancel()
+
+    call = StreamCall(METHOD, [], bench.pool, receive, bench.done.append)
+    bench.pool.begin(call)
+    bench.pair.settle()
+    bench.server.head(call.stream_id)
+    if message:
+        bench.server.data(call.stream_id, body([message, message]))
+    else:
+        bench.server.data(call.stream_id, body([message]), ends=True)
+    bench.pair.to_client()
+    assert received == [message]
+    assert written(bench.pair) == [(frames.RST_STREAM, call.stream_id, 4)]
 
 
 def test_a_caller_hears_when_all_that_waited_has_left(bench: Bench) -> None:
@@ -325,6 +382,16 @@ def test_a_call_with_more_metadata_than_the_server_takes_is_not_sent(bench: Benc
     assert bench.server.streams == {}
 
 
+def test_a_call_whose_metadata_is_no_bytes_fails_alone(bench: Bench) -> None:
+    wrong: Any = [(b"x-own", "text")]
+    with pytest.raises(TypeError):
+        bench.pool.begin(UnaryCall(METHOD, wrong, bench.pool, b"", bench.done.append))
+    assert bench.connection.calls == {}
+    call = bench.unary()
+    bench.pair.settle()
+    assert bench.server.streams[call.stream_id].fields == list(METHOD.fields)
+
+
 # What is known of a call without an answer
 
 
@@ -346,6 +413,24 @@ def test_a_later_goaway_with_a_higher_number_brings_no_call_back(bench: Bench) -
     bench.pair.to_client()
     assert bench.pool.moved == [moved]
     assert kept.loss is Loss.UNPROCESSED
+
+
+def test_nothing_of_an_answer_stays_when_a_server_takes_its_call_back(bench: Bench) -> None:
+    """No server may answer a call and then say that it has not begun it."""
+    call = bench.unary()
+    bench.pair.settle()
+    bench.server.head(call.stream_id)
+    bench.server.data(call.stream_id, body([b"wrong"]) + b"\0\0")
+    bench.server.go_away(0)
+    bench.pool.current = Pair(bench.loop, bench.pool)
+    bench.pair.to_client()
+    second = bench.pool.current
+    second.settle()
+    second.server.head(call.stream_id)
+    second.server.data(call.stream_id, body([b"right"]))
+    second.server.end(call.stream_id, OK)
+    second.settle()
+    assert (call.code, call.answer) == (StatusCode.OK, b"right")
 
 
 @pytest.mark.parametrize(

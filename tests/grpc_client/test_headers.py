@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import pytest
 from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple
@@ -34,7 +35,9 @@ names = st.sampled_from(
 values = st.one_of(
     st.sampled_from([b"", b"/", b"trailers", b"value"]),
     st.binary(max_size=40),
-    st.integers(100, 5_000).map(lambda size: b"v" * size),
+    st.one_of(st.sampled_from([126, 127, 254, 255, 256]), st.integers(100, 5_000)).map(
+        lambda size: b"v" * size
+    ),
 )
 field_lists = st.lists(st.tuples(names, values), max_size=12)
 fields_sets = st.builds(Fields, field_lists, st.sets(names, max_size=2))
@@ -94,6 +97,7 @@ def test_each_block_decodes_to_its_fields_and_secrets_stay_out_of_tables(
 
 
 @given(field_lists, st.integers(0, 3))
+@example([(b"x-twice", b"v" * 1_500)] * 3, 0)
 def test_fields_that_fit_into_the_table_become_a_byte_each(fields: list[Field], others: int) -> None:
     encoder, shared = HeaderEncoder(), Fields(fields)
     if entry_sum(sorted(set(fields))) > MAX_TABLE_BYTES // 2:
@@ -128,6 +132,17 @@ def test_a_table_that_shrank_and_grew_again_serves_each_fields(sizes: list[int])
         assert len(encoder.encode(method)) == len(method.fields)
 
 
+def test_a_secret_takes_no_room_from_other_fields() -> None:
+    encoder = HeaderEncoder()
+    secret = (b"authorization", b"s" * MAX_TABLE_BYTES)
+    fields = Fields([*METHOD.fields, secret], [b"authorization"])
+    encoder.encode(fields)
+    block = encoder.encode(fields)
+    assert block.endswith(secret[1])
+    assert len(block) < len(METHOD.fields) + len(secret[1]) + 10
+    assert encoder.encode(fields) is block  # it is not made again
+
+
 def test_fields_used_again_take_the_place_of_others_in_a_full_table() -> None:
     encoder, decoder = HeaderEncoder(), Decoder()
 
@@ -152,6 +167,15 @@ def test_fields_larger_than_the_table_are_sent_in_full_each_time() -> None:
     large = Fields([(b"x-large", b"l" * MAX_TABLE_BYTES)])
     assert {len(encoder.encode(large)) for _ in range(2 * REUSES)} == {len(b"l" * MAX_TABLE_BYTES) + 12}
     assert len(encoder.encode(METHOD)) == len(METHOD.fields)  # it drove nothing out
+
+
+def test_metadata_that_is_no_bytes_leaves_the_table_as_it_was() -> None:
+    encoder, decoder = HeaderEncoder(), Decoder()
+    wrong: Any = [(b"x-own", "text")]
+    with pytest.raises(TypeError):
+        encoder.encode(METHOD, wrong)
+    for _ in range(2):
+        assert list(decoder.decode(encoder.encode(METHOD), raw=True)) == list(METHOD.fields)
 
 
 def test_calls_with_ever_new_names_and_fields_do_not_fill_memory() -> None:
@@ -217,6 +241,25 @@ def test_a_repeated_answer_is_the_same_object_until_the_table_changes() -> None:
     assert moved != repeated
     assert decoder.decode(moved) == found
     assert decoder.decode(repeated) != found
+
+
+def test_a_block_that_changes_the_table_is_not_remembered() -> None:
+    decoder, reference = HeaderDecoder(MAX_LIST_BYTES), Decoder()
+    block = Encoder().encode([(b":authority", b"www")])  # inserts; none of its bytes is below 0x41
+    for _ in range(3):
+        assert decoder.decode(block) == tuple(reference.decode(block, raw=True))
+    assert decoder._decoder.header_table.dynamic_entries == reference.header_table.dynamic_entries
+
+
+def test_a_block_that_names_what_a_smaller_table_lost_is_a_fault() -> None:
+    decoder, encoder = HeaderDecoder(MAX_LIST_BYTES), Encoder()
+    decoder.decode(encoder.encode([(b"x-old", b"1")]))
+    decoder.decode(encoder.encode([(b"x-new", b"2")]))
+    old = b"\xbf"
+    assert decoder.decode(old) == ((b"x-old", b"1"),)
+    assert decoder.decode(b"\x3f\x09\xbe") == ((b"x-new", b"2"),)  # 40 bytes: the newest stays
+    with pytest.raises(ConnectionFault):
+        decoder.decode(old)
 
 
 def test_blocks_of_ever_other_indices_do_not_fill_memory() -> None:

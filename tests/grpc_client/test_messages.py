@@ -90,10 +90,12 @@ def test_a_message_as_large_as_the_limit_comes() -> None:
 
 
 def test_a_message_above_the_limit_is_refused_before_it_is_there() -> None:
-    found = fault(prefixed(b"m" * (LIMIT + 1))[:5])
-    assert (found.code, found.is_too_large) == (StatusCode.RESOURCE_EXHAUSTED, True)
-    assert f"{LIMIT} bytes" in str(found)
-    assert f"{LIMIT + 1} bytes" in str(found)
+    too_large = prefixed(b"m" * (LIMIT + 1))
+    for sent in (too_large[:5], too_large):
+        found = fault(sent)
+        assert (found.code, found.is_too_large) == (StatusCode.RESOURCE_EXHAUSTED, True)
+        assert f"{LIMIT} bytes" in str(found)
+        assert f"{LIMIT + 1} bytes" in str(found)
 
 
 @pytest.mark.parametrize("encoding", COMPRESS)
@@ -128,6 +130,7 @@ def test_small_parts_of_a_message_take_no_more_memory_than_it_has() -> None:
 def test_the_first_byte_of_a_message_is_0_or_1(flag: int) -> None:
     found = fault(bytes((flag, 0, 0, 0, 0)))
     assert (found.code, found.is_too_large) == (StatusCode.INTERNAL, False)
+    assert f"first byte is {flag}" in str(found)
 
 
 @pytest.mark.parametrize("encoding", [b"identity", b"br", b"", b"\xff" * 500])
