@@ -21,7 +21,6 @@ KINDS_ARE_NAMED_IN = {
 KIND_SWITCH = re.compile(r"\bKind\.(DISPATCH|REPLICATE|AUDIT)\b|isinstance\([^)]*\b\w+(Pump|Controller)\b")
 # The only files that may use private attributes of libraries' objects. Each names the upstream issues known.
 USE_INTERNALS = {
-    "app/dispatch/push/grpc_internals.py",
     "app/kafka/client/aiokafka_internals.py",
     "app/kafka/client/aiokafka_patches.py",
     "spark/jvm.py",

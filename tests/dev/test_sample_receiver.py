@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from app.dispatch.push.metadata import MetadataTemplate
-from app.dispatch.push.unary import UnaryTarget
-from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller
+from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller, metadata_of, unary_target
 
 OK, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 0, 2, 8, 9
 
@@ -33,7 +32,7 @@ class Sample:
         )  # fmt: skip
         assert self.process.stdout is not None
         self.started = json.loads(await self.process.stdout.readline())
-        self.call = CountingCaller(UnaryTarget(self.started["address"], METHOD, channels=1))
+        self.call = CountingCaller(unary_target(self.started["address"], METHOD))
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         await self.call.target.close()
@@ -45,7 +44,7 @@ class Sample:
         """Delivers a message; its status and action."""
         self._offset += 1
         value = body if isinstance(body, bytes) else json.dumps(body).encode()
-        metadata = MetadataTemplate("orders", "billing", 3).build(self._offset, None, [], 0, 1, 2)
+        metadata = metadata_of(MetadataTemplate("orders", "billing", 3), self._offset, None, [], 0, 1, 2)
         result = await self.call(value, metadata)
         return result.code, result.action
 

@@ -16,9 +16,8 @@ import pytest
 import app
 from app.dev.demo.traffic import read_all
 from app.dispatch.push.metadata import MetadataTemplate
-from app.dispatch.push.unary import UnaryTarget
 from switchyard.audit.outputs import read_lines
-from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller
+from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller, metadata_of, unary_target
 from tests.dispatch.push.stream_servers import RecordingSender, StreamRecord
 from tests.distributions.conftest import LIBRARIES, ROOT, SCRIPTS, Install
 from tests.kafka.conftest import connected, create
@@ -86,7 +85,7 @@ async def delivered(process: asyncio.subprocess.Process) -> list[bytes]:
     assert process.stdout is not None
     port = int(await process.stdout.readline())
     sender = RecordingSender(port)
-    call = CountingCaller(UnaryTarget(f"127.0.0.1:{port}", METHOD, channels=1))
+    call = CountingCaller(unary_target(f"127.0.0.1:{port}", METHOD))
     try:
         slow = sender.send([StreamRecord(number, b"slow") for number in range(WINDOW)])
         handled = [(await process.stdout.readline()).strip() for _ in range(WINDOW)]
@@ -95,7 +94,7 @@ async def delivered(process: asyncio.subprocess.Process) -> list[bytes]:
         # Results arrive only once the canceled deliveries have given their credit back.
         await sender.until(lambda: len(sender.reported) == WINDOW + MESSAGES)
         for number in range(MESSAGES, MESSAGES + 10):
-            metadata = MetadataTemplate("orders", "billing", 3).build(number, None, [], 0, 1, 2)
+            metadata = metadata_of(MetadataTemplate("orders", "billing", 3), number, None, [], 0, 1, 2)
             assert (await call(b"%d" % number, metadata)).code == 0
         assert (await call(b"later", metadata)).action == "Retry"
         assert set(sender.reported.values()) == {1}

@@ -17,8 +17,10 @@ from tests.reference.markdown import code, escaped, prose, table
 
 APP = Path(__file__).parents[2] / "app"
 NAME = re.compile(r"(switchyard|kafka)-[a-z-]+")
-# Constants of this form that are no headers: group prefixes, a Kafka resource type, our distribution.
-OTHERS = {"switchyard-drill-", "switchyard-audit-", "kafka-cluster", "switchyard-kafka"}
+# Constants of this form that are no headers: group prefixes, a Kafka resource type, a user agent.
+OTHERS = {
+    "switchyard-drill-", "switchyard-audit-", "kafka-cluster", "switchyard-kafka", "switchyard-grpc-client",
+}  # fmt: skip
 # Where several modules name a header, these describe it.
 OWNERS = (
     "app.dispatch.model.retry_headers",
@@ -91,6 +93,6 @@ def _names_in(source: str) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or id(node) in keywords:
             continue
-        name = str(node.value)
+        name = node.value.decode(errors="replace") if isinstance(node.value, bytes) else str(node.value)
         if NAME.fullmatch(name) and name not in OTHERS:
             yield name, comments.get(node.lineno, "")

@@ -17,10 +17,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from app.dispatch.model.retry_headers import Header, MessageOrigin
-from app.dispatch.push.metadata import InvalidHeaderName, Metadata
+from app.dispatch.push.call_result import CallResult
+from app.dispatch.push.metadata import CallMetadata, Metadata, wire_fields
 from app.dispatch.push.stream.client import StreamTarget
 from app.dispatch.push.stream.encoder import OutBatch
-from app.dispatch.push.unary import CallResult
 from app.payload.interceptors import Message, Outgoing, Skip
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _offset = attrgetter("offset")
 
 
 class PendingCall(Protocol):
-    def cancel(self) -> None: ...
+    def cancel(self) -> object: ...
 
 
 class PostponedMessage(NamedTuple):
@@ -203,7 +203,7 @@ class DeliveryPump(Protocol):
 
     # what a delivery carries
 
-    def metadata(self, delivery: Delivery) -> Metadata: ...
+    def metadata(self, delivery: Delivery) -> CallMetadata: ...
 
     def filter_headers(self, headers: Sequence[Header]) -> Sequence[Header]:
         """The headers that the receiver gets."""
@@ -325,8 +325,9 @@ class Delivery:
             self._send_by(stream, value, added, timeout_s)
             return
         try:
-            metadata = (*pump.metadata(self), *pump.runtime.role_metadata, *added)
-        except InvalidHeaderName as error:
+            metadata = pump.metadata(self)
+            metadata.own.extend(wire_fields(added))
+        except ValueError as error:  # of a header's name, or an interceptor's metadata
             asyncio.get_running_loop().call_soon(self.answered, CallResult.local(str(error)))
             return
         self.handle = receiver.target.call(value, metadata, timeout_s, self.answered)

@@ -24,7 +24,7 @@ from app.dispatch.pump.intake import HELD_BYTES, MessageIntake
 from app.dispatch.pump.line_head import LineHead
 from app.dispatch.pump.operator_finish import finish_by_operator, stash_batch
 from app.dispatch.pump.ready_queue import ReadyQueue
-from app.dispatch.push.metadata import Metadata, MetadataTemplate
+from app.dispatch.push.metadata import CallMetadata, MetadataTemplate
 from app.kafka.records.record import Record, size_of
 from app.kafka.records.scan import PRODUCER_LIMITS
 from app.kernel.job import JobFault, JobId
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from app.kafka.fetch.decoder import UndecodableBatch
     from app.kafka.fetch.deliveries import FetchedBatches, LogGap
     from app.offsets.model.source_frontier import PassOver
+
+MAX_ORIGINS = 1_000  # partitions whose messages a retry topic has
 
 
 class DispatchPump:
@@ -101,6 +103,7 @@ class DispatchPump:
         self._log = start.log
         self._group = workload.metadata.group
         self._template = MetadataTemplate(job.topic, self._group, job.partition)
+        self._origin_templates: dict[tuple[str, int], MetadataTemplate] = {}  # of a retry topic's messages
         runtime.join(self)
 
     # -- batches in ------------------------------------------------------------------------------
@@ -194,19 +197,29 @@ class DispatchPump:
             return settings.delay_ms if self.is_main else 0
         return settings.tier_delay_ms(self.tier)
 
-    def metadata(self, delivery: Delivery) -> Metadata:
+    def metadata(self, delivery: Delivery) -> CallMetadata:
         """The call's metadata; a retried message names the place where it was first produced."""
-        record, origin = delivery.record, delivery.origin
+        record, origin, role = delivery.record, delivery.origin, self.runtime.role_metadata
         headers = self.filter_headers(record.headers)
         if origin is None:
-            return self._template.build(
-                record.offset, record.key, headers, record.timestamp, 0, delivery.attempts
-            )
-        template = MetadataTemplate(origin.topic, self._group, origin.partition)
-        return template.build(
+            template = self._template
+            own = template.build(record.offset, record.key, headers, record.timestamp, 0, delivery.attempts)
+            return CallMetadata(template.shared(role), own)
+        template = self._template_of(origin.topic, origin.partition)
+        own = template.build(
             origin.offset, record.key, headers, origin.timestamp_ms, origin.retry_count,
             origin.attempt + delivery.attempts,
         )  # fmt: skip
+        return CallMetadata(template.shared(role), own)
+
+    def _template_of(self, topic: str, partition: int) -> MetadataTemplate:
+        found = self._origin_templates.get((topic, partition))
+        if found is None:
+            if len(self._origin_templates) >= MAX_ORIGINS:
+                self._origin_templates.clear()
+            found = MetadataTemplate(topic, self._group, partition)
+            self._origin_templates[topic, partition] = found
+        return found
 
     def filter_headers(self, headers: Sequence[Header]) -> Sequence[Header]:
         header_filter = self.runtime.settings.header_filter

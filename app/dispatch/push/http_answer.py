@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import re
 
-ABOUT_THE_MESSAGE = {"400", "413", "414", "422", "431", "500"}
+ABOUT_THE_MESSAGE = {400, 413, 414, 422, 431, 500}
+TOO_MANY_REQUESTS, SERVER_ERRORS = 429, 500
 
-_ANSWER = re.compile(r"Received http2 header with status: (\d{3})$")
+_ANSWER = re.compile(r"Received http2 header with status: (\d{1,3})$")
+
+
+def answer_words(status: int) -> str:
+    """C core's words for such an answer; 0: it had no HTTP status either."""
+    return f"Received http2 header with status: {status}"
 
 
 def why_no_receiver(details: str) -> str:
-    """Why no receiver answered, in words; "": a receiver did, or the answer may be about the message."""
+    """Why no receiver answered, by C core's words; "": a receiver did, or it may be about the message."""
     found = _ANSWER.match(details)
-    if found is None or found[1] in ABOUT_THE_MESSAGE:
+    if found is None or (status := int(found[1])) in ABOUT_THE_MESSAGE:
         return ""
     remedy = "check spec.target.address, and the routes of an ingress in front of the receiver"
-    if found[1] == "429" or found[1].startswith("5"):
+    if status == TOO_MANY_REQUESTS or status >= SERVER_ERRORS:
         remedy = "the receiver behind it is away or overloaded"
-    return f"an HTTP server without gRPC answered {found[1]}; {remedy}"
+    return f"an HTTP server without gRPC answered {status or 'no status'}; {remedy}"

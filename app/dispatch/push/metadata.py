@@ -9,21 +9,25 @@ have an empty body.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from binascii import b2a_base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from app.grpc_client.header_encoder import Field
+from app.grpc_client.metadata import wire_field
 from switchyard.receiver.trace_context import derived_traceparent, own_traceparent
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 HEADER_PREFIX = "kafka-header-"  # before the name of a record header, and `-bin` behind it
-VALUE_NULL = ("kafka-value-null", "true")  # of a tombstone, whose body is empty too
+VALUE_NULL = (b"kafka-value-null", b"true")  # of a tombstone, whose body is empty too
 REGION = "switchyard-region"  # the region that sends, when the workload runs in several
 PRIMARY = "switchyard-primary"  # `true` when that region is the primary (active) one, else `false`
 PRIMARY_EPOCH = "switchyard-primary-epoch"  # the epoch of that role
 MAX_HEADER_NAME_CHARS = 256
 _LEGAL = re.compile(r"[0-9a-z_.-]{1,256}")
-_names: dict[str, str] = {}
+_names: dict[str, bytes] = {}
 _MAX_CACHED_NAMES = 10_000
 
 
@@ -47,10 +51,24 @@ class InvalidHeaderName(ValueError):
     """The name of a record header cannot be a name of gRPC metadata."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedMetadata:
+    """What many calls carry alike, as on the wire. A transport may remember it by its identity."""
+
+    fields: tuple[Field, ...]
+
+
+class CallMetadata(NamedTuple):
+    """One call's metadata, as on the wire: what it shares with others, and its own."""
+
+    shared: SharedMetadata
+    own: list[Field]
+
+
 class MetadataTemplate:
     """The metadata of one partition's deliveries; builds the constant part once."""
 
-    __slots__ = ("_fixed", "_partition", "_topic")
+    __slots__ = ("_fixed", "_partition", "_role", "_shared", "_topic")
 
     def __init__(self, topic: str, group: str, partition: int) -> None:
         self._topic, self._partition = topic, partition
@@ -59,6 +77,15 @@ class MetadataTemplate:
             ("kafka-consumergroup", group),  # the workload's group
             ("kafka-partition", str(partition)),  # where the message first stood
         )
+        self._role: Metadata = ()
+        self._shared = SharedMetadata(wire_fields(self._fixed))
+
+    def shared(self, role: Metadata) -> SharedMetadata:
+        """The constant part, with the sending region's role: the same object until the role changes."""
+        if role is not self._role:
+            self._role = role
+            self._shared = SharedMetadata(wire_fields((*self._fixed, *role)))
+        return self._shared
 
     def build(
         self,
@@ -68,32 +95,39 @@ class MetadataTemplate:
         timestamp_ms: int,
         retry_count: int,
         attempt: int,
-    ) -> Metadata:
-        """One delivery's metadata.
+    ) -> list[Field]:
+        """One delivery's own metadata.
 
         Raises:
             InvalidHeaderName: A header's name is empty, too long, or has characters that gRPC does not take.
         """
-        extra: list[tuple[str, str | bytes]] = [
-            (_names.get(name) or _metadata_name(name), value or b"") for name, value in headers
-        ]
         traceparent = own_traceparent(headers) or derived_traceparent(
             self._topic, self._partition, offset, timestamp_ms
         )
+        own: list[Field] = [
+            (b"kafka-offset", b"%d" % offset),  # where the message first stood
+            (b"kafka-retrycount", b"%d" % retry_count),  # times it went through a retry topic
+            (b"kafka-attemptcount", b"%d" % attempt),  # deliveries so far, this one included
+            (b"kafka-timestamp", b"%d" % timestamp_ms),  # of the record, ms since 1970
+            (b"traceparent", traceparent.encode()),
+        ]
+        for name, value in headers:
+            own.append((_names.get(name) or _metadata_name(name), _binary(value)))
         if key is not None:
-            extra.append(("kafka-key-bin", key))  # the record's key; absent when it has none
-        return (
-            *self._fixed,
-            ("kafka-offset", str(offset)),  # where the message first stood
-            ("kafka-retrycount", str(retry_count)),  # times it went through a retry topic
-            ("kafka-attemptcount", str(attempt)),  # deliveries so far, this one included
-            ("kafka-timestamp", str(timestamp_ms)),  # of the record, ms since 1970
-            ("traceparent", traceparent),
-            *extra,
-        )
+            own.append((b"kafka-key-bin", _binary(key)))  # the record's key; absent when it has none
+        return own
 
 
-def _metadata_name(name: str) -> str:
+def wire_fields(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[Field, ...]:
+    """Metadata as it is on the wire. Raises ValueError for what gRPC cannot send."""
+    return tuple([wire_field(name, value) for name, value in metadata])
+
+
+def _binary(value: bytes | None) -> bytes:
+    return b2a_base64(value, newline=False).rstrip(b"=") if value else b""
+
+
+def _metadata_name(name: str) -> bytes:
     lower = name.lower()
     if not _LEGAL.fullmatch(lower):
         raise InvalidHeaderName(
@@ -101,7 +135,7 @@ def _metadata_name(name: str) -> str:
             "name headers with letters, digits, '.', '_' and '-', at most 256, or keep this one from the "
             "receiver with spec.headers.deny"
         )
-    found = f"{HEADER_PREFIX}{lower}-bin"
+    found = f"{HEADER_PREFIX}{lower}-bin".encode()
     if len(_names) < _MAX_CACHED_NAMES:
         _names[name] = found
     return found

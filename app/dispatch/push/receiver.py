@@ -42,9 +42,10 @@ from app.kernel.repeated_trouble import RepeatedTrouble
 
 if TYPE_CHECKING:
     from app.dispatch.definition import Workload
+    from app.dispatch.push.call_result import CallResult
     from app.dispatch.push.metadata import SenderRole
     from app.dispatch.push.stream.client import StreamTarget
-    from app.dispatch.push.unary import CallResult, UnaryTarget
+    from app.dispatch.push.transport import UnaryTarget
 
 SLOW_START_S = 1.0
 SLOW_START_LEAST = 4

@@ -1,12 +1,16 @@
-"""Makes the gRPC clients of a workload's receiver: unary and stream."""
+"""Makes the clients of a workload's receiver: unary and stream, by the transport of its definition."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from app.dispatch.definition import Workload
-from app.dispatch.push.stream.client import StreamTarget
-from app.dispatch.push.unary import CallResult, UnaryTarget
+from app.dispatch.push.call_result import CallResult
+from app.dispatch.push.grpc_transport import GrpcStreamChannel, GrpcUnaryTarget
+from app.dispatch.push.http2_transport import Http2StreamChannel, Http2UnaryTarget
+from app.dispatch.push.stream.client import METHOD, StreamTarget
+from app.dispatch.push.transport import StreamChannel, UnaryTarget
+from app.grpc_client.address import Address
 
 
 class GrpcTargets:
@@ -16,7 +20,9 @@ class GrpcTargets:
         self._worker = worker
 
     def unary(self, workload: Workload, address: str) -> UnaryTarget:
-        return UnaryTarget(address, workload.method())
+        make: Callable[[str, str], UnaryTarget]
+        make = Http2UnaryTarget if _is_http2(workload, address) else GrpcUnaryTarget
+        return make(address, workload.method())
 
     def stream(
         self,
@@ -25,8 +31,10 @@ class GrpcTargets:
         on_room: Callable[[], None],
         on_lost: Callable[[CallResult], None],
     ) -> StreamTarget:
+        make: Callable[[str, str], StreamChannel]
+        make = Http2StreamChannel if _is_http2(workload, address) else GrpcStreamChannel
         return StreamTarget(
-            address,
+            make(address, METHOD),
             group=workload.metadata.group,
             topic=workload.metadata.topic,
             worker=self._worker,
@@ -34,3 +42,14 @@ class GrpcTargets:
             on_room=on_room,
             on_lost=on_lost,
         )
+
+
+def _is_http2(workload: Workload, address: str) -> bool:
+    """Lists of addresses are gRPC's alone."""
+    if workload.spec.target.transport != "http2":
+        return False
+    try:
+        Address.parse(address)
+    except ValueError:
+        return False
+    return True

@@ -25,7 +25,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from app.dispatch.model.circuit_breaker import FAILURES
-from app.dispatch.model.crash_suspicion import FINISHED_SHARE, CrashSuspicion, Loss, read_loss
+from app.dispatch.model.crash_suspicion import FINISHED_SHARE, CrashSuspicion, Loss
 from app.dispatch.model.dead_letter_budget import TRIAL_MIN_S
 from app.dispatch.model.outcome import Action, DeliveryDecision, KafkaAction, decide, stash
 from app.kernel.clock import now_ms
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from app.dispatch.pump.delivery import BatchDelivery, Delivery
     from app.dispatch.pump.retry_publisher import RetryPublisher
     from app.dispatch.pump.settings import DispatchSettings
+    from app.dispatch.push.call_result import CallResult
     from app.dispatch.push.receiver import Receiver
-    from app.dispatch.push.unary import CallResult
     from app.dispatch.scheduler.dead_letter_trials import WithheldDeadLetters
     from app.dispatch.scheduler.limits import WorkloadLimits
     from app.dispatch.scheduler.receiver_queues import ReceiverQueues
@@ -114,7 +114,7 @@ class OutcomeHandler:
                 delivery, result.code, result.action, not breaker.closed, fails_all=breaker.failed
             )
             if decision.action is Action.HOLD and result.code == UNAVAILABLE:
-                decision = self._blame(delivery, receiver, decision, details)
+                decision = self._blame(delivery, receiver, decision, result.loss)
                 is_limited = False  # rule 3: a suspect has its own limit
         wish_s = min(result.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
         if decision.delay_s < wish_s:
@@ -149,12 +149,12 @@ class OutcomeHandler:
         )
 
     def _blame(
-        self, delivery: Delivery, receiver: Receiver, held: DeliveryDecision, details: str
+        self, delivery: Delivery, receiver: Receiver, held: DeliveryDecision, loss: Loss | None
     ) -> DeliveryDecision:
         """`held`, or the decision about a message that is to blame for the loss of its receiver."""
         settings, tracker, now_s = self._settings, delivery.pump.tracker, self._clock()
         queues, policy = self._receivers.of(delivery), settings.policy
-        if (loss := read_loss(details)) in (Loss.UNREACHED, Loss.PLANNED):
+        if loss is None or loss in (Loss.UNREACHED, Loss.PLANNED):
             return held
         suspicion = delivery.suspicion = delivery.suspicion or CrashSuspicion()
         stuck = tracker.room <= 0 and tracker.unfinished <= max(1, tracker.limit * (1 - FINISHED_SHARE))

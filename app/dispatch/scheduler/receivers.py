@@ -171,10 +171,10 @@ class Receivers:
             await queues.receiver.close()
 
 
-def _connection_key(workload: Workload) -> tuple[str, str, str]:
+def _connection_key(workload: Workload) -> tuple[str, ...]:
     """The part of a definition that connections depend on."""
     target = workload.spec.target
-    return target.address, target.contract, workload.method()
+    return target.address, target.contract, target.transport, workload.method()
 
 
 def _fallbacks(workload: Workload) -> Fallbacks:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from app.dispatch.model.head_of_line import StashVerdict
     from app.dispatch.model.outcome import DeliveryDecision
     from app.dispatch.pump.delivery import DeliveryPump
-    from app.dispatch.push.unary import CallResult
+    from app.dispatch.push.call_result import CallResult
     from app.dispatch.scheduler.receiver_queues import ReceiverQueues
     from app.kafka.fetch.decoder import UndecodableBatch
     from app.kafka.records.record import Record

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
-from app.dispatch.push.unary import UnaryTarget
 from switchyard.receiver import Receiver
-from tests.dispatch.push.grpc_servers import METHOD, CountingCaller
+from tests.dispatch.push.grpc_servers import METHOD, TRANSPORTS, CountingCaller, chosen, unary_target
 from tests.dispatch.push.stream_servers import RecordingSender
 
 Serve = Callable[..., Awaitable[RecordingSender]]
 CallTo = Callable[..., Awaitable[CountingCaller]]
+
+
+BY_BOTH = {
+    "test_answer_limits", "test_bad_input", "test_ingress", "test_limits_and_recovery", "test_metadata",
+    "test_size_refusal", "test_unary", "test_backlog", "test_client", "test_loss",
+}  # fmt: skip
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of calls and streams run by each transport."""
+    is_of_both = metafunc.module.__name__.rpartition(".")[2] in BY_BOTH
+    if is_of_both and inspect.iscoroutinefunction(metafunc.function):
+        metafunc.parametrize("transport", TRANSPORTS, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def transport(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The transport of calls and streams."""
+    name = getattr(request, "param", "http2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(chosen, "transport", name)
+        yield name
 
 
 @pytest.fixture
@@ -37,9 +59,9 @@ async def call_to() -> AsyncIterator[CallTo]:
     """Starts a receiver if it is not running; returns a caller of its unary method."""
     started: list[tuple[Receiver, CountingCaller]] = []
 
-    async def start(receiver: Receiver, method: str = METHOD, **options: Any) -> CountingCaller:
+    async def start(receiver: Receiver, method: str = METHOD) -> CountingCaller:
         port = receiver.port or await receiver.start()
-        caller = CountingCaller(UnaryTarget(f"127.0.0.1:{port}", method, **options))
+        caller = CountingCaller(unary_target(f"127.0.0.1:{port}", method))
         started.append((receiver, caller))
         return caller
 

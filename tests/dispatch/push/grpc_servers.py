@@ -10,13 +10,39 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from app.dispatch.push.unary import CallHandle, CallResult, UnaryTarget
+from app.dispatch.push.call_result import CallResult
+from app.dispatch.push.grpc_transport import GrpcStreamChannel, GrpcUnaryTarget
+from app.dispatch.push.http2_transport import Http2StreamChannel, Http2UnaryTarget
+from app.dispatch.push.metadata import CallMetadata, MetadataTemplate, SharedMetadata, wire_fields
+from app.dispatch.push.transport import CallHandle, StreamChannel, UnaryTarget
+from app.grpc_client.metadata import read_metadata
 
 METHOD = "/kafka.consumerproxy.billing/orders"
 ENOUGH_S = 60.0  # ends a test that would hang; nothing is measured with it
 
 Behaviour = Callable[[bytes, Any], Awaitable[bytes]]
 Pairs = Sequence[tuple[str, str | bytes]]
+NOTHING_SHARED = SharedMetadata(())
+TRANSPORTS: dict[str, tuple[Callable[[str, str], UnaryTarget], Callable[[str, str], StreamChannel]]] = {
+    "http2": (Http2UnaryTarget, Http2StreamChannel),
+    "grpc": (GrpcUnaryTarget, GrpcStreamChannel),
+}
+chosen = {"transport": "http2"}  # by the fixture `transport`
+
+
+def metadata_of(template: MetadataTemplate, *arguments: Any) -> Pairs:
+    """What `template.build` makes of the arguments, with what calls share, as a receiver reads it."""
+    return read_metadata((*template.shared(()).fields, *template.build(*arguments)))
+
+
+def unary_target(address: str, method: str = METHOD) -> UnaryTarget:
+    """A client by the transport that the test is about."""
+    return TRANSPORTS[chosen["transport"]][0](address, method)
+
+
+def stream_channel(address: str, method: str) -> StreamChannel:
+    """Streams by the transport that the test is about."""
+    return TRANSPORTS[chosen["transport"]][1](address, method)
 
 
 class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
@@ -75,7 +101,7 @@ async def serving(behaviour: Behaviour) -> AsyncIterator[CountingCaller]:
     """A caller of a server that runs `behaviour`."""
     place = ReceiverAddress(start_server)
     await place.begin(behaviour)
-    caller = CountingCaller(UnaryTarget(f"127.0.0.1:{place.port}", METHOD), place)
+    caller = CountingCaller(unary_target(f"127.0.0.1:{place.port}"), place)
     try:
         yield caller
     finally:
@@ -93,7 +119,7 @@ class CountingCaller:
 
     def begin(
         self, value: bytes | None = b"", metadata: Pairs = (), timeout_s: float = ENOUGH_S
-    ) -> tuple[CallHandle | None, asyncio.Future[CallResult]]:
+    ) -> tuple[CallHandle, asyncio.Future[CallResult]]:
         """Starts a call; returns its handle and its future result."""
         result: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
 
@@ -101,7 +127,8 @@ class CountingCaller:
             self.answers += 1
             result.set_result(answer)  # raises when called twice
 
-        return self.target.call(value, metadata, timeout_s, done), result
+        own = CallMetadata(NOTHING_SHARED, list(wire_fields(metadata)))
+        return self.target.call(value, own, timeout_s, done), result
 
     async def __call__(
         self, value: bytes | None = b"", metadata: Pairs = (), timeout_s: float = ENOUGH_S

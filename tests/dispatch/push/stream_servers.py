@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.stream.client import METHOD, StreamTarget
 from app.dispatch.push.stream.encoder import OutBatch
-from app.dispatch.push.stream.results import StreamResult
 from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
-from tests.dispatch.push.grpc_servers import ENOUGH_S, ReceiverAddress, listen
+from tests.dispatch.push.grpc_servers import ENOUGH_S, ReceiverAddress, listen, stream_channel
 
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
 
@@ -99,12 +99,13 @@ class RecordingSender:
     ) -> None:
         self.place = place or ReceiverAddress(start_stream_server)
         self.reported: Counter[tuple[int, int]] = Counter()  # by batch and index
-        self.results: dict[tuple[int, int], StreamResult] = {}
-        self.lost: list[StreamResult] = []
+        self.results: dict[tuple[int, int], CallResult] = {}
+        self.lost: list[CallResult] = []
         self.expected = 0
         self.batches: list[OutBatch] = []
         self.target = StreamTarget(
-            f"127.0.0.1:{port}", group="billing", topic="orders", worker="w", timeout_s=timeout_s,
+            stream_channel(f"127.0.0.1:{port}", METHOD),
+            group="billing", topic="orders", worker="w", timeout_s=timeout_s,
             on_room=lambda: None, on_lost=self.lost.append, streams=streams,
         )  # fmt: skip
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.metadata import MetadataTemplate
-from app.dispatch.push.unary import CallResult, UnaryTarget
 from switchyard.receiver import Message, Receiver, Stash, Verdict
 from switchyard.receiver.unary_service import read_message
 from switchyard.v1.receiver_pb2 import DeliverResponse
 from tests.dispatch.push.conftest import CallTo, Serve
-from tests.dispatch.push.grpc_servers import METHOD, CountingCaller, serving
+from tests.dispatch.push.grpc_servers import METHOD, CountingCaller, metadata_of, serving, unary_target
 from tests.dispatch.push.http2_server import ending_with
 from tests.dispatch.push.stream_servers import (
     ReceiverStream,
@@ -41,7 +41,7 @@ async def deliver(
         return [sender.results[0, index] for index in range(len(records))]
     call = await call_to(receiver)
     return [
-        await call(row.value, TEMPLATE.build(row.offset, row.key, row.headers, row.timestamp, 0, 1))
+        await call(row.value, metadata_of(TEMPLATE, row.offset, row.key, row.headers, row.timestamp, 0, 1))
         for row in records
     ]
 
@@ -121,7 +121,7 @@ async def test_a_status_that_grpc_does_not_know_is_a_failure_and_never_an_acknow
 ) -> None:
     async with ending_with((b"grpc-status", status)) as port:
         call, sender = (
-            CountingCaller(UnaryTarget(f"127.0.0.1:{port}", METHOD, channels=1)),
+            CountingCaller(unary_target(f"127.0.0.1:{port}", METHOD)),
             RecordingSender(port),
         )
         result = await call(b"v")
@@ -130,7 +130,9 @@ async def test_a_status_that_grpc_does_not_know_is_a_failure_and_never_an_acknow
         await call.target.close()
         await sender.target.close()
 
-    assert (result.code, result.local_error) == (code, None)
+    # gRPC says UNKNOWN, its C core INTERNAL for what is no number.
+    assert result.code in {code, UNKNOWN}
+    assert result.local_error is None
     assert sender.codes() == [UNAVAILABLE] * 2  # the stream's status, which says nothing about the messages
 
 

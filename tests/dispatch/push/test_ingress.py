@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from app.dev.demo.stage import free_port, wait_until
-from app.dispatch.push.unary import UnaryTarget
 from app.kernel.grpc_status import UNAVAILABLE
-from tests.dispatch.push.grpc_servers import CountingCaller
+from tests.dispatch.push.grpc_servers import CountingCaller, unary_target
 from tests.dispatch.push.stream_servers import RecordingSender, rows
 
 CONFIG = """
@@ -49,7 +48,7 @@ async def test_an_http_answer_without_a_grpc_status_means_that_no_receiver_is_th
     tmp_path: Path, status: int
 ) -> None:
     with ingress(tmp_path, status) as address:
-        target = UnaryTarget(address, "/billing.Receiver/Take", channels=1)
+        target = unary_target(address, "/billing.Receiver/Take")
         result = await CountingCaller(target)()
         await target.close()
     assert result.code == UNAVAILABLE
@@ -61,7 +60,7 @@ async def test_an_http_answer_that_may_be_about_the_message_is_not_an_absent_rec
     tmp_path: Path, status: int
 ) -> None:
     with ingress(tmp_path, status) as address:
-        target = UnaryTarget(address, "/billing.Receiver/Take", channels=1)
+        target = unary_target(address, "/billing.Receiver/Take")
         result = await CountingCaller(target)()
         await target.close()
     assert result.code != UNAVAILABLE

@@ -12,6 +12,7 @@ from app.dispatch.push.metadata import InvalidHeaderName, MetadataTemplate
 from switchyard.receiver import Message, Receiver
 from switchyard.receiver.unary_service import read_message
 from tests.dispatch.push.conftest import CallTo
+from tests.dispatch.push.grpc_servers import metadata_of
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -26,7 +27,7 @@ numbers = st.integers(0, 2**63 - 1)
 def test_a_receiver_reads_back_the_record_from_its_metadata(
     own: Headers, key: bytes | None, offset: int, timestamp_ms: int, retry_count: int, attempt: int
 ) -> None:
-    metadata = template.build(offset, key, own, timestamp_ms, retry_count, attempt)
+    metadata = metadata_of(template, offset, key, own, timestamp_ms, retry_count, attempt)
 
     message = read_message(b"value", metadata)
 
@@ -39,14 +40,14 @@ def test_a_receiver_reads_back_the_record_from_its_metadata(
 
 @given(headers, keys)
 def test_grpc_accepts_all_names_and_values(own: Headers, key: bytes | None) -> None:
-    for name, value in template.build(0, key, own, -1, 0, 1):
+    for name, value in metadata_of(template, 0, key, own, -1, 0, 1):
         assert re.fullmatch(r"[0-9a-z_.-]+", name)
         assert isinstance(value, bytes) == name.endswith("-bin")
         assert isinstance(value, bytes) or value.isascii()
 
 
 def test_the_names_are_those_that_uforwarders_consumers_read() -> None:
-    metadata = dict(template.build(5, b"k", [("Zone", b"east")], 7, 1, 2))
+    metadata = dict(metadata_of(template, 5, b"k", [("Zone", b"east")], 7, 1, 2))
 
     del metadata["traceparent"]
     assert metadata == {
@@ -57,22 +58,22 @@ def test_the_names_are_those_that_uforwarders_consumers_read() -> None:
 
 
 def test_no_key_is_not_an_empty_key() -> None:
-    assert read_message(b"", template.build(0, None, [], 0, 0, 1)).key is None
-    assert read_message(b"", template.build(0, b"", [], 0, 0, 1)).key == b""
+    assert read_message(b"", metadata_of(template, 0, None, [], 0, 0, 1)).key is None
+    assert read_message(b"", metadata_of(template, 0, b"", [], 0, 0, 1)).key == b""
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ö", "a:b", "a\n", "a/b", "x" * 257, "K\u0130"])
 def test_a_name_that_cannot_be_metadata_is_reported_with_a_remedy(name: str) -> None:
     with pytest.raises(InvalidHeaderName, match="name headers with letters"):
-        template.build(0, None, [(name, b"")], 0, 0, 1)
+        metadata_of(template, 0, None, [(name, b"")], 0, 0, 1)
 
 
 def test_a_trace_continues_or_else_starts_once() -> None:
     given_trace = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-    continued = dict(template.build(0, None, [("traceparent", given_trace)], 0, 0, 1))
+    continued = dict(metadata_of(template, 0, None, [("traceparent", given_trace)], 0, 0, 1))
     derived, other, replaced = (
-        dict(template.build(0, None, own, 0, 0, 1))["traceparent"]
+        dict(metadata_of(template, 0, None, own, 0, 0, 1))["traceparent"]
         for own in ([], [], [("traceparent", b"nonsense\n")])
     )
 
@@ -83,7 +84,9 @@ def test_a_trace_continues_or_else_starts_once() -> None:
 
 @pytest.mark.parametrize("timestamp_ms", [-1, 0])
 def test_a_record_without_a_timestamp_has_none(timestamp_ms: int) -> None:
-    assert read_message(b"", template.build(0, None, [], timestamp_ms, 0, 1)).timestamp_ms == timestamp_ms
+    assert (
+        read_message(b"", metadata_of(template, 0, None, [], timestamp_ms, 0, 1)).timestamp_ms == timestamp_ms
+    )
 
 
 @pytest.mark.parametrize("text", ["", "-5", "1e3", "x", "9" * 20, "\u00b2", "\u0663"])
@@ -102,7 +105,7 @@ async def test_every_byte_of_key_value_and_headers_arrives_over_the_network_in_o
     own: Headers = [("a", every), ("B.b", None), ("a", b""), ("a", every[::-1]), ("c_-", b"\x00")]
     own += [("each", bytes([byte])) for byte in range(256)]
 
-    result = await call(every, template.build(2**62, every, own, 1, 2, 3))
+    result = await call(every, metadata_of(template, 2**62, every, own, 1, 2, 3))
 
     assert result.code == 0
     (message,) = received

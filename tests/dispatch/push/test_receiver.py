@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from app.dispatch.model.circuit_breaker import DOWN_FAILURES, PROBE_MIN_S
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.receiver import SLOW_START_LEAST, SLOW_START_S, Receiver
-from app.dispatch.push.unary import CallResult
 from app.dispatch.scheduler.clients import GrpcTargets
 from app.kernel.grpc_status import OK, UNAVAILABLE
 from tests.dispatch.pump.rig import definition

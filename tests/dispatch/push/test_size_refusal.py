@@ -9,10 +9,10 @@ import grpc
 import pytest
 from grpc import aio
 
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.size_refusal import SizeRefusal, size_refusal
-from app.dispatch.push.unary import CallResult, UnaryTarget
 from app.kernel.grpc_status import INTERNAL, OK, OUT_OF_RANGE, RESOURCE_EXHAUSTED, UNAVAILABLE, UNKNOWN
-from tests.dispatch.push.grpc_servers import CountingCaller, serving
+from tests.dispatch.push.grpc_servers import CountingCaller, serving, unary_target
 from tests.dispatch.push.stream_servers import ReceiverStream, StreamRecord, streaming
 
 REFUSALS = [
@@ -134,7 +134,7 @@ async def test_many_headers_that_a_receiver_refuses_without_details_are_too_larg
     server.add_generic_rpc_handlers((_AnyMethod(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    caller = CountingCaller(UnaryTarget(f"127.0.0.1:{port}", "/any/method"))
+    caller = CountingCaller(unary_target(f"127.0.0.1:{port}", "/any/method"))
     result = await caller(b"", [(f"kafka-header-{number}-bin", bytes(100)) for number in range(200)])
     await caller.target.close()
     await server.stop(None)

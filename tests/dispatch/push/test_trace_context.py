@@ -15,6 +15,7 @@ from switchyard.receiver.admission import read_batch
 from switchyard.receiver.trace_context import derived_traceparent, own_traceparent
 from switchyard.receiver.unary_service import read_message
 from switchyard.v1.receiver_pb2 import DeliverRequest, Open
+from tests.dispatch.push.grpc_servers import metadata_of
 from tests.dispatch.push.stream_servers import StreamRecord
 
 OWN = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -23,7 +24,9 @@ VALID = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 
 def _unary(headers: list[tuple[str, bytes | None]], attempt: int, retry_count: int = 0) -> str:
     template = MetadataTemplate("orders", "billing", 3)
-    return str(dict(template.build(7, None, headers, 1_790_000_000_000, retry_count, attempt))["traceparent"])
+    return str(
+        dict(metadata_of(template, 7, None, headers, 1_790_000_000_000, retry_count, attempt))["traceparent"]
+    )
 
 
 def _stream(headers: list[tuple[str, bytes | None]], attempt: int, retry_count: int = 0) -> str:
@@ -54,7 +57,7 @@ def test_all_attempts_over_both_contracts_are_of_one_trace(headers: list[Any]) -
 
 def test_a_receiver_of_either_contract_reads_it() -> None:
     template = MetadataTemplate("orders", "billing", 3)
-    metadata = template.build(7, None, [], 1_790_000_000_000, 0, 1)
+    metadata = metadata_of(template, 7, None, [], 1_790_000_000_000, 0, 1)
     assert read_message(b"", metadata).traceparent == _stream([], 1)
 
 

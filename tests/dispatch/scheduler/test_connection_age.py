@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.dispatch.model.crash_suspicion import Loss, is_planned_end, read_loss
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.receiver import Receiver
-from app.dispatch.push.unary import CallResult
 from app.kernel.grpc_status import UNAVAILABLE
 from switchyard.receiver import Message
 from tests.dispatch.pump.rig import dispatch_rig, numbers

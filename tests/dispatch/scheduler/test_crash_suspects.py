@@ -14,7 +14,7 @@ from app.dispatch.model.crash_suspicion import SUSPECT_AFTER, CrashSuspicion
 from app.dispatch.model.outcome import Action, DeliveryDecision
 from app.dispatch.pump.delivery import Delivery
 from app.dispatch.pump.partition import DispatchPump
-from app.dispatch.push.unary import CallResult
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.scheduler.receiver_queues import ReceiverQueues
 from app.kernel.grpc_status import UNAVAILABLE
 from tests.dispatch.pump.rig import DispatchRig, Row, definition, dispatch_rig, numbers

@@ -22,12 +22,12 @@ import pytest
 from grpc import aio
 
 import switchyard.v1
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.health import ReceiverHealth, check
 from app.dispatch.push.metadata import MetadataTemplate, SenderRole
 from app.dispatch.push.stream.client import METHOD as DELIVER
-from app.dispatch.push.unary import CallResult, UnaryTarget
 from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
-from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller
+from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller, metadata_of, unary_target
 from tests.dispatch.push.stream_servers import EOF, RecordingSender, StreamRecord
 from tests.sdk.receiver.go_example import Example
 
@@ -88,7 +88,7 @@ async def sender(receiver: Example) -> AsyncIterator[RecordingSender]:
 
 @pytest.fixture
 async def call(receiver: Example) -> AsyncIterator[CountingCaller]:
-    made = CountingCaller(UnaryTarget(receiver.address, METHOD, channels=1))
+    made = CountingCaller(unary_target(receiver.address, METHOD))
     yield made
     await made.target.close()
 
@@ -132,7 +132,7 @@ async def test_both_contracts_hand_the_handler_all_that_a_record_has(
 ) -> None:
     trace = f"00-{7:032x}-{8:016x}-01"
     headers: list[tuple[str, bytes | None]] = [("a", b"\xff\0"), ("traceparent", trace.encode()), ("a", b"")]
-    metadata = MetadataTemplate("orders", "billing", 3).build(41, b"\0k", headers, 123, 2, 5)
+    metadata = metadata_of(MetadataTemplate("orders", "billing", 3), 41, b"\0k", headers, 123, 2, 5)
     assert (await call(body("unary"), metadata)).code == OK
     sent = [
         StreamRecord(41, body("stream"), b"\0k", 123, headers),
@@ -142,7 +142,7 @@ async def test_both_contracts_hand_the_handler_all_that_a_record_has(
     sender.send(sent, partition=3, retry_count=2, attempt=5)
     await sender.all_reported()
     for offset, value in ((44, None), (45, b"")):  # neither is JSON
-        await call(value, MetadataTemplate("orders", "billing", 3).build(offset, None, [], 1, 0, 1))
+        await call(value, metadata_of(MetadataTemplate("orders", "billing", 3), offset, None, [], 1, 0, 1))
 
     lines = {(line["id"], line["offset"]): line for line in receiver.lines()}
     assert len(lines) == 6
@@ -163,7 +163,7 @@ async def test_a_handler_knows_the_sending_regions_role_over_both_contracts(
     receiver: Example, sender: RecordingSender, call: CountingCaller
 ) -> None:
     roles = [None, SenderRole("east", primary=True, epoch=64), SenderRole("east", primary=False, epoch=2**53)]
-    metadata = MetadataTemplate("orders", "billing", 0).build(0, None, [], 0, 0, 1)
+    metadata = metadata_of(MetadataTemplate("orders", "billing", 0), 0, None, [], 0, 0, 1)
     for number, role in enumerate([*roles, roles[0]]):
         sender.target.announce_role(role)
         sender.send(equal_records(2, start=number))
@@ -184,14 +184,14 @@ async def test_every_one_of_two_thousand_calls_is_answered_as_it_asks(
     records, answers, journal = mixed_records(2_000)
     template = MetadataTemplate("orders", "billing", 0)
     results = await asyncio.gather(
-        *(call(row.value, template.build(row.offset, None, [], 0, 0, 1)) for row in records)
+        *(call(row.value, metadata_of(template, row.offset, None, [], 0, 0, 1)) for row in records)
     )
 
     assert_answers(results, answers)
     assert call.answers == 2_000
     assert receiver.handled() == journal
     assert (await call(b"\xff no JSON")).action == "Stash"
-    stranger = CountingCaller(UnaryTarget(receiver.address, f"{METHOD}-of-others"))
+    stranger = CountingCaller(unary_target(receiver.address, f"{METHOD}-of-others"))
     assert (await stranger()).code == UNIMPLEMENTED
     await stranger.target.close()
 
@@ -269,7 +269,7 @@ async def test_a_receiver_killed_in_the_middle_of_a_stream_loses_no_message(
 async def test_a_receiver_killed_in_the_middle_of_calls_loses_no_message(
     receiver: Example, call: CountingCaller
 ) -> None:
-    metadata = MetadataTemplate("orders", "billing", 0).build(0, None, [], 0, 0, 1)
+    metadata = metadata_of(MetadataTemplate("orders", "billing", 0), 0, None, [], 0, 0, 1)
     open_calls = [asyncio.create_task(call(body(number, "slow", 60_000), metadata)) for number in range(200)]
     assert {(await call(body(number), metadata)).code for number in range(200, 300)} == {OK}
     assert await receiver.stop(signal.SIGKILL) == -signal.SIGKILL
@@ -313,7 +313,7 @@ async def test_large_messages_are_taken_and_those_beyond_its_limit_harm_no_other
     values = {name: body(name) + b" " * size for name, size in sizes.items()}
     sender.send([StreamRecord(number, value) for number, value in enumerate(values.values())])
     await sender.all_reported()
-    key = MetadataTemplate("orders", "billing", 0).build(0, b"k" * 1_000_000, [], 0, 0, 1)
+    key = metadata_of(MetadataTemplate("orders", "billing", 0), 0, b"k" * 1_000_000, [], 0, 0, 1)
     calls = [await call(value, key) for value in values.values()]
 
     for results in ([sender.results[0, index] for index in range(3)], calls):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.metadata import MetadataTemplate
-from app.dispatch.push.unary import CallResult
 from switchyard.receiver import Ack, Message, Outcome, Receiver, Retry, Skip, Stash, Verdict
 from tests.dispatch.push.conftest import CallTo, Serve
-from tests.dispatch.push.grpc_servers import ENOUGH_S
+from tests.dispatch.push.grpc_servers import ENOUGH_S, metadata_of
 from tests.dispatch.push.stream_servers import StreamRecord, rows
 
 OK, UNKNOWN, FAILED_PRECONDITION, INTERNAL = 0, 2, 9, 13
@@ -125,7 +125,7 @@ async def test_a_message_is_changed_refused_and_watched_whatever_its_handler_and
     else:
         call = await call_to(receiver)
         results = [
-            await call(value, TEMPLATE.build(offset, None, [], 0, 0, 1))
+            await call(value, metadata_of(TEMPLATE, offset, None, [], 0, 0, 1))
             for offset, value in enumerate(values)
         ]
 

@@ -12,6 +12,7 @@ from switchyard.receiver import RegionRole as ReceivedRole
 from switchyard.receiver.unary_service import read_message
 from switchyard.v1.receiver_pb2 import Role
 from tests.dispatch.push.conftest import Serve
+from tests.dispatch.push.grpc_servers import metadata_of
 from tests.dispatch.push.stream_servers import ReceiverStream, StreamRecord, hold, rows, streaming
 
 EAST = SenderRole("east", primary=True, epoch=64)
@@ -20,7 +21,7 @@ EAST_NO_MORE = SenderRole("east", primary=False, epoch=129)
 
 @given(st.sampled_from(["east", "eu-1"]), st.booleans(), st.integers(0, 2**53))
 def test_a_unary_call_has_the_regions_role(region: str, primary: bool, epoch: int) -> None:
-    metadata = MetadataTemplate("orders", "billing", 0).build(5, None, [], 0, 0, 1)
+    metadata = metadata_of(MetadataTemplate("orders", "billing", 0), 5, None, [], 0, 0, 1)
 
     message = read_message(b"v", (*metadata, *SenderRole(region, primary, epoch).metadata()))
 

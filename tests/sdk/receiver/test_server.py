@@ -16,14 +16,14 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.health import ReceiverHealth, check
 from app.dispatch.push.metadata import MetadataTemplate
-from app.dispatch.push.unary import CallResult
 from switchyard.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
 from switchyard.receiver.addresses import listening_address
 from switchyard.receiver.verdicts import MAX_REASON_CHARS
 from tests.dispatch.push.conftest import CallTo
-from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD
+from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, metadata_of
 
 OK, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = (
     0,
@@ -34,7 +34,7 @@ OK, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, U
     13,
     14,
 )
-METADATA = MetadataTemplate("orders", "billing", 0).build(0, None, [], 0, 0, 1)
+METADATA = metadata_of(MetadataTemplate("orders", "billing", 0), 0, None, [], 0, 0, 1)
 
 Deliver = Callable[..., Any]
 
@@ -60,7 +60,7 @@ async def deliver(receiver: Receiver, call_to: CallTo) -> Deliver:
     """Calls the receiver over the network, and starts it before the first call."""
 
     async def call(method: str = METHOD, value: bytes = b"v") -> CallResult:
-        return await (await call_to(receiver, method, channels=1))(value, METADATA)
+        return await (await call_to(receiver, method))(value, METADATA)
 
     return call
 

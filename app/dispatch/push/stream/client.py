@@ -1,6 +1,7 @@
 """The stream contract's client: `switchyard.v1.Receiver/Deliver`, one target per workload and worker.
 
-    target = StreamTarget("dns:///billing:443", group="billing", topic="orders", worker="w1", timeout_s=10,
+    channel = Http2StreamChannel("dns:///billing:443", METHOD)
+    target = StreamTarget(channel, group="billing", topic="orders", worker="w1", timeout_s=10,
                           on_room=runtime.send, on_lost=runtime.stream_lost)
     if target.room >= len(records):
         target.send(OutBatch("orders", 3, records, 0, 1, on_results))
@@ -29,28 +30,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
-from grpc import aio
-
-from app.dispatch.push.answer_limits import MAX_STREAM_BYTES
-from app.dispatch.push.channel_options import CONNECTION_OPTIONS
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.metadata import SenderRole
 from app.dispatch.push.stream.encoder import OutBatch
 from app.dispatch.push.stream.link import StreamLink
-from app.dispatch.push.stream.results import UNSENT, StreamResult
+from app.dispatch.push.transport import StreamChannel
 from app.kernel.grpc_status import CANCELLED, UNIMPLEMENTED
 from switchyard.v1.receiver_pb2 import Open, Role
 
 METHOD = "/switchyard.v1.Receiver/Deliver"
 RETRY_MIN_S, RETRY_MAX_S = 5.0, 300.0  # between attempts at a receiver that lacked the method
 MAX_TIMEOUT_MS = (1 << 32) - 1
-
-OPTIONS = [
-    *CONNECTION_OPTIONS,
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_receive_message_length", MAX_STREAM_BYTES),
-]
 
 
 class StreamTarget:
@@ -68,29 +59,27 @@ class StreamTarget:
 
     def __init__(
         self,
-        address: str,
+        channel: StreamChannel,
         *,
         group: str,
         topic: str,
         worker: str,
         timeout_s: float,
         on_room: Callable[[], None],
-        on_lost: Callable[[StreamResult], None],
+        on_lost: Callable[[CallResult], None],
         streams: int = 1,
     ) -> None:
-        self.address = address
         self.supported: bool | None = None
         self.timeout_s = timeout_s
         self.may_send: Callable[[], bool] = lambda: True
         self.on_room = on_room
         self.on_lost = on_lost
         self._identity = (group, topic, worker)
-        self._channel = aio.insecure_channel(address, options=OPTIONS)
-        method: Any = self._channel.stream_stream(METHOD, None, None)
+        self._channel = channel
         self._role: Role | None = None
         self._links = [
             StreamLink(
-                method,
+                channel.open,
                 self._open_message,
                 self._on_link_room,
                 self._on_stream_lost,
@@ -135,7 +124,7 @@ class StreamTarget:
             ValueError: The batch is empty, or under way already.
         """
         if self._draining:
-            result = StreamResult(CANCELLED, "the target is closed")
+            result = CallResult(CANCELLED, "the target is closed")
             asyncio.get_running_loop().call_soon(batch.on_results, 0, len(batch.records), result)
             return
         self.connect()
@@ -165,7 +154,7 @@ class StreamTarget:
             self._retry.cancel()
         for link in self._links:
             await link.close()
-        await self._channel.close(None)
+        await self._channel.close()
 
     def _open_message(self) -> Open:
         group, topic, worker = self._identity
@@ -179,7 +168,7 @@ class StreamTarget:
         self._mark_supported()
         self.on_room()
 
-    def _on_stream_lost(self, result: StreamResult, accepted: bool) -> None:
+    def _on_stream_lost(self, result: CallResult, accepted: bool) -> None:
         if accepted:
             self._mark_supported()
         elif result.code == UNIMPLEMENTED:
@@ -196,6 +185,3 @@ class StreamTarget:
     def _reconnect(self) -> None:
         self._retry = None
         self.connect()
-
-
-__all__ = ["METHOD", "UNSENT", "OutBatch", "StreamResult", "StreamTarget"]

@@ -18,7 +18,7 @@ from app.kafka.records.record import Record
 from switchyard.v1.receiver_pb2 import Batch, DeliverRequest
 
 if TYPE_CHECKING:
-    from app.dispatch.push.unary import CallResult
+    from app.dispatch.push.call_result import CallResult
 
 BATCH_BYTES = 512  # upper bound, without messages, topic and traceparent
 MESSAGE_BYTES = 48  # upper bound, without key, value and headers

@@ -20,21 +20,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
 
 import structlog
 from google.protobuf.message import DecodeError
-from grpc import aio
 
-from app.dispatch.model.crash_suspicion import NOT_SENT
+from app.dispatch.model.crash_suspicion import NOT_SENT, Loss
 from app.dispatch.push.answer_limits import RANGES_AT_ONCE, AnswerTooLarge, ranges_in
-from app.dispatch.push.grpc_internals import send_bytes
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.http_answer import why_no_receiver
 from app.dispatch.push.size_refusal import size_refusal
 from app.dispatch.push.stream.book import InFlightBatches
 from app.dispatch.push.stream.encoder import OutBatch
 from app.dispatch.push.stream.outbox import AnsweredRuns, Outbox
-from app.dispatch.push.stream.results import UNSENT, StreamResult, read_results
+from app.dispatch.push.stream.results import UNSENT, read_results
+from app.dispatch.push.transport import StreamCall
 from app.kernel.grpc_status import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -62,23 +61,20 @@ REFUSED = {
     UNAUTHENTICATED: UNAUTHENTICATED,
 }  # means the same as for a unary call
 
-BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
-EOF: Any = aio.EOF  # type: ignore[attr-defined]
-
 
 class StreamLink:
-    """One stream. `method` makes the call. `up`: the receiver accepted the stream, and it has not ended."""
+    """One stream. `open_stream` begins it. `up`: the receiver accepted the stream, and it has not ended."""
 
     def __init__(
         self,
-        method: Any,
+        open_stream: Callable[[], StreamCall],
         open_message: Callable[[], Open],
         on_room: Callable[[], None],
-        on_lost: Callable[[StreamResult, bool], None],
+        on_lost: Callable[[CallResult, bool], None],
         role: Callable[[], Role | None] = lambda: None,
         may_send: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._method = method
+        self._open_stream = open_stream
         self._role = role
         self._may_send = may_send
         self._open_message = open_message
@@ -95,7 +91,7 @@ class StreamLink:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
         self._was_late = False
-        self._call: Any = None
+        self._call: StreamCall | None = None
 
     # -- for the target --------------------------------------------------------------------------
 
@@ -121,7 +117,7 @@ class StreamLink:
 
     def cancel(self, batch: OutBatch, start: int, end: int) -> bool:
         """Gives up the indexes [start, end). Returns whether any of them was open here."""
-        return self._cancel(batch, start, end, StreamResult(CANCELLED, "cancelled"))
+        return self._cancel(batch, start, end, CallResult(CANCELLED, "cancelled"))
 
     def cancel_unsent(self, batch: OutBatch) -> bool:
         """Gives back the batch's unsent messages (rule 4). Returns whether the batch is in this book."""
@@ -130,7 +126,7 @@ class StreamLink:
             self._cancel(batch, *unsent, UNSENT)
         return unsent is not None
 
-    def _cancel(self, batch: OutBatch, start: int, end: int, result: StreamResult) -> bool:
+    def _cancel(self, batch: OutBatch, start: int, end: int, result: CallResult) -> bool:
         runs, numbers = self._book.cancel(batch, start, end)
         self._forget(numbers)
         if runs:
@@ -177,7 +173,7 @@ class StreamLink:
         if self._timer is not None:
             self._timer.cancel()
         for runs in self._book.lose():
-            self._pass_result(runs, StreamResult(CANCELLED, "the target is closed"))
+            self._pass_result(runs, CallResult(CANCELLED, "the target is closed"))
 
     def _start_book(self) -> None:
         """Starts a book and an outbox for the next stream, whose numbers begin at 0."""
@@ -190,46 +186,38 @@ class StreamLink:
     async def _run(self) -> None:
         wait_s = self._not_before_s - time.monotonic()
         writer: asyncio.Task[None] | None = None
-        result = StreamResult(CANCELLED, "cancelled")
+        result = CallResult(CANCELLED, "cancelled")
         accepted = False
         try:
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-            self._call = call = self._method()
+            self._call = call = self._open_stream()
             async with asyncio.timeout(STREAM_OPEN_TIMEOUT_S):
-                await call.wait_for_connection()
-                with contextlib.suppress(aio.InternalError):
-                    await send_bytes(call, DeliverRequest(open=self._open_message()).SerializeToString())
+                await call.write(DeliverRequest(open=self._open_message()).SerializeToString())
                 data = await call.read()
-            accepted = data is not EOF
+            accepted = data is not None
             writer = asyncio.get_running_loop().create_task(self._write(call))
-            while data is not EOF:
+            while data is not None:
                 await self._read(data)
                 data = await call.read()
-            result = StreamResult(OK if self._draining else UNAVAILABLE, "the receiver ended the stream")
-        except aio.AioRpcError as error:
-            result = StreamResult(error.code().value[0], error.details() or "")
+            result = call.result
+            if result.code == OK:
+                code = OK if self._draining else UNAVAILABLE
+                result = CallResult(code, "the receiver ended the stream")
         except TimeoutError:
-            result = StreamResult(
+            result = CallResult(
                 UNAVAILABLE, f"the stream was not accepted within {STREAM_OPEN_TIMEOUT_S:g} s"
             )
         except AnswerTooLarge as error:
-            result = StreamResult(UNAVAILABLE, str(error))
-        except (DecodeError, aio.UsageError, asyncio.InvalidStateError) as error:
-            result = await self._status(error)
+            result = CallResult(UNAVAILABLE, str(error))
+        except DecodeError as error:
+            result = CallResult(UNAVAILABLE, f"the receiver's response cannot be read: {error}")
         finally:
             if writer is not None:
                 writer.cancel()
             if self._call is not None:
                 self._call.cancel()
             self._ended(result, accepted)
-
-    async def _status(self, error: Exception) -> StreamResult:
-        """How the call ended, after gRPC raised an error other than its status."""
-        if self._call is None or not self._call.done():
-            return StreamResult(UNAVAILABLE, f"the stream broke: {error!r}")
-        status = await self._call.code()
-        return StreamResult(status.value[0] or UNAVAILABLE, await self._call.details() or "")
 
     async def _read(self, data: bytes) -> None:
         """Raises DecodeError, AnswerTooLarge."""
@@ -258,26 +246,24 @@ class StreamLink:
         if self.room:
             self._on_room()
 
-    async def _write(self, call: Any) -> None:
+    async def _write(self, call: StreamCall) -> None:
         """Writes until the stream ends; the reader reports why it ended."""
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                wrote = False
-                while (data := self._next_request()) is not None:
-                    await send_bytes(call, data)
-                    wrote = True
-                if self._draining and not self._book.waiting:
-                    await send_bytes(call, DeliverRequest(drain=True).SerializeToString())
-                    await call.done_writing()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            wrote = False
+            while (data := self._next_request()) is not None:
+                if not await call.write(data):
                     return
-                if wrote:
-                    if self.room:
-                        self._on_room()
-                    await asyncio.sleep(WRITE_PAUSE_S)
-        except BROKEN:
-            return
+                wrote = True
+            if self._draining and not self._book.waiting:
+                await call.write(DeliverRequest(drain=True).SerializeToString())
+                call.end_writing()
+                return
+            if wrote:
+                if self.room:
+                    self._on_room()
+                await asyncio.sleep(WRITE_PAUSE_S)
 
     def _next_request(self) -> bytes | None:
         self._return_unsent()
@@ -285,7 +271,7 @@ class StreamLink:
 
     # -- results ---------------------------------------------------------------------------------
 
-    def _pass_result(self, runs: AnsweredRuns, result: StreamResult) -> None:
+    def _pass_result(self, runs: AnsweredRuns, result: CallResult) -> None:
         for batch, start, end in runs:
             try:
                 batch.on_results(start, end, result)
@@ -327,10 +313,10 @@ class StreamLink:
         self._was_late = False
         runs, numbers = self._book.expire(now_s)
         self._forget(numbers)
-        self._pass_result(runs, StreamResult(DEADLINE_EXCEEDED, "no result in time"))
+        self._pass_result(runs, CallResult(DEADLINE_EXCEEDED, "no result in time"))
         self._arm()
 
-    def _ended(self, result: StreamResult, accepted: bool) -> None:
+    def _ended(self, result: CallResult, accepted: bool) -> None:
         """Reports the stream's end (rule 2)."""
         self.up = False
         self._task = self._call = None
@@ -348,9 +334,11 @@ class StreamLink:
             code = REFUSED.get(code, UNAVAILABLE)
         sent, unsent = book.lose()
         details = result.details or "the stream ended"
-        self._pass_result(sent, StreamResult(code, details))
-        self._pass_result(unsent, StreamResult(code, f"{NOT_SENT}: {details}"))
+        loss = result.loss if code == UNAVAILABLE else None
+        self._pass_result(sent, CallResult(code, details, loss=loss))
+        loss = Loss.PLANNED if result.is_planned_end else Loss.UNREACHED
+        self._pass_result(unsent, CallResult(code, f"{NOT_SENT}: {details}", loss=loss))
         if not (self._closed or self._draining):
             if result.answer_too_large:  # the receiver's failure, though this side ended the stream
-                result = StreamResult(UNAVAILABLE, details)
+                result = CallResult(UNAVAILABLE, details)
             self._on_lost(result, accepted)

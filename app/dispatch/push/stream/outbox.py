@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.size_refusal import SizeRefusal
 from app.dispatch.push.stream.book import InFlightBatches
 from app.dispatch.push.stream.encoder import MessageNotEncodable, OutBatch, add_run, encode_alone
-from app.dispatch.push.stream.results import StreamResult, too_large
+from app.dispatch.push.stream.results import too_large
 from app.kernel.grpc_status import OK
 from switchyard.v1.receiver_pb2 import DeliverRequest, Role
 
@@ -37,7 +38,7 @@ class Outbox:
     """
 
     def __init__(
-        self, book: InFlightBatches[OutBatch], on_result: Callable[[AnsweredRuns, StreamResult], None]
+        self, book: InFlightBatches[OutBatch], on_result: Callable[[AnsweredRuns, CallResult], None]
     ) -> None:
         self.book = book
         self.canceled: list[tuple[int, int]] = []
@@ -70,7 +71,7 @@ class Outbox:
                         return lone_request
                     break
             except MessageNotEncodable as error:
-                self._drop(batch, start, StreamResult(OK, local_error=str(error)))
+                self._drop(batch, start, CallResult(OK, local_error=str(error)))
                 continue
             budget -= size
             book.sent(count)
@@ -116,6 +117,6 @@ class Outbox:
         if refused is not None and size is not None:
             self._drop(*refused, too_large(size, limit))
 
-    def _drop(self, batch: OutBatch, index: int, result: StreamResult) -> None:
+    def _drop(self, batch: OutBatch, index: int, result: CallResult) -> None:
         runs, _ = self.book.cancel(batch, index, index + 1)
         self._on_result(runs, result)

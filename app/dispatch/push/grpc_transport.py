@@ -1,0 +1,202 @@
+"""Calls by the library grpcio, as `transport` promises them.
+
+Unary calls are grpc.aio's. Streams are grpcio's own, which uses threads: a failed write of grpc.aio replaces
+the receiver's status by INTERNAL (grpc issue #36066), and the status says whether the receiver has the
+contract, or which message was too large.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from app.dispatch.push.answer_limits import MAX_STREAM_BYTES, MAX_UNARY_BYTES
+from app.dispatch.push.call_result import CallResult, Done, read_result
+from app.dispatch.push.channel_options import CONNECTION_OPTIONS
+from app.dispatch.push.metadata import VALUE_NULL, CallMetadata
+from app.dispatch.push.size_refusal import METADATA_WORDS
+from app.grpc_client.metadata import read_metadata
+from app.kernel.grpc_status import CANCELLED, OK, RESOURCE_EXHAUSTED
+
+CHANNELS = 4  # connections to a receiver; flow control and the stream limit bound a single one
+MIN_METADATA_LIMIT_BYTES = 8 * 1024  # the smallest limit of a gRPC implementation for a call's metadata
+METADATA_ENTRY_BYTES = 32  # HTTP/2 adds this to each name and value (RFC 9113, 6.5.2)
+
+UNARY_OPTIONS = [
+    *CONNECTION_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_receive_message_length", MAX_UNARY_BYTES),
+]
+STREAM_OPTIONS = [
+    *CONNECTION_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_receive_message_length", MAX_STREAM_BYTES),
+]
+MAX_UNREAD = 16  # messages of a stream that have arrived, then the receiver must wait
+Pairs = Sequence[tuple[str, str | bytes]]
+
+
+class GrpcUnaryTarget:
+    """A receiver's unary method, over a pool of channels."""
+
+    def __init__(self, address: str, method: str, *, channels: int = CHANNELS) -> None:
+        self.address = address
+        self._channels = [aio.insecure_channel(address, options=UNARY_OPTIONS) for _ in range(channels)]
+        # No serializers: bytes are sent as they are, and the answer is ignored.
+        self._calls: list[Any] = [channel.unary_unary(method, None, None) for channel in self._channels]
+        self._next = 0
+        self._tasks: set[asyncio.Task[CallResult]] = set()
+
+    def call(
+        self, value: bytes | None, metadata: CallMetadata, timeout_s: float, done: Done
+    ) -> asyncio.Task[CallResult]:
+        """See `UnaryTarget.call`. The task is the call's handle."""
+        self._next = (self._next + 1) % len(self._calls)
+        fields = [*metadata.shared.fields, *metadata.own]
+        if value is None:
+            fields.append(VALUE_NULL)
+        task = asyncio.get_running_loop().create_task(
+            _run(self._calls[self._next], value or b"", read_metadata(fields), timeout_s)
+        )
+        self._tasks.add(task)
+
+        def end(ended: asyncio.Task[CallResult]) -> None:
+            self._tasks.discard(ended)
+            done(CallResult(CANCELLED, "cancelled") if ended.cancelled() else ended.result())
+
+        task.add_done_callback(end)
+        return task
+
+    async def close(self) -> None:
+        """Closes the channels; calls under way end as CANCELLED."""
+        for channel in self._channels:
+            await channel.close(None)
+
+
+class GrpcStreamChannel:
+    """A receiver's method for streams."""
+
+    def __init__(self, address: str, method: str) -> None:
+        self._channel = grpc.insecure_channel(address, options=STREAM_OPTIONS)
+        self._method: Any = self._channel.stream_stream(method, None, None)
+
+    def open(self) -> GrpcStreamCall:
+        """See `StreamChannel.open`."""
+        return GrpcStreamCall(self._method)
+
+    async def close(self) -> None:
+        """Closes the channel; streams under way end as CANCELLED."""
+        await asyncio.to_thread(self._channel.close)
+
+
+class GrpcStreamCall:
+    """One stream, of three threads: one of ours reads, one of gRPC's takes what is written from a queue."""
+
+    def __init__(self, method: Any) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._to_write: SimpleQueue[bytes | None] = SimpleQueue()  # None: no more
+        self._arrived: deque[bytes] = deque()
+        self._room = threading.Semaphore(MAX_UNREAD)
+        self._has_news = asyncio.Event()
+        self._may_write = asyncio.Event()
+        self._has_ended = False
+        self._call: Any = method(self._written())
+        threading.Thread(target=self._read_all, name="grpc stream", daemon=True).start()
+
+    async def read(self) -> bytes | None:
+        """See `StreamCall.read`."""
+        while not self._arrived:
+            if self._has_ended:
+                return None
+            self._has_news.clear()
+            await self._has_news.wait()
+        self._room.release()
+        return self._arrived.popleft()
+
+    async def write(self, message: bytes) -> bool:
+        """See `StreamCall.write`."""
+        if not self._has_ended:
+            self._may_write.clear()
+            self._to_write.put(message)
+            await self._may_write.wait()
+        return not self._has_ended
+
+    def end_writing(self) -> None:
+        """See `StreamCall.end_writing`."""
+        self._to_write.put(None)
+
+    def cancel(self) -> None:
+        """See `StreamCall.cancel`."""
+        self._call.cancel()
+        self._room.release(MAX_UNREAD)  # whatever has come and is not read
+
+    @property
+    def result(self) -> CallResult:
+        """See `StreamCall.result`."""
+        return CallResult(self._call.code().value[0], self._call.details() or "")
+
+    # in gRPC's thread
+
+    def _written(self) -> Iterator[bytes]:
+        """gRPC asks for the next message when it has sent the one before."""
+        while (message := self._to_write.get()) is not None:
+            yield message
+            self._tell(self._may_write.set)
+
+    # in a thread of ours
+
+    def _read_all(self) -> None:
+        with contextlib.suppress(grpc.RpcError):  # the status has it
+            for message in self._call:
+                self._room.acquire()
+                self._tell(self._receive, message)
+        self._to_write.put(None)
+        self._tell(self._end)
+
+    def _tell(self, what: Callable[..., None], *arguments: bytes) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(what, *arguments)
+
+    # in the loop
+
+    def _receive(self, message: bytes) -> None:
+        self._arrived.append(message)
+        self._has_news.set()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._has_news.set()
+        self._may_write.set()
+
+
+async def _run(method: Any, value: bytes, metadata: Pairs, timeout_s: float) -> CallResult:
+    started_s = time.monotonic()
+    details = ""
+    try:
+        call = method(value, metadata=metadata, timeout=timeout_s)
+        await call
+        code, trailers = OK, await call.trailing_metadata()
+    except aio.AioRpcError as error:
+        code, trailers = error.code().value[0], error.trailing_metadata()
+        details = error.details() or ""
+    except Exception as error:  # noqa: BLE001 - gRPC raises various errors for bad data
+        return CallResult.local(f"gRPC refuses the message: {type(error).__name__}; check its headers")
+    latency_s = time.monotonic() - started_s
+    if code == RESOURCE_EXHAUSTED and not details and _size(metadata) > MIN_METADATA_LIMIT_BYTES:
+        # C core lists the names of the metadata that it refuses, but drops the list if that is long itself.
+        details = f"{METADATA_WORDS} ({_size(metadata)} bytes were sent)"
+    return read_result(code, details, trailers or (), latency_s)
+
+
+def _size(metadata: Pairs) -> int:
+    """Size in bytes, as HTTP/2 counts it."""
+    return sum(METADATA_ENTRY_BYTES + len(name) + len(value) for name, value in metadata)

@@ -1,0 +1,200 @@
+"""Calls by Switchyard's own client of gRPC (`app.grpc_client`), as `transport` promises them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+import structlog
+
+from app.dispatch.model.crash_suspicion import Loss as ReceiverLoss
+from app.dispatch.push.answer_limits import ANSWER_WORDS, MAX_STREAM_BYTES, MAX_UNARY_BYTES
+from app.dispatch.push.call_result import CallResult, Done, read_result
+from app.dispatch.push.http_answer import answer_words
+from app.dispatch.push.metadata import VALUE_NULL, CallMetadata, SharedMetadata
+from app.dispatch.push.size_refusal import METADATA_WORDS
+from app.grpc_client import calls
+from app.grpc_client.address import Address, Proxy
+from app.grpc_client.calls import Loss
+from app.grpc_client.channel import Channel, ChannelOptions
+from app.grpc_client.connection import ConnectionOptions
+from app.grpc_client.header_encoder import Fields
+from app.grpc_client.metadata import read_metadata
+from app.grpc_client.status import StatusCode
+from app.kernel.grpc_status import OK
+
+log = structlog.get_logger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+# Beside the status and the receiver's wishes, trailers may have a stack trace.
+MAX_HEADER_BYTES = 64 * 1024
+MAX_SHARED = 10_000  # partitions, tiers and roles whose metadata is remembered
+MAX_UNREAD = 16  # messages of a stream that have arrived, then the receiver must wait
+_LOSSES = {
+    Loss.UNPROCESSED: ReceiverLoss.UNREACHED,
+    Loss.PLANNED: ReceiverLoss.PLANNED,
+    Loss.BROKEN: ReceiverLoss.DIED,
+}
+
+
+class Http2UnaryTarget:
+    """A receiver's unary method, over as many connections as its calls need."""
+
+    def __init__(self, address: str, method: str) -> None:
+        """Raises ValueError: an address that only `transport: grpc` knows, such as a list."""
+        self.address = address
+        self._method = method
+        self._channel = _channel(address, MAX_UNARY_BYTES)
+        self._fields: dict[SharedMetadata, Fields] = {}
+
+    def call(self, value: bytes | None, metadata: CallMetadata, timeout_s: float, done: Done) -> _Handle:
+        """See `UnaryTarget.call`."""
+        shared, own = metadata
+        fields = self._fields.get(shared) or self._remember(shared)
+        if value is None:
+            own = [*own, VALUE_NULL]
+        started_s = time.monotonic()
+
+        def end(call: calls.UnaryCall) -> None:
+            done(_unary_result(call, time.monotonic() - started_s))
+
+        return _Handle(self._channel.unary(fields, value or b"", own, timeout_s, end))
+
+    def _remember(self, shared: SharedMetadata) -> Fields:
+        if len(self._fields) >= MAX_SHARED:
+            self._fields.clear()
+        fields = self._fields[shared] = self._channel.method(self._method, shared.fields)
+        return fields
+
+    async def close(self) -> None:
+        """Closes the connections; calls under way end as CANCELLED."""
+        await self._channel.close()
+
+
+class _Handle:
+    __slots__ = ("_call",)
+
+    def __init__(self, call: calls.UnaryCall) -> None:
+        self._call = call
+
+    def cancel(self) -> None:
+        """Gives up the call, a moment later: `done` must not come within this."""
+        asyncio.get_running_loop().call_soon(self._call.cancel)
+
+
+class Http2StreamChannel:
+    """A receiver's method for streams."""
+
+    def __init__(self, address: str, method: str) -> None:
+        """Raises ValueError: an address that only `transport: grpc` knows, such as a list."""
+        self._channel = _channel(address, MAX_STREAM_BYTES)
+        self._fields = self._channel.method(method)
+
+    def open(self) -> Http2StreamCall:
+        """See `StreamChannel.open`."""
+        return Http2StreamCall(self._channel, self._fields)
+
+    async def close(self) -> None:
+        """Closes the connections; streams under way end as CANCELLED."""
+        await self._channel.close()
+
+
+class Http2StreamCall:
+    """One stream. The receiver has to wait while `MAX_UNREAD` messages are not read."""
+
+    def __init__(self, channel: Channel, fields: Fields) -> None:
+        self._arrived: deque[bytes] = deque()
+        self._has_news = asyncio.Event()
+        self._may_write = asyncio.Event()
+        self._call = channel.stream(fields, (), None, self._receive, self._end, self._drained)
+
+    async def read(self) -> bytes | None:
+        """See `StreamCall.read`."""
+        while not self._arrived:
+            if self._call.code is not None:
+                return None
+            self._has_news.clear()
+            await self._has_news.wait()
+        message = self._arrived.popleft()
+        if len(self._arrived) == MAX_UNREAD // 2:
+            self._call.resume_reading()
+        return message
+
+    async def write(self, message: bytes) -> bool:
+        """See `StreamCall.write`."""
+        call = self._call
+        call.send(message)
+        while call.unsent_bytes and call.code is None:
+            self._may_write.clear()
+            await self._may_write.wait()
+        return call.code is None
+
+    def end_writing(self) -> None:
+        """See `StreamCall.end_writing`."""
+        self._call.close_sending()
+
+    def cancel(self) -> None:
+        """See `StreamCall.cancel`."""
+        self._call.cancel()
+
+    @property
+    def result(self) -> CallResult:
+        """See `StreamCall.result`."""
+        code, details, loss = _outcome(self._call)
+        return CallResult(code, details, loss=loss)
+
+    def _receive(self, call: calls.StreamCall, message: bytes) -> None:
+        self._arrived.append(message)
+        self._has_news.set()
+        if len(self._arrived) == MAX_UNREAD:
+            call.pause_reading()
+
+    def _end(self, _: calls.StreamCall) -> None:
+        self._has_news.set()
+        self._may_write.set()
+
+    def _drained(self, _: calls.StreamCall) -> None:
+        self._may_write.set()
+
+
+def _channel(address: str, max_message_bytes: int) -> Channel:
+    place = Address.parse(address)
+    limits = ConnectionOptions(max_message_bytes=max_message_bytes, max_header_bytes=MAX_HEADER_BYTES)
+    return Channel(
+        place, ChannelOptions(proxy=_proxy(place), connect_timeout_s=CONNECT_TIMEOUT_S, connection=limits)
+    )
+
+
+def _proxy(place: Address) -> Proxy | None:
+    """The proxy of the environment. One that cannot be is left out, as gRPC's C core does, and told."""
+    try:
+        return Proxy.from_environment(place)
+    except ValueError as error:
+        log.warning("no proxy is used", receiver=str(place), why=str(error))
+        return None
+
+
+def _unary_result(call: calls.UnaryCall, latency_s: float) -> CallResult:
+    trailers = call.trailers
+    has_wishes = len(trailers) > 1  # else the status is alone
+    if call.code is StatusCode.OK and not has_wishes:
+        return CallResult(OK, latency_s=latency_s)
+    code, details, loss = _outcome(call)
+    return read_result(code, details, read_metadata(trailers) if has_wishes else (), latency_s, loss)
+
+
+def _outcome(call: calls.Call) -> tuple[int, str, ReceiverLoss | None]:
+    """Status, details, and what became of the receiver; `size_refusal` and `http_answer` know the words."""
+    code, details = call.code, call.message
+    assert code is not None
+    if call.loss is Loss.UNPROCESSED:
+        # No receiver had the message, whatever the reason: its attempt does not count.
+        code = StatusCode.UNAVAILABLE
+    if call.head is not None and call.head.refusal:
+        details = answer_words(call.head.http_status)
+    elif call.is_too_large:
+        details = f"{ANSWER_WORDS}: {details}"
+    elif call.is_local and code is StatusCode.RESOURCE_EXHAUSTED:
+        details = f"{METADATA_WORDS}: {details}"
+    return int(code), details, _LOSSES.get(call.loss)
