@@ -177,11 +177,10 @@ def _proxy(place: Address) -> Proxy | None:
 
 def _unary_result(call: calls.UnaryCall, latency_s: float) -> CallResult:
     trailers = call.trailers
-    has_wishes = len(trailers) > 1  # else the status is alone
-    if call.code is StatusCode.OK and not has_wishes:
+    if call.code is StatusCode.OK and not any(name.startswith(b"kafka-") for name, _ in trailers):
         return CallResult(OK, latency_s=latency_s)
     code, details, loss = _outcome(call)
-    return read_result(code, details, read_metadata(trailers) if has_wishes else (), latency_s, loss)
+    return read_result(code, details, read_metadata(trailers), latency_s, loss)
 
 
 def _outcome(call: calls.Call) -> tuple[int, str, ReceiverLoss | None]:

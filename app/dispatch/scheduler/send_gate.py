@@ -84,12 +84,15 @@ class SendGate:
         self._send()
 
     def send_soon(self, receiver: Receiver) -> None:
-        """Calls `send` once for all results that arrive together. While the receiver is busy, it also waits
-        for those of the next moment, because larger runs cost both sides less."""
-        if not self._is_send_due:
-            self._is_send_due = True
-            wait_s = BUSY_PAUSE_S if 2 * receiver.in_flight > receiver.limit else 0.0
-            asyncio.get_running_loop().call_later(wait_s, self._send_due)
+        """Calls `send` once for all results that arrive together. While a stream's receiver is busy, it also
+        waits for those of the next moment, because larger runs cost both sides less."""
+        if self._is_send_due:
+            return
+        self._is_send_due = True
+        if receiver.stream is not None and 2 * receiver.in_flight > receiver.limit:
+            asyncio.get_running_loop().call_later(BUSY_PAUSE_S, self._send_due)
+        else:
+            asyncio.get_running_loop().call_soon(self._send_due)
 
     def _send_due(self) -> None:
         self._is_send_due = False

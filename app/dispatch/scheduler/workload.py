@@ -300,10 +300,7 @@ class WorkloadRuntime:
             if queues is not None:
                 queues.came_back(delivery, self.clock(), taken=was_taken(result))
         self.receivers.close_when_idle(receiver)
-        if receiver.stream is not None:
-            self._gate.send_soon(receiver)  # one response may answer thousands
-        else:
-            self.send()
+        self._gate.send_soon(receiver)  # one response, or one turn of the loop, may answer thousands
 
     def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
         self._count_answer(batch, result, end - start)
