@@ -79,6 +79,7 @@ class Channel:
         self._why_not = ""  # why the last attempt failed
         self._retry: asyncio.TimerHandle | None = None  # while calls wait for room, and an attempt failed
         self._is_asked = False  # to connect, in the loop's next turn
+        self._is_wanted = False  # a connection, by `connect`
         self._is_closed = False
         self._closed: asyncio.Future[None] | None = None  # until no connection drains
 
@@ -86,6 +87,17 @@ class Channel:
     def is_connected(self) -> bool:
         """Whether a call would find a connection."""
         return bool(self._connections)
+
+    @property
+    def load(self) -> int:
+        """Calls that wait or are under way, except those of connections that drain."""
+        return len(self._waiting) + sum(len(connection.calls) for connection in self._connections)
+
+    def connect(self) -> None:
+        """Has a connection without waiting for a call, and tries again until there is one."""
+        if not self._connections and not self._is_closed:
+            self._is_wanted = True
+            self._connect_soon()
 
     def method(self, path: str, metadata: Iterable[Field] = (), secret: Iterable[bytes] = ()) -> Fields:
         """The header fields that all calls of a method share.
@@ -151,7 +163,7 @@ class Channel:
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Closes the connections. Calls under way have `grace_s` to end, then they end as CANCELLED."""
-        self._is_closed = True
+        self._is_closed, self._is_wanted = True, False
         for call in list(self._waiting):
             call.give_up(StatusCode.CANCELLED, CLOSED)
         if self._opening is not None:
@@ -257,7 +269,7 @@ class Channel:
     # Connecting
 
     def _connect_soon(self) -> None:
-        if self._waiting and not self._is_asked:
+        if (self._waiting or self._is_wanted) and not self._is_asked:
             self._is_asked = True
             self._loop.call_soon(self._connect)
 
@@ -266,7 +278,9 @@ class Channel:
         self._is_asked = False
         for connection in list(self._connections):
             self.on_room(connection)
-        if not self._waiting or self._opening is not None:
+        if self._connections:
+            self._is_wanted = False
+        if not (self._waiting or self._is_wanted) or self._opening is not None or self._is_closed:
             return
         # A window that is used up, or a network that is slow, is no reason for more connections.
         if not all(connection.is_full for connection in self._connections):
@@ -275,9 +289,10 @@ class Channel:
             return
         if self._loop.time() >= self._next_attempt_s:
             self._opening = self._loop.create_task(self._open())
-        elif self._why_not and not self._connections:
+            return
+        if self._why_not and not self._connections:
             self._fail_waiting()
-        elif self._retry is None:
+        if (self._waiting or self._is_wanted) and self._retry is None:
             self._retry = self._loop.call_at(self._next_attempt_s, self._try_again)
 
     def _try_again(self) -> None:

@@ -21,6 +21,8 @@ from app.grpc_client.channel import Channel, ChannelOptions
 from app.grpc_client.connection import ConnectionOptions
 from app.grpc_client.header_encoder import Fields
 from app.grpc_client.metadata import read_metadata
+from app.grpc_client.resolver import Target
+from app.grpc_client.servers import Servers
 from app.grpc_client.status import StatusCode
 from app.kernel.grpc_status import OK
 
@@ -42,10 +44,10 @@ class Http2UnaryTarget:
     """A receiver's unary method, over as many connections as its calls need."""
 
     def __init__(self, address: str, method: str) -> None:
-        """Raises ValueError: an address that only `transport: grpc` knows, such as a list."""
+        """Raises ValueError: an address that only `transport: grpc` knows, such as a DNS server's."""
         self.address = address
         self._method = method
-        self._channel = _channel(address, MAX_UNARY_BYTES)
+        self._servers = _servers(address, MAX_UNARY_BYTES, connects_ahead=True)
         self._fields: dict[SharedMetadata, Fields] = {}
 
     def call(self, value: bytes | None, metadata: CallMetadata, timeout_s: float, done: Done) -> _Handle:
@@ -59,17 +61,17 @@ class Http2UnaryTarget:
         def end(call: calls.UnaryCall) -> None:
             done(_unary_result(call, time.monotonic() - started_s))
 
-        return _Handle(self._channel.unary(fields, value or b"", own, timeout_s, end))
+        return _Handle(self._servers.pick().unary(fields, value or b"", own, timeout_s, end))
 
     def _remember(self, shared: SharedMetadata) -> Fields:
         if len(self._fields) >= MAX_SHARED:
             self._fields.clear()
-        fields = self._fields[shared] = self._channel.method(self._method, shared.fields)
+        fields = self._fields[shared] = self._servers.pick().method(self._method, shared.fields)
         return fields
 
     async def close(self) -> None:
         """Closes the connections; calls under way end as CANCELLED."""
-        await self._channel.close()
+        await self._servers.close()
 
 
 class _Handle:
@@ -87,17 +89,17 @@ class Http2StreamChannel:
     """A receiver's method for streams."""
 
     def __init__(self, address: str, method: str) -> None:
-        """Raises ValueError: an address that only `transport: grpc` knows, such as a list."""
-        self._channel = _channel(address, MAX_STREAM_BYTES)
-        self._fields = self._channel.method(method)
+        """Raises ValueError: as `Http2UnaryTarget`."""
+        self._servers = _servers(address, MAX_STREAM_BYTES, connects_ahead=False)
+        self._fields = self._servers.pick().method(method)
 
     def open(self) -> Http2StreamCall:
         """See `StreamChannel.open`."""
-        return Http2StreamCall(self._channel, self._fields)
+        return Http2StreamCall(self._servers.pick(), self._fields)
 
     async def close(self) -> None:
         """Closes the connections; streams under way end as CANCELLED."""
-        await self._channel.close()
+        await self._servers.close()
 
 
 class Http2StreamCall:
@@ -158,12 +160,19 @@ class Http2StreamCall:
         self._may_write.set()
 
 
-def _channel(address: str, max_message_bytes: int) -> Channel:
-    place = Address.parse(address)
+def _servers(address: str, max_message_bytes: int, *, connects_ahead: bool) -> Servers:
+    target = Target.parse(address)
+    proxy = _proxy(target.places[0])
     limits = ConnectionOptions(max_message_bytes=max_message_bytes, max_header_bytes=MAX_HEADER_BYTES)
-    return Channel(
-        place, ChannelOptions(proxy=_proxy(place), connect_timeout_s=CONNECT_TIMEOUT_S, connection=limits)
-    )
+
+    def open_channel(place: Address) -> Channel:
+        options = ChannelOptions(
+            authority=target.authority, proxy=proxy, connect_timeout_s=CONNECT_TIMEOUT_S,
+            connection=limits,
+        )  # fmt: skip
+        return Channel(place, options)
+
+    return Servers(target, open_channel, connects_ahead=connects_ahead, looks_up=proxy is None)
 
 
 def _proxy(place: Address) -> Proxy | None:

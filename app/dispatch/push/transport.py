@@ -1,9 +1,9 @@
 """What carries messages to a receiver. `target.transport` chooses it, for unary calls and for streams.
 
-| `target.transport` | module            |                                                         |
-|--------------------|-------------------|---------------------------------------------------------|
-| `http2`            | `http2_transport` | Switchyard's own client, at the least cost              |
-| `grpc`             | `grpc_transport`  | the library grpcio, which also knows lists of addresses |
+| `target.transport` | module            |                                                       |
+|--------------------|-------------------|-------------------------------------------------------|
+| `http2`            | `http2_transport` | Switchyard's own client, at the least cost            |
+| `grpc`             | `grpc_transport`  | the library grpcio, which also asks other DNS servers |
 
 Bad data raises nothing.
 """

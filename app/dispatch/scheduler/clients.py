@@ -10,7 +10,7 @@ from app.dispatch.push.grpc_transport import GrpcStreamChannel, GrpcUnaryTarget
 from app.dispatch.push.http2_transport import Http2StreamChannel, Http2UnaryTarget
 from app.dispatch.push.stream.client import METHOD, StreamTarget
 from app.dispatch.push.transport import StreamChannel, UnaryTarget
-from app.grpc_client.address import Address
+from app.grpc_client.resolver import Target
 
 
 class GrpcTargets:
@@ -45,11 +45,11 @@ class GrpcTargets:
 
 
 def _is_http2(workload: Workload, address: str) -> bool:
-    """Lists of addresses are gRPC's alone."""
+    """An address that names a DNS server is only for gRPC."""
     if workload.spec.target.transport != "http2":
         return False
     try:
-        Address.parse(address)
+        Target.parse(address)
     except ValueError:
         return False
     return True
