@@ -64,8 +64,8 @@ class Target(Model):
     transport: Literal["http2", "grpc"] = added(
         "http2",
         description="What makes the calls: Switchyard's own HTTP/2 client, or the library grpcio, whose "
-        "unary calls cost several times as much. An address that names a DNS server always goes to the "
-        "latter.",
+        "unary calls cost several times as much. An address that only grpcio can read, such as "
+        "dns://server/host:port, always goes to it.",
     )
     method: Method | None = None
     timeout: Annotated[Duration, duration_within(0.001, 3600)] = TIMEOUT_S

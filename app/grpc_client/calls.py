@@ -63,10 +63,14 @@ class Call:
         code: gRPC's status; None until the call has ended.
         message: The status message, or this client's reason.
         head: The answer's first header block; None: there was none.
-        trailers: Fields of the last header block.
+        trailers: Fields of the last header block of a gRPC server's answer.
         loss: What is known of a call without an answer.
+        is_planned: The connection of a call without an answer ended on purpose: the server said so by GOAWAY
+            with NO_ERROR, or this client closed it. So it is with each `Loss.PLANNED`; with
+            `Loss.UNPROCESSED` the server ended the connection before it began the call.
         is_local: This client made the status; no server sent it.
-        is_too_large: A message of the answer exceeds the limit.
+        is_too_large: A message or a header block of the answer exceeds the limit.
+        is_metadata_too_large: The call was not sent, because the server takes no metadata of that size.
     """
 
     code: StatusCode | None = None
@@ -74,8 +78,10 @@ class Call:
     head: Head | None = None
     trailers: FieldList = ()
     loss: Loss = Loss.NONE
+    is_planned: bool = False
     is_local: bool = False
     is_too_large: bool = False
+    is_metadata_too_large: bool = False
 
     # How far it is. These are the connection's and the channel's.
     connection: Link | None = None
@@ -108,6 +114,17 @@ class Call:
             self.connection.reset(self, ErrorCode.CANCEL)
         self.finish(code, reason, is_local=True)
 
+    def refuse_metadata(self, reason: str) -> None:
+        """Ends a call that the server would not take, unless it has ended."""
+        if self.code is None:
+            self.is_metadata_too_large = True
+            self.finish(StatusCode.RESOURCE_EXHAUSTED, reason, is_local=True)
+
+    def refuse_answer(self, reason: str) -> None:
+        """Ends a call whose answer exceeds a limit."""
+        self.is_too_large = True
+        self.finish(StatusCode.RESOURCE_EXHAUSTED, reason, is_local=True)
+
     def finish(
         self,
         code: StatusCode,
@@ -115,12 +132,13 @@ class Call:
         trailers: FieldList = (),
         *,
         loss: Loss = Loss.NONE,
+        is_planned: bool = False,
         is_local: bool = False,
     ) -> None:
         if self.code is not None:
             return
         self.code, self.message, self.trailers = code, message, trailers
-        self.loss, self.is_local = loss, is_local
+        self.loss, self.is_planned, self.is_local = loss, is_planned, is_local
         self._owner.ended(self)
         try:
             self.tell_done()

@@ -74,6 +74,7 @@ class Channel:
         self._draining: set[Connection] = set()
         self._opening: asyncio.Task[None] | None = None
         self._waiting: OrderedDict[Call, None] = OrderedDict()  # in a dict, to take the first is a scan
+        self._pausing: dict[Call, asyncio.TimerHandle] = {}  # those that a server refused, before they wait
         self._backoff_s = self._options.min_backoff_s
         self._next_attempt_s = 0.0
         self._why_not = ""  # why the last attempt failed
@@ -90,8 +91,9 @@ class Channel:
 
     @property
     def load(self) -> int:
-        """Calls that wait or are under way, except those of connections that drain."""
-        return len(self._waiting) + sum(len(connection.calls) for connection in self._connections)
+        """Calls that wait or are under way."""
+        under_way = sum(len(connection.calls) for connection in (*self._connections, *self._draining))
+        return len(self._waiting) + len(self._pausing) + under_way
 
     def connect(self) -> None:
         """Has a connection without waiting for a call, and tries again until there is one."""
@@ -164,7 +166,7 @@ class Channel:
     async def close(self, grace_s: float = 0.0) -> None:
         """Closes the connections. Calls under way have `grace_s` to end, then they end as CANCELLED."""
         self._is_closed, self._is_wanted = True, False
-        for call in list(self._waiting):
+        for call in [*self._waiting, *self._pausing]:
             call.give_up(StatusCode.CANCELLED, CLOSED)
         if self._opening is not None:
             self._opening.cancel()
@@ -195,6 +197,8 @@ class Channel:
             self._deadlines.remove(call, call.slot)
         if self._waiting:
             self._waiting.pop(call, None)
+        if self._pausing and (pause := self._pausing.pop(call, None)) is not None:
+            pause.cancel()
 
     def _begin(self, call: Call, timeout_s: float | None) -> None:
         if timeout_s is not None:
@@ -218,10 +222,12 @@ class Channel:
             call.give_up(StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
             return
         why = f"; the last attempt: {self._why_not}" if self._why_not and not self._connections else ""
+        # Servers whose connections stay full are too slow for the calls that they get, and a caller has to
+        # see that as any other deadline. Without a connection no server has anything to do with it.
         call.finish(
             StatusCode.DEADLINE_EXCEEDED,
             f"the deadline has passed before a connection to {self.address} had room{why}",
-            loss=Loss.UNPROCESSED,
+            loss=Loss.NONE if self._connections else Loss.UNPROCESSED,
             is_local=True,
         )
 
@@ -253,18 +259,16 @@ class Channel:
         if self._is_closed or call.moves >= MAX_MOVES or not call.begin_again():
             return False
         if pause_s:
-            self._loop.call_later(pause_s, self._go_on, call)
+            self._pausing[call] = self._loop.call_later(pause_s, self._go_on, call)
         else:
             self._go_on(call)
         return True
 
     def _go_on(self, call: Call) -> None:
-        if self._is_closed:
-            call.give_up(StatusCode.CANCELLED, CLOSED)
-        elif call.code is None:
-            self._waiting[call] = None
-            self._waiting.move_to_end(call, last=False)
-            self._connect_soon()
+        self._pausing.pop(call, None)
+        self._waiting[call] = None
+        self._waiting.move_to_end(call, last=False)
+        self._connect_soon()
 
     # Connecting
 
@@ -311,6 +315,7 @@ class Channel:
                 server_name=options.server_name,
                 proxy=options.proxy,
                 timeout_s=options.connect_timeout_s,
+                tcp_user_timeout_s=options.connection.keepalive_timeout_s,
             )
             async with asyncio.timeout_at(deadline_s):
                 await connection.wait_ready()

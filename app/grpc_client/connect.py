@@ -40,6 +40,7 @@ UNIX_RETRY_INTERVAL_S = 0.05
 TLS_CLOSE_TIMEOUT_S = 3.0  # a server that does not answer the end of TLS may not hold the socket for longer
 MAX_PROXY_ANSWER_BYTES = 16 * 1024
 MAX_SHOWN_ADDRESSES = 4
+MAX_USER_TIMEOUT_MS = 2**31 - 1
 
 NETWORK_REMEDY = "check the address, the network and its firewalls"
 PROXY_REMEDY = "check that an HTTP proxy listens there"
@@ -72,6 +73,7 @@ async def open_connection(
     server_name: str = "",
     proxy: Proxy | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
+    tcp_user_timeout_s: float | None = None,
 ) -> ProtocolT:
     """Opens a connection and hands it to a new protocol (rule 1).
 
@@ -83,6 +85,9 @@ async def open_connection(
             Unix socket.
         proxy: None for a Unix socket.
         timeout_s: Of all steps together.
+        tcp_user_timeout_s: The system ends a connection whose peer, a server or a proxy, acknowledges nothing
+            of what was sent for so long (TCP_USER_TIMEOUT). Without it that takes a quarter of an hour.
+            None: the system's own. It has no effect at a Unix socket, or where the system has no such option.
 
     Raises:
         ConnectError: The connection could not be opened in time.
@@ -94,6 +99,8 @@ async def open_connection(
         raise ValueError(f"proxy {proxy} leads to no Unix socket; give no proxy for {address}")
     opening = _Opening(address, proxy, timeout_s)
     sock = await opening.connect()
+    if tcp_user_timeout_s is not None and sock.family != socket.AF_UNIX:
+        _set_user_timeout(sock, tcp_user_timeout_s)
     transport, waiting = await opening.hand_over(sock)
     try:
         if tls is not None:
@@ -335,6 +342,14 @@ async def _connect_ip(sock: socket.socket, address: SocketAddress) -> None:
         # A client without a server may get the server's port itself, and TCP connects it to itself. The
         # server could not start while that lasts.
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+
+def _set_user_timeout(sock: socket.socket, timeout_s: float) -> None:
+    """A system that refuses the option does without it, as one that has none."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        timeout_ms = min(max(1, round(timeout_s * 1_000)), MAX_USER_TIMEOUT_MS)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
 
 
 def _close_unused(attempt: asyncio.Task[socket.socket]) -> None:

@@ -6,16 +6,16 @@ Source: RFC 9113, and gRPC's "PROTOCOL-HTTP2" and "keepalive".
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, cast
 
 from app.grpc_client import frames
 from app.grpc_client.answers import End, Head, is_interim, read_end, read_head
 from app.grpc_client.calls import Call, Loss, UnaryCall
 from app.grpc_client.frames import ConnectionFault, ErrorCode
-from app.grpc_client.header_decoder import HeaderDecoder
-from app.grpc_client.header_encoder import HeaderEncoder, header_list_size
+from app.grpc_client.header_decoder import HeaderDecoder, HeadersTooLarge
+from app.grpc_client.header_encoder import Field, HeaderEncoder, header_list_size
 from app.grpc_client.outbox import Outbox
 from app.grpc_client.status import StatusCode, code_of_reset
 
@@ -24,7 +24,6 @@ MAX_HEADER_BLOCK_FRAMES = 64  # HEADERS and CONTINUATION, which may be empty
 MAX_EMPTY_FRAMES = 1_000  # in a row: DATA that brings nothing, and informational answers
 MAX_QUOTED = 60
 REFUSAL_PAUSE_S = 0.01  # before a call that the server refused goes on; it doubles with each refusal
-TIMEOUT_BYTES = 64  # what `grpc-timeout` adds to a header list, by RFC 9113's count
 TIMEOUT_UNIT_S = 0.001  # of `grpc-timeout`: a server's deadline may be this much earlier
 ABORT_AFTER_S = 1.0
 _KEEPALIVE = b"keepaliv"
@@ -36,11 +35,13 @@ class ConnectionOptions:
 
     Attributes:
         max_message_bytes: Of one message of an answer.
-        max_header_bytes: Of one header block of an answer, decompressed, by RFC 9113's count.
+        max_header_bytes: Of one header block of an answer, decompressed, by RFC 9113's count. A larger one
+            ends its call; one that is many times larger ends the connection.
         max_streams: Calls at once, also where the server allows more.
         keepalive_s: After so long without a sign of the server it is asked for one; without calls the
             connection is closed.
-        keepalive_timeout_s: A server that does not answer that is gone.
+        keepalive_timeout_s: A server that does not answer that is gone. So is one whose system acknowledges
+            nothing of what was sent, for so long (TCP_USER_TIMEOUT, where the system has it).
     """
 
     max_message_bytes: int = 4 * 2**20
@@ -194,11 +195,11 @@ class Connection(asyncio.Protocol):
 
     def start(self, call: Call) -> None:
         """Begins a call; only while there is room."""
-        if self._max_header_list is not None and not self._fits(call, self._max_header_list):
-            return
         metadata = call.metadata
         if call.deadline_s is not None:
             metadata = [(b"grpc-timeout", grpc_timeout(call.deadline_s - self._loop.time())), *metadata]
+        if self._max_header_list is not None and not self._fits(call, metadata, self._max_header_list):
+            return
         block = self._encoder.encode(call.fields, metadata)
         stream_id = self._next_stream_id
         self._next_stream_id = stream_id + 2
@@ -234,15 +235,14 @@ class Connection(asyncio.Protocol):
         """Closes at once. Calls under way end."""
         self._fail(ErrorCode.NO_ERROR, reason)
 
-    def _fits(self, call: Call, limit: int) -> bool:
-        """Whether the server takes the call's headers; else the call ends soon."""
-        size = call.fields.size + TIMEOUT_BYTES + header_list_size(call.metadata)
-        if size > limit:
-            reason = f"the call's metadata has {size} bytes, and the server takes {limit}"
-            refuse = partial(call.finish, StatusCode.RESOURCE_EXHAUSTED, reason, is_local=True)
-            self._loop.call_soon(refuse)
-            return False
-        return True
+    def _fits(self, call: Call, metadata: Sequence[Field], limit: int) -> bool:
+        """Whether the server takes the call's headers; if not, the call ends soon."""
+        size = call.fields.size + header_list_size(metadata)
+        if size <= limit:
+            return True
+        reason = f"the call's metadata has {size} bytes, and the server takes {limit}"
+        self._loop.call_soon(call.refuse_metadata, reason)
+        return False
 
     def _forget(self, call: Call) -> None:
         if self.calls.pop(call.stream_id, None) is None:
@@ -258,13 +258,19 @@ class Connection(asyncio.Protocol):
 
     def _end_call(self, call: Call, code: StatusCode, message: str, loss: Loss) -> None:
         self._forget(call)
-        call.finish(code, message, loss=loss, is_local=True)
+        call.finish(code, message, loss=loss, is_planned=loss is Loss.PLANNED, is_local=True)
 
     def _refused(self, call: Call, message: str, pause_s: float) -> None:
         """The server has not begun this call."""
         self._forget(call)
         if not self._owner.move(call, pause_s):
-            call.finish(StatusCode.UNAVAILABLE, message, loss=Loss.UNPROCESSED, is_local=True)
+            call.finish(
+                StatusCode.UNAVAILABLE,
+                message,
+                loss=Loss.UNPROCESSED,
+                is_planned=self.is_planned,
+                is_local=True,
+            )
 
     # What comes
 
@@ -404,7 +410,7 @@ class Connection(asyncio.Protocol):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a CONTINUATION without a header block")
         block.append(payload)
         # Coded, a block is smaller than the fields it has.
-        if len(block) > MAX_HEADER_BLOCK_FRAMES or sum(map(len, block)) > self._options.max_header_bytes:
+        if len(block) > MAX_HEADER_BLOCK_FRAMES or sum(map(len, block)) > self._decoder.max_read_size:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "an answer's header block is too large")
         if flags & frames.END_HEADERS:
             self._block = None
@@ -413,8 +419,14 @@ class Connection(asyncio.Protocol):
             )
 
     def _on_block(self, stream_id: int, block: bytes, *, ends: bool) -> None:
-        fields = self._decoder.decode(block)
         call = self.calls.get(stream_id)
+        try:
+            fields = self._decoder.decode(block)
+        except HeadersTooLarge as error:
+            if call is not None:
+                self._leave(call, ends=ends)
+                call.refuse_answer(str(error))
+            return
         if call is None:
             return
         if call.head is None:
@@ -442,18 +454,20 @@ class Connection(asyncio.Protocol):
             self._end = read_end(fields)
         self._finish(call, self._end)
 
-    def _refuse(self, call: Call, head: Head, *, ends: bool) -> None:
-        """What answers is no gRPC server."""
+    def _leave(self, call: Call, *, ends: bool) -> None:
+        """Forgets a call that has its outcome. `ends`: its answer has ended."""
         if not ends or not call.is_all_sent:
+            # The rest of the answer, or of the message that it came before, would be in vain.
             self._outbox.write(frames.rst_stream(call.stream_id, ErrorCode.CANCEL))
         self._forget(call)
-        call.finish(head.code, head.refusal, head.fields)
+
+    def _refuse(self, call: Call, head: Head, *, ends: bool) -> None:
+        """What answers is no gRPC server: none of its fields are trailers of gRPC's."""
+        self._leave(call, ends=ends)
+        call.finish(head.code, head.refusal)
 
     def _finish(self, call: Call, end: End) -> None:
-        if not call.is_all_sent:
-            # The server has its answer before it has the message; the rest of it would be in vain.
-            self._outbox.write(frames.rst_stream(call.stream_id, ErrorCode.CANCEL))
-        self._forget(call)
+        self._leave(call, ends=True)
         if end.code is StatusCode.OK and (missing := call.missing):
             call.finish(StatusCode.INTERNAL, missing, end.fields, is_local=True)
         else:

@@ -99,11 +99,8 @@ class Outbox:
             _DATA_AND_PREFIX.pack(
                 size >> 8, size & 0xFF, DATA, END_STREAM, stream_id, 0, size - PREFIX_BYTES
             ),
-            message,
         )
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self.flush)
+        self.write(message)
 
     def open(self, call: Call, block: bytes) -> None:
         """Sends a call's header block. Its messages follow by `send`."""

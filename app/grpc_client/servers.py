@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from math import ceil
 
 from app.grpc_client.address import Address
 from app.grpc_client.channel import Channel
@@ -21,7 +22,9 @@ class Servers:
 
     Args:
         open_channel: Makes the channel to one server.
-        connects_ahead: Whether each server gets a connection before a call wants one.
+        at_least: Channels. With fewer servers each has several: a single address may be a virtual one, behind
+            which each connection leads to another server.
+        connects_ahead: Whether each channel gets a connection before a call wants one.
         looks_up: False: a proxy looks names up.
     """
 
@@ -30,13 +33,15 @@ class Servers:
         target: Target,
         open_channel: Callable[[Address], Channel],
         *,
+        at_least: int = 1,
         connects_ahead: bool,
         looks_up: bool = True,
     ) -> None:
         self._target = target
         self._open_channel = open_channel
+        self._at_least = at_least
         self._connects_ahead = connects_ahead
-        self._channels: dict[Address, Channel] = {}
+        self._channels: dict[tuple[Address, int], Channel] = {}  # by server, and a number
         self._listed: list[Channel] = []
         self._leaving: dict[Channel, asyncio.Task[None]] = {}
         self._apply(target.places)  # until names are resolved, and while there is one address
@@ -73,12 +78,14 @@ class Servers:
         self._apply(places if len(places) == len(addresses) == 1 else addresses)
 
     def _apply(self, addresses: tuple[Address, ...]) -> None:
-        for address in [address for address in self._channels if address not in addresses]:
-            channel = self._channels.pop(address)
+        each = ceil(self._at_least / len(addresses))
+        wanted = [(address, number) for address in addresses for number in range(each)]
+        for name in self._channels.keys() - wanted:
+            channel = self._channels.pop(name)
             self._leaving[channel] = asyncio.get_running_loop().create_task(self._leave(channel))
-        for address in addresses:
-            if address not in self._channels:
-                channel = self._channels[address] = self._open_channel(address)
+        for name in wanted:
+            if name not in self._channels:
+                channel = self._channels[name] = self._open_channel(name[0])
                 if self._connects_ahead and len(addresses) > 1:
                     channel.connect()
         self._listed = list(self._channels.values())

@@ -13,7 +13,9 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 MAX_METADATA_BYTES = 4096  # half of the 8 KiB from which gRPC may refuse a call
 PAIR_BYTES = 32  # HTTP/2 counts these for each pair, besides its text
 RESERVED = ("kafka-", "grpc-")
-RESERVED_NAMES = {"traceparent", "content-type", "te", "user-agent"}
+RESERVED_NAMES = {
+    "traceparent", "content-type", "te", "user-agent", "host", "connection", "content-length",
+}  # fmt: skip
 _NAME = re.compile(r"[0-9a-z_.-]{1,256}")
 _TEXT = re.compile(r"[\x20-\x7e]*")
 

@@ -173,6 +173,32 @@ async def test_a_call_that_every_server_refuses_ends_after_some_moves() -> None:
         assert "REFUSED_STREAM" in call.message
 
 
+async def test_calls_that_pause_after_a_refusal_are_load_and_end_when_the_channel_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def script(wire: Wire) -> None:
+        await wire.start()
+        while True:
+            wire.send(frames.rst_stream(await wire.request(), ErrorCode.REFUSED_STREAM))
+
+    monkeypatch.setattr("app.grpc_client.connection.REFUSAL_PAUSE_S", 20.0)
+    async with serving(script) as server, channel_to(server.port) as channel:
+        caller = Caller(channel)
+        begun = [caller.begin() for _ in range(5)]
+        await until(lambda: all(call.moves == 1 for call, _ in begun))
+        assert channel.load == 5
+        cancelled, ended = begun[0]
+        cancelled.cancel()
+        assert outcome(await ended)[0] == "CANCELLED"
+        assert channel.load == 4
+        late = await caller.call(timeout_s=0.1)
+        assert (late.code, late.loss, late.moves) == (StatusCode.DEADLINE_EXCEEDED, Loss.NONE, 1)
+        assert channel.load == 4
+        await channel.close()
+        assert {call.code for call, _ in begun} == {StatusCode.CANCELLED}
+        assert channel.load == 0
+
+
 async def test_a_stream_is_not_begun_again() -> None:
     async def script(wire: Wire) -> None:
         await wire.start()
@@ -233,8 +259,18 @@ async def test_deadlines_pass_while_a_call_waits_and_while_it_runs() -> None:
         waiting = await caller.call(timeout_s=0.2)
         running = await asyncio.wait_for(first, 20)
         assert (running.code, running.loss) == (StatusCode.DEADLINE_EXCEEDED, Loss.NONE)
-        assert (waiting.code, waiting.loss) == (StatusCode.DEADLINE_EXCEEDED, Loss.UNPROCESSED)
+        # Its server is slow, as the other's: to the caller both are alike.
+        assert (waiting.code, waiting.loss) == (StatusCode.DEADLINE_EXCEEDED, Loss.NONE)
         assert "had room" in waiting.message
+
+
+async def test_a_deadline_that_passes_before_there_is_a_connection_reached_no_server() -> None:
+    async def silent(wire: Wire) -> None:
+        await wire.closed()
+
+    async with serving(silent) as server, channel_to(server.port) as channel:
+        call = await Caller(channel).call(timeout_s=0.1)
+        assert (call.code, call.loss) == (StatusCode.DEADLINE_EXCEEDED, Loss.UNPROCESSED)
 
 
 async def test_a_cancelled_call_ends_once_and_gives_its_room_to_the_next() -> None:
@@ -301,6 +337,7 @@ async def test_metadata_that_the_server_does_not_take_is_not_sent() -> None:
         caller = Caller(channel)
         large = await caller.call(metadata=[(b"x", b"y" * 9_000)])
         assert (large.code, large.is_local) == (StatusCode.RESOURCE_EXHAUSTED, True)
+        assert large.is_metadata_too_large
         assert "the server takes 8192" in large.message
         assert outcome(await caller.call(metadata=[(b"x", b"y" * 7_000)])) == ("OK", "")
 
@@ -594,6 +631,17 @@ async def test_an_attempt_after_a_failed_one_and_a_planned_end_has_no_pause() ->
         await caller.recover()
         await until(lambda: not channel.is_connected)
         assert outcome(await caller.call()) == ("OK", "")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
+async def test_what_is_sent_is_acknowledged_within_the_keepalive_timeout() -> None:
+    options = ChannelOptions(connection=ConnectionOptions(keepalive_timeout_s=7.0))
+    async with serving() as server, channel_to(server.port, options) as channel:
+        assert outcome(await Caller(channel).call()) == ("OK", "")
+        transport = channel._connections[0]._transport
+        assert transport is not None
+        sock = transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7_000
 
 
 async def test_a_connection_without_calls_is_closed_after_a_time() -> None:

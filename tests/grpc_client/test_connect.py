@@ -774,6 +774,42 @@ def test_what_is_written_leaves_at_once(bench: Bench) -> None:
         assert bench.run(delays(server.address)) != 0
 
 
+def user_timeout_ms(sock: socket.socket) -> int:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
+@pytest.mark.parametrize(("timeout_s", "timeout_ms"), [(None, 0), (0.0, 1), (1.5, 1_500), (1e9, 2**31 - 1)])
+@pytest.mark.parametrize("way", ["plain", "tls", "proxy", "proxy and tls"])
+def test_the_system_ends_a_connection_whose_peer_acknowledges_nothing(
+    bench: Bench, certificates: Certificates, way: str, timeout_s: float | None, timeout_ms: int
+) -> None:
+    options: dict[str, Any] = {}
+    if "tls" in way:
+        options = {"tls": certificates.client_context(), "server_name": "orders.internal"}
+
+    async def option(address: Address) -> int:
+        peer = await open_connection(address, Peer, tcp_user_timeout_s=timeout_s, **options)
+        assert peer.transport is not None
+        found = user_timeout_ms(peer.transport.get_extra_info("socket"))
+        peer.transport.abort()
+        return found
+
+    tls = certificates.server_context(certificates.elsewhere) if "tls" in way else None
+    with serving(tls=tls) as server:
+        if "proxy" not in way:
+            assert bench.run(option(server.address)) == timeout_ms
+            return
+        with serving(Tunnel(server.address)) as proxy:
+            options["proxy"] = proxy_at(proxy, "quietly")
+            assert bench.run(option(Address("orders.internal", 50051))) == timeout_ms
+
+
+def test_a_unix_socket_has_no_tcp_user_timeout(bench: Bench, tmp_path: Path) -> None:
+    with serving(listener=listening(socket.AF_UNIX, str(tmp_path / "orders"))) as server:
+        bench.hear(server.address, tcp_user_timeout_s=1.0)
+
+
 def test_a_server_at_a_unix_socket_is_reached(bench: Bench, tmp_path: Path) -> None:
     for path in (str(tmp_path / "my orders"), f"\0switchyard-{uuid.uuid4()}"):
         with serving(listener=listening(socket.AF_UNIX, path)) as server:

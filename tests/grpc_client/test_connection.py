@@ -13,6 +13,7 @@ from app.grpc_client import frames
 from app.grpc_client.calls import Call, Loss, StreamCall, UnaryCall
 from app.grpc_client.connection import CONNECTION_WINDOW, REFUSAL_PAUSE_S, ConnectionOptions, grpc_timeout
 from app.grpc_client.frames import ErrorCode
+from app.grpc_client.header_encoder import Field
 from app.grpc_client.status import StatusCode
 from tests.grpc_client.memory import HEAD, METHOD, OK, ManualLoop, Pair, Pool, body
 
@@ -122,16 +123,43 @@ def test_an_answer_that_is_none_of_grpc_s_frees_its_stream_at_the_server(bench: 
     bench.server.flush()
     bench.pair.settle()
     assert (call.code, bench.connection.calls) == (StatusCode.UNAVAILABLE, {})
+    assert call.trailers == ()
     assert bench.server.streams[call.stream_id].reset_code == ErrorCode.CANCEL
     assert bench.server.h2.open_inbound_streams == 0
 
 
-def test_an_answer_before_the_request_is_whole_frees_its_stream_at_the_server(bench: Bench) -> None:
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_fields_of_an_answer_that_is_none_of_grpc_s_are_no_trailers(bench: Bench, ends: bool) -> None:
+    call = bench.unary()
+    bench.pair.settle()
+    fields = [(b":status", b"502"), (b"content-type", b"text/html"), (b"x-retry", b"never")]
+    bench.server.h2.send_headers(call.stream_id, fields, end_stream=ends)
+    bench.server.flush()
+    bench.pair.settle()
+    assert (call.code, call.trailers) == (StatusCode.UNAVAILABLE, ())
+    assert call.head is not None
+    assert call.head.fields == tuple(fields)
+
+
+def test_the_fields_of_an_answer_of_trailers_only_are_its_trailers(bench: Bench) -> None:
+    call = bench.unary()
+    bench.pair.settle()
+    fields = [(b":status", b"503"), (b"grpc-status", b"14"), (b"x-retry", b"later")]
+    bench.server.end(call.stream_id, fields)
+    bench.pair.settle()
+    assert (call.code, call.trailers) == (StatusCode.UNAVAILABLE, tuple(fields))
+
+
+@pytest.mark.parametrize("own", [[], [(b"x-large", b"l" * 70_000)]])
+def test_an_answer_before_the_request_is_whole_frees_its_stream_at_the_server(
+    bench: Bench, own: list[Field]
+) -> None:
     call = bench.unary(bytes(100_000))
     bench.pair.settle()
-    bench.server.end(call.stream_id, [*HEAD, (b"grpc-status", b"8")])
+    bench.server.end(call.stream_id, [*HEAD, (b"grpc-status", b"8"), *own])
     bench.pair.settle()
     assert call.code is StatusCode.RESOURCE_EXHAUSTED
+    assert call.is_too_large == bool(own)
     assert bench.server.h2.open_inbound_streams == 0
 
 
@@ -378,8 +406,29 @@ def test_a_call_with_more_metadata_than_the_server_takes_is_not_sent(bench: Benc
     bench.pair.settle()
     assert bench.done == [call]
     assert (call.code, call.is_local) == (StatusCode.RESOURCE_EXHAUSTED, True)
+    assert call.is_metadata_too_large
     assert "takes 1000" in call.message
     assert bench.server.streams == {}
+
+
+def test_a_call_that_was_cancelled_before_its_metadata_was_refused_is_cancelled(bench: Bench) -> None:
+    bench.server.change({SettingCodes.MAX_HEADER_LIST_SIZE: 1_000})
+    bench.pair.settle()
+    call = UnaryCall(METHOD, [(b"x-large", b"l" * 1_000)], bench.pool, b"", bench.done.append)
+    bench.pool.begin(call)
+    call.cancel()
+    bench.pair.settle()
+    assert bench.done == [call]
+    assert (call.code, call.is_metadata_too_large) == (StatusCode.CANCELLED, False)
+
+
+def test_a_server_s_own_refusal_is_not_that_of_too_much_metadata(bench: Bench) -> None:
+    call = bench.unary()
+    bench.pair.settle()
+    bench.server.reset(call.stream_id, ErrorCodes.ENHANCE_YOUR_CALM)
+    bench.pair.settle()
+    assert (call.code, call.is_local) == (StatusCode.RESOURCE_EXHAUSTED, True)
+    assert not call.is_metadata_too_large
 
 
 def test_a_call_whose_metadata_is_no_bytes_fails_alone(bench: Bench) -> None:
@@ -445,7 +494,34 @@ def test_calls_that_end_with_their_connection_know_whether_the_server_planned_it
     bench.pair.to_client()
     bench.pair.transport.lose()
     assert (call.code, call.loss) == (StatusCode.UNAVAILABLE, loss)
+    assert call.is_planned == (loss is Loss.PLANNED)
     assert f"GOAWAY {code.name} (too many pings)" in call.message
+
+
+@pytest.mark.parametrize("code", [ErrorCodes.NO_ERROR, ErrorCodes.ENHANCE_YOUR_CALM])
+def test_a_stream_that_was_not_begun_knows_whether_the_server_planned_its_end(
+    bench: Bench, code: ErrorCodes
+) -> None:
+    left_out, refused = bench.stream([]), bench.stream([])
+    bench.pair.settle()
+    bench.server.go_away(frames.MAX_STREAM_ID, code)
+    bench.server.reset(refused.stream_id, ErrorCodes.REFUSED_STREAM)
+    bench.server.go_away(0, code)
+    bench.pair.to_client()
+    for call in (left_out, refused):
+        assert (call.code, call.loss) == (StatusCode.UNAVAILABLE, Loss.UNPROCESSED)
+        assert call.is_planned == (code == ErrorCodes.NO_ERROR)
+
+
+def test_a_call_that_moved_from_a_planned_end_is_not_planned_where_it_went(bench: Bench) -> None:
+    call = bench.unary()
+    bench.pair.settle()
+    bench.server.go_away(0)
+    second = bench.pool.current = Pair(bench.loop, bench.pool)
+    bench.pair.to_client()
+    second.settle()
+    second.transport.lose()
+    assert (call.loss, call.is_planned) == (Loss.BROKEN, False)
 
 
 def test_a_call_that_was_refused_before_its_answer_goes_on_after_ever_longer_pauses(bench: Bench) -> None:
@@ -464,6 +540,7 @@ def test_a_stream_that_was_refused_ends_as_not_begun(bench: Bench) -> None:
     bench.server.reset(call.stream_id, ErrorCodes.REFUSED_STREAM)
     bench.pair.settle()
     assert (call.code, call.loss) == (StatusCode.UNAVAILABLE, Loss.UNPROCESSED)
+    assert not call.is_planned
 
 
 def test_a_call_that_was_refused_amid_its_answer_is_broken(bench: Bench) -> None:

@@ -13,7 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.grpc_client.frames import ConnectionFault, ErrorCode
-from app.grpc_client.header_decoder import MAX_REMEMBERED, HeaderDecoder
+from app.grpc_client.header_decoder import (
+    MAX_READ_BYTES,
+    MAX_REMEMBERED,
+    READ_FACTOR,
+    HeaderDecoder,
+    HeadersTooLarge,
+)
 from app.grpc_client.header_encoder import (
     MAX_KNOWN_FIELDS,
     MAX_KNOWN_NAMES,
@@ -280,7 +286,7 @@ def test_blocks_of_ever_other_indices_do_not_fill_memory() -> None:
 @example([b"\x82\x3f\x00"])
 @example([b""])
 def test_any_bytes_decode_as_with_hpack_or_are_a_fault(sent: list[bytes]) -> None:
-    decoder, reference = HeaderDecoder(MAX_LIST_BYTES), Decoder(MAX_LIST_BYTES)
+    decoder, reference = HeaderDecoder(MAX_LIST_BYTES), Decoder(READ_FACTOR * MAX_LIST_BYTES)
     for block in sent:
         try:
             expected = tuple((bytes(n), bytes(v)) for n, v in reference.decode(block, raw=True))
@@ -291,8 +297,11 @@ def test_any_bytes_decode_as_with_hpack_or_are_a_fault(sent: list[bytes]) -> Non
             assert str(caught.value).isprintable()
             assert "0x" not in str(caught.value)  # the peer reads it, and addresses are not for it
             return
-        assert decoder.decode(block) == expected
-        assert header_list_size(expected) <= MAX_LIST_BYTES
+        if header_list_size(expected) > MAX_LIST_BYTES:
+            with pytest.raises(HeadersTooLarge):
+                decoder.decode(block)
+        else:
+            assert decoder.decode(block) == expected
 
 
 @given(blocks, st.data())
@@ -304,12 +313,42 @@ def test_a_block_that_is_cut_is_a_fault_or_fewer_fields(block: Block, data: st.D
         assert list(found) == block.fields[: len(found)]
 
 
-def test_headers_above_the_limit_are_a_fault_that_names_it() -> None:
-    decoder = HeaderDecoder(MAX_LIST_BYTES)
-    decoder.decode(Encoder().encode([(b"x", b"v" * (MAX_LIST_BYTES - 33))]))  # just as large
-    decoder = HeaderDecoder(MAX_LIST_BYTES)
-    with pytest.raises(ConnectionFault, match=f"larger than {MAX_LIST_BYTES} bytes") as caught:
-        decoder.decode(Encoder().encode([(b"x", b"v" * (MAX_LIST_BYTES - 32))]))
+def test_headers_above_the_limit_are_refused_and_the_table_goes_on() -> None:
+    decoder, encoder = HeaderDecoder(MAX_LIST_BYTES), Encoder()
+    field = (b"x-new", b"1")
+    large = (b"x", b"v" * (MAX_LIST_BYTES - 33 - header_list_size([field])))
+    assert decoder.decode(encoder.encode([large, field])) == (large, field)  # just as large
+    for _ in range(3):
+        with pytest.raises(HeadersTooLarge, match=f"is {MAX_LIST_BYTES} bytes, and they have"):
+            decoder.decode(encoder.encode([large, field, (b"y", b"")]))
+    named = encoder.encode([field, (b"y", b"")])
+    assert len(named) == 2
+    assert decoder.decode(named) == (field, (b"y", b""))
+
+
+def test_a_repeated_block_above_the_limit_is_refused_each_time() -> None:
+    decoder, encoder = HeaderDecoder(MAX_LIST_BYTES), Encoder()
+    large = (b"x", b"v" * (MAX_LIST_BYTES - 100))
+    decoder.decode(encoder.encode([large]))
+    for _ in range(3):
+        with pytest.raises(HeadersTooLarge):
+            decoder.decode(encoder.encode([large, large]))
+
+
+@pytest.mark.parametrize(
+    ("limit", "read"),
+    [
+        (MAX_LIST_BYTES, READ_FACTOR * MAX_LIST_BYTES),
+        (MAX_READ_BYTES // 2, MAX_READ_BYTES),
+        (MAX_READ_BYTES + 1, MAX_READ_BYTES + 1),
+    ],
+)
+def test_headers_far_above_the_limit_are_a_fault(limit: int, read: int) -> None:
+    if read > limit:
+        with pytest.raises(HeadersTooLarge):
+            HeaderDecoder(limit).decode(Encoder().encode([(b"x", b"v" * (read - 33))], huffman=False))
+    with pytest.raises(ConnectionFault, match=f"larger than {read} bytes") as caught:
+        HeaderDecoder(limit).decode(Encoder().encode([(b"x", b"v" * (read - 32))], huffman=False))
     assert caught.value.code == ErrorCode.ENHANCE_YOUR_CALM
 
 

@@ -12,6 +12,7 @@ from app.grpc_client.calls import Loss
 from app.grpc_client.channel import ChannelOptions
 from app.grpc_client.connection import ConnectionOptions
 from app.grpc_client.frames import ErrorCode
+from app.grpc_client.header_encoder import Field
 from app.grpc_client.status import StatusCode
 from tests.grpc_client.servers import (
     ANSWER,
@@ -49,7 +50,6 @@ def continuations(count: int, part: bytes) -> bytes:
     return first + frames.frame(frames.CONTINUATION, 0, 1, part) * count
 
 
-HUGE_HEADER = b"\x00\x01a\x7f\x81\xff\x03" + b"b" * 65_536  # a literal whose value has 65,536 + 127 + … bytes
 REFERENCES = Encoder().encode([(b"x" * 20, b"y" * 4_000)], huffman=False) + b"\xbe" * 10_000
 
 FATAL: dict[str, tuple[Script, str, ErrorCode]] = {
@@ -59,7 +59,7 @@ FATAL: dict[str, tuple[Script, str, ErrorCode]] = {
         ErrorCode.ENHANCE_YOUR_CALM,
     ),
     "a header block without an end": (
-        sending(continuations(6, b"\x00\x01a\x7f\x80\x7f" + b"b" * 16_000)),
+        sending(continuations(70, b"\x00\x01a\x7f\x80\x7f" + b"b" * 16_000)),
         "header block is too large",
         ErrorCode.ENHANCE_YOUR_CALM,
     ),
@@ -244,12 +244,63 @@ async def test_large_trailers_within_the_limit_are_read(size: int) -> None:
         assert dict(call.trailers)[b"x-big"] == b"b" * size
 
 
-async def test_trailers_beyond_the_limit_end_the_connection() -> None:
-    script = sending(ANSWER, end(1, *((b"x-%d" % at, b"b" * 100) for at in range(150))), after_head=True)
-    options = ChannelOptions(connection=ConnectionOptions(max_header_bytes=8_192))
-    async with serving(script) as server, channel_to(server.port, options) as channel:
+def headers(encoder: Encoder, stream_id: int, fields: list[Field], *, ends: bool = False) -> bytes:
+    """A header block in as many frames as it needs."""
+    sent = bytearray(frames.headers(stream_id, encoder.encode(fields, huffman=False), frames.MIN_FRAME_SIZE))
+    sent[4] |= frames.END_STREAM if ends else 0
+    return bytes(sent)
+
+
+SMALL_HEADERS = ChannelOptions(connection=ConnectionOptions(max_header_bytes=8_192))
+
+
+@pytest.mark.parametrize("kind", ["head", "trailers", "all in one", "informational"])
+async def test_headers_beyond_the_limit_end_their_call_alone(kind: str) -> None:
+    encoder = Encoder()
+    large = [(b"x-%d" % at, b"b" * 100) for at in range(150)]  # they change the table for those after them
+    resets: list[tuple[int, bytes]] = []
+
+    async def script(wire: Wire) -> None:
+        await wire.start()
+        streams = [await wire.request() for _ in range(100)]
+        first = streams[0]
+        if kind == "informational":
+            wire.send(headers(encoder, first, [(b":status", b"103"), *large]))
+        elif kind == "head":
+            wire.send(headers(encoder, first, [*HEAD, *large]))
+        elif kind == "all in one":
+            wire.send(headers(encoder, first, [*HEAD, *END, *large], ends=True))
+        else:
+            wire.send(headers(encoder, first, HEAD), frames.frame(frames.DATA, 0, first, bytes(5)))
+            wire.send(headers(encoder, first, [*END, *large], ends=True))
+        for stream_id in streams[1:]:
+            wire.send(headers(encoder, stream_id, HEAD), frames.frame(frames.DATA, 0, stream_id, bytes(5)))
+            wire.send(headers(encoder, stream_id, [*END, large[-1]], ends=True))
+        seen = await wire.closed()
+        resets.extend((number, payload) for type_, _, number, payload in seen if type_ == frames.RST_STREAM)
+
+    async with serving(script) as server:
+        async with channel_to(server.port, SMALL_HEADERS) as channel:
+            refused, *others = await Caller(channel).calls(100)
+            assert (refused.code, refused.loss) == (StatusCode.RESOURCE_EXHAUSTED, Loss.NONE)
+            assert (refused.is_too_large, refused.is_local) == (True, True)
+            assert "the limit for an answer's headers is 8192 bytes" in refused.message
+            assert {outcome(call) for call in others} == {("OK", "")}
+            assert {call.trailers for call in others} == {(*END, large[-1])}
+            assert server.accepted == 1
+        await until(lambda: not server.tasks)
+    cancelled = [(1, struct.pack(">L", ErrorCode.CANCEL))]
+    assert resets == (cancelled if kind in {"head", "informational"} else [])
+
+
+async def test_headers_far_beyond_the_limit_end_the_connection() -> None:
+    far_too_large = [*END, *((b"x-%d" % at, b"") for at in range(4_000))]
+    script = sending(ANSWER, headers(Encoder(), 1, far_too_large, ends=True), after_head=True)
+    async with serving(script) as server, channel_to(server.port, SMALL_HEADERS) as channel:
         caller = Caller(channel)
-        assert "headers are larger than 8192 bytes" in (await caller.call()).message
+        failed = await caller.call()
+        assert "headers are larger than 131072 bytes" in failed.message
+        assert failed.loss is Loss.BROKEN
         await caller.recover()
 
 
@@ -281,7 +332,9 @@ async def test_bytes_after_a_goaway_end_the_connection_and_no_later_call() -> No
 
     async with serving(script) as server, channel_to(server.port) as channel:
         caller = Caller(channel)
-        assert outcome(await caller.call())[0] == "UNAVAILABLE"
+        failed = await caller.call()
+        assert (failed.code, failed.loss) == (StatusCode.UNAVAILABLE, Loss.BROKEN)
+        assert not failed.is_planned
         await caller.recover()
 
 

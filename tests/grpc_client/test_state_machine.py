@@ -136,9 +136,9 @@ def read_answer(stream: ServerStream, *, is_unary: bool) -> tuple[list[bytes], O
     limit = OPTIONS.max_message_bytes
     for kind, value in stream.acts:
         if value is HEADS["other"]:
-            return messages, Outcome(StatusCode.UNKNOWN, "content-type", tuple(value))
+            return messages, Outcome(StatusCode.UNKNOWN, "content-type")
         if value is HEADS["http"]:
-            return messages, Outcome(StatusCode.UNAVAILABLE, "HTTP status 503", tuple(value))
+            return messages, Outcome(StatusCode.UNAVAILABLE, "HTTP status 503")
         if kind == "data":
             data += value
             while len(data) >= 5:
@@ -694,6 +694,8 @@ class Connections(RuleBasedStateMachine):
     def check_outcome(self, record: Record) -> None:
         call, pair = record.call, record.pair
         assert call.code is not None
+        if call.loss is not Loss.UNPROCESSED:
+            assert call.is_planned == (call.loss is Loss.PLANNED)
         if record.local is not None:
             assert (call.code, call.is_local, call.loss) == (record.local, True, Loss.NONE)
         elif call.loss is Loss.UNPROCESSED:
@@ -701,8 +703,12 @@ class Connections(RuleBasedStateMachine):
             self.check_unprocessed(record)
         elif call.stream_id == 0:
             limits = [limit for of_pair in self.header_limits.values() for limit in of_pair]
-            assert header_list_size(METHOD.fields) + header_list_size(call.metadata) + 64 > min(limits)
+            size = METHOD.size + header_list_size(call.metadata)
+            if call.deadline_s is not None:
+                size += header_list_size([(b"grpc-timeout", b"99999999S")])
+            assert size > min(limits)
             assert (call.code, call.is_local) == (StatusCode.RESOURCE_EXHAUSTED, True)
+            assert call.is_metadata_too_large
         elif pair is not None and pair.transport.is_lost:
             code, at_byte = self.goaways.get(pair, (ErrorCodes.INTERNAL_ERROR, 0))
             is_planned = code == ErrorCodes.NO_ERROR and pair.received_bytes >= at_byte

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from app.grpc_client.metadata import wire_field
 from app.payload.descriptors import Schema
-from app.payload.grpc_metadata import MAX_METADATA_BYTES, PAIR_BYTES
+from app.payload.grpc_metadata import MAX_METADATA_BYTES, PAIR_BYTES, check_metadata
 from app.payload.interceptors import InterceptorChain, Message, Outgoing, Send
 from app.payload.protobuf_interceptor import Deliver, ProtobufInterceptor
 from tests.dispatch.push.grpc_servers import serving
@@ -54,6 +57,15 @@ async def test_accepted_metadata_arrives_as_it_was_added(metadata: Pairs) -> Non
     body, arrived = await _received(InterceptorChain([("adds", AddsMetadata(metadata))]), b"value")
     assert body == b"value"
     assert {name: arrived.get(name) for name, _ in metadata} == dict(metadata)
+
+
+@given(
+    st.text(st.sampled_from("abz09-._ \u00e4:")) | st.sampled_from(["host", "te", "connection", "a-bin"]),
+    st.text(st.sampled_from(" az~\x1f\u00e4")) | st.binary(max_size=4),
+)
+def test_whatever_an_interceptor_may_add_can_be_sent(name: str, value: str | bytes) -> None:
+    if check_metadata(((name, value),)) is None:
+        wire_field(name, value)
 
 
 async def test_a_protobuf_message_arrives_as_json_with_metadata(orders: Schema) -> None:

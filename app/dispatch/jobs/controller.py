@@ -31,7 +31,7 @@ from app.dispatch.jobs.pause_controller import PauseController
 from app.dispatch.jobs.remote_progress_import import RemoteProgressImport
 from app.dispatch.jobs.start_position import find_start_position
 from app.dispatch.pump.partition import DispatchPump
-from app.dispatch.scheduler.clients import GrpcTargets
+from app.dispatch.scheduler.clients import TargetClients
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.dispatch.topics.catalog import WorkloadsCatalog
 from app.dispatch.topics.leftovers import tier_of
@@ -173,7 +173,7 @@ class DispatchController(Service):
             raise LookupError(f"this worker still ends jobs of {job.name} on its former cluster")
         made = runtime or WorkloadRuntime(
             workload,
-            GrpcTargets(self._ports.worker),
+            TargetClients(self._ports.worker),
             cluster.producer,
             self._ports.lease,
             partial(create_delayed, cluster.client, workload),

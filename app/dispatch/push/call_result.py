@@ -54,11 +54,11 @@ class CallResult:
         self.too_large = code != OK and action is None and size_refusal(code, details) is not None
         self.answer_too_large = is_about_answer(code, details)
         self.is_planned_end = False
+        self.loss: Loss | None = None
         if code == UNAVAILABLE:
             # A transport that knows says so; else the words must.
             self.is_planned_end = is_planned_end(details) if loss is None else loss is Loss.PLANNED
-            loss = loss or read_loss(details)
-        self.loss = loss
+            self.loss = loss or read_loss(details)
         self.local_error = local_error
         self.retry_after_s = retry_after_s
 

@@ -1,8 +1,8 @@
 """Calls by the library grpcio, as `transport` promises them.
 
-Unary calls are grpc.aio's. Streams are grpcio's own, which uses threads: a failed write of grpc.aio replaces
-the receiver's status by INTERNAL (grpc issue #36066), and the status says whether the receiver has the
-contract, or which message was too large.
+Unary calls are grpc.aio's. Streams are those of grpcio's threads, because a failed write of grpc.aio replaces
+the receiver's status by INTERNAL (grpc issue #36066). That status says whether the receiver has the contract,
+or which message was too large.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from grpc import aio
 
 from app.dispatch.push.answer_limits import MAX_STREAM_BYTES, MAX_UNARY_BYTES
 from app.dispatch.push.call_result import CallResult, Done, read_result
-from app.dispatch.push.channel_options import CONNECTION_OPTIONS
 from app.dispatch.push.metadata import VALUE_NULL, CallMetadata
 from app.dispatch.push.size_refusal import METADATA_WORDS
+from app.dispatch.push.transport import UNREAD_BYTES
 from app.grpc_client.metadata import read_metadata
 from app.kernel.grpc_status import CANCELLED, OK, RESOURCE_EXHAUSTED
 
@@ -31,6 +31,22 @@ CHANNELS = 4  # connections to a receiver; flow control and the stream limit bou
 MIN_METADATA_LIMIT_BYTES = 8 * 1024  # the smallest limit of a gRPC implementation for a call's metadata
 METADATA_ENTRY_BYTES = 32  # HTTP/2 adds this to each name and value (RFC 9113, 6.5.2)
 
+CONNECTION_OPTIONS: list[tuple[str, object]] = [
+    # A receiver that is back is noticed within a second, not within gRPC's two minutes.
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # how long connecting may take
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_send_message_length", -1),
+    # Unacknowledged data shows within keepalive_timeout that a peer is gone. Idle connections ping seldom
+    # enough for servers that forbid more than one ping in five minutes.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.lb_policy_name", "round_robin"),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    # A status may contain a stack trace; beyond gRPC's default of 16 KiB it would not be read at all.
+    ("grpc.max_metadata_size", 48 * 1024),
+    ("grpc.absolute_max_metadata_size", 64 * 1024),
+]
 UNARY_OPTIONS = [
     *CONNECTION_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -41,7 +57,6 @@ STREAM_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_receive_message_length", MAX_STREAM_BYTES),
 ]
-MAX_UNREAD = 16  # messages of a stream that have arrived, then the receiver must wait
 Pairs = Sequence[tuple[str, str | bytes]]
 
 
@@ -105,10 +120,11 @@ class GrpcStreamCall:
         self._loop = asyncio.get_running_loop()
         self._to_write: SimpleQueue[bytes | None] = SimpleQueue()  # None: no more
         self._arrived: deque[bytes] = deque()
-        self._room = threading.Semaphore(MAX_UNREAD)
+        self._arrived_bytes = self._read_bytes = 0  # so far; the difference is not read
+        self._has_room = threading.Event()
         self._has_news = asyncio.Event()
         self._may_write = asyncio.Event()
-        self._has_ended = False
+        self._has_ended = self._is_canceled = False
         self._call: Any = method(self._written())
         threading.Thread(target=self._read_all, name="grpc stream", daemon=True).start()
 
@@ -119,8 +135,10 @@ class GrpcStreamCall:
                 return None
             self._has_news.clear()
             await self._has_news.wait()
-        self._room.release()
-        return self._arrived.popleft()
+        message = self._arrived.popleft()
+        self._read_bytes += len(message)
+        self._has_room.set()
+        return message
 
     async def write(self, message: bytes) -> bool:
         """See `StreamCall.write`."""
@@ -137,7 +155,8 @@ class GrpcStreamCall:
     def cancel(self) -> None:
         """See `StreamCall.cancel`."""
         self._call.cancel()
-        self._room.release(MAX_UNREAD)  # whatever has come and is not read
+        self._is_canceled = True
+        self._has_room.set()
 
     @property
     def result(self) -> CallResult:
@@ -150,20 +169,27 @@ class GrpcStreamCall:
         """gRPC asks for the next message when it has sent the one before."""
         while (message := self._to_write.get()) is not None:
             yield message
-            self._tell(self._may_write.set)
+            self._in_loop(self._may_write.set)
 
     # in a thread of ours
 
     def _read_all(self) -> None:
-        with contextlib.suppress(grpc.RpcError):  # the status has it
+        try:
             for message in self._call:
-                self._room.acquire()
-                self._tell(self._receive, message)
-        self._to_write.put(None)
-        self._tell(self._end)
+                self._arrived_bytes += len(message)
+                self._in_loop(self._receive, message)
+                while self._arrived_bytes - self._read_bytes >= UNREAD_BYTES and not self._is_canceled:
+                    self._has_room.wait()
+                    self._has_room.clear()
+        except grpc.RpcError:
+            pass  # the status has it
+        finally:
+            self._call.cancel()  # no effect on a call that has ended
+            self._to_write.put(None)
+            self._in_loop(self._end)
 
-    def _tell(self, what: Callable[..., None], *arguments: bytes) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+    def _in_loop(self, what: Callable[..., None], *arguments: bytes) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(what, *arguments)
 
     # in the loop

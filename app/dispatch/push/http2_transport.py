@@ -9,11 +9,11 @@ from collections import deque
 import structlog
 
 from app.dispatch.model.crash_suspicion import Loss as ReceiverLoss
-from app.dispatch.push.answer_limits import ANSWER_WORDS, MAX_STREAM_BYTES, MAX_UNARY_BYTES
+from app.dispatch.push.answer_limits import MAX_STREAM_BYTES, MAX_UNARY_BYTES
 from app.dispatch.push.call_result import CallResult, Done, read_result
 from app.dispatch.push.http_answer import answer_words
 from app.dispatch.push.metadata import VALUE_NULL, CallMetadata, SharedMetadata
-from app.dispatch.push.size_refusal import METADATA_WORDS
+from app.dispatch.push.transport import UNREAD_BYTES
 from app.grpc_client import calls
 from app.grpc_client.address import Address, Proxy
 from app.grpc_client.calls import Loss
@@ -24,15 +24,16 @@ from app.grpc_client.metadata import read_metadata
 from app.grpc_client.resolver import Target
 from app.grpc_client.servers import Servers
 from app.grpc_client.status import StatusCode
-from app.kernel.grpc_status import OK
+from app.kernel.grpc_status import OK, UNAVAILABLE
 
 log = structlog.get_logger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
+LEAST_CHANNELS = 4  # for unary calls
 # Beside the status and the receiver's wishes, trailers may have a stack trace.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_SHARED = 10_000  # partitions, tiers and roles whose metadata is remembered
-MAX_UNREAD = 16  # messages of a stream that have arrived, then the receiver must wait
+ACCEPTED = (b"grpc-status", b"0")
 _LOSSES = {
     Loss.UNPROCESSED: ReceiverLoss.UNREACHED,
     Loss.PLANNED: ReceiverLoss.PLANNED,
@@ -47,7 +48,7 @@ class Http2UnaryTarget:
         """Raises ValueError: an address that only `transport: grpc` knows, such as a DNS server's."""
         self.address = address
         self._method = method
-        self._servers = _servers(address, MAX_UNARY_BYTES, connects_ahead=True)
+        self._servers = _servers(address, MAX_UNARY_BYTES, at_least=LEAST_CHANNELS)
         self._fields: dict[SharedMetadata, Fields] = {}
 
     def call(self, value: bytes | None, metadata: CallMetadata, timeout_s: float, done: Done) -> _Handle:
@@ -90,7 +91,7 @@ class Http2StreamChannel:
 
     def __init__(self, address: str, method: str) -> None:
         """Raises ValueError: as `Http2UnaryTarget`."""
-        self._servers = _servers(address, MAX_STREAM_BYTES, connects_ahead=False)
+        self._servers = _servers(address, MAX_STREAM_BYTES, at_least=1)
         self._fields = self._servers.pick().method(method)
 
     def open(self) -> Http2StreamCall:
@@ -103,10 +104,11 @@ class Http2StreamChannel:
 
 
 class Http2StreamCall:
-    """One stream. The receiver has to wait while `MAX_UNREAD` messages are not read."""
+    """One stream. The receiver has to wait while `UNREAD_BYTES` are not read."""
 
     def __init__(self, channel: Channel, fields: Fields) -> None:
         self._arrived: deque[bytes] = deque()
+        self._unread_bytes = 0
         self._has_news = asyncio.Event()
         self._may_write = asyncio.Event()
         self._call = channel.stream(fields, (), None, self._receive, self._end, self._drained)
@@ -119,7 +121,9 @@ class Http2StreamCall:
             self._has_news.clear()
             await self._has_news.wait()
         message = self._arrived.popleft()
-        if len(self._arrived) == MAX_UNREAD // 2:
+        was_full = self._unread_bytes >= UNREAD_BYTES
+        self._unread_bytes -= len(message)
+        if was_full and self._unread_bytes < UNREAD_BYTES:
             self._call.resume_reading()
         return message
 
@@ -144,12 +148,13 @@ class Http2StreamCall:
     def result(self) -> CallResult:
         """See `StreamCall.result`."""
         code, details, loss = _outcome(self._call)
-        return CallResult(code, details, loss=loss)
+        return _with_facts(CallResult(code, details, loss=loss), self._call)
 
     def _receive(self, call: calls.StreamCall, message: bytes) -> None:
         self._arrived.append(message)
+        self._unread_bytes += len(message)
         self._has_news.set()
-        if len(self._arrived) == MAX_UNREAD:
+        if self._unread_bytes >= UNREAD_BYTES:
             call.pause_reading()
 
     def _end(self, _: calls.StreamCall) -> None:
@@ -160,7 +165,7 @@ class Http2StreamCall:
         self._may_write.set()
 
 
-def _servers(address: str, max_message_bytes: int, *, connects_ahead: bool) -> Servers:
+def _servers(address: str, max_message_bytes: int, *, at_least: int) -> Servers:
     target = Target.parse(address)
     proxy = _proxy(target.places[0])
     limits = ConnectionOptions(max_message_bytes=max_message_bytes, max_header_bytes=MAX_HEADER_BYTES)
@@ -172,11 +177,14 @@ def _servers(address: str, max_message_bytes: int, *, connects_ahead: bool) -> S
         )  # fmt: skip
         return Channel(place, options)
 
-    return Servers(target, open_channel, connects_ahead=connects_ahead, looks_up=proxy is None)
+    connects_ahead = at_least > 1  # a stream has one connection
+    return Servers(
+        target, open_channel, at_least=at_least, connects_ahead=connects_ahead, looks_up=proxy is None
+    )
 
 
 def _proxy(place: Address) -> Proxy | None:
-    """The proxy of the environment. One that cannot be is left out, as gRPC's C core does, and told."""
+    """The proxy of the environment. One that cannot be is left out, as gRPC's C core does, with a warning."""
     try:
         return Proxy.from_environment(place)
     except ValueError as error:
@@ -189,11 +197,22 @@ def _unary_result(call: calls.UnaryCall, latency_s: float) -> CallResult:
     if call.code is StatusCode.OK and not any(name.startswith(b"kafka-") for name, _ in trailers):
         return CallResult(OK, latency_s=latency_s)
     code, details, loss = _outcome(call)
-    return read_result(code, details, read_metadata(trailers), latency_s, loss)
+    if call.answer is None and ACCEPTED in trailers:  # an answer without a message is an answer, too
+        code, details = OK, ""
+    result = read_result(code, details, read_metadata(trailers), latency_s, loss)
+    return _with_facts(result, call)
+
+
+def _with_facts(result: CallResult, call: calls.Call) -> CallResult:
+    """What the client knows better than the words of a status."""
+    result.too_large = result.too_large or call.is_metadata_too_large
+    result.answer_too_large = result.answer_too_large or call.is_too_large
+    result.is_planned_end = result.is_planned_end or (result.code == UNAVAILABLE and call.is_planned)
+    return result
 
 
 def _outcome(call: calls.Call) -> tuple[int, str, ReceiverLoss | None]:
-    """Status, details, and what became of the receiver; `size_refusal` and `http_answer` know the words."""
+    """Status, details, and what became of the receiver; `http_answer` knows the words."""
     code, details = call.code, call.message
     assert code is not None
     if call.loss is Loss.UNPROCESSED:
@@ -201,8 +220,4 @@ def _outcome(call: calls.Call) -> tuple[int, str, ReceiverLoss | None]:
         code = StatusCode.UNAVAILABLE
     if call.head is not None and call.head.refusal:
         details = answer_words(call.head.http_status)
-    elif call.is_too_large:
-        details = f"{ANSWER_WORDS}: {details}"
-    elif call.is_local and code is StatusCode.RESOURCE_EXHAUSTED:
-        details = f"{METADATA_WORDS}: {details}"
     return int(code), details, _LOSSES.get(call.loss)

@@ -53,7 +53,7 @@ class InvalidHeaderName(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedMetadata:
-    """What many calls carry alike, as on the wire. A transport may remember it by its identity."""
+    """The metadata that many calls have in common, as on the wire. Transports remember it by its identity."""
 
     fields: tuple[Field, ...]
 

@@ -63,7 +63,7 @@ def was_taken(result: CallResult) -> bool:
 
 
 class ReceiverClients(Protocol):
-    """Makes the gRPC clients of a receiver: `app.dispatch.scheduler.clients.GrpcTargets`."""
+    """Makes the clients of a receiver: `app.dispatch.scheduler.clients`."""
 
     def unary(self, workload: Workload, address: str) -> UnaryTarget: ...
 

@@ -1,4 +1,4 @@
-"""What carries messages to a receiver. `target.transport` chooses it, for unary calls and for streams.
+"""How messages reach a receiver: `target.transport` chooses, for unary calls and for streams.
 
 | `target.transport` | module            |                                                       |
 |--------------------|-------------------|-------------------------------------------------------|
@@ -15,6 +15,8 @@ from typing import Protocol
 from app.dispatch.push.call_result import CallResult, Done
 from app.dispatch.push.metadata import CallMetadata
 
+UNREAD_BYTES = 1024 * 1024  # of a stream's messages that have arrived; then the receiver must wait
+
 
 class CallHandle(Protocol):
     """A unary call under way."""
@@ -24,7 +26,7 @@ class CallHandle(Protocol):
 
 
 class UnaryTarget(Protocol):
-    """A receiver's method at an address: the body is a record's value, the answer is empty.
+    """A receiver's method at an address: the body is a record's value, the answer's is ignored.
 
     Thousands of calls are in flight, so results arrive by callback. `done` is called exactly once, later,
     from the event loop, whatever happens.

@@ -13,7 +13,7 @@ from app.dispatch.push.transport import StreamChannel, UnaryTarget
 from app.grpc_client.resolver import Target
 
 
-class GrpcTargets:
+class TargetClients:
     """Makes clients for one worker, whose name receivers see."""
 
     def __init__(self, worker: str) -> None:

@@ -15,7 +15,7 @@ from app.dispatch.model.delayed_delivery import LEVELS_MS
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.pump.retry_publisher import CopyProducer
 from app.dispatch.push.receiver import Receiver as ReceiverState
-from app.dispatch.scheduler.clients import GrpcTargets
+from app.dispatch.scheduler.clients import TargetClients
 from app.dispatch.scheduler.receiver_queues import ReceiverQueues
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.kafka.append.producer import RecordTooLarge
@@ -144,7 +144,7 @@ class DispatchRig:
         """Makes the runtime."""
         workload = definition(f"127.0.0.1:{self.port}", **spec)
         self.runtime = WorkloadRuntime(
-            workload, GrpcTargets("w1"), self._copies, self.lease, all_levels, chain
+            workload, TargetClients("w1"), self._copies, self.lease, all_levels, chain
         )
 
     @property

@@ -24,7 +24,7 @@ from app.dispatch.model.retry_headers import (
     TIER_ATTEMPT,
 )
 from app.dispatch.pump.partition import DispatchPump
-from app.dispatch.scheduler.clients import GrpcTargets
+from app.dispatch.scheduler.clients import TargetClients
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.dispatch.topics.settings import create_delayed
 from app.kafka.append.producer import Producer
@@ -360,7 +360,7 @@ async def test_on_real_kafka_messages_pass_through_levels_and_are_delivered_once
         workload = workload.model_copy(update={"metadata": metadata})
         await ensure_topics(client, [TopicSpec(topic_name, 1)])
         runtime = WorkloadRuntime(
-            workload, GrpcTargets("w1"), producer, rig.lease, lambda: create_delayed(client, workload)
+            workload, TargetClients("w1"), producer, rig.lease, lambda: create_delayed(client, workload)
         )
         stack.push_async_callback(runtime.close)
 

@@ -16,15 +16,9 @@ Serve = Callable[..., Awaitable[RecordingSender]]
 CallTo = Callable[..., Awaitable[CountingCaller]]
 
 
-BY_BOTH = {
-    "test_answer_limits", "test_bad_input", "test_ingress", "test_limits_and_recovery", "test_metadata",
-    "test_size_refusal", "test_unary", "test_backlog", "test_client", "test_loss",
-}  # fmt: skip
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests of calls and streams run by each transport."""
-    is_of_both = metafunc.module.__name__.rpartition(".")[2] in BY_BOTH
+    is_of_both = metafunc.definition.get_closest_marker("each_transport") is not None
     if is_of_both and inspect.iscoroutinefunction(metafunc.function):
         metafunc.parametrize("transport", TRANSPORTS, indirect=True)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 DATA, HEADERS, SETTINGS, PING = 0, 1, 4, 6
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 PREFACE_BYTES = 24
+HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -24,9 +25,12 @@ def _headers(*pairs: tuple[bytes, bytes]) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def ending_with(*trailers: tuple[bytes, bytes], first: bytes | None = None) -> AsyncIterator[int]:
+async def ending_with(
+    *trailers: tuple[bytes, bytes],
+    first: bytes | None = None,
+    head: Sequence[tuple[bytes, bytes]] = HEAD,
+) -> AsyncIterator[int]:
     """The port of a server that ends each call with these trailers, after the message `first` if any."""
-    head = ((b":status", b"200"), (b"content-type", b"application/grpc"))
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

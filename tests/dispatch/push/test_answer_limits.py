@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
+import pytest
+
 from app.dispatch.push.answer_limits import ANSWER_WORDS, MAX_RANGES, MAX_UNARY_BYTES, RANGES_AT_ONCE
 from app.dispatch.push.stream.encoder import OutBatch
 from app.kernel.grpc_status import OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from switchyard.receiver.outcomes import MOST_OTHERS, StreamOutcomes
 from switchyard.receiver.verdicts import Retry, Skip, Stash
 from switchyard.v1.receiver_pb2 import DeliverResponse
-from tests.dispatch.push.grpc_servers import serving
+from tests.dispatch.push.grpc_servers import ENOUGH_S, serving
 from tests.dispatch.push.stream_servers import ReceiverStream, hold, rows, streaming, take_everything
+
+pytestmark = pytest.mark.each_transport
 
 MIB = 1024 * 1024
 
@@ -26,6 +31,31 @@ async def test_an_answer_beyond_the_limit_fails_its_call_and_no_other() -> None:
 
     assert (much.code, much.answer_too_large, much.too_large) == (RESOURCE_EXHAUSTED, True, False)
     assert (little.code, little.answer_too_large) == (OK, False)
+
+
+async def test_a_status_beyond_the_limit_fails_its_call_and_no_other() -> None:
+    waiting, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def answer(value: bytes, context: Any) -> bytes:
+        waiting.release()
+        await go_on.wait()
+        if value == b"much":
+            await context.abort(grpc.StatusCode.INTERNAL, "x" * 70_000)
+        return b""
+
+    async with serving(answer) as call, asyncio.timeout(ENOUGH_S):
+        under_way = [call.begin(b"little")[1] for _ in range(50)]
+        much = call.begin(b"much")[1]
+        for _ in range(51):
+            await waiting.acquire()
+        go_on.set()
+        refused = await much
+        assert (refused.code, refused.answer_too_large, refused.too_large) == (
+            RESOURCE_EXHAUSTED,
+            True,
+            False,
+        )
+        assert [(await one).code for one in under_way] == [OK] * 50
 
 
 async def test_a_response_with_too_many_bytes_ends_its_stream_and_no_other() -> None:

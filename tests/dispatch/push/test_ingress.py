@@ -15,6 +15,8 @@ from app.kernel.grpc_status import UNAVAILABLE
 from tests.dispatch.push.grpc_servers import CountingCaller, unary_target
 from tests.dispatch.push.stream_servers import RecordingSender, rows
 
+pytestmark = pytest.mark.each_transport
+
 CONFIG = """
 daemon off; pid %(folder)s/pid; error_log %(folder)s/error.log; worker_processes 1;
 events {}

@@ -14,6 +14,8 @@ from switchyard.receiver.unary_service import read_message
 from tests.dispatch.push.conftest import CallTo
 from tests.dispatch.push.grpc_servers import metadata_of
 
+pytestmark = pytest.mark.each_transport
+
 Headers = list[tuple[str, bytes | None]]
 
 template = MetadataTemplate("orders", "billing", 3)

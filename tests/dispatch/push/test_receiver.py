@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.dispatch.model.circuit_breaker import DOWN_FAILURES, PROBE_MIN_S
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.receiver import SLOW_START_LEAST, SLOW_START_S, Receiver
-from app.dispatch.scheduler.clients import GrpcTargets
+from app.dispatch.scheduler.clients import TargetClients
 from app.kernel.grpc_status import OK, UNAVAILABLE
 from tests.dispatch.pump.rig import definition
 
@@ -15,7 +15,7 @@ NOBODY = "127.0.0.1:1"
 async def test_a_receiver_that_is_back_gets_a_little_first_and_all_of_a_fixed_limit_a_moment_later() -> None:
     now_s, pump = 1_000.0, object()  # receivers only count by it
     workload = definition(NOBODY, flow={"max_inflight": 100})
-    receiver = Receiver(workload, NOBODY, GrpcTargets("w1"), lambda: now_s, lambda: None)
+    receiver = Receiver(workload, NOBODY, TargetClients("w1"), lambda: now_s, lambda: None)
 
     def answered(code: int) -> None:
         receiver.sent(pump, 1)

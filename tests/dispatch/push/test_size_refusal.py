@@ -15,6 +15,8 @@ from app.kernel.grpc_status import INTERNAL, OK, OUT_OF_RANGE, RESOURCE_EXHAUSTE
 from tests.dispatch.push.grpc_servers import CountingCaller, serving, unary_target
 from tests.dispatch.push.stream_servers import ReceiverStream, StreamRecord, streaming
 
+pytestmark = pytest.mark.each_transport
+
 REFUSALS = [
     (RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (5 vs. 4)", (5, 4)),
     (RESOURCE_EXHAUSTED, "Received message larger than max (5 vs. 4)", (5, 4)),
@@ -140,7 +142,7 @@ async def test_many_headers_that_a_receiver_refuses_without_details_are_too_larg
     await server.stop(None)
 
     assert (result.code, result.too_large) == (RESOURCE_EXHAUSTED, True)
-    assert "metadata size exceeds limit" in result.details
+    assert "metadata" in result.details
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from tests.dispatch.push.grpc_servers import (
     unary_target,
 )
 
+pytestmark = pytest.mark.each_transport
+
 FAILURES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 
 

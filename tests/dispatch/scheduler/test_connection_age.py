@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.dispatch.model.crash_suspicion import Loss, is_planned_end, read_loss
+from app.dispatch.model.crash_suspicion import Loss
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.receiver import Receiver
 from app.kernel.grpc_status import UNAVAILABLE
@@ -17,28 +17,30 @@ from tests.dispatch.pump.rig import dispatch_rig, numbers
 from tests.sdk.receiver.go_example import Example
 from tests.sdk.receiver.test_go_example import body, example  # noqa: F401 - a fixture
 
-CONTRACTS = ["unary", "stream"]
+CONTRACTS, TRANSPORTS = ["unary", "stream"], ["http2", "grpc"]
 AGE_MS, GRACE_MS = 200, 20
 COUNT = 400
 
 
-def _count_losses(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Calls that were lost, by the words with which they were."""
-    lost: Counter[str] = Counter()
+def _count_losses(monkeypatch: pytest.MonkeyPatch) -> Counter[Loss | None]:
+    """Calls that were lost, by how."""
+    lost: Counter[Loss | None] = Counter()
     at_first = Receiver.answered
 
     def answered(receiver: Receiver, pump: object, result: CallResult, count: int, *times: float) -> None:
         if result.code == UNAVAILABLE and result.local_error is None:
-            lost[result.details] += count
+            lost[result.loss] += count
+            assert result.is_planned_end == (result.loss is Loss.PLANNED)
         at_first(receiver, pump, result, count, *times)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Receiver, "answered", answered)
     return lost
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_a_connection_that_ends_by_its_age_costs_no_attempt_and_opens_no_breaker(
-    contract: str, monkeypatch: pytest.MonkeyPatch
+    contract: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = _count_losses(monkeypatch)
     age = (("grpc.max_connection_age_ms", AGE_MS), ("grpc.max_connection_age_grace_ms", GRACE_MS))
@@ -47,7 +49,7 @@ async def test_a_connection_that_ends_by_its_age_costs_no_attempt_and_opens_no_b
         await asyncio.sleep(0.1)
 
     opened: list[str] = []
-    target = {"contract": contract}
+    target = {"contract": contract, "transport": transport}
     async with dispatch_rig(handle, limits={"options": age}, target=target, flow={"max_inflight": 20}) as rig:
         breaker = rig.main.breaker
         monkeypatch.setattr(type(breaker), "_open", lambda _, __, reason: opened.append(reason))
@@ -55,13 +57,13 @@ async def test_a_connection_that_ends_by_its_age_costs_no_attempt_and_opens_no_b
         rig.feed(pump, numbers(COUNT))
         await rig.idle()
 
-        planned = sum(count for words, count in lost.items() if is_planned_end(words))
+        planned = lost[Loss.PLANNED]
         assert planned > lost.total() / 2, f"connections did not end under way, or otherwise: {lost}"
         if planned == lost.total():
             assert opened == []
             assert rig.queues.suspects_sent == 0
         else:  # on a machine that stalls, the reset of a connection overtakes its GOAWAY: it cannot be known
-            assert {read_loss(words) for words in lost if not is_planned_end(words)} == {Loss.DIED}, lost
+            assert set(lost) == {Loss.PLANNED, Loss.DIED}, lost
         assert pump.delivered == COUNT
         assert rig.copied.records == []
         assert set(rig.values()) == {value for _, value in numbers(COUNT)}

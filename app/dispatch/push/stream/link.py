@@ -334,11 +334,11 @@ class StreamLink:
             code = REFUSED.get(code, UNAVAILABLE)
         sent, unsent = book.lose()
         details = result.details or "the stream ended"
-        loss = result.loss if code == UNAVAILABLE else None
-        self._pass_result(sent, CallResult(code, details, loss=loss))
+        self._pass_result(sent, CallResult(code, details, loss=result.loss))
         loss = Loss.PLANNED if result.is_planned_end else Loss.UNREACHED
         self._pass_result(unsent, CallResult(code, f"{NOT_SENT}: {details}", loss=loss))
         if not (self._closed or self._draining):
             if result.answer_too_large:  # the receiver's failure, though this side ended the stream
                 result = CallResult(UNAVAILABLE, details)
+                result.answer_too_large = True
             self._on_lost(result, accepted)

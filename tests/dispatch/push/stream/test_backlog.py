@@ -11,6 +11,8 @@ from app.kernel.grpc_status import DEADLINE_EXCEEDED, OK
 from tests.dispatch.push.grpc_servers import ENOUGH_S
 from tests.dispatch.push.stream_servers import ReceiverStream, hold, rows, streaming
 
+pytestmark = pytest.mark.each_transport
+
 MUCH = {"deliveries": 1_000, "bytes": 1 << 40}
 
 

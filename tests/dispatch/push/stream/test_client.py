@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.dispatch.push.grpc_servers import ENOUGH_S
+import pytest
+
+from app.dispatch.push.stream.client import METHOD
+from tests.dispatch.push.grpc_servers import ENOUGH_S, ReceiverAddress, stream_channel
 from tests.dispatch.push.stream_servers import (
     ReceiverStream,
     StreamRecord,
     hold,
     rows,
+    start_stream_server,
     streaming,
     take_everything,
 )
 
+pytestmark = pytest.mark.each_transport
+
 OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, UNAVAILABLE = 0, 1, 4, 12, 14
+FLOOD = 40  # messages of 1 MiB: more than windows and buffers hold
 
 
 async def test_messages_arrive_in_order_with_numbers_without_gaps() -> None:
@@ -320,3 +327,35 @@ async def test_canceled_messages_end_at_once_sent_or_not() -> None:
         assert not sender.reported
         await sender.until(lambda: sender.reported)
         assert [code for code in sender.codes() if code == CANCELLED] == [CANCELLED] * 5
+
+
+async def test_a_receiver_waits_while_its_messages_are_not_read() -> None:
+    written = 0
+
+    async def flood(stream: ReceiverStream) -> None:
+        nonlocal written
+        await stream.request()
+        for number in range(FLOOD):
+            await stream.context.write(b"%02d" % number + bytes(1 << 20))
+            written += 1
+
+    place = ReceiverAddress(start_stream_server)
+    await place.begin(flood)
+    channel = stream_channel(f"127.0.0.1:{place.port}", METHOD)
+    try:
+        call = channel.open()
+        async with asyncio.timeout(ENOUGH_S):
+            assert await call.write(b"")
+            assert (await call.read() or b"")[:2] == b"00"
+            before = -1
+            while before != written:  # until it stands still
+                before = written
+                await asyncio.sleep(0.3)
+            assert written < FLOOD
+            numbers = [message[:2] for message in [await call.read() for _ in range(1, FLOOD)] if message]
+            assert numbers == [b"%02d" % number for number in range(1, FLOOD)]
+            assert await call.read() is None
+        assert call.result.code == OK
+    finally:
+        await channel.close()
+        await place.end()
