@@ -38,7 +38,7 @@ SLOW_WINDOW_S = 3600.0
 
 # Cpu cost of a job's work in microseconds, measured by the benches dispatch-unary and dispatch-stream. Only
 # the proportions matter.
-CALL_COST, MESSAGE_COST, BYTE_COST = 250.0, 2.0, 0.001
+CALL_COST, MESSAGE_COST, BYTE_COST = 27.0, 2.0, 0.001
 
 Vector = tuple[float, float, float]  # cores, bytes, bytes/s
 

@@ -1,108 +1,176 @@
-"""Messages/s from one partition through one worker to a receiver, against bare grpc.aio calls to the same.
+"""Messages/s from one partition through one worker to a receiver in Go by unary calls, and CPU a message.
 
 Ours is the whole path: fetched from a real broker, tracked, pushed, acknowledged, with snapshots and commits.
-The peer only makes the calls, with the same metadata and as many in flight, which is the limit of gRPC in
-Python. Two rows: an instant receiver with 200 in flight, a 50 ms receiver with 1,000 in flight.
+The peers send as many messages at once, with the same metadata, to the same receiver:
+
+| peer              | what it does                                                                   |
+|-------------------|--------------------------------------------------------------------------------|
+| grpc.aio          | only makes the calls, by uvloop and without Kafka                              |
+| parallel-consumer | Confluent Parallel Consumer: record, call by grpc-java's async stub, commit    |
+| share-groups      | consumers of a share group: records, calls by the same stub, acknowledgements  |
+
+All sides run by turns, each for the same time, and medians count. CPU is that of the side's own process. The
+case `long` has no peer: messages come at 1,000/s, each takes the receiver 1 s, and the backlog must not grow.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
+import contextlib
+import itertools
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import grpc
-import uvloop
-
-from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
-from app.dev.demo.traffic import create_topic, messages, produce
+from app.dev.demo.stage import DemoStage, Process
 from app.dev.yard import Yard
-from app.dispatch.push.metadata import MetadataTemplate
-from tests.bench.run import Pair, Progress, alternate
+from app.dev.yard.lock_file import KAFKA_VERSION
+from tests.bench.parallel_consumer import VERSION
+from tests.bench.run import MIN_ROUNDS, Progress
+from tests.bench.unary import grpc_aio, java_peers, ours, receiver, sustained
+from tests.bench.unary.cases import BROKER, CASES, MEASURED_S, Case, Measured
+from tests.bench.unary.java_peers import JavaPeer
+from tests.bench.unary.rounds import Rounds, by_turns, medians
+from tests.bench.unary.topic import fill
 
-GROUP = "bench"
-CLUSTER = "east-aggregate"
-CASES = (
-    ("instant receiver, 200 in flight", 0, 200, 20_000),
-    ("50 ms receiver, 1,000 in flight", 50, 1_000, 20_000),
-)
-HEAD, TAIL = 0.1, 0.95  # measured between these shares: neither start nor end
-RUN_S = 120.0
+EXAMPLES = """\
+examples:
+  python -m tests.bench dispatch-unary
+  python -m tests.bench dispatch-unary --case instant --peers grpc.aio share-groups
+  python -m tests.bench dispatch-unary --case long --long-seconds 300
+"""
+OURS = "ours"
+LONG = "long"
+GRPC_AIO, PARALLEL_CONSUMER, SHARE_GROUPS = "grpc.aio", "parallel-consumer", "share-groups"
+PEERS = {
+    GRPC_AIO: "bare grpc.aio calls",
+    PARALLEL_CONSUMER: f"Confluent Parallel Consumer {VERSION}, grpc-java",
+    SHARE_GROUPS: f"share groups of Kafka {KAFKA_VERSION}, grpc-java",
+}
+STARTS: Mapping[str, Callable[[str, Path], contextlib.AbstractContextManager[JavaPeer]]] = {
+    PARALLEL_CONSUMER: java_peers.parallel_consumer,
+    SHARE_GROUPS: java_peers.share_groups,
+}
 
 
-def run(progress: Progress) -> dict[str, Any]:
-    """Both cases."""
-    rows = []
-    with Yard(regions=1) as yard, DemoStage(yard) as stage:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Cases, peers, rounds, and the length of the long case."""
+    parser.add_argument("--case", choices=[*CASES, LONG], help="only this one (default: all)")
+    parser.add_argument(
+        "--peers", nargs="+", choices=PEERS, default=list(PEERS), metavar="PEER",
+        help=f"of: {', '.join(PEERS)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=MIN_ROUNDS,
+        metavar="N",
+        help="of every case; medians count (default: 3)",
+    )
+    parser.add_argument(
+        "--long-seconds", type=float, default=0.0, metavar="S",
+        help=f"duration of the case `{LONG}` (default: 0, which leaves it out)",
+    )  # fmt: skip
+
+
+def run(progress: Progress, options: Namespace) -> dict[str, Any]:
+    """All cases, or one.
+
+    Raises:
+        ValueError: The long case has no duration.
+    """
+    if options.case == LONG and not options.long_seconds:
+        raise ValueError(f"--case {LONG} needs --long-seconds, such as 300")
+    names = [name for name in CASES if options.case in {None, name}]
+    rows: list[dict[str, Any]] = []
+    with Yard(regions=1, settings=BROKER) as yard, DemoStage(yard) as stage:
         worker = stage.worker()
-        for name, latency_ms, in_flight, count in CASES:
-            progress(name)
-            pair = _case(stage, worker, latency_ms, in_flight, count, progress)
-            rows.append({
-                "bench": f"dispatch-unary, {name}", "value": round(pair.ours, 1), "unit": "messages/s",
-                "peer": "bare grpc.aio calls", "peer_value": round(pair.peer, 1),
-                "ratio": round(pair.ratio, 3),
-            })  # fmt: skip
-    first = {key: rows[0][key] for key in ("value", "unit", "peer", "peer_value", "ratio")}
-    setup = {"broker": "one, same machine", "value bytes": 60, "partitions": 1, "receiver": "own process"}
+        with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
+            java = {}
+            for peer in options.peers if names else ():
+                if peer in STARTS:
+                    progress(f"starting {peer}")
+                    java[peer] = stack.enter_context(STARTS[peer](yard.bootstrap(ours.CLUSTER), Path(work)))
+            for name in names:
+                bench = CaseBench(stage, worker, name, CASES[name], java)
+                rows += _rows(CASES[name], bench.run(options.peers, options.rounds, progress))
+        if options.long_seconds and options.case in {None, LONG}:
+            rows += sustained.measure(stage, worker, options.long_seconds, progress)
+    setup = {
+        "broker": "one, same machine", "partitions": 1, "receiver": "one process in Go",
+        "seconds": MEASURED_S, "rounds": options.rounds,
+    }  # fmt: skip
+    first = {key: rows[0][key] for key in ("value", "unit", "peer", "peer_value")}
     return {**first, "setup": setup, "rows": rows}
 
 
-def _case(
-    stage: DemoStage, worker: Process, latency_ms: int, in_flight: int, count: int, progress: Progress
-) -> Pair:
-    topics = [f"unary-{uuid.uuid4().hex[:8]}" for _ in range(3)]
-    extra = ("--instant", "--latency-ms", str(latency_ms))
-    receiver = stage.receiver(GROUP, *topics, "peer", extra=extra)
-    left = iter(topics)
-    try:
-        return alternate(
-            lambda: _ours(stage, worker, receiver, next(left), in_flight, count),
-            lambda: uvloop.run(_peer(receiver.address, in_flight, count)),
-            progress=progress,
-        )
-    finally:
-        receiver.terminate()
+class CaseBench:
+    """One case: its topic, its receiver, and a new group for every run."""
+
+    def __init__(
+        self, stage: DemoStage, worker: Process, name: str, case: Case, java: Mapping[str, JavaPeer]
+    ) -> None:
+        self._stage = stage
+        self._worker = worker
+        self._case = case
+        self._java = java
+        self._topic = f"unary-{name}"
+        self._numbers = itertools.count()
+
+    def run(self, peers: Sequence[str], rounds: int, progress: Progress) -> Rounds:
+        """All sides by turns. The processes in Java have unmeasured runs before, for their compiler."""
+        progress(f"{self._case.title}: filling the topic")
+        bootstrap = self._stage.yard.bootstrap(ours.CLUSTER)
+        asyncio.run(fill(bootstrap, self._topic, self._case.messages, self._case.value_bytes))
+        go = receiver.started(self._stage, self._case.delay_ms)
+        try:
+            for name, peer in self._java.items():
+                progress(f"warming up {name}")
+                peer.warm_up(partial(self._by_java, peer, go.address))
+            sides = {name: self._side(name, go.address) for name in (OURS, *peers)}
+            return by_turns(sides, rounds, progress)
+        finally:
+            go.terminate()
+
+    def _side(self, name: str, address: str) -> Callable[[], Measured]:
+        if name == OURS:
+            return lambda: ours.measure(
+                self._stage, self._worker, self._case, self._topic, self._group(), address
+            )
+        if name == GRPC_AIO:
+            return lambda: grpc_aio.measure(self._case, address)
+        return lambda: self._by_java(self._java[name], address)
+
+    def _by_java(self, peer: JavaPeer, address: str) -> Measured:
+        return peer.measure(self._case, self._topic, self._group(), address)
+
+    def _group(self) -> str:
+        return f"{self._topic}-{next(self._numbers)}"
 
 
-def _ours(
-    stage: DemoStage, worker: Process, receiver: Process, topic: str, in_flight: int, count: int
-) -> float:
-    bootstrap = stage.yard.bootstrap(CLUSTER)
-    asyncio.run(create_topic(bootstrap, topic, 1))
-    asyncio.run(produce(bootstrap, topic, messages(count)))
-    stage.deploy(worker, workload(GROUP, topic, CLUSTER, receiver.address, flow={"max_inflight": in_flight}))
-    url = f"{worker.url}/api/v1/workloads/{GROUP}/{topic}/partitions/0/tracker"
-    marks: list[tuple[float, int]] = []
-
-    def done() -> bool:
-        status, body = http("GET", url)
-        if status == 200:
-            marks.append((time.monotonic(), body["base"]))
-        return bool(marks) and marks[-1][1] >= count * TAIL
-
-    wait_until(done, RUN_S, worker.tail, 0.05)
-    http("DELETE", f"{worker.url}/api/v1/workloads/{GROUP}/{topic}")
-    begin = next(mark for mark in marks if mark[1] >= count * HEAD)
-    end = marks[-1]
-    return (end[1] - begin[1]) / (end[0] - begin[0])
-
-
-async def _peer(address: str, in_flight: int, count: int) -> float:
-    async with grpc.aio.insecure_channel(address) as channel:
-        call = channel.unary_unary(f"/kafka.consumerproxy.{GROUP}/peer", None, None)
-        template = MetadataTemplate("peer", GROUP, 0)
-        bodies = [message.value() for message in messages(count)]
-        at = iter(range(count))
-
-        async def caller() -> None:
-            for offset in at:
-                await call(
-                    bodies[offset], metadata=template.build(offset, b"key", [("source", b"demo")], 0, 0, 1)
-                )
-
-        await call(b"", metadata=template.build(0, None, [], 0, 0, 1))
-        started_s = time.monotonic()
-        await asyncio.gather(*(caller() for _ in range(in_flight)))
-        return count / (time.monotonic() - started_s)
+def _rows(case: Case, found: Rounds) -> list[dict[str, Any]]:
+    """Messages/s and CPU, of ours against each peer; `rounds` has all figures of both sides."""
+    rows = []
+    own = medians(found[OURS])
+    for name, measured in found.items():
+        if name == OURS:
+            continue
+        theirs = medians(measured)
+        for what, unit, figure in (
+            ("", "messages/s", "per_second"),
+            (", CPU", "us/message", "cpu_us"),
+        ):
+            value, peer_value = getattr(own, figure), getattr(theirs, figure)
+            rows.append({
+                "bench": f"dispatch-unary, {case.title}, {name}{what}",
+                "value": round(value, 1), "unit": unit, "peer": PEERS[name],
+                "peer_value": round(peer_value, 1), "ratio": round(value / peer_value, 3),
+                "rounds": [
+                    [round(getattr(one, figure), 1) for one in pair]
+                    for pair in zip(found[OURS], measured, strict=True)
+                ],
+            })  # fmt: skip
+    return rows

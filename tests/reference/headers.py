@@ -17,7 +17,7 @@ from tests.reference.markdown import code, escaped, prose, table
 
 APP = Path(__file__).parents[2] / "app"
 NAME = re.compile(r"(switchyard|kafka)-[a-z-]+")
-# Constants of this form that are no headers: group prefixes, a Kafka resource type, a user agent.
+# Constants of this form that are no headers: groups, a resource type, a user agent, a distribution.
 OTHERS = {
     "switchyard-drill-", "switchyard-audit-", "kafka-cluster", "switchyard-kafka", "switchyard-grpc-client",
 }  # fmt: skip

@@ -18,7 +18,8 @@ Each serves the service of `interop.proto`. All methods but EmptyCall also obey 
 | `x-test-sleep-ms: N`            | answers UnaryCall after N ms; sleeping calls cost no threads         |
 | `x-test-details: 1`             | adds `grpc-status-details-bin` (`DetailedStatus`) to a wanted status |
 
-`/switchyard.bench.Echo/Call` answers every message with an empty one, and reads no message.
+`/switchyard.bench.Echo/Call` answers every message with an empty one, and reads no message. In go, such a
+call lasts `--bench-delay-ms N`.
 
 The options of each server:
 

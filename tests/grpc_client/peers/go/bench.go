@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"flag"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
@@ -32,14 +34,18 @@ func (c codec) Unmarshal(data mem.BufferSlice, value any) error {
 
 var nothing = &ignored{}
 
-// benchService answers every message with an empty one, at the least cost.
+var benchDelayMs = flag.Int64("bench-delay-ms", 0, "how long a call of the bench's service lasts")
+
+// benchService answers every message with an empty one, at the least cost, and after --bench-delay-ms.
 var benchService = grpc.ServiceDesc{
 	ServiceName: "switchyard.bench.Echo",
 	HandlerType: (*any)(nil),
 	Methods: []grpc.MethodDesc{{
 		MethodName: "Call",
 		Handler: func(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-			return nothing, decode(nothing)
+			err := decode(nothing)
+			time.Sleep(time.Duration(*benchDelayMs) * time.Millisecond) // returns at once for 0
+			return nothing, err
 		},
 	}},
 }

@@ -1,4 +1,5 @@
-// A gRPC server in Go for the tests of our client. The options are those of all peers, see ../__init__.py.
+// A gRPC server in Go for the tests of our client. The options are those of all peers, see ../__init__.py, and
+// --bench-delay-ms, see bench.go.
 package main
 
 import (
