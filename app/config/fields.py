@@ -5,13 +5,14 @@ Each refuses a wrong value with "what is wrong; what to do", which `problems` sh
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Strict, WithJsonSchema
 
 from app.config.quantities import Duration, duration_within
+from app.grpc_client.address import Address as ServerAddress
+from app.grpc_client.target import Target
 from app.kernel.job import MAX_TOPIC_CHARS
 
 DAY_S = 86_400.0
@@ -19,12 +20,8 @@ MAX_LISTED = 1000  # a longer list is a mistake
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _TOPIC = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_TOPIC_CHARS}}}")
-_ADDRESS = re.compile(
-    r"(dns:(//[^/]*)?/)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}"
-    r"|ipv4:[0-9.]+:\d{1,5}(,[0-9.]+:\d{1,5})*"
-    r"|ipv6:.+"
-    r"|unix:(//)?/?[^\s]+"
-)
+_DNS_SERVER = re.compile(r"dns://[^/@%\s]+/")  # as in dns://8.8.8.8/host:port
+_ADDRESS_REMEDY = "write host:port, dns:///host:port, srv:///name or unix:/path"
 _METHOD = re.compile(r"/[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 _MESSAGE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
@@ -50,28 +47,20 @@ def _topic(value: object) -> object:
 
 
 def _address(value: object) -> object:
-    if not isinstance(value, str) or not _ADDRESS.fullmatch(value) or not _possible(value):
-        raise ValueError("not a gRPC address; write host:port, dns:///host:port or unix:/path")
+    """Takes the addresses of our own client, and names with a DNS server, which only grpcio reads."""
+    if not isinstance(value, str):
+        raise ValueError(f"not a gRPC address; {_ADDRESS_REMEDY}")
+    server = _DNS_SERVER.match(value)
+    try:
+        if server is None:
+            Target.parse(value)
+        else:
+            ServerAddress.parse(f"dns:{value[server.end() :]}")
+    except ValueError as error:
+        if "," in value:  # the reason says which entry of the list it is
+            raise ValueError(f"not a gRPC address: {error}") from None
+        raise ValueError(f"not a gRPC address; {_ADDRESS_REMEDY}") from None
     return value
-
-
-def _possible(address: str) -> bool:
-    """Whether each port is a valid port and each IP address a valid address."""
-    scheme, _, rest = address.partition(":")
-    if scheme == "unix":
-        return True
-    for endpoint in rest.split(",") if scheme in {"ipv4", "ipv6"} else [address]:
-        host, _, port = endpoint.rpartition(":")
-        if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            return False
-        try:
-            if scheme in {"ipv4", "ipv6"} and ipaddress.ip_address(host.strip("[]")).version != int(
-                scheme[3]
-            ):
-                return False
-        except ValueError:
-            return False
-    return True
 
 
 def _inflight(value: Any) -> Any:

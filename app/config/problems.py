@@ -25,6 +25,7 @@ MAX_SHOWN_CHARS = 80
 REMOVED_FIELD = SkipJsonSchema()  # type: ignore[type-arg]
 SECRET_FIELDS = {"password", "username", "secret", "token", "key"}
 YAML_1_1 = {"true": "on, yes and y", "false": "off, no and n"}  # keys that a tool may have written
+_CREDENTIALS = re.compile(r"(.*)(?:@|%40)(.*)", re.DOTALL)  # %40: a URL may encode it
 _SCHEME = re.compile(r"['\"]?[A-Za-z][\w+.-]{0,30}://")  # as in sasl://me:sec/ret@host
 
 # For pydantic's common error types: the problem and the remedy.
@@ -152,14 +153,15 @@ def first_wrong(error: ValidationError) -> str:
     """Field, problem and value of the first error, in one line."""
     wrong = error.errors()[0]
     place = ".".join(map(str, wrong["loc"])) or "definition"
-    return f"{place}: {wrong['msg']} (got {_shown(str(wrong['input']))})"
+    return f"{place}: {wrong['msg']} (got {shown(str(wrong['input']))})"
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """The beginning of a value. All before its last `@` may be credentials of an address, and is left out."""
-    before, at, after = text.rpartition("@")
-    if not at:
+    match = _CREDENTIALS.fullmatch(text)
+    if match is None:
         return text[:MAX_SHOWN_CHARS]
+    before, after = match.groups()
     scheme = _SCHEME.match(before)
     return f"{scheme.group() if scheme else ''}***@{after}"[:MAX_SHOWN_CHARS]
 
@@ -215,10 +217,10 @@ def _problem(model: type[BaseModel], document: Document, entry: Any) -> ConfigPr
         message, _, remedy = entry["msg"].removeprefix("Value error, ").partition("; ")
     line, column = document.position(path, key=kind == "extra_forbidden")
     field = ".".join(str(part) for part in path)
-    shown = "" if value is None or isinstance(value, dict | list) else _shown(repr(value))
+    got = "" if value is None or isinstance(value, dict | list) else shown(repr(value))
     if name == "security" or SECRET_FIELDS & {str(part) for part in path}:
-        shown = ""
-    return ConfigProblem(message, remedy, field, shown, document.file, line, column)
+        got = ""
+    return ConfigProblem(message, remedy, field, got, document.file, line, column)
 
 
 def _kind(value: object) -> str:

@@ -59,13 +59,16 @@ class Target(Model):
     With `stream`, messages wait for a receiver that refuses the stream; it is tried again every second.
     """
 
-    address: Address
+    address: Address = Field(
+        description="host:port, a list of these, srv:///name for SRV records, or unix:/path; docs/push.md "
+        "has all forms."
+    )
     contract: Literal["unary", "stream", "auto"] = "unary"
     transport: Literal["http2", "grpc"] = added(
         "http2",
         description="What makes the calls: Switchyard's own HTTP/2 client, or the library grpcio, whose "
         "unary calls cost several times as much. An address that only grpcio can read, such as "
-        "dns://server/host:port, always goes to it.",
+        "dns://server/host:port, always goes to it. grpcio reads no list of names and no SRV records.",
     )
     method: Method | None = None
     timeout: Annotated[Duration, duration_within(0.001, 3600)] = TIMEOUT_S

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from app.config.problems import MAX_SHOWN_CHARS, ConfigProblem, Document, suggest
+from app.config.problems import ConfigProblem, Document, shown, suggest
 from app.config.syntax_tree import Path_
 from app.dispatch.definition import HEAD_TIMEOUTS, TIMEOUT_S
 from app.failover.topology import AGGREGATE, Layout
+from app.grpc_client.target import Target
 from app.kernel.durations import parse_duration
 from app.kernel.json_types import JsonMapping
 
@@ -22,9 +23,9 @@ def problem_at(
 ) -> ConfigProblem:
     """A problem with the value at `path`."""
     value = value_at(document.data, path)
-    shown = "" if value is None or isinstance(value, dict | list) else repr(value)[:MAX_SHOWN_CHARS]
+    got = "" if value is None or isinstance(value, dict | list) else shown(repr(value))
     field = ".".join(map(str, path))
-    return ConfigProblem(message, remedy, field, shown, document.file, *document.position(path), severity)
+    return ConfigProblem(message, remedy, field, got, document.file, *document.position(path), severity)
 
 
 def value_at(data: Any, path: Path_) -> Any:
@@ -46,6 +47,7 @@ def checks(
         yield problem_at(
             document, ("metadata", "cluster"), "no such cluster", suggest(cluster, list(clusters))
         )
+    yield from _addresses(document)
     yield from _stash_topics(document)
     yield from _head_of_line(document)
     yield from _isolation(document)
@@ -82,6 +84,34 @@ def _regions(document: Document, layout: Layout | None) -> Iterator[ConfigProble
                 document, at, f"is of tier {site.tier}: there each region has different messages",
                 "name an aggregate cluster, unless that is intended", "warning",
             )  # fmt: skip
+
+
+def _addresses(document: Document) -> Iterator[ConfigProblem]:
+    """Checks that the library grpcio can read the addresses, if the definition chooses it."""
+    if value_at(document.data, ("spec", "target", "transport")) != "grpc":
+        return
+    paths: list[Path_] = [("spec", "target", "address")]
+    targets = value_at(document.data, ("spec", "isolation", "targets"))
+    count = len(targets) if isinstance(targets, list) else 0
+    paths += [("spec", "isolation", "targets", index, "address") for index in range(count)]
+    for path in paths:
+        if words := _not_for_grpcio(value_at(document.data, path)):
+            remedy = "write transport: http2, or one host:port"
+            yield problem_at(document, path, f"{words}, which grpcio cannot read", remedy)
+
+
+def _not_for_grpcio(address: object) -> str:
+    """Why only our own client reads the address; empty: grpcio may read it, too."""
+    if not isinstance(address, str):
+        return ""
+    try:
+        target = Target.parse(address)
+    except ValueError:
+        return ""  # a name with its DNS server, or wrong: the field's type reports that
+    if target.service:
+        return "names SRV records"
+    is_list_of_ips = address.lower().startswith(("ipv4:", "ipv6:"))
+    return "is a list that may have names" if len(target.places) > 1 and not is_list_of_ips else ""
 
 
 def _stash_topics(document: Document) -> Iterator[ConfigProblem]:

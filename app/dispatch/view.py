@@ -16,6 +16,7 @@ from app.dispatch.model.dead_letter_budget import spelled
 from app.dispatch.model.head_of_line import UNFINISHED_THRESHOLD, UTILISATION_THRESHOLD
 from app.dispatch.model.throughput_diagnosis import (
     RESTS,
+    EndpointStatus,
     FlowReport,
     RateShare,
     TargetStatus,
@@ -34,10 +35,34 @@ MAX_DECISIONS = 20  # of all workers together
 WorkerStatus = tuple[str, WorkloadStatus, Sequence[JobStatus]]
 
 
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance of a receiver as one worker sees it. `state` has been for `for_s`: ready, slow (beside the
+    others), silent (it answers health checks no longer), probing (its breaker is not closed), ejected (it
+    fails what the others take), not-serving (by its health check), or leaving (its name has it no longer).
+    `latency_ms` is the mean of the last minute. It had `share` (0 to 1) of the answers of the last seconds,
+    and did not take `failed_share` of its messages.
+    """
+
+    name: str
+    state: str
+    for_s: float
+    why: str | None
+    contract: str
+    in_flight: int
+    limit: int
+    credit: int | None
+    health: str | None
+    calls: int
+    failed_share: float | None
+    latency_ms: float | None
+    share: float | None
+
+
 class Receiver(msgspec.Struct, frozen=True, kw_only=True):
     """A receiver of the workload as one worker sees it. `limit` is the limit of messages in flight, `allowed`
     the part of it that slow start allows; `ceiling` and `phase` belong to the adaptive limit. `credit` is
     what a stream takes now. `failed` of the last `calls` answers show trouble with the receiver.
+    `unresolved` is why its address has no endpoints.
     """
 
     worker: str
@@ -59,6 +84,9 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     failed: int
     failed_share: float | None
+    endpoints: list[Endpoint]
+    more_endpoints: int
+    unresolved: str | None
 
 
 class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,8 +328,33 @@ def _receiver(worker: str, target: TargetStatus) -> Receiver:
         health=target.health or None,
         calls=target.calls,
         failed=target.failed,
-        failed_share=round(target.failed / target.calls, 4) if target.calls else None,
+        failed_share=_share(target.failed, target.calls),
+        endpoints=[_endpoint(endpoint, target.answered) for endpoint in target.endpoints],
+        more_endpoints=target.more_endpoints,
+        unresolved=target.unresolved or None,
     )
+
+
+def _endpoint(endpoint: EndpointStatus, answered: int) -> Endpoint:
+    return Endpoint(
+        name=endpoint.name,
+        state=endpoint.state,
+        for_s=endpoint.for_s,
+        why=endpoint.why or None,
+        contract=endpoint.contract,
+        in_flight=endpoint.in_flight,
+        limit=endpoint.limit,
+        credit=None if endpoint.credit < 0 else endpoint.credit,
+        health=endpoint.health or None,
+        calls=endpoint.calls,
+        failed_share=_share(endpoint.failed, endpoint.calls),
+        latency_ms=None if endpoint.latency_ms < 0 else endpoint.latency_ms,
+        share=_share(endpoint.calls, answered),
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
 
 
 def _seconds(ms: int) -> float | None:

@@ -30,7 +30,7 @@ class Loss(Enum):
     # The server has not begun it: it may go elsewhere, as if it had not been made. The same channel tries it
     # again only after a pause, because mostly it ends in the same way at once.
     UNPROCESSED = "unprocessed"
-    # The server ended the connection on purpose while it may have been at work on it.
+    # The server ended the connection on purpose while it may have been at work on the call, or cancelled it.
     PLANNED = "planned"
     # The connection broke, or the server reset the call.
     BROKEN = "broken"

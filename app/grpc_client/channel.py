@@ -101,6 +101,11 @@ class Channel:
             self._is_wanted = True
             self._connect_soon()
 
+    def renew(self) -> None:
+        """Later calls get another connection, which a load balancer may lead to another server."""
+        for connection in list(self._connections):
+            connection.drain()
+
     def method(self, path: str, metadata: Iterable[Field] = (), secret: Iterable[bytes] = ()) -> Fields:
         """The header fields that all calls of a method share.
 

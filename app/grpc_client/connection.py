@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from app.grpc_client import frames
 from app.grpc_client.answers import End, Head, is_interim, read_end, read_head
 from app.grpc_client.calls import Call, Loss, UnaryCall
 from app.grpc_client.frames import ConnectionFault, ErrorCode
-from app.grpc_client.header_decoder import HeaderDecoder, HeadersTooLarge
+from app.grpc_client.header_decoder import FieldList, HeaderDecoder, HeadersTooLarge
 from app.grpc_client.header_encoder import Field, HeaderEncoder, header_list_size
 from app.grpc_client.outbox import Outbox
 from app.grpc_client.status import StatusCode, code_of_reset
@@ -24,6 +24,7 @@ MAX_HEADER_BLOCK_FRAMES = 64  # HEADERS and CONTINUATION, which may be empty
 MAX_EMPTY_FRAMES = 1_000  # in a row: DATA that brings nothing, and informational answers
 MAX_QUOTED = 60
 REFUSAL_PAUSE_S = 0.01  # before a call that the server refused goes on; it doubles with each refusal
+CANCELLED_PAUSE_S = 0.01  # until a GOAWAY comes that explains why the server cancelled a call
 TIMEOUT_UNIT_S = 0.001  # of `grpc-timeout`: a server's deadline may be this much earlier
 ABORT_AFTER_S = 1.0
 _KEEPALIVE = b"keepaliv"
@@ -49,6 +50,15 @@ class ConnectionOptions:
     max_streams: int = 1_000
     keepalive_s: float = 310.0
     keepalive_timeout_s: float = 10.0
+
+
+class _Cancelled(NamedTuple):
+    """A call that the server cancelled by its trailers, or by a reset (`is_local`)."""
+
+    call: Call
+    message: str
+    fields: FieldList
+    is_local: bool
 
 
 class Owner(Protocol):
@@ -99,6 +109,7 @@ class Connection(asyncio.Protocol):
         self._last_stream_id = frames.MAX_STREAM_ID  # that the server may still work on
         self.is_planned = False  # its end
         self._reason = ""
+        self._cancelled: list[_Cancelled] = []  # by the server, and not told yet
         self._keepalive: asyncio.TimerHandle | None = None
         self._heard_s = 0.0
         self._awaits_ping = False
@@ -129,6 +140,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         reason = self._reason or self._goaway or self._why_lost(exc)
         self._tell_draining()
+        self._end_cancelled()
         loss = Loss.PLANNED if self.is_planned else Loss.BROKEN
         for call in list(self.calls.values()):
             self._end_call(
@@ -388,7 +400,12 @@ class Connection(asyncio.Protocol):
         if code == ErrorCode.REFUSED_STREAM and call.head is None:
             self._refused(call, reason, REFUSAL_PAUSE_S * 2**call.moves)
             return
-        self._end_call(call, self._due_or(code_of_reset(code), call), reason, Loss.BROKEN)
+        status = self._due_or(code_of_reset(code), call)
+        if status is StatusCode.CANCELLED:
+            self._forget(call)
+            self._was_cancelled(_Cancelled(call, reason, (), is_local=True))
+        else:
+            self._end_call(call, status, reason, Loss.BROKEN)
 
     def _due_or(self, code: StatusCode, call: Call) -> StatusCode:
         """A server keeps a call's deadline, too, and may be first to cancel it (so reads it the C core)."""
@@ -470,8 +487,29 @@ class Connection(asyncio.Protocol):
         self._leave(call, ends=True)
         if end.code is StatusCode.OK and (missing := call.missing):
             call.finish(StatusCode.INTERNAL, missing, end.fields, is_local=True)
+            return
+        code = self._due_or(end.code, call)
+        if code is StatusCode.CANCELLED:
+            self._was_cancelled(_Cancelled(call, end.message, end.fields, is_local=False))
         else:
-            call.finish(self._due_or(end.code, call), end.message, end.fields)
+            call.finish(code, end.message, end.fields)
+
+    def _was_cancelled(self, cancelled: _Cancelled) -> None:
+        """A server that goes cancels what it cannot finish. The C core's may do so just before its GOAWAY."""
+        self._cancelled.append(cancelled)
+        if self._goaway:
+            self._end_cancelled()
+        elif len(self._cancelled) == 1:
+            self._loop.call_later(CANCELLED_PAUSE_S, self._end_cancelled)
+
+    def _end_cancelled(self) -> None:
+        ended, self._cancelled = self._cancelled, []
+        is_planned = bool(self._goaway)
+        for call, message, fields, is_local in ended:
+            loss = Loss.PLANNED if is_planned else Loss.BROKEN if is_local else Loss.NONE
+            call.finish(
+                StatusCode.CANCELLED, message, fields, loss=loss, is_planned=is_planned, is_local=is_local
+            )
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         self._check_stream(stream_id, may_be_connection=False)

@@ -28,11 +28,14 @@ CounterSample = tuple[float, tuple[float, ...]]  # time and counters
 
 
 class RateWindow:
-    """Growth of some counters over the last one to two windows (rules 1 and 2)."""
+    """Growth of some counters over the last one to two windows (rules 1 and 2), once there is `least_s` of
+    it."""
 
-    __slots__ = ("_newer", "_now", "_older")
+    __slots__ = ("_least_s", "_newer", "_now", "_older", "_window_s")
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float = WINDOW_S, least_s: float = MIN_GROWTH_WINDOW_S) -> None:
+        self._window_s = window_s
+        self._least_s = least_s
         self._older: CounterSample | None = None
         self._newer: CounterSample | None = None
         self._now: CounterSample | None = None
@@ -44,12 +47,12 @@ class RateWindow:
         if last is None or now_s < last[0] or _fell(last[1], counters):
             self._older = self._newer = mark
         self._now = mark
-        if self._newer is not None and now_s - self._newer[0] >= WINDOW_S:
+        if self._newer is not None and now_s - self._newer[0] >= self._window_s:
             self._older, self._newer = self._newer, mark
 
     def growth(self) -> tuple[float, tuple[float, ...]] | None:
         """The length of the interval in seconds, and each counter's growth in it; None: not known yet."""
-        if self._older is None or self._now is None or self._now[0] - self._older[0] < MIN_GROWTH_WINDOW_S:
+        if self._older is None or self._now is None or self._now[0] - self._older[0] < self._least_s:
             return None
         (then_s, then), (now_s, now) = self._older, self._now
         return now_s - then_s, tuple(new - old for new, old in zip(now, then, strict=True))

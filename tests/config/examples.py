@@ -105,5 +105,16 @@ def with_bytes(workload: dict[str, Any], size: int) -> dict[str, Any]:
     made["spec"]["isolation"] = {"environment": "environment", "targets": targets}
     each, rest = divmod(size - len(orjson.dumps(Workload.model_validate(made).to_wire())), len(targets))
     for number, target in enumerate(targets):
-        target["address"] = "h" * (1 + each + (number < rest)) + ":1"
+        target["address"] = _address(len("h:1") + each + (number < rest))
     return Workload.model_validate(made).to_wire()
+
+
+def _address(length: int) -> str:
+    """A list of servers with this many letters."""
+    count = -(-(length + 1) // 200)
+    size, rest = divmod(length + 1, count)  # of each with its comma
+    return ",".join(_host(size + (number < rest) - len(":1,")) + ":1" for number in range(count))
+
+
+def _host(length: int) -> str:
+    return (("h" * 59 + ".") * 4)[: length - 1] + "h"

@@ -37,7 +37,7 @@ orders.yaml:6:12: error: metadata.cluster: no such cluster (got 'east-agregate')
 orders.yaml:7:3: error: metadata.ownr: unknown field
     -> did you mean owner?
 orders.yaml:10:14: error: spec.target.address: not a gRPC address (got 'http://billing')
-    -> write host:port, dns:///host:port or unix:/path
+    -> write host:port, dns:///host:port, srv:///name or unix:/path
 orders.yaml:11:15: error: spec.target.contract: must be one of unary, stream, auto (got 'unery')
     -> did you mean unary?
 orders.yaml:12:14: error: spec.target.timeout: not a duration (got '10 seconds')

@@ -157,7 +157,8 @@ def test_a_topic_whose_derived_names_fit_with_no_group_is_refused_with_another_r
 
 @pytest.mark.parametrize(
     "address", ["billing:443", "dns:///billing:443", "dns://8.8.8.8/b:1", "[::1]:443", "ipv4:10.0.0.1:443",
-                "ipv6:[2001:db8::1]:443", "unix:/run/billing.sock", "unix:///run/billing.sock"],
+                "ipv6:[2001:db8::1]:443", "unix:/run/billing.sock", "unix:///run/billing.sock",
+                "one:443,two:443", "srv:///_grpc._tcp.billing.example"],
 )  # fmt: skip
 def test_the_addresses_grpc_knows_are_taken(address: str) -> None:
     assert parse_definition(changed("spec/target/address", address))[0].spec.target.address == address
@@ -166,6 +167,42 @@ def test_the_addresses_grpc_knows_are_taken(address: str) -> None:
 @pytest.mark.parametrize("address", ["", "billing", "http://billing:443", "billing:http", "b c:1", 443, None])
 def test_other_addresses_are_refused(address: Any) -> None:
     assert fields(changed("spec/target/address", address)) == ["spec.target.address"]
+
+
+def with_grpcio(address: str) -> dict[str, Any]:
+    document = changed("spec/target/address", address)
+    document["spec"]["target"]["transport"] = "grpc"
+    return document
+
+
+@pytest.mark.parametrize(
+    "address", ["billing:443", "dns:///billing:443", "dns://8.8.8.8/b:1", "ipv4:10.0.0.1:443,10.0.0.2:443",
+                "ipv6:[::1]:1,[::2]:2", "unix:/run/billing.sock"],
+)  # fmt: skip
+def test_grpcio_takes_one_name_or_a_list_of_ip_addresses(address: str) -> None:
+    assert parse_definition(with_grpcio(address))[0].spec.target.transport == "grpc"
+
+
+@pytest.mark.parametrize(
+    ("address", "what"),
+    [
+        ("one:443,two:443", "is a list that may have names"),
+        ("dns:///one:443,two:443", "is a list that may have names"),
+        ("10.0.0.1:443,10.0.0.2:443", "is a list that may have names"),
+        ("srv:///_grpc._tcp.billing.example", "names SRV records"),
+    ],
+)
+def test_what_only_the_http2_client_reads_is_refused_for_grpcio(address: str, what: str) -> None:
+    text = text_of(with_grpcio(address))
+    assert f"spec.target.address: {what}, which grpcio cannot read (got {address!r})" in text
+    assert "-> write transport: http2, or one host:port" in text
+
+
+def test_the_targets_of_an_isolation_are_refused_for_grpcio_likewise() -> None:
+    document = with_grpcio("billing:443")
+    targets = [{"zone": "a", "address": "a:1"}, {"zone": "b", "address": "b:1,c:1"}]
+    document["spec"]["isolation"] = {"zone": "x-zone", "targets": targets}
+    assert fields(document) == ["spec.isolation.targets.1.address"]
 
 
 @pytest.mark.parametrize(

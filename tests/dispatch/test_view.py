@@ -15,7 +15,7 @@ from app.controllog.codec import (
     heartbeat,
     heartbeat_events,
 )
-from app.dispatch.jobs.heartbeat_status import job_status, workload_statuses
+from app.dispatch.jobs.heartbeat_status import MAX_ENDPOINTS, job_status, workload_statuses
 from app.dispatch.model.throughput_diagnosis import RESTS
 from app.dispatch.view import WorkloadFlow, workload_flow
 from app.kernel.broker_throttle import BrokerThrottle
@@ -92,7 +92,7 @@ async def test_an_unreachable_receiver_is_shown_with_the_reason_and_the_next_pro
     async with dispatch_rig(lambda _: None) as rig:
         await rig.receiver.stop(0)
         rig.feed(rig.pump(), numbers(20))
-        await rig.until(lambda: not rig.main.breaker.closed and bool(rig.queues.held))
+        await rig.until(lambda: not rig.endpoint.breaker.closed and bool(rig.queues.held))
         flow = seen(rig)
         assert flow.bound == "breaker"
         (receiver,) = flow.receivers
@@ -179,7 +179,7 @@ async def test_a_stream_shows_its_credit_and_each_receiver_has_its_own_state() -
             isolation={"environment": "env", "targets": [{"environment": "test", "address": address}]},
         )
         rig.feed(rig.pump(), numbers(10), headers=[("env", b"test")])
-        await rig.until(lambda: not rig.targets[address].receiver.breaker.closed)
+        await rig.until(lambda: not rig.targets[address].receiver.closed)
         flow = seen(rig)
         assert [(r.address == address, r.breaker == "closed") for r in flow.receivers] == [
             (False, True),
@@ -245,6 +245,15 @@ async def test_a_throttled_container_is_named_before_its_receiver() -> None:
         assert flow.workers[0].cpu_throttled == 0.49
         handler.go.set()
         await rig.idle()
+
+
+async def test_a_heartbeat_lists_a_limited_number_of_endpoints_and_counts_the_others() -> None:
+    async with dispatch_rig(lambda _: None, target={"address": "ipv4:127.0.0.1:1,127.0.0.2:1"}) as rig:
+        runtimes = {f"group/topic-{number}": rig.runtime for number in range(MAX_ENDPOINTS)}
+        statuses = workload_statuses(runtimes, [], rig.budget, 0.0)
+        targets = [target for status in statuses for target in status.targets]
+        assert sum(len(target.endpoints) for target in targets) == MAX_ENDPOINTS
+        assert sum(target.more_endpoints for target in targets) == MAX_ENDPOINTS
 
 
 async def test_ordinary_values_take_no_room_in_a_heartbeat() -> None:

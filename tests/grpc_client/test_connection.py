@@ -11,11 +11,19 @@ from h2.settings import SettingCodes
 
 from app.grpc_client import frames
 from app.grpc_client.calls import Call, Loss, StreamCall, UnaryCall
-from app.grpc_client.connection import CONNECTION_WINDOW, REFUSAL_PAUSE_S, ConnectionOptions, grpc_timeout
+from app.grpc_client.connection import (
+    CANCELLED_PAUSE_S,
+    CONNECTION_WINDOW,
+    REFUSAL_PAUSE_S,
+    ConnectionOptions,
+    grpc_timeout,
+)
 from app.grpc_client.frames import ErrorCode
 from app.grpc_client.header_encoder import Field
 from app.grpc_client.status import StatusCode
 from tests.grpc_client.memory import HEAD, METHOD, OK, ManualLoop, Pair, Pool, body
+
+CANCELLED: list[Field] = [*HEAD, (b"grpc-status", b"1")]
 
 OPTIONS = ConnectionOptions(keepalive_s=100.0, keepalive_timeout_s=10.0)
 
@@ -496,6 +504,59 @@ def test_calls_that_end_with_their_connection_know_whether_the_server_planned_it
     assert (call.code, call.loss) == (StatusCode.UNAVAILABLE, loss)
     assert call.is_planned == (loss is Loss.PLANNED)
     assert f"GOAWAY {code.name} (too many pings)" in call.message
+
+
+@pytest.mark.parametrize("by_reset", [False, True])
+@pytest.mark.parametrize("says_before", [False, True])
+def test_a_call_that_a_server_cancels_when_it_goes_is_lost_by_plan(
+    bench: Bench, by_reset: bool, says_before: bool
+) -> None:
+    call = bench.unary()
+    bench.pair.settle()
+    if says_before:
+        bench.server.go_away(call.stream_id)
+    if by_reset:
+        bench.server.reset(call.stream_id, ErrorCodes.CANCEL)
+    else:
+        bench.server.end(call.stream_id, CANCELLED)
+    if not says_before:
+        bench.pair.to_client()
+        assert call.code is None, "its GOAWAY may come in a moment"
+        bench.server.go_away(call.stream_id)
+    bench.pair.to_client()
+    bench.loop.advance(CANCELLED_PAUSE_S)
+    assert (call.code, call.loss, call.is_planned) == (StatusCode.CANCELLED, Loss.PLANNED, True)
+    assert bench.done == [call]
+
+
+@pytest.mark.parametrize(("by_reset", "loss"), [(False, Loss.NONE), (True, Loss.BROKEN)])
+def test_a_call_that_a_server_cancels_and_stays_is_cancelled_a_moment_later(
+    bench: Bench, by_reset: bool, loss: Loss
+) -> None:
+    calls = [bench.unary(), bench.unary()]
+    bench.pair.settle()
+    for call in calls:
+        if by_reset:
+            bench.server.reset(call.stream_id, ErrorCodes.CANCEL)
+        else:
+            bench.server.end(call.stream_id, CANCELLED)
+    bench.pair.to_client()
+    bench.loop.advance(CANCELLED_PAUSE_S)
+    assert [(call.code, call.loss, call.is_planned) for call in calls] == [
+        (StatusCode.CANCELLED, loss, False)
+    ] * 2
+    assert bench.done == calls
+
+
+def test_a_call_that_was_cancelled_ends_with_its_connection_at_the_latest(bench: Bench) -> None:
+    call = bench.unary()
+    bench.pair.settle()
+    bench.server.end(call.stream_id, CANCELLED)
+    bench.pair.to_client()
+    bench.pair.transport.lose()
+    assert call.code is StatusCode.CANCELLED
+    bench.loop.advance(CANCELLED_PAUSE_S)
+    assert bench.done == [call]
 
 
 @pytest.mark.parametrize("code", [ErrorCodes.NO_ERROR, ErrorCodes.ENHANCE_YOUR_CALM])

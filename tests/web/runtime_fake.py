@@ -34,7 +34,7 @@ from app.controllog.events import AnyControlEvent, Assignment, RoutePut, Workloa
 from app.controllog.incident_log import IncidentLog
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
-from app.dispatch.model.throughput_diagnosis import TargetStatus
+from app.dispatch.model.throughput_diagnosis import EndpointStatus, TargetStatus
 from app.dispatch.push.metadata import SenderRole
 from app.failover.run.participant import FailoverParticipant, FailoverPorts
 from app.failover.run.presence import Presence
@@ -165,7 +165,21 @@ def in_trouble(text: str = "") -> dict[str, Any]:
         probe_in_ms=700, limit=8, ceiling=500, phase="hold", allowed=4, in_flight=1, credit=0, held=12,
         timeout_ms=20_000, base_timeout_ms=10_000, health=f"unreachable{text}", calls=40, failed=30,
     )  # fmt: skip
-    main = TargetStatus(address="billing:443", limit=100, in_flight=3, timeout_ms=10_000, health="serving")
+    endpoints = [
+        EndpointStatus(name="10.0.0.1:443", for_s=3.5, in_flight=3, calls=75, failed=3, latency_ms=4.5),
+        EndpointStatus(
+            name=f"10.0.0.2:443{text}",
+            state="ejected",
+            for_s=7.0,
+            why=f"it failed {text}",
+            calls=25,
+            failed=25,
+        ),
+    ]
+    main = TargetStatus(
+        address="billing:443", limit=100, in_flight=3, timeout_ms=10_000, health="serving",
+        endpoints=endpoints, more_endpoints=2, answered=100,
+    )  # fmt: skip
     head = HeadStatus(
         **at, offset=17, age_s=4.2, tracker_used=0.95, unfinished_share=0.01, why_not=f"no token {text}"
     )

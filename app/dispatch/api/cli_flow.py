@@ -31,6 +31,13 @@ def print_flow(body: FlowRow, output: str) -> None:
         if words not in flow["why"]:
             _line(f"throttled: {words}")
     _section("Receivers", [_receiver(row) for row in flow["receivers"]])
+    receivers = flow["receivers"]
+    _section("Endpoints", [_endpoint(row, one) for row in receivers for one in row.get("endpoints", ())])
+    for row in receivers:
+        if row.get("unresolved"):
+            _line(f"{row['address']} has no endpoint on {row['worker']}: {row['unresolved']}")
+        if row.get("more_endpoints"):
+            _line(f"and {row['more_endpoints']} more of {row['address']} on {row['worker']}")
     _section("Workers", [_worker(row) for row in flow["workers"]])
     _section(
         "Failed, and not dead-lettered yet",
@@ -82,6 +89,21 @@ def _receiver(row: FlowRow) -> FlowRow:
         "timeout": f"{timeout_s:g} s" + ("" if timeout_s == base_s else f" (defined {base_s:g} s)"),
         "failed": "-" if row["failed_share"] is None else f"{row['failed_share']:.1%} of {row['calls']}",
         "worker": row["worker"],
+    }
+
+
+def _endpoint(receiver: FlowRow, row: FlowRow) -> FlowRow:
+    why = f" ({row['why']})" if row["why"] else ""
+    return {
+        "address": receiver["address"],
+        "endpoint": row["name"],
+        "state": f"{row['state']} for {row['for_s']:.0f} s{why}",
+        "health": row["health"],
+        "in_flight": f"{row['in_flight']} of {row['limit']}",
+        "share": "-" if row["share"] is None else f"{row['share']:.0%}",
+        "failed": "-" if row["failed_share"] is None else f"{row['failed_share']:.1%}",
+        "latency": "-" if row["latency_ms"] is None else f"{row['latency_ms']:g} ms",
+        "worker": receiver["worker"],
     }
 
 

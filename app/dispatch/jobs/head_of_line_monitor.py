@@ -1,6 +1,7 @@
 """Looks for head-of-line blocking on a timer, because a quiet topic has no other event that would trigger it.
 
-It also reports receivers that fail messages or answer too much, and batches that cannot be decoded.
+It also reports receivers that fail messages or answer too much, endpoints that are outliers, and batches that
+cannot be decoded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from app.dispatch.push.answer_limits import REMEDY as ANSWER_REMEDY
 from app.kernel.incidents import ReportIncident
 
 if TYPE_CHECKING:
+    from app.dispatch.push.endpoint import Endpoint
     from app.dispatch.scheduler.workload import WorkloadRuntime
 
 log = structlog.get_logger(__name__)
@@ -28,6 +30,7 @@ WITHHELD_REMEDY = (
 )
 UNDECODABLE_REMEDY = "find their producer; dlq list shows their offsets, dlq export has their bytes"
 UNDECODABLE_WAITS = "enable spec.dlq, or everything behind them waits too; find their producer"
+OUTLIER_REMEDY = "look at this instance of the receiver, or stop it: the others take its messages"
 REMEDY = "the message is in the dead letter queue or a retry topic now; find its fault there"
 
 
@@ -80,9 +83,22 @@ class HeadOfLineMonitor(Service):
             if due := queues.receiver.unread.due(now_s):
                 message = f"{due[0]} answers of {address} were too large to read: {due[1]}"
                 self._report_incident("answer-too-large", key, message, ANSWER_REMEDY)
+            for endpoint in queues.receiver.endpoints:
+                self._report_outlier(key, endpoint, now_s)
         if due := runtime.undecodable.due(now_s):
             has_queue = runtime.settings.policy.dlq_enabled
             become = "go to the dead letter queue" if has_queue else "wait, because spec.dlq.enabled is false"
             message = f"{due[0]} records or batches cannot be decoded. They {become}. The last: {due[1]}"
             remedy = UNDECODABLE_REMEDY if has_queue else UNDECODABLE_WAITS
             self._report_incident("undecodable", key, message, remedy)
+
+    def _report_outlier(self, key: str, endpoint: Endpoint, now_s: float) -> None:
+        standing = endpoint.standing
+        why = standing.outlier(now_s)
+        if why and not standing.is_reported:
+            gets = "no messages for now" if standing.is_ejected else "fewer messages"
+            self._report_incident(
+                "endpoint-outlier", key, f"endpoint {endpoint.name} gets {gets}: {why}", OUTLIER_REMEDY,
+                lambda: endpoint.is_leaving or not standing.outlier(time.monotonic()),
+            )  # fmt: skip
+        standing.is_reported = bool(why)

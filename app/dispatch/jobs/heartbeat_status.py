@@ -16,6 +16,7 @@ from app.kafka.fetch.deliveries import ByteBudget
 
 EMPTYING = "its retry tier is no longer defined: it delivers the waiting messages, then the job ends"
 MAX_HEADS = 100  # in every heartbeat, of all workloads: the oldest ones
+MAX_ENDPOINTS = 500  # in every heartbeat, of all receivers
 
 
 def job_status(pump: DispatchPump) -> JobStatus:
@@ -38,10 +39,24 @@ def workload_statuses(
     `cpu_throttled`: as in `WorkloadStatus`."""
     now_s, budget_used = time.monotonic(), budget.used_bytes / max(1, budget.capacity_bytes)
     heads, more = _heads(pumps, now_s)
-    return [
+    found = [
         _workload(key, runtime, heads.get(key, []), more.get(key, 0), now_s, budget_used, cpu_throttled)
         for key, runtime in runtimes.items()
     ]
+    if sum(len(target.endpoints) for workload in found for target in workload.targets) > MAX_ENDPOINTS:
+        _shorten(found)
+    return found
+
+
+def _shorten(workloads: Iterable[WorkloadStatus]) -> None:
+    """Leaves `MAX_ENDPOINTS` endpoints, and counts the others."""
+    left = MAX_ENDPOINTS
+    for workload in workloads:
+        for number, target in enumerate(workload.targets):
+            shown = target.endpoints[:left]
+            left -= len(shown)
+            others = target.more_endpoints + len(target.endpoints) - len(shown)
+            workload.targets[number] = msgspec.structs.replace(target, endpoints=shown, more_endpoints=others)
 
 
 def _workload(
@@ -54,7 +69,7 @@ def _workload(
     blocked = "" if lease.may_push(now_s) else "snapshots" if lease.holds(now_s) else "lease"
     return WorkloadStatus(
         key=key,
-        breaker=str(main.breaker.state),
+        breaker=main.breaker_state,
         in_flight=receivers.in_flight,
         limit=main.limit,
         held=sum(target.held for target in targets),

@@ -17,7 +17,7 @@ How gRPC statuses count (`app.dispatch.model.dead_letter_budget` says whether de
 
 It opens after `DOWN_FAILURES` DOWN in a row, or after `STREAK_FAILURES` of any kind in a row. It also opens
 when more than `OVERLOAD_SHARE` of the calls in about the last `WINDOW_S` were OVERLOAD, if there were
-`OVERLOAD_MIN_CALLS`.
+`OVERLOAD_MIN_CALLS`. `eject` opens it for an outlier (`app.dispatch.model.outlier_detection`), as by FAILED.
 
 REFUSED counts because a receiver that refuses everything (a deployment without the handler, an expired token)
 would flush the topic into the DLQ. It takes a long row, because a single message may be refused with reason
@@ -84,12 +84,13 @@ class CircuitBreaker:
         failed: It is not closed, and FAILED opened it.
         next_probe_at_s: While not closed, when `allow` returns True again.
         closed_at_s: When it last closed; -inf before it first opened.
+        streak: The failures in a row.
     """
 
     __slots__ = (
         "_calls", "_down", "_failed", "_interval_s", "_last_interval_s", "_older_calls", "_older_failed",
-        "_older_overloads", "_overloads", "_probes", "_rotate_at_s", "_since_s", "_streak", "closed",
-        "closed_at_s", "failed", "next_probe_at_s", "reason",
+        "_older_overloads", "_overloads", "_probes", "_rotate_at_s", "_since_s", "closed", "closed_at_s",
+        "failed", "next_probe_at_s", "reason", "streak",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -159,7 +160,7 @@ class CircuitBreaker:
         """Takes a call that began at `started_s`, and that a working receiver answered."""
         if self.closed:
             if started_s >= self._since_s:
-                self._down = self._streak = 0
+                self._down = self.streak = 0
                 if now_s >= self._rotate_at_s:
                     self._rotate(now_s)
                 self._calls += 1
@@ -186,23 +187,28 @@ class CircuitBreaker:
             self._rotate(now_s)
         self._calls += count
         self._failed += count
-        self._streak += count
+        self.streak += count
         self._down += failure is FailureKind.DOWN
         self._overloads += failure is FailureKind.OVERLOAD
         if self._down >= DOWN_FAILURES:
-            self._open(now_s, f"{self._down} calls in a row found no receiver")
-        elif self._streak >= STREAK_FAILURES and failure is FailureKind.FAILED:
+            self.open(now_s, f"{self._down} calls in a row found no receiver")
+        elif self.streak >= STREAK_FAILURES and failure is FailureKind.FAILED:
             self.failed = True
-            self._open(now_s, f"{self._streak} calls in a row failed, the last with {why}; {SPENT}")
-        elif self._streak >= STREAK_FAILURES:
-            self._open(now_s, f"{self._streak} calls in a row failed, the last as {failure.value}")
+            self.open(now_s, f"{self.streak} calls in a row failed, the last with {why}; {SPENT}")
+        elif self.streak >= STREAK_FAILURES:
+            self.open(now_s, f"{self.streak} calls in a row failed, the last as {failure.value}")
         else:
             calls = self._calls + self._older_calls
             overloads = self._overloads + self._older_overloads
             if calls >= OVERLOAD_MIN_CALLS and overloads > calls * OVERLOAD_SHARE:
-                self._open(now_s, f"{overloads} of the last {calls} calls failed by overload")
+                self.open(now_s, f"{overloads} of the last {calls} calls failed by overload")
 
-    def _open(self, now_s: float, reason: str) -> None:
+    def eject(self, now_s: float, reason: str) -> None:
+        """Opens it: others take what this receiver fails."""
+        self.failed = True
+        self.open(now_s, reason)
+
+    def open(self, now_s: float, reason: str) -> None:
         self.closed = False
         self.reason = reason
         self._since_s = now_s
@@ -212,7 +218,7 @@ class CircuitBreaker:
         self.next_probe_at_s = now_s + PROBE_MIN_S
 
     def _forget(self, now_s: float) -> None:
-        self._down = self._streak = 0
+        self._down = self.streak = 0
         self._calls = self._overloads = self._older_calls = self._older_overloads = 0
         self._failed = self._older_failed = 0
         self._rotate_at_s = now_s + WINDOW_S / 2

@@ -68,41 +68,79 @@ class ThroughputBound(StrEnum):
 _GRAVITY = {bound: index for index, bound in enumerate(ThroughputBound)}
 
 
-class TargetStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One receiver of a workload as one worker sees it.
+ENDPOINT_STATES = ("ready", "slow", "silent", "probing", "ejected", "not-serving", "leaving")
+
+
+class SendingStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How messages go to a receiver or to one of its endpoints, as one worker sees it.
 
     Attributes:
         contract: The one in use.
-        breaker, why_open, probe_in_ms: The breaker's state; while it is not closed, the reason and the time
-            to the next probe (-1: it is closed).
         limit, allowed: The most messages in flight, and what slow start allows of it now (-1: all).
         ceiling, phase: The adaptive limit's; 0 and "" with a fixed limit.
         credit: The messages that the stream takes now; -1 for unary.
-        held: Messages that wait for this receiver.
         timeout_ms, base_timeout_ms: The present timeout of a call, and the definition's if it differs.
         health: The last health check's result; "": there was none.
-        calls, failed: Answers of the last seconds, and those that count against the receiver.
+        calls, failed: Answers of the last seconds, and those that count against the receiver; of an endpoint
+            all messages that it did not take.
         latency_ms: The mean time to an answer in the last minute that had any; -1: there was none yet.
     """
 
-    address: str
     contract: str = "unary"
-    breaker: str = "closed"
-    why_open: str = ""
-    probe_in_ms: int = -1
     limit: int = 0
     allowed: int = -1
     ceiling: int = 0
     phase: str = ""
     in_flight: int = 0
     credit: int = -1
-    held: int = 0
     timeout_ms: int = 0
     base_timeout_ms: int = 0
     health: str = ""
     calls: int = 0
     failed: int = 0
     latency_ms: float = -1
+
+
+class EndpointStatus(SendingStatus, frozen=True, kw_only=True, omit_defaults=True):
+    """One endpoint of a receiver.
+
+    Attributes:
+        name: Its address.
+        state: "ready", "slow" (beside the others), "silent" (it answers health checks no longer), "probing"
+            (its breaker is not closed), "ejected" (it fails what the others take), "not-serving" (by its
+            health check), or "leaving" (its name has it no longer).
+        for_s: For how long it has been in this state.
+        why: Why it is slow, probing or ejected.
+    """
+
+    name: str
+    state: str = "ready"
+    for_s: float = 0
+    why: str = ""
+
+
+class TargetStatus(SendingStatus, frozen=True, kw_only=True, omit_defaults=True):
+    """One receiver of a workload. With several endpoints, it is as good as the best of them, and numbers are
+    sums.
+
+    Attributes:
+        breaker, why_open, probe_in_ms: The breaker's state; while it is not closed, the reason and the time
+            to the next probe (-1: it is closed).
+        held: Messages that wait for this receiver.
+        endpoints: Some of them, first those that are not ready; `more_endpoints`: how many others there are.
+        answered: The sum of all endpoints' `calls`.
+        unresolved: Why the address has no endpoint; "": it has.
+    """
+
+    address: str
+    breaker: str = "closed"
+    why_open: str = ""
+    probe_in_ms: int = -1
+    held: int = 0
+    endpoints: list[EndpointStatus] = []
+    answered: int = 0
+    more_endpoints: int = 0
+    unresolved: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +266,9 @@ def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDia
         return ThroughputDiagnosis(ThroughputBound.LEASE, f"{why}; {throttled}" if throttled else why)
     for target in targets:
         waits = f"; {target.held} messages wait for it" if target.held else ""
+        if target.unresolved:
+            words = f"{target.address} has no endpoint: {target.unresolved}{waits}"
+            return ThroughputDiagnosis(ThroughputBound.HEALTH, words)
         if target.health in HOLDING:
             words = f"{target.address} {HOLDING[target.health]}{waits}"
             return ThroughputDiagnosis(ThroughputBound.HEALTH, words)

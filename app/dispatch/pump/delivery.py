@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from app.dispatch.model.head_of_line import StashVerdict
     from app.dispatch.model.outcome import DeliveryDecision
     from app.dispatch.pump.settings import DispatchSettings
+    from app.dispatch.push.endpoint import Endpoint
     from app.dispatch.push.receiver import Receiver
     from app.kafka.fetch.decoder import UndecodableBatch
     from app.kafka.records.record import Record
@@ -280,8 +281,8 @@ class Delivery:
     """One message, over all its in-memory attempts."""
 
     __slots__ = (
-        "attempts", "canceled", "first_sent_s", "handle", "origin", "pump", "receiver", "record", "sent_to",
-        "started_s", "suspicion", "timeouts", "verdict",
+        "attempts", "canceled", "endpoint", "first_sent_s", "handle", "origin", "pump", "receiver", "record",
+        "sent_to", "started_s", "suspicion", "timeouts", "verdict",
     )  # fmt: skip
 
     def __init__(self, pump: DeliveryPump, record: Record, origin: MessageOrigin | None) -> None:
@@ -295,6 +296,7 @@ class Delivery:
         self.first_sent_s = self.started_s = 0.0
         self.handle: PendingCall | None = None
         self.receiver: Receiver | None = None
+        self.endpoint: Endpoint | None = None  # the last one that got the message
         self.sent_to: Receiver | None = None  # the last time
         self.suspicion: CrashSuspicion | None = None  # after the loss of its receiver
 
@@ -307,7 +309,12 @@ class Delivery:
         if receiver is not self.sent_to or not self.first_sent_s:
             self.first_sent_s = now_s  # the time at another receiver does not count as its age
         self.receiver = self.sent_to = receiver
-        receiver.sent(pump, 1)
+        endpoint = receiver.chosen
+        assert endpoint is not None
+        if endpoint is self.endpoint:
+            endpoint = receiver.another(endpoint, now_s)
+        self.endpoint = endpoint
+        receiver.sent(endpoint, pump, 1)
         pump.open[record.offset] = pump.calls[record.offset] = self
         value = record.value
         added: Metadata = ()
@@ -320,8 +327,8 @@ class Delivery:
                 return
             value, added = outgoing
         timeouts = self.timeouts + (self.origin.timeouts if self.origin is not None else 0)
-        timeout_s = receiver.timeout.for_message(timeouts)
-        if (stream := receiver.stream) is not None:
+        timeout_s = endpoint.timeout.for_message(timeouts)
+        if (stream := endpoint.stream) is not None:
             self._send_by(stream, value, added, timeout_s)
             return
         try:
@@ -330,7 +337,7 @@ class Delivery:
         except ValueError as error:  # of a header's name, or an interceptor's metadata
             asyncio.get_running_loop().call_soon(self.answered, CallResult.local(str(error)))
             return
-        self.handle = receiver.target.call(value, metadata, timeout_s, self.answered)
+        self.handle = endpoint.target.call(value, metadata, timeout_s, self.answered)
 
     def _message(self) -> Message:
         origin, record = self.message_origin(), self.record
@@ -393,11 +400,11 @@ class Delivery:
 class BatchDelivery(OutBatch):
     """A run of messages of one partition, sent together for the first time."""
 
-    __slots__ = ("open_messages", "pump", "receiver", "started_s", "stream", "verdicts")
+    __slots__ = ("endpoint", "open_messages", "pump", "receiver", "started_s", "stream", "verdicts")
 
     def __init__(
-        self, pump: DeliveryPump, receiver: Receiver, stream: StreamTarget, records: list[Record],
-        now_s: float,
+        self, pump: DeliveryPump, receiver: Receiver, endpoint: Endpoint, stream: StreamTarget,
+        records: list[Record], now_s: float,
     ) -> None:  # fmt: skip
         super().__init__(
             pump.job.topic, pump.job.partition, records, 0, 1, self.answered,
@@ -405,6 +412,7 @@ class BatchDelivery(OutBatch):
         )  # fmt: skip
         self.pump = pump
         self.receiver = receiver
+        self.endpoint = endpoint
         self.stream = stream
         self.open_messages = len(records)
         self.started_s = now_s
@@ -412,7 +420,7 @@ class BatchDelivery(OutBatch):
 
     def start(self) -> None:
         """Sends the batch; every message gets exactly one result, later."""
-        self.receiver.sent(self.pump, self.open_messages)
+        self.receiver.sent(self.endpoint, self.pump, self.open_messages)
         self.pump.batches.add(self)
         self.pump.batched += self.open_messages
         self.stream.send(self)
@@ -431,6 +439,7 @@ class BatchDelivery(OutBatch):
         delivery.attempts = 1
         delivery.first_sent_s = delivery.started_s = self.started_s
         delivery.receiver = delivery.sent_to = self.receiver
+        delivery.endpoint = self.endpoint
         delivery.verdict = self.verdicts.get(record.offset)
         self.pump.open[record.offset] = delivery
         return delivery

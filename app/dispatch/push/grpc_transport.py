@@ -21,6 +21,13 @@ from grpc import aio
 
 from app.dispatch.push.answer_limits import MAX_STREAM_BYTES, MAX_UNARY_BYTES
 from app.dispatch.push.call_result import CallResult, Done, read_result
+from app.dispatch.push.health import (
+    HEALTH_CHECK_TIMEOUT_S,
+    METHOD,
+    ReceiverHealth,
+    health_request,
+    read_health,
+)
 from app.dispatch.push.metadata import VALUE_NULL, CallMetadata
 from app.dispatch.push.size_refusal import METADATA_WORDS
 from app.dispatch.push.transport import UNREAD_BYTES
@@ -56,6 +63,12 @@ STREAM_OPTIONS = [
     *CONNECTION_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_receive_message_length", MAX_STREAM_BYTES),
+]
+HEALTH_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 Pairs = Sequence[tuple[str, str | bytes]]
 
@@ -158,6 +171,9 @@ class GrpcStreamCall:
         self._is_canceled = True
         self._has_room.set()
 
+    def leave_connection(self) -> None:
+        """See `StreamCall.leave_connection`: grpcio keeps its connections."""
+
     @property
     def result(self) -> CallResult:
         """See `StreamCall.result`."""
@@ -202,6 +218,24 @@ class GrpcStreamCall:
         self._has_ended = True
         self._has_news.set()
         self._may_write.set()
+
+
+class GrpcHealthClient:
+    """Checks a server over a channel of its own."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = aio.insecure_channel(address, options=HEALTH_OPTIONS)
+        self._call: Any = self._channel.unary_unary(METHOD, None, None)
+
+    async def check(self, service: str = "", timeout_s: float = HEALTH_CHECK_TIMEOUT_S) -> ReceiverHealth:
+        """See `HealthClient.check`."""
+        try:
+            return read_health(OK, await self._call(health_request(service), timeout=timeout_s))
+        except aio.AioRpcError as error:
+            return read_health(error.code().value[0], b"")
+
+    async def close(self) -> None:
+        await self._channel.close(None)
 
 
 async def _run(method: Any, value: bytes, metadata: Pairs, timeout_s: float) -> CallResult:

@@ -1,24 +1,19 @@
-"""A check of a receiver's health by gRPC's standard protocol (grpc.health.v1). `health_watch` repeats it."""
+"""A receiver's health by gRPC's standard protocol (grpc.health.v1). `health_watch` asks for it repeatedly."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Protocol
 
-import grpc
-from grpc import aio
-from grpc_health.v1 import health_pb2
+from google.protobuf.message import DecodeError
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from app.kernel.grpc_status import NOT_FOUND, OK, UNIMPLEMENTED
 
 METHOD = "/grpc.health.v1.Health/Check"
-# NOT_FOUND: the receiver does not know the service.
-NO_HEALTH = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND}
-OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
 HEALTH_CHECK_TIMEOUT_S = 2.0  # a receiver that does not answer within this is unreachable
+MAX_HEALTH_BYTES = 64 * 1024
+NO_HEALTH = {UNIMPLEMENTED, NOT_FOUND}  # NOT_FOUND: the receiver does not know the service
 
 
 class ReceiverHealth(StrEnum):
@@ -39,41 +34,31 @@ class ReceiverHealth(StrEnum):
 
 _HOLDING = {ReceiverHealth.NOT_SERVING, ReceiverHealth.UNKNOWN, ReceiverHealth.SERVICE_UNKNOWN}
 _ANSWERS = {
-    health_pb2.HealthCheckResponse.SERVING: ReceiverHealth.SERVING,
-    health_pb2.HealthCheckResponse.UNKNOWN: ReceiverHealth.UNKNOWN,
-    health_pb2.HealthCheckResponse.SERVICE_UNKNOWN: ReceiverHealth.SERVICE_UNKNOWN,
+    HealthCheckResponse.SERVING: ReceiverHealth.SERVING,
+    HealthCheckResponse.UNKNOWN: ReceiverHealth.UNKNOWN,
+    HealthCheckResponse.SERVICE_UNKNOWN: ReceiverHealth.SERVICE_UNKNOWN,
 }
 
 
-class HealthClient:
-    """Checks the server at `address`, over a channel of its own."""
-
-    def __init__(self, address: str) -> None:
-        self._channel = aio.insecure_channel(address, options=OPTIONS)
-        self._call: Any = self._channel.unary_unary(
-            METHOD,
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
+class HealthClient(Protocol):
+    """Checks one server's health."""
 
     async def check(self, service: str = "", timeout_s: float = HEALTH_CHECK_TIMEOUT_S) -> ReceiverHealth:
         """The health of `service` (empty: of the whole server), within `timeout_s`."""
-        try:
-            answer = await self._call(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
-        except aio.AioRpcError as error:
-            return ReceiverHealth.UNIMPLEMENTED if error.code() in NO_HEALTH else ReceiverHealth.UNREACHABLE
-        return _ANSWERS.get(answer.status, ReceiverHealth.NOT_SERVING)
 
-    async def close(self) -> None:
-        await self._channel.close(None)
+    async def close(self) -> None: ...
 
 
-async def check(
-    address: str, service: str = "", *, timeout_s: float = HEALTH_CHECK_TIMEOUT_S
-) -> ReceiverHealth:
-    """Checks the health of `service` at `address` once."""
-    client = HealthClient(address)
+def health_request(service: str) -> bytes:
+    return HealthCheckRequest(service=service).SerializeToString()
+
+
+def read_health(code: int, answer: bytes) -> ReceiverHealth:
+    """What a check's status and answer say."""
+    if code != OK:
+        return ReceiverHealth.UNIMPLEMENTED if code in NO_HEALTH else ReceiverHealth.UNREACHABLE
     try:
-        return await client.check(service, timeout_s)
-    finally:
-        await client.close()
+        status = HealthCheckResponse.FromString(answer).status
+    except DecodeError:
+        return ReceiverHealth.UNREACHABLE
+    return _ANSWERS.get(status, ReceiverHealth.NOT_SERVING)

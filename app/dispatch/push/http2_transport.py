@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from dataclasses import dataclass
 
 import structlog
 
 from app.dispatch.model.crash_suspicion import Loss as ReceiverLoss
 from app.dispatch.push.answer_limits import MAX_STREAM_BYTES, MAX_UNARY_BYTES
 from app.dispatch.push.call_result import CallResult, Done, read_result
+from app.dispatch.push.health import (
+    HEALTH_CHECK_TIMEOUT_S,
+    MAX_HEALTH_BYTES,
+    METHOD,
+    ReceiverHealth,
+    health_request,
+    read_health,
+)
 from app.dispatch.push.http_answer import answer_words
 from app.dispatch.push.metadata import VALUE_NULL, CallMetadata, SharedMetadata
 from app.dispatch.push.transport import UNREAD_BYTES
@@ -21,15 +30,15 @@ from app.grpc_client.channel import Channel, ChannelOptions
 from app.grpc_client.connection import ConnectionOptions
 from app.grpc_client.header_encoder import Fields
 from app.grpc_client.metadata import read_metadata
-from app.grpc_client.resolver import Target
-from app.grpc_client.servers import Servers
+from app.grpc_client.pool import Pool
 from app.grpc_client.status import StatusCode
 from app.kernel.grpc_status import OK, UNAVAILABLE
 
 log = structlog.get_logger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
-LEAST_CHANNELS = 4  # for unary calls
+VIRTUAL_CHANNELS = 4  # to an address that may be a load balancer's
+MAX_AGE_S = 60.0  # of their connections: until a new server behind it has its part of the messages
 # Beside the status and the receiver's wishes, trailers may have a stack trace.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_SHARED = 10_000  # partitions, tiers and roles whose metadata is remembered
@@ -41,14 +50,36 @@ _LOSSES = {
 }
 
 
-class Http2UnaryTarget:
-    """A receiver's unary method, over as many connections as its calls need."""
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An endpoint's address, and how it is met.
 
-    def __init__(self, address: str, method: str) -> None:
-        """Raises ValueError: an address that only `transport: grpc` knows, such as a DNS server's."""
-        self.address = address
+    Attributes:
+        authority: The name that calls are made to.
+        proxy: An HTTP proxy on the way.
+        is_virtual: There may be many servers behind the address.
+    """
+
+    address: Address
+    authority: str
+    proxy: Proxy | None = None
+    is_virtual: bool = False
+
+    def channel(self, max_message_bytes: int) -> Channel:
+        limits = ConnectionOptions(max_message_bytes=max_message_bytes, max_header_bytes=MAX_HEADER_BYTES)
+        options = ChannelOptions(
+            authority=self.authority, proxy=self.proxy, connect_timeout_s=CONNECT_TIMEOUT_S, connection=limits
+        )
+        return Channel(self.address, options)
+
+
+class Http2UnaryTarget:
+    """An endpoint's unary method, over as many connections as its calls need."""
+
+    def __init__(self, server: Server, method: str) -> None:
         self._method = method
-        self._servers = _servers(address, MAX_UNARY_BYTES, at_least=LEAST_CHANNELS)
+        count, age_s = (VIRTUAL_CHANNELS, MAX_AGE_S) if server.is_virtual else (1, 0.0)
+        self._pool = Pool(lambda: server.channel(MAX_UNARY_BYTES), count, age_s)
         self._fields: dict[SharedMetadata, Fields] = {}
 
     def call(self, value: bytes | None, metadata: CallMetadata, timeout_s: float, done: Done) -> _Handle:
@@ -62,17 +93,17 @@ class Http2UnaryTarget:
         def end(call: calls.UnaryCall) -> None:
             done(_unary_result(call, time.monotonic() - started_s))
 
-        return _Handle(self._servers.pick().unary(fields, value or b"", own, timeout_s, end))
+        return _Handle(self._pool.pick().unary(fields, value or b"", own, timeout_s, end))
 
     def _remember(self, shared: SharedMetadata) -> Fields:
         if len(self._fields) >= MAX_SHARED:
             self._fields.clear()
-        fields = self._fields[shared] = self._servers.pick().method(self._method, shared.fields)
+        fields = self._fields[shared] = self._pool.pick().method(self._method, shared.fields)
         return fields
 
     async def close(self) -> None:
         """Closes the connections; calls under way end as CANCELLED."""
-        await self._servers.close()
+        await self._pool.close()
 
 
 class _Handle:
@@ -87,20 +118,19 @@ class _Handle:
 
 
 class Http2StreamChannel:
-    """A receiver's method for streams."""
+    """An endpoint's method for streams. Each of `connections` takes the next stream when it has fewest."""
 
-    def __init__(self, address: str, method: str) -> None:
-        """Raises ValueError: as `Http2UnaryTarget`."""
-        self._servers = _servers(address, MAX_STREAM_BYTES, at_least=1)
-        self._fields = self._servers.pick().method(method)
+    def __init__(self, server: Server, method: str, connections: int = 1) -> None:
+        self._channels = [server.channel(MAX_STREAM_BYTES) for _ in range(connections)]
+        self._fields = self._channels[0].method(method)
 
     def open(self) -> Http2StreamCall:
         """See `StreamChannel.open`."""
-        return Http2StreamCall(self._servers.pick(), self._fields)
+        return Http2StreamCall(min(self._channels, key=lambda channel: channel.load), self._fields)
 
     async def close(self) -> None:
         """Closes the connections; streams under way end as CANCELLED."""
-        await self._servers.close()
+        await asyncio.gather(*(channel.close() for channel in self._channels))
 
 
 class Http2StreamCall:
@@ -111,6 +141,7 @@ class Http2StreamCall:
         self._unread_bytes = 0
         self._has_news = asyncio.Event()
         self._may_write = asyncio.Event()
+        self._channel = channel
         self._call = channel.stream(fields, (), None, self._receive, self._end, self._drained)
 
     async def read(self) -> bytes | None:
@@ -144,6 +175,10 @@ class Http2StreamCall:
         """See `StreamCall.cancel`."""
         self._call.cancel()
 
+    def leave_connection(self) -> None:
+        """See `StreamCall.leave_connection`."""
+        self._channel.renew()
+
     @property
     def result(self) -> CallResult:
         """See `StreamCall.result`."""
@@ -165,25 +200,31 @@ class Http2StreamCall:
         self._may_write.set()
 
 
-def _servers(address: str, max_message_bytes: int, *, at_least: int) -> Servers:
-    target = Target.parse(address)
-    proxy = _proxy(target.places[0])
-    limits = ConnectionOptions(max_message_bytes=max_message_bytes, max_header_bytes=MAX_HEADER_BYTES)
+class Http2HealthClient:
+    """Checks an endpoint over a connection of its own: others may be busy."""
 
-    def open_channel(place: Address) -> Channel:
-        options = ChannelOptions(
-            authority=target.authority, proxy=proxy, connect_timeout_s=CONNECT_TIMEOUT_S,
-            connection=limits,
-        )  # fmt: skip
-        return Channel(place, options)
+    def __init__(self, server: Server) -> None:
+        self._channel = server.channel(MAX_HEALTH_BYTES)
+        self._fields = self._channel.method(METHOD)
 
-    connects_ahead = at_least > 1  # a stream has one connection
-    return Servers(
-        target, open_channel, at_least=at_least, connects_ahead=connects_ahead, looks_up=proxy is None
-    )
+    async def check(self, service: str = "", timeout_s: float = HEALTH_CHECK_TIMEOUT_S) -> ReceiverHealth:
+        """See `HealthClient.check`."""
+        ended: asyncio.Future[calls.UnaryCall] = asyncio.get_running_loop().create_future()
+
+        def end(call: calls.UnaryCall) -> None:
+            if not ended.done():  # the check was given up
+                ended.set_result(call)
+
+        self._channel.unary(self._fields, health_request(service), (), timeout_s, end)
+        call = await ended
+        assert call.code is not None
+        return read_health(call.code, call.answer or b"")
+
+    async def close(self) -> None:
+        await self._channel.close()
 
 
-def _proxy(place: Address) -> Proxy | None:
+def proxy_to(place: Address) -> Proxy | None:
     """The proxy of the environment. One that cannot be is left out, as gRPC's C core does, with a warning."""
     try:
         return Proxy.from_environment(place)
@@ -215,8 +256,8 @@ def _outcome(call: calls.Call) -> tuple[int, str, ReceiverLoss | None]:
     """Status, details, and what became of the receiver; `http_answer` knows the words."""
     code, details = call.code, call.message
     assert code is not None
-    if call.loss is Loss.UNPROCESSED:
-        # No receiver had the message, whatever the reason: its attempt does not count.
+    if call.loss in (Loss.UNPROCESSED, Loss.PLANNED):
+        # No receiver had the message, or none that stays, whatever the reason: its attempt does not count.
         code = StatusCode.UNAVAILABLE
     if call.head is not None and call.head.refusal:
         details = answer_words(call.head.http_status)

@@ -30,14 +30,14 @@ def send_suspects(queues: ReceiverQueues, gate: SendGate, has_fresh: bool, now_s
             suspects.popleft()
         elif first.pump.paused:
             first.pump.put_back(suspects.popleft())
-        elif queues.held or (has_fresh and not receiver.breaker.closed):
+        elif queues.held or (has_fresh and not receiver.closed):
             return  # other messages go first, and are better probes
         elif out and first.suspicion.goes_alone:
             return
         elif not first.suspicion.may_go(
-            now_s, taken=receiver.taken, heard=receiver.health.answers, alone=not receiver.in_flight
+            now_s, taken=receiver.taken, heard=receiver.heard, alone=not receiver.in_flight
         ):
-            receiver.health.ask()
+            receiver.ask_health()
             gate.call_at(now_s + SUSPECT_POLL_INTERVAL_S)
             return
         elif gate.room(receiver, now_s):

@@ -78,7 +78,7 @@ def send_withheld(
     withheld.pop_all(attrgetter("draining"))  # their next owner delivers them
     for paused in withheld.pop_all(attrgetter("paused")):
         paused.pump.put_back(paused)
-    if receiver.breaker.closed:
+    if receiver.closed:
         allowed = trials.room(now_s, budget.available(now_s))
     elif queues.held or (has_fresh and not queues.probe_held):
         return
@@ -92,7 +92,7 @@ def send_withheld(
         trials.sent()
         allowed -= 1
         gate.start(delivery, receiver, now_s)
-    if withheld and receiver.breaker.closed and not trials.out:
+    if withheld and receiver.closed and not trials.out:
         gate.call_at(
             min(
                 max(trials.next_at_s, now_s + TRIAL_POLL_INTERVAL_S),

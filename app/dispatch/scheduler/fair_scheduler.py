@@ -55,9 +55,9 @@ class FairScheduler:
 
     def allowance(self, pump: DeliveryPump, room: int, receiver: Receiver) -> int:
         """How many messages the pump may send to this receiver, at most `room`. A probe needs no share."""
-        if len(self._members) < 2 or not receiver.breaker.closed:
+        if len(self._members) < 2 or receiver.probes:
             return room
-        return min(room, fair_allowance(room, receiver.out[pump]))
+        return min(room, fair_allowance(receiver.free, receiver.out[pump]))
 
     def first(self, room: int, receiver: Receiver) -> tuple[DeliveryPump, int] | None:
         """The next pump that may send to this receiver, and how many; None: there is none."""

@@ -109,7 +109,7 @@ class IsolationRouter:
         if queues.held or queues.receiver.in_flight:  # else it serves as a probe (rule 4)
             queues = self._now_for(queues, now_s)
         receiver = delivery.receiver = queues.receiver
-        if receiver.breaker.failed and delivery.attempts:
+        if receiver.failed and delivery.attempts:
             queues.withhold(delivery, now_s)
             return
         if len(queues.held) >= MAX_HELD_APART and self._may_move(queues, production):
@@ -164,7 +164,7 @@ class IsolationRouter:
     def _relieve(self, queues: ReceiverQueues, now_s: float, production: set[str]) -> None:
         """Moves messages away that have waited too long, if they may move."""
         receiver = queues.receiver
-        is_away = not (receiver.breaker.closed and receiver.health.serving)
+        is_away = not receiver.takes
         if not self._may_move(queues, production):
             return
         for queue in (queues.held, queues.suspects):

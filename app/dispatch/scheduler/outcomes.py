@@ -109,7 +109,8 @@ class OutcomeHandler:
         else:
             receiver = delivery.receiver
             assert receiver is not None
-            breaker = receiver.breaker
+            assert delivery.endpoint is not None
+            breaker = delivery.endpoint.breaker
             decision = self._decide(
                 delivery, result.code, result.action, not breaker.closed, fails_all=breaker.failed
             )
@@ -160,7 +161,7 @@ class OutcomeHandler:
         stuck = tracker.room <= 0 and tracker.unfinished <= max(1, tracker.limit * (1 - FINISHED_SHARE))
         together = suspicion.is_suspect and queues is not None and queues.suspects_sent > 1
         suspicion.lost(
-            loss, now_s, taken=receiver.taken, heard=receiver.health.answers, stuck=stuck, together=together
+            loss, now_s, taken=receiver.taken, heard=receiver.heard, stuck=stuck, together=together
         )
         age_s, tokens = now_s - delivery.first_sent_s, self._limits.head_tokens
         has_failed = suspicion.has_failed(stuck=stuck, age_s=age_s, patience_s=settings.head_after_s)
@@ -179,7 +180,7 @@ class OutcomeHandler:
         """Whether rule 3 withholds the message; if not, spends the token of its dead letter."""
         if decision.action is Action.HOLD:
             receiver = delivery.receiver
-            return receiver is not None and receiver.breaker.failed and code not in FAILURES
+            return receiver is not None and receiver.failed and code not in FAILURES
         if decision.action is not Action.DLQ or not is_limited:
             return False
         return not self._limits.dead_letters.try_spend(self._clock())
@@ -218,7 +219,7 @@ class OutcomeHandler:
             case Action.HOLD:
                 delivery.attempts = max(0, delivery.attempts - 1)
                 receiver = delivery.receiver
-                is_back = receiver is None or receiver.breaker.closed
+                is_back = receiver is None or receiver.closed
                 queues = None if is_back else self._chosen_again(delivery)
                 if queues is None:
                     delivery.receiver = None  # the definition may have changed, so it is routed again

@@ -90,11 +90,12 @@ class Receivers:
         self.main = self.by_address[target]
 
     def _new(self, workload: Workload, address: str) -> Receiver:
-        receiver = Receiver(workload, address, self._clients, self._clock, self._on_room)
+        receiver = Receiver(
+            workload, address, self._clients, self._clock, self._on_room,
+            lambda: self._lease.may_push(self._clock()),
+        )  # fmt: skip
         receiver.share = self._share
         receiver.announce_role(self._role)
-        if receiver.stream is not None:
-            receiver.stream.may_send = lambda: self._lease.may_push(self._clock())
         return receiver
 
     def announce_role(self, role: SenderRole | None) -> None:

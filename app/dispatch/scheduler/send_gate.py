@@ -65,6 +65,7 @@ class SendGate:
         while held and (room := self.room(receiver, now_s)):
             delivery = held.pop_next(lambda pump: self._turns.allowance(pump, room, receiver))
             if delivery is None:
+                receiver.forgo(now_s)
                 return
             queues.probe_held = False
             self.start(delivery, receiver, now_s)
@@ -89,7 +90,7 @@ class SendGate:
         if self._is_send_due:
             return
         self._is_send_due = True
-        if receiver.stream is not None and 2 * receiver.in_flight > receiver.limit:
+        if receiver.streams and 2 * receiver.in_flight > receiver.limit:
             asyncio.get_running_loop().call_later(BUSY_PAUSE_S, self._send_due)
         else:
             asyncio.get_running_loop().call_soon(self._send_due)

@@ -163,7 +163,7 @@ class WorkloadRuntime:
 
     @property
     def sends_calls(self) -> bool:
-        return self.receivers.main.receiver.stream is None
+        return not self.receivers.main.receiver.streams
 
     def join(self, pump: DeliveryPump) -> None:
         self._turns.join(pump)
@@ -177,7 +177,7 @@ class WorkloadRuntime:
     def is_serving(self, delivery: Delivery | None, now_s: float) -> bool:
         receiver = delivery.receiver if delivery is not None else None
         receiver = receiver or self.receivers.main.receiver
-        return receiver.breaker.closed and receiver.health.serving and self.lease.may_push(now_s)
+        return receiver.takes and self.lease.may_push(now_s)
 
     def is_turn_of(self, suspect: Delivery) -> bool:
         queues = self.receivers.of(suspect)
@@ -230,9 +230,9 @@ class WorkloadRuntime:
         budget = self.limits.dead_letters
         for queues in all_queues:
             has_turn = queues.probe_held or not turns or routing is not None
-            if queues.held and (queues.receiver.breaker.closed or has_turn):
+            if queues.held and (queues.receiver.closed or has_turn):
                 gate.send_held(queues, now_s)
-            if queues.withheld and not queues.receiver.breaker.closed and queues.probe_held:
+            if queues.withheld and not queues.receiver.closed and queues.probe_held:
                 send_withheld(queues, gate, budget, self._has_fresh(), now_s)
         if routing is not None:
             self._isolation.send(routing, self.limits.rate_wait_s(now_s), now_s)
@@ -259,22 +259,24 @@ class WorkloadRuntime:
                     break
                 turns.done()
             else:
-                receiver.breaker.forgo(now_s)
+                receiver.forgo(now_s)
                 return
 
     def _send_from(self, pump: DeliveryPump, limit: int, queues: ReceiverQueues, now_s: float) -> bool:
         """Sends up to `limit` messages of the pump; returns whether it had any."""
         receiver = queues.receiver
-        if (stream := receiver.stream) is not None and self.chain is None:
+        endpoint = receiver.chosen
+        assert endpoint is not None
+        if (stream := endpoint.stream) is not None and self.chain is None:
             if (rate := self.limits.messages) is not None:
                 limit = min(limit, max(1, int(rate.available(now_s))))
             if records := pump.next_records(min(limit, MAX_BATCH)):
                 self.limits.spend(records, now_s)
-                BatchDelivery(pump, receiver, stream, records, now_s).start()
+                BatchDelivery(pump, receiver, endpoint, stream, records, now_s).start()
                 return True
         while (delivery := pump.next_delivery()) is not None:
             delivery.receiver = receiver
-            if receiver.breaker.failed and delivery.attempts:  # a fresh message is a better probe
+            if receiver.failed and delivery.attempts:  # a fresh message is a better probe
                 queues.withhold(delivery, now_s)
                 continue
             if delivery.suspicion is None or not delivery.suspicion.is_suspect:
@@ -317,9 +319,11 @@ class WorkloadRuntime:
             queues.came_back(delivery, self.clock(), taken=False)
 
     def _count_answer(self, sent: Delivery | BatchDelivery, result: CallResult, count: int) -> None:
-        receiver, now_s = sent.receiver, self.clock()
+        receiver, endpoint, now_s = sent.receiver, sent.endpoint, self.clock()
         assert receiver is not None
-        receiver.answered(sent.pump, result, count, sent.started_s, now_s, self.limits.is_spent(now_s))
+        assert endpoint is not None
+        spent = self.limits.is_spent(now_s)
+        receiver.answered(endpoint, sent.pump, result, count, sent.started_s, now_s, spent=spent)
 
     async def close(self) -> None:
         """Ends the timer and the connections; the pumps must be closed already."""

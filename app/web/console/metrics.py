@@ -17,7 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from app.alerts.api.metrics import of_alerts
 from app.controllog.codec import JobStatus, WorkloadStatus
 from app.dispatch.definition import DISPATCH_JOBS
-from app.dispatch.model.throughput_diagnosis import HOLDING, TargetStatus
+from app.dispatch.model.throughput_diagnosis import ENDPOINT_STATES, HOLDING, EndpointStatus, TargetStatus
 from app.dispatch.view import slowest
 from app.failover.api.metrics import of_roles
 from app.kernel.broker_throttle import REQUESTS
@@ -33,6 +33,7 @@ from app.worker.runtime.service import Runtime
 JOB = ("workload", "topic", "partition")
 ROUTE_JOB = ("route", "topic", "partition")
 TARGET = ("workload", "target")
+ENDPOINT = (*TARGET, "endpoint")
 SERVING = {"serving": 1, **dict.fromkeys(HOLDING, 0)}  # without a health check there is no series
 
 _JOB_GAUGES = {
@@ -90,6 +91,13 @@ _TARGET_GAUGES = {
     "timeout_seconds": "Timeout of a call in force",
     "serving": "1 when its health check says SERVING, 0 when NOT_SERVING or UNKNOWN",
     "failed_ratio": "Share of the last seconds' answers that are failures of the receiver",
+}
+_ENDPOINT_GAUGES = {
+    "in_flight_messages": "Messages on their way to this endpoint",
+    "limit_messages": "Messages that may be in flight to it",
+    "latency_seconds": "Mean time to an answer in the last minute that had any",
+    "failed_ratio": "Share of the last seconds' messages that it did not take",
+    "share_ratio": "Its part of the answers that this worker got in the last seconds",
 }
 _FLEET_GAUGES = {
     "recommended_workers": "Workers that an isolation group needs for its measured load, and one to lose",
@@ -371,6 +379,31 @@ def _of_targets(workloads: Sequence[WorkloadStatus]) -> Iterator[Metric]:
                 states.add_metric((*labels, state), target.breaker == state)
     yield from gauges
     yield states
+    yield from _of_endpoints(workloads)
+
+
+def _of_endpoints(workloads: Sequence[WorkloadStatus]) -> Iterator[Metric]:
+    gauges = _Family("switchyard_endpoint", ENDPOINT, _ENDPOINT_GAUGES)
+    states = GaugeMetricFamily("switchyard_endpoint_state", "1 for its state", labels=(*ENDPOINT, "state"))
+    for workload in workloads:
+        for target in workload.targets:
+            for endpoint in target.endpoints:
+                labels = (workload.key, target.address, endpoint.name)
+                gauges.add(labels, _endpoint_values(endpoint, target.answered))
+                for state in ENDPOINT_STATES:
+                    states.add_metric((*labels, state), endpoint.state == state)
+    yield from gauges
+    yield states
+
+
+def _endpoint_values(endpoint: EndpointStatus, answered: int) -> dict[str, float | None]:
+    return {
+        "in_flight_messages": endpoint.in_flight,
+        "limit_messages": endpoint.limit,
+        "latency_seconds": None if endpoint.latency_ms < 0 else endpoint.latency_ms / 1000,
+        "failed_ratio": endpoint.failed / endpoint.calls if endpoint.calls else None,
+        "share_ratio": endpoint.calls / answered if answered else None,
+    }
 
 
 def _target_values(target: TargetStatus) -> dict[str, float | None]:

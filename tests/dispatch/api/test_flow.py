@@ -40,6 +40,11 @@ def test_the_answer_for_a_workload_has_every_figure_with_its_unit(console: Conso
     assert (main["ceiling"], main["credit"], main["probe_in_s"], main["failed_share"]) == (None,) * 4
     assert (main["base_timeout_s"], main["allowed"]) == (10.0, 100)
     assert (away["timeout_s"], away["base_timeout_s"], away["failed_share"]) == (20.0, 10.0, 0.75)
+    assert [(one["state"], one["share"], one["failed_share"]) for one in main["endpoints"]] == [
+        ("ready", 0.75, 0.04),
+        ("ejected", 0.25, 1.0),
+    ]
+    assert (main["more_endpoints"], away["endpoints"]) == (2, [])
     (worker,) = flow["workers"]
     assert (worker["jobs"], worker["paused"], worker["ready"]) == (2, 1, 7)
     assert (worker["messages_per_s"], worker["messages_short"]) == (50.0, 5.0)
@@ -102,6 +107,11 @@ def test_metrics_have_the_same_figures_by_job_target_and_workload(console: Conso
     assert value("receiver_credit_messages", main) is None
     assert value("receiver_breaker_state", f'{{state="open",{away[1:]}') == 1
     assert value("receiver_breaker_state", f'{{state="closed",{away[1:]}') == 0
+    ejected = f'{{endpoint="10.0.0.2:443",{main[1:]}'
+    assert value("endpoint_share_ratio", ejected) == 0.25
+    assert value("endpoint_failed_ratio", ejected) == 1
+    assert value("endpoint_state", f'{{state="ejected",{ejected[1:]}') == 1
+    assert value("endpoint_state", f'{{state="ready",{ejected[1:]}') == 0
     assert value("breaker_open") == 1
     assert value("head_of_line_stashed_messages_total") == 2
     assert value("head_candidates") == 4
@@ -125,6 +135,7 @@ def test_describe_prints_why_first_and_then_the_numbers(console: Console) -> Non
     text = "\n".join(lines)
     for words in (
         "8/500 (hold), slow start 4", "20 s (defined 10 s)", "75.0% of 40", "50 messages/s, 5 short",
+        "ejected for 7 s (it failed )", "and 2 more of billing:443",
         "2 (1 paused)", "90% in use", "no token", "and 3 more", "Moved away: 2", "Partitions",
     ):  # fmt: skip
         assert words in text

@@ -14,6 +14,7 @@ from app.dispatch.definition import Workload
 from app.dispatch.model.delayed_delivery import LEVELS_MS
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.pump.retry_publisher import CopyProducer
+from app.dispatch.push.endpoint import Endpoint
 from app.dispatch.push.receiver import Receiver as ReceiverState
 from app.dispatch.scheduler.clients import TargetClients
 from app.dispatch.scheduler.receiver_queues import ReceiverQueues
@@ -121,10 +122,10 @@ class DispatchRig:
         self.receiver = self._receiver(self.seen, self._handler, self.port)
         self.port = await self.receiver.start()
 
-    async def another_receiver(self, handler: Handler) -> tuple[str, list[Message], Receiver]:
+    async def another_receiver(self, handler: Handler, port: int = 0) -> tuple[str, list[Message], Receiver]:
         """Another receiver's address, the messages that it gets, and the receiver. It stops with the rig."""
         seen: list[Message] = []
-        receiver = self._receiver(seen, handler, 0)
+        receiver = self._receiver(seen, handler, port)
         port = await receiver.start()
         self._others.append(receiver)
         return f"127.0.0.1:{port}", seen, receiver
@@ -156,6 +157,12 @@ class DispatchRig:
     def main(self) -> ReceiverState:
         """The main receiver, as the worker sees it."""
         return self.queues.receiver
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The main receiver's only endpoint."""
+        (endpoint,) = self.main.endpoints
+        return endpoint
 
     @property
     def targets(self) -> dict[str, ReceiverQueues]:

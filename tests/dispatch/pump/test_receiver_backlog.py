@@ -62,7 +62,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list
 
 def waiting(rig: DispatchRig) -> int:
     """Messages in the stream's book that were not sent."""
-    stream = rig.main.stream
+    stream = rig.endpoint.stream
     assert stream is not None
     return sum(link.load[0] for link in stream._links)
 

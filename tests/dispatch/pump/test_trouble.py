@@ -55,7 +55,7 @@ async def test_a_message_that_is_never_acknowledged_delays_no_other() -> None:
         rig.run()
         pump = rig.pump()
         rig.feed(pump, numbers(1))
-        await rig.until(lambda: not rig.main.breaker.closed)
+        await rig.until(lambda: not rig.endpoint.breaker.closed)
         rig.feed(pump, numbers(500, 1))
         await rig.until(lambda: pump.delivered == 500)
         assert pump.tracker.base == 0
@@ -154,7 +154,7 @@ async def test_an_answer_that_is_too_large_fails_only_its_message_and_is_reporte
         await rig.until(lambda: pump.delivered == 9)
         await rig.until(lambda: rig.main.unread.count)
 
-        assert rig.main.breaker.closed
+        assert rig.endpoint.breaker.closed
         incidents = list[str]()
         HeadOfLineMonitor(
             {}, {"w": rig.runtime}, lambda kind, _, message, *__: incidents.append(f"{kind}: {message}")
@@ -211,7 +211,7 @@ async def test_a_header_name_that_grpc_cannot_carry_takes_its_message_to_the_dlq
         )
         assert (headers[REASON] or b"").endswith(b"spec.headers.deny")
         assert headers["na\u00efve name"] == b"x"
-        assert (pump.delivered, rig.main.breaker.closed) == (20, True)
+        assert (pump.delivered, rig.endpoint.breaker.closed) == (20, True)
 
 
 async def test_a_receiver_that_hangs_completely_flushes_no_message_into_the_dlq() -> None:
@@ -244,7 +244,7 @@ async def test_messages_too_large_for_the_receiver_go_to_the_dlq_and_slow_down_n
         for *_, headers in rig.copied.records:
             assert b"too large" in (headers["switchyard-reason"] or b"")
         assert len(rig.seen) == 40
-        assert rig.main.breaker.closed
+        assert rig.endpoint.breaker.closed
 
 
 async def test_messages_that_a_java_receiver_finds_too_large_open_no_breaker() -> None:
@@ -268,8 +268,8 @@ async def test_messages_that_a_java_receiver_finds_too_large_open_no_breaker() -
             assert b"too large for the receiver: gRPC message exceeds" in (
                 headers["switchyard-reason"] or b""
             )
-        assert rig.main.breaker.closed
-        assert rig.main.breaker.recent(time.monotonic())[1] == 0
+        assert rig.endpoint.breaker.closed
+        assert rig.endpoint.breaker.recent(time.monotonic())[1] == 0
     await server.stop(None)
 
 
@@ -442,18 +442,18 @@ async def test_interceptors_change_reject_and_skip_and_one_that_fails_harms_its_
         assert not any(b"secret" in reason for reason in reasons)
         assert b"interceptor odd: two is not allowed" in reasons  # reported once
         assert pump.delivered == 7  # what is skipped is not
-        assert rig.main.breaker.closed
+        assert rig.endpoint.breaker.closed
 
 
 async def test_a_receiver_that_is_not_serving_gets_no_messages_until_it_is() -> None:
     async with dispatch_rig(lambda _: None) as rig:
         servicer = rig.receiver._health
         await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-        await rig.until(lambda: not rig.main.health.serving)
+        await rig.until(lambda: not rig.endpoint.health.serving)
         pump = rig.pump()
         rig.feed(pump, numbers(100))
         await asyncio.sleep(0.3)
-        assert (rig.seen, rig.main.breaker.closed) == ([], True)
+        assert (rig.seen, rig.endpoint.breaker.closed) == ([], True)
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         await rig.idle()
 

@@ -11,10 +11,18 @@ import grpc
 from grpc import aio
 
 from app.dispatch.push.call_result import CallResult
-from app.dispatch.push.grpc_transport import GrpcStreamChannel, GrpcUnaryTarget
-from app.dispatch.push.http2_transport import Http2StreamChannel, Http2UnaryTarget
+from app.dispatch.push.grpc_transport import GrpcHealthClient, GrpcStreamChannel, GrpcUnaryTarget
+from app.dispatch.push.health import HEALTH_CHECK_TIMEOUT_S, ReceiverHealth
+from app.dispatch.push.http2_transport import (
+    Http2HealthClient,
+    Http2StreamChannel,
+    Http2UnaryTarget,
+    Server,
+    proxy_to,
+)
 from app.dispatch.push.metadata import CallMetadata, MetadataTemplate, SharedMetadata, wire_fields
 from app.dispatch.push.transport import CallHandle, StreamChannel, UnaryTarget
+from app.grpc_client.address import Address
 from app.grpc_client.metadata import read_metadata
 
 METHOD = "/kafka.consumerproxy.billing/orders"
@@ -23,10 +31,7 @@ ENOUGH_S = 60.0  # ends a test that would hang; nothing is measured with it
 Behaviour = Callable[[bytes, Any], Awaitable[bytes]]
 Pairs = Sequence[tuple[str, str | bytes]]
 NOTHING_SHARED = SharedMetadata(())
-TRANSPORTS: dict[str, tuple[Callable[[str, str], UnaryTarget], Callable[[str, str], StreamChannel]]] = {
-    "http2": (Http2UnaryTarget, Http2StreamChannel),
-    "grpc": (GrpcUnaryTarget, GrpcStreamChannel),
-}
+TRANSPORTS = ("http2", "grpc")
 chosen = {"transport": "http2"}  # by the fixture `transport`
 
 
@@ -37,12 +42,33 @@ def metadata_of(template: MetadataTemplate, *arguments: Any) -> Pairs:
 
 def unary_target(address: str, method: str = METHOD) -> UnaryTarget:
     """A client by the transport that the test is about."""
-    return TRANSPORTS[chosen["transport"]][0](address, method)
+    if chosen["transport"] == "grpc":
+        return GrpcUnaryTarget(address, method)
+    return Http2UnaryTarget(_server(address), method)
 
 
-def stream_channel(address: str, method: str) -> StreamChannel:
+def stream_channel(address: str, method: str, connections: int = 1) -> StreamChannel:
     """Streams by the transport that the test is about."""
-    return TRANSPORTS[chosen["transport"]][1](address, method)
+    if chosen["transport"] == "grpc":
+        return GrpcStreamChannel(address, method)
+    return Http2StreamChannel(_server(address), method, connections)
+
+
+async def check_health(
+    address: str, service: str = "", *, timeout_s: float = HEALTH_CHECK_TIMEOUT_S
+) -> ReceiverHealth:
+    """The health of `service` at `address`, asked for once by the transport that the test is about."""
+    is_grpc = chosen["transport"] == "grpc"
+    client = GrpcHealthClient(address) if is_grpc else Http2HealthClient(_server(address))
+    try:
+        return await client.check(service, timeout_s)
+    finally:
+        await client.close()
+
+
+def _server(address: str) -> Server:
+    place = Address.parse(address)
+    return Server(place, place.authority, proxy_to(place), is_virtual=True)
 
 
 class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only

@@ -10,19 +10,19 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from app.dispatch.model.throughput_diagnosis import HOLDING
-from app.dispatch.push.health import ReceiverHealth, check
+from app.dispatch.push.health import ReceiverHealth
 from switchyard.receiver import Receiver
-from tests.dispatch.push.grpc_servers import ENOUGH_S, accept, start_server
+from tests.dispatch.push.grpc_servers import ENOUGH_S, accept, check_health, start_server
 
 
 async def test_a_receiver_of_the_sdk_is_serving_and_knows_no_other_service() -> None:
     receiver = Receiver()
     address = f"127.0.0.1:{await receiver.start()}"
 
-    assert await check(address, timeout_s=ENOUGH_S) is ReceiverHealth.SERVING
-    assert await check(address, "other.Service", timeout_s=ENOUGH_S) is ReceiverHealth.UNIMPLEMENTED
+    assert await check_health(address, timeout_s=ENOUGH_S) is ReceiverHealth.SERVING
+    assert await check_health(address, "other.Service", timeout_s=ENOUGH_S) is ReceiverHealth.UNIMPLEMENTED
     await receiver.stop(0)
-    assert await check(address, timeout_s=ENOUGH_S) is ReceiverHealth.UNREACHABLE
+    assert await check_health(address, timeout_s=ENOUGH_S) is ReceiverHealth.UNREACHABLE
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ async def test_an_answer_other_than_serving_holds_messages_and_keeps_its_name(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
 
-    assert await check(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is expected
+    assert await check_health(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is expected
     assert expected.holds
     assert expected in HOLDING, "describe has words for it"
     await server.stop(None)
@@ -48,7 +48,7 @@ async def test_an_answer_other_than_serving_holds_messages_and_keeps_its_name(
 
 async def test_a_receiver_without_the_health_service_is_unimplemented() -> None:
     server, port = await start_server(accept)
-    assert await check(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is ReceiverHealth.UNIMPLEMENTED
+    assert await check_health(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is ReceiverHealth.UNIMPLEMENTED
     await server.stop(None)
 
 
@@ -59,5 +59,5 @@ async def test_a_receiver_that_does_not_answer_is_unreachable_in_time() -> None:
     server = await asyncio.start_server(say_nothing, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
     async with asyncio.timeout(ENOUGH_S):
-        assert await check(f"127.0.0.1:{port}", timeout_s=0.3) is ReceiverHealth.UNREACHABLE
+        assert await check_health(f"127.0.0.1:{port}", timeout_s=0.3) is ReceiverHealth.UNREACHABLE
     server.close()

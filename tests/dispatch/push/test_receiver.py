@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from app.dispatch.model.circuit_breaker import DOWN_FAILURES, PROBE_MIN_S
 from app.dispatch.push.call_result import CallResult
-from app.dispatch.push.receiver import SLOW_START_LEAST, SLOW_START_S, Receiver
+from app.dispatch.push.endpoint import SLOW_START_LEAST, SLOW_START_S
+from app.dispatch.push.receiver import Receiver
 from app.dispatch.scheduler.clients import TargetClients
 from app.kernel.grpc_status import OK, UNAVAILABLE
 from tests.dispatch.pump.rig import definition
@@ -18,8 +19,9 @@ async def test_a_receiver_that_is_back_gets_a_little_first_and_all_of_a_fixed_li
     receiver = Receiver(workload, NOBODY, TargetClients("w1"), lambda: now_s, lambda: None)
 
     def answered(code: int) -> None:
-        receiver.sent(pump, 1)
-        receiver.answered(pump, CallResult(code), 1, now_s, now_s, False)
+        (endpoint,) = receiver.endpoints
+        receiver.sent(endpoint, pump, 1)
+        receiver.answered(endpoint, pump, CallResult(code), 1, now_s, now_s, spent=False)
 
     assert receiver.room(now_s) == 100
     for _ in range(DOWN_FAILURES):

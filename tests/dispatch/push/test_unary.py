@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Any
 
 import grpc
 import pytest
 
 from app.dispatch.push.call_result import MAX_DETAIL_CHARS
-from app.kernel.grpc_status import OK
-from tests.dispatch.push.grpc_servers import (
-    ENOUGH_S,
-    Behaviour,
-    CountingCaller,
-    accept,
-    serving,
-    start_server,
-    unary_target,
-)
+from tests.dispatch.push.grpc_servers import ENOUGH_S, accept, serving
 
 pytestmark = pytest.mark.each_transport
 
@@ -172,28 +162,3 @@ async def test_every_one_of_two_thousand_calls_in_flight_is_answered_exactly_onc
     assert [answer.code for answer in answers] == [14 if n % 3 == 0 else 0 for n in range(2000)]
     assert [answer.details for answer in answers[::3]] == [str(n) for n in range(0, 2000, 3)]
     assert call.answers == 2000
-
-
-async def test_the_calls_go_to_all_servers_of_a_list() -> None:
-    counts: Counter[int] = Counter()
-
-    def count(number: int) -> Behaviour:
-        async def answer(_: bytes, __: Any) -> bytes:
-            counts[number] += 1
-            return b""
-
-        return answer
-
-    started = [await start_server(count(number)) for number in range(3)]
-    caller = CountingCaller(unary_target("ipv4:" + ",".join(f"127.0.0.1:{port}" for _, port in started)))
-    try:
-        async with asyncio.timeout(ENOUGH_S):
-            while len(counts) < 3:  # a server counts as soon as it is connected
-                assert (await caller()).code == OK
-        counts.clear()
-        assert {(await caller()).code for _ in range(300)} == {OK}
-        assert min(counts.values()) > 50
-    finally:
-        await caller.target.close()
-        for server, _ in started:
-            await server.stop(None)

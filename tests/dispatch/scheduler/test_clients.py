@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import pytest
 
+from app.dispatch.push.endpoint import Place
 from app.dispatch.push.grpc_transport import GrpcUnaryTarget
 from app.dispatch.push.http2_transport import Http2UnaryTarget
 from app.dispatch.push.transport import UnaryTarget
@@ -11,20 +15,58 @@ from app.dispatch.scheduler.clients import TargetClients
 from switchyard.receiver import Message
 from tests.dispatch.pump.rig import definition, dispatch_rig, numbers
 
+ENOUGH_S = 30.0
+
 
 @pytest.mark.parametrize(
     ("transport", "address", "kind"),
     [
         ("http2", "dns:///localhost:1", Http2UnaryTarget),
-        ("http2", "ipv4:127.0.0.1:1,127.0.0.2:1", Http2UnaryTarget),
+        ("http2", "127.0.0.1:1", Http2UnaryTarget),
         ("http2", "dns://127.0.0.1/localhost:1", GrpcUnaryTarget),
+        ("http2", "localhost:1,127.0.0.1:2", Http2UnaryTarget),
         ("grpc", "dns:///localhost:1", GrpcUnaryTarget),
     ],
 )
 async def test_the_transport_makes_the_calls(transport: str, address: str, kind: type[UnaryTarget]) -> None:
-    target = TargetClients("w").unary(definition(address, target={"transport": transport}), address)
+    workload, clients = definition(address, target={"transport": transport}), TargetClients("w")
+    names: list[Sequence[str]] = []
+    resolver = clients.endpoints(workload, address, names.append)
+    target = clients.unary(workload, Place(address, names[0][0] if names else "127.0.0.1:1", is_alone=True))
     assert type(target) is kind
     await target.close()
+    if resolver is not None:
+        await resolver.close()
+
+
+@pytest.mark.parametrize(
+    ("exempt", "begins"), [("other.invalid", b"CONNECT 127.0.0.1:"), (".billing.invalid", b"PRI * HTTP/2.0")]
+)
+async def test_a_service_is_looked_up_here_and_its_name_decides_on_the_proxy(
+    exempt: str, begins: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_bytes: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first_bytes.put_nowait(await reader.read(100))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        monkeypatch.setenv("grpc_proxy", f"http://{host}:{port}")  # the receiver is there, too
+        monkeypatch.setenv("no_grpc_proxy", exempt)
+        address = "srv:///_grpc._tcp.billing.invalid"
+        workload, clients = definition(address), TargetClients("w")
+        names: list[Sequence[str]] = []
+        resolver = clients.endpoints(workload, address, names.append)
+        assert resolver is not None
+        assert not names
+        await resolver.close()
+        health = clients.health(workload, Place(address, f"{host}:{port}", is_alone=True))
+        async with asyncio.timeout(ENOUGH_S):
+            _, seen = await asyncio.gather(health.check("", ENOUGH_S), first_bytes.get())
+        assert seen.startswith(begins)
+        await health.close()
 
 
 @pytest.mark.parametrize("contract", ["unary", "stream"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.dispatch.model.crash_suspicion import Loss
 from app.dispatch.push.call_result import CallResult
+from app.dispatch.push.endpoint import Endpoint
 from app.dispatch.push.receiver import Receiver
 from app.kernel.grpc_status import UNAVAILABLE
 from switchyard.receiver import Message
@@ -27,11 +29,19 @@ def _count_losses(monkeypatch: pytest.MonkeyPatch) -> Counter[Loss | None]:
     lost: Counter[Loss | None] = Counter()
     at_first = Receiver.answered
 
-    def answered(receiver: Receiver, pump: object, result: CallResult, count: int, *times: float) -> None:
+    def answered(
+        receiver: Receiver,
+        endpoint: Endpoint,
+        pump: object,
+        result: CallResult,
+        count: int,
+        *times: Any,
+        **more: Any,
+    ) -> None:
         if result.code == UNAVAILABLE and result.local_error is None:
             lost[result.loss] += count
             assert result.is_planned_end == (result.loss is Loss.PLANNED)
-        at_first(receiver, pump, result, count, *times)  # type: ignore[arg-type]
+        at_first(receiver, endpoint, pump, result, count, *times, **more)
 
     monkeypatch.setattr(Receiver, "answered", answered)
     return lost
@@ -51,8 +61,8 @@ async def test_a_connection_that_ends_by_its_age_costs_no_attempt_and_opens_no_b
     opened: list[str] = []
     target = {"contract": contract, "transport": transport}
     async with dispatch_rig(handle, limits={"options": age}, target=target, flow={"max_inflight": 20}) as rig:
-        breaker = rig.main.breaker
-        monkeypatch.setattr(type(breaker), "_open", lambda _, __, reason: opened.append(reason))
+        breaker = rig.endpoint.breaker
+        monkeypatch.setattr(type(breaker), "open", lambda _, __, reason: opened.append(reason))
         pump = rig.pump()
         rig.feed(pump, numbers(COUNT))
         await rig.idle()
@@ -92,7 +102,7 @@ async def test_a_go_receiver_with_a_maximum_connection_age_loses_no_message_and_
         assert lost, "no connection ended under way"
         assert rig.queues.suspects_sent == 0
         assert rig.copied.records == []
-        assert rig.main.breaker.closed
+        assert rig.endpoint.breaker.closed
     await made.stop()
     lines = made.lines()
     assert {line["id"] for line in lines if line["outcome"] == "ok"} == {str(n) for n in range(COUNT)}

@@ -107,7 +107,8 @@ async def test_the_last_of_several_suspects_at_a_former_receiver_is_not_blamed_a
         delivery.attempts, delivery.receiver = 1, queues.receiver
         suspicion = delivery.suspicion = CrashSuspicion()
         suspicion.deaths = SUSPECT_AFTER
-        queues.receiver.sent(pump, 1)
+        delivery.endpoint = rig.endpoint
+        queues.receiver.sent(rig.endpoint, pump, 1)
         queues.suspects_out.add(delivery)
         queues.suspects_sent, queues.receiver.taken = 2, 1
 

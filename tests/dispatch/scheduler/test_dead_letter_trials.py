@@ -38,7 +38,7 @@ def withholding(rig: DispatchRig) -> WithheldDeadLetters:
 
 async def settled(rig: DispatchRig, letters: int) -> None:
     """Waits for this many dead letters and an open breaker, which lets only probes out."""
-    await rig.until(lambda: rig.main.breaker.failed and len(rig.copied.records) == letters)
+    await rig.until(lambda: rig.endpoint.breaker.failed and len(rig.copied.records) == letters)
 
 
 @pytest.mark.deep(minutes=0.1)
@@ -63,7 +63,7 @@ async def test_a_receiver_that_answers_one_code_to_everything_costs_few_dead_let
         for partition, pump in enumerate(pumps):
             rig.feed(pump, numbers(MANY // 2, MANY // 2 * partition))
         await settled(rig, START_LETTERS)
-        assert code in rig.main.breaker.reason
+        assert code in rig.endpoint.breaker.reason
         assert code in withholding(rig).incident_message(0.0)
         assert not withholding(rig).incident_message(1.0), "once is enough for now"
         await asyncio.sleep(0.5)
@@ -116,7 +116,7 @@ async def test_bad_messages_among_good_ones_go_to_the_dead_letter_queue_without_
         rig.feed(pump, numbers(MANY))
         await rig.idle()
         assert len(rig.copied.values("dlq")) == MANY // 20
-        assert rig.main.breaker.closed
+        assert rig.endpoint.breaker.closed
 
 
 async def test_letters_withheld_beside_a_flow_are_written_once_its_successes_allow_them() -> None:
@@ -191,7 +191,7 @@ async def test_an_interceptor_that_rejects_everything_flushes_nothing_until_its_
         rig.feed(pump, numbers(MANY))
         await rig.until(lambda: len(rig.copied.records) == START_LETTERS and withholding(rig).count > 100)
         assert "no such field" in withholding(rig).last
-        assert rig.main.breaker.closed, "the receiver is not to blame"
+        assert rig.endpoint.breaker.closed, "the receiver is not to blame"
         rig.runtime.change(definition(rig.main.address, dlq=SLOW), InterceptorChain([("right", Right())]))
         await rig.idle()
         assert len(rig.seen) == MANY - START_LETTERS
@@ -206,7 +206,7 @@ async def test_without_a_limit_everything_is_dead_lettered_at_once() -> None:
         rig.feed(pump, numbers(200))
         await rig.idle()
         assert len(rig.copied.values("dlq")) == 200
-        assert rig.main.breaker.closed
+        assert rig.endpoint.breaker.closed
 
 
 async def test_a_definition_that_lifts_the_limit_frees_what_is_withheld() -> None:

@@ -49,7 +49,7 @@ async def test_messages_without_an_answer_when_isolation_starts_are_retried_on_t
         if when == "in flight":
             rig.runtime.change(changed, None)
         await rig.receiver.stop(0)
-        await rig.until(lambda: not queues.receiver.breaker.closed and not rig.runtime.receivers.in_flight)
+        await rig.until(lambda: not queues.receiver.closed and not rig.runtime.receivers.in_flight)
         if when == "held":
             await rig.until(lambda: len(queues.held) > 20 and not rig.runtime.receivers.in_flight)
             rig.runtime.change(changed, None)

@@ -125,7 +125,7 @@ async def test_a_zone_that_is_away_for_some_time_has_its_messages_go_to_its_fall
         await back.start()
         await rig.idle()
         rig.feed(pump, numbers(1, 1_000), headers=ZONE)  # a probe
-        await rig.until(lambda: rig.targets[away["address"]].receiver.breaker.closed)
+        await rig.until(lambda: rig.targets[away["address"]].receiver.closed)
         await rig.idle()
         before = len(at_fallback)
         rig.feed(pump, numbers(300, 1_001), headers=ZONE)

@@ -43,7 +43,7 @@ async def test_with_contract_stream_messages_wait_for_the_stream_and_none_goes_b
         rig.run(target={"contract": "stream"})
         pump, receiver = rig.pump(), rig.main
         rig.feed(pump, numbers(500))
-        await rig.until(lambda: not receiver.breaker.closed)  # it was refused many times
+        await rig.until(lambda: not receiver.closed)  # it was refused many times
         assert receiver.status(time.monotonic(), 0).contract == "stream"
         await ingress.end()
         await rig.start_receiver()
@@ -65,7 +65,7 @@ async def test_with_contract_auto_unary_calls_continue_until_the_stream_is_avail
         rig.port = await ingress.begin()
         rig.run(target={"contract": "auto"})
         pump, receiver = rig.pump(), rig.main
-        stream = receiver.stream
+        endpoint, stream = rig.endpoint, rig.endpoint.stream
         assert stream is not None
         stream.retry_s = RETRY_S
         rig.feed(pump, numbers(200))
@@ -73,7 +73,7 @@ async def test_with_contract_auto_unary_calls_continue_until_the_stream_is_avail
         await rig.until(lambda: stream.retry_s >= RETRY_S * 2**refusals)  # it was refused again and again
         rig.feed(pump, numbers(200, 200))
         await rig.idle()
-        assert (receiver.stream, receiver.breaker.closed, receiver.breaker.recent(time.monotonic())[1]) == (
+        assert (endpoint.stream, receiver.closed, endpoint.breaker.recent(time.monotonic())[1]) == (
             None,
             True,
             0,
@@ -81,7 +81,7 @@ async def test_with_contract_auto_unary_calls_continue_until_the_stream_is_avail
         assert ingress.seen == Counter(str(number).encode() for number in range(400))
         await ingress.end()
         await rig.start_receiver()
-        await rig.until(lambda: receiver.stream is stream)
+        await rig.until(lambda: endpoint.stream is stream)
         rig.feed(pump, numbers(200, 400))
         await rig.idle()
 
@@ -89,4 +89,4 @@ async def test_with_contract_auto_unary_calls_continue_until_the_stream_is_avail
         assert receiver.status(time.monotonic(), 0).contract == "stream"
         assert not rig.copied.records
         await asyncio.sleep(4 * RETRY_S)
-        assert receiver.breaker.closed
+        assert receiver.closed

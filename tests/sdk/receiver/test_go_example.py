@@ -23,11 +23,18 @@ from grpc import aio
 
 import switchyard.v1
 from app.dispatch.push.call_result import CallResult
-from app.dispatch.push.health import ReceiverHealth, check
+from app.dispatch.push.health import ReceiverHealth
 from app.dispatch.push.metadata import MetadataTemplate, SenderRole
 from app.dispatch.push.stream.client import METHOD as DELIVER
 from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
-from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller, metadata_of, unary_target
+from tests.dispatch.push.grpc_servers import (
+    ENOUGH_S,
+    METHOD,
+    CountingCaller,
+    check_health,
+    metadata_of,
+    unary_target,
+)
 from tests.dispatch.push.stream_servers import EOF, RecordingSender, StreamRecord
 from tests.sdk.receiver.go_example import Example
 
@@ -289,7 +296,7 @@ async def test_a_receiver_killed_in_the_middle_of_calls_loses_no_message(
 async def test_sigterm_lets_everything_in_progress_end_over_both_contracts(
     receiver: Example, sender: RecordingSender, call: CountingCaller
 ) -> None:
-    health = [await check(receiver.address, service) for service in ("", "switchyard.v1.Receiver")]
+    health = [await check_health(receiver.address, service) for service in ("", "switchyard.v1.Receiver")]
     assert health == [ReceiverHealth.SERVING] * 2
     sender.send([*equal_records(299, "slow", 1_000), *equal_records(1, start=299)])
     single = asyncio.create_task(call(body("single", "slow", 1_000)))

@@ -17,13 +17,13 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from app.dispatch.push.call_result import CallResult
-from app.dispatch.push.health import ReceiverHealth, check
+from app.dispatch.push.health import ReceiverHealth
 from app.dispatch.push.metadata import MetadataTemplate
 from switchyard.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
 from switchyard.receiver.addresses import listening_address
 from switchyard.receiver.verdicts import MAX_REASON_CHARS
 from tests.dispatch.push.conftest import CallTo
-from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, metadata_of
+from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, check_health, metadata_of
 
 OK, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = (
     0,
@@ -350,7 +350,7 @@ async def test_an_address_that_cannot_be_listened_on_is_named_with_reason_and_re
 async def test_a_receiver_listens_on_an_ipv6_address(host: str) -> None:
     started = Receiver(host)
     port = await started.start()
-    assert await check(f"[::1]:{port}", timeout_s=ENOUGH_S) is ReceiverHealth.SERVING
+    assert await check_health(f"[::1]:{port}", timeout_s=ENOUGH_S) is ReceiverHealth.SERVING
     await started.stop(0)
 
 
@@ -369,12 +369,12 @@ def test_a_receiver_runs_in_a_thread_without_the_programs_signals_until_it_is_sh
     try:
         thread.start()
         address = f"127.0.0.1:{ports.get(timeout=ENOUGH_S)}"
-        assert asyncio.run(check(address, timeout_s=ENOUGH_S)) is ReceiverHealth.SERVING
+        assert asyncio.run(check_health(address, timeout_s=ENOUGH_S)) is ReceiverHealth.SERVING
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
         receiver.shutdown()
         thread.join(ENOUGH_S)
         assert not thread.is_alive()
-        assert asyncio.run(check(address, timeout_s=ENOUGH_S)) is ReceiverHealth.UNREACHABLE
+        assert asyncio.run(check_health(address, timeout_s=ENOUGH_S)) is ReceiverHealth.UNREACHABLE
         second = threading.Thread(
             target=receiver.run, daemon=True
         )  # it may run again, and end before it began

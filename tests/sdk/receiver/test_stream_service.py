@@ -12,13 +12,13 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from app.dispatch.push.health import ReceiverHealth, check
+from app.dispatch.push.health import ReceiverHealth
 from app.dispatch.push.stream.client import METHOD
 from switchyard.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
 from switchyard.receiver.outcomes import StreamOutcomes
 from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
 from tests.dispatch.push.conftest import Serve
-from tests.dispatch.push.grpc_servers import ENOUGH_S
+from tests.dispatch.push.grpc_servers import ENOUGH_S, check_health
 from tests.dispatch.push.stream_servers import EOF, StreamRecord, rows
 
 OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 4, 12, 13, 14
@@ -199,7 +199,7 @@ async def test_a_slow_sync_handler_delays_neither_results_nor_health_checks(serv
     sender = await serve(receiver)
     sender.send(rows(300))
 
-    assert await check(f"127.0.0.1:{receiver.port}", timeout_s=ENOUGH_S) is ReceiverHealth.SERVING
+    assert await check_health(f"127.0.0.1:{receiver.port}", timeout_s=ENOUGH_S) is ReceiverHealth.SERVING
     await sender.until(lambda: sender.reported)
     assert len(sender.reported) < 300
     blocked.set()

@@ -21,11 +21,24 @@ function facts(entries) {
   return el("dl", { class: "facts" }, entries.filter(([, value]) => value !== "" && value !== null).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
+const STATES = { ready: "good", slow: "warn", silent: "bad", probing: "bad", ejected: "bad", "not-serving": "bad", leaving: "warn" };
+
+const ENDPOINT_COLUMNS = [["Endpoint"], ["State"], ["Why", "wrap"], ["For", "n"], ["In flight", "n"], ["Share", "n"], ["Not taken", "n"], ["Latency", "n"], ["Worker"], ["Receiver"]];
+
+function endpoints(receivers) {
+  const rows = receivers.filter((r) => r.endpoints?.length > 1).flatMap((r) => r.endpoints.map((e) => [e.name, pill(e.state, STATES[e.state] ?? ""), e.why ?? "", duration(e.for_s), number(e.in_flight), share(e.share), share(e.failed_share), e.latency_ms === null ? "–" : `${e.latency_ms} ms`, r.worker, r.address]));
+  if (!rows.length) return [];
+  const more = receivers.reduce((sum, r) => sum + (r.more_endpoints ?? 0), 0);
+  rows.sort((a, b) => a[0].localeCompare(b[0], "en", { numeric: true }));
+  return [el("h2", {}, "Endpoints"), table("Endpoints", ENDPOINT_COLUMNS, rows, ""), more ? el("p", { class: "quiet" }, `and ${number(more)} more`) : ""];
+}
+
 function receiverCard(r) {
   const [kind, health] = HEALTH[r.health] ?? ["", "not heard yet"];
   const slow = r.allowed < r.limit ? `, slow start lets ${number(r.allowed)} through` : "";
   const probe = r.probe_in_s === null ? "" : r.probe_in_s > 0 ? `the next probe in ${duration(r.probe_in_s)}` : "the next message is a probe";
   return el("section", { class: "card" }, el("h3", {}, r.address), el("p", { class: "quiet" }, `as ${r.worker} sees it`),
+    r.unresolved ? el("p", { class: "why bad" }, `no endpoint: ${r.unresolved}`) : "",
     r.why_open ? el("p", { class: "why bad" }, `${r.why_open}; ${probe}`) : "",
     facts([
       ["breaker", state(r.breaker)], ["health", pill(health, kind)], ["contract", r.contract],
@@ -72,6 +85,7 @@ export function flowSections(w) {
   return [
     el("p", { class: `verdict ${grave(f.bound) ? "bad" : f.bound === "none" ? "good" : "plain"}` }, el("b", {}, f.bound === "none" ? "Nothing holds it back" : f.bound === "hibernated" ? "Hibernated" : f.bound === "passive" ? "Passive here" : `Held back by: ${WORDS[f.bound]?.[1] ?? f.bound}`), `. ${f.why}${f.worker ? ` (${f.worker})` : ""}`),
     el("h2", {}, "Receivers"), f.receivers.length ? el("div", { class: "cards" }, f.receivers.map(receiverCard)) : el("p", { class: "quiet" }, "No worker has reported them yet."),
+    ...endpoints(f.receivers),
     el("h2", {}, "Workers"), f.workers.length ? el("div", { class: "cards" }, f.workers.map(workerCard)) : el("p", { class: "quiet" }, "No worker runs it."),
     ...headOfLine(f.head_of_line),
   ];
