@@ -176,6 +176,7 @@ class JournalEntry:
     offset: int
     at_ms: float
     timestamp_ms: float
+    attempt: int = 1
 
 
 @dataclass
@@ -196,7 +197,9 @@ class Journal:
                 whole = file.read().rpartition(b"\n")[0]
             self._at += len(whole) + bool(whole)
             for line in map(orjson.loads, filter(None, whole.split(b"\n"))):
-                one = JournalEntry(line["id"], line["offset"], line["at_ms"], line["timestamp_ms"])
+                one = JournalEntry(
+                    line["id"], line["offset"], line["at_ms"], line["timestamp_ms"], line.get("attempt", 1)
+                )
                 self.entries[line["topic"], line["partition"]].append(one)
         return self
 
