@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from app.grpc_client.calls import Call, Loss, StreamCall, UnaryCall
-from app.grpc_client.connection import Connection, ConnectionOptions
+from app.grpc_client.connection import CANCELLED_PAUSE_S, Connection, ConnectionOptions
 from app.grpc_client.header_encoder import Field, header_list_size
 from app.grpc_client.status import StatusCode, code_of_reset
 from tests.examples import as_profile
@@ -81,6 +81,7 @@ ends = st.sampled_from(
         OK,
         OK,
         [(b"grpc-status", b"5"), (b"grpc-message", b"no%20such%20thing"), (b"x-server", b"7")],
+        [(b"grpc-status", b"1")],
         [(b"grpc-status", b"none"), (b"x-large", b"l" * 20_000)],  # more than one frame
         [(b"x-server", b"7")],
     ]
@@ -709,7 +710,7 @@ class Connections(RuleBasedStateMachine):
             assert size > min(limits)
             assert (call.code, call.is_local) == (StatusCode.RESOURCE_EXHAUSTED, True)
             assert call.is_metadata_too_large
-        elif pair is not None and pair.transport.is_lost:
+        elif pair is not None and pair.transport.is_lost and call.code is not StatusCode.CANCELLED:
             code, at_byte = self.goaways.get(pair, (ErrorCodes.INTERNAL_ERROR, 0))
             is_planned = code == ErrorCodes.NO_ERROR and pair.received_bytes >= at_byte
             assert call.loss is (Loss.PLANNED if is_planned else Loss.BROKEN)
@@ -727,6 +728,9 @@ class Connections(RuleBasedStateMachine):
             # The server may have kept the deadline, too; it knows it by the millisecond.
             is_due = self.loop.time() >= call.deadline_s - 0.001
             outcome = replace(outcome, code=StatusCode.DEADLINE_EXCEEDED if is_due else outcome.code)
+        if outcome.code is StatusCode.CANCELLED and call.loss is Loss.PLANNED:
+            assert record.pair in self.goaways
+            outcome = replace(outcome, loss=Loss.PLANNED)
         assert outcome.message in call.message
         found = Outcome(
             call.code, outcome.message, call.trailers, call.loss, call.is_local, call.is_too_large
@@ -756,6 +760,7 @@ class Connections(RuleBasedStateMachine):
             for stream_id, call in pair.connection.calls.items():
                 assert (call.connection, call.stream_id) == (pair.connection, stream_id)
                 places.append(call)
+            places += [one.call for one in pair.connection._cancelled if one.call.code is None]
         assert len(set(places)) == len(places)
         for record in self.records:
             assert record.is_done == (record.call.code is not None)
@@ -797,6 +802,7 @@ class Connections(RuleBasedStateMachine):
             if not record.is_closed:
                 self.close(record)
         for _ in range(ROUNDS):
+            self.loop.advance(CANCELLED_PAUSE_S)
             self.loop.turn()
             if all(record.is_done for record in self.records):
                 break

@@ -87,7 +87,8 @@ def test_a_flood_of_bad_records_writes_a_bounded_number_of_lines(log_output: io.
         logging.getLogger(f"library.{offset}").error("another each time")
     lines = log_output.getvalue().splitlines()
     assert sum("a record is no event" in line for line in lines) == MOST_OF_A_KIND
-    assert len(lines) <= MOST_OF_ALL
+    # asyncio may log here what became of futures of other tests, in several lines each
+    assert sum("library." in line or "app.tried" in line for line in lines) <= MOST_OF_ALL
 
 
 def flooding(text: str, level: int = logging.WARNING) -> logging.LogRecord:
