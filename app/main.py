@@ -200,6 +200,7 @@ class SwitchyardApp(PatientApp):
                 memory_budget_bytes=settings.worker.memory_budget,
                 grace_s=settings.worker.grace_s,
                 group=settings.worker.group or "",
+                zone=settings.worker.zone or "",
                 interceptors=self.interceptors,
                 schemas=settings.schemas_path,
                 atlas=atlas(settings),

@@ -19,6 +19,7 @@ import platformdirs
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from app.config.fields import Label
 from app.config.problems import (
     ConfigProblem,
     Document,
@@ -34,6 +35,11 @@ from app.failover.topology import Layout, Site
 from app.kernel.json_types import JsonObject
 
 DEFAULT_FILE = "switchyard.yaml"
+_VARIABLES = {
+    "region": "SWITCHYARD_REGION",
+    "worker.zone": "SWITCHYARD_ZONE",
+    "web.port": "SWITCHYARD_WEB_PORT",
+}  # that override fields
 SCHEMAS = "schemas"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -157,14 +163,16 @@ class Alerts(_Model):
 
 
 class Worker(_Model):
-    """This worker: its name (host and port when left out), its limits, and the isolation group it serves.
-    `stall`: it ends when its event loop stands still for so long; its jobs have moved by then."""
+    """This worker: its name (host and port when left out), its limits, the isolation group that it serves,
+    and the zone where it runs (for `target.zones`). `stall`: it ends when its event loop stands still for so
+    long; its jobs have moved by then."""
 
     name: Name | None = None
     grace_s: Duration = Field(default=30.0, alias="grace")
     stall_s: Duration = Field(default=60.0, alias="stall", ge=10.0)
     memory_budget: Size = 256 * 1024 * 1024
     group: Name | None = None
+    zone: Label | None = None
     capacity: Capacity = Capacity()
 
 
@@ -223,8 +231,8 @@ class Settings(_Model):
 def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.environ) -> Settings:
     """Reads and checks the configuration of this process.
 
-    `SWITCHYARD_CONFIG` names the file unless `path` does; `SWITCHYARD_REGION` and `SWITCHYARD_WEB_PORT`
-    override it; without a `data_dir` it is `data` in `SWITCHYARD_HOME`, when that is set.
+    `SWITCHYARD_CONFIG` names the file unless `path` does. `SWITCHYARD_REGION`, `SWITCHYARD_ZONE` and
+    `SWITCHYARD_WEB_PORT` override it. Without a `data_dir` it is `data` in `SWITCHYARD_HOME`, if that is set.
 
     Raises:
         InvalidConfiguration: With everything that is wrong.
@@ -239,9 +247,10 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
     data = dict(document.data)
     if region := env.get("SWITCHYARD_REGION"):
         data["region"] = region
+    if zone := env.get("SWITCHYARD_ZONE"):
+        _override(data, "worker", "zone", zone)
     if port := env.get("SWITCHYARD_WEB_PORT"):
-        web = data.get("web")
-        data["web"] = {**(web if isinstance(web, dict) else {}), "port": port}
+        _override(data, "web", "port", port)
     problems: list[ConfigProblem] = []
     try:
         settings: Settings = validate(Settings, document, data)
@@ -258,6 +267,11 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
     return settings.model_copy(update=update)
 
 
+def _override(data: JsonObject, section: str, field: str, value: str) -> None:
+    former = data.get(section)
+    data[section] = {**(former if isinstance(former, dict) else {}), field: value}
+
+
 def _free_port() -> int:
     """A free port; Faust does not accept 0."""
     with socket.create_server(("", 0)) as server:
@@ -266,7 +280,7 @@ def _free_port() -> int:
 
 def _named_by_environment(problem: ConfigProblem, env: Mapping[str, str]) -> ConfigProblem:
     """The problem at its true place: an environment variable, where that overrides the file."""
-    variable = {"region": "SWITCHYARD_REGION", "web.port": "SWITCHYARD_WEB_PORT"}.get(problem.field)
+    variable = _VARIABLES.get(problem.field)
     if variable and env.get(variable):
         return replace(problem, file=f"environment variable {variable}", line=0, column=0)
     return problem

@@ -72,6 +72,12 @@ class Target(Model):
     )
     method: Method | None = None
     timeout: Annotated[Duration, duration_within(0.001, 3600)] = TIMEOUT_S
+    zones: dict[Label, Address] = added(
+        {},
+        max_length=100,
+        description="By zone, where the receiver's instances in that zone are. Workers of that zone "
+        "(`worker.zone` in switchyard.yaml) prefer them to the other instances of `address`.",
+    )
 
 
 class Flow(Model):

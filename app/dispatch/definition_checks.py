@@ -87,9 +87,19 @@ def _regions(document: Document, layout: Layout | None) -> Iterator[ConfigProble
 
 
 def _addresses(document: Document) -> Iterator[ConfigProblem]:
-    """Checks that the library grpcio can read the addresses, if the definition chooses it."""
+    """Checks that what makes the calls can read the addresses: the library grpcio, or our own client."""
+    path_of_zones: Path_ = ("spec", "target", "zones")
+    zones = value_at(document.data, path_of_zones)
     if value_at(document.data, ("spec", "target", "transport")) != "grpc":
+        for zone, address in zones.items() if isinstance(zones, dict) else ():
+            if isinstance(address, str) and address.lower().startswith("dns://") and address[6:7] != "/":
+                remedy = "write host:port, or a list of these"
+                path = (*path_of_zones, zone)
+                yield problem_at(document, path, "names a DNS server, which only grpcio can ask", remedy)
         return
+    if zones:
+        remedy = "write transport: http2, or leave zones out"
+        yield problem_at(document, path_of_zones, "need endpoints, which grpcio does not show", remedy)
     paths: list[Path_] = [("spec", "target", "address")]
     targets = value_at(document.data, ("spec", "isolation", "targets"))
     count = len(targets) if isinstance(targets, list) else 0

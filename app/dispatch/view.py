@@ -36,14 +36,15 @@ WorkerStatus = tuple[str, WorkloadStatus, Sequence[JobStatus]]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance of a receiver as one worker sees it. `state` has been for `for_s`: ready, slow (beside the
-    others), silent (it answers health checks no longer), probing (its breaker is not closed), ejected (it
-    fails what the others take), not-serving (by its health check), or leaving (its name has it no longer).
-    `latency_ms` is the mean of the last minute. It had `share` (0 to 1) of the answers of the last seconds,
-    and did not take `failed_share` of its messages.
+    """An instance of a receiver as one worker sees it; `local`: in the worker's zone. `state` has been for
+    `for_s`: ready, slow (beside the others), silent (it answers health checks no longer), probing (its
+    breaker is not closed), ejected (it fails what the others take), not-serving (by its health check), or
+    leaving (its name has it no longer). `latency_ms` is the mean of the last minute. It had `share` (0 to 1)
+    of the answers of the last seconds, and did not take `failed_share` of its messages.
     """
 
     name: str
+    local: bool
     state: str
     for_s: float
     why: str | None
@@ -338,6 +339,7 @@ def _receiver(worker: str, target: TargetStatus) -> Receiver:
 def _endpoint(endpoint: EndpointStatus, answered: int) -> Endpoint:
     return Endpoint(
         name=endpoint.name,
+        local=endpoint.local,
         state=endpoint.state,
         for_s=endpoint.for_s,
         why=endpoint.why or None,

@@ -69,11 +69,23 @@ def test_the_environment_overrides_region_and_port_and_names_the_file(tmp_path: 
         "SWITCHYARD_CONFIG": str(tmp_path / "other.yaml"),
         "SWITCHYARD_REGION": "east",
         "SWITCHYARD_WEB_PORT": "7001",
+        "SWITCHYARD_ZONE": "eu-1a",
     }  # fmt: skip
 
     settings = load_settings(None, env)
 
-    assert (settings.region, settings.web.port) == ("east", 7001)
+    assert (settings.region, settings.web.port, settings.worker.zone) == ("east", 7001, "eu-1a")
+
+
+def test_the_zone_of_the_environment_keeps_the_rest_of_the_worker(tmp_path: Path) -> None:
+    settings = load(tmp_path, SETTINGS + "worker: {zone: eu-1b, grace: 3s}\n", SWITCHYARD_ZONE="eu-1a")
+
+    assert (settings.worker.zone, settings.worker.grace_s) == ("eu-1a", 3.0)
+
+
+def test_a_zone_of_the_environment_that_is_none_is_refused_with_the_variable(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="environment variable SWITCHYARD_ZONE"):
+        load(tmp_path, SETTINGS, SWITCHYARD_ZONE="x" * 300)
 
 
 def test_the_port_of_the_environment_keeps_the_files_host(tmp_path: Path) -> None:

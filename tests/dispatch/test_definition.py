@@ -198,6 +198,18 @@ def test_what_only_the_http2_client_reads_is_refused_for_grpcio(address: str, wh
     assert "-> write transport: http2, or one host:port" in text
 
 
+def test_zones_need_endpoints_that_our_own_client_reads() -> None:
+    document = changed("spec/target/zones", {"eu-1a": "one:443", "eu-1b": "dns://10.0.0.53/two:443"})
+    text = text_of(document)
+    assert "spec.target.zones.eu-1b: names a DNS server, which only grpcio can ask" in text
+    assert "eu-1a" not in text
+    document["spec"]["target"]["transport"] = "grpc"
+    assert "spec.target.zones: need endpoints, which grpcio does not show" in text_of(document)
+    document = changed("spec/target/zones", {"eu-1a": "one:443"})
+    assert parse_definition(document)[0].spec.target.zones == {"eu-1a": "one:443"}
+    assert "spec.target.zones.eu-1a" in text_of(changed("spec/target/zones", {"eu-1a": "nowhere"}))
+
+
 def test_the_targets_of_an_isolation_are_refused_for_grpcio_likewise() -> None:
     document = with_grpcio("billing:443")
     targets = [{"zone": "a", "address": "a:1"}, {"zone": "b", "address": "b:1,c:1"}]

@@ -53,7 +53,8 @@ def settings() -> list[str]:
     return [
         "# Settings: switchyard.yaml",
         "A worker reads this file when it starts. `SWITCHYARD_CONFIG` names another file.",
-        "`SWITCHYARD_REGION` and `SWITCHYARD_WEB_PORT` override `region` and `web.port`.",
+        "`SWITCHYARD_REGION`, `SWITCHYARD_ZONE` and `SWITCHYARD_WEB_PORT` override `region`, `worker.zone` "
+        "and `web.port`.",
         "A secret is a reference: `env:NAME`, or `file:PATH`.",
         "",
         *_part("", schema, schema["$defs"], ""),

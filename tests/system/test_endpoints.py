@@ -38,6 +38,7 @@ PARTITIONS, PER_PARTITION, KEYS = 4, 100.0, 25
 LATENCY_MS = 10
 TIMEOUT = "1s"
 MAX_IN_FLIGHT = 60
+ZONE = "eu-1a"
 WINDOW = 300  # messages
 ENOUGH_S, SETTLE_S = 30.0, 60.0
 MAX_PAUSE_MS = 1_000
@@ -47,7 +48,8 @@ HOSTS_BYTES = 2_000
 
 @dataclass
 class NamedStage(ShortLivedStage):
-    """A stage whose workers see a file of the stage as `/etc/hosts`. `addresses`: by name, in that file."""
+    """A stage whose workers run in `ZONE`, and see a file of the stage as `/etc/hosts`. `addresses`: by name,
+    in that file."""
 
     addresses: dict[str, list[str]] = field(default_factory=lambda: {"localhost": ["127.0.0.1"]})
 
@@ -80,6 +82,7 @@ class NamedStage(ShortLivedStage):
         if name.startswith("worker"):
             script = 'mount --bind "$0" /etc/hosts && exec "$@"'
             command = ["unshare", *APART, "sh", "-c", script, str(self.hosts), *command]
+            env = {**(env or {}), "SWITCHYARD_ZONE": ZONE}
         return super().start(name, command, env, **fields)
 
 
@@ -148,8 +151,8 @@ class ReceiverFleet:
     def publish(self, *instances: Instance) -> None:
         self.stage.publish(self.name, [instance.host for instance in instances])
 
-    def deploy(self, contract: str, **spec: Any) -> None:
-        target = {"contract": contract, "timeout": TIMEOUT}
+    def deploy(self, contract: str, zones: Mapping[str, str] | None = None, **spec: Any) -> None:
+        target = {"contract": contract, "timeout": TIMEOUT, "zones": zones or {}}
         definition = workload(
             GROUP, self.topic, CLUSTER, f"{self.name}:{self.port}",
             target=target, flow={"max_inflight": MAX_IN_FLIGHT}, **spec,
@@ -296,6 +299,24 @@ def test_instances_behind_a_name_get_equal_shares(fleet: ReceiverFleet, contract
     assert len(shares) == 3
     assert max(shares.values()) < 0.4 * shares.total(), shares
     assert repetitions(entries) == []
+    assert fleet.longest_pause_ms(entries) < MAX_PAUSE_MS
+
+
+def test_workers_prefer_the_instance_of_their_zone_until_it_is_lost(fleet: ReceiverFleet) -> None:
+    near, *others = fleet.instances
+    fleet.stage.publish(f"{ZONE}.{fleet.name}", [near.host])
+    fleet.deploy("unary", {ZONE: f"{ZONE}.{fleet.name}:{fleet.port}", "elsewhere": "nowhere.test:1"})
+    with fleet.flow:
+        fleet.wait_share(near)
+        with fleet.step("one is in the zone"):
+            shares = fleet.window()
+        with fleet.step("it is killed") as kill:
+            near.process.kill()
+            fleet.wait_without(near, others)
+    entries = fleet.settle()
+    print_line(f"{shares}")
+    assert shares[near.process.name] > 0.9 * shares.total()
+    assert fleet.unexplained(entries, [Fault(near, kill.from_ms)]) == []
     assert fleet.longest_pause_ms(entries) < MAX_PAUSE_MS
 
 

@@ -166,7 +166,9 @@ def in_trouble(text: str = "") -> dict[str, Any]:
         timeout_ms=20_000, base_timeout_ms=10_000, health=f"unreachable{text}", calls=40, failed=30,
     )  # fmt: skip
     endpoints = [
-        EndpointStatus(name="10.0.0.1:443", for_s=3.5, in_flight=3, calls=75, failed=3, latency_ms=4.5),
+        EndpointStatus(
+            name="10.0.0.1:443", local=True, for_s=3.5, in_flight=3, calls=75, failed=3, latency_ms=4.5
+        ),
         EndpointStatus(
             name=f"10.0.0.2:443{text}",
             state="ejected",

@@ -96,7 +96,7 @@ def _endpoint(receiver: FlowRow, row: FlowRow) -> FlowRow:
     why = f" ({row['why']})" if row["why"] else ""
     return {
         "address": receiver["address"],
-        "endpoint": row["name"],
+        "endpoint": row["name"] + (" (same zone)" if row.get("local") else ""),
         "state": f"{row['state']} for {row['for_s']:.0f} s{why}",
         "health": row["health"],
         "in_flight": f"{row['in_flight']} of {row['limit']}",

@@ -173,7 +173,7 @@ class DispatchController(Service):
             raise LookupError(f"this worker still ends jobs of {job.name} on its former cluster")
         made = runtime or WorkloadRuntime(
             workload,
-            TargetClients(self._ports.worker),
+            TargetClients(self._ports.worker, self._ports.zone),
             cluster.producer,
             self._ports.lease,
             partial(create_delayed, cluster.client, workload),

@@ -106,6 +106,7 @@ class EndpointStatus(SendingStatus, frozen=True, kw_only=True, omit_defaults=Tru
 
     Attributes:
         name: Its address.
+        local: It is in the worker's zone.
         state: "ready", "slow" (beside the others), "silent" (it answers health checks no longer), "probing"
             (its breaker is not closed), "ejected" (it fails what the others take), "not-serving" (by its
             health check), or "leaving" (its name has it no longer).
@@ -114,6 +115,7 @@ class EndpointStatus(SendingStatus, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     name: str
+    local: bool = False
     state: str = "ready"
     for_s: float = 0
     why: str = ""

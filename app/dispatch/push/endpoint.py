@@ -92,6 +92,7 @@ class Endpoint:
         in_flight: Messages on their way to it.
         since_s: Since when its state holds.
         is_leaving: Its name has it no longer (rule 5).
+        is_local: It is in this worker's zone.
         standing: How it stands beside the others (rule 6).
     """
 
@@ -103,7 +104,7 @@ class Endpoint:
         self.name = place.name
         self.breaker = CircuitBreaker()
         self.in_flight = 0
-        self.is_leaving = False
+        self.is_leaving = self.is_local = False
         self.since_s = clock()
         self._state = "ready"
         self.standing = Standing()
@@ -242,6 +243,7 @@ class Endpoint:
         calls, latency_s = self.standing.counts(now_s), self.latency.mean_s(now_s)
         return EndpointStatus(
             name=self.name,
+            local=self.is_local,
             state=state,
             for_s=round(now_s - self.since_s, 1),
             why=self.standing.slow if breaker.closed else breaker.reason,

@@ -14,7 +14,8 @@ Rules (tests/dispatch/scheduler/test_endpoints.py)
 4. An endpoint that is away gets a probe in its turn, while messages flow to the others. One that no longer
    answers health checks gets nothing while another does. The receiver is away when all its endpoints are.
 5. A message that is sent again goes to another endpoint, if there is one with room.
-6. An endpoint that fails messages which the others take is ejected for some time. At least half of them stay.
+6. Endpoints in the worker's own zone get the messages, as far as they have room.
+7. An endpoint that fails messages which the others take is ejected for some time. At least half of them stay.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Protocol
 
 from app.dispatch.model.circuit_breaker import FAILURES, BreakerState
@@ -56,10 +57,14 @@ def was_taken(result: CallResult) -> bool:
     return result.code in TAKEN if action is None else action is not KafkaAction.RETRY
 
 
+Follow = Callable[[Sequence[str], Set[str]], None]  # names of all endpoints, and of those in the own zone
+
+
 class NameWatch(Protocol):
     """The look-ups of a name: `app.grpc_client.resolver`."""
 
-    error: str
+    @property
+    def error(self) -> str: ...
 
     def ask(self) -> None: ...
 
@@ -69,10 +74,8 @@ class NameWatch(Protocol):
 class ReceiverClients(EndpointClients, Protocol):
     """Makes the clients of a receiver: `app.dispatch.scheduler.clients`."""
 
-    def endpoints(
-        self, workload: Workload, address: str, follow: Callable[[Sequence[str]], None]
-    ) -> NameWatch | None:
-        """Calls `follow` with the endpoints' names: at once, or each time that a look-up finds others."""
+    def endpoints(self, workload: Workload, address: str, follow: Follow) -> NameWatch:
+        """Calls `follow` with the endpoints: at once, or each time that a look-up finds others."""
 
 
 class Receiver:
@@ -100,6 +103,7 @@ class Receiver:
         self.address = address
         self.endpoints: list[Endpoint] = []
         self._takers: list[Endpoint] = []  # of the last look
+        self._near: list[Endpoint] = []  # those of them in the own zone, or all if there is none
         self.chosen: Endpoint | None = None
         self.free = 0
         self.in_flight = 0
@@ -127,7 +131,7 @@ class Receiver:
         for endpoint in self.endpoints:
             endpoint.change(workload)
 
-    def _follow(self, names: Sequence[str]) -> None:
+    def _follow(self, names: Sequence[str], local: Set[str]) -> None:
         """These are the endpoints from now on (rule 1)."""
         known = {endpoint.name: endpoint for endpoint in self.endpoints}
         left = {endpoint.name: endpoint for endpoint in self._leaving}
@@ -138,7 +142,9 @@ class Receiver:
                 self._leaving.discard(back)
                 back.stay(self._may_send)
             stays = known.pop(name) if name in known else back
-            self.endpoints.append(stays or self._new(name, is_alone))
+            endpoint = stays or self._new(name, is_alone)
+            endpoint.is_local = name in local
+            self.endpoints.append(endpoint)
         self._look_at_s = 0.0
         for endpoint in known.values():
             self._leaving.add(endpoint)
@@ -239,10 +245,10 @@ class Receiver:
             self._look(now_s)
             if self._choose((one for one in endpoints if not one.breaker.closed), now_s):
                 return 1
-        room = self._choose(self._two(self._takers), now_s)
+        room = self._choose(self._two(self._near), now_s)
         if not room:
             self._look(now_s)
-            room = self._choose(self._takers, now_s)
+            room = self._choose(self._near, now_s) or self._choose(self._takers, now_s)
         if not room and not self._takers:
             for endpoint in endpoints:
                 endpoint.standing.end_pause()
@@ -254,6 +260,7 @@ class Receiver:
         """Finds out which endpoints may take messages, at least every `LOOK_S`."""
         self._look_at_s = now_s + LOOK_S
         self._takers = [one for one in self.endpoints if one.is_taker]
+        self._near = [one for one in self._takers if one.is_local] or self._takers
 
     def _most_at_once(self) -> int:
         """The largest run, so that endpoints with a common limit each get some of it (rule 2)."""
@@ -281,6 +288,7 @@ class Receiver:
         """An endpoint with room other than this chosen one (rule 5), or else this one."""
         others = [one for one in self.endpoints if one is not endpoint and one.is_taker]
         random.shuffle(others)
+        others.sort(key=lambda one: not one.is_local)
         for other in others:
             if other.room(now_s) > 0:
                 endpoint.breaker.forgo(now_s)
@@ -336,13 +344,12 @@ class Receiver:
         if do_others_take and breaker.closed and code == DEADLINE_EXCEEDED and breaker.streak >= HANGS:
             breaker.open(now_s, f"{breaker.streak} calls in a row timed out, while other endpoints answer")
         if not breaker.closed:
-            if self._names is not None:
-                self._names.ask()
+            self._names.ask()
             if do_others_take:
                 endpoint.rest(code, started_s, now_s)
 
     def _judge(self, now_s: float) -> None:
-        """Ejects endpoints that fail messages, and finds slow ones (rule 6)."""
+        """Ejects endpoints that fail messages, and finds slow ones (rule 7)."""
         counts = [endpoint.standing.counts(now_s) for endpoint in self.endpoints]
         away = sum(not one.is_taker for one in self.endpoints)
         may_eject = len(counts) // 2 - away
@@ -365,7 +372,7 @@ class Receiver:
         """Its state for heartbeats; `held` messages wait for it."""
         found = [endpoint.status(now_s) for endpoint in (*self.endpoints, *self._leaving)]
         if not self.endpoints:
-            why = "" if self._names is None else self._names.error or "its name is being looked up"
+            why = self._names.error or "its name is being looked up"
             return TargetStatus(address=self.address, held=held, unresolved=why, breaker=self.breaker_state)
         number = min(range(len(self.endpoints)), key=lambda at: _badness(self.endpoints[at], found[at]))
         best, breaker = found[number], self.endpoints[number].breaker
@@ -404,8 +411,7 @@ class Receiver:
 
     async def close(self) -> None:
         """Closes the connections; calls in flight end as CANCELLED."""
-        if self._names is not None:
-            await self._names.close()
+        await self._names.close()
         await asyncio.gather(*(endpoint.close() for endpoint in (*self.endpoints, *self._leaving)))
         await asyncio.gather(*self._closing)
 

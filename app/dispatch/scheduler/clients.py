@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable
 
 from app.dispatch.definition import Workload
 from app.dispatch.push.call_result import CallResult
@@ -18,6 +19,7 @@ from app.dispatch.push.http2_transport import (
     Server,
     proxy_to,
 )
+from app.dispatch.push.receiver import Follow
 from app.dispatch.push.stream.client import METHOD, ONE_STREAM, Streams, StreamTarget
 from app.dispatch.push.transport import StreamChannel, UnaryTarget
 from app.grpc_client.address import Address, Proxy
@@ -28,23 +30,17 @@ ANY_PORT = 1  # exemptions from a proxy regard hosts only
 
 
 class TargetClients:
-    """Makes clients that name this worker to the receiver."""
+    """Makes clients that name this worker to the receiver. `zone`: where it runs; "": not known."""
 
-    def __init__(self, worker: str) -> None:
+    def __init__(self, worker: str, zone: str = "") -> None:
         self._worker = worker
+        self._zone = zone
 
-    def endpoints(
-        self, workload: Workload, address: str, follow: Callable[[Sequence[str]], None]
-    ) -> Resolver | None:
-        """Calls `follow` with the names of the endpoints: now, or each time that a look-up finds others."""
-        target = _http2_target(workload, address)
-        if target is None:
-            follow([address])  # grpcio resolves the name, and balances
-            return None
-        if target.is_fixed or (not target.service and _proxy(target) is not None):
-            follow(list(dict.fromkeys(map(str, target.places))))  # a proxy resolves names, but no SRV records
-            return None
-        return Resolver(target, lambda found: follow([str(place) for place in found]))
+    def endpoints(self, workload: Workload, address: str, follow: Follow) -> EndpointNames:
+        """See `ReceiverClients.endpoints`."""
+        target = workload.spec.target
+        local = target.zones.get(self._zone, "") if address == target.address else ""
+        return EndpointNames(workload, address, local, follow)
 
     def unary(self, workload: Workload, place: Place) -> UnaryTarget:
         server = _server(workload, place)
@@ -82,6 +78,50 @@ class TargetClients:
     def health(self, workload: Workload, place: Place) -> HealthClient:
         server = _server(workload, place)
         return GrpcHealthClient(place.name) if server is None else Http2HealthClient(server)
+
+
+class EndpointNames:
+    """Looks up the endpoints of a receiver.
+
+    Args:
+        address: Of all; `local`: of those in this worker's zone, "" if that is not known.
+        follow: Gets the names of all endpoints, and of the local ones: now, and when a look-up finds others.
+    """
+
+    def __init__(self, workload: Workload, address: str, local: str, follow: Follow) -> None:
+        self._local = local
+        self._follow = follow
+        self._names: dict[str, list[str]] = {}  # by address
+        self._resolvers: list[Resolver] = []
+        for one in dict.fromkeys([address, local or address]):
+            self._begin(workload, one)
+
+    def _begin(self, workload: Workload, address: str) -> None:
+        target = _http2_target(workload, address)
+        if target is None:
+            self._found(address, [address])  # grpcio resolves the name, and balances
+        elif target.is_fixed or (not target.service and _proxy(target) is not None):
+            self._found(address, map(str, target.places))  # a proxy resolves names, but no SRV records
+        else:
+            self._resolvers.append(Resolver(target, lambda found: self._found(address, map(str, found))))
+
+    def _found(self, address: str, names: Iterable[str]) -> None:
+        self._names[address] = list(names)
+        every = dict.fromkeys(name for found in self._names.values() for name in found)
+        self._follow(list(every), frozenset(self._names.get(self._local, ())))
+
+    @property
+    def error(self) -> str:
+        """Why a look-up failed; "": none did."""
+        return "; ".join(resolver.error for resolver in self._resolvers if resolver.error)
+
+    def ask(self) -> None:
+        """Looks up soon."""
+        for resolver in self._resolvers:
+            resolver.ask()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(resolver.close() for resolver in self._resolvers))
 
 
 def _http2_target(workload: Workload, address: str) -> Target | None:

@@ -172,10 +172,10 @@ class Receivers:
             await queues.receiver.close()
 
 
-def _connection_key(workload: Workload) -> tuple[str, ...]:
+def _connection_key(workload: Workload) -> tuple[object, ...]:
     """The part of a definition that connections depend on."""
     target = workload.spec.target
-    return target.address, target.contract, target.transport, workload.method()
+    return target.address, target.contract, target.transport, target.zones, workload.method()
 
 
 def _fallbacks(workload: Workload) -> Fallbacks:

@@ -30,7 +30,8 @@ from app.worker.jobs.start_position import LineageReset
 
 @dataclass(frozen=True, slots=True)
 class JobPorts:
-    """The parts of a worker that every kind of job needs. `worker`: this process's id."""
+    """The parts of a worker that every kind of job needs. `worker`: this process's id; `zone`: where it runs,
+    "" if nobody said."""
 
     worker: str
     control: ControlLog
@@ -39,6 +40,7 @@ class JobPorts:
     report_incident: ReportIncident
     schemas: SchemaLoader
     failures: JobFailures
+    zone: str = ""
 
 
 class JobRestarts(Protocol):

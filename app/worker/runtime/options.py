@@ -48,6 +48,7 @@ class WorkerOptions:
     schemas: Path
     place: str = ""
     group: str = ""
+    zone: str = ""
     interceptors: Sequence[tuple[str, Interceptor]] = ()
     atlas: RegionAtlas | None = None
     layout: Layout | None = None

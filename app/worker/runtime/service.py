@@ -169,7 +169,9 @@ class Runtime(Service):
             None if self.regions is None else self.regions.remote_progress,
             options.interceptors,
         )
-        ports = JobPorts(worker, control, self.clusters, lease, report, self.schemas, JobFailures())
+        ports = JobPorts(
+            worker, control, self.clusters, lease, report, self.schemas, JobFailures(), options.zone
+        )
         self.jobs = JobManager(
             ports,
             self.trackers,

@@ -135,7 +135,7 @@ def test_describe_prints_why_first_and_then_the_numbers(console: Console) -> Non
     text = "\n".join(lines)
     for words in (
         "8/500 (hold), slow start 4", "20 s (defined 10 s)", "75.0% of 40", "50 messages/s, 5 short",
-        "ejected for 7 s (it failed )", "and 2 more of billing:443",
+        "10.0.0.1:443 (same zone)", "ejected for 7 s (it failed )", "and 2 more of billing:443",
         "2 (1 paused)", "90% in use", "no token", "and 3 more", "Moved away: 2", "Partitions",
     ):  # fmt: skip
         assert words in text

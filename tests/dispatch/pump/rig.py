@@ -141,11 +141,11 @@ class DispatchRig:
 
         return receiver
 
-    def run(self, chain: InterceptorChain | None = None, **spec: Any) -> None:
-        """Makes the runtime."""
+    def run(self, chain: InterceptorChain | None = None, zone: str = "", **spec: Any) -> None:
+        """Makes the runtime of a worker in this zone."""
         workload = definition(f"127.0.0.1:{self.port}", **spec)
         self.runtime = WorkloadRuntime(
-            workload, TargetClients("w1"), self._copies, self.lease, all_levels, chain
+            workload, TargetClients("w1", zone), self._copies, self.lease, all_levels, chain
         )
 
     @property

@@ -31,12 +31,11 @@ ENOUGH_S = 30.0
 async def test_the_transport_makes_the_calls(transport: str, address: str, kind: type[UnaryTarget]) -> None:
     workload, clients = definition(address, target={"transport": transport}), TargetClients("w")
     names: list[Sequence[str]] = []
-    resolver = clients.endpoints(workload, address, names.append)
+    resolver = clients.endpoints(workload, address, lambda found, _: names.append(found))
     target = clients.unary(workload, Place(address, names[0][0] if names else "127.0.0.1:1", is_alone=True))
     assert type(target) is kind
     await target.close()
-    if resolver is not None:
-        await resolver.close()
+    await resolver.close()
 
 
 @pytest.mark.parametrize(
@@ -58,8 +57,7 @@ async def test_a_service_is_looked_up_here_and_its_name_decides_on_the_proxy(
         address = "srv:///_grpc._tcp.billing.invalid"
         workload, clients = definition(address), TargetClients("w")
         names: list[Sequence[str]] = []
-        resolver = clients.endpoints(workload, address, names.append)
-        assert resolver is not None
+        resolver = clients.endpoints(workload, address, lambda found, _: names.append(found))
         assert not names
         await resolver.close()
         health = clients.health(workload, Place(address, f"{host}:{port}", is_alone=True))

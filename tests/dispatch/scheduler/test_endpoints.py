@@ -261,10 +261,10 @@ async def test_a_name_that_has_an_endpoint_again_has_the_former_one() -> None:
         rig.feed(pump, numbers(40))
         await rig.until(lambda: made.counts[0] > 0)
         endpoint = made.endpoint(0)
-        rig.main._follow(made.addresses[1:])
+        rig.main._follow(made.addresses[1:], frozenset())
         assert endpoint.is_leaving
         assert [one.state for one in rig.main.status(time.monotonic(), 0).endpoints] == ["leaving", "ready"]
-        rig.main._follow(made.addresses)
+        rig.main._follow(made.addresses, frozenset())
         assert made.endpoint(0) is endpoint
         assert not endpoint.is_leaving
         assert len(rig.main.status(time.monotonic(), 0).endpoints) == 2
@@ -431,3 +431,49 @@ async def test_a_lost_endpoint_has_its_name_looked_up_at_once() -> None:
         await rig.until(lambda: bool(asked))
         await rig.start_receiver()
         await rig.idle()
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_worker_prefers_the_instances_of_its_zone_as_long_as_one_takes_messages(
+    contract: str,
+) -> None:
+    async with fleet(3, contract, flow={"max_inflight": 60}) as made:
+        rig, own = made.rig, made.addresses[0]
+        await rig.runtime.close()
+        target = {
+            "address": ",".join(made.addresses[1:]),
+            "contract": contract,
+            "zones": {"a": own, "b": "x:1"},
+        }
+        rig.run(zone="a", target=target, flow={"max_inflight": 60})
+        pump = rig.pump()
+        assert [one.name for one in rig.main.endpoints if one.is_local] == [own]
+        rig.feed(pump, numbers(20))
+        await rig.idle()
+        for at in range(20, 500, 20):
+            rig.feed(pump, numbers(20, at))
+            await rig.idle()
+        before = made.counts.copy()
+        assert before[0] > 0.9 * 500
+        await made.receivers[0].stop(0)
+        for at in range(500, 800, 20):
+            rig.feed(pump, numbers(20, at))
+            await rig.idle()
+        assert made.counts[1] > before[1] + 50
+        assert made.counts[2] > before[2] + 50
+        await made.begin(0)
+        back, at = made.counts[0], 800
+        while made.counts[0] < back + 100:
+            rig.feed(pump, numbers(20, at))
+            at += 20
+            await rig.idle()
+        assert set(made.values()) == {value for _, value in numbers(at)}
+
+
+async def test_the_zone_of_a_worker_counts_only_where_the_definition_has_it() -> None:
+    async with fleet(2, "unary") as made:
+        rig = made.rig
+        await rig.runtime.close()
+        target = {"address": made.addresses[0], "zones": {"a": made.addresses[1]}}
+        rig.run(zone="elsewhere", target=target)
+        assert [(one.name, one.is_local) for one in rig.main.endpoints] == [(made.addresses[0], False)]

@@ -26,7 +26,7 @@ const STATES = { ready: "good", slow: "warn", silent: "bad", probing: "bad", eje
 const ENDPOINT_COLUMNS = [["Endpoint"], ["State"], ["Why", "wrap"], ["For", "n"], ["In flight", "n"], ["Share", "n"], ["Not taken", "n"], ["Latency", "n"], ["Worker"], ["Receiver"]];
 
 function endpoints(receivers) {
-  const rows = receivers.filter((r) => r.endpoints?.length > 1).flatMap((r) => r.endpoints.map((e) => [e.name, pill(e.state, STATES[e.state] ?? ""), e.why ?? "", duration(e.for_s), number(e.in_flight), share(e.share), share(e.failed_share), e.latency_ms === null ? "–" : `${e.latency_ms} ms`, r.worker, r.address]));
+  const rows = receivers.filter((r) => r.endpoints?.length > 1).flatMap((r) => r.endpoints.map((e) => [e.local ? `${e.name} (same zone)` : e.name, pill(e.state, STATES[e.state] ?? ""), e.why ?? "", duration(e.for_s), number(e.in_flight), share(e.share), share(e.failed_share), e.latency_ms === null ? "–" : `${e.latency_ms} ms`, r.worker, r.address]));
   if (!rows.length) return [];
   const more = receivers.reduce((sum, r) => sum + (r.more_endpoints ?? 0), 0);
   rows.sort((a, b) => a[0].localeCompare(b[0], "en", { numeric: true }));
