@@ -268,8 +268,9 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
 
 
 def _override(data: JsonObject, section: str, field: str, value: str) -> None:
-    former = data.get(section)
-    data[section] = {**(former if isinstance(former, dict) else {}), field: value}
+    former = data.get(section, {})
+    if isinstance(former, dict):  # else an error tells of the section
+        data[section] = {**former, field: value}
 
 
 def _free_port() -> int:

@@ -91,10 +91,12 @@ def _addresses(document: Document) -> Iterator[ConfigProblem]:
     path_of_zones: Path_ = ("spec", "target", "zones")
     zones = value_at(document.data, path_of_zones)
     if value_at(document.data, ("spec", "target", "transport")) != "grpc":
-        for zone, address in zones.items() if isinstance(zones, dict) else ():
+        names = zones if isinstance(zones, dict) else {}
+        paths_of_zones: list[Path_] = [(*path_of_zones, zone) for zone in names]
+        for path in [("spec", "target", "address"), *paths_of_zones] if paths_of_zones else ():
+            address = value_at(document.data, path)
             if isinstance(address, str) and address.lower().startswith("dns://") and address[6:7] != "/":
-                remedy = "write host:port, or a list of these"
-                path = (*path_of_zones, zone)
+                remedy = "with zones, write host:port, or a list of these"
                 yield problem_at(document, path, "names a DNS server, which only grpcio can ask", remedy)
         return
     if zones:

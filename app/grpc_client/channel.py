@@ -223,7 +223,7 @@ class Channel:
         self._connect_soon()
 
     def _expire(self, call: Call) -> None:
-        if call.connection is not None:
+        if call.connection is not None or call.stream_id:  # the server has cancelled it a moment ago
             call.give_up(StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
             return
         why = f"; the last attempt: {self._why_not}" if self._why_not and not self._connections else ""
@@ -250,7 +250,7 @@ class Channel:
         # A server that answers nothing must not be met again at once, and again.
         if not connection.is_fruitless:
             self._backoff_s = self._options.min_backoff_s
-        elif connection.is_ready and (self._waiting or not connection.is_planned):
+        elif connection.is_ready and (self._waiting or not (connection.is_planned or connection.is_left)):
             self._pause()
         self._connect_soon()
 

@@ -107,7 +107,8 @@ class Connection(asyncio.Protocol):
         self.is_draining = False
         self._goaway = ""  # what the server said when it began to drain
         self._last_stream_id = frames.MAX_STREAM_ID  # that the server may still work on
-        self.is_planned = False  # its end
+        self.is_planned = False  # its end, by the server
+        self.is_left = False  # this client takes it for no more calls
         self._reason = ""
         self._cancelled: list[_Cancelled] = []  # by the server, and not told yet
         self._keepalive: asyncio.TimerHandle | None = None
@@ -223,7 +224,7 @@ class Connection(asyncio.Protocol):
             self._outbox.open(call, block)
             self._loop.call_soon(self._outbox.send, call)  # later, as `on_drained` may come of it
         if self._next_stream_id > frames.MAX_STREAM_ID:
-            self._drain("its stream numbers are used up", is_planned=True)
+            self._drain_here("its stream numbers are used up")
 
     def send_body(self, call: Call) -> None:
         self._outbox.send(call)
@@ -241,7 +242,7 @@ class Connection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Takes no more calls, and closes when those under way have ended."""
-        self._drain("this client closes it", is_planned=True)
+        self._drain_here("this client closes it")
 
     def close(self, reason: str) -> None:
         """Closes at once. Calls under way end."""
@@ -504,7 +505,7 @@ class Connection(asyncio.Protocol):
 
     def _end_cancelled(self) -> None:
         ended, self._cancelled = self._cancelled, []
-        is_planned = bool(self._goaway)
+        is_planned = self.is_planned
         for call, message, fields, is_local in ended:
             loss = Loss.PLANNED if is_planned else Loss.BROKEN if is_local else Loss.NONE
             call.finish(
@@ -564,6 +565,11 @@ class Connection(asyncio.Protocol):
 
     # Its end
 
+    def _drain_here(self, why: str) -> None:
+        """The server has no plan to end it: if it breaks meanwhile, its calls are broken."""
+        self.is_left = True
+        self._drain(why, is_planned=False)
+
     def _drain(self, said: str, *, is_planned: bool) -> None:
         self._goaway, self.is_planned = said, is_planned
         self._tell_draining()
@@ -619,7 +625,7 @@ class Connection(asyncio.Protocol):
             self._outbox.write(frames.ping(_KEEPALIVE))
             self._set_keepalive(options.keepalive_timeout_s)
         else:
-            self._drain("it had no calls", is_planned=True)  # servers do not like pings without calls
+            self._drain_here("it had no calls")  # servers do not like pings without calls
 
 
 def grpc_timeout(left_s: float) -> bytes:

@@ -76,13 +76,16 @@ class Resolver:
         target: Target,
         on_change: Callable[[tuple[Address, ...]], None],
         *,
+        on_fault: Callable[[], None] = lambda: None,
         interval_s: float = INTERVAL_S,
     ) -> None:
-        """`on_change` gets the addresses, from the event loop, each time that they have changed."""
+        """`on_change` gets the addresses, from the event loop, each time that they have changed. `on_fault`
+        is called when look-ups begin to fail, and when they succeed again."""
         self.addresses: tuple[Address, ...] = ()
         self.error = ""
         self._target = target
         self._on_change = on_change
+        self._on_fault = on_fault
         self._interval_s = interval_s
         self._answer = Answer()
         self._slots = asyncio.Semaphore(SLOTS)
@@ -108,11 +111,14 @@ class Resolver:
 
     async def _look_up(self) -> None:
         self._answer = await resolve(self._target, self._answer, self._slots)
+        was_failing = bool(self.error)
         self.error = self._answer.error
         found = self._answer.addresses
         if found != self.addresses:
             self.addresses = found
             self._on_change(found)
+        elif bool(self.error) != was_failing:
+            self._on_fault()
 
 
 async def resolve(

@@ -548,6 +548,30 @@ def test_a_call_that_a_server_cancels_and_stays_is_cancelled_a_moment_later(
     assert bench.done == calls
 
 
+@pytest.mark.parametrize("code", [ErrorCodes.ENHANCE_YOUR_CALM, None])
+def test_a_call_that_a_server_cancels_for_its_fault_is_not_planned(
+    bench: Bench, code: ErrorCodes | None
+) -> None:
+    call = bench.unary()
+    bench.pair.settle()
+    if code is None:
+        bench.connection.drain()
+    else:
+        bench.server.go_away(call.stream_id, code)
+    bench.server.end(call.stream_id, CANCELLED)
+    bench.pair.to_client()
+    bench.loop.advance(CANCELLED_PAUSE_S)
+    assert (call.code, call.loss, call.is_planned) == (StatusCode.CANCELLED, Loss.NONE, False)
+
+
+def test_a_connection_that_breaks_while_this_client_drains_it_breaks_its_calls(bench: Bench) -> None:
+    call = bench.unary()
+    bench.pair.settle()
+    bench.connection.drain()
+    bench.pair.transport.lose()
+    assert (call.code, call.loss, call.is_planned) == (StatusCode.UNAVAILABLE, Loss.BROKEN, False)
+
+
 def test_a_call_that_was_cancelled_ends_with_its_connection_at_the_latest(bench: Bench) -> None:
     call = bench.unary()
     bench.pair.settle()

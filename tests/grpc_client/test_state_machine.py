@@ -729,7 +729,8 @@ class Connections(RuleBasedStateMachine):
             is_due = self.loop.time() >= call.deadline_s - 0.001
             outcome = replace(outcome, code=StatusCode.DEADLINE_EXCEEDED if is_due else outcome.code)
         if outcome.code is StatusCode.CANCELLED and call.loss is Loss.PLANNED:
-            assert record.pair in self.goaways
+            assert record.pair is not None
+            assert self.goaways[record.pair][0] == ErrorCodes.NO_ERROR
             outcome = replace(outcome, loss=Loss.PLANNED)
         assert outcome.message in call.message
         found = Outcome(

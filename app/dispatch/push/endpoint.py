@@ -56,14 +56,16 @@ class Place(NamedTuple):
     """Where an endpoint is.
 
     Attributes:
-        target: The address in the workload's definition.
+        target: The address in the workload's definition by which it was found.
         name: The endpoint's own, as "10.0.0.7:8443".
         is_alone: The target has no other, so this may be a virtual address, with many servers behind it.
+        is_local: It is in this worker's zone.
     """
 
     target: str
     name: str
     is_alone: bool
+    is_local: bool = False
 
 
 class EndpointClients(Protocol):

@@ -171,9 +171,6 @@ class GrpcStreamCall:
         self._is_canceled = True
         self._has_room.set()
 
-    def leave_connection(self) -> None:
-        """See `StreamCall.leave_connection`: grpcio keeps its connections."""
-
     @property
     def result(self) -> CallResult:
         """See `StreamCall.result`."""

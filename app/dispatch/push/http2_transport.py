@@ -37,8 +37,8 @@ from app.kernel.grpc_status import OK, UNAVAILABLE
 log = structlog.get_logger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
-VIRTUAL_CHANNELS = 4  # to an address that may be a load balancer's
-MAX_AGE_S = 60.0  # of their connections: until a new server behind it has its part of the messages
+VIRTUAL_CHANNELS = 4  # to an address that may be a load balancer's, for unary calls
+MAX_AGE_S = 60.0  # of these connections: until a new server behind it has its part of the messages
 # Beside the status and the receiver's wishes, trailers may have a stack trace.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_SHARED = 10_000  # partitions, tiers and roles whose metadata is remembered
@@ -118,19 +118,19 @@ class _Handle:
 
 
 class Http2StreamChannel:
-    """An endpoint's method for streams. Each of `connections` takes the next stream when it has fewest."""
+    """An endpoint's method for streams."""
 
-    def __init__(self, server: Server, method: str, connections: int = 1) -> None:
-        self._channels = [server.channel(MAX_STREAM_BYTES) for _ in range(connections)]
-        self._fields = self._channels[0].method(method)
+    def __init__(self, server: Server, method: str) -> None:
+        self._channel = server.channel(MAX_STREAM_BYTES)
+        self._fields = self._channel.method(method)
 
     def open(self) -> Http2StreamCall:
         """See `StreamChannel.open`."""
-        return Http2StreamCall(min(self._channels, key=lambda channel: channel.load), self._fields)
+        return Http2StreamCall(self._channel, self._fields)
 
     async def close(self) -> None:
-        """Closes the connections; streams under way end as CANCELLED."""
-        await asyncio.gather(*(channel.close() for channel in self._channels))
+        """Closes the connection; streams under way end as CANCELLED."""
+        await self._channel.close()
 
 
 class Http2StreamCall:
@@ -141,7 +141,6 @@ class Http2StreamCall:
         self._unread_bytes = 0
         self._has_news = asyncio.Event()
         self._may_write = asyncio.Event()
-        self._channel = channel
         self._call = channel.stream(fields, (), None, self._receive, self._end, self._drained)
 
     async def read(self) -> bytes | None:
@@ -174,10 +173,6 @@ class Http2StreamCall:
     def cancel(self) -> None:
         """See `StreamCall.cancel`."""
         self._call.cancel()
-
-    def leave_connection(self) -> None:
-        """See `StreamCall.leave_connection`."""
-        self._channel.renew()
 
     @property
     def result(self) -> CallResult:

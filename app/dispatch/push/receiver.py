@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from app.dispatch.model.circuit_breaker import FAILURES, BreakerState
@@ -57,7 +57,7 @@ def was_taken(result: CallResult) -> bool:
     return result.code in TAKEN if action is None else action is not KafkaAction.RETRY
 
 
-Follow = Callable[[Sequence[str], Set[str]], None]  # names of all endpoints, and of those in the own zone
+Follow = Callable[[Sequence[Place]], None]
 
 
 class NameWatch(Protocol):
@@ -128,34 +128,32 @@ class Receiver:
         wanted = workload.spec.flow.max_inflight
         self.fixed = wanted if isinstance(wanted, int) else None
         self._workload = workload
-        for endpoint in self.endpoints:
+        for endpoint in (*self.endpoints, *self._leaving):
             endpoint.change(workload)
 
-    def _follow(self, names: Sequence[str], local: Set[str]) -> None:
+    def _follow(self, places: Sequence[Place]) -> None:
         """These are the endpoints from now on (rule 1)."""
         known = {endpoint.name: endpoint for endpoint in self.endpoints}
         left = {endpoint.name: endpoint for endpoint in self._leaving}
-        is_alone = len(names) == 1
         self.endpoints = []
-        for name in names:
-            if (back := left.get(name)) is not None:
+        for place in places:
+            if (back := left.get(place.name)) is not None:
                 self._leaving.discard(back)
                 back.stay(self._may_send)
-            stays = known.pop(name) if name in known else back
-            endpoint = stays or self._new(name, is_alone)
-            endpoint.is_local = name in local
+            stays = known.pop(place.name) if place.name in known else back
+            endpoint = stays or self._new(place)
+            endpoint.is_local = place.is_local
             self.endpoints.append(endpoint)
         self._look_at_s = 0.0
         for endpoint in known.values():
             self._leaving.add(endpoint)
             endpoint.leave()
             self._close_when_idle(endpoint)
-        if is_alone:
+        if len(places) == 1:
             self.endpoints[0].standing.end_pause()
         asyncio.get_running_loop().call_soon(self._on_room)
 
-    def _new(self, name: str, is_alone: bool) -> Endpoint:
-        place = Place(self.address, name, is_alone)
+    def _new(self, place: Place) -> Endpoint:
         endpoint = Endpoint(
             self._workload, place, self._clients, self._clock, self._endpoint_limit, self._on_room,
             self.unread.record,
@@ -176,7 +174,7 @@ class Receiver:
     def announce_role(self, role: SenderRole | None) -> None:
         """Sends this region's role over the streams, now and after each connect."""
         self._role = role
-        for endpoint in self.endpoints:
+        for endpoint in (*self.endpoints, *self._leaving):
             endpoint.announce_role(role)
 
     # -- its state ---------------------------------------------------------------------------------

@@ -54,9 +54,6 @@ class StreamCall(Protocol):
     def cancel(self) -> None:
         """Ends the stream."""
 
-    def leave_connection(self) -> None:
-        """The next stream gets another connection, if the transport can do that."""
-
     @property
     def result(self) -> CallResult:
         """How the stream ended."""

@@ -11,8 +11,6 @@ from app.dispatch.push.endpoint import Place
 from app.dispatch.push.grpc_transport import GrpcHealthClient, GrpcStreamChannel, GrpcUnaryTarget
 from app.dispatch.push.health import HealthClient
 from app.dispatch.push.http2_transport import (
-    MAX_AGE_S,
-    VIRTUAL_CHANNELS,
     Http2HealthClient,
     Http2StreamChannel,
     Http2UnaryTarget,
@@ -20,7 +18,7 @@ from app.dispatch.push.http2_transport import (
     proxy_to,
 )
 from app.dispatch.push.receiver import Follow
-from app.dispatch.push.stream.client import METHOD, ONE_STREAM, Streams, StreamTarget
+from app.dispatch.push.stream.client import METHOD, StreamTarget
 from app.dispatch.push.transport import StreamChannel, UnaryTarget
 from app.grpc_client.address import Address, Proxy
 from app.grpc_client.resolver import Resolver
@@ -57,13 +55,10 @@ class TargetClients:
     ) -> StreamTarget:
         server = _server(workload, place)
         channel: StreamChannel
-        streams = ONE_STREAM
         if server is None:
             channel = GrpcStreamChannel(place.name, METHOD)
         else:
-            if place.is_alone and _is_name(workload, place):
-                streams = Streams(VIRTUAL_CHANNELS, MAX_AGE_S)
-            channel = Http2StreamChannel(server, METHOD, streams.number)
+            channel = Http2StreamChannel(server, METHOD)
         return StreamTarget(
             channel,
             group=workload.metadata.group,
@@ -72,7 +67,6 @@ class TargetClients:
             timeout_s=workload.spec.target.timeout,
             on_room=on_room,
             on_lost=on_lost,
-            streams=streams,
         )
 
     def health(self, workload: Workload, place: Place) -> HealthClient:
@@ -83,16 +77,20 @@ class TargetClients:
 class EndpointNames:
     """Looks up the endpoints of a receiver.
 
+    While a zone has no answer, as when it has no instance any more, its former endpoints count only as far as
+    the address of all has them.
+
     Args:
         address: Of all; `local`: of those in this worker's zone, "" if that is not known.
-        follow: Gets the names of all endpoints, and of the local ones: now, and when a look-up finds others.
+        follow: Gets the endpoints: now, and when a look-up finds others.
     """
 
     def __init__(self, workload: Workload, address: str, local: str, follow: Follow) -> None:
+        self._address = address
         self._local = local
         self._follow = follow
         self._names: dict[str, list[str]] = {}  # by address
-        self._resolvers: list[Resolver] = []
+        self._resolvers: dict[str, Resolver] = {}
         for one in dict.fromkeys([address, local or address]):
             self._begin(workload, one)
 
@@ -103,25 +101,41 @@ class EndpointNames:
         elif target.is_fixed or (not target.service and _proxy(target) is not None):
             self._found(address, map(str, target.places))  # a proxy resolves names, but no SRV records
         else:
-            self._resolvers.append(Resolver(target, lambda found: self._found(address, map(str, found))))
+            self._resolvers[address] = Resolver(
+                target, lambda found: self._found(address, map(str, found)), on_fault=self._tell
+            )
 
     def _found(self, address: str, names: Iterable[str]) -> None:
         self._names[address] = list(names)
-        every = dict.fromkeys(name for found in self._names.values() for name in found)
-        self._follow(list(every), frozenset(self._names.get(self._local, ())))
+        self._tell()
+
+    def _tell(self) -> None:
+        every, local = self._names.get(self._address), self._names.get(self._local, [])
+        if every is not None and self._is_failing(self._local):
+            local = [name for name in local if name in every]
+        is_alone = every is not None and len(every) == 1
+        places = {name: Place(self._address, name, is_alone, name in local) for name in every or ()}
+        for name in local:
+            places.setdefault(name, Place(self._local, name, len(local) == 1, is_local=True))
+        if places:
+            self._follow(list(places.values()))
+
+    def _is_failing(self, address: str) -> bool:
+        resolver = self._resolvers.get(address)
+        return resolver is not None and resolver.error != ""
 
     @property
     def error(self) -> str:
         """Why a look-up failed; "": none did."""
-        return "; ".join(resolver.error for resolver in self._resolvers if resolver.error)
+        return "; ".join(resolver.error for resolver in self._resolvers.values() if resolver.error)
 
     def ask(self) -> None:
         """Looks up soon."""
-        for resolver in self._resolvers:
+        for resolver in self._resolvers.values():
             resolver.ask()
 
     async def close(self) -> None:
-        await asyncio.gather(*(resolver.close() for resolver in self._resolvers))
+        await asyncio.gather(*(resolver.close() for resolver in self._resolvers.values()))
 
 
 def _http2_target(workload: Workload, address: str) -> Target | None:
@@ -132,12 +146,6 @@ def _http2_target(workload: Workload, address: str) -> Target | None:
         return Target.parse(address)
     except ValueError:
         return None
-
-
-def _is_name(workload: Workload, place: Place) -> bool:
-    """Whether the target is a name, as that of a load balancer; a single server is often an IP address."""
-    target = _http2_target(workload, place.target)
-    return target is not None and not target.is_fixed
 
 
 def _server(workload: Workload, place: Place) -> Server | None:

@@ -47,11 +47,11 @@ def unary_target(address: str, method: str = METHOD) -> UnaryTarget:
     return Http2UnaryTarget(_server(address), method)
 
 
-def stream_channel(address: str, method: str, connections: int = 1) -> StreamChannel:
+def stream_channel(address: str, method: str) -> StreamChannel:
     """Streams by the transport that the test is about."""
     if chosen["transport"] == "grpc":
         return GrpcStreamChannel(address, method)
-    return Http2StreamChannel(_server(address), method, connections)
+    return Http2StreamChannel(_server(address), method)
 
 
 async def check_health(

@@ -13,7 +13,7 @@ import grpc
 from grpc import aio
 
 from app.dispatch.push.call_result import CallResult
-from app.dispatch.push.stream.client import METHOD, ONE_STREAM, Streams, StreamTarget
+from app.dispatch.push.stream.client import METHOD, StreamTarget
 from app.dispatch.push.stream.encoder import OutBatch
 from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
 from tests.dispatch.push.grpc_servers import ENOUGH_S, ReceiverAddress, listen, stream_channel
@@ -95,7 +95,7 @@ class RecordingSender:
         place: ReceiverAddress | None = None,
         *,
         timeout_s: float = ENOUGH_S,
-        streams: Streams = ONE_STREAM,
+        streams: int = 1,
     ) -> None:
         self.place = place or ReceiverAddress(start_stream_server)
         self.reported: Counter[tuple[int, int]] = Counter()  # by batch and index
@@ -104,7 +104,7 @@ class RecordingSender:
         self.expected = 0
         self.batches: list[OutBatch] = []
         self.target = StreamTarget(
-            stream_channel(f"127.0.0.1:{port}", METHOD, streams.number),
+            stream_channel(f"127.0.0.1:{port}", METHOD),
             group="billing", topic="orders", worker="w", timeout_s=timeout_s,
             on_room=lambda: None, on_lost=self.lost.append, streams=streams,
         )  # fmt: skip
@@ -169,11 +169,7 @@ async def hold(_: ReceiverStream) -> None:
 
 @contextlib.asynccontextmanager
 async def streaming(
-    script: Script,
-    *,
-    timeout_s: float = ENOUGH_S,
-    max_bytes: int = -1,
-    streams: Streams = ONE_STREAM,
+    script: Script, *, timeout_s: float = ENOUGH_S, max_bytes: int = -1, streams: int = 1
 ) -> AsyncIterator[RecordingSender]:
     """A sender to a server that runs `script`."""
     place = ReceiverAddress(start_stream_server, max_bytes=max_bytes)

@@ -31,7 +31,9 @@ ENOUGH_S = 30.0
 async def test_the_transport_makes_the_calls(transport: str, address: str, kind: type[UnaryTarget]) -> None:
     workload, clients = definition(address, target={"transport": transport}), TargetClients("w")
     names: list[Sequence[str]] = []
-    resolver = clients.endpoints(workload, address, lambda found, _: names.append(found))
+    resolver = clients.endpoints(
+        workload, address, lambda found: names.append([place.name for place in found])
+    )
     target = clients.unary(workload, Place(address, names[0][0] if names else "127.0.0.1:1", is_alone=True))
     assert type(target) is kind
     await target.close()
@@ -57,7 +59,9 @@ async def test_a_service_is_looked_up_here_and_its_name_decides_on_the_proxy(
         address = "srv:///_grpc._tcp.billing.invalid"
         workload, clients = definition(address), TargetClients("w")
         names: list[Sequence[str]] = []
-        resolver = clients.endpoints(workload, address, lambda found, _: names.append(found))
+        resolver = clients.endpoints(
+            workload, address, lambda found: names.append([place.name for place in found])
+        )
         assert not names
         await resolver.close()
         health = clients.health(workload, Place(address, f"{host}:{port}", is_alone=True))
@@ -83,3 +87,33 @@ async def test_a_workload_changes_its_transport_under_way(contract: str) -> None
             rig.runtime.change(changed, None)
         await rig.idle()
         assert rig.values() == {value: 1 for _, value in numbers(1_000)}
+
+
+async def test_what_a_zone_finds_is_met_by_the_zone_s_own_name() -> None:
+    zones = {"a": "10.0.0.1:1,10.0.0.2:1"}
+    workload = definition("10.0.0.2:1,10.0.0.3:1,10.0.0.2:1", target={"zones": zones})
+    found: list[Place] = []
+    TargetClients("w", "a").endpoints(workload, workload.spec.target.address, found.extend)
+    both = workload.spec.target.address
+    last = {place.name: place for place in found}
+    assert last == {
+        "10.0.0.2:1": Place(both, "10.0.0.2:1", is_alone=False, is_local=True),
+        "10.0.0.3:1": Place(both, "10.0.0.3:1", is_alone=False),
+        "10.0.0.1:1": Place(zones["a"], "10.0.0.1:1", is_alone=False, is_local=True),
+    }
+
+
+async def test_a_zone_without_an_answer_keeps_only_what_the_address_of_all_has() -> None:
+    workload = definition("10.0.0.2:1", target={"zones": {"a": "billing-a.invalid:1"}})
+    told: list[list[Place]] = []
+    names = TargetClients("w", "a").endpoints(workload, "10.0.0.2:1", told.append)
+    try:
+        names._found("billing-a.invalid:1", ["10.0.0.1:1", "10.0.0.2:1"])
+        assert {place.name: place.is_local for place in told[-1]} == {"10.0.0.2:1": True, "10.0.0.1:1": True}
+        async with asyncio.timeout(ENOUGH_S):
+            while len(told) < 3:  # noqa: ASYNC110 - a look-up fails
+                await asyncio.sleep(0.01)
+        assert {place.name: place.is_local for place in told[-1]} == {"10.0.0.2:1": True}
+        assert "billing-a.invalid:1 was not resolved" in names.error
+    finally:
+        await names.close()

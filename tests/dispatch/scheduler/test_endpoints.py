@@ -15,9 +15,8 @@ import pytest
 from app.dispatch.jobs.head_of_line_monitor import HeadOfLineMonitor
 from app.dispatch.model import outlier_detection
 from app.dispatch.push import http2_transport
-from app.dispatch.push.endpoint import Endpoint
+from app.dispatch.push.endpoint import Endpoint, Place
 from app.dispatch.push.receiver import MAX_SHOWN_ENDPOINTS
-from app.dispatch.scheduler import clients
 from switchyard.receiver import Message, Receiver
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 
@@ -261,10 +260,11 @@ async def test_a_name_that_has_an_endpoint_again_has_the_former_one() -> None:
         rig.feed(pump, numbers(40))
         await rig.until(lambda: made.counts[0] > 0)
         endpoint = made.endpoint(0)
-        rig.main._follow(made.addresses[1:], frozenset())
+        places = [Place(rig.main.address, name, is_alone=False) for name in made.addresses]
+        rig.main._follow([places[1]])
         assert endpoint.is_leaving
         assert [one.state for one in rig.main.status(time.monotonic(), 0).endpoints] == ["leaving", "ready"]
-        rig.main._follow(made.addresses, frozenset())
+        rig.main._follow(places)
         assert made.endpoint(0) is endpoint
         assert not endpoint.is_leaving
         assert len(rig.main.status(time.monotonic(), 0).endpoints) == 2
@@ -383,22 +383,17 @@ async def test_the_last_endpoint_that_is_left_gets_everything_although_it_was_ej
         assert set(made.values()) == {value for _, value in numbers(at + 200)}
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
-async def test_a_new_instance_behind_a_load_balancer_gets_messages(
-    contract: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_new_instance_behind_a_load_balancer_gets_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     if {place[0] for *_, place in socket.getaddrinfo("localhost", 1)} != {"127.0.0.1"}:
         pytest.skip("localhost has several addresses here, and so it is no load balancer's")
-    for module in (http2_transport, clients):
-        monkeypatch.setattr(module, "MAX_AGE_S", 0.3)
+    monkeypatch.setattr(http2_transport, "MAX_AGE_S", 0.3)
     async with dispatch_rig(lambda _: None) as rig:
         made, at = Fleet(rig), 0
         await made.start(3)
         ports = [receiver.port for receiver in made.receivers]
         balancer = LoadBalancer(ports[:2])
         async with balancer.serving() as port:
-            target = {"address": f"localhost:{port}", "contract": contract}
-            rig.run(target=target, flow={"max_inflight": 60})
+            rig.run(target={"address": f"localhost:{port}"}, flow={"max_inflight": 60})
             pump = rig.pump()
 
             async def feed_until(condition: Callable[[], bool]) -> None:

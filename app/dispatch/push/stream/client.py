@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
 
 from app.dispatch.push.call_result import CallResult
 from app.dispatch.push.metadata import SenderRole
@@ -43,16 +42,6 @@ from switchyard.v1.receiver_pb2 import Open, Role
 METHOD = "/switchyard.v1.Receiver/Deliver"
 RETRY_MIN_S, RETRY_MAX_S = 5.0, 300.0  # between attempts at a receiver that lacked the method
 MAX_TIMEOUT_MS = (1 << 32) - 1
-
-
-class Streams(NamedTuple):
-    """How many streams there are, and after how long each gets another connection; 0: never."""
-
-    number: int = 1
-    max_age_s: float = 0.0
-
-
-ONE_STREAM = Streams()
 
 
 class StreamTarget:
@@ -78,7 +67,7 @@ class StreamTarget:
         timeout_s: float,
         on_room: Callable[[], None],
         on_lost: Callable[[CallResult], None],
-        streams: Streams = ONE_STREAM,
+        streams: int = 1,
     ) -> None:
         self.supported: bool | None = None
         self.timeout_s = timeout_s
@@ -96,9 +85,8 @@ class StreamTarget:
                 self._on_stream_lost,
                 lambda: self._role,
                 self._link_may_send,
-                streams.max_age_s,
             )
-            for _ in range(streams.number)
+            for _ in range(streams)
         ]
         self._draining = False
         self.retry_s = RETRY_MIN_S
@@ -141,7 +129,7 @@ class StreamTarget:
             return
         self.connect()
         links = self._links
-        link = links[0] if len(links) == 1 else max(links, key=_preference)
+        link = links[0] if len(links) == 1 else max(links, key=lambda each: (each.room, -sum(each.load)))
         link.queue(batch, self.timeout_s if timeout_s is None else timeout_s)
 
     def cancel(self, batch: OutBatch, start: int, end: int) -> None:
@@ -197,7 +185,3 @@ class StreamTarget:
     def _reconnect(self) -> None:
         self._retry = None
         self.connect()
-
-
-def _preference(link: StreamLink) -> tuple[int, bool, int]:
-    return link.room, not link.resting, -sum(link.load)

@@ -12,15 +12,12 @@ Rules
    in `Accept`. If its real limit is lower, the stream ends once, and the limit is remembered.
 4. The writer calls `may_send` before each request. While it is False, waiting messages are not written and
    end as `UNSENT`, before their timeout. So do messages that the caller takes back.
-5. A stream that has reached its age rests: it takes no new messages, and ends when those that it has are
-   answered. It begins again on another connection, which a load balancer may lead to another receiver.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Callable
 
@@ -58,7 +55,6 @@ LATE_S, SECOND_LOOK_S = 0.25, 0.05
 STREAM_OPEN_TIMEOUT_S = 5.0  # a receiver that does not accept the stream within this counts as absent
 DRAIN_POLL_S = 0.01
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
-AGE_JITTER = (0.8, 1.2)  # so that streams that began together do not end together
 REFUSED = {
     NOT_FOUND: UNIMPLEMENTED,
     PERMISSION_DENIED: PERMISSION_DENIED,
@@ -77,7 +73,6 @@ class StreamLink:
         on_lost: Callable[[CallResult, bool], None],
         role: Callable[[], Role | None] = lambda: None,
         may_send: Callable[[], bool] = lambda: True,
-        max_age_s: float = 0.0,
     ) -> None:
         self._open_stream = open_stream
         self._role = role
@@ -85,9 +80,7 @@ class StreamLink:
         self._open_message = open_message
         self._on_room = on_room
         self._on_lost = on_lost
-        self.up = self.resting = False
-        self._max_age_s = max_age_s
-        self._age_timer: asyncio.TimerHandle | None = None
+        self.up = False
         self._start_book()
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -106,7 +99,7 @@ class StreamLink:
     def room(self) -> int:
         """How many messages may be queued and would be sent at once."""
         book = self._book
-        if not self.up or self._draining or self.resting or self._outbox.blocked_bytes or not book.bytes_left:
+        if not self.up or self._draining or self._outbox.blocked_bytes or not book.bytes_left:
             return 0
         return max(0, min(book.credit - book.next_number, MAX_WAITING) - book.waiting)
 
@@ -136,7 +129,6 @@ class StreamLink:
     def _cancel(self, batch: OutBatch, start: int, end: int, result: CallResult) -> bool:
         runs, numbers = self._book.cancel(batch, start, end)
         self._forget(numbers)
-        self._end_if_rested()
         if runs:
             asyncio.get_running_loop().call_soon(self._pass_result, runs, result)
         return bool(runs)
@@ -234,7 +226,6 @@ class StreamLink:
         if not self.up:
             self.up = True
             self._backoff_s = 0.0
-            self._set_age()
             limits = [response.accept.max_request_bytes or DEFAULT_MAX_REQUEST, self._learned_max]
             self._outbox.max_request = min(limit for limit in limits if limit)
         if response.HasField("results"):
@@ -252,26 +243,8 @@ class StreamLink:
             book.credited(response.credit.deliveries, response.credit.bytes)
         if book.waiting:
             self._wake.set()
-        self._end_if_rested()
         if self.room:
             self._on_room()
-
-    def _set_age(self) -> None:
-        if self._max_age_s:
-            age_s = self._max_age_s * random.uniform(*AGE_JITTER)  # noqa: S311 - nothing secret
-            self._age_timer = asyncio.get_running_loop().call_later(age_s, self._rest)
-
-    def _rest(self) -> None:
-        """The stream has reached its age (rule 5)."""
-        if self._call is not None and self.up:
-            self.resting = True
-            self._call.leave_connection()
-            self._end_if_rested()
-
-    def _end_if_rested(self) -> None:
-        book = self._book
-        if self.resting and self._call is not None and not (book.in_flight or book.waiting):
-            self._call.cancel()
 
     async def _write(self, call: StreamCall) -> None:
         """Writes until the stream ends; the reader reports why it ended."""
@@ -340,22 +313,13 @@ class StreamLink:
         self._was_late = False
         runs, numbers = self._book.expire(now_s)
         self._forget(numbers)
-        self._end_if_rested()
         self._pass_result(runs, CallResult(DEADLINE_EXCEEDED, "no result in time"))
         self._arm()
 
     def _ended(self, result: CallResult, accepted: bool) -> None:
         """Reports the stream's end (rule 2)."""
-        if self._age_timer is not None:
-            self._age_timer.cancel()
-        has_rested = self.resting and not (self._book.in_flight or self._book.waiting)
-        self.up = self.resting = False
+        self.up = False
         self._task = self._call = None
-        if has_rested:
-            self._start_book()
-            if not self._draining:
-                self.connect()
-            return
         self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, self._backoff_s * 2))
         self._not_before_s = time.monotonic() + self._backoff_s
         if refusal := size_refusal(result.code, result.details):

@@ -9,7 +9,6 @@ import grpc
 import pytest
 
 from app.dispatch.model.crash_suspicion import Loss
-from app.dispatch.push.stream.client import Streams
 from tests.dispatch.push.grpc_servers import ENOUGH_S, accept, serving
 from tests.dispatch.push.stream_servers import (
     ReceiverStream,
@@ -202,7 +201,7 @@ async def test_several_streams_share_the_load_and_one_that_dies_takes_only_its_o
                 await stream.context.abort(grpc.StatusCode.INTERNAL, "died")
             await stream.say(results={"acknowledged": [{"start": 0, "end": done}]})
 
-    async with streaming(first_dies, streams=Streams(2)) as sender:
+    async with streaming(first_dies, streams=2) as sender:
         sender.target.connect()
         await sender.until(lambda: len(opened) == 2 and sender.target.room)
         async with asyncio.timeout(ENOUGH_S):
