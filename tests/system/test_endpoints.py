@@ -151,11 +151,13 @@ class ReceiverFleet:
     def publish(self, *instances: Instance) -> None:
         self.stage.publish(self.name, [instance.host for instance in instances])
 
-    def deploy(self, contract: str, zones: Mapping[str, str] | None = None, **spec: Any) -> None:
+    def deploy(
+        self, contract: str, zones: Mapping[str, str] | None = None, limit: int = MAX_IN_FLIGHT, **spec: Any
+    ) -> None:
         target = {"contract": contract, "timeout": TIMEOUT, "zones": zones or {}}
         definition = workload(
             GROUP, self.topic, CLUSTER, f"{self.name}:{self.port}",
-            target=target, flow={"max_inflight": MAX_IN_FLIGHT}, **spec,
+            target=target, flow={"max_inflight": limit}, **spec,
         )  # fmt: skip
         self.stage.deploy(self.workers[0], definition)
 
@@ -305,7 +307,8 @@ def test_instances_behind_a_name_get_equal_shares(fleet: ReceiverFleet, contract
 def test_workers_prefer_the_instance_of_their_zone_until_it_is_lost(fleet: ReceiverFleet) -> None:
     near, *others = fleet.instances
     fleet.stage.publish(f"{ZONE}.{fleet.name}", [near.host])
-    fleet.deploy("unary", {ZONE: f"{ZONE}.{fleet.name}:{fleet.port}", "elsewhere": "nowhere.test:1"})
+    zones = {ZONE: f"{ZONE}.{fleet.name}:{fleet.port}", "elsewhere": "nowhere.test:1"}
+    fleet.deploy("unary", zones, limit=4_000)  # the instance alone can have all that is on its way
     with fleet.flow:
         fleet.wait_share(near)
         with fleet.step("one is in the zone"):

@@ -246,7 +246,9 @@ class Receiver:
         room = self._choose(self._two(self._near), now_s)
         if not room:
             self._look(now_s)
-            room = self._choose(self._near, now_s) or self._choose(self._takers, now_s)
+            room = self._choose(self._near, now_s)
+        if not room and len(self._near) < len(self._takers):
+            room = self._choose((*self._two(self._takers), *self._takers), now_s)
         if not room and not self._takers:
             for endpoint in endpoints:
                 endpoint.standing.end_pause()
