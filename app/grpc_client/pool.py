@@ -31,10 +31,6 @@ class Pool:
             for channel in self._channels:
                 self._set_timer(channel)
 
-    @property
-    def is_connected(self) -> bool:
-        return any(channel.is_connected for channel in self._channels)
-
     def pick(self) -> Channel:
         """The channel for the next call. Others begin to connect if they are not connected."""
         channel = self._pick()
