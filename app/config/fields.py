@@ -46,16 +46,22 @@ def _topic(value: object) -> object:
     return value
 
 
+def dns_server(address: str) -> str:
+    """The part of an address that names a DNS server, which only grpcio can ask; "": there is none."""
+    found = _DNS_SERVER.match(address)
+    return found[0] if found else ""
+
+
 def _address(value: object) -> object:
     """Takes the addresses of our own client, and names with a DNS server, which only grpcio reads."""
     if not isinstance(value, str):
         raise ValueError(f"not a gRPC address; {_ADDRESS_REMEDY}")
-    server = _DNS_SERVER.match(value)
+    server = dns_server(value)
     try:
-        if server is None:
-            Target.parse(value)
+        if server:
+            ServerAddress.parse(f"dns:{value.removeprefix(server)}")
         else:
-            ServerAddress.parse(f"dns:{value[server.end() :]}")
+            Target.parse(value)
     except ValueError as error:
         if "," in value:  # the reason says which entry of the list it is
             raise ValueError(f"not a gRPC address: {error}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from app.config.fields import dns_server
 from app.config.problems import ConfigProblem, Document, shown, suggest
 from app.config.syntax_tree import Path_
 from app.dispatch.definition import HEAD_TIMEOUTS, TIMEOUT_S
@@ -95,7 +96,7 @@ def _addresses(document: Document) -> Iterator[ConfigProblem]:
         paths_of_zones: list[Path_] = [(*path_of_zones, zone) for zone in names]
         for path in [("spec", "target", "address"), *paths_of_zones] if paths_of_zones else ():
             address = value_at(document.data, path)
-            if isinstance(address, str) and address.lower().startswith("dns://") and address[6:7] != "/":
+            if isinstance(address, str) and dns_server(address):
                 remedy = "with zones, write host:port, or a list of these"
                 yield problem_at(document, path, "names a DNS server, which only grpcio can ask", remedy)
         return
